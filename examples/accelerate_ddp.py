@@ -20,10 +20,11 @@ from gravac.integrations.accelerate import attach, metrics
 
 
 def samples(number: int) -> TensorDataset:
-    """A task that can be learned: which of eight fixed random directions a noisy vector points along."""
-    g = torch.Generator().manual_seed(0)
-    directions, labels = torch.randn(8, 256, generator=g), torch.randint(8, (number,), generator=g)
-    return TensorDataset(directions[labels] + 4 * torch.randn(number, 256, generator=g), labels)
+    """Return noisy vectors, each along one of eight fixed random directions, and the labels of these directions."""
+    generator = torch.Generator().manual_seed(0)
+    directions = torch.randn(8, 256, generator=generator)
+    labels = torch.randint(8, (number,), generator=generator)
+    return TensorDataset(directions[labels] + 4 * torch.randn(number, 256, generator=generator), labels)
 
 
 def main() -> None:
@@ -52,10 +53,10 @@ def main() -> None:
             logged = {"loss": loss.item(), **metrics(compressor)}
             accelerator.log(logged, step)
             if step % 50 == 0 or step == steps:
-                accelerator.print(f"step {step}: " + ", ".join(f"{name} {value:.3g}" for name, value in logged.items()))
+                accelerator.print(f"step {step}: " + ", ".join(f"{name} {x:.3g}" for name, x in logged.items()))
 
-    compressor.synchronize()  # ranks that trained apart exchange what they learned since the last exchange
-    accelerator.save_state("runs/accelerate/last")  # every rank's residuals are in it
+    compressor.synchronize()  # ranks that trained apart exchange what they learned since the newest exchange
+    accelerator.save_state("runs/accelerate/last")  # with every rank's residuals
     compressor.close()
     accelerator.end_training()
 

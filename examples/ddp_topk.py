@@ -1,6 +1,6 @@
 # SPDX-FileCopyrightText: 2026 The gravac developers
 # SPDX-License-Identifier: Apache-2.0
-"""Two ranks, one model, gravac in three lines.
+"""DistributedDataParallel with two ranks, and gravac in three lines.
 
     torchrun --nproc-per-node 2 examples/ddp_topk.py
 
@@ -17,11 +17,11 @@ from gravac import AdaptiveCompressor, topk
 
 
 def batch(rank: int, step: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """A task that can be learned: which of eight fixed random directions a noisy vector points along."""
+    """Return noisy vectors, each along one of eight fixed random directions, and the labels of these directions."""
     directions = torch.randn(8, 256, generator=torch.Generator().manual_seed(0))
-    g = torch.Generator().manual_seed(1000 * step + rank)
-    labels = torch.randint(8, (64,), generator=g)
-    return directions[labels] + 4 * torch.randn(64, 256, generator=g), labels
+    generator = torch.Generator().manual_seed(1000 * step + rank)
+    labels = torch.randint(8, (64,), generator=generator)
+    return directions[labels] + 4 * torch.randn(64, 256, generator=generator), labels
 
 
 def main() -> None:

@@ -1,6 +1,6 @@
 # SPDX-FileCopyrightText: 2026 The gravac developers
 # SPDX-License-Identifier: Apache-2.0
-"""Lightning's Trainer with two processes, and gravac as one callback.
+"""Lightning's Trainer with two processes, and gravac as a callback.
 
     pip install ".[lightning]"
     python examples/lightning_ddp.py
@@ -33,14 +33,16 @@ class Directions(pl.LightningModule):
         return loss
 
     def configure_optimizers(self) -> torch.optim.Optimizer:
-        """Return the one optimizer of all parameters."""
+        """Return the optimizer of all parameters."""
         return torch.optim.SGD(self.parameters(), lr=0.01, momentum=0.9)
 
 
 def samples(number: int) -> TensorDataset:
-    g = torch.Generator().manual_seed(0)
-    directions, labels = torch.randn(8, 256, generator=g), torch.randint(8, (number,), generator=g)
-    return TensorDataset(directions[labels] + 4 * torch.randn(number, 256, generator=g), labels)
+    """Return noisy vectors, each along one of eight fixed random directions, and the labels of these directions."""
+    generator = torch.Generator().manual_seed(0)
+    directions = torch.randn(8, 256, generator=generator)
+    labels = torch.randint(8, (number,), generator=generator)
+    return TensorDataset(directions[labels] + 4 * torch.randn(number, 256, generator=generator), labels)
 
 
 def main() -> None:

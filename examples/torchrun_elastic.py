@@ -1,6 +1,6 @@
 # SPDX-FileCopyrightText: 2026 The gravac developers
 # SPDX-License-Identifier: Apache-2.0
-"""Several machines, and fewer when one is lost: all that was learned and kept is taken up again.
+"""Training on several machines that continues on fewer when one is lost: weights and residuals are restored.
 
 On each machine, of which one is HOST:
 
@@ -8,8 +8,8 @@ On each machine, of which one is HOST:
     torchrun --nnodes 1:2 --nproc-per-node 1 --max-restarts 3 --rdzv-backend c10d --rdzv-endpoint HOST:29500 \
         examples/torchrun_elastic.py --folder /shared/run
 
-When a rank fails or a machine is gone, torchrun starts the others anew, as many as there are, and each goes on from the
-last checkpoint. On one machine: torchrun --nproc-per-node 2 --max-restarts 3 examples/torchrun_elastic.py
+When a rank fails or a machine is gone, torchrun restarts the ranks that are left, and each continues from the newest
+checkpoint. On one machine: torchrun --nproc-per-node 2 --max-restarts 3 examples/torchrun_elastic.py
 """
 
 import argparse
@@ -25,11 +25,11 @@ from gravac import AdaptiveCompressor, topk
 
 
 def batch(rank: int, step: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """A task that can be learned: which of eight fixed random directions a noisy vector points along."""
+    """Return noisy vectors, each along one of eight fixed random directions, and the labels of these directions."""
     directions = torch.randn(8, 256, generator=torch.Generator().manual_seed(0))
-    g = torch.Generator().manual_seed(1000 * step + rank)
-    labels = torch.randint(8, (64,), generator=g)
-    return directions[labels] + 4 * torch.randn(64, 256, generator=g), labels
+    generator = torch.Generator().manual_seed(1000 * step + rank)
+    labels = torch.randint(8, (64,), generator=generator)
+    return directions[labels] + 4 * torch.randn(64, 256, generator=generator), labels
 
 
 def main() -> None:
@@ -50,7 +50,8 @@ def main() -> None:
     compressor = AdaptiveCompressor(topk, cf_range=(10, 1000), log_dir=options.folder / "log")
     compressor.attach(ddp, optimizer)
 
-    # what is the same on all ranks in one file, what differs between them by gravac, both named by the step
+    # weights and optimizer, the same on all ranks, are in a single file; gravac saves what differs between ranks; both
+    # names have the step
     first, latest = 0, options.folder / "latest"
     if latest.exists():
         first = int(latest.read_text())
@@ -86,7 +87,7 @@ def save(
     optimizer: torch.optim.Optimizer,
     compressor: AdaptiveCompressor,
 ) -> None:
-    """Save all; what ``latest`` names is complete, whenever this is killed."""
+    """Save a checkpoint. The file ``latest`` names a complete checkpoint, even if a rank is killed while it saves."""
     gravac.checkpoint.save(folder / f"gravac{step}", compressor)
     if dist.get_rank() == 0:
         torch.save({"model": model.state_dict(), "optimizer": optimizer.state_dict()}, folder / f"model{step}.pt")

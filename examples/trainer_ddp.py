@@ -1,6 +1,6 @@
 # SPDX-FileCopyrightText: 2026 The gravac developers
 # SPDX-License-Identifier: Apache-2.0
-"""Hugging Face's Trainer with two processes, and gravac as one callback: a small GPT-2 from scratch, on bytes.
+"""Hugging Face's Trainer with two processes, and gravac as a callback: trains a small GPT-2 from scratch, on bytes.
 
     pip install ".[transformers]"
     torchrun --nproc-per-node 2 examples/trainer_ddp.py
@@ -21,7 +21,7 @@ CONTEXT = 64
 
 
 class Sequences(Dataset[dict[str, torch.Tensor]]):
-    """A text's bytes, cut into sequences."""
+    """Bytes of a text, cut into sequences of ``CONTEXT`` bytes."""
 
     def __init__(self) -> None:
         text = torch.from_numpy(library_text().train).long()
@@ -30,8 +30,8 @@ class Sequences(Dataset[dict[str, torch.Tensor]]):
     def __len__(self) -> int:
         return len(self.sequences)
 
-    def __getitem__(self, at: int) -> dict[str, torch.Tensor]:
-        return {"input_ids": self.sequences[at], "labels": self.sequences[at]}
+    def __getitem__(self, index: int) -> dict[str, torch.Tensor]:
+        return {"input_ids": self.sequences[index], "labels": self.sequences[index]}
 
 
 def main() -> None:

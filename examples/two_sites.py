@@ -1,8 +1,8 @@
 # SPDX-FileCopyrightText: 2026 The gravac developers
 # SPDX-License-Identifier: Apache-2.0
-"""Two sites with a slow link between them: how often they exchange is decided too, and in between each trains alone.
+"""Two sites with a slow link between them. gravac also decides how often they exchange; in between each trains alone.
 
-On two real ones, of which one is HOST:
+On two real sites, of which one is HOST:
 
     torchrun --nnodes 2 --nproc-per-node 1 --rdzv-backend c10d --rdzv-endpoint HOST:29500 examples/two_sites.py
 
@@ -24,15 +24,19 @@ from torch.nn.parallel import DistributedDataParallel
 
 from gravac import AdaptiveCompressor
 
-WAYS = {"native": "gradients in each step, by DDP", "hook": "gradients in each step, by gravac", "outer": "sites apart"}
+MODES = {
+    "native": "gradients in each step, by DDP",
+    "hook": "gradients in each step, by gravac",
+    "outer": "sites apart",
+}
 
 
 def batch(rank: int, step: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """A task that can be learned: which of eight fixed random directions a noisy vector points along."""
+    """Return noisy vectors, each along one of eight fixed random directions, and the labels of these directions."""
     directions = torch.randn(8, 256, generator=torch.Generator().manual_seed(0))
-    g = torch.Generator().manual_seed(1000 * step + rank)
-    labels = torch.randint(8, (256,), generator=g)
-    return directions[labels] + 8 * torch.randn(256, 256, generator=g), labels
+    generator = torch.Generator().manual_seed(1000 * step + rank)
+    labels = torch.randint(8, (256,), generator=generator)
+    return directions[labels] + 8 * torch.randn(256, 256, generator=generator), labels
 
 
 def train(steps: int) -> None:
@@ -57,34 +61,36 @@ def train(steps: int) -> None:
         optimizer.step()
         if rank == 0 and (step + 1) % 20 == 0:
             progress = f"step {step + 1:4d}  {time.perf_counter() - began:6.1f} s  loss {loss.item():.3f}"
-            often = f", exchange every {compressor.every} steps" if compressor.mode == "outer" else ""
-            print(f"{progress}  {WAYS[compressor.mode]}{often}")
-    compressor.synchronize()  # the last steps too
+            every = f", exchange every {compressor.every} steps" if compressor.mode == "outer" else ""
+            print(f"{progress}  {MODES[compressor.mode]}{every}")
+    compressor.synchronize()  # exchange what the sites learned in the last steps, too
     if rank == 0:
         x, y = batch(99, steps)
-        with torch.no_grad():  # a forward without gradients is of what both sites share
-            right = (model(x).argmax(1) == y).float().mean().item()
-        sent = compressor.wire_ratio or 1.0
-        print(f"right: {100 * right:.1f} %; at last 1/{sent:.0f} of the bytes of dense exchanges in every step")
+        with torch.no_grad():  # a forward without gradients uses the weights that both sites share
+            accuracy = (model(x).argmax(1) == y).float().mean().item()
+        wire_ratio = compressor.wire_ratio or 1.0
+        print(
+            f"right: {100 * accuracy:.1f} %; at last 1/{wire_ratio:.0f} of the bytes of dense exchanges in every step"
+        )
     for change in compressor.changes:
         if rank == 0:
-            print(f"from step {change.step} {WAYS[change.after]} ({change.seconds:.2f} s to change)")
+            print(f"from step {change.step} {MODES[change.after]} ({change.seconds:.2f} s to change)")
     compressor.close()
     dist.destroy_process_group()
 
 
 def two_sites(rate: str, arguments: list[str]) -> int:
-    """Run this script on two emulated sites; the highest exit status."""
+    """Run this script on two emulated sites; return the highest exit status."""
     from gravac.lab.links.network import INTERFACE, EmulatedNetwork
 
     with EmulatedNetwork(2, rate) as network:
         with socket.socket() as free:
             free.bind(("", 0))
             port = str(free.getsockname()[1])
-        place = {"MASTER_ADDR": network.address(0), "MASTER_PORT": port, "WORLD_SIZE": "2"}
+        rendezvous = {"MASTER_ADDR": network.address(0), "MASTER_PORT": port, "WORLD_SIZE": "2"}
         sites = []
         for rank in range(2):
-            environment = {**os.environ, **place, "RANK": str(rank), "GLOO_SOCKET_IFNAME": INTERFACE}
+            environment = {**os.environ, **rendezvous, "RANK": str(rank), "GLOO_SOCKET_IFNAME": INTERFACE}
             command = [*network.prefix(rank), sys.executable, __file__, *arguments]
             sites.append(subprocess.Popen(command, env=environment))
         try:

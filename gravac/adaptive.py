@@ -1,6 +1,6 @@
 # SPDX-FileCopyrightText: 2026 The gravac developers
 # SPDX-License-Identifier: Apache-2.0
-"""AdaptiveCompressor: compressor, controller and error feedback as one object that attaches to training."""
+"""AdaptiveCompressor: an object with compressor, controller and error feedback that attaches to training."""
 
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -14,7 +14,7 @@ import torch.distributed as dist
 from torch._C._distributed_c10d import GradBucket
 from torch.nn.parallel import DistributedDataParallel
 
-from gravac.attaching import moments_of, native_formats, optimizers_of, why_idle
+from gravac.attaching import moments_of, native_formats, optimizers_of, reason_to_idle
 from gravac.building import build
 from gravac.candidate import Mode
 from gravac.checkpoint.state import pack
@@ -28,87 +28,88 @@ from gravac.exchange.alike import check_alike
 from gravac.exchange.executor import Executor, Number
 from gravac.exchange.failures import ExchangeError
 from gravac.exchange.opening import Opened, open_executor
-from gravac.live import Live
-from gravac.modes.outer.candidates import check_chosen
+from gravac.live import Closeable
+from gravac.modes.outer.candidates import check_chooses_every
 from gravac.modes.outer.round_state import RoundState
 from gravac.modes.outer.starting import same_on_all_ranks
 from gravac.modes.probe import ProbeLoss
 from gravac.modes.switch import Source, Switch, innermost
-from gravac.policy import OuterSettings, Policy, RunSettings, beside, load_policy
+from gravac.policy import OuterSettings, Policy, RunSettings, controller_with, load_policy
 from gravac.restoring import Restoring
-from gravac.settings import SettingsError, shown
+from gravac.settings import SettingsError, short_repr
 from gravac.sources.ddp import DDPAdapter, failed, refuse_momentum, refuse_unfit
 from gravac.sources.ddp_private import Reducer, refuse_apart, register, scale_of
 from gravac.sources.ddp_steering import SteeredDDP
 from gravac.sources.exchange_layout import ExchangeLayout
 from gravac.sources.module import ModuleSource
 from gravac.sources.module_steering import SteeredModule
-from gravac.sources.weights import share
+from gravac.sources.weights import broadcast_weights
 from gravac.telemetry.records import DecisionRecord, EndRecord, ModeRecord, Sink
 from gravac.telemetry.sinks import Sinks
 
-NONE_MORE: Mapping[str, str] = MappingProxyType({})
-"""No settings to compare besides a compressor's own."""
+NOTHING_ELSE: Mapping[str, str] = MappingProxyType({})
+"""No texts to compare over the ranks besides the settings of the compressor."""
 
 CLOSING_SECONDS = 20.0
-"""Longest time that ``close`` waits for what is under way: another rank may never answer."""
+"""Longest time that ``close`` waits for the exchange in flight, seconds: another rank may never answer."""
 
 
-class AdaptiveCompressor(Live):
-    """Decides while training how much ranks exchange, how often, and whether compressed at all.
+class AdaptiveCompressor(Closeable):
+    """Decides during training how much ranks exchange, how often, and whether they compress at all.
 
-    A step is run in one of three ways: natively (DDP exchanges by itself), with compressed gradients by DDP's
-    communication hook, or apart (ranks train by themselves for ``every`` steps, then exchange how far they came).
-    Neither the process group nor the model need exist yet. Every rank makes one, with the same settings.
+    A step runs in one of three modes: native (DDP exchanges by itself), with compressed gradients by DDP's
+    communication hook, or outer (ranks train apart for ``every`` steps, then exchange their changes of weights).
+    Neither the process group nor the model need exist yet. Create one on every rank, with the same settings.
 
     Args:
-        base: a compressor (``gravac.topk``, ``topk(values="float16")``), or its name. ``ladder`` holds several, and
-            takes whichever trains fastest on the link.
+        base: a compressor (``gravac.topk``, ``topk(values="float16")``), or its name. ``ladder`` has several
+            compressors, of which the controller chooses the one that trains fastest on the link.
         cf_range: lowest and highest compression factor to choose from; of a ladder, wire ratios. Dense is always
             allowed.
-        controller: decides: ``"goodput"``, ``"gravac"``, or a controller object such as ``Static(cf=10)``. ``None`` is
-            ``"goodput"``, but ``"gravac"`` when one of the next four is given: they are its settings.
-        window: steps between decisions.
+        controller: ``"goodput"``, ``"gravac"``, or a controller object such as ``Static(cf=10)``. ``None`` is
+            ``"goodput"``, but ``"gravac"`` if ``window``, ``epsilon``, ``omega`` or ``step`` is set.
+        window: number of steps between decisions; a setting of ``"gravac"``.
         epsilon: gain below which a CF is refused, in (0, 1]; relative to the lowest CF's gain unless the controller's
-            ``epsilon_mode`` says otherwise.
-        omega: relative difference under which two gains or throughputs count as the same.
-        step: how candidates are spaced: ``"exponential"`` or ``"geometric"``.
+            ``epsilon_mode`` says otherwise; a setting of ``"gravac"``.
+        omega: relative difference below which two gains or throughputs count as equal; a setting of ``"gravac"``.
+        step: spacing of candidates: ``"exponential"`` or ``"geometric"``; a setting of ``"gravac"``.
         error_feedback: share of what was not sent that is kept, in [0, 1]; ``None`` is the compressor's own.
-        dense: number format of what is sent dense: ``"float32"``, ``"float16"``, ``"bfloat16"``.
-        sixteen_bit: whether the controller may send all in 16 bit (bfloat16, or a ladder's), with ``dense`` in float32.
-        release: when the CF falls, most that leaves a piled-up residual in a step, as a multiple of the gradient's
-            norm; ``inf`` lets all go at once.
-        residual_dtype: number format that residuals are kept in, ``"float32"`` or, rounded at random, ``"bfloat16"``.
-        overflow_safety: a step with a non-finite gradient anywhere leaves residuals unchanged; ``None`` is on for
-            float16 gradients and with a GradScaler.
-        dense_below: tensors with fewer elements, and all with one dimension, are sent dense.
+        dense: number format of tensors that are sent dense: ``"float32"``, ``"float16"``, ``"bfloat16"``.
+        sixteen_bit: whether the controller may send all tensors in 16 bit (bfloat16, or a ladder's format), if
+            ``dense`` is float32.
+        release: largest part of an accumulated residual that is released in a step when the CF falls, as a multiple of
+            the gradient's norm; ``inf`` releases all at once.
+        residual_dtype: number format of residuals: ``"float32"``, or ``"bfloat16"``, rounded at random.
+        overflow_safety: whether a step with a non-finite gradient on any rank leaves residuals unchanged; ``None``:
+            true for float16 gradients, and with a GradScaler.
+        dense_below: number of elements below which tensors are sent dense; tensors of one dimension always are.
         seed: seed of compressors that draw random numbers.
         every: number of steps from one exchange to the next: 1 averages gradients in each step; with 10 ranks train
-            apart for ten steps; ``(1, 100)`` has the controller decide how often, between these bounds.
+            apart for ten steps; with ``(1, 100)`` the controller decides, between these bounds.
         native: whether steps may be left to DDP itself, without a hook; ``False`` keeps the hook installed.
         least_efficiency: lowest statistical efficiency, in (0, 1], of a compressed or outer step. A candidate is
-            admitted if it exceeds that with a probability of 80 %; dense gradients in float32 or 16 bit always are.
-            ``None``: any. Meant for runs with a fixed number of steps.
+            admitted if its efficiency exceeds this bound with a probability of 80 %; dense gradients in float32 or 16
+            bit always are. ``None``: any efficiency. Meant for runs with a fixed number of steps.
         outer: settings of outer steps, in which ranks train apart; ``None``: the defaults.
         samples_per_step: samples processed in a step over all ranks; without it throughput is in steps/s times ranks.
-        steps_per_epoch: steps of an epoch; decisions then name the epoch too, and ``Accordion`` counts in them.
+        steps_per_epoch: steps of an epoch; decisions then name the epoch, too, and ``Accordion`` counts in epochs.
         probe: function that returns the mean loss on this rank's fixed batches, with the model's present weights. With
-            it the run measures how much progress its candidates' steps make, and decides by that (``docs/beliefs.md``).
-            It is called without gradients, on all ranks between the same two steps, and the ranks' losses are averaged.
-            Give it to all ranks, or to none.
+            a probe the run measures how much progress its candidates' steps make, and decides by that
+            (``docs/beliefs.md``). The function is called without gradients, on all ranks between the same two steps,
+            and the ranks' losses are averaged. Set it on all ranks, or on none.
         total_steps: number of training steps of the run, which limits the cost of these measurements; ``None``: twice
             the number of steps made so far.
         log_dir: folder for TensorBoard and JSONL logs, which rank 0 writes, and checks when ranks first meet (at
             ``attach``); ``None`` writes nothing.
-        sinks: callables that are given every record, on rank 0.
-        process_group: whose ranks average; ``None`` is DDP's own at ``attach``, or the default group.
-        pace: emulate a link of that many bits per second by sleeping; for experiments without one.
-        executor: runs the exchange: ``"stream"`` on a GPU's streams (NCCL), ``"thread"`` on a thread (gloo), ``"auto"``
-            by the backend of the gradients' device.
-        history: number of records, the newest, that ``history`` and checkpoints hold; a log in ``log_dir`` has all.
+        sinks: callables that take every record, on rank 0.
+        process_group: group of the ranks that average; ``None``: DDP's own at ``attach``, or the default group.
+        pace: bits per second of a link to emulate by sleeping, for experiments without such a link.
+        executor: executor of the exchange: ``"stream"`` on a GPU's streams (NCCL), ``"thread"`` on a thread (gloo),
+            ``"auto"`` by the backend of the gradients' device.
+        history: number of the newest records that ``history`` and checkpoints hold; a log in ``log_dir`` has all.
 
     Raises:
-        SettingsError: a setting is wrong; the message names it, its value and what is allowed.
+        SettingsError: a setting is wrong; the message has its name, its value and what is allowed.
 
     Example:
         >>> from gravac import AdaptiveCompressor, topk
@@ -153,7 +154,9 @@ class AdaptiveCompressor(Live):
         policy = Policy(
             base=base,
             cf_range=cf_range,
-            controller=beside(controller, {"window": window, "epsilon": epsilon, "omega": omega, "step": step}),
+            controller=controller_with(
+                controller, {"window": window, "epsilon": epsilon, "omega": omega, "step": step}
+            ),
             error_feedback=error_feedback,
             dense=dense,
             sixteen_bit=sixteen_bit,
@@ -195,12 +198,12 @@ class AdaptiveCompressor(Live):
         executor: str = "auto",
         history: int = 1000,
     ) -> "AdaptiveCompressor":
-        """Make one from a policy: the name of a shipped one (``"gravac"``), a path to a TOML file, or the object.
+        """Create a compressor from a policy: the name of a shipped policy (``"gravac"``), a TOML file, or the object.
 
         The other arguments are those of the class.
 
         Raises:
-            SettingsError: there is no such policy, or the policy or an argument holds what is not allowed.
+            SettingsError: the policy does not exist, or has content that is not allowed; or an argument is wrong.
         """
         settings = RunSettings(
             policy=policy if isinstance(policy, Policy) else load_policy(policy),
@@ -222,14 +225,14 @@ class AdaptiveCompressor(Live):
         process_group: dist.ProcessGroup | None = None,
         probe: ProbeLoss | None = None,
     ) -> "AdaptiveCompressor":
-        """Make one from all settings of a run.
+        """Create a compressor from all settings of a run.
 
         Raises:
             SettingsError: ``sinks`` are not callables, ``probe`` is not callable, or the controller cannot use a probe.
         """
-        made = cls.__new__(cls)
-        made._build(settings, sinks, process_group, probe)
-        return made
+        compressor = cls.__new__(cls)
+        compressor._build(settings, sinks, process_group, probe)
+        return compressor
 
     def _build(
         self,
@@ -239,19 +242,21 @@ class AdaptiveCompressor(Live):
         probe: ProbeLoss | None = None,
     ) -> None:
         if not isinstance(sinks, Sequence) or not all(map(callable, sinks)):
-            raise SettingsError(f"sinks: give a sequence of callables (got {shown(sinks)})")
+            raise SettingsError(f"sinks: give a sequence of callables (got {short_repr(sinks)})")
         if probe is not None and not callable(probe):
-            raise SettingsError(f"probe: give a function that returns the loss on fixed batches (got {shown(probe)})")
+            raise SettingsError(
+                f"probe: give a function that returns the loss on fixed batches (got {short_repr(probe)})"
+            )
         settings = settings if probe is None else settings(probe=True)
         self._probe = probe
         self.settings, self.policy = settings, settings.policy
-        self._group = self._given_group = group
+        self._group = self._requested_group = group
         self._agree_group: dist.ProcessGroup | None = None
         self._executor: Executor | None = None
         self._sinks = Sinks(sinks, settings.log_dir)
         built = build(settings, self._sinks, self._open)
         self._engine, self._admission = built.engine, built.admission
-        check_chosen(self.policy.controller, *self.policy.every)
+        check_chooses_every(self.policy.controller, *self.policy.every)
         self._adapter = DDPAdapter(self._engine)
         self._switch: Switch | None = None
         self._module_source: ModuleSource | None = None
@@ -264,30 +269,33 @@ class AdaptiveCompressor(Live):
         optimizer: torch.optim.Optimizer | Sequence[torch.optim.Optimizer] | None = None,
         grad_scaler: torch.amp.GradScaler | None = None,
     ) -> None:
-        """Take over what a model's ranks exchange. Called on every rank, before the first backward.
+        """Take over the exchange between a model's ranks. Called on every rank, before the first backward.
 
-        In one process, without a process group, and with ``GRAVAC=off`` in the environment, training stays as it is
-        without gravac, and a warning says so.
+        In a single process, without a process group, and with ``GRAVAC=off`` in the environment, training stays as it
+        is without gravac, with a warning.
 
         Args:
-            module: the model, wrapped in DistributedDataParallel, or not wrapped: then all start from rank 0's weights.
-            optimizer: what trains it, all of them if there are several. Its steps are timed apart from waiting for
-                input, ``Accordion`` learns the learning rate, and its state is shared when ranks that trained apart are
-                one again. With ``every`` other than 1 it is needed; ``()`` says that weights are changed by hand.
-            grad_scaler: residuals follow its scale, and overflow safety is on.
+            module: the model, wrapped in DistributedDataParallel, or not wrapped: then all ranks start from rank 0's
+                weights.
+            optimizer: the model's optimizer, or all of them if there are several. With an optimizer its steps are timed
+                apart from waiting for input, ``Accordion`` learns the learning rate, and the optimizer's state is
+                averaged when ranks that trained apart are made equal. Required if ``every`` is not 1; ``()`` means that
+                weights are changed by hand.
+            grad_scaler: scaler of the loss; residuals follow its scale, and overflow safety is on.
 
         Raises:
-            SettingsError: a setting differs between ranks, with its name, values and whose they are in the message;
-                what was loaded is of another model; or the model, an optimizer or this torch cannot train apart.
+            SettingsError: a setting differs between ranks, with its name, values and their ranks in the message; the
+                loaded state is of another model; or the model, an optimizer or this torch cannot train apart.
             TypeError: ``module`` is no module, or a parameter is complex.
             RuntimeError: this compressor is attached already, or ``module`` has a hook.
-            ValueError: base and optimizer both do momentum; or what the optimizer trains is not in the module.
+            ValueError: base and optimizer both have momentum; or the optimizer trains a parameter that is not in the
+                module.
         """
         self._check_free()
         optimizers = optimizers_of(optimizer, self.policy.every)
         inner = innermost(module) if isinstance(module, torch.nn.Module) else module
-        if why := why_idle(inner, self._given_group, self.policy):
-            warnings.warn(f"gravac: {why}: training goes on as without gravac", stacklevel=2)
+        if reason := reason_to_idle(inner, self._requested_group, self.policy):
+            warnings.warn(f"gravac: {reason}: training goes on as without gravac", stacklevel=2)
             self._attached = self._idle = True
             return
         scaler = grad_scaler if grad_scaler is not None and grad_scaler.is_enabled() else None
@@ -306,15 +314,15 @@ class AdaptiveCompressor(Live):
             refuse_unfit(ddp, self.policy.base, optimizer)
         native = () if not self.policy.native else native_formats(ddp, scaler)
         if self.policy.every != (1, 1):
-            Reducer(ddp)  # which refuses a torch that lacks what ranks need to train apart
+            Reducer(ddp)  # raises if this torch lacks private names of DDP that outer steps need
         switches = bool(native) or self.policy.every != (1, 1) or self._probe is not None
-        group = self._given_group or ddp.process_group
+        group = self._requested_group or ddp.process_group
         if self._engine.ready_to_run and group is not self._group:
             raise RuntimeError("process_group: this compressor averaged over another one before; make a new compressor")
         self._group = group
         self._adapter.bind(ddp)
         self._admission.native = native
-        self._ready(ddp.module, optimizers, scaler, {})
+        self._prepare(ddp.module, optimizers, scaler, {})
         self._adapter.follow(ddp, optimizers[0] if optimizers else None)
         self._adapter.loss_scale = self._loss_scale(scaler)
         register(ddp, self.hook)
@@ -335,39 +343,46 @@ class AdaptiveCompressor(Live):
             refuse_momentum(self.policy.base, optimizer)
         source = ModuleSource(self._engine)
         source.bind(module)
-        self._ready(module, optimizers, scaler, source.same)
-        share(module, self._group)
+        self._prepare(module, optimizers, scaler, source.same)
+        broadcast_weights(module, self._group)
         source.loss_scale = self._loss_scale(scaler)
         self._steer(SteeredModule(source, module), optimizers, scaler)
         source.watch(module, optimizers[0] if optimizers else None)
         self._module_source = source
 
-    def _ready(
+    def _prepare(
         self,
         module: torch.nn.Module,
         optimizers: Sequence[torch.optim.Optimizer],
         scaler: torch.amp.GradScaler | None,
         same: Mapping[str, str],
     ) -> None:
-        """Compare what must be the same on all ranks, and make what runs the steps of a module that is known now."""
-        inside = innermost(module)
+        """Compare settings over the ranks, and open the executor, for a module whose parameters the engine knows.
+
+        Args:
+            module: the model.
+            optimizers: its optimizers.
+            scaler: scaler of the loss, if it is enabled.
+            same: further texts by name that must be equal on all ranks.
+        """
+        inner = innermost(module)
         if self.policy.every != (1, 1):
             refuse_apart(module, optimizers)
-            same = {**same, **same_on_all_ranks(inside, self.policy.outer)}
-        self._check_kept()
-        trained = sum(parameter.numel() for parameter in inside.parameters() if parameter.requires_grad)
+            same = {**same, **same_on_all_ranks(inner, self.policy.outer)}
+        self._check_loaded()
+        trained = sum(parameter.numel() for parameter in inner.parameters() if parameter.requires_grad)
         self._admission.leaving_bytes = 4 * trained * (1 + max(map(moments_of, optimizers), default=0))
         self._open({"grad_scaler": "none" if scaler is None else "enabled", **same})
         if scaler is not None:
             self._engine.averager.feedback.guard()
         self._attached = True
 
-    def _without_native(self) -> None:
-        """Admit no candidates of native steps."""
+    def _exclude_native(self) -> None:
+        """Admit no candidates of native steps from now on."""
         self._admission.native = ()
 
     def _loss_scale(self, scaler: torch.amp.GradScaler | None) -> Callable[[], Number] | None:
-        return None if scaler is None else scale_of(scaler, device=not self._engine.schedule.looks)
+        return None if scaler is None else scale_of(scaler, device=not self._engine.schedule.host_looks)
 
     def _steer(
         self,
@@ -375,27 +390,28 @@ class AdaptiveCompressor(Live):
         optimizers: Sequence[torch.optim.Optimizer],
         scaler: torch.amp.GradScaler | None,
     ) -> None:
-        """Have steps run in the mode that is decided."""
+        """Create the switch, which runs each step in the mode that the controller decided."""
         self._switch = Switch(self._engine, source, self.policy, optimizers, scaler, self._probe)
-        self._switch.without_native = self._without_native
+        self._switch.without_native = self._exclude_native
         self._restoring.restore_outer(self._switch)
         self._switch.listen()
 
     def detach(self) -> None:
-        """Undo ``attach``: the module trains as a fresh DistributedDataParallel does, in torch's own code.
+        """Undo ``attach``: the module then trains as a new DistributedDataParallel does, in torch's own code.
 
-        Called on every rank between the same two steps. What is known stays, for ``state_dict`` and another ``attach``.
-        Ranks that trained apart are made one again.
+        Called on every rank between the same two steps. The run's state stays, for ``state_dict`` and another
+        ``attach``. Ranks that trained apart are made equal.
 
         Raises:
-            RuntimeError: not attached, a backward is running or pending, or this torch cannot; nothing was changed.
+            RuntimeError: nothing is attached, a backward is running or pending, or this torch cannot detach; nothing
+                was changed.
         """
         if self._idle:
             self._attached = self._idle = False
             return
         self._engine.drain()
         if self._switch is not None and not self._closed:
-            self._switch.come_together()
+            self._switch.end_outer()
         if self._module_source is not None:
             self._module_source.detach()
             self._module_source = None
@@ -408,11 +424,11 @@ class AdaptiveCompressor(Live):
 
     @contextmanager
     def synced(self) -> Iterator[None]:
-        """Have the module hold what all ranks share, to evaluate or save it: bit for bit the same on every rank.
+        """Put the weights that all ranks share into the module, to evaluate or save it; restore its own on exit.
 
-        Only ranks that train apart hold anything else. Forwards without gradients and ``state_dict`` need no such
-        context; ``torch.save(model)``, ``copy.deepcopy`` and averages over ``parameters()`` do. No collective is
-        started: one rank may do it alone.
+        The shared weights are bit for bit the same on every rank. The module has other weights only if ranks train
+        apart. Forwards without gradients and ``state_dict`` need no such context; ``torch.save(model)``,
+        ``copy.deepcopy`` and averages over ``parameters()`` do. No collective runs: a single rank may use the context.
         """
         if self._switch is None:
             yield
@@ -421,9 +437,9 @@ class AdaptiveCompressor(Live):
             yield
 
     def synchronize(self) -> None:
-        """End the round of ranks that train apart: exchange what it has. Called on every rank, after the last step.
+        """End the present round of ranks that train apart, with an exchange. Called on every rank, after the last step.
 
-        Does nothing where gradients are averaged in each step.
+        Does nothing if gradients are averaged in each step.
         """
         if self._switch is not None and self._switch.outer is not None:
             self._switch.outer.synchronize()
@@ -431,15 +447,15 @@ class AdaptiveCompressor(Live):
     def loss(self, loss: torch.Tensor | float) -> None:
         """Report the training loss of this rank's batch; TensorBoard shows its mean over ranks as ``gravac/loss``.
 
-        Called on every rank, for each batch or for some, before its backward or after. The mean travels with the ranks'
-        other measurements, so that it takes no exchange of its own, and the host never waits for a GPU. Does nothing
+        Called on every rank, for each batch or for some, before its backward or after. The loss is all-reduced with the
+        ranks' other measurements, without an exchange of its own, and the host never waits for a GPU. Does nothing
         before ``attach``, after ``close``, and in a single process.
 
         Args:
             loss: mean over the batch: a number, or a tensor with one element, of any real dtype; its graph is not kept.
 
         Raises:
-            TypeError: it is no real number.
+            TypeError: the loss is no real number.
             ValueError: the tensor does not have one element.
         """
         if self._attached and not (self._idle or self._closed):
@@ -460,15 +476,16 @@ class AdaptiveCompressor(Live):
         raise RuntimeError("accumulate: nothing is attached; call attach(module, optimizer) first")
 
     def bind(self, module: torch.nn.Module) -> None:
-        """Learn parameter names, where a framework takes only ``hook``; ``attach`` does it by itself.
+        """Learn parameter names, for a framework that takes only ``hook``; ``attach`` learns them by itself.
 
-        Without names, parameters are numbered as they come, and a checkpoint fits only the same model and layout.
+        Without names, parameters are numbered in the order of their gradients, and a checkpoint fits only the same
+        model and layout.
         """
         self._check_free()
         if self.policy.every != (1, 1):
             raise SettingsError(f"every: {self.policy.every}, and a hook alone averages in each step; use attach()")
         self._adapter.bind(module)
-        self._check_kept()
+        self._check_loaded()
         self._attached = True
 
     def door(
@@ -478,24 +495,28 @@ class AdaptiveCompressor(Live):
         group: dist.ProcessGroup | None = None,
         agree_group: dist.ProcessGroup | None = None,
         executor: Executor | None = None,
-        same: Mapping[str, str] = NONE_MORE,
+        same: Mapping[str, str] = NOTHING_ELSE,
     ) -> Engine:
-        """Return the engine, for gradients of anything but DDP: see ``gravac.engine.engine``. Called on every rank.
+        """Return the engine, for gradients that do not come from DDP: see ``gravac.engine.engine``.
+
+        Called on every rank.
 
         Args:
             parameters: parameters whose gradients will be handed over, by name.
             group: ranks that average; ``None``: the default group.
-            agree_group: ranks that agree on decisions, if these are more (HSDP); ``None``: the same.
-            executor: runs the steps, instead of what ``group`` asks for: of ranks in memory, ``exchange.lockstep``.
-            same: what must be the same on all ranks besides this compressor's settings and the parameters, by name.
+            agree_group: ranks that agree on decisions, if these are more (HSDP); ``None``: those that average.
+            executor: executor of the steps; ``None``: a new executor over ``group``. ``exchange.lockstep`` has an
+                executor of ranks in memory.
+            same: further texts by name that must be equal on all ranks, as this compressor's settings and the
+                parameters must be.
 
         Raises:
-            SettingsError: a setting differs between ranks; the message names it, its values, and whose they are.
+            SettingsError: a setting differs between ranks; the message has its name, its values, and their ranks.
             TypeError: a parameter is complex.
         """
         self._check_free()
         self._engine.know(parameters)
-        self._check_kept()
+        self._check_loaded()
         self._group, self._agree_group, self._executor = group or self._group, agree_group, executor
         self._open(same)
         self._attached = True
@@ -507,8 +528,8 @@ class AdaptiveCompressor(Live):
             return failed(RuntimeError("gravac: the compressor is closed; detach() it to train on without"))
         return self._adapter.hook(bucket)
 
-    def _check_kept(self) -> None:
-        """Forget the model again if what was loaded does not fit it."""
+    def _check_loaded(self) -> None:
+        """Check that the loaded state fits the model; forget the model if the state does not fit."""
         try:
             self._restoring.check_model()
         except Exception:
@@ -526,14 +547,15 @@ class AdaptiveCompressor(Live):
     def cf(self) -> float:
         """The compression factor in force: 1 is dense float32, 2 is 16 bit.
 
-        This and the next few wait for the last step's exchange work, so that all ranks see the same.
+        ``cf``, ``gain``, ``wire_ratio``, ``history`` and ``ledger`` wait for the newest step's exchange, so that all
+        ranks see the same.
         """
         self._engine.drain()
-        return self._known_cf
+        return self._decided_cf
 
     @property
-    def _known_cf(self) -> float:
-        """The same, as known without waiting."""
+    def _decided_cf(self) -> float:
+        """The compression factor in force by the newest decision that this rank knows, without waiting."""
         return self._engine.decision.candidate.cf if self._engine.decision else self.policy.dense_format.cf
 
     @property
@@ -545,41 +567,41 @@ class AdaptiveCompressor(Live):
 
     @property
     def every(self) -> int:
-        """Number of steps from one exchange to the next, as decided last; waits for nothing."""
+        """Number of steps from one exchange to the next, by the newest decision; does not wait."""
         candidate = self._engine.candidate
         return self.policy.every[0] if candidate is None else candidate.every
 
     @property
     def changes(self) -> list[ModeRecord]:
-        """Changes of mode so far, with what each took on this rank."""
+        """Changes of mode so far, each with its cost on this rank."""
         return [] if self._switch is None else list(self._switch.changes)
 
     @property
     def outer(self) -> RoundState | None:
-        """Where this rank is in outer steps: rounds, what is under way, late or skipped; ``None`` in other modes."""
+        """State of outer steps on this rank: rounds, fragments in flight, late or skipped; ``None`` in other modes."""
         return None if self._switch is None or self._switch.outer is None else self._switch.outer.state
 
     @property
     def gain(self) -> float | None:
-        """Gain of the last step all ranks agreed on; ``None`` before, or when it was not finite."""
+        """Gain of the newest step that all ranks agreed on; ``None`` before, or if it was not finite."""
         return self._engine.settled.gain
 
     @property
     def wire_ratio(self) -> float | None:
-        """Wire bytes of a dense float32 all-reduce / bytes really sent, in the last agreed step; ``None`` before."""
+        """Wire bytes of a dense float32 all-reduce / bytes really sent, in the newest agreed step; ``None`` before."""
         return self._engine.settled.wire_ratio
 
     @property
     def history(self) -> list[DecisionRecord]:
-        """One record per window end or trigger, also when nothing changed; the same on every rank.
+        """The newest decisions, also those that changed nothing; the same on every rank.
 
-        The newest, as many as the setting ``history`` says.
+        The controller decides at the end of each window, and at triggers. The setting ``history`` limits the number.
         """
         return list(self._engine.settled.history)
 
     @property
     def ledger(self) -> Ledger:
-        """What this rank handed to collectives so far; without the link probe at ``attach``."""
+        """Collectives and bytes of this rank so far; without the link probe at ``attach``."""
         self._engine.drain()
         return self._engine.ledger
 
@@ -587,29 +609,30 @@ class AdaptiveCompressor(Live):
 
     @property
     def process_group(self) -> dist.ProcessGroup | None:
-        """The ranks that decide together, whose states make one checkpoint; ``None``: the default group."""
+        """Group of the ranks that agree on decisions, whose states make a checkpoint; ``None``: the default group."""
         return self._agree_group or self._group
 
     def state_dict(self) -> dict[str, Any]:
-        """This rank's state: residuals, controller, exchange groups, step. Tensors and plain values only.
+        """Return this rank's state: residuals, controller, exchange groups, step. Tensors and plain values only.
 
-        ``gravac.checkpoint`` saves those of all ranks. Loads with ``torch.load(weights_only=True)``.
+        ``gravac.checkpoint`` saves the states of all ranks. The state loads with ``torch.load(weights_only=True)``.
         """
         if self._switch is not None:
             self._switch.prepare_to_save()
         outer = None if self._switch is None else self._switch.outer
         self._engine.drain()
         packed = pack(self.policy, self._engine, self._group)
-        return packed if outer is None else {**packed, "outer": outer.with_own_weights(packed["outer"])}
+        return packed if outer is None else {**packed, "outer": outer.with_local_weights(packed["outer"])}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Continue where ``state_dict`` was taken, bit for bit; called before the first backward.
+        """Restore a state; training then continues bit for bit. Called before the first backward.
 
-        ``gravac.checkpoint.load`` loads the states of all ranks, at another number of ranks too. Tensors are copied.
-        Where the model is not known yet, ``attach`` checks that residuals fit it. If it raises, nothing was changed.
+        ``gravac.checkpoint.load`` loads the states of all ranks, also at another number of ranks. Tensors are copied.
+        If the model is not known yet, ``attach`` checks that residuals fit it. If the method raises, nothing was
+        changed.
 
         Raises:
-            SettingsError: the state is of another version, rank, world size, compressor or model, or a part of it is
+            SettingsError: the state is of another version, rank, world size, compressor or model, or a field of it is
                 missing or wrong; the message has its path.
             RuntimeError: this compressor has made steps already.
         """
@@ -618,20 +641,20 @@ class AdaptiveCompressor(Live):
         self._adapter.layout = ExchangeLayout(self._engine.state.layout)
 
     def close(self) -> None:
-        """Finish what is under way, tell the sinks, end the executor. May be called again.
+        """Wait for the exchange in flight, close the sinks, and end the executor. May be called again.
 
-        It returns whatever other ranks do: what is under way after ``CLOSING_SECONDS`` is given up, the other ranks are
-        told, and what was last known stays readable. The executor's end takes some seconds more at most.
+        The method returns whatever other ranks do: after ``CLOSING_SECONDS`` the exchange in flight is abandoned, other
+        ranks learn of that, and the newest numbers stay readable. The end of the executor may take some seconds more.
 
-        To train on with the module, call ``detach`` too: until then a backward by gravac's hook raises, and native
-        steps stay native.
+        To continue training with the module, call ``detach``, too: until then a backward by gravac's hook raises, and
+        native steps stay native.
         """
         if self._closed:
             return
         self._closed = True
         outer = None if self._switch is None else self._switch.outer
         if self._switch is not None:
-            self._switch.unlisten()  # nobody is to put anchors into a module that others train from here on
+            self._switch.unlisten()  # from here on the user may train the module, so no anchors may be put into it
         if self._module_source is not None:
             self._module_source.quiet = True
         failure: Exception | None = None
@@ -642,15 +665,15 @@ class AdaptiveCompressor(Live):
                         f"gravac: the compressor was closed, and a rank did not answer for {CLOSING_SECONDS:g} s"
                     )
                 elif outer is not None:
-                    outer.settle()  # as a rank did that evaluated: all end with the same
+                    outer.settle()  # a rank that evaluated has settled, too: all ranks end with the same state
             except Exception as error:
                 failure = error
             finally:
                 if outer is not None:
-                    outer.hold()
+                    outer.hold_anchors()
             state = self._engine.state
             self._sinks(
-                EndRecord(state.trained, {**totals(state, self._engine.deciding.candidates), "cf": self._known_cf})
+                EndRecord(state.trained, {**totals(state, self._engine.deciding.candidates), "cf": self._decided_cf})
             )
             self._sinks.close()
         finally:
@@ -658,8 +681,12 @@ class AdaptiveCompressor(Live):
 
     # behind the scenes
 
-    def _open(self, same: Mapping[str, str] = NONE_MORE) -> None:
-        """Compare what must be the same on all ranks, and make what runs the steps, unless an executor was given."""
+    def _open(self, same: Mapping[str, str] = NOTHING_ELSE) -> None:
+        """Compare settings over the ranks, and open an executor; with the user's executor, do not compare.
+
+        Args:
+            same: further texts by name that must be equal on all ranks.
+        """
         if self._engine.ready_to_run:
             return
         if self._executor is None:
@@ -673,19 +700,19 @@ class AdaptiveCompressor(Live):
         executor = opened.executor
         self._admission.link = opened.link
         try:
-            self._restoring.check_place(executor.rank, executor.world)
+            self._restoring.check_rank(executor.rank, executor.world)
             if executor.rank == 0:
                 self._sinks.open()
             self._admission.coding = time_codecs(self.policy, self._engine.forms, opened)
         except BaseException as failure:
-            executor.abandon(failure)  # which tells the ranks that did not fail
+            executor.abandon(failure)  # so that ranks without a failure raise, too
             executor.close()
             self._sinks.close()
             raise
         self._engine.use(executor, self._admission.coding)
 
     def _compare(self, texts: Mapping[str, str]) -> None:
-        """Compare settings over the ranks that decide together, and parameters over those that average."""
+        """Compare settings over the ranks that agree on decisions, and parameters over those that average."""
         if self._agree_group is not None:
             check_alike(texts, self._engine.device, self._agree_group)
         check_alike({**texts, **self._engine.described}, self._engine.device, self._group)

@@ -1,6 +1,6 @@
 # SPDX-FileCopyrightText: 2026 The gravac developers
 # SPDX-License-Identifier: Apache-2.0
-"""What ``AdaptiveCompressor.attach`` finds out about a model and its optimizers before it takes over their exchange."""
+"""Checks of a model and its optimizers, which ``AdaptiveCompressor.attach`` makes before anything changes."""
 
 import os
 from collections.abc import Sequence
@@ -12,15 +12,15 @@ from torch.nn.parallel import DistributedDataParallel
 from gravac.exchange.alike import check_alike
 from gravac.modes.outer.starting import device_of
 from gravac.policy import Policy
-from gravac.settings import SettingsError, shown
+from gravac.settings import SettingsError, short_repr
 from gravac.sources.ddp_private import Reducer
 
-OFF = "GRAVAC"
-"""Name of the environment's variable that leaves everything native if it is ``off``."""
+SWITCH = "GRAVAC"
+"""Name of the environment variable that leaves all training native if it is ``off``."""
 
 
-def why_idle(module: object, group: dist.ProcessGroup | None, policy: Policy) -> str:
-    """Return in words why gravac is to leave training as it is; empty if it is to run. Called on every rank.
+def reason_to_idle(module: object, group: dist.ProcessGroup | None, policy: Policy) -> str:
+    """Return the reason for which gravac leaves training as it is; empty if gravac runs. Called on every rank.
 
     Args:
         module: the model, or its DistributedDataParallel.
@@ -28,17 +28,17 @@ def why_idle(module: object, group: dist.ProcessGroup | None, policy: Policy) ->
         policy: settings of the run.
 
     Raises:
-        SettingsError: the environment's variable is neither ``on`` nor ``off``, or not the same on all ranks.
+        SettingsError: the environment variable is neither ``on`` nor ``off``, or not the same on all ranks.
     """
-    setting = os.environ.get(OFF, "on").lower()
+    setting = os.environ.get(SWITCH, "on").lower()
     if setting not in ("on", "off"):
-        raise SettingsError(f"{OFF}: {setting!r} in the environment; give off, or on, or unset it")
+        raise SettingsError(f"{SWITCH}: {setting!r} in the environment; give off, or on, or unset it")
     group = group or (module.process_group if isinstance(module, DistributedDataParallel) else None)
     alone = not dist.is_initialized() or dist.get_world_size(group) == 1
     if not alone and isinstance(module, torch.nn.Module):
-        check_alike({OFF: setting}, device_of(module), group)
+        check_alike({SWITCH: setting}, device_of(module), group)
     if setting == "off":
-        return f"{OFF}=off in the environment"
+        return f"{SWITCH}=off in the environment"
     if alone and policy.native:
         return "there is one process, which exchanges nothing"
     return ""
@@ -47,10 +47,14 @@ def why_idle(module: object, group: dist.ProcessGroup | None, policy: Policy) ->
 def optimizers_of(
     optimizer: torch.optim.Optimizer | Sequence[torch.optim.Optimizer] | None, every: tuple[int, int]
 ) -> tuple[torch.optim.Optimizer, ...]:
-    """Return the optimizers given, those within a framework's wrapper.
+    """Return the optimizers, each without the wrapper of a framework.
+
+    Args:
+        optimizer: an optimizer, several, or ``None``.
+        every: lowest and highest number of steps from one exchange to the next.
 
     Raises:
-        SettingsError: none was given, and ranks may train apart; or what was given is none.
+        SettingsError: ``optimizer`` is ``None``, and ranks may train apart; or an object is no optimizer.
     """
     if optimizer is None and every != (1, 1):
         raise SettingsError(
@@ -63,12 +67,12 @@ def optimizers_of(
     optimizers = tuple(getattr(wrapper, "optimizer", wrapper) for wrapper in wrapped)
     for unwrapped in optimizers:
         if not isinstance(unwrapped, torch.optim.Optimizer):
-            raise SettingsError(f"optimizer: {shown(unwrapped)} is no torch.optim.Optimizer")
+            raise SettingsError(f"optimizer: {short_repr(unwrapped)} is no torch.optim.Optimizer")
     return optimizers
 
 
 def moments_of(optimizer: torch.optim.Optimizer) -> int:
-    """Return the number of model sizes that an optimizer's state has, as far as its settings tell."""
+    """Return the size of an optimizer's state, in sizes of the model, by the optimizer's settings."""
     group = optimizer.param_groups[0]
     if "betas" in group:
         return 3 if group.get("amsgrad") else 2
@@ -76,9 +80,10 @@ def moments_of(optimizer: torch.optim.Optimizer) -> int:
 
 
 def native_formats(ddp: DistributedDataParallel, scaler: torch.amp.GradScaler | None) -> tuple[float, ...]:
-    """Return the CFs that DDP's own exchange may run at: float16 only of float32 gradients that no scaler enlarges.
+    """Return the CFs that DDP's own exchange may run at; none if native steps cannot be counted.
 
-    None if native steps cannot be counted: this torch lacks what that takes, or the model has a single parameter.
+    CF 2 is float16, which needs float32 gradients, and no scaler that enlarges them. Steps cannot be counted if this
+    torch lacks a private name of DDP, or if the model has a single parameter.
     """
     try:
         if not Reducer(ddp).counts_surely:

@@ -1,6 +1,6 @@
 # SPDX-FileCopyrightText: 2026 The gravac developers
 # SPDX-License-Identifier: Apache-2.0
-"""Makes the engine of a run from its settings: the one place where its parts meet."""
+"""Builds the engine of a run from its settings; the only module that connects averager, controller and admission."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -16,25 +16,25 @@ from gravac.engine.deciding import Deciding, Reporting
 from gravac.engine.engine import Engine
 from gravac.engine.run_state import RunState
 from gravac.exchange.link_probe import LinkProbe
-from gravac.modes.outer.candidates import choices, offered, widened
+from gravac.modes.outer.candidates import choices, offered, with_outer
 from gravac.policy import RunSettings
 from gravac.telemetry.records import Record
 
 
 @dataclass(slots=True)
 class RunAdmission:
-    """Admits a run's candidates when its first step begins, and outer steps beside others once compute is known.
+    """Admits a run's candidates when its first step begins; outer steps only when the compute time of a step is known.
 
     Attributes:
         settings: settings of the run.
-        averager: predicts what candidates send.
-        link: what the link was probed at; ``None``: that is not known.
-        coding: seconds of coding by CF, as timed where the gradients lie; see ``admit``.
+        averager: averager that predicts the bytes of candidates.
+        link: latency and bandwidth of the link, as probed; ``None``: not known.
+        coding: seconds of coding by CF, as timed on the gradients' device; see ``admit``.
         native: CFs that DDP's own exchange may run at: 1 in float32, 2 by torch's float16 hook; none if the gradients
-            come from elsewhere than DDP.
-        leaving_bytes: payload bytes that a rank hands to dense collectives so that ranks which trained apart are one
-            again: a last round, and the optimizers' state.
-        waits: whether outer steps are admitted once it is known what a step's compute takes.
+            do not come from DDP.
+        leaving_bytes: payload bytes that a rank hands to dense collectives to make ranks equal again that trained
+            apart: a last round, and the optimizers' state.
+        waits: whether outer steps are still to be admitted, when the compute time of a step is known.
     """
 
     settings: RunSettings
@@ -50,11 +50,11 @@ class RunAdmission:
         policy, outer = self.settings.policy, self.settings.policy.outer
         admission = admit(policy, self.averager, forms, self.link, self.coding)
         numbers = choices(*policy.every)
-        together, self.waits = numbers[0] == 1, False
-        if together and len(numbers) > 1 and state.compute_s is None:
+        may_average_each_step, self.waits = numbers[0] == 1, False
+        if may_average_each_step and len(numbers) > 1 and state.compute_s is None:
             self.waits = True
         elif numbers[-1] > 1:
-            admission = widened(
+            admission = with_outer(
                 admission,
                 numbers,
                 state.compute_s,
@@ -63,17 +63,18 @@ class RunAdmission:
                 fragments=outer.fragments,
                 chooses=bool(getattr(policy.controller, "chooses_every", False)),
                 world=state.world,
-                before=offered(state.candidates),
+                checkpointed=offered(state.candidates),
                 leaving_s=self._leaving_s(state.world),
             )
         admission = drop_below_efficiency(admission, policy.least_efficiency)
-        if together and self.native and policy.native and getattr(policy.controller, "native", False):
+        has_native = self.native and policy.native and getattr(policy.controller, "native", False)
+        if may_average_each_step and has_native:
             admission = with_native(admission, self.native)
         state.candidates = identify(forecast.candidate for forecast in admission.forecasts)
         return admission
 
     def _leaving_s(self, world: int) -> float | None:
-        """Return the seconds that leaving outer steps takes on the link; ``None`` if the link is not known."""
+        """Return the seconds that a change from outer steps takes on the link; ``None`` if the link is not known."""
         if self.link is None:
             return None
         network = Network(self.link.latency, self.link.bandwidth)
@@ -82,11 +83,11 @@ class RunAdmission:
 
 @dataclass(frozen=True, slots=True)
 class Built:
-    """What ``build`` makes: a run's engine, and what admits its candidates.
+    """Result of ``build``: the engine of a run, and the admission of its candidates.
 
     Attributes:
-        engine: runs the steps.
-        admission: learns what is known of link and codecs when the executor is opened.
+        engine: engine that runs the steps.
+        admission: admission of candidates; its ``link`` and ``coding`` are set when the executor is opened.
     """
 
     engine: Engine
@@ -94,12 +95,12 @@ class Built:
 
 
 def build(settings: RunSettings, emit: Callable[[Record], None], open_executor: Callable[[], None]) -> Built:
-    """Make the engine of a run.
+    """Build the engine of a run.
 
     Args:
         settings: settings of the run.
-        emit: takes records; called by the executor.
-        open_executor: gives the engine an executor, when its first step begins at the latest.
+        emit: function that takes records; called by the executor.
+        open_executor: function that gives the engine an executor; called when the first step begins, at the latest.
     """
     averager = averager_of(settings.policy)
     admission = RunAdmission(settings, averager)

@@ -1,6 +1,6 @@
 # SPDX-FileCopyrightText: 2026 The gravac developers
 # SPDX-License-Identifier: Apache-2.0
-"""Candidates: ways to run steps that a controller may choose, what is expected of each, and why some are dropped."""
+"""Candidates: ways to run steps that a controller may choose, their forecasts, and reasons to drop candidates."""
 
 import bisect
 import math
@@ -13,15 +13,15 @@ DENSE = "dense"
 """Name of the compressor of a candidate that compresses nothing, except by its number format."""
 
 Mode = Literal["native", "hook", "outer"]
-"""Who exchanges: DDP without a hook of gravac's (``"native"``), gravac in each step (``"hook"``), or gravac in rounds,
-between which ranks train apart (``"outer"``)."""
+"""Who exchanges: DDP without gravac's hook (``"native"``), gravac in each step (``"hook"``), or gravac once a round,
+within which ranks train without exchange (``"outer"``)."""
 
 
 @dataclass(frozen=True, slots=True)
 class Candidate:
-    """A way to run steps that a controller may choose: an identity, that can be a key.
+    """A way to run steps that a controller may choose: an identity that can be a dict's key.
 
-    Two candidates are equal if all their fields are. What is expected of a candidate is its ``Forecast``.
+    Two candidates are equal if all their fields are. Expectations of a candidate are in its ``Forecast``.
 
     Attributes:
         mode: who exchanges.
@@ -51,7 +51,7 @@ class Candidate:
 
     @property
     def in_hook(self) -> "Candidate":
-        """The same compressor and CF, exchanged by gravac's hook in each step."""
+        """The candidate with the same compressor and CF that gravac's hook exchanges in each step."""
         return replace(self, mode="hook", every=1, delay=0)
 
     def __str__(self) -> str:
@@ -63,32 +63,33 @@ class Candidate:
 
 @dataclass(frozen=True, slots=True)
 class Forecast:
-    """What is expected of a candidate before it runs: the one place where beliefs enter.
+    """Expectations of a candidate before it runs: the only way for beliefs to reach a controller.
 
-    All numbers are of one step. If ranks exchange every ``candidate.every`` steps, a step has its share of the round.
+    All numbers are per step. If ranks exchange every ``candidate.every`` steps, the round's numbers are divided by
+    ``every``.
 
     Attributes:
-        candidate: candidate that the numbers are of.
+        candidate: candidate that the forecast describes.
         wire_ratio: predicted wire bytes of a dense float32 all-reduce of the model in each step / predicted wire bytes
             of this candidate.
         efficiency: statistical efficiency: progress of a step / progress of a step with dense gradient averaging;
             median of the belief about it (``gravac.beliefs``).
-        family: name of the family; candidates of one family differ in what they send and not in how they code.
-        by_gain: ``(gain, efficiency)``, ascending by gain: the efficiency that each measured gain stands for; empty if
-            gain does not tell the efficiency.
-        coding_s: seconds of encode and decode, if nothing runs beside them; ``None`` if not known.
+        family: name of the family. Candidates of the same family code alike and differ in what they send.
+        by_gain: ``(gain, efficiency)``, ascending by gain: the efficiency at each measured gain; empty if gain does not
+            tell the efficiency.
+        coding_s: seconds of encode and decode alone, without other work beside them; ``None`` if not known.
         exchange_s: seconds of the collectives; ``None`` if not known.
-        step_s: seconds of the whole step, by the compute that was measured; ``None`` if not known.
+        step_s: seconds of the whole step, by the measured compute; ``None`` if not known.
         compute_s: seconds of the step without exchange, measured before the first exchange; ``None`` if not known.
-        behind: share of the step's compute that the exchange may overlap with, if training waits for the rest of the
-            exchange; ``None`` if the exchange overlaps with backward.
-        apart: ``(number of steps, power)``, ascending: the power that efficiency is raised to if exchanges are that
-            many steps apart; empty: 1 at any number of steps.
-        method: name of the compressor with its own setting, for people: ``"low rank 16"``, ``"1 bit"``; empty if not
+        behind: fraction of the step's compute that the exchange may overlap with, if training waits for the rest of
+            the exchange; ``None`` if the exchange overlaps with backward.
+        apart: ``(number of steps, exponent)``, ascending: with that many steps between two exchanges, efficiency is
+            raised to the exponent; empty: to 1 at any number of steps.
+        method: name of the compressor with its own setting, for readers: ``"low rank 16"``, ``"1 bit"``; empty if not
             known.
         deviation: uncertainty of ``efficiency``: standard deviation of its natural logarithm; 0: certain.
-        leaving_s: seconds that it takes the ranks to be one again when they leave it, of outer steps; ``None``: not
-            known, or nothing.
+        leaving_s: of outer steps, seconds that the ranks need to agree on one model again when they leave these steps;
+            ``None``: not known, or 0.
 
     Example:
         >>> forecast = Forecast(Candidate("hook", "topk", 10.0), wire_ratio=6.4, efficiency=0.9)
@@ -117,15 +118,15 @@ class Forecast:
         return self.lower_bound(self.efficiency)
 
     def lower_bound(self, efficiency: float) -> float:
-        """Return what an efficiency with this ``deviation`` exceeds with a probability of 80 % (``beliefs.SURE``).
+        """Return the bound that an efficiency exceeds with a probability of 80 % (``beliefs.SURE``).
 
         Args:
-            efficiency: its median, such as ``efficiency_at`` returns.
+            efficiency: median of the efficiency, as ``efficiency_at`` returns it; its uncertainty is ``deviation``.
         """
         return Belief(efficiency, self.deviation).lower_bound
 
     def efficiency_at(self, gain: float) -> float:
-        """Return the statistical efficiency of a step of a measured gain, interpolated between points of ``by_gain``.
+        """Return the statistical efficiency of a step with a measured gain, interpolated between points of ``by_gain``.
 
         Example:
             >>> topk = Candidate("hook", "topk", 10.0)
@@ -137,16 +138,16 @@ class Forecast:
         """
         if not self.by_gain or not math.isfinite(gain):
             return self.efficiency
-        gains = [at for at, _ in self.by_gain]
+        gains = [point_gain for point_gain, _ in self.by_gain]
         right = min(max(1, bisect.bisect_left(gains, gain)), len(gains) - 1)
-        (low, least), (high, most) = self.by_gain[right - 1], self.by_gain[right]
-        share = min(1.0, max(0.0, (gain - low) / (high - low)))
-        return least + share * (most - least)
+        (low_gain, low), (high_gain, high) = self.by_gain[right - 1], self.by_gain[right]
+        fraction = min(1.0, max(0.0, (gain - low_gain) / (high_gain - low_gain)))
+        return low + fraction * (high - low)
 
 
 Cause = Literal["same_bytes", "not_fewer_bytes", "too_little_progress"]
-"""Why a candidate is dropped: it would send what another does; or no fewer bytes than dense; or the lower bound of its
-efficiency is below the setting ``least_efficiency``."""
+"""Reason to drop a candidate: it would send the same as another candidate; or no fewer bytes than dense; or the lower
+bound of its efficiency is below the setting ``least_efficiency``."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -155,9 +156,9 @@ class Dropped:
 
     Attributes:
         forecast: forecast of the dropped candidate.
-        cause: why the candidate was dropped.
-        other: forecast that was compared: of the candidate that sends the same; of the dense one of fewest bytes; or of
-            dense float32, if the cause is ``"too_little_progress"``.
+        cause: reason to drop the candidate.
+        other: forecast of the candidate compared with: the candidate that sends the same; the dense candidate that
+            sends fewest bytes; or dense float32, if the cause is ``"too_little_progress"``.
         ratio: predicted wire bytes of ``forecast`` / predicted wire bytes of ``other``; if the cause is
             ``"too_little_progress"``, lower bound of the efficiency of ``forecast`` / ``least_efficiency``.
     """
@@ -170,7 +171,7 @@ class Dropped:
 
 @dataclass(frozen=True, slots=True)
 class Span:
-    """Every CF from ``low`` to ``high``: the reach of a compressor that can do any.
+    """Every CF from ``low`` to ``high``: CFs that a compressor supports, if it supports any number in a range.
 
     Attributes:
         low: lowest compression factor.

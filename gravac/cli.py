@@ -15,25 +15,25 @@ from gravac.commands import advise, bench, calibrate, demo, doctor, policies, re
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run one command; return its exit status: 0, 1 (it failed), 2 (wrong use), 128 + signal (interrupted)."""
+    """Run a command; return its exit status: 0, 1 (the command failed), 2 (wrong use), 128 + signal (interrupted)."""
     parser = argparse.ArgumentParser(prog="gravac", description="Adaptive gradient compression for PyTorch.")
     parser.add_argument("--version", action="version", version=f"gravac {version('gravac')}")
     commands = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
     for command in (demo, doctor, bench, report, advise, calibrate, policies, replay):
         command.add(commands)
     options = parser.parse_args(arguments)
-    before = {number: signal.signal(number, _interrupt) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)}
+    handlers = {number: signal.signal(number, _interrupt) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)}
     try:
         return int(options.run(options))
     finally:
-        for number, handler in before.items():
-            if signal.getsignal(number) is _interrupt:  # once interrupted, further signals stay ignored until the end
+        for number, handler in handlers.items():
+            if signal.getsignal(number) is _interrupt:  # after an interrupt, signals stay ignored until the end
                 signal.signal(number, handler)
 
 
 def _interrupt(number: int, frame: FrameType | None) -> None:
-    """Unwind the stack once; what is cleaned up on the way is not interrupted again."""
-    for later in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-        signal.signal(later, signal.SIG_IGN)
+    """Unwind the stack by ``SystemExit``; ignore later signals, so that cleaning up is not interrupted."""
+    for ignored in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        signal.signal(ignored, signal.SIG_IGN)
     print(f"\ngravac: stopped by {signal.Signals(number).name}, cleaning up", file=sys.stderr, flush=True)
     raise SystemExit(128 + number)

@@ -1,6 +1,6 @@
 # SPDX-FileCopyrightText: 2026 The gravac developers
 # SPDX-License-Identifier: Apache-2.0
-"""The collectives a compressor may ask for, what each puts on the wire, and the ledger that adds it up."""
+"""The collectives that a compressor may request, the bytes that each sends, and the ledger that sums them."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
@@ -12,7 +12,7 @@ import torch
 class AllReduce:
     """Sum a tensor over ranks. The generator is resumed with the sum, of the shape and dtype of ``tensor``.
 
-    A driver may sum in place: only ``fuse``'s fresh buffers, and tensors that the sum may overwrite, reach one.
+    A driver may sum in place: it gets only ``fuse``'s new buffers, and tensors that the sum may overwrite.
 
     Attributes:
         tensor: this rank's addend, of any shape; of the same shape and dtype on every rank.
@@ -28,7 +28,7 @@ class AllReduce:
 
     @property
     def payload_bytes(self) -> int:
-        """Bytes this rank hands over."""
+        """Bytes that this rank hands to the collective."""
         return self.tensor.numel() * self.tensor.element_size()
 
     @staticmethod
@@ -58,7 +58,7 @@ class AllGather:
 
     @property
     def payload_bytes(self) -> int:
-        """Bytes this rank hands over."""
+        """Bytes that this rank hands to the collective."""
         return sum(tensor.numel() * tensor.element_size() for tensor in self.tensors)
 
     @staticmethod
@@ -69,7 +69,7 @@ class AllGather:
 
 @dataclass(frozen=True, slots=True)
 class AllToAll:
-    """Send row r to rank r. The generator is resumed with ``[world, *shape]``: row r is what rank r had for this one.
+    """Send row r to rank r. The generator is resumed with ``[world, *shape]``: row r is from rank r, for this rank.
 
     Attributes:
         tensor: rows for the ranks, ``[world, *shape]``; of the same shape and dtype on every rank.
@@ -77,7 +77,7 @@ class AllToAll:
     Example:
         >>> AllToAll(torch.zeros(4, 10)).payload_bytes
         160
-        >>> AllToAll.wire_bytes(160, world=4)  # the row for itself stays
+        >>> AllToAll.wire_bytes(160, world=4)  # a rank does not send the row for itself
         120
     """
 
@@ -85,7 +85,7 @@ class AllToAll:
 
     @property
     def payload_bytes(self) -> int:
-        """Bytes that this rank hands over, the row it keeps included."""
+        """Bytes that this rank hands to the collective, with the row for itself."""
         return self.tensor.numel() * self.tensor.element_size()
 
     @staticmethod
@@ -99,7 +99,7 @@ class Broadcast:
     """Bring one rank's tensor to all ranks. The generator is resumed with that tensor.
 
     Attributes:
-        tensor: the root's tensor, of any shape; those of other ranks give shape and dtype only.
+        tensor: the root's tensor, of any shape; of tensors of other ranks, only shape and dtype are used.
         root: the rank that sends.
 
     Example:
@@ -112,7 +112,7 @@ class Broadcast:
 
     @property
     def payload_bytes(self) -> int:
-        """Bytes that the root hands over."""
+        """Bytes that the root hands to the collective."""
         return self.tensor.numel() * self.tensor.element_size()
 
     @staticmethod
@@ -125,15 +125,15 @@ Collective = AllReduce | AllGather | AllToAll | Broadcast
 
 
 def tensors_of(collective: Collective) -> tuple[torch.Tensor, ...]:
-    """Return the tensors that a rank hands over, of any shapes and dtypes: one, but for a gather."""
+    """Return the tensors that a rank hands to a collective, of any shapes and dtypes: one, except for a gather."""
     return collective.tensors if isinstance(collective, AllGather) else (collective.tensor,)
 
 
-def moved(collective: Collective, move: Callable[[torch.Tensor], torch.Tensor]) -> Collective:
-    """Return the same collective of other tensors, of any shapes: ``move`` gives each of them."""
+def map_tensors(collective: Collective, transform: Callable[[torch.Tensor], torch.Tensor]) -> Collective:
+    """Return the same collective with ``transform`` applied to each of its tensors, of any shapes."""
     if isinstance(collective, AllGather):
-        return AllGather(*map(move, collective.tensors))
-    return replace(collective, tensor=move(collective.tensor))
+        return AllGather(*map(transform, collective.tensors))
+    return replace(collective, tensor=transform(collective.tensor))
 
 
 Kind = type[AllReduce] | type[AllGather] | type[AllToAll] | type[Broadcast]
@@ -145,7 +145,7 @@ class Traffic:
 
     Attributes:
         kind: the collective's class.
-        payload_bytes: bytes one rank hands over.
+        payload_bytes: bytes that one rank hands to the collective.
 
     Example:
         >>> Traffic(AllGather, 100).wire_bytes(world=3)
@@ -156,12 +156,12 @@ class Traffic:
     payload_bytes: int
 
     def wire_bytes(self, world: int) -> int:
-        """Return the bytes that one rank sends when ``world`` ranks take part."""
+        """Return the bytes that one rank sends if ``world`` ranks take part."""
         return self.kind.wire_bytes(self.payload_bytes, world)
 
 
 def wire_ratio(dense: float, sent: float) -> float:
-    """Return the ratio of wire bytes of a dense float32 all-reduce to those sent; 1 where nothing was sent.
+    """Return the wire bytes of a dense float32 all-reduce / the wire bytes sent; 1 if nothing was sent.
 
     Example:
         >>> wire_ratio(dense=4000, sent=250)
@@ -172,11 +172,11 @@ def wire_ratio(dense: float, sent: float) -> float:
 
 @dataclass(slots=True)
 class Ledger:
-    """The sum of what one rank handed to collectives, and of what that makes on the wire.
+    """Total of the bytes that one rank handed to collectives, and of the bytes that it sent.
 
     Attributes:
         world: number of ranks.
-        payload_bytes: bytes handed over.
+        payload_bytes: bytes handed to collectives.
         wire_bytes: bytes sent, by each collective's formula.
         calls: number of collectives by kind.
 

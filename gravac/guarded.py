@@ -1,6 +1,6 @@
 # SPDX-FileCopyrightText: 2026 The gravac developers
 # SPDX-License-Identifier: Apache-2.0
-"""Calls of functions that others gave, and warnings, none of which can end the thread that everybody waits for."""
+"""Guards of calls of users' functions, and of warnings: neither can end the thread that all ranks wait for."""
 
 import contextlib
 import sys
@@ -11,11 +11,11 @@ from typing import Any
 
 
 def warn_without_raising(message: str, stacklevel: int = 2, category: type[Warning] = RuntimeWarning) -> None:
-    """Warn; print to standard error instead where warnings are errors (``python -W error``).
+    """Warn; print to standard error instead if warnings are errors (``python -W error``).
 
     Args:
         message: text of the warning.
-        stacklevel: number of frames up, counted from the caller, as ``warnings.warn`` has it.
+        stacklevel: number of frames to go up, counted from the caller, as in ``warnings.warn``.
         category: class of the warning.
     """
     try:
@@ -26,13 +26,13 @@ def warn_without_raising(message: str, stacklevel: int = 2, category: type[Warni
 
 
 class Guarded:
-    """Calls functions that others gave; the first failure of each function is reported, and training goes on."""
+    """Calls functions of others; warns of the first failure of each function, and lets training continue."""
 
     def __init__(self) -> None:
         self._reported: set[str] = set()
 
     def __call__(self, function: Callable[..., object], *arguments: Any) -> None:
-        """Call a function. Never raises, but for ``KeyboardInterrupt`` and ``SystemExit`` on the main thread."""
+        """Call a function. Never raises, except ``KeyboardInterrupt`` and ``SystemExit`` on the main thread."""
         try:
             function(*arguments)
         except BaseException as failure:

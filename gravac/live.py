@@ -1,17 +1,17 @@
 # SPDX-FileCopyrightText: 2026 The gravac developers
 # SPDX-License-Identifier: Apache-2.0
-"""What holds threads, groups and files of a running training: it is closed when done with, and never copied."""
+"""Base class of objects that hold threads, process groups and files of a running training: closed, never copied."""
 
 from typing import NoReturn, TypeVar
 
-SelfT = TypeVar("SelfT", bound="Live")
+SelfT = TypeVar("SelfT", bound="Closeable")
 
 
-class Live:
-    """Closes itself at the end of a ``with``, and refuses to be copied or pickled."""
+class Closeable:
+    """An object that is closed at the end of a ``with``, and refuses to be copied or pickled."""
 
     def close(self) -> None:
-        """Finish what is under way. May be called again."""
+        """Finish the work in flight, and release threads, groups and files. May be called again."""
 
     def __enter__(self: SelfT) -> SelfT:
         return self

@@ -1,11 +1,13 @@
 # SPDX-FileCopyrightText: 2026 The gravac developers
 # SPDX-License-Identifier: Apache-2.0
-"""One rank's numbers of one step.
+"""One rank's measurement of one step.
 
-1. The engine makes them when a step begins; averaging adds what it sends and leaves out.
-2. The end of the step adds bytes and moments. On a device, moments lie ahead and sums are not known to the host yet.
-3. ``read`` makes numbers of them: at the end of the step if the host may look, a step later if it must not wait.
-4. The ranks sum ``vectors``; of the sums ``gravac.engine.agreement`` makes the ``Measurement`` that all ranks share.
+1. The engine creates a ``LocalMeasurement`` when a step begins; averaging adds squared norms of what it sends and
+   leaves out.
+2. The end of the step adds bytes and moments. On a device, moments lie ahead and the host does not know sums yet.
+3. ``read`` converts moments and sums to numbers: at the end of the step if the host may wait for the device, a step
+   later if it must not.
+4. The ranks sum ``vectors``; ``gravac.engine.agreement`` converts the sums to the ``Measurement`` that all ranks share.
 """
 
 import math
@@ -19,10 +21,10 @@ from gravac.candidate import Candidate
 from gravac.collectives import AllReduce, wire_ratio
 from gravac.exchange.executor import Executor, Mark, Number, Verdict
 
-FIRST = ("seconds", "error", "energy")
-"""Names, as in ``Measurement``, of the slots that come before those of shadow CFs."""
+FIRST_SLOTS = ("seconds", "error", "energy")
+"""Names, as in ``Measurement``, of the slots before those of shadow CFs."""
 
-LAST = {
+LAST_SLOTS = {
     "loss": "loss",
     "probe": "probe",
     "waited": "waited_seconds",
@@ -31,12 +33,12 @@ LAST = {
     "exchanged": "exchanged_seconds",
     "drift": "drift",
 }
-"""Names, as in ``Measurement``, of the slots that come after those of shadow CFs, each with the name of the field of
-``StepRecord`` that tells what was agreed."""
+"""Names, as in ``Measurement``, of the slots after those of shadow CFs, each with the name of the field of
+``StepRecord`` that holds the agreed number."""
 
 UNRELEASED = "unreleased"
-"""Name of the last slot: squared norm of what is kept although it is to be sent. If the sum over the ranks is zero, all
-ranks drop it. 0 if the host looks by itself."""
+"""Name of the last slot: squared norm of residuals set aside for release that were not sent yet. If the sum over the
+ranks is zero, all ranks drop these residuals. 0 if the host looks at them itself."""
 
 
 def slots(shadow: Sequence[float]) -> tuple[str, ...]:
@@ -47,7 +49,7 @@ def slots(shadow: Sequence[float]) -> tuple[str, ...]:
     Args:
         shadow: CFs evaluated in the step.
     """
-    return (*FIRST, *map(error_at, shadow), *LAST, UNRELEASED)
+    return (*FIRST_SLOTS, *map(error_at, shadow), *LAST_SLOTS, UNRELEASED)
 
 
 def error_at(cf: float) -> str:
@@ -62,47 +64,49 @@ class LocalMeasurement:
     Attributes:
         step: number of the step, counted from 0.
         candidate: candidate that ran.
-        first: number of training steps that were made before it.
-        steps: number of training steps that it stands for: 1, or as many as a round or a native stretch has.
-        watched: seconds of one of these, as seen from outside, of a native stretch; ``None``: moments tell them.
+        first: number of training steps made before the step.
+        steps: number of training steps that the measurement covers: 1, or the number in a round or a native stretch.
+        watched: of a native stretch, seconds of a training step as timed from outside; ``None``: computed from moments.
         shadow: CFs evaluated without sending, ascending.
         learning_rate: learning rate that the step's gradients are applied with; nan if not known.
         loss_scale: factor that the step's gradients were multiplied with.
-        loss: mean of the training losses reported on this rank since the last measurement; nan if there were none.
-        probe: loss on this rank's fixed batches, read before the step; nan if it was not.
+        loss: mean of the training losses reported on this rank since the last measurement; nan if none were reported.
+        probe: loss on this rank's fixed batches, read before the step; nan if it was not read.
         errors: squared norms of what was not sent, ``‖g_ef - sent‖²``, of each group of tensors.
-        energies: squared norms of what was to be sent, ``‖g_ef‖²``, likewise.
-        shadow_errors: the errors at each shadow CF, of each tensor.
-        norms: squared norms of gradient sums, by tensor name, if the plan asked for a report.
+        energies: squared norms of what was to be sent, ``‖g_ef‖²``, of each group of tensors.
+        shadow_errors: squared norms of what would not be sent at each shadow CF, of each tensor.
+        norms: squared norms of gradient sums, by tensor name, if the plan requested a report.
         elements: number of elements of all tensors.
         compressed: number of elements of the compressed tensors.
-        sent: number of elements of these that were sent, ``Σ elements / achieved CF``.
-        verdicts: whether all gradients were finite on every rank, of each group that was looked at.
-        spread: norm of what this rank sent over the norm of the means, of outer steps; nan otherwise.
-        unreleased: squared norms of what is kept although it is to be sent, by tensor name; empty if the host looks.
+        sent: number of elements of the compressed tensors that were sent, ``Σ elements / achieved CF``.
+        verdicts: whether all gradients were finite on every rank, of each group that was checked.
+        spread: of outer steps, norm of what this rank sent / norm of the mean over ranks; nan otherwise.
+        unreleased: squared norms of residuals set aside for release that were not sent yet, by tensor name; empty if
+            the host looks at them itself.
         payload_bytes: bytes that this rank handed to collectives.
         wire_bytes: bytes that this rank sent.
         dense_wire_bytes: bytes that a dense float32 all-reduce would have sent.
-        inputs: moment at which forward started; this and the next moments are ``None`` if not known.
+        inputs: moment at which forward started; all moments are ``None`` if not known.
         optimized: moment at which the optimizer's step before that forward ended.
         backward: moment at which backward ended, without the wait for the exchange.
         exchanged: moment at which the exchange ended.
-        over: moment at which the next step began: when the exchange ended, or when training went on without that.
-        idle_since: moment after ``over`` from which training stood still for the exchange; ``None``: not at all.
-        overlaps: whether training goes on while the exchange is under way (outer steps with a delay).
-        idle: seconds for which training stood still for the exchange before ``backward``.
-        paused: seconds since the last step in which nobody trained, such as an evaluation.
-        steps_of_ranks: number of steps that each rank made, of outer steps; none otherwise.
+        over: moment at which the next step began: the end of the exchange, or earlier if training overlaps with it.
+        idle_since: moment after ``over`` from which training waited for the exchange; ``None``: it never waited.
+        overlaps: whether training continues while the exchange is in flight (outer steps with a delay).
+        idle: seconds for which training waited for the exchange before ``backward``.
+        paused: seconds since the last step in which no rank trained, such as an evaluation.
+        steps_of_ranks: of outer steps, number of steps that each rank made; empty otherwise.
         previous: numbers of the last step that ended, until ``read``; ``None`` for the first.
-        spent: returns seconds of coding and of collectives under way, see ``Executor.spent``, until ``read``.
+        spent: returns seconds of coding, and seconds with collectives in flight, see ``Executor.spent``, until
+            ``read``.
         seconds: end-to-end step time; nan before ``read``, as all seconds below.
         compute: seconds of forward, backward and optimizer.
         coded: seconds of encode, decode and error feedback.
-        in_flight: seconds in which collectives were under way.
+        in_flight: seconds in which collectives were in flight.
         input_wait: seconds from the end of the optimizer's step to the next forward.
         waited: seconds in which the step waited for bytes; nan if ``backward`` is not known.
         numbers: number of each of ``slots``, by name; empty before ``read``.
-        restored: whether a checkpoint brought these numbers, so that bytes and moments are not known.
+        restored: whether the numbers are from a checkpoint, so that bytes and moments are not known.
     """
 
     step: int
@@ -149,7 +153,7 @@ class LocalMeasurement:
     numbers: dict[str, Number] = field(default_factory=dict)
     restored: bool = False
 
-    # what averaging added
+    # numbers that averaging added
 
     @property
     def error(self) -> Number:
@@ -163,33 +167,33 @@ class LocalMeasurement:
 
     @property
     def finite(self) -> Verdict:
-        """Whether every gradient was finite, on every rank."""
-        known = all(verdict for verdict in self.verdicts if isinstance(verdict, bool))
+        """True if every gradient was finite, on every rank; a mask on the device if only the device knows."""
+        host_verdict = all(verdict for verdict in self.verdicts if isinstance(verdict, bool))
         masks = [verdict for verdict in self.verdicts if not isinstance(verdict, bool)]
-        if not known or not masks:
-            return known
+        if not host_verdict or not masks:
+            return host_verdict
         return masks[0] if len(masks) == 1 else torch.stack(masks).all()
 
     @property
     def achieved_cf(self) -> float:
-        """Dense elements / sent elements of the compressed tensors; 1 if there is none."""
+        """Dense elements / sent elements of the compressed tensors; 1 if no tensor was compressed."""
         return self.compressed / self.sent if self.sent else 1.0
 
     # bytes and moments
 
     def open(self, executor: Executor) -> None:
-        """Count bytes and seconds from here on."""
+        """Start to count bytes and seconds."""
         self.payload_bytes, self.wire_bytes = -executor.ledger.payload_bytes, -executor.ledger.wire_bytes
         executor.spent()
 
     def close(self, executor: Executor) -> None:
-        """Take the moment and the bytes at the end of the step's exchange."""
+        """Record the moment and the bytes at the end of the step's exchange."""
         self.exchanged = executor.mark()
         self.over = self.backward if self.overlaps else self.exchanged
         self.payload_bytes += executor.ledger.payload_bytes
         self.wire_bytes += executor.ledger.wire_bytes
         self.dense_wire_bytes = self.steps * AllReduce.wire_bytes(4 * self.elements, executor.world)
-        if self.candidate.mode == "native":  # by torch, whose bytes are on no ledger
+        if self.candidate.mode == "native":  # torch sent these bytes; no ledger has them
             self.payload_bytes += self.steps * round(4 * self.elements / self.candidate.cf)
             sent = AllReduce.wire_bytes(round(4 * self.elements / self.candidate.cf), executor.world)
             self.wire_bytes += self.steps * sent
@@ -197,11 +201,11 @@ class LocalMeasurement:
 
     @property
     def wire_ratio(self) -> float:
-        """Bytes of a dense float32 all-reduce over the bytes that were sent."""
+        """Bytes of a dense float32 all-reduce / bytes that were sent."""
         return wire_ratio(self.dense_wire_bytes, self.wire_bytes)
 
     def read(self, executor: Executor) -> None:
-        """Read sums and moments as numbers; called once, after all moments have passed."""
+        """Convert sums and moments to numbers; called once, after all moments have passed."""
         self._time(executor.between)
         shadow = [sum(errors, 0.0) for errors in zip(*self.shadow_errors, strict=True)] or [0.0] * len(self.shadow)
         norms = {name: self.norms[name] for name in sorted(self.norms)}
@@ -230,7 +234,7 @@ class LocalMeasurement:
     def _time(self, between: Callable[[Mark, Mark], float]) -> None:
         """Divide the step's seconds among compute, waiting for inputs and waiting for the exchange."""
         assert self.spent is not None
-        if self.watched is not None:  # what DDP's own exchange took of it is not known
+        if self.watched is not None:  # the time of DDP's own exchange is not known
             self.seconds = self.compute = self.watched
             return
         self.coded, self.in_flight = self.spent()
@@ -248,7 +252,7 @@ class LocalMeasurement:
         self.waited = math.nan if self.backward is None else min(exposed, self.in_flight)
 
     def _idle_after(self, between: Callable[[Mark, Mark], float]) -> float:
-        """Return the seconds for which training stood still for the exchange after ``over``."""
+        """Return the seconds for which training waited for the exchange after ``over``."""
         return 0.0 if self.idle_since is None else max(0.0, between(self.idle_since, self.exchanged))
 
     def _exposed(self, between: Callable[[Mark, Mark], float]) -> float:
@@ -257,14 +261,14 @@ class LocalMeasurement:
         after = 0.0 if hidden else between(self.backward, self.exchanged)
         return after + (self._idle_after(between) + self.idle)
 
-    # on the way to the other ranks
+    # exchange with other ranks, and checkpoints
 
     def vectors(self) -> list[list[Number]]:
-        """Return what is summed over the ranks: the numbers of all slots, then squared norms of tensors, if any."""
+        """Return the vectors that the ranks sum: the numbers of all slots, then squared norms of tensors, if any."""
         return [[self.numbers[slot] for slot in slots(self.shadow)], *([[*self.norms.values()]] if self.norms else [])]
 
     def dump(self) -> dict[str, Any]:
-        """Return the numbers as plain values; the host waits for those that only the device knows."""
+        """Return the numbers as JSON types; the host waits for numbers that only the device knows."""
         return {
             "step": self.step,
             "candidate": asdict(self.candidate),
@@ -276,16 +280,16 @@ class LocalMeasurement:
         }
 
     @classmethod
-    def load(cls, plain: Mapping[str, Any]) -> "LocalMeasurement":
-        """Return numbers that ``dump`` made plain, without bytes and moments."""
+    def load(cls, dumped: Mapping[str, Any]) -> "LocalMeasurement":
+        """Return the measurement that ``dump`` wrote, without bytes and moments."""
         return cls(
-            step=plain["step"],
-            candidate=Candidate(**plain["candidate"]),
-            first=plain["first"],
-            steps=plain["steps"],
-            shadow=tuple(plain["shadow"]),
-            numbers=dict(plain["numbers"]),
-            norms=dict(plain["norms"]),
+            step=dumped["step"],
+            candidate=Candidate(**dumped["candidate"]),
+            first=dumped["first"],
+            steps=dumped["steps"],
+            shadow=tuple(dumped["shadow"]),
+            numbers=dict(dumped["numbers"]),
+            norms=dict(dumped["norms"]),
             restored=True,
         )
 
@@ -303,6 +307,7 @@ def summed(squares: Sequence[torch.Tensor]) -> Number:
 
 
 def _verdict(finite: Number | Verdict) -> Verdict:
+    """Return a verdict as it is on the device, or as a bool on the host."""
     return finite if isinstance(finite, torch.Tensor) else bool(finite)
 
 

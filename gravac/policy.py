@@ -1,6 +1,6 @@
 # SPDX-FileCopyrightText: 2026 The gravac developers
 # SPDX-License-Identifier: Apache-2.0
-"""All settings of a run. A policy, its larger part, is one validated object or one TOML file."""
+"""All settings of a run. Most of them are its policy: a validated object, or a TOML file."""
 
 from __future__ import annotations
 
@@ -24,36 +24,36 @@ from gravac.settings import Settings, SettingsError, is_number
 from gravac.texts import text_of, texts_of
 
 SHARED_BESIDE_POLICY = ("samples_per_step", "steps_per_epoch", "total_steps", "probe", "executor", "history")
-"""Settings of a run, beside its policy, that all its ranks must have the same."""
+"""Settings of a run, beside its policy, that must be equal on all ranks."""
 
-COMPARED_APART = ("outer.samples", "outer.local_buffers")
-"""Settings of a policy that ranks compare in another form, if they train apart."""
+COMPARED_IN_ATTACH = ("outer.samples", "outer.local_buffers")
+"""Settings of a policy that ``shared`` leaves out: ranks that train apart compare them in another form."""
 
 MIXING = 0.5
-"""Share of its own weights that a rank keeps where it takes up what travelled behind steps: Streaming DiLoCo's."""
+"""Share of its own weights that a rank keeps when it applies the mean of an exchange with delay: Streaming DiLoCo's."""
 
 
 class OuterSettings(Settings):
-    """Settings of outer steps, in which ranks train apart and exchange every so many steps how far they came.
+    """Settings of outer steps: ranks train apart, and exchange their changes of weights after a number of steps.
 
     Attributes:
-        fragments: number of parts that the model is exchanged in, one after the other in a round (Streaming DiLoCo,
-            arXiv:2501.18512).
-        delay: number of steps behind which an exchange travels before it is taken up, or more, where it takes longer; 0
-            waits for it; ``"auto"`` has the controller choose between that and as many as the link's probe promises to
-            be enough.
-        mixing: share of its own weights that a rank keeps where it takes up an anchor that travelled behind steps, in
-            [0, 1) (α of Streaming DiLoCo); ``None``: what it learned since its pseudo-gradient left, all of it.
-        by_speed: whether ranks make steps in proportion to their speed, ``every`` on average; then all train for a
-            number of rounds, and not of steps.
-        samples: number of samples of a step on this rank, by which pseudo-gradients count; ``None``, on every rank:
-            all alike.
-        anchor_dtype: ``"bfloat16"`` keeps the anchors so, rounded at random, and what the outer optimizer keeps of
-            them; ``"float32"`` in the format of pseudo-gradients, which have at least 32 bit.
+        fragments: number of fragments of the model, which are exchanged one after the other in a round (Streaming
+            DiLoCo, arXiv:2501.18512).
+        delay: number of steps during which an exchange is in flight before its mean is applied; more steps if the
+            exchange takes longer. 0: training waits for the exchange. ``"auto"``: the controller chooses between 0 and
+            the number of steps that suffices by the link's probe.
+        mixing: share of its own weights that a rank keeps when it applies an anchor after a delay, in [0, 1) (α of
+            Streaming DiLoCo); ``None``: the rank keeps all that it learned since it sent its pseudo-gradient.
+        by_speed: whether ranks make steps in proportion to their speed, ``every`` on average; then all ranks train for
+            the same number of rounds, not of steps.
+        samples: number of samples of a step on this rank, the weight of its pseudo-gradients in the mean; ``None``, on
+            every rank: ranks weigh equally.
+        anchor_dtype: number format of the anchors and of the outer optimizer's state: ``"bfloat16"``, rounded at
+            random, or ``"float32"``: the format of pseudo-gradients, which have at least 32 bit.
         offload: whether to keep anchors, and make the outer step, in CPU memory.
         local_buffers: names of floating-point buffers, or of modules, that stay each rank's own; others are averaged.
-        optimizer: makes the optimizer of the anchors, given their parameters; ``None``: ``gravac.OuterSGD``, which
-            moves them to the mean of the ranks' weights. Not a setting of a policy's file.
+        optimizer: function that takes the anchors, as parameters, and returns their optimizer; ``None``:
+            ``gravac.OuterSGD``, which moves anchors to the mean of the ranks' weights. Not allowed in a policy's file.
     """
 
     fragments: int = Field(default=1, ge=1)
@@ -68,17 +68,17 @@ class OuterSettings(Settings):
 
     @field_validator("optimizer")
     @classmethod
-    def _makes_one(cls, value: Any) -> Any:
-        if value is not None and not callable(value):
+    def _is_optimizer_factory(cls, factory: Any) -> Any:
+        if factory is not None and not callable(factory):
             raise ValueError("give what makes an optimizer of parameters, such as functools.partial(OuterSGD, rate=1)")
-        return value
+        return factory
 
 
 class Policy(Settings):
-    """What decides, what compresses, and how errors are fed back.
+    """Controller, compressor and error feedback of a run, with their settings.
 
-    Its fields, the keys of a TOML file, are settings of :class:`gravac.AdaptiveCompressor`, and explained there. Those
-    of a compressor or a controller stand in a table of its own, beside its ``name``.
+    The fields, which are the keys of a TOML file, are settings of :class:`gravac.AdaptiveCompressor`, and explained
+    there. In a file, a compressor or a controller has a table of its own, with its ``name`` and its settings.
     """
 
     base: SerializeAsAny[Compressor] = ladder
@@ -99,24 +99,24 @@ class Policy(Settings):
 
     @field_validator("base", mode="before")
     @classmethod
-    def _compressor(cls, value: Any) -> Any:
-        return _named(value, COMPRESSORS, lambda made: isinstance(made, Compressor), "compressor")
+    def _compressor(cls, setting: Any) -> Any:
+        return _resolve(setting, COMPRESSORS, lambda base: isinstance(base, Compressor), "compressor")
 
     @field_validator("controller", mode="before")
     @classmethod
-    def _controller(cls, value: Any) -> Any:
-        return _named(value, CONTROLLERS, lambda made: hasattr(made, "observe"), "controller")
+    def _controller(cls, setting: Any) -> Any:
+        return _resolve(setting, CONTROLLERS, lambda controller: hasattr(controller, "observe"), "controller")
 
     @field_validator("dense", mode="before")
     @classmethod
-    def _dense(cls, value: Any) -> Any:
-        return dense(dtype=value) if isinstance(value, str) else value
+    def _dense(cls, setting: Any) -> Any:
+        return dense(dtype=setting) if isinstance(setting, str) else setting
 
     @field_validator("cf_range", mode="before")
     @classmethod
-    def _range(cls, value: Any) -> tuple[float, float]:
-        unordered = isinstance(value, (set, frozenset, Mapping))
-        bounds = tuple(value) if isinstance(value, Iterable) and not unordered else ()
+    def _range(cls, setting: Any) -> tuple[float, float]:
+        unordered = isinstance(setting, (set, frozenset, Mapping))
+        bounds = tuple(setting) if isinstance(setting, Iterable) and not unordered else ()
         if len(bounds) != 2 or not all(map(is_number, bounds)):
             raise ValueError("give two numbers, lowest and highest compression factor, such as (10, 1000)")
         try:
@@ -133,24 +133,24 @@ class Policy(Settings):
 
     @field_validator("every", mode="before")
     @classmethod
-    def _every(cls, value: Any) -> tuple[int, int]:
-        both = (value, value) if isinstance(value, int) else value
+    def _every(cls, setting: Any) -> tuple[int, int]:
+        bounds = (setting, setting) if isinstance(setting, int) else setting
         try:
-            low, high = both
-            right = all(type(bound) is int and bound >= 1 for bound in (low, high)) and low <= high
+            low, high = bounds
+            is_valid = all(type(bound) is int and bound >= 1 for bound in (low, high)) and low <= high
         except (TypeError, ValueError):
-            right = False
-        if not right:
+            is_valid = False
+        if not is_valid:
             raise ValueError("give a number of steps, such as 10, or the lowest and the highest, such as (1, 100)")
         return low, high
 
     @field_validator("error_feedback")
     @classmethod
-    def _feedback(cls, value: float | None, info: ValidationInfo) -> float | None:
+    def _feedback(cls, strength: float | None, info: ValidationInfo) -> float | None:
         base = info.data.get("base")
-        if value and isinstance(base, Compressor) and not base.contractive:
+        if strength and isinstance(base, Compressor) and not base.contractive:
             raise ValueError(f"{base.name} is not contractive, so what it leaves would pile up; use error_feedback=0")
-        return value
+        return strength
 
     @model_validator(mode="after")
     def _has_a_choice(self) -> Policy:
@@ -169,52 +169,54 @@ class Policy(Settings):
         return self
 
     @model_validator(mode="after")
-    def _reachable(self) -> Policy:
-        reach = self.base.candidates(self.cf_range)
-        if self.base.compresses and not self.controller.propose(self.cf_range, reach):
+    def _has_candidates(self) -> Policy:
+        supported_cfs = self.base.candidates(self.cf_range)
+        if self.base.compresses and not self.controller.propose(self.cf_range, supported_cfs):
             raise ValueError(
                 f"cf_range: {self.controller.name} finds no candidate of {self.base.name} in "
-                f"({self.cf_range[0]:g}, {self.cf_range[1]:g}); {self.base.name} reaches {_words(self.base)}"
+                f"({self.cf_range[0]:g}, {self.cf_range[1]:g}); {self.base.name} reaches "
+                f"{_describe_supported_cfs(self.base)}"
             )
-        if not (self.base.compresses or reach):
-            only = self.dense_format
+        if not (self.base.compresses or supported_cfs):
+            dense_format = self.dense_format
             raise ValueError(
-                f"cf_range: dense in {only.dtype} reaches CF {only.cf:g} alone, which is not in "
+                f"cf_range: dense in {dense_format.dtype} reaches CF {dense_format.cf:g} alone, which is not in "
                 f"({self.cf_range[0]:g}, {self.cf_range[1]:g}); use cf_range=(1, 2) or another compressor"
             )
         return self
 
     @property
     def dense_format(self) -> Dense:
-        """The format in which everything is sent that is not compressed: a dense base's own, or ``dense``."""
+        """Format of all that is sent uncompressed: that of a dense base, else ``dense``."""
         return self.dense if self.base.compresses else cast(Dense, self.base)
 
     @property
     def dense_formats(self) -> tuple[Dense, ...]:
-        """The formats a controller may choose to send everything in: ``dense_format``, and 16 bit beside it.
+        """Formats in which a controller may choose to send all tensors: ``dense_format``, and a 16-bit format.
 
-        Where the base has a 16 bit of its own (a ladder), it is that one: sent whole, it costs less than by the base.
+        If the base itself has a 16-bit format (a ladder), that is the second: to send all tensors dense in that format
+        costs less than to send them by the base.
         """
         first = self.dense_format
         if first.cf == 2 or not (self.sixteen_bit and self.controller.sixteen_bit):
             return (first,)
-        reach = self.base.candidates(self.cf_range)
-        families = () if isinstance(reach, Span) else (self.base.profile(cf).family for cf in reach)
-        own = next((family for family in families if family in SIXTEEN_BIT), None)
-        return first, first.at(2) if own is None else first(dtype=own)
+        supported_cfs = self.base.candidates(self.cf_range)
+        families = () if isinstance(supported_cfs, Span) else (self.base.profile(cf).family for cf in supported_cfs)
+        sixteen_bit_family = next((family for family in families if family in SIXTEEN_BIT), None)
+        return first, first.at(2) if sixteen_bit_family is None else first(dtype=sixteen_bit_family)
 
     def plain(self) -> dict[str, str | int | float | bool]:
-        """Every setting by dotted name, for hparams and logs; unset ones as ``"auto"``."""
+        """Return every setting by dotted name, for hparams and logs; settings that are ``None`` as ``"auto"``."""
         settings: dict[str, str | int | float | bool] = {}
-        for field, value in self:
-            if isinstance(value, OuterSettings):
+        for field, setting in self:
+            if isinstance(setting, OuterSettings):
                 if self.every != (1, 1):
-                    settings.update({f"{field}.{key}": _plain(set_) for key, set_ in value if key != "optimizer"})
-            elif isinstance(value, BaseModel):
-                settings[field] = str(getattr(value, "name", field))
-                settings.update({f"{field}.{key}": _plain(item) for key, item in value})
+                    settings.update({f"{field}.{key}": _plain(nested) for key, nested in setting if key != "optimizer"})
+            elif isinstance(setting, BaseModel):
+                settings[field] = str(getattr(setting, "name", field))
+                settings.update({f"{field}.{key}": _plain(nested) for key, nested in setting})
             else:
-                settings[field] = _plain(value)
+                settings[field] = _plain(setting)
         return settings
 
 
@@ -222,9 +224,9 @@ class RunSettings(Settings):
     """All settings of a run; explained at :class:`gravac.AdaptiveCompressor`.
 
     Attributes:
-        policy: what decides, what compresses, and how errors are fed back. Its controller learns the number of steps in
-            an epoch, if it has ``for_run``, and that there is a probe, if it has ``with_probe``.
-        probe: whether this process was given a probe.
+        policy: controller, compressor and error feedback. A controller with ``for_run`` learns the number of steps of
+            an epoch; a controller with ``with_probe`` learns that the run has a probe.
+        probe: whether this process has a probe.
     """
 
     samples_per_step: float | None = Field(default=None, gt=0)
@@ -239,10 +241,10 @@ class RunSettings(Settings):
 
     @field_validator("log_dir", mode="before")
     @classmethod
-    def _folder_with_a_name(cls, value: Any) -> Any:
-        if value == "" or "\0" in str(value):
+    def _folder_with_a_name(cls, folder: Any) -> Any:
+        if folder == "" or "\0" in str(folder):
             raise ValueError("give a folder, such as 'runs/first', '.' for the present one, or None to write nothing")
-        return value
+        return folder
 
     @field_validator("policy")
     @classmethod
@@ -264,7 +266,7 @@ class RunSettings(Settings):
         return policy(controller=with_probe(info.data.get("total_steps")))
 
     def plain(self) -> dict[str, str | int | float | bool]:
-        """Return the settings that the run's record tells, by dotted name, as plain values."""
+        """Return the settings for ``RunRecord``, by dotted name, as plain values."""
         samples = self.samples_per_step or "steps/s x ranks"
         run = {"samples_per_step": samples, "steps_per_epoch": self.steps_per_epoch or "auto"}
         run |= {"total_steps": self.total_steps or "auto", "probe": self.probe}
@@ -273,20 +275,23 @@ class RunSettings(Settings):
     def shared(self) -> dict[str, str]:
         """Return versions and settings that must be the same on all ranks, as text, by name.
 
-        Not in it is what each rank may have its own of: ``log_dir`` and ``pace``.
+        ``log_dir`` and ``pace`` are left out: they may differ between ranks.
         """
         versions = {"gravac's version": version.__version__, "torch's version": torch.__version__.split("+")[0]}
         versions["beliefs"] = beliefs.beliefs_in_force().digest
-        policy = {name: text for name, text in texts_of(self.policy).items() if name not in COMPARED_APART}
-        beside = {name: text_of(getattr(self, name)) for name in SHARED_BESIDE_POLICY}
-        return {**versions, **policy, **beside}
+        policy = {name: text for name, text in texts_of(self.policy).items() if name not in COMPARED_IN_ATTACH}
+        others = {name: text_of(getattr(self, name)) for name in SHARED_BESIDE_POLICY}
+        return {**versions, **policy, **others}
 
 
 def load_policy(source: str | Path) -> Policy:
     """Read a policy by name (``"gravac"``) or from a TOML file.
 
+    Args:
+        source: name of a shipped policy, or path of a file.
+
     Raises:
-        SettingsError: there is no policy of that name or path, or the file holds what a policy does not allow; the
+        SettingsError: no policy has that name or path, or the file has a key or a value that is not allowed; the
             message names file, key and value.
     """
     path = find_policy(source)
@@ -309,28 +314,32 @@ def load_policy(source: str | Path) -> Policy:
 
 
 def policy_names() -> tuple[str, ...]:
-    """Names of the policies that come with gravac, ascending."""
+    """Return the names of the policies that come with gravac, ascending."""
     return tuple(sorted(path.stem for path in _folder().glob("*.toml")))
 
 
 def _folder() -> Path:
-    """Where the shipped policies are: inside an installed wheel, or beside the package in a checkout."""
+    """Return the folder of the shipped policies: inside an installed wheel, or beside the package in a checkout."""
     package = Path(str(resources.files("gravac")))
-    return next((f for f in (package / "_policies", package.parent / "policies") if f.is_dir()), package)
+    folders = package / "_policies", package.parent / "policies"
+    return next((folder for folder in folders if folder.is_dir()), package)
 
 
 def find_policy(source: str | Path) -> Path:
-    """The file of a shipped policy by name, or of one by path.
+    """Return the file of a policy.
+
+    Args:
+        source: name of a shipped policy, or path of a file.
 
     Raises:
-        SettingsError: there is no such policy, or no such file.
+        SettingsError: the policy, or the file, does not exist.
     """
     path = Path(source)
     try:
-        there = path.is_file()
-    except OSError as error:  # of a name that is too long, for one
+        is_file = path.is_file()
+    except OSError as error:  # for example, if the name is too long
         raise SettingsError(f"policy: no file can have this path ({error.strerror}): {str(path)[:80]}") from None
-    if there:
+    if is_file:
         return path
     if path.suffix == ".toml":
         raise SettingsError(f"policy: there is no file {path}")
@@ -343,42 +352,57 @@ def find_policy(source: str | Path) -> Path:
     return shipped
 
 
-def _named(value: Any, known: Mapping[str, Any], right: Callable[[Any], bool], what: str) -> Any:
-    """An instance from itself, its name, or a table with its name and settings."""
-    settings = dict(value) if isinstance(value, dict) else {}
-    value = settings.pop("name", None) if isinstance(value, dict) else value
-    if isinstance(value, str):
-        if value not in known:
-            raise ValueError(f"there is no {what} {value!r}; there are {', '.join(sorted(known))}")
-        try:
-            return known[value](**settings)
-        except TypeError as error:  # of a controller that is no Settings
-            raise ValueError(f"{what} {value!r}: {error}") from None
-    if isinstance(value, type) or not right(value):
-        raise ValueError(f"give a {what}, or the name of one: {', '.join(sorted(known))}")
-    return value
+def _resolve(setting: Any, registry: Mapping[str, Any], fits: Callable[[Any], bool], kind: str) -> Any:
+    """Return the compressor or controller that a setting means.
 
-
-def _words(base: Compressor) -> str:
-    reach = base.candidates((1.0, math.inf))
-    if isinstance(reach, Span):
-        return f"any from {reach.low:g} up" if math.isinf(reach.high) else f"{reach.low:g} to {reach.high:g}"
-    return ", ".join(f"{cf:g}" for cf in reach) or "none"
-
-
-def _plain(value: Any) -> str | int | float | bool:
-    if isinstance(value, (str, int, float, bool)):
-        return value
-    return "auto" if value is None else str(value)
-
-
-def beside(controller: Any, settings: dict[str, Any]) -> Any:
-    """The controller asked for, with the settings given beside it, those that are not ``None``.
+    Args:
+        setting: the object itself, its name, or a table of its name and settings.
+        registry: compressors or controllers by name.
+        fits: function that says whether an object is a compressor, or a controller.
+        kind: ``"compressor"`` or ``"controller"``, for messages.
 
     Raises:
-        SettingsError: the settings are not for that controller.
+        ValueError: the name is not in the registry, its settings are wrong, or the object is of another kind.
     """
-    settings = {name: value for name, value in settings.items() if value is not None}
+    settings = dict(setting) if isinstance(setting, dict) else {}
+    setting = settings.pop("name", None) if isinstance(setting, dict) else setting
+    if isinstance(setting, str):
+        if setting not in registry:
+            raise ValueError(f"there is no {kind} {setting!r}; there are {', '.join(sorted(registry))}")
+        try:
+            return registry[setting](**settings)
+        except TypeError as error:  # a controller need not be a subclass of Settings
+            raise ValueError(f"{kind} {setting!r}: {error}") from None
+    if isinstance(setting, type) or not fits(setting):
+        raise ValueError(f"give a {kind}, or the name of one: {', '.join(sorted(registry))}")
+    return setting
+
+
+def _describe_supported_cfs(base: Compressor) -> str:
+    supported_cfs = base.candidates((1.0, math.inf))
+    if isinstance(supported_cfs, Span):
+        low, high = supported_cfs.low, supported_cfs.high
+        return f"any from {low:g} up" if math.isinf(high) else f"{low:g} to {high:g}"
+    return ", ".join(f"{cf:g}" for cf in supported_cfs) or "none"
+
+
+def _plain(setting: Any) -> str | int | float | bool:
+    if isinstance(setting, (str, int, float, bool)):
+        return setting
+    return "auto" if setting is None else str(setting)
+
+
+def controller_with(controller: Any, settings: dict[str, Any]) -> Any:
+    """Return the controller that an argument ``controller`` means, with settings that are arguments beside it.
+
+    Args:
+        controller: controller or its name; ``None``: ``"goodput"``, but ``"gravac"`` if there are settings.
+        settings: settings of ``"gravac"`` by name; those that are ``None`` are ignored.
+
+    Raises:
+        SettingsError: the settings are not those of that controller.
+    """
+    settings = {name: setting for name, setting in settings.items() if setting is not None}
     if not settings:
         return "goodput" if controller is None else controller
     if controller not in (None, "gravac"):

@@ -1,12 +1,12 @@
 # SPDX-FileCopyrightText: 2026 The gravac developers
 # SPDX-License-Identifier: Apache-2.0
-"""Restores a compressor from a checkpoint, also if it is loaded before ``attach``, when the model is not known yet."""
+"""Restore of a compressor from a checkpoint, also before ``attach``, when the model is not known yet."""
 
 from collections.abc import Mapping
 from contextlib import nullcontext
 from typing import Any
 
-from gravac.checkpoint.state import check_kept, check_place, unpack
+from gravac.checkpoint.state import check_loaded, check_rank, unpack
 from gravac.engine.engine import Engine
 from gravac.modes.outer.apart import OuterSteps
 from gravac.modes.switch import Switch
@@ -15,28 +15,30 @@ from gravac.settings import SettingsError
 
 
 class Restoring:
-    """Restores a rank's state. What depends on the model or on the ranks is checked, or restored, when they are known.
+    """Restores a rank's state, and checks the state again when the model and the ranks are known.
+
+    Outer steps need the model: they are restored in ``attach`` if the state was loaded earlier.
 
     Args:
-        policy: what was set.
-        engine: is restored.
+        policy: the run's settings.
+        engine: engine to restore.
     """
 
     def __init__(self, policy: Policy, engine: Engine) -> None:
         self._policy, self._engine = policy, engine
-        self._place: dict[str, Any] | None = None
+        self._rank_and_world: dict[str, Any] | None = None
         self._outer: Mapping[str, Any] | None = None
 
     def load(self, state: Mapping[str, Any], switch: Switch | None) -> None:
         """Restore a rank's state for ``AdaptiveCompressor.load_state_dict``. A state that is refused changes nothing.
 
         Args:
-            state: what ``state_dict`` gave.
-            switch: changes modes; ``None`` before ``attach``. Then ``restore_outer`` restores outer steps.
+            state: the state, as ``state_dict`` returned it.
+            switch: object that changes modes; ``None`` before ``attach``. Then ``restore_outer`` restores outer steps.
 
         Raises:
-            SettingsError: the state does not fit, or it is none.
-            RuntimeError: steps were made already.
+            SettingsError: the state does not fit, or is no state of a rank.
+            RuntimeError: the compressor has made steps already.
         """
         current = None if switch is None else switch.outer
         if self._engine.decision is not None or (current is not None and current.begun):
@@ -48,14 +50,14 @@ class Restoring:
         outer = self._outer_of(state, switch)
         with nullcontext() if outer is None else outer.restoring(state["outer"], state.get("world") is None):
             unpack(state, self._policy, self._engine)
-        self._place = {key: state[key] for key in ("rank", "world")}
+        self._rank_and_world = {key: state[key] for key in ("rank", "world")}
         if outer is not None and switch is not None:
             switch.adopt(outer)
         else:
             self._outer = state["outer"]
 
     def _outer_of(self, state: Mapping[str, Any], switch: Switch | None) -> OuterSteps | None:
-        """Return outer steps that the state fits, to be restored; ``None`` if it has none, or no model is known.
+        """Return new outer steps that the state fits; ``None`` if the state has none, or no model is known.
 
         Raises:
             SettingsError: the state does not fit.
@@ -68,33 +70,33 @@ class Restoring:
         return None if switch is None else switch.outer_from(dumped, state.get("world"))
 
     def check_model(self) -> None:
-        """Check that what was loaded fits the model, now that its parameters are known.
+        """Check that the loaded state fits the model; called when the model's parameters are known.
 
         Raises:
-            SettingsError: it does not.
+            SettingsError: the state does not fit.
         """
-        if self._place is not None and self._engine.decision is None:
-            check_kept(self._engine, self._policy)
+        if self._rank_and_world is not None and self._engine.decision is None:
+            check_loaded(self._engine, self._policy)
 
-    def check_place(self, rank: int, world: int) -> None:
-        """Check that what was loaded is of this rank, now that it is known.
+    def check_rank(self, rank: int, world: int) -> None:
+        """Check that the loaded state is of this rank; called when the process group is known.
 
         Raises:
-            SettingsError: it is of another rank or number of ranks.
+            SettingsError: the state is of another rank, or of another number of ranks.
         """
-        if self._place is not None:
-            check_place(self._place, rank, world)
+        if self._rank_and_world is not None:
+            check_rank(self._rank_and_world, rank, world)
 
     def restore_outer(self, switch: Switch) -> None:
-        """Restore the outer steps of a state that was loaded before ``attach``; do nothing if it has none.
+        """Restore the outer steps of a state that was loaded before ``attach``; do nothing if the state has none.
 
         Raises:
-            SettingsError: the state does not fit the model, or an optimizer refuses its part.
+            SettingsError: the state does not fit the model, or an optimizer refuses its own state.
         """
         dumped, self._outer = self._outer, None
-        if dumped is None or self._place is None:
+        if dumped is None or self._rank_and_world is None:
             return
-        world = self._place["world"]
+        world = self._rank_and_world["world"]
         outer = switch.outer_from(dumped, world)
-        with outer.restoring(dumped, of_other_ranks=world is None):
+        with outer.restoring(dumped, merged=world is None):
             switch.adopt(outer)

@@ -1,6 +1,6 @@
 # SPDX-FileCopyrightText: 2026 The gravac developers
 # SPDX-License-Identifier: Apache-2.0
-"""The base of every settings object: frozen, unknown keys refused, errors that name the field."""
+"""The base class of all settings: frozen, without unknown fields; errors name the field."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ if TYPE_CHECKING:
 
 
 class SettingsError(ValueError):
-    """A setting is wrong. The message names the field, the value given and what is allowed."""
+    """A setting is wrong. The message has the field, its value and what is allowed."""
 
 
 class Settings(BaseModel):
-    """Frozen, validated settings. Calling an instance makes another with some fields changed.
+    """Frozen, validated settings. A call of an instance returns a copy with some fields changed.
 
     Nothing is guessed: text and bools are no numbers, numbers are no bools, and numbers are finite unless a field says
-    ``allow_inf_nan``. A whole number is taken for a float, and a list for a tuple, as TOML has no tuples.
+    ``allow_inf_nan``. A float field takes an integer, and a tuple field takes a list, since TOML has no tuples.
 
     Example:
         >>> class Size(Settings):
@@ -44,43 +44,45 @@ class Settings(BaseModel):
             raise SettingsError(explain(error, type(self))) from None
 
     def __call__(self, /, **changes: Any) -> Self:
-        """Return the same settings but for ``changes``."""
+        """Return the settings with ``changes``."""
         return type(self)(**{**{name: getattr(self, name) for name in type(self).model_fields}, **changes})
 
     @field_validator("*", mode="wrap")
     @classmethod
-    def _as_given(cls, given: Any, validate: ValidatorFunctionWrapHandler) -> Any:
-        validated = validate(given)
-        refuse_guesses(given, validated)
+    def _validate_strictly(cls, raw: Any, validate: ValidatorFunctionWrapHandler) -> Any:
+        validated = validate(raw)
+        refuse_guesses(raw, validated)
         return validated
 
 
-def refuse_guesses(given: Any, validated: Any) -> None:
-    """Refuse what pydantic would guess: a number from text or a bool, a bool from a number or text.
+def refuse_guesses(raw: Any, validated: Any) -> None:
+    """Refuse conversions that pydantic would make: of text or a bool to a number, of a number or text to a bool.
 
     Args:
-        given: value of a field, as given.
-        validated: the same as the field's type has it.
+        raw: content of a field, as the user wrote it.
+        validated: the same content after pydantic's conversion.
 
     Raises:
-        ValueError: the value, or a part of it, is of another kind than what became of it.
+        ValueError: the content, or an element of it, was converted.
     """
-    if isinstance(given, (tuple, list)) and isinstance(validated, (tuple, list)):
-        for part, validated_part in zip(given, validated, strict=False):
-            refuse_guesses(part, validated_part)
-    elif isinstance(validated, bool) and not isinstance(given, (bool, np.bool_)):
+    if isinstance(raw, (tuple, list)) and isinstance(validated, (tuple, list)):
+        for element, validated_element in zip(raw, validated, strict=False):
+            refuse_guesses(element, validated_element)
+    elif isinstance(validated, bool) and not isinstance(raw, (bool, np.bool_)):
         raise ValueError("give True or False")
-    elif is_number(validated) and not is_number(given):
-        raise ValueError(f"give a number, not {'text' if isinstance(given, (str, bytes)) else 'True or False'}")
+    elif is_number(validated) and not is_number(raw):
+        raise ValueError(f"give a number, not {'text' if isinstance(raw, (str, bytes)) else 'True or False'}")
 
 
-def is_number(value: object) -> bool:
-    """Return whether a value is a real number, of Python or NumPy; a bool is none."""
-    return isinstance(value, numbers.Real) and not isinstance(value, bool)
+def is_number(x: object) -> bool:
+    """True if ``x`` is a real number, of Python or NumPy; a bool is no number."""
+    return isinstance(x, numbers.Real) and not isinstance(x, bool)
 
 
 def explain(error: ValidationError, model: type[BaseModel]) -> str:
-    """Tell each fault with its field, what is wrong and the value given; for an unknown field, the known ones.
+    """Return the message of a validation error: the field of each fault, what is wrong, and the field's content.
+
+    For an unknown field the message lists the fields that exist.
 
     Example:
         >>> class Size(Settings):
@@ -93,20 +95,20 @@ def explain(error: ValidationError, model: type[BaseModel]) -> str:
     """
     lines = []
     for fault in error.errors(include_url=False):
-        field = ".".join(str(part) for part in fault["loc"]) or model.__name__
+        field = ".".join(str(key) for key in fault["loc"]) or model.__name__
         if fault["type"] == "extra_forbidden":
-            known = ", ".join(sorted(model.model_fields))
-            lines.append(f"{field}: unknown setting (value {shown(fault['input'])}); known settings: {known}")
+            names = ", ".join(sorted(model.model_fields))
+            lines.append(f"{field}: unknown setting (value {short_repr(fault['input'])}); known settings: {names}")
         else:
             message = fault["msg"].removeprefix("Value error, ")
-            lines.append(f"{field}: {message} (got {shown(fault['input'])})")
+            lines.append(f"{field}: {message} (got {short_repr(fault['input'])})")
     return "; ".join(lines)
 
 
-def shown(value: object, limit: int = 300) -> str:
-    """Return a value's representation for a message: at most ``limit`` characters, whatever was given."""
+def short_repr(x: object, limit: int = 300) -> str:
+    """Return the ``repr`` of any object for a message, cut to ``limit`` characters."""
     try:
-        text = repr(value)
+        text = repr(x)
     except (RecursionError, ValueError):  # nested too deeply; an integer of too many digits
-        return f"a {type(value).__name__} that is too large to print"
+        return f"a {type(x).__name__} that is too large to print"
     return text if len(text) <= limit else f"{text[:limit]}..."

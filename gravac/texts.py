@@ -1,6 +1,6 @@
 # SPDX-FileCopyrightText: 2026 The gravac developers
 # SPDX-License-Identifier: Apache-2.0
-"""Settings as text: equal settings give equal texts in every process, different settings different texts."""
+"""Settings as text: equal settings have equal texts in every process, different settings have different texts."""
 
 import dataclasses
 import functools
@@ -13,7 +13,7 @@ import torch
 from pydantic import BaseModel
 
 DEPTH = 6
-"""Levels of objects within objects that ``text_of`` looks into: an object may hold itself."""
+"""Levels of nested objects that ``text_of`` looks into; limited, since an object may contain itself."""
 
 LARGE = 64
 """Number of elements above which the text of an array or a tensor has shape and dtype alone."""
@@ -30,67 +30,78 @@ def texts_of(settings: BaseModel) -> dict[str, str]:
         ('0', 'static', '8.0')
     """
     texts = {}
-    for field, value in settings:
-        texts[field] = _named(value) if isinstance(value, BaseModel) else text_of(value)
-        if isinstance(value, BaseModel):
-            texts |= {f"{field}.{name}": text_of(part) for name, part in value}
+    for field, setting in settings:
+        texts[field] = _name_of(setting) if isinstance(setting, BaseModel) else text_of(setting)
+        if isinstance(setting, BaseModel):
+            texts |= {f"{field}.{name}": text_of(nested) for name, nested in setting}
     return texts
 
 
-def text_of(value: Any, depth: int = DEPTH) -> str:
-    """Return a text that tells values apart. No object's address is in it, so that all processes make the same.
+def text_of(setting: Any, depth: int = DEPTH) -> str:
+    """Return a text that differs for different settings, and is the same in all processes: it has no address.
+
+    The text of a function or class is its name. Settings and data classes have the text of their class and fields,
+    containers that of their content. The text of another object has its class, and its public attributes unless the
+    object is nested.
 
     Args:
-        value: a setting. Of a function or class the text has the name. Of an object it has the class, and what is in
-            settings, data classes and containers; of any other the public attributes, if it is not in an object itself.
-        depth: levels of objects within objects to look into.
+        setting: any object.
+        depth: levels of nested objects to look into.
 
     Example:
         >>> text_of({"lr": 0.5, "betas": (0.9, 0.99)})
         '{betas: (0.9, 0.99), lr: 0.5}'
     """
-    if isinstance(value, (np.generic, np.ndarray, torch.Tensor)):
-        if np.prod(value.shape) > LARGE:
-            return f"{type(value).__qualname__} {list(value.shape)} {value.dtype}"
-        value = value.tolist()
-    if value is None or isinstance(value, (bool, int, float, complex, str, bytes)):
-        return repr(value)
-    if isinstance(value, (torch.dtype, torch.device, Path)):
-        return str(value)
-    if callable(value) and hasattr(value, "__qualname__"):
-        return str(value.__qualname__)
+    if isinstance(setting, (np.generic, np.ndarray, torch.Tensor)):
+        if np.prod(setting.shape) > LARGE:
+            return f"{type(setting).__qualname__} {list(setting.shape)} {setting.dtype}"
+        setting = setting.tolist()
+    if setting is None or isinstance(setting, (bool, int, float, complex, str, bytes)):
+        return repr(setting)
+    if isinstance(setting, (torch.dtype, torch.device, Path)):
+        return str(setting)
+    if callable(setting) and hasattr(setting, "__qualname__"):
+        return str(setting.__qualname__)
     if depth == 0:
-        return type(value).__qualname__
-    if isinstance(value, functools.partial):
-        arguments = [text_of(part, depth - 1) for part in value.args]
-        return f"{text_of(value.func, depth - 1)}({', '.join([*arguments, *_parts(value.keywords, depth, '=')])})"
-    if isinstance(value, Mapping):
-        return f"{{{', '.join(sorted(_parts(value, depth, ': ')))}}}"
-    if isinstance(value, (tuple, list)):
-        return f"({', '.join(text_of(part, depth - 1) for part in value)})"
-    if isinstance(value, (set, frozenset)):
-        return f"{{{', '.join(sorted(text_of(part, depth - 1) for part in value))}}}"
-    return f"{_named(value)}({', '.join(_parts(_attributes(value, depth), depth, '='))})"
+        return type(setting).__qualname__
+    if isinstance(setting, functools.partial):
+        arguments = [text_of(argument, depth - 1) for argument in setting.args]
+        keywords = _entries(setting.keywords, depth, "=")
+        return f"{text_of(setting.func, depth - 1)}({', '.join([*arguments, *keywords])})"
+    if isinstance(setting, Mapping):
+        return f"{{{', '.join(sorted(_entries(setting, depth, ': ')))}}}"
+    if isinstance(setting, (tuple, list)):
+        return f"({', '.join(text_of(element, depth - 1) for element in setting)})"
+    if isinstance(setting, (set, frozenset)):
+        return f"{{{', '.join(sorted(text_of(element, depth - 1) for element in setting))}}}"
+    return f"{_name_of(setting)}({', '.join(_entries(_attributes(setting, depth), depth, '='))})"
 
 
-def _parts(mapping: Mapping[Any, Any], depth: int, between: str) -> list[str]:
-    named = ((key if isinstance(key, str) else text_of(key, 0), part) for key, part in mapping.items())
-    return [f"{name}{between}{text_of(part, depth - 1)}" for name, part in named]
+def _entries(mapping: Mapping[Any, Any], depth: int, separator: str) -> list[str]:
+    """Return a text for each entry of a mapping: key, separator and content.
+
+    Args:
+        mapping: the mapping.
+        depth: levels of nested objects to look into, that of the mapping included.
+        separator: text between key and content.
+    """
+    named = ((key if isinstance(key, str) else text_of(key, 0), entry) for key, entry in mapping.items())
+    return [f"{name}{separator}{text_of(entry, depth - 1)}" for name, entry in named]
 
 
-def _attributes(value: object, depth: int) -> dict[str, Any]:
-    """Return fields of settings and data classes, and the public attributes of an object that is in no other."""
-    if isinstance(value, BaseModel):
-        return dict(value)
-    if dataclasses.is_dataclass(value):
-        return {field.name: getattr(value, field.name) for field in dataclasses.fields(value)}
-    known = getattr(value, "__dict__", {}) if depth == DEPTH else {}
-    return {name: part for name, part in sorted(known.items()) if not name.startswith("_")}
+def _attributes(setting: object, depth: int) -> dict[str, Any]:
+    """Return the fields of settings and data classes, and the public attributes of an object that is not nested."""
+    if isinstance(setting, BaseModel):
+        return dict(setting)
+    if dataclasses.is_dataclass(setting):
+        return {field.name: getattr(setting, field.name) for field in dataclasses.fields(setting)}
+    attributes = getattr(setting, "__dict__", {}) if depth == DEPTH else {}
+    return {name: attribute for name, attribute in sorted(attributes.items()) if not name.startswith("_")}
 
 
-def _named(value: object) -> str:
-    """Name an object: what policies call it, and the class where that is a user's."""
-    kind, name = type(value), getattr(value, "name", None)
+def _name_of(setting: object) -> str:
+    """Return the name of an object: the name in policies, if it has one; of a user's class, both name and class."""
+    kind, name = type(setting), getattr(setting, "name", None)
     if not isinstance(name, str):
         return kind.__qualname__
     return name if kind.__module__.startswith("gravac.") else f"{name} ({kind.__qualname__})"

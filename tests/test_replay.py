@@ -17,7 +17,7 @@ from gravac.candidate import DENSE, Candidate, Forecast
 from gravac.commands import replay as command
 from gravac.compressors import topk
 from gravac.controllers import Accordion, Decision, Goodput, GraVAC, Measurement, Static, Warmup
-from gravac.controllers.base import at_latency
+from gravac.controllers.base import adapt_to_latency
 from gravac.engine.records import with_cost
 from gravac.policy import Policy
 from gravac.replay import Trace, read_trace, replay
@@ -91,7 +91,7 @@ def record_run(
     ratios = {forecast.candidate: forecast.wire_ratio for forecast in forecasts}
     sink = JSONLSink(path)
     sink(RunRecord({**policy.plain(), "samples_per_step": 64.0, "steps_per_epoch": "auto", **settings}, 2, forecasts))
-    controller = at_latency(policy.controller, latency)
+    controller = adapt_to_latency(policy.controller, latency)
     state, decision = controller.start(forecasts)
     coming = deque([decision] * latency)
     for step in range(steps):
@@ -389,7 +389,7 @@ def test_the_end_of_a_replay_in_words(trace: Path) -> None:
         Static(cf=1): "exact up to step 0; there the policy would run dense 1x, the run ran topk 10x, 4.8x fewer bytes",
     }
     for controller, words in said.items():
-        assert command.exact_words(replay(recorded, topk_policy(controller=controller))) == words
+        assert command.describe_end(replay(recorded, topk_policy(controller=controller))) == words
 
 
 def test_a_replay_is_plain_json(trace: Path) -> None:

@@ -2,13 +2,13 @@
 # SPDX-License-Identifier: Apache-2.0
 """The core operation, free of any framework: average flat tensors over the ranks, compressed, in place.
 
-Selection is per tensor and exchange per group, so that what is sent does not depend on how a framework lays tensors
-into buckets. What was not sent is remembered by the tensor's name. Tensors that are small or have one dimension are
-averaged dense. Nothing here looks at data: what must know whether a group was finite asks the executor's ``judge``.
+Selection is per tensor and exchange per group, so that the sent numbers do not depend on how a framework assigns
+tensors to buckets. Residuals are kept by the tensors' names. Tensors that are small or have one dimension are averaged
+dense. Nothing here looks at the tensors' numbers: the executor's ``judge`` says whether a group was finite.
 """
 
 import math
-from collections.abc import Callable, Generator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -19,18 +19,16 @@ from gravac.averaging.diagnostics import Diagnostics, evaluate
 from gravac.averaging.feedback import Feedback
 from gravac.averaging.folding import fold_in
 from gravac.averaging.memory import CompressorMemory
-from gravac.averaging.norms import all_fit, lost
+from gravac.averaging.norms import all_fit, unsent_energy
 from gravac.averaging.plan import Choice, Form, Piece, Plan
 from gravac.averaging.residuals import replace, unsent
-from gravac.collectives import AllReduce, Collective, Traffic
+from gravac.collectives import AllReduce, Traffic
 from gravac.compressors.base import Compressor, Context, Fold, Reduced, energy
-from gravac.compressors.dense import Dense, divides_first, share
+from gravac.compressors.dense import Dense, divide, divides_first
 from gravac.compressors.squares import all_finite
-from gravac.exchange.executor import Executor, Number, Verdict, both
+from gravac.exchange.executor import Executor, Job, Number, Returning, Verdict, both
 from gravac.exchange.fuse import fuse
 from gravac.measurement import LocalMeasurement, summed
-
-Requests = Generator[list[Collective], list[Any], None]
 
 
 @dataclass(eq=False, repr=False)
@@ -39,11 +37,19 @@ class Averager:
 
     Args:
         base: compressor of the tensors that are large enough.
-        dense: number format of all other tensors, and of all tensors if a plan says so and names no other format.
-        strength: share of what ``base`` does not send that is kept, in [0, 1]; ``None``: its own share at each CF.
+        dense: number format of all other tensors, and of all tensors if a plan is dense and names no other format.
+        strength: fraction of the rest that ``base`` does not send which is kept, in [0, 1]; ``None``: the fraction in
+            the profile of ``base`` at each CF.
         dense_below: number of elements below which tensors are never compressed.
-        feedback: where residuals are kept.
+        feedback: the residuals.
         seed: the run's seed.
+
+    Attributes:
+        rank: number of this rank.
+        world: number of ranks.
+        memory: the compressors' memory.
+        diagnostics: sums of gradients, if the controller asks for them.
+        measurement: this rank's numbers of the present step.
     """
 
     base: Compressor
@@ -63,23 +69,29 @@ class Averager:
     def __post_init__(self) -> None:
         self._use(bool, host_looks=True)
 
-    # what will be sent
+    # predictions and plans
 
     def compresses(self, shape: tuple[int, ...]) -> bool:
-        """True if a tensor of that shape is compressed at all."""
+        """True if a tensor of that shape may be compressed."""
         return len(shape) > 1 and torch.Size(shape).numel() >= self.dense_below
 
     def traffic(self, forms: Sequence[Form], compressor: Compressor, cf: float) -> list[Traffic]:
-        """Predict what one step will hand to collectives with the base compressor at a CF, or all in a dense format."""
+        """Predict the traffic of a step's collectives with a compressor.
+
+        Args:
+            forms: shapes and dtypes of the gradients.
+            compressor: base compressor, or a dense format for all tensors.
+            cf: compression factor of ``compressor``.
+        """
         predicted: list[Traffic] = []
         for shape, dtype in forms:
             small = compressor.compresses and not self.compresses(shape)
-            sender, at = (self.dense, self.dense.cf) if small else (compressor, cf)
-            predicted += sender.traffic(shape, at, dtype, self.world)
+            sender, sender_cf = (self.dense, self.dense.cf) if small else (compressor, cf)
+            predicted += sender.traffic(shape, sender_cf, dtype, self.world)
         return predicted
 
     def wire_bytes(self, forms: Sequence[Form], compressor: Compressor, cf: float) -> int:
-        """Predict the bytes that each rank sends in such a step."""
+        """Predict the bytes that each rank sends in a step; arguments as for ``traffic``."""
         return sum(traffic.wire_bytes(self.world) for traffic in self.traffic(forms, compressor, cf))
 
     def plan(
@@ -96,10 +108,10 @@ class Averager:
 
         Args:
             step: number of the step, counted from 0.
-            cf: compression factor of the base compressor; ``None`` sends everything dense.
+            cf: compression factor of the base compressor; ``None`` sends all tensors dense.
             shadow: see ``Plan``.
-            dense_cf: what is sent dense where ``cf`` is ``None`` has this CF, 1 or 2; ``None``: the averager's own.
-            cfs: compression factors, by name, of the tensors that have one of their own; ``None`` as above.
+            dense_cf: CF, 1 or 2, of the dense format of tensors whose CF is ``None``; ``None``: the averager's format.
+            cfs: compression factors, by name, of the tensors that have a factor of their own; ``None`` sends dense.
             sums: see ``Plan``.
         """
         form = self.dense if dense_cf is None else self.dense.at(dense_cf)
@@ -108,13 +120,13 @@ class Averager:
         return Plan(step, self._choice(cf, form), small, by_name, tuple(shadow), sums)
 
     def _choice(self, cf: float | None, form: Dense) -> Choice:
-        """Return the base compressor at a CF, or for ``None`` a dense format; looked up once for a number of ranks."""
-        compressor, at = (form, form.cf) if cf is None else (self.base, cf)
-        key = (compressor.compresses, at, self.world)
+        """Return the base compressor at a CF, or for ``None`` a dense format; cached for each number of ranks."""
+        compressor, choice_cf = (form, form.cf) if cf is None else (self.base, cf)
+        key = (compressor.compresses, choice_cf, self.world)
         if key not in self._choices:
-            profile = compressor.profile(at, world=self.world)
+            profile = compressor.profile(choice_cf, world=self.world)
             strength = profile.error_feedback if self.strength is None else self.strength
-            self._choices[key] = Choice(compressor, at, profile, strength if compressor.compresses else 0.0)
+            self._choices[key] = Choice(compressor, choice_cf, profile, strength if compressor.compresses else 0.0)
         return self._choices[key]
 
     def one_round(self, plan: Plan) -> bool:
@@ -122,13 +134,13 @@ class Averager:
         return all(choice.profile.one_round for choice in plan.choices)
 
     def coding_bytes(self, plan: Plan) -> int:
-        """Bytes that averaging by a plan takes for each element at most; see ``Profile``."""
+        """Return the largest number of bytes that averaging by a plan takes for each element; see ``Profile``."""
         settling = self.feedback.settling_bytes
         return max(choice.profile.coding_bytes + settling * (choice.strength > 0) for choice in plan.choices)
 
     def kept_aside(self, name: str) -> torch.Tensor | None:
-        """Return what the compressor itself keeps of a tensor that was not sent; flat, ``[elements]``; or ``None``."""
-        residual, memory = self.feedback.residual.get(name), self.memory.kept.get(name)
+        """Return the unsent rest of a tensor that the compressor itself keeps, flat, ``[elements]``; or ``None``."""
+        residual, memory = self.feedback.residual.get(name), self.memory.stored.get(name)
         if residual is None or memory is None:
             return None
         context = Context(name, rank=self.rank, world=self.world, seed=self.seed, state=memory, error_feedback=1.0)
@@ -137,11 +149,12 @@ class Averager:
     # a step
 
     def measure(self, measurement: LocalMeasurement, executor: Executor | None = None) -> None:
-        """Add what groups send and leave out to the numbers of a step from here on.
+        """Begin a step: add sent elements, energies and errors of groups to the step's numbers from here on.
 
         Args:
             measurement: this rank's numbers of the step.
-            executor: runs this step and those that follow; ``None``: as before, at first a host that may look at data.
+            executor: runs this step and later ones; ``None``: the executor of the last step, at first one whose host
+                may look at data.
         """
         self.measurement = measurement
         if executor is not None and executor is not self._executor:
@@ -151,8 +164,8 @@ class Averager:
     def _use(self, judge: Callable[[torch.Tensor], Verdict], host_looks: bool) -> None:
         """Adapt to an executor: which tensors are batched, who adds residuals, and when residuals change.
 
-        If the host must not look at data, launches cost most: tensors of any size are batched, and compressors that can
-        add residuals themselves do so.
+        If the host must not look at data, launches cost most. Tensors of any size are batched then, and compressors
+        that can add residuals themselves do so.
         """
         self._judge = judge
         self._largest = LARGEST if host_looks else math.inf
@@ -162,48 +175,49 @@ class Averager:
     @property
     def tensors(self) -> dict[str, Any]:
         """Residuals, compressors' memory and gradient sums, in dicts that are changed in place; see ``RunState``."""
-        feedback = {"residual": self.feedback.residual, "releasing": self.feedback.held}
-        return {**feedback, "memory": self.memory.kept, "sums": self.diagnostics.sums}
+        feedback = {"residual": self.feedback.residual, "releasing": self.feedback.releasing}
+        return {**feedback, "memory": self.memory.stored, "sums": self.diagnostics.sums}
 
-    def load(self, plain: Mapping[str, Any]) -> None:
-        """Replace residuals, compressors' memory and gradient sums by copies; ``plain`` has the keys of ``tensors``."""
-        self.feedback.load(plain["residual"], plain["releasing"])
-        self.memory.load(plain["memory"])
-        replace(self.diagnostics.sums, {name: total.clone() for name, total in plain["sums"].items()})
+    def load(self, state: Mapping[str, Any]) -> None:
+        """Replace residuals, compressors' memory and gradient sums by copies; ``state`` has the keys of ``tensors``."""
+        self.feedback.load(state["residual"], state["releasing"])
+        self.memory.load(state["memory"])
+        replace(self.diagnostics.sums, {name: total.clone() for name, total in state["sums"].items()})
 
     def forget(self) -> None:
-        """Drop residuals, compressors' memory and gradient sums: what follows is in other units."""
+        """Drop residuals, compressors' memory and gradient sums: later tensors are in other units."""
         self.load({name: {} for name in self.tensors})
 
-    def place(self, device: torch.device) -> None:
+    def to_device(self, device: torch.device) -> None:
         """Move residuals, compressors' memory and gradient sums to a device."""
         for keeper in (self.feedback, self.memory, self.diagnostics):
-            keeper.place(device)
+            keeper.to_device(device)
 
     def commit(self) -> None:
-        """End a step: keep what it changed; under overflow safety only if every gradient was finite."""
+        """End a step: store changed residuals and memory; under overflow safety only if all gradients were finite."""
         finite = self.measurement.finite if self.feedback.commits.by_step else True
         self.feedback.commits.commit(finite)
         self.memory.commit(finite)
         self.diagnostics.commit()
 
     def rescale(self, factor: Number) -> None:
-        """Multiply all that is kept: the loss scale changed by ``factor``."""
+        """Multiply residuals and gradient sums: the loss scale changed by ``factor``."""
         self.feedback.rescale(factor)
         self.diagnostics.rescale(factor)
 
     def average(
-        self, pieces: Sequence[Piece], plan: Plan, buffer: torch.Tensor | None = None, known: Verdict = True
-    ) -> Requests:
+        self, pieces: Sequence[Piece], plan: Plan, buffer: torch.Tensor | None = None, inputs_finite: Verdict = True
+    ) -> Job:
         """Average one group of tensors, in place.
 
         If any rank's gradient was not finite, every rank gets NaN everywhere and keeps its residuals.
 
         Args:
-            pieces: the same names in the same order on every rank.
-            plan: the same on every rank.
-            buffer: the flat tensor ``[elements]`` that the pieces cover without gaps, in order, if there is one.
-            known: whether all that the pieces were made with on this rank is finite, as far as the caller knows.
+            pieces: tensors, with the same names in the same order on every rank.
+            plan: plan of the step, the same on every rank.
+            buffer: flat tensor, ``[elements]``, that the pieces cover without gaps, in order, if there is one.
+            inputs_finite: whether all inputs from which this rank computed the pieces are finite, if the caller knows;
+                else true.
         """
         self.measurement.elements += sum(piece.flat.numel() for piece in pieces)
         if plan.sums == "none":
@@ -212,14 +226,14 @@ class Averager:
             finite = self._judge(all_finite([energy(piece.flat) for piece in pieces]))
             compressible = [piece for piece in pieces if self.compresses(piece.shape)]
             self.diagnostics.add_up(compressible, plan, finite, self.measurement)
-        return self._compressed(pieces, plan, known) if plan.compresses else self._dense(pieces, plan, buffer)
+        return self._compressed(pieces, plan, inputs_finite) if plan.compresses else self._dense(pieces, plan, buffer)
 
     # compressed: 1. merge tensors  2. judge, fold residuals in  3. run all rounds  4. settle residuals, write means
 
-    def _compressed(self, pieces: Sequence[Piece], plan: Plan, known: Verdict) -> Requests:
+    def _compressed(self, pieces: Sequence[Piece], plan: Plan, inputs_finite: Verdict) -> Job:
         batches = merged([self._batch(piece, plan) for piece in pieces])
-        by_compressors = self._compressors_fold and not plan.shadow  # shadows are evaluated of what is folded already
-        finite = fold_in(batches, self.feedback, self._judge, known, by_compressors)
+        by_compressors = self._compressors_fold and not plan.shadow  # shadow CFs are evaluated on folded tensors
+        finite = fold_in(batches, self.feedback, self._judge, inputs_finite, by_compressors)
         rounds = [batch.rounds(self._contexts(batch, plan)) for batch in batches]
         folds = [batch.fold for batch in batches if batch.fold is not None]
         outcome = yield from fuse(rounds, finite, self._judge, folds)
@@ -230,7 +244,7 @@ class Averager:
             batch.unfold()
         self._count(batches, outcome.reduced, outcome.finite)
         verdict, by_group = outcome.finite, self.feedback.commits.by_group
-        if by_group:  # a sum may overflow, so that the means decide before anything is settled
+        if by_group:  # a sum may overflow, so the means are judged before residuals are settled
             for batch, reduced in zip(batches, outcome.reduced, strict=True):
                 batch.write(reduced.mean, torch.empty_like(batch.x))
             verdict = both(verdict, self._judge(all_fit([piece.flat for piece in pieces])))
@@ -246,9 +260,9 @@ class Averager:
             self._mask(pieces, verdict)
 
     def _batch(self, piece: Piece, plan: Plan) -> Batch:
-        """Return a tensor as a batch; its key says with which others it may be one long tensor, or rows of a matrix.
+        """Return a batch of one tensor; its key says with which other tensors it may be merged.
 
-        No tensor that is evaluated, or of which something is kept, goes into a long one.
+        A tensor that is evaluated at shadow CFs, or whose unsent rest is kept, is never part of a long tensor.
         """
         compressible = self.compresses(piece.shape)
         choice, size = plan.of(piece.name, compressible), piece.flat.numel()
@@ -263,7 +277,7 @@ class Averager:
         return Batch([piece], choice, piece.name)
 
     def _contexts(self, batch: Batch, plan: Plan) -> list[Context]:
-        """Return a context for each row, or one for all tensors as one; shadow CFs are evaluated before it is used."""
+        """Return a context for each row, or a single context for the whole batch; evaluate shadow CFs with them."""
         strength, fold = batch.choice.strength, batch.fold
         if len(batch.pieces) > 1 and not batch.rows:
             return [self._context(batch.pieces[0], plan, strength, fold, (batch.x.numel(),))]
@@ -277,7 +291,7 @@ class Averager:
     def _count(self, batches: Sequence[Batch], results: Sequence[Reduced], finite: Verdict) -> None:
         """Add the energies and errors of batches to the step's numbers.
 
-        If some gradient was not finite, nothing counts that a compressor folded.
+        If some gradient was not finite, energies and errors count as 0 if a compressor folded any batch.
         """
         energies: list[torch.Tensor] = []
         errors: list[torch.Tensor] = []
@@ -287,13 +301,13 @@ class Averager:
             if reduced.error is not None:
                 errors.append(reduced.error)
             elif reduced.sent is not target:
-                errors.append(lost(target, energies[-1], reduced.sent))
+                errors.append(unsent_energy(target, energies[-1], reduced.sent))
             if batch.choice.compresses:
                 elements = sum(piece.flat.numel() for piece in batch.pieces)
                 self.measurement.compressed += elements
                 self.measurement.sent += elements / reduced.cf
-        unseen = any(batch.fold is not None for batch in batches)
-        spoilt = ~finite if unseen and isinstance(finite, torch.Tensor) else None
+        any_folded = any(batch.fold is not None for batch in batches)
+        spoilt = ~finite if any_folded and isinstance(finite, torch.Tensor) else None
         for squares, of_groups in ((energies, self.measurement.energies), (errors, self.measurement.errors)):
             total = summed(squares)
             if spoilt is not None and isinstance(total, torch.Tensor):
@@ -301,27 +315,27 @@ class Averager:
             of_groups.append(total)
 
     def _settle(self, batch: Batch, reduced: Reduced, step: int, finite: Verdict) -> None:
-        """Make what a batch did not send the residuals of its tensors; x is overwritten."""
+        """Set the residuals of a batch's tensors to the unsent rest; x is overwritten."""
         keys = [f"{self.seed}\0residual\0{name}\0{step}\0{self.rank}" for name in batch.names]
         residual = unsent(batch.x, reduced.sent, batch.choice.strength, reduced.aside)
         self.feedback.settle(batch.names, residual, finite, keys)
 
-    # dense: what plain DDP does, without a copy if tensors lie side by side and nothing is kept of them
+    # dense: as plain DDP does, without a copy if the tensors are contiguous in one buffer and have no residuals
 
-    def _dense(self, pieces: Sequence[Piece], plan: Plan, buffer: torch.Tensor | None) -> Requests:
+    def _dense(self, pieces: Sequence[Piece], plan: Plan, buffer: torch.Tensor | None) -> Job:
         """Average a group dense, by one all-reduce, which itself shows whether every rank's gradient was finite.
 
-        Ranks may differ in what they still keep, so that nothing that is sent may depend on that.
+        Some ranks may have residuals which others lack, so the collective must not depend on residuals.
         """
-        keeps = any(self.feedback.has(piece.name) for piece in pieces)
-        xs = self._dense_folded(pieces, plan) if keeps or plan.shadow else []
-        if xs and keeps:
+        has_residuals = any(self.feedback.has(piece.name) for piece in pieces)
+        xs = self._dense_folded(pieces, plan) if has_residuals or plan.shadow else []
+        if xs and has_residuals:
             flat = torch.cat([x.to(piece.flat.dtype) for x, piece in zip(xs, pieces, strict=True)])
         else:
             flat = buffer if buffer is not None else torch.cat([piece.flat for piece in pieces])
         flat = yield from self._dense_mean(flat, plan.choice.compressor.wire_dtype(flat.dtype))
         finite: Verdict = True
-        if keeps or self.feedback.commits.by_step:
+        if has_residuals or self.feedback.commits.by_step:
             finite = self._judge(all_finite([energy(flat)]))
             if finite is False:
                 self._refuse(pieces)
@@ -335,9 +349,7 @@ class Averager:
         if isinstance(finite, torch.Tensor):
             self._mask(pieces, finite)
 
-    def _dense_mean(
-        self, flat: torch.Tensor, wire: torch.dtype
-    ) -> Generator[list[Collective], list[Any], torch.Tensor]:
+    def _dense_mean(self, flat: torch.Tensor, wire: torch.dtype) -> Returning[torch.Tensor]:
         """Return the mean of a flat tensor over the ranks, in its memory, summed in the number format of the wire."""
         if wire == flat.dtype:
             first = divides_first(self.world, wire)
@@ -347,7 +359,7 @@ class Averager:
             if not first:
                 flat.mul_(1 / self.world)
         else:
-            (total,) = yield [AllReduce(share(flat, self.world, wire))]
+            (total,) = yield [AllReduce(divide(flat, self.world, wire))]
             flat.copy_(total)
         return flat
 
@@ -360,18 +372,18 @@ class Averager:
         xs: list[torch.Tensor] = []
         for piece, size in zip(pieces, energies, strict=True):
             x = self.feedback.fold(piece.name, piece.flat, keep=False)
-            seen = x if finite is True else torch.where(finite, x, torch.zeros_like(x))
-            self._evaluate(piece, seen, plan, self._context(piece, plan, 0.0))
-            self.measurement.energies.append((size if seen is piece.flat else energy(seen)).double())
+            masked = x if finite is True else torch.where(finite, x, torch.zeros_like(x))
+            self._evaluate(piece, masked, plan, self._context(piece, plan, 0.0))
+            self.measurement.energies.append((size if masked is piece.flat else energy(masked)).double())
             xs.append(x)
         return xs
 
-    # both
+    # compressed and dense
 
     def _context(
         self, piece: Piece, plan: Plan, strength: float, fold: Fold | None = None, shape: tuple[int, ...] | None = None
     ) -> Context:
-        """Return a compressor's context of a tensor; or of several as one of ``shape``, which has no memory."""
+        """Return a compressor's context of a tensor; with ``shape``, of several tensors as one, without memory."""
         return Context(
             name=piece.name,
             step=plan.step,
@@ -391,7 +403,7 @@ class Averager:
             evaluate(piece, x, self.base, plan, context, self.measurement)
 
     def _refuse(self, pieces: Sequence[Piece]) -> None:
-        """Restore residuals and overwrite the gradients by NaN: some rank's was not finite, and the host knows."""
+        """Restore residuals, and overwrite the gradients by NaN: the host knows that some rank's was not finite."""
         self.measurement.verdicts.append(False)
         for piece in pieces:
             self.feedback.commits.undo(piece.name, piece.flat)
@@ -403,8 +415,8 @@ class Averager:
         """Overwrite the gradients by NaN if some rank's was not finite, which only the device knows."""
         if not self.feedback.commits.by_step:
             self.memory.mask((piece.name for piece in pieces), finite)
-        same = torch.div(finite, finite)  # 1, or 0 / 0: what all is multiplied by at once
+        one_or_nan = torch.div(finite, finite)  # 1 / 1 or 0 / 0
         for dtype in dict.fromkeys(piece.flat.dtype for piece in pieces):
             flats = [piece.flat for piece in pieces if piece.flat.dtype == dtype]
-            torch._foreach_mul_(flats, same.to(dtype))
+            torch._foreach_mul_(flats, one_or_nan.to(dtype))
         self.measurement.verdicts.append(finite)

@@ -1,14 +1,13 @@
 # SPDX-FileCopyrightText: 2026 The gravac developers
 # SPDX-License-Identifier: Apache-2.0
-"""Tensors that are coded as one, so that one call serves many: small ones on a processor, all off it.
+"""Batches: tensors that are coded as one, so that one call serves many; small tensors on a CPU, all tensors on a GPU.
 
-Between two pieces of backward a processor's caches are cold, and a call costs some ten times what it does in a loop: a
-transformer's many small tensors, one by one, take longer to call for than to code. On a GPU a launch costs more than
-what it computes of one tensor. Which tensors go together depends on what all ranks know, and changes nothing of what is
-sent but roundings. Either they are one long tensor (``Profile.pad_multiple`` says whether, and padded how), or, off the
-processor, the rows of a matrix, of equal length (``Compressor.batch_key``). Nothing is remembered of a batch: what a
-tensor leaves out is kept by the tensor's name. How much goes together is bounded where groups are made
-(``gravac.engine.coalescing``).
+Between two parts of backward a CPU's caches are cold, and a call costs some ten times what it costs in a loop. For the
+many small tensors of a transformer, calls take longer than coding. On a GPU a launch costs more than the computation
+for one tensor. Which tensors form a batch depends on numbers that all ranks know, and changes only the rounding of the
+result. A batch is one long tensor (``Profile.pad_multiple`` says whether, and how it is padded). On a GPU it may also
+be a matrix whose rows are tensors of equal length (``Compressor.batch_key``). No state belongs to a batch: residuals
+are kept by the tensors' names. ``gravac.engine.coalescing`` bounds the size of batches when it forms groups.
 """
 
 from collections.abc import Hashable, Iterable, Sequence
@@ -21,30 +20,30 @@ from gravac.compressors.base import Context, Fold, Rounds
 from gravac.compressors.sparse import Addend, overwritten
 
 LARGEST = 1 << 17
-"""Elements above which a tensor stays by itself on a processor: laying it out would cost more than the calls do."""
+"""Number of elements above which a tensor is a batch by itself on a CPU: copying it would cost more than the calls."""
 
 
 def goes_alone(x: torch.Tensor) -> bool:
-    """True if a tensor of any shape lies where each is best averaged by itself: on a processor, while in a cache."""
+    """True if a tensor, of any shape, is on a device where each is best averaged by itself: a CPU, while in a cache."""
     return x.is_cpu
 
 
 @dataclass(slots=True, eq=False)
 class Batch:
-    """Tensors coded as one, on their way through a compressed step.
+    """Tensors coded as one in a compressed step.
 
     Attributes:
         pieces: the tensors; at least one.
-        choice: what the tensors are sent by.
-        key: what the tensors of all batches that may be merged have in common.
+        choice: compressor and settings by which the tensors are sent.
+        key: key of the batch; batches of equal keys may be merged.
         multiple: number of elements to a multiple of which each of several tensors is padded with zeros, so that they
-            are one long tensor; 0: several are rows of a matrix.
-        rows: whether these are several tensors, and rows of a matrix.
-        x: what is to be sent: gradients with what is fed back, flat, ``[sum of lengths]``, in the working dtype. Of
-            what a compressor folds: bare gradients, or of rows memory for the sums, until ``unfold``.
-        energy: ``‖x‖²``, 0-d, if that is known without another look at x.
-        fold: what the compressor folds itself; ``None``: x has all that is fed back.
-        settles: whether something is kept, or may have been, of what is not sent.
+            are one long tensor; 0: several tensors are rows of a matrix.
+        rows: whether the batch has several tensors, which are rows of a matrix.
+        x: numbers to be sent: gradients plus residuals, flat, ``[sum of lengths]``, in the working dtype. If the
+            compressor folds: bare gradients, or for rows, memory for the sums, until ``unfold``.
+        energy: ``‖x‖²``, 0-d; ``None`` if not computed yet.
+        fold: residuals that the compressor folds itself; ``None``: x contains all residuals.
+        settles: whether the tensors' residuals may change in this step.
     """
 
     pieces: list[Piece]
@@ -76,7 +75,7 @@ class Batch:
         return [-(-size // self.multiple) * self.multiple for size in sizes]
 
     def join(self, tensors: Sequence[torch.Tensor]) -> torch.Tensor:
-        """Lay flat tensors, one for each piece, side by side as x is; a single tensor is returned itself."""
+        """Concatenate flat tensors, one for each piece, with the padding of x; a single tensor is returned itself."""
         if len(tensors) == 1:
             return tensors[0]
         gaps = [length - tensor.numel() for length, tensor in zip(self.lengths, tensors, strict=True)]
@@ -87,24 +86,28 @@ class Batch:
         return torch.cat(padded)
 
     def rounds(self, contexts: Sequence[Context]) -> Rounds:
-        """Return the compressor's rounds; contexts are those of the rows, or the single one of all else."""
+        """Return the compressor's rounds.
+
+        Args:
+            contexts: a context for each row if the batch has ``rows``; otherwise a single context.
+        """
         compressor, cf = self.choice.compressor, self.choice.cf
         if self.rows:
             return compressor.rounds_together(self.x.view(len(contexts), -1), cf, contexts)
         return compressor.rounds(self.x, cf, contexts[0])
 
     def unfold(self) -> None:
-        """Once a compressor that folds has ended its rounds, take over x and its energy from the fold."""
+        """Set x and its energy by the fold, once a compressor that folds has ended its rounds."""
         if self.fold is not None:
             self.energy = self.fold.energy
-            self.x = self.x if self.fold.left is None else self.fold.left
+            self.x = self.x if self.fold.unsent is None else self.fold.unsent
 
     def write(self, mean: torch.Tensor | Addend, spare: torch.Tensor) -> None:
-        """Overwrite the gradients with their mean.
+        """Overwrite the gradients with their means.
 
         Args:
-            mean: mean of x over the ranks, flat, as long as x.
-            spare: a tensor as long, which is overwritten if there are several tensors.
+            mean: mean of x over the ranks, flat, of x's length.
+            spare: tensor of x's length, which is overwritten if the batch has several tensors.
         """
         flats = self.flats
         if len(flats) == 1:
@@ -119,10 +122,10 @@ class Batch:
 
 
 def merged(batches: Iterable[Batch]) -> list[Batch]:
-    """Merge batches of one key, in order: the same on all ranks if the batches are.
+    """Merge batches of equal keys, in order: the same on all ranks if the batches are.
 
     Args:
-        batches: batches of one tensor each; the first of each key is given the tensors of the others.
+        batches: batches of one tensor each; the tensors of equal keys are moved to the first batch of that key.
     """
     by_key: dict[Hashable, Batch] = {}
     for batch in batches:

@@ -1,13 +1,13 @@
 # SPDX-FileCopyrightText: 2026 The gravac developers
 # SPDX-License-Identifier: Apache-2.0
-"""When residuals change: three policies, of which a run has one.
+"""Commit policies: when residuals change. A run has one of three policies.
 
-- ``InPlace``: the host looks at verdicts. A group's residuals are formed in place of the last ones, and a group that is
-  refused is undone.
-- ``Masked``: only the device knows the verdict. It chooses, when a group is settled, between old and new residuals, in
-  place: memory that is released within a step may be given to a stream while another one reads it.
-- ``Apart``: overflow safety, whoever looks. New residuals are formed apart from the last ones until the step's end, and
-  take effect if every gradient of the step was finite.
+- ``InPlace``: the host looks at verdicts. A group's new residuals are formed in the memory of the old ones. If a group
+  is refused, its residuals are restored.
+- ``Masked``: only the device knows the verdict. When a group is settled, the device selects between old and new
+  residuals, in place: memory that is freed within a step may be given to a stream while another stream reads it.
+- ``AtStepEnd``: overflow safety, whether or not the host looks. New residuals are formed in other memory. They replace
+  the old ones at the end of the step if every gradient of the step was finite.
 """
 
 from collections.abc import Sequence
@@ -25,35 +25,36 @@ Residuals = dict[str, torch.Tensor]
 
 @dataclass(eq=False)
 class CommitPolicy:
-    """When residuals change. The base of the three policies; not one itself.
+    """Base class of the commit policies; defines when residuals change.
 
     Attributes:
         residual: residuals, flat, by name; changed in place.
-        held: residuals that are held back, flat, by name; changed in place.
-        remaining: what remains of held residuals once their group is settled; ``None``: nothing. Changed in place.
-        by_group: whether each group is refused exactly, by its means too: nothing of it is settled before, and
-            residuals are then bit for bit as they were.
+        releasing: residuals that are released step by step, flat, by name; changed in place.
+        remaining: rest of each released residual once its group is settled; ``None``: nothing. Changed in place.
+        by_group: whether a group is also refused if its means are not finite. Nothing of the group is settled before,
+            so residuals stay bit for bit as they were.
         by_step: whether a step in which any gradient was not finite changes nothing.
     """
 
     residual: Residuals
-    held: Residuals
+    releasing: Residuals
     remaining: dict[str, torch.Tensor | None]
     by_group: bool = False
     by_step: ClassVar[bool] = False
 
     def buffer(self, name: str, gradient: torch.Tensor) -> torch.Tensor:
-        """Return memory for a gradient with what is fed back: flat, as long, in the working dtype."""
+        """Return memory for a gradient plus its residual: flat, of the gradient's length, in the working dtype."""
         return torch.empty_like(gradient, dtype=working(gradient.dtype))
 
     def settle(self, name: str, unsent: torch.Tensor | None, finite: Verdict) -> None:
-        """Make a parameter's residual what was not sent: flat, or ``None`` for nothing; no change if not ``finite``."""
+        """Set a parameter's residual to the unsent rest, flat, or ``None`` for nothing; no change if not ``finite``."""
         raise NotImplementedError
 
     def settle_rows(self, names: Sequence[str], rows: torch.Tensor, finite: Verdict) -> None:
-        """Settle parameters by a matrix with a row for each, ``[count, elements]``, by few launches.
+        """Settle several parameters by a matrix with a row for each, ``[count, elements]``, by few launches.
 
-        Each residual has memory of its own. Under masks it is multiplied by 0, and a row added; or by 1, and zeros.
+        Each residual has memory of its own. Under a mask, the residual is multiplied by 0 and its row added, or
+        multiplied by 1 and zeros added.
         """
         for name, row in zip(names, rows, strict=True):
             if name not in self.residual:
@@ -66,32 +67,41 @@ class CommitPolicy:
             torch._foreach_mul_(residuals, spoilt.to(rows.dtype))
             torch._foreach_add_(residuals, [*rows.masked_fill_(spoilt, 0.0)])
         for name in names:
-            self.settle_held(name, finite)
+            self.settle_releasing(name, finite)
 
-    def settle_held(self, name: str, finite: Verdict) -> None:
-        """Replace a parameter's held residual by what remains of it; no change if not ``finite``."""
+    def settle_releasing(self, name: str, finite: Verdict) -> None:
+        """Replace a parameter's residual in ``releasing`` by its rest; no change if not ``finite``."""
         if name in self.remaining:
             remaining = self.remaining.pop(name)
             if remaining is None:
-                del self.held[name]
+                del self.releasing[name]
             else:
-                self.held[name] = choose(finite, remaining, self.held[name])
+                self.releasing[name] = choose(finite, remaining, self.releasing[name])
 
     def undo(self, name: str, gradient: torch.Tensor) -> None:
-        """Restore a parameter's residual: some rank's gradient was not finite; this rank's is given, flat."""
+        """Restore a parameter's residual, since some rank's gradient was not finite.
+
+        Args:
+            name: the parameter's name.
+            gradient: this rank's gradient, flat.
+        """
         self.remaining.pop(name, None)
 
     def commit(self, finite: Verdict) -> None:
-        """End a step; ``finite`` says whether all gradients of the step were, which counts ``by_step`` only."""
+        """End a step.
+
+        Args:
+            finite: whether all gradients of the step were finite; used under ``by_step`` only.
+        """
         raise NotImplementedError
 
     def forget(self, name: str) -> None:
-        """Free what memory a parameter has beside its residual."""
+        """Free the memory that a parameter has besides its residual."""
 
 
 @dataclass(eq=False)
 class InPlace(CommitPolicy):
-    """Residuals change group by group, and are undone if a group is refused.
+    """Residuals change group by group, and are restored if a group is refused.
 
     Attributes:
         formed: names of residuals that gradients were added to, in groups that are not settled yet.
@@ -107,22 +117,22 @@ class InPlace(CommitPolicy):
         return self.residual[name]
 
     def settle(self, name: str, unsent: torch.Tensor | None, finite: Verdict) -> None:
-        """Put what was not sent, flat, in the residual's place."""
+        """Replace the residual by the unsent rest, flat."""
         self.formed.discard(name)
         if unsent is None:
             self.residual.pop(name, None)
         else:
             self.residual[name] = unsent
-        self.settle_held(name, finite)
+        self.settle_releasing(name, finite)
 
     def undo(self, name: str, gradient: torch.Tensor) -> None:
-        """Take a gradient, flat, and what was released out of the residual again."""
+        """Subtract a gradient, flat, and the released part from the residual again."""
         if name in self.formed:
             self.formed.discard(name)
             residual = self.residual[name].sub_(gradient)
             if name in self.remaining:
-                held, remaining = self.held[name], self.remaining[name]
-                residual.sub_(held if remaining is None else held - remaining)
+                releasing, remaining = self.releasing[name], self.remaining[name]
+                residual.sub_(releasing if remaining is None else releasing - remaining)
         super().undo(name, gradient)
 
     def commit(self, finite: Verdict) -> None:
@@ -133,20 +143,20 @@ class InPlace(CommitPolicy):
 
 @dataclass(eq=False)
 class Masked(CommitPolicy):
-    """Residuals change group by group, in place, as a verdict on the device says."""
+    """Residuals change group by group, in place, by a verdict on the device."""
 
     def settle(self, name: str, unsent: torch.Tensor | None, finite: Verdict) -> None:
-        """Overwrite the residual with what was not sent, flat, or with zeros for nothing."""
+        """Overwrite the residual with the unsent rest, flat, or with zeros for nothing."""
         if name in self.residual:
             _put(self.residual[name], unsent, finite)
         elif unsent is not None:
             self.residual[name] = unsent if isinstance(finite, bool) else unsent.masked_fill_(~finite, 0.0)
-        self.settle_held(name, finite)
+        self.settle_releasing(name, finite)
 
-    def settle_held(self, name: str, finite: Verdict) -> None:
-        """Overwrite a held residual with what remains of it."""
+    def settle_releasing(self, name: str, finite: Verdict) -> None:
+        """Overwrite a residual in ``releasing`` with its rest."""
         if name in self.remaining:
-            _put(self.held[name], self.remaining.pop(name), finite)
+            _put(self.releasing[name], self.remaining.pop(name), finite)
 
     def commit(self, finite: Verdict) -> None:
         """End a step, all of whose groups are settled."""
@@ -154,12 +164,13 @@ class Masked(CommitPolicy):
 
 
 @dataclass(eq=False)
-class Apart(CommitPolicy):
-    """Residuals change at the end of a step, if at all, which takes a second copy of all.
+class AtStepEnd(CommitPolicy):
+    """Residuals change at the end of a step, if at all; this takes a second copy of all residuals.
 
     Attributes:
-        pending: what was not sent in this step, flat, by name; ``None``: nothing.
-        spare: memory for the next residuals, by name: the last but one; none for bfloat16, formed in float32.
+        pending: unsent rest of this step, flat, by name; ``None``: nothing.
+        spare: memory for the next residuals, by name, which earlier residuals had. Residuals in bfloat16 have none:
+            they are formed in float32.
     """
 
     by_step: ClassVar[bool] = True
@@ -167,18 +178,18 @@ class Apart(CommitPolicy):
     spare: Residuals = field(default_factory=dict)
 
     def buffer(self, name: str, gradient: torch.Tensor) -> torch.Tensor:
-        """Return the spare memory of a parameter, flat, as long as its gradient."""
+        """Return the spare memory of a parameter, flat, of its gradient's length."""
         spare = self.spare.get(name)
         if spare is None or spare.shape != gradient.shape:
             spare = self.spare[name] = super().buffer(name, gradient)
         return spare
 
     def settle(self, name: str, unsent: torch.Tensor | None, finite: Verdict) -> None:
-        """Put what was not sent, flat, aside until the step's end."""
+        """Set the unsent rest, flat, aside until the end of the step."""
         self.pending[name] = unsent
 
     def settle_rows(self, names: Sequence[str], rows: torch.Tensor, finite: Verdict) -> None:
-        """Put rows, ``[count, elements]``, aside until the step's end."""
+        """Set rows, ``[count, elements]``, aside until the end of the step."""
         if rows.dtype == torch.bfloat16:
             copies = [torch.empty_like(row) for row in rows]
         else:
@@ -187,7 +198,7 @@ class Apart(CommitPolicy):
         self.pending.update(zip(names, copies, strict=True))
 
     def commit(self, finite: Verdict) -> None:
-        """End a step: residuals put aside take effect if ``finite``, and are dropped otherwise."""
+        """End a step: replace residuals by those set aside if ``finite``; drop those set aside otherwise."""
         for name, unsent in self.pending.items() if finite is not False else ():
             old = self.residual.pop(name, None)
             if old is not None and old.dtype != torch.bfloat16:
@@ -197,7 +208,7 @@ class Apart(CommitPolicy):
                 self.residual[name] = new
                 if self.spare.get(name) is new:
                     del self.spare[name]
-            self.settle_held(name, finite)
+            self.settle_releasing(name, finite)
         self.pending.clear()
         self.remaining.clear()
 
@@ -207,7 +218,7 @@ class Apart(CommitPolicy):
 
 
 def _put(old: torch.Tensor, new: torch.Tensor | None, finite: Verdict) -> None:
-    """Overwrite a tensor with a new one, or with zeros for none, if ``finite``."""
+    """Overwrite a tensor with a new one, or with zeros for ``None``, if ``finite``."""
     new = old.new_zeros(()) if new is None else new
     if isinstance(finite, bool):
         old.copy_(new)
@@ -216,7 +227,7 @@ def _put(old: torch.Tensor, new: torch.Tensor | None, finite: Verdict) -> None:
 
 
 def _new_residual(finite: Verdict, unsent: torch.Tensor | None, old: torch.Tensor | None) -> torch.Tensor | None:
-    """Return what was not sent if ``finite``, else the old residual; under a mask, in the memory of either."""
+    """Return the unsent rest if ``finite``, else the old residual; under a mask, in the memory of one of them."""
     if isinstance(finite, bool):
         return unsent
     if unsent is None:

@@ -1,8 +1,9 @@
 # SPDX-FileCopyrightText: 2026 The gravac developers
 # SPDX-License-Identifier: Apache-2.0
-"""What a controller may ask to know of gradients beside their averaging: sums over steps, what other CFs would lose.
+"""Diagnostics of gradients that a controller may ask for: sums over steps, and compression errors at other CFs.
 
-None of it changes what is sent. It works on tensors that may be compressed; all numbers stay where the tensors are.
+No diagnostic changes what is sent. Diagnostics cover tensors that may be compressed. All numbers stay on the tensors'
+device.
 """
 
 from collections.abc import Sequence
@@ -21,21 +22,22 @@ class Diagnostics:
     """The diagnostics of one rank.
 
     Attributes:
-        sums: gradients added up since the plan last said so, by name; flat, ``[elements]``, in the working dtype.
+        sums: sums of gradients since the plan began to ask for sums, or for the last report, by name; flat,
+            ``[elements]``, in the working dtype.
     """
 
     def __init__(self) -> None:
         self.sums: dict[str, torch.Tensor] = {}
-        self._told: list[torch.Tensor] = []
+        self._reported: list[torch.Tensor] = []
 
     def add_up(self, pieces: Sequence[Piece], plan: Plan, finite: Verdict, measurement: LocalMeasurement) -> None:
-        """Do with gradients what the plan says of sums; where one is not finite, nothing is added.
+        """Add gradients to their sums, if they are finite; report and drop the sums if the plan says so.
 
         Args:
             pieces: tensors that may be compressed.
             plan: plan of the step.
             finite: whether all gradients of the group are finite on this rank.
-            measurement: gets the sums' squared norms where the plan asks for a report.
+            measurement: the sums' squared norms are added to it if the plan asks for a report.
         """
         for piece in pieces:
             total = self.sums.pop(piece.name, None)
@@ -45,17 +47,17 @@ class Diagnostics:
                 total.add_(piece.flat if finite is True else choose(finite, piece.flat, torch.zeros_like(piece.flat)))
             if plan.sums == "report":
                 measurement.norms[piece.name] = energy(total)
-                self._told.append(total)  # which a stream may still read
+                self._reported.append(total)  # a stream may still read it
             else:
                 self.sums[piece.name] = total
 
-    def place(self, device: torch.device) -> None:
-        """Have all sums lie on a device."""
+    def to_device(self, device: torch.device) -> None:
+        """Move all sums to a device."""
         replace(self.sums, {name: total.to(device) for name, total in self.sums.items()})
 
     def commit(self) -> None:
-        """End of a step: let go of sums that were told."""
-        self._told.clear()
+        """End a step: free the sums that were reported."""
+        self._reported.clear()
 
     def rescale(self, factor: Number) -> None:
         """Multiply all sums: the loss scale changed by ``factor``."""
@@ -66,15 +68,15 @@ class Diagnostics:
 def evaluate(
     piece: Piece, x: torch.Tensor, base: Compressor, plan: Plan, context: Context, measurement: LocalMeasurement
 ) -> None:
-    """Find what each shadow CF would lose of a tensor; selections are kept in the context for the real one.
+    """Compute the compression error of a tensor at each shadow CF; the context keeps selections for the exchange.
 
     Args:
         piece: a tensor that may be compressed.
-        x: its gradient with what is fed back, flat, ``[elements]``.
+        x: the tensor's gradient plus its residual, flat, ``[elements]``.
         base: the compressor, evaluated at the plan's shadow CFs.
         plan: plan of the step.
-        context: what the compressor may know of the tensor.
-        measurement: what the errors are added to.
+        context: the compressor's context of the tensor.
+        measurement: the errors are added to it.
     """
     choice = plan.of(piece.name)
     running = (choice.cf,) if choice.compresses else ()

@@ -1,9 +1,9 @@
 # SPDX-FileCopyrightText: 2026 The gravac developers
 # SPDX-License-Identifier: Apache-2.0
-"""What a group hands to its compressors: gradients with what is fed back to them, and whether they are finite.
+"""Folds residuals into a group's gradients for its compressors, and judges whether the gradients are finite.
 
-If the host must not look, a compressor that can (``Compressor.folds``) takes bare gradients, and folds and judges them
-in the pass in which it codes them. Of all others zeros are coded if some gradient is not finite.
+If the host must not look at tensors, a compressor with ``Compressor.folds`` gets bare gradients. It adds residuals and
+judges in the same pass in which it codes. For all other tensors, zeros are coded if some gradient is not finite.
 """
 
 from collections.abc import Callable, Sequence
@@ -23,25 +23,27 @@ def fold_in(
     batches: Sequence[Batch],
     feedback: Feedback,
     judge: Callable[[torch.Tensor], Verdict],
-    known: Verdict,
+    inputs_finite: Verdict,
     by_compressors: bool,
 ) -> Verdict:
-    """Add to gradients what is fed back to them, or leave that to their compressors.
+    """Add residuals to gradients, or leave that to the compressors.
 
-    1. Leave bare gradients to compressors that fold, if any may.
-    2. Lay side by side gradients that nothing is added to or kept of, and sum their squares.
+    1. Leave bare gradients to compressors that fold, if compressors may.
+    2. Concatenate gradients that have no residual and keep none, and sum their squares.
     3. Sum the squares of all other gradients.
-    4. Judge by these sums whether the gradients are finite, and add what is fed back to those of 3.
+    4. Judge by these sums whether the gradients are finite, and add residuals to the gradients of 3.
 
     Args:
-        batches: all tensors of the group, as they are coded; each batch is given its x, flat.
-        feedback: what is fed back.
+        batches: all tensors of the group, as they are coded; sets each batch's x, flat.
+        feedback: the residuals.
         judge: looks at a 0-d bool tensor if the host may; see ``Executor``.
-        known: whether all that the gradients were made with is finite, as far as the caller knows.
+        inputs_finite: whether all inputs from which the gradients were computed are finite, if the caller knows; else
+            true.
         by_compressors: whether compressors may fold: nobody needs a verdict before gradients are coded.
 
     Returns:
-        Whether ``known`` holds and all gradients are finite but those that are left to compressors (``Batch.fold``).
+        Whether ``inputs_finite`` holds and all gradients are finite, except for those that are left to compressors
+        (``Batch.fold``).
     """
     sizes: list[torch.Tensor] = []
     for batch in batches:
@@ -54,7 +56,7 @@ def fold_in(
             batch.x = joined.to(working(joined.dtype))
             batch.energy = energy(batch.x)
             sizes.append(batch.energy)
-    finite = both(known, judge(all_finite(sizes)) if sizes else True)
+    finite = both(inputs_finite, judge(all_finite(sizes)) if sizes else True)
     spoilt = not finite if isinstance(finite, bool) else ~finite
     for batch in batches:
         if spoilt is True:
@@ -65,25 +67,25 @@ def fold_in(
             if batch.energy is None:
                 _fold(batch, feedback)
             if isinstance(spoilt, torch.Tensor):
-                batch.x.masked_fill_(spoilt, 0.0)  # perhaps the gradient itself, which the mean will overwrite anyway
+                batch.x.masked_fill_(spoilt, 0.0)  # x may be the gradient itself, which the mean will overwrite anyway
     return finite
 
 
 def _left_to_compressor(batch: Batch, feedback: Feedback) -> bool:
-    """Leave bare gradients to their compressor; False if it cannot fold them, or not all of them alike."""
+    """Leave bare gradients to their compressor, and return True; False if it cannot fold all of them alike."""
     names, flats, choice = batch.names, batch.flats, batch.choice
-    if flats[0].dtype == torch.float64 or any(name in feedback.held for name in names):
+    if flats[0].dtype == torch.float64 or any(name in feedback.releasing for name in names):
         return False
     if not all(choice.compressor.folds(flat, choice.cf) for flat in flats):
         return False
     residuals = [feedback.residual[name] for name in names if name in feedback.residual]
     if len(names) == 1:
-        left = feedback.buffer(names[0], flats[0]) if choice.strength > 0 else None
-        batch.x, batch.fold = flats[0], Fold(residuals[0] if residuals else None, left)
-        batch.settles = left is not None or bool(residuals)
+        unsent = feedback.buffer(names[0], flats[0]) if choice.strength > 0 else None
+        batch.x, batch.fold = flats[0], Fold(residuals[0] if residuals else None, unsent)
+        batch.settles = unsent is not None or bool(residuals)
     elif batch.rows and len(residuals) in (0, len(names)):
         x = flats[0].new_empty(sum(batch.lengths), dtype=working(flats[0].dtype))
-        batch.x, batch.fold = x, Fold(left=x, gradients=flats, residuals=residuals)
+        batch.x, batch.fold = x, Fold(unsent=x, gradients=flats, residuals=residuals)
         batch.settles = True
     elif not batch.rows and not residuals:
         batch.x, batch.fold = batch.join(flats), Fold()
@@ -91,7 +93,7 @@ def _left_to_compressor(batch: Batch, feedback: Feedback) -> bool:
 
 
 def _fold(batch: Batch, feedback: Feedback) -> None:
-    """Add to finite gradients what is fed back to them."""
+    """Add residuals to finite gradients."""
     batch.settles = True
     if batch.rows:
         batch.x = feedback.fold_rows(batch.names, batch.flats).view(-1)

@@ -1,6 +1,6 @@
 # SPDX-FileCopyrightText: 2026 The gravac developers
 # SPDX-License-Identifier: Apache-2.0
-"""What compressors remember of a tensor from step to step: copied for a step, put in place at its end, or never."""
+"""Compressors' memory of tensors from step to step: changed in a copy during a step, and replaced at its end."""
 
 from collections.abc import Iterable
 
@@ -10,22 +10,23 @@ from gravac.averaging.residuals import replace
 from gravac.exchange.executor import Verdict, choose
 
 Memory = dict[str, torch.Tensor]
+"""Memory of one tensor, by names that the compressor chooses."""
 
 
 class CompressorMemory:
     """The memories of one rank, by tensor name.
 
     Attributes:
-        kept: the memories that the last step left; tensors of any shape, saved with a checkpoint.
+        stored: memories at the end of the last step; tensors of any shape, saved with a checkpoint.
     """
 
     def __init__(self) -> None:
-        self.kept: dict[str, Memory] = {}
+        self.stored: dict[str, Memory] = {}
         self._changed: dict[str, Memory] = {}
 
     def of(self, name: str) -> Memory:
-        """Return a copy for this step, in which a compressor may put other tensors in place of those there."""
-        return self._changed.setdefault(name, dict(self.kept.get(name, {})))
+        """Return a copy of a tensor's memory for this step, in which a compressor may replace and add tensors."""
+        return self._changed.setdefault(name, dict(self.stored.get(name, {})))
 
     def forget(self, names: Iterable[str]) -> None:
         """Undo what this step changed of some tensors' memories."""
@@ -33,39 +34,44 @@ class CompressorMemory:
             self._changed.pop(name, None)
 
     def mask(self, names: Iterable[str], finite: torch.Tensor) -> None:
-        """Undo what this step changed of some tensors' memories where only the device knows whether it was finite.
+        """Undo what this step changed of some tensors' memories if ``finite`` is false, which only the device knows.
 
-        What is new is put in the old one's place, where that has its form, so that only one of them is there.
+        A new tensor overwrites the old one if both have the same shape and dtype, so that only one of them remains.
         """
         for name in names:
-            old, changed = self.kept.get(name, {}), self._changed.get(name, {})
-            changed.update({key: _into(finite, new, old.get(key)) for key, new in changed.items()})
+            old, changed = self.stored.get(name, {}), self._changed.get(name, {})
+            changed.update({key: _overwritten(finite, new, old.get(key)) for key, new in changed.items()})
 
     def commit(self, finite: Verdict) -> None:
-        """Keep what the step changed where it was ``finite``; what it started keeping in either case."""
+        """Store the tensors that the step changed if it was ``finite``.
+
+        If only the device knows whether it was, tensors that the step added are stored in either case.
+        """
         if finite is not False:
             for name, changed in self._changed.items():
-                old = self.kept.get(name, {})
-                self.kept[name] = {key: _chosen(finite, new, old.get(key)) for key, new in changed.items()}
+                old = self.stored.get(name, {})
+                self.stored[name] = {key: _selected(finite, new, old.get(key)) for key, new in changed.items()}
         self._changed.clear()
 
-    def place(self, device: torch.device) -> None:
-        """Have all memories lie on a device."""
-        moved = {name: {key: tensor.to(device) for key, tensor in memory.items()} for name, memory in self.kept.items()}
-        replace(self.kept, moved)
+    def to_device(self, device: torch.device) -> None:
+        """Move all memories to a device."""
+        moved = {
+            name: {key: tensor.to(device) for key, tensor in memory.items()} for name, memory in self.stored.items()
+        }
+        replace(self.stored, moved)
 
-    def load(self, kept: dict[str, Memory]) -> None:
-        """Replace all by copies of what is given."""
-        copies = {name: {key: tensor.clone() for key, tensor in memory.items()} for name, memory in kept.items()}
-        replace(self.kept, copies)
+    def load(self, memories: dict[str, Memory]) -> None:
+        """Replace all memories by copies of the given ones."""
+        copies = {name: {key: tensor.clone() for key, tensor in memory.items()} for name, memory in memories.items()}
+        replace(self.stored, copies)
         self._changed.clear()
 
 
-def _into(finite: torch.Tensor, new: torch.Tensor, old: torch.Tensor | None) -> torch.Tensor:
+def _overwritten(finite: torch.Tensor, new: torch.Tensor, old: torch.Tensor | None) -> torch.Tensor:
     if old is None or old.shape != new.shape or old.dtype != new.dtype:
         return new
     return old if old is new else torch.where(finite, new, old, out=old)
 
 
-def _chosen(finite: Verdict, new: torch.Tensor, old: torch.Tensor | None) -> torch.Tensor:
+def _selected(finite: Verdict, new: torch.Tensor, old: torch.Tensor | None) -> torch.Tensor:
     return new if old is None or old is new or old.shape != new.shape else choose(finite, new, old)

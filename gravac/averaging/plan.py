@@ -1,6 +1,6 @@
 # SPDX-FileCopyrightText: 2026 The gravac developers
 # SPDX-License-Identifier: Apache-2.0
-"""What goes into averaging: tensors, and the plan of a step, which says what each is sent by."""
+"""Inputs of averaging: tensors, and the plan of a step, which says how each tensor is sent."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -20,7 +20,7 @@ class Piece:
 
     Attributes:
         name: the parameter's name.
-        flat: its gradient, a flat view in memory order; overwritten with the mean.
+        flat: the parameter's gradient, a flat view in memory order; overwritten with the mean.
         shape: the parameter's shape, in memory order.
     """
 
@@ -31,13 +31,13 @@ class Piece:
 
 @dataclass(frozen=True, slots=True)
 class Choice:
-    """A compressor and settings that a tensor is sent by; dense is a compressor like all others.
+    """A compressor and its settings, by which a tensor is sent; dense is a compressor like all others.
 
     Attributes:
         compressor: the compressor.
-        cf: its compression factor.
-        profile: what is known of the compressor at that factor, over the ranks there are.
-        strength: error feedback: share of what is not sent that is kept, in [0, 1].
+        cf: compression factor.
+        profile: the compressor's profile at that factor, for the present number of ranks.
+        strength: strength of error feedback: fraction of the unsent rest that is kept, in [0, 1].
     """
 
     compressor: Compressor
@@ -53,42 +53,42 @@ class Choice:
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """What runs in a step.
+    """How each tensor is sent in a step.
 
     Attributes:
         step: number of the step, counted from 0.
-        choice: what every tensor is sent by that has no choice of its own.
-        small: what tensors are sent by that are too small for ``choice`` to compress them; dense.
-        own: choices by name, for the tensors that have one of their own.
+        choice: choice of every tensor that is not in ``by_name``.
+        small: choice of tensors that are too small to be compressed; dense.
+        by_name: choices by name, for the tensors that have a choice of their own.
         shadow: CFs of the base compressor to evaluate without sending, ascending.
-        sums: what becomes of each tensor's gradients, see ``gravac.controllers.base.Decision``.
+        sums: whether gradients are summed over steps, and reported; see ``gravac.controllers.base.Decision``.
     """
 
     step: int
     choice: Choice
     small: Choice
-    own: Mapping[str, Choice] = field(default_factory=dict)
+    by_name: Mapping[str, Choice] = field(default_factory=dict)
     shadow: tuple[float, ...] = ()
     sums: str = "none"
 
     def of(self, name: str, compressible: bool = True) -> Choice:
-        """Return what a tensor is sent by.
+        """Return the choice of a tensor.
 
         Args:
             name: the parameter's name.
-            compressible: whether it is large enough to be compressed.
+            compressible: whether the tensor is large enough to be compressed.
         """
-        choice = self.own.get(name, self.choice)
+        choice = self.by_name.get(name, self.choice)
         return choice if compressible or not choice.compresses else self.small
 
-    def sends_whole(self, name: str) -> bool:
+    def sends_all(self, name: str) -> bool:
         """True if every element of a tensor is sent."""
         return not self.of(name).compresses
 
     @property
     def choices(self) -> tuple[Choice, ...]:
         """All choices of tensors that are large enough to be compressed."""
-        return (self.choice, *self.own.values())
+        return (self.choice, *self.by_name.values())
 
     @property
     def compresses(self) -> bool:

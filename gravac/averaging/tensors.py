@@ -1,6 +1,6 @@
 # SPDX-FileCopyrightText: 2026 The gravac developers
 # SPDX-License-Identifier: Apache-2.0
-"""How tensors lie in memory, by which they are averaged flat, and which tensors cannot be averaged."""
+"""Flat views of tensors in memory order, as averaging needs them; refuses tensors that cannot be averaged."""
 
 from collections.abc import Mapping
 
@@ -8,7 +8,7 @@ import torch
 
 
 def refuse_complex(tensors: Mapping[str, torch.Tensor]) -> None:
-    """Refuse complex tensors, of which averaging would see the real parts alone.
+    """Refuse complex tensors: averaging would see their real parts only.
 
     Raises:
         TypeError: a tensor is complex; the message has its name.
@@ -26,7 +26,7 @@ def flat(name: str, tensor: torch.Tensor) -> torch.Tensor:
     """Return a flat view of a tensor, ``[elements]``, whose elements are in the order that they have in memory.
 
     Raises:
-        ValueError: it has gaps.
+        ValueError: the tensor has gaps in memory.
     """
     if not torch.ops.aten.is_non_overlapping_and_dense(tensor):
         raise ValueError(f"{name}: a tensor of strides {tensor.stride()} has gaps in memory; hand over .contiguous()")
@@ -34,7 +34,7 @@ def flat(name: str, tensor: torch.Tensor) -> torch.Tensor:
 
 
 def memory_shape(parameter: torch.Tensor) -> tuple[int, ...]:
-    """Return the shape with dimensions in the order they lie in memory (channels-last: O, H, W, I)."""
+    """Return a parameter's shape with dimensions in memory order (channels-last: O, H, W, I)."""
     strides = parameter.stride()
-    order = sorted(range(parameter.dim()), key=lambda d: (-strides[d], d))
-    return tuple(parameter.shape[d] for d in order)
+    order = sorted(range(parameter.dim()), key=lambda dim: (-strides[dim], dim))
+    return tuple(parameter.shape[dim] for dim in order)

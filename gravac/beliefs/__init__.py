@@ -1,10 +1,10 @@
 # SPDX-FileCopyrightText: 2026 The gravac developers
 # SPDX-License-Identifier: Apache-2.0
-"""Statistical efficiency of each method, as believed before a run has measured anything, and how uncertain that is.
+"""Beliefs about each method's statistical efficiency before a run has measured anything, with their uncertainty.
 
 ``shipped.json`` holds the numbers, ``tables`` reads them, ``points`` interpolates between measured points, and
-``belief`` is one efficiency with its uncertainty. They reach controllers through ``gravac.candidate.Forecast`` alone.
-``posterior`` is what a run's own measurements make of them.
+``belief`` is an efficiency with its uncertainty. Controllers get beliefs only through ``gravac.candidate.Forecast``.
+``posterior`` corrects them by a run's own measurements.
 """
 
 from gravac.beliefs.belief import SURE, Belief

@@ -13,7 +13,7 @@ def efficiency_at(points: EfficiencyPoints, x: float) -> float:
     """Return the efficiency at a CF, a rank, or a number of steps, at most 1.
 
     Linear in log efficiency and log x, extrapolated beyond the last point. Before the first point, and if there is only
-    one, it is that point's.
+    one point, it is that point's efficiency.
 
     Example:
         >>> round(efficiency_at(((1, 1.0), (10, 0.72), (100, 0.3)), 30), 2)
@@ -27,9 +27,9 @@ def efficiency_at(points: EfficiencyPoints, x: float) -> float:
 
 
 def power_at(points: EfficiencyPoints, every: float) -> float:
-    """Return the exponent for an exchange every so many steps (see ``CompressorBeliefs.apart``).
+    """Return the exponent for an exchange in each ``every`` steps (see ``CompressorBeliefs.apart``).
 
-    Linear in log ``every``, extrapolated beyond the last point; before the first point it is that point's.
+    Linear in log ``every``, extrapolated beyond the last point; before the first point it is that point's exponent.
 
     Example:
         >>> [round(power_at(((20, 1.0), (50, 2.0)), every), 2) for every in (1, 20, 50, 125)]

@@ -1,6 +1,6 @@
 # SPDX-FileCopyrightText: 2026 The gravac developers
 # SPDX-License-Identifier: Apache-2.0
-"""Beliefs after a run has measured a method's efficiency: about it, and with less weight about others of its kind."""
+"""Beliefs after a run has measured a method's efficiency: about that method, and weaker, about others of its kind."""
 
 import math
 from collections.abc import Hashable, Sequence
@@ -23,8 +23,8 @@ class MeasuredRatio(NamedTuple):
     """Efficiency of a method relative to that of another, as a run measured it.
 
     Attributes:
-        position: place of the method in the list of beliefs.
-        reference: place of the method that it was compared with.
+        position: position of the method in the list of beliefs.
+        reference: position of the method that it was compared with.
         ratio: progress of a step / progress of a step of the reference; above 0.
         error: standard error of ``ratio``.
     """
@@ -63,7 +63,7 @@ def posterior(
         return beliefs
     factor = max(PRIOR_FACTORS, key=lambda factor: _updated(beliefs, kinds, ratios, factor)[0])
     _, means, deviations = _updated(beliefs, kinds, ratios, factor)
-    measured_kinds = {kinds[place] for measured in ratios for place in (measured.position, measured.reference)}
+    measured_kinds = {kinds[position] for measured in ratios for position in (measured.position, measured.reference)}
     return tuple(
         Belief(math.exp(mean), deviation) if kind in measured_kinds else belief
         for belief, kind, mean, deviation in zip(beliefs, kinds, means, deviations, strict=True)
@@ -81,12 +81,15 @@ def _updated(
         ratios: the measurements.
         factor: number that all prior deviations are multiplied with.
     """
-    places = range(len(beliefs))
+    positions = range(len(beliefs))
     means = [math.log(belief.efficiency) for belief in beliefs]
     deviations = [factor * belief.deviation for belief in beliefs]
     covariance = [
-        [deviations[i] * deviations[j] * (1.0 if i == j else KINSHIP if kinds[i] == kinds[j] else 0.0) for j in places]
-        for i in places
+        [
+            deviations[i] * deviations[j] * (1.0 if i == j else KINSHIP if kinds[i] == kinds[j] else 0.0)
+            for j in positions
+        ]
+        for i in positions
     ]
     likelihood = 0.0
     for position, reference, ratio, error in ratios:
@@ -94,11 +97,11 @@ def _updated(
         variance = with_ratio[position] - with_ratio[reference] + (error / ratio) ** 2
         if not variance > 0:
             continue
-        residual = math.log(ratio) - (means[position] - means[reference])
-        likelihood -= 0.5 * (math.log(variance) + residual**2 / variance)
-        for i in places:
-            means[i] += with_ratio[i] / variance * residual
+        innovation = math.log(ratio) - (means[position] - means[reference])
+        likelihood -= 0.5 * (math.log(variance) + innovation**2 / variance)
+        for i in positions:
+            means[i] += with_ratio[i] / variance * innovation
             covariance[i] = [
                 entry - with_ratio[i] * other / variance for entry, other in zip(covariance[i], with_ratio, strict=True)
             ]
-    return likelihood, means, [math.sqrt(max(0.0, covariance[i][i])) for i in places]
+    return likelihood, means, [math.sqrt(max(0.0, covariance[i][i])) for i in positions]

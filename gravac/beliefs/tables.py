@@ -1,9 +1,9 @@
 # SPDX-FileCopyrightText: 2026 The gravac developers
 # SPDX-License-Identifier: Apache-2.0
-"""Tables of beliefs: their format, those that ship with gravac (``shipped.json``), and those in force.
+"""Tables of beliefs: their format, the tables that ship with gravac (``shipped.json``), and the tables in force.
 
-``python -m tests.measure.beliefs --write`` makes the file from committed records, which it names. All efficiencies are
-relative to a step with dense gradient averaging.
+``python -m tests.measure.beliefs --write`` makes the file from committed records; the file names its records. All
+efficiencies are relative to a step with dense gradient averaging.
 """
 
 import hashlib
@@ -63,7 +63,7 @@ class Doubt(Settings):
 
     Attributes:
         least: deviation at a median efficiency of 1.
-        of_loss: deviation / loss that is believed, ``-log(median)``, where that loss is large.
+        of_loss: deviation / loss of efficiency at the median, ``-log(median)``, if that loss is large.
     """
 
     least: float = Field(default=0.0, ge=0)
@@ -120,7 +120,7 @@ class Beliefs(Settings):
     def of_outer(self, every: int, delay: int, world: int) -> Belief:
         """Return the belief about a dense outer step.
 
-        The median is interpolated between the numbers of ranks that were measured, and held beyond the largest.
+        The median is interpolated between the numbers of ranks that were measured. Beyond the largest, it is constant.
 
         Args:
             every: number of steps from one exchange to the next.
@@ -128,14 +128,15 @@ class Beliefs(Settings):
             world: number of ranks.
         """
         by_ranks = tuple((number, efficiency_at(points, every)) for number, points in self.outer.items())
-        apart = self.belief(efficiency_at(by_ranks, min(world, max(self.outer))), "outer")
+        undelayed = self.belief(efficiency_at(by_ranks, min(world, max(self.outer))), "outer")
         if not delay:
-            return apart
-        return apart.times(self.belief(efficiency_at(self.delay, 1 + delay), "delay"))
+            return undelayed
+        return undelayed.times(self.belief(efficiency_at(self.delay, 1 + delay), "delay"))
 
 
 def _ascending(points: EfficiencyPoints) -> EfficiencyPoints:
-    if [x for x, _ in points] != sorted({x for x, _ in points}) or any(not share > 0 for _, share in points):
+    """Return the points if they ascend and their second numbers are above 0; otherwise raise ``ValueError``."""
+    if [x for x, _ in points] != sorted({x for x, _ in points}) or any(not y > 0 for _, y in points):
         raise ValueError("points must ascend, and their second numbers be above 0")
     return points
 
@@ -165,7 +166,7 @@ def beliefs_in_force() -> Beliefs:
 
 @contextmanager
 def use_beliefs(beliefs: Beliefs) -> Iterator[None]:
-    """Replace the beliefs of this process within a ``with``; give all ranks the same ones."""
+    """Replace the beliefs of this process within a ``with``; all ranks must get the same beliefs."""
     _overrides.append(beliefs)
     try:
         yield

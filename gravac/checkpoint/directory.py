@@ -2,14 +2,14 @@
 # SPDX-License-Identifier: Apache-2.0
 """A checkpoint in a directory: a file per rank in a folder of its own, and a manifest that names the folder.
 
-A folder is written once, under a new name, and nobody reads it until a manifest names it; a manifest is replaced whole,
-when every rank's file is there; what was there before is removed last. So a kill at any moment leaves the last complete
-checkpoint. Where each machine has a directory of its own, each has a manifest, written by the lowest rank of those that
-share the directory.
+A folder is written once, under a new name, and nobody reads it until a manifest names it. When every rank's file
+exists, the manifest is replaced atomically; the earlier folder is removed last. So a kill at any moment leaves the
+newest complete checkpoint. If each machine has a directory of its own, each directory has a manifest, written by the
+lowest rank of those that share the directory.
 
-Ranks find out who shares theirs by opening each other's new files by name, since a file system over a network may list
-a folder as it was a minute ago. Should one rank not see a file that is there, two write the same manifest, each under a
-temporary name of its own.
+Ranks find out which of them share a directory by opening each other's new files by name, since a network file system
+may list a folder as it was a minute ago. If a rank fails to see an existing file, two ranks write the same manifest,
+each under a temporary name of its own.
 """
 
 import json
@@ -23,9 +23,9 @@ from typing import Any, BinaryIO
 
 import torch
 
-from gravac.checkpoint.fitting import Manifest, fitted
+from gravac.checkpoint.fitting import Manifest, validate
 from gravac.checkpoint.ranks import Checkpointed, Ranks
-from gravac.checkpoint.resize import OnResize, check_on_resize, taken_over
+from gravac.checkpoint.resize import OnResize, check_on_resize, state_to_load
 from gravac.checkpoint.serial import FORMAT, check_format, state_on_host
 from gravac.settings import SettingsError
 
@@ -40,72 +40,76 @@ def save(directory: str | Path, compressor: Checkpointed) -> None:
     Every rank writes its own file, as large as its residuals: four bytes for each compressed parameter.
 
     Args:
-        directory: holds one compressor's checkpoint, on a file system that all ranks share or on each machine's own;
-            made where there is none. Other files in it are left alone.
+        directory: directory of one compressor's checkpoint, on a file system that all ranks share or on each machine's
+            own; created if it does not exist. Other files in it are left alone.
         compressor: the ``AdaptiveCompressor``, between two steps.
 
     Raises:
         RuntimeError: a rank could not write; raised on all ranks, with that rank and its path. The earlier checkpoint
-            is still there.
+            stays.
         SettingsError: the ranks that averaged are not those of the compressor's process group.
     """
     root, ranks = Path(directory), Ranks(compressor.process_group)
-    # 1. every rank's work is done  2. one name for all  3. all files are there  4. each knows the first rank that it
-    # shares its directory with  5. manifests name the files  6. tidy up
-    state = ranks.together(lambda: state_on_host(compressor, ranks))
-    name = ranks.tell(f"gravac-step{state['step']}-{secrets.token_hex(4)}")[0]
-    path = _file(root / name, ranks.rank)
+    # 1. wait until every rank's work is done  2. agree on a folder name  3. write all files  4. find the lowest rank
+    # that shares the directory  5. write manifests that name the folder  6. remove earlier folders
+    state = ranks.run_on_all(lambda: state_on_host(compressor, ranks))
+    name = ranks.all_gather(f"gravac-step{state['step']}-{secrets.token_hex(4)}")[0]
+    path = _rank_file(root / name, ranks.rank)
     try:
-        ranks.together(lambda: _write(path, f"{path.name}.tmp", lambda file: torch.save(state, file)))
+        ranks.run_on_all(lambda: _write(path, f"{path.name}.tmp", lambda file: torch.save(state, file)))
     except Exception:
         _remove(path.parent)
         raise
     manifest = {"version": FORMAT, "world": ranks.world, "step": state["step"], "folder": name}
-    writes = ranks.rank in ranks.tell(
-        next(r for r in range(ranks.world) if r == ranks.rank or _is_there(path.parent, r))
+    writes = ranks.rank in ranks.all_gather(
+        next(rank for rank in range(ranks.world) if rank == ranks.rank or _can_open(path.parent, rank))
     )
     temporary = f"{MANIFEST}.rank{ranks.rank}.tmp"
-    ranks.together(lambda: _write(root / MANIFEST, temporary, lambda file: _dump(manifest, file)) if writes else None)
+    ranks.run_on_all(
+        lambda: _write(root / MANIFEST, temporary, lambda file: _dump_manifest(manifest, file)) if writes else None
+    )
     if writes:
-        _tidy(root, name)
+        _remove_earlier(root, name)
 
 
 def load(directory: str | Path, compressor: Checkpointed, on_resize: OnResize = "mean") -> None:
-    """Go on from the checkpoint that a directory holds. Called on every rank, before the first backward.
+    """Restore the checkpoint that a directory holds. Called on every rank, before the first backward.
 
-    With as many ranks as before, each gets its own state, bit for bit.
+    If as many ranks load as saved, each gets its own state, bit for bit.
 
     Args:
-        directory: what ``save`` was given.
-        compressor: a new ``AdaptiveCompressor`` with the same compressor and controller, attached or not. Where its
-            model's process group is not the default one, attached.
-        on_resize: what becomes of residuals at another number of ranks. ``"mean"``: every rank gets their mean;
-            ``"keep"``: each rank has its own, new ones have none, and those of ranks that are gone are lost;
-            ``"drop"``: none has any. Decisions and the number of steps stay.
+        directory: the directory that ``save`` got.
+        compressor: a new ``AdaptiveCompressor`` with the same compressor and controller, attached or not. If its
+            model's process group is not the default group, it must be attached.
+        on_resize: what becomes of residuals at another number of ranks. ``"mean"``: every rank gets the mean of all;
+            ``"keep"``: each rank keeps its own, new ranks have none, and residuals of ranks that are gone are lost;
+            ``"drop"``: no rank has residuals. Decisions and the number of steps stay.
 
     Raises:
-        SettingsError: there is no checkpoint, a file of it is missing or cannot be read, it is of another version,
-            compressor, controller or model, a part of it is missing or wrong, or ``on_resize`` is not known; raised on
-            all ranks, with the rank that found it.
+        SettingsError: the directory holds no checkpoint, a file is missing or cannot be read, the checkpoint is of
+            another version, compressor, controller or model, a field is missing or wrong, or ``on_resize`` is not
+            known; raised on all ranks, with the rank that found the error.
         RuntimeError: the compressor has made steps already; raised on all ranks.
     """
     check_on_resize(on_resize)
     root, ranks = Path(directory), Ranks(compressor.process_group)
-    # a kill between the manifests of two machines leaves both folders on both: take the one that all know
-    manifest = min(ranks.tell(ranks.together(lambda: _manifest(root))), key=lambda one: (one["step"], one["folder"]))
+    # after a kill between the manifests of two machines their manifests differ, and both machines still have both
+    # folders: load the older one
+    manifests = ranks.all_gather(ranks.run_on_all(lambda: _read_manifest(root)))
+    manifest = min(manifests, key=lambda each: (each["step"], each["folder"]))
     world: int = manifest["world"]
 
-    def take_over() -> None:
+    def restore() -> None:
         def state_of(rank: int) -> dict[str, Any]:
-            return _read(_file(root / manifest["folder"], rank), rank, world)
+            return _read_state(_rank_file(root / manifest["folder"], rank), rank, world)
 
-        compressor.load_state_dict(taken_over(world, ranks.world, ranks.rank, on_resize, state_of))
+        compressor.load_state_dict(state_to_load(world, ranks.world, ranks.rank, on_resize, state_of))
 
-    ranks.together(take_over)
+    ranks.run_on_all(restore)
 
 
 def _write(path: Path, temporary_name: str, write: Callable[[BinaryIO], None]) -> None:
-    """Write a file under a temporary name, and give it its own once it is whole."""
+    """Write a file under a temporary name, and rename it once it is complete."""
     temporary = path.with_name(temporary_name)
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -120,11 +124,16 @@ def _write(path: Path, temporary_name: str, write: Callable[[BinaryIO], None]) -
         ) from failure
 
 
-def _dump(manifest: dict[str, Any], file: BinaryIO) -> None:
+def _dump_manifest(manifest: dict[str, Any], file: BinaryIO) -> None:
     file.write(json.dumps(manifest, indent=2).encode())
 
 
-def _manifest(root: Path) -> dict[str, Any]:
+def _read_manifest(root: Path) -> dict[str, Any]:
+    """Read a directory's manifest, and return its fields.
+
+    Raises:
+        SettingsError: the manifest is missing, cannot be read, or its fields are wrong.
+    """
     path = root / MANIFEST
     try:
         manifest: dict[str, Any] = json.loads(path.read_bytes())
@@ -138,11 +147,15 @@ def _manifest(root: Path) -> dict[str, Any]:
     if not isinstance(manifest, dict):
         raise SettingsError(f"directory: {path} holds {manifest!r:.80}, a manifest's fields expected")
     check_format(manifest, str(path))
-    return fitted(Manifest, manifest, str(path)).model_dump()
+    return validate(Manifest, manifest, str(path)).model_dump()
 
 
-def _read(path: Path, rank: int, world: int) -> dict[str, Any]:
-    """Read a rank's state; its tensors are mapped to the file, and read when they are copied."""
+def _read_state(path: Path, rank: int, world: int) -> dict[str, Any]:
+    """Read a rank's state; its tensors are mapped to the file, and read when they are copied.
+
+    Raises:
+        SettingsError: the file is missing, cannot be read, or holds no state.
+    """
     try:
         state: dict[str, Any] = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
     except FileNotFoundError:
@@ -157,21 +170,26 @@ def _read(path: Path, rank: int, world: int) -> dict[str, Any]:
     return state
 
 
-def _file(folder: Path, rank: int) -> Path:
+def _rank_file(folder: Path, rank: int) -> Path:
     return folder / f"rank{rank}.pt"
 
 
-def _is_there(folder: Path, rank: int) -> bool:
-    """Whether a rank's file can be opened here; nobody has asked for its name before, so no answer is a stale one."""
+def _can_open(folder: Path, rank: int) -> bool:
+    """True if a rank's file can be opened here. Nobody has looked up its new name before, so no answer is stale."""
     try:
-        _file(folder, rank).open("rb").close()
+        _rank_file(folder, rank).open("rb").close()
     except OSError:
         return False
     return True
 
 
-def _tidy(root: Path, name: str) -> None:
-    """Remove the folders of earlier checkpoints, as far as they are listed and can be removed."""
+def _remove_earlier(root: Path, name: str) -> None:
+    """Remove the folders of earlier checkpoints that are listed and can be removed.
+
+    Args:
+        root: directory of the checkpoint.
+        name: name of the folder that stays.
+    """
     with suppress(OSError):
         for folder in [*root.iterdir()]:
             if FOLDER.fullmatch(folder.name) and folder.name != name:
@@ -179,7 +197,7 @@ def _tidy(root: Path, name: str) -> None:
 
 
 def _remove(folder: Path) -> None:
-    """Remove what ``save`` wrote into a folder, and the folder, as far as that can be done."""
+    """Remove the files that ``save`` wrote into a folder, and the folder, if they can be removed."""
     with suppress(OSError):
         for path in folder.iterdir():
             if FILE.fullmatch(path.name.removesuffix(".tmp")):

@@ -1,12 +1,12 @@
 # SPDX-FileCopyrightText: 2026 The gravac developers
 # SPDX-License-Identifier: Apache-2.0
-"""What a state must be to be loaded: its fields, in one place, and how they must fit the model.
+"""Checks of a saved state: the types of its fields, and whether they fit the model.
 
-A state that loads is a state that fits. All is checked before anything changes, and refused with the path of what is
-wrong: ``residual/layer.3.weight: 4 elements, 4096 expected``.
+A state is loaded only if it fits. All fields are checked before anything changes, and a refusal has the path of the
+field that is wrong: ``residual/layer.3.weight: 4 elements, 4096 expected``.
 
-To add a field, add a line to a class below. Controllers' states are checked by controllers (``Controller.check``), by
-the classes of these states.
+To add a field, add a line to a class below. Controllers check their own states (``Controller.check``), by the classes
+of these states.
 """
 
 import copy
@@ -28,17 +28,17 @@ from gravac.settings import SettingsError
 from gravac.telemetry.records import DecisionRecord
 
 LARGEST = 2**53
-"""Largest count: up to there a float has every integer."""
+"""Largest count that a state may have: a float represents every integer up to this one."""
 
 LARGEST_SQUARE = 1e300
-"""Largest sum of squares that is finite: sums of a few of these are finite, too."""
+"""Largest finite sum of squares that a state may have: the sum of a few such sums is finite, too."""
 
 FormByName = Mapping[str, Form]
 """Shapes, in memory order, and number formats of a model's parameters, by name; empty: the model is not known yet."""
 
 
 class Fields(BaseModel):
-    """Fields of a state: each of exactly its type; unknown ones are refused."""
+    """Fields of a state. Each must have exactly its type; unknown fields are refused."""
 
     model_config = ConfigDict(extra="forbid", strict=True, frozen=True, arbitrary_types_allowed=True)
 
@@ -63,7 +63,7 @@ def _finite(tensor: torch.Tensor) -> torch.Tensor:
 def _flat(*dtypes: torch.dtype) -> Callable[[torch.Tensor], torch.Tensor]:
     def check(tensor: torch.Tensor) -> torch.Tensor:
         if tensor.dtype not in dtypes:
-            raise ValueError(f"{' or '.join(_dtype(dtype) for dtype in dtypes)} expected")
+            raise ValueError(f"{' or '.join(_dtype_name(dtype) for dtype in dtypes)} expected")
         if _dense(tensor).dim() != 1:
             raise ValueError("one dimension expected")
         return _finite(tensor)
@@ -72,8 +72,8 @@ def _flat(*dtypes: torch.dtype) -> Callable[[torch.Tensor], torch.Tensor]:
 
 
 def _factor(number: Any) -> Any:
-    """Check a finite number above 0, and leave it the int or float that it is: slots are named by shadow CFs."""
-    if not (_number(number) and number > 0):
+    """Return a finite number above 0; an int stays an int, since slots are named by shadow CFs."""
+    if not (_is_number(number) and number > 0):
         raise ValueError("a finite number above 0 expected")
     return number
 
@@ -93,37 +93,37 @@ Positive = Annotated[int, Field(ge=1, le=LARGEST)]
 Factor = Annotated[Any, AfterValidator(_factor)]
 Finite = Annotated[float, Field(allow_inf_nan=False)]
 Seconds = Annotated[float, Field(ge=0, allow_inf_nan=False)]
-Share = Annotated[float, Field(ge=0, lt=1)]
+Fraction = Annotated[float, Field(ge=0, lt=1)]
 LossScale = Annotated[float, Field(ge=2**-100, le=2**100)]
 Square = Annotated[float, AfterValidator(_square)]
 
 
-def like(kind: Any, **narrower: Any) -> type[Fields]:
-    """Return the fields of a dataclass, all of them required, as a class of its own.
+def fields_of(kind: Any, **narrower: Any) -> type[Fields]:
+    """Return a class of ``Fields`` that has the fields of a dataclass, all of them required.
 
     Args:
         kind: dataclass.
-        narrower: types of fields, in place of those that the dataclass has.
+        narrower: types of fields by field name, in place of those that the dataclass has.
     """
     hints: dict[str, Any] = {**typing.get_type_hints(kind), **narrower}
-    made: dict[str, Any] = {field.name: (hints[field.name], ...) for field in dataclasses.fields(kind)}
-    return create_model(kind.__name__, __base__=Fields, **made)
+    definitions: dict[str, Any] = {field.name: (hints[field.name], ...) for field in dataclasses.fields(kind)}
+    return create_model(kind.__name__, __base__=Fields, **definitions)
 
 
 FACTORS: dict[str, Any] = {"cf": Factor, "every": Positive, "delay": Count}
-CandidateFields: Any = like(Candidate, **FACTORS)
-DecisionFields: Any = like(DecisionRecord, **FACTORS, step=Count)
+CandidateFields: Any = fields_of(Candidate, **FACTORS)
+DecisionFields: Any = fields_of(DecisionRecord, **FACTORS, step=Count)
 
 
 class FactorsFields(Fields):
-    """Compression factors of the last step; ``None`` is dense."""
+    """Compression factors of the newest step; ``None`` is dense."""
 
     cf: Factor | None
     cfs: dict[str, Factor | None]
 
 
 class PendingFields(Fields):
-    """A rank's numbers of a step that the ranks have not agreed on yet.
+    """A rank's measurement of a step that the ranks have not agreed on yet.
 
     Attributes:
         numbers: numbers by the names of ``slots(shadow)``; nan if not known.
@@ -140,7 +140,7 @@ class PendingFields(Fields):
 
 
 class TotalsFields(Fields):
-    """What all steps of a run add up to on a rank, bytes."""
+    """Totals of all steps of a run on a rank, bytes."""
 
     wire_bytes: Count
     dense_wire_bytes: Count
@@ -148,7 +148,7 @@ class TotalsFields(Fields):
 
 
 class NativeFields(Fields):
-    """Where a stretch of native steps is."""
+    """Progress of a stretch of native steps, see ``NativeState``."""
 
     made: Count
     travels: bool
@@ -156,7 +156,7 @@ class NativeFields(Fields):
 
 
 class RankState(Fields):
-    """One rank's state, as ``AdaptiveCompressor.state_dict`` gives it.
+    """A rank's state, as ``AdaptiveCompressor.state_dict`` returns it.
 
     Attributes:
         outer: state of outer steps, see ``OuterState``; ``None`` unless ranks train apart.
@@ -190,7 +190,7 @@ class RankState(Fields):
 
 
 class SharesState(Fields):
-    """What is known of all ranks' steps: lists by rank, and this rank's own seconds and samples."""
+    """Step times and samples of all ranks: lists by rank, and this rank's own seconds and samples."""
 
     seconds: tuple[Annotated[float, Field(gt=0, allow_inf_nan=False)], ...]
     samples: tuple[Seconds, ...]
@@ -198,29 +198,29 @@ class SharesState(Fields):
 
 
 class FragmentState(Fields):
-    """A fragment between two steps, as ``Fragment.state_dict`` gives it."""
+    """A fragment between two steps, as ``Fragment.state_dict`` returns it."""
 
     anchors: dict[str, FiniteTensor]
     own: dict[str, FiniteTensor]
     due: Count | None
     left: dict[str, FiniteTensor]
-    keeps: Share
+    keeps: Fraction
     applied: bool
 
 
 class BuffersState(Fields):
-    """Buffers, as ``Buffers.state_dict`` gives them: of any number format, and with infinities where they have any."""
+    """Buffers, as ``Buffers.state_dict`` returns them: of any number format; elements may be infinite."""
 
     anchors: dict[str, Tensor]
     own: dict[str, Tensor]
-    keeps: Share
+    keeps: Fraction
 
 
 class RefusalsState(Fields):
-    """What a rank knows of exchanges whose mean was not finite, as ``Refusals.state_dict`` gives it.
+    """A rank's record of exchanges whose mean was not finite, as ``Refusals.state_dict`` returns it.
 
     Attributes:
-        verdicts: numbers of the rounds that are not over, and whether each fragment that arrived was applied.
+        verdicts: number of each round that is not over, and whether each of its fragments that arrived was applied.
     """
 
     skipped: Count
@@ -231,7 +231,7 @@ class RefusalsState(Fields):
 
 
 class OuterState(Fields):
-    """The state of outer steps, as ``RoundState.dump`` gives it."""
+    """The state of outer steps, as ``RoundState.dump`` returns it."""
 
     phase: Literal["timing", "undecided", "decided"]
     ended: Count
@@ -248,7 +248,7 @@ class OuterState(Fields):
 
 
 class GatheredStates(Fields):
-    """All ranks' states, as ``gather`` gives them."""
+    """All ranks' states, as ``gather`` returns them."""
 
     version: int
     world: Positive
@@ -257,7 +257,7 @@ class GatheredStates(Fields):
 
 
 class Manifest(Fields):
-    """What a directory's manifest says."""
+    """Fields of a directory's manifest."""
 
     version: int
     world: Positive
@@ -265,30 +265,30 @@ class Manifest(Fields):
     folder: Annotated[str, Field(pattern=r"^gravac-step[0-9]+-[0-9a-f]{8}\z")]
 
 
-def fitted(kind: type[FieldsT], plain: object, path: str = "") -> FieldsT:
-    """Return a state's fields, each of its type, lists as tuples.
+def validate(kind: type[FieldsT], state: object, path: str = "") -> FieldsT:
+    """Return a state's fields, each of its type, with tuples in place of lists.
 
     Args:
-        kind: fields that it must have.
-        plain: state, or a part of it.
-        path: path of that part.
+        kind: fields that the state must have.
+        state: state, or an entry of a state.
+        path: path of that entry.
 
     Raises:
         SettingsError: a field is missing, unknown, of another type, or out of range; the message has its path.
     """
     try:
-        return kind.model_validate(as_tuples(plain))
+        return kind.model_validate(as_tuples(state))
     except ValidationError as error:
-        raise SettingsError(_explained(error, path)) from None
+        raise SettingsError(_explain(error, path)) from None
 
 
-def rank_state(state: Mapping[str, Any]) -> RankState:
-    """Return one rank's fields, if they fit each other.
+def validate_rank_state(state: Mapping[str, Any]) -> RankState:
+    """Return the fields of a rank's state, if they fit each other.
 
     Raises:
-        SettingsError: they do not.
+        SettingsError: a field is wrong, or two fields contradict each other.
     """
-    fields = fitted(RankState, state)
+    fields = validate(RankState, state)
     if (fields.world is None) != (fields.rank is None) or (fields.world and (fields.rank or 0) >= fields.world):
         raise SettingsError(
             f"rank: {fields.rank} of {fields.world} ranks; a number from 0, below that of ranks expected"
@@ -297,8 +297,8 @@ def rank_state(state: Mapping[str, Any]) -> RankState:
     if len(names) > len(set(names)):
         twice = next(name for name in names if names.count(name) > 1)
         raise SettingsError(f"layout: {twice!r} is in two groups, one expected")
-    for at, pending in enumerate(fields.pending):
-        check_names(f"pending/{at}/numbers", pending.numbers, slots(pending.shadow))
+    for index, pending in enumerate(fields.pending):
+        check_names(f"pending/{index}/numbers", pending.numbers, slots(pending.shadow))
     steps = [pending.step for pending in fields.pending]
     if steps != sorted(set(steps)) or (steps and steps[-1] >= fields.step):
         raise SettingsError(f"pending: of steps {steps}, ascending ones before step {fields.step} expected")
@@ -307,259 +307,304 @@ def rank_state(state: Mapping[str, Any]) -> RankState:
     return fields
 
 
-def check_fits(parts: Mapping[str, Mapping[str, Any]], forms: FormByName, base: Compressor) -> None:
-    """Check that what is kept of parameters is of this model.
+def check_fits(fields: Mapping[str, Mapping[str, Any]], forms: FormByName, base: Compressor) -> None:
+    """Check that the tensors of a state fit the parameters of the model.
 
     Args:
-        parts: residuals, what is released, sums and compressors' memories, by the names of ``RankState``.
+        fields: fields of ``RankState`` by name, each with entries by parameter name: residuals, residuals that are
+            released, sums, or compressors' memories.
         forms: see ``FormByName``.
-        base: compressor whose memories they are.
+        base: compressor that the memories belong to.
 
     Raises:
-        SettingsError: a tensor is of a parameter that the model has not, or has with another shape or number format.
+        SettingsError: a tensor is of a parameter that the model does not have, or of another shape or number format
+            than the parameter.
     """
     if not forms:
         return
-    for part, kept in parts.items():
-        foreign = sorted(name for name in kept if name not in forms)
+    for field, entries in fields.items():
+        foreign = sorted(name for name in entries if name not in forms)
         if foreign:
             raise SettingsError(
-                f"{part}: the model has no parameter {foreign[0]!r} ({len(foreign)} such in the state); load the state "
-                "of this model, or a new one"
+                f"{field}: the model has no parameter {foreign[0]!r} ({len(foreign)} such in the state); load the "
+                "state of this model, or a new one"
             )
-        for name, its in kept.items():
+        for name, entry in entries.items():
             shape, dtype = forms[name]
             elements = math.prod(shape)
-            if part == "memory":
-                for key, memory in its.items():
+            if field == "memory":
+                for key, memory in entry.items():
                     if expected := base.misfit(key, memory, elements):
-                        raise SettingsError(f"{part}/{name}/{key}: {described(memory)}, {expected} expected")
+                        raise SettingsError(f"{field}/{name}/{key}: {describe(memory)}, {expected} expected")
                 continue
-            if its.numel() != elements:
-                raise SettingsError(f"{part}/{name}: {its.numel()} elements, {elements} expected")
-            wide = working(dtype) == torch.float64
-            if part != "aside" and wide != (its.dtype == torch.float64):
-                expected = "float64" if wide else "float32"
-                raise SettingsError(f"{part}/{name}: {_dtype(its.dtype)}, {expected} expected")
+            if entry.numel() != elements:
+                raise SettingsError(f"{field}/{name}: {entry.numel()} elements, {elements} expected")
+            is_wide = working(dtype) == torch.float64
+            if field != "aside" and is_wide != (entry.dtype == torch.float64):
+                expected = "float64" if is_wide else "float32"
+                raise SettingsError(f"{field}/{name}: {_dtype_name(entry.dtype)}, {expected} expected")
 
 
 def check_tensors(
-    path: str, given: Mapping[str, torch.Tensor], like: Mapping[str, torch.Tensor], some: bool = False
+    path: str, tensors: Mapping[str, torch.Tensor], current: Mapping[str, torch.Tensor], subset: bool = False
 ) -> None:
-    """Check that tensors have the names and shapes of others, and are finite where these are.
+    """Check that tensors have the names and shapes of the current ones, and no new elements that are not finite.
 
     Args:
-        path: path of what is given.
-        given: tensors by name.
-        like: tensors that they are to take the place of.
-        some: whether some of these are enough.
+        path: path of the tensors in the state.
+        tensors: tensors by name.
+        current: tensors by name that ``tensors`` are to replace.
+        subset: whether names may be missing.
 
     Raises:
-        SettingsError: they do not, or are not.
+        SettingsError: a name, a shape or a number format differs, or an element is not finite that currently is.
     """
-    check_names(path, given, like, some)
-    for name, tensor in given.items():
-        mine = like[name]
-        if tensor.shape != mine.shape:
-            raise SettingsError(f"{path}/{name}: shape {_shape(tensor)}, {_shape(mine)} expected")
-        if tensor.is_floating_point() != mine.is_floating_point() or tensor.is_complex() != mine.is_complex():
-            raise SettingsError(f"{path}/{name}: {_dtype(tensor.dtype)}, {_dtype(mine.dtype)} expected")
-        if tensor.is_floating_point() and (~tensor.isfinite().to(mine.device) & mine.isfinite()).any():
+    check_names(path, tensors, current, subset)
+    for name, tensor in tensors.items():
+        replaced = current[name]
+        if tensor.shape != replaced.shape:
+            raise SettingsError(f"{path}/{name}: shape {_shape(tensor)}, {_shape(replaced)} expected")
+        if tensor.is_floating_point() != replaced.is_floating_point() or tensor.is_complex() != replaced.is_complex():
+            raise SettingsError(f"{path}/{name}: {_dtype_name(tensor.dtype)}, {_dtype_name(replaced.dtype)} expected")
+        if tensor.is_floating_point() and (~tensor.isfinite().to(replaced.device) & replaced.isfinite()).any():
             raise SettingsError(f"{path}/{name}: not finite, as it is now")
 
 
-def check_names(path: str, given: Iterable[str], expected: Iterable[str], some: bool = False) -> None:
-    """Check that names are those that are expected; with ``some``, a part of them is enough.
+def check_names(path: str, names: Iterable[str], expected: Iterable[str], subset: bool = False) -> None:
+    """Check that a state has exactly the expected names.
+
+    Args:
+        path: path of the names in the state.
+        names: names that the state has.
+        expected: names that it should have.
+        subset: whether names may be missing.
 
     Raises:
-        SettingsError: one is missing, or unknown.
+        SettingsError: a name is missing, or unknown.
     """
-    names = set(given)
+    present = set(names)
     for name in expected:
-        if name not in names and not some:
+        if name not in present and not subset:
             raise SettingsError(f"{path}/{name}: it is missing")
-    unknown = sorted(names.difference(expected))
+    unknown = sorted(present.difference(expected))
     if unknown:
         raise SettingsError(f"{path}/{unknown[0]}: it is unknown here")
 
 
 LIKE_PARAMETER = ("exp_avg", "exp_avg_sq", "max_exp_avg_sq", "momentum_buffer", "square_avg", "sum", "exp_inf")
-"""Names of what torch's optimizers keep for each element of a parameter."""
+"""Names of tensors in the states of torch's optimizers that have the shape of the parameter."""
 
-ALWAYS: tuple[tuple[type[torch.optim.Optimizer], tuple[str, ...]], ...] = (
+REQUIRED: tuple[tuple[type[torch.optim.Optimizer], tuple[str, ...]], ...] = (
     (torch.optim.Adam, ("step", "exp_avg", "exp_avg_sq")),
     (torch.optim.AdamW, ("step", "exp_avg", "exp_avg_sq")),
 )
-"""What an optimizer keeps of every parameter that it keeps anything of."""
+"""Names of the entries that an optimizer's state has for each parameter, if it has any entry for that parameter."""
 
 
-def check_optimizer(path: str, plain: Mapping[str, Any], optimizer: torch.optim.Optimizer) -> None:
-    """Check that a state is one of an optimizer: its groups, numbers of parameters, numbers and shapes.
+def check_optimizer(path: str, state: Mapping[str, Any], optimizer: torch.optim.Optimizer) -> None:
+    """Check that a state fits an optimizer: its groups, the numbers of its parameters, settings and shapes.
 
     Args:
         path: path of the state.
-        plain: what ``optimizer.state_dict()`` gave.
-        optimizer: the one that is to load it.
+        state: an optimizer's ``state_dict()``.
+        optimizer: optimizer that is to load the state.
 
     Raises:
-        SettingsError: it is not.
+        SettingsError: the state does not fit.
     """
-    check_names(path, plain, ("state", "param_groups"), some=True)
-    check_names(path, plain, ("state", "param_groups"))
-    kept, groups, mine = plain["state"], plain["param_groups"], optimizer.param_groups
-    if not isinstance(kept, dict) or not isinstance(groups, (list, tuple)) or len(groups) != len(mine):
-        raise SettingsError(f"{path}/param_groups: {described(groups)}, {len(mine)} groups and their state expected")
+    check_names(path, state, ("state", "param_groups"), subset=True)
+    check_names(path, state, ("state", "param_groups"))
+    entries, groups, own_groups = state["state"], state["param_groups"], optimizer.param_groups
+    if not isinstance(entries, dict) or not isinstance(groups, (list, tuple)) or len(groups) != len(own_groups):
+        raise SettingsError(
+            f"{path}/param_groups: {describe(groups)}, {len(own_groups)} groups and their state expected"
+        )
     parameters: dict[Any, tuple[torch.Tensor, int]] = {}
-    for at, (group, own) in enumerate(zip(groups, mine, strict=True)):
-        where = f"{path}/param_groups/{at}"
+    for index, (group, own_group) in enumerate(zip(groups, own_groups, strict=True)):
+        group_path = f"{path}/param_groups/{index}"
         if not isinstance(group, dict):
-            raise SettingsError(f"{where}: {described(group)}, a dict expected")
+            raise SettingsError(f"{group_path}: {describe(group)}, a dict expected")
         numbers = group.get("params")
-        if not isinstance(numbers, (list, tuple)) or len(numbers) != len(own["params"]):
-            raise SettingsError(f"{where}/params: {described(numbers)}, {len(own['params'])} numbers expected")
+        if not isinstance(numbers, (list, tuple)) or len(numbers) != len(own_group["params"]):
+            raise SettingsError(
+                f"{group_path}/params: {describe(numbers)}, {len(own_group['params'])} numbers expected"
+            )
         if any(type(number) is not int or number in parameters for number in numbers):
-            raise SettingsError(f"{where}/params: {described(numbers)}, numbers of parameters expected, each once")
-        parameters |= dict(zip(numbers, ((parameter, at) for parameter in own["params"]), strict=True))
+            raise SettingsError(f"{group_path}/params: {describe(numbers)}, numbers of parameters expected, each once")
+        parameters |= dict(zip(numbers, ((parameter, index) for parameter in own_group["params"]), strict=True))
         for name in optimizer.defaults:
             if name not in group:
-                raise SettingsError(f"{where}/{name}: it is missing")
+                raise SettingsError(f"{group_path}/{name}: it is missing")
         for name, setting in group.items():
-            if name in own and name != "params":
-                _check_alike(f"{where}/{name}", setting, own[name])
-            if name == "capturable" and setting and any(parameter.is_cpu for parameter in own["params"]):
-                raise SettingsError(f"{where}/{name}: {described(setting)}, which torch refuses for CPU parameters")
+            if name in own_group and name != "params":
+                _check_setting(f"{group_path}/{name}", setting, own_group[name])
+            if name == "capturable" and setting and any(parameter.is_cpu for parameter in own_group["params"]):
+                raise SettingsError(f"{group_path}/{name}: {describe(setting)}, which torch refuses for CPU parameters")
             if name == "betas" and not all(0 <= beta < 1 for beta in setting):
-                raise SettingsError(f"{where}/{name}: {described(setting)}, numbers from 0 and below 1 expected")
+                raise SettingsError(f"{group_path}/{name}: {describe(setting)}, numbers from 0 and below 1 expected")
     keys: dict[int, set[str]] = {}
     kinds = [kind for kind in type(optimizer).__mro__ if kind is not torch.optim.Optimizer]
-    of_torch = any(kind.__module__.startswith("torch.optim.") for kind in kinds)
-    for number, its in kept.items():
-        where = f"{path}/state/{number}"
-        if number not in parameters or type(number) is not int or not isinstance(its, dict):
-            raise SettingsError(f"{where}: {described(its)}, a dict for one of {len(parameters)} parameters expected")
-        parameter, group_number = parameters[number]
-        for name, remembered in its.items():
-            _check_remembered(f"{where}/{name}", name, remembered, parameter if of_torch else None)
-        always = next((names for kind, names in ALWAYS if isinstance(optimizer, kind)), ())
-        if groups[group_number].get("amsgrad") and always:
-            always = (*always, "max_exp_avg_sq")
-        if its and always:
-            check_names(
-                where, its.keys() & {*keys.setdefault(group_number, {*its}), *always}, {*keys[group_number], *always}
+    is_of_torch = any(kind.__module__.startswith("torch.optim.") for kind in kinds)
+    for number, entry in entries.items():
+        entry_path = f"{path}/state/{number}"
+        if number not in parameters or type(number) is not int or not isinstance(entry, dict):
+            raise SettingsError(
+                f"{entry_path}: {describe(entry)}, a dict for one of {len(parameters)} parameters expected"
             )
-            check_names(where, its, keys[group_number])
+        parameter, group_number = parameters[number]
+        for name, memory in entry.items():
+            _check_memory(f"{entry_path}/{name}", name, memory, parameter if is_of_torch else None)
+        required = next((names for kind, names in REQUIRED if isinstance(optimizer, kind)), ())
+        if groups[group_number].get("amsgrad") and required:
+            required = (*required, "max_exp_avg_sq")
+        if entry and required:
+            check_names(
+                entry_path,
+                entry.keys() & {*keys.setdefault(group_number, {*entry}), *required},
+                {*keys[group_number], *required},
+            )
+            check_names(entry_path, entry, keys[group_number])
 
 
-def _check_remembered(path: str, name: str, remembered: Any, parameter: torch.Tensor | None) -> None:
-    """Check what an optimizer keeps of a parameter under a name; ``None``: what shape it has only others know."""
-    if not isinstance(remembered, torch.Tensor):
-        if name == "step" and not (_number(remembered) and remembered >= 0):
-            raise SettingsError(f"{path}: {described(remembered)}, a number of steps expected")
-        if name in LIKE_PARAMETER and remembered is not None:
-            raise SettingsError(f"{path}: {described(remembered)}, a tensor expected")
-        if isinstance(remembered, float) and math.isnan(remembered):
+def _check_memory(path: str, name: str, memory: Any, parameter: torch.Tensor | None) -> None:
+    """Check what an optimizer remembers of a parameter under a name.
+
+    Args:
+        path: path of the memory in the state.
+        name: the optimizer's name of the memory, such as ``"exp_avg"``.
+        memory: tensor or plain value.
+        parameter: the parameter; ``None``: the optimizer is not one of torch's, so the expected shape is not known.
+
+    Raises:
+        SettingsError: the memory is not finite, or of another type or shape than that name has.
+    """
+    if not isinstance(memory, torch.Tensor):
+        if name == "step" and not (_is_number(memory) and memory >= 0):
+            raise SettingsError(f"{path}: {describe(memory)}, a number of steps expected")
+        if name in LIKE_PARAMETER and memory is not None:
+            raise SettingsError(f"{path}: {describe(memory)}, a tensor expected")
+        if isinstance(memory, float) and math.isnan(memory):
             raise SettingsError(f"{path}: nan, a number expected")
         return
     try:
-        _dense(remembered)
-        if name in LIKE_PARAMETER or name == "step" or remembered.is_floating_point():
-            _finite(remembered)
+        _dense(memory)
+        if name in LIKE_PARAMETER or name == "step" or memory.is_floating_point():
+            _finite(memory)
     except ValueError as error:
-        raise SettingsError(f"{path}: {described(remembered)}, {error}") from None
-    if parameter is not None and name in LIKE_PARAMETER and remembered.shape != parameter.shape:
-        raise SettingsError(f"{path}: shape {_shape(remembered)}, {_shape(parameter)} expected")
-    if name == "step" and (remembered.numel() != 1 or float(remembered) < 0):
-        raise SettingsError(f"{path}: {described(remembered)}, a number of steps expected")
+        raise SettingsError(f"{path}: {describe(memory)}, {error}") from None
+    if parameter is not None and name in LIKE_PARAMETER and memory.shape != parameter.shape:
+        raise SettingsError(f"{path}: shape {_shape(memory)}, {_shape(parameter)} expected")
+    if name == "step" and (memory.numel() != 1 or float(memory) < 0):
+        raise SettingsError(f"{path}: {describe(memory)}, a number of steps expected")
 
 
-def _check_alike(path: str, given: Any, own: Any) -> None:
-    """Check that an optimizer's setting is of its own's type, finite, and not negative where its own is not."""
-    fits = True
-    if _number(own) and not isinstance(given, torch.Tensor):
-        fits = _number(given) and (given >= 0 or own < 0) and (isinstance(given, float) or abs(given) <= LARGEST)
-    elif isinstance(own, (bool, str)):
-        fits = type(given) is type(own) or given is None
-    elif isinstance(own, (tuple, list)):
-        fits = isinstance(given, (tuple, list)) and len(given) == len(own)
-        for at, (one, mine) in enumerate(zip(given if fits else (), own, strict=False)):
-            _check_alike(f"{path}/{at}", one, mine)
-    if isinstance(given, torch.Tensor):
-        fits = (_number(own) or isinstance(own, torch.Tensor)) and given.numel() == 1 and bool(given.isfinite().all())
-    if not fits:
-        raise SettingsError(f"{path}: {described(given)}, one like {described(own)} expected")
+def _check_setting(path: str, setting: Any, own_setting: Any) -> None:
+    """Check that a saved setting of an optimizer has the type of the optimizer's own setting, and a possible value.
 
-
-def check_plain(value: Any, path: str) -> None:
-    """Check that a state holds plain values alone (dict with words as keys, list, str, bool, None, finite numbers).
+    A number must be finite, and not negative unless the optimizer's own is.
 
     Raises:
-        SettingsError: it holds something else.
+        SettingsError: the setting does not fit.
     """
-    if isinstance(value, dict):
-        for key, part in value.items():
+    fits = True
+    if _is_number(own_setting) and not isinstance(setting, torch.Tensor):
+        fits = (
+            _is_number(setting)
+            and (setting >= 0 or own_setting < 0)
+            and (isinstance(setting, float) or abs(setting) <= LARGEST)
+        )
+    elif isinstance(own_setting, (bool, str)):
+        fits = type(setting) is type(own_setting) or setting is None
+    elif isinstance(own_setting, (tuple, list)):
+        fits = isinstance(setting, (tuple, list)) and len(setting) == len(own_setting)
+        for index, (element, own_element) in enumerate(zip(setting if fits else (), own_setting, strict=False)):
+            _check_setting(f"{path}/{index}", element, own_element)
+    if isinstance(setting, torch.Tensor):
+        fits = (
+            (_is_number(own_setting) or isinstance(own_setting, torch.Tensor))
+            and setting.numel() == 1
+            and bool(setting.isfinite().all())
+        )
+    if not fits:
+        raise SettingsError(f"{path}: {describe(setting)}, one like {describe(own_setting)} expected")
+
+
+def check_plain(state: Any, path: str) -> None:
+    """Check that a state has only plain values: dict with str as keys, list, tuple, str, bool, None, finite numbers.
+
+    Args:
+        state: state, or an entry of a state.
+        path: path of that entry.
+
+    Raises:
+        SettingsError: an entry or a key has another type, or a number is not finite.
+    """
+    if isinstance(state, dict):
+        for key, entry in state.items():
             if not isinstance(key, str):
-                raise SettingsError(f"{path}/{key}: {described(key)} is a key, a word expected")
-            check_plain(part, f"{path}/{key}")
-    elif isinstance(value, (list, tuple)):
-        for at, part in enumerate(value):
-            check_plain(part, f"{path}/{at}")
-    elif not (value is None or isinstance(value, (str, bool)) or _number(value)):
-        raise SettingsError(f"{path}: {described(value)}, a plain and finite value expected")
+                raise SettingsError(f"{path}/{key}: {describe(key)} is a key, a word expected")
+            check_plain(entry, f"{path}/{key}")
+    elif isinstance(state, (list, tuple)):
+        for index, entry in enumerate(state):
+            check_plain(entry, f"{path}/{index}")
+    elif not (state is None or isinstance(state, (str, bool)) or _is_number(state)):
+        raise SettingsError(f"{path}: {describe(state)}, a plain and finite value expected")
 
 
-def as_tuples(value: Any) -> Any:
+def as_tuples(state: Any) -> Any:
     """Return a state with a tuple in place of each list."""
-    if isinstance(value, dict):
-        return {key: as_tuples(part) for key, part in value.items()}
-    return tuple(map(as_tuples, value)) if isinstance(value, (list, tuple)) else value
+    if isinstance(state, dict):
+        return {key: as_tuples(entry) for key, entry in state.items()}
+    return tuple(map(as_tuples, state)) if isinstance(state, (list, tuple)) else state
 
 
-def copied(plain: Any) -> Any:
-    """Return a state with copies of its tensors, which need its file no longer."""
-    if isinstance(plain, torch.Tensor):
-        return plain.detach().clone()
-    if isinstance(plain, Mapping):
-        return {key: copied(part) for key, part in plain.items()}
-    if isinstance(plain, (list, tuple)):
-        return type(plain)(copied(part) for part in plain)
-    return copy.copy(plain)
+def copy_state(state: Any) -> Any:
+    """Return a state with copies of its tensors, so that the file of the state is needed no longer."""
+    if isinstance(state, torch.Tensor):
+        return state.detach().clone()
+    if isinstance(state, Mapping):
+        return {key: copy_state(entry) for key, entry in state.items()}
+    if isinstance(state, (list, tuple)):
+        return type(state)(copy_state(entry) for entry in state)
+    return copy.copy(state)
 
 
-def described(value: Any) -> str:
-    """Return a value in a few words: of a tensor number format and shape.
+def describe(entry: Any) -> str:
+    """Return a short description of an entry of a state: number format and shape of a tensor, else its ``repr``.
 
     Example:
-        >>> described(torch.zeros(2, 3))
+        >>> describe(torch.zeros(2, 3))
         'float32 of shape (2, 3)'
     """
-    if isinstance(value, torch.Tensor):
-        return f"{_dtype(value.dtype)} of shape {_shape(value)}"
-    if isinstance(value, (dict, list, tuple)) and len(value) > 4:
-        return f"a {type(value).__name__} of {len(value)}"
+    if isinstance(entry, torch.Tensor):
+        return f"{_dtype_name(entry.dtype)} of shape {_shape(entry)}"
+    if isinstance(entry, (dict, list, tuple)) and len(entry) > 4:
+        return f"a {type(entry).__name__} of {len(entry)}"
     try:
-        words = repr(value)
-    except ValueError:  # an int of more digits than are written
-        words = f"a {type(value).__name__}"
-    return words if len(words) <= 80 else f"{words[:77]}..."
+        text = repr(entry)
+    except ValueError:  # an int of more digits than Python writes
+        text = f"a {type(entry).__name__}"
+    return text if len(text) <= 80 else f"{text[:77]}..."
 
 
-def _number(value: Any) -> bool:
-    return type(value) in (int, float) and abs(value) <= LARGEST_SQUARE
+def _is_number(x: Any) -> bool:
+    return type(x) in (int, float) and abs(x) <= LARGEST_SQUARE
 
 
-def _explained(error: ValidationError, path: str) -> str:
+def _explain(error: ValidationError, path: str) -> str:
+    """Return the message of a refusal: the path of the first wrong field, what the field is, and what it should be."""
     fault, *others = error.errors(include_url=False)
-    where = "/".join(str(part) for part in ([path] if path else []) + [*fault["loc"]]) or "state"
+    location = "/".join(str(key) for key in ([path] if path else []) + [*fault["loc"]]) or "state"
     more = f" (and {len(others)} more)" if others else ""
     if fault["type"] == "missing":
-        return f"{where}: it is missing{more}"
+        return f"{location}: it is missing{more}"
     if fault["type"] == "extra_forbidden":
-        return f"{where}: it is unknown here{more}"
+        return f"{location}: it is unknown here{more}"
     expected = fault["msg"].removeprefix("Value error, ").replace("Input should", "it should")
-    return f"{where}: {described(fault['input'])}, {expected}{more}"
+    return f"{location}: {describe(fault['input'])}, {expected}{more}"
 
 
-def _dtype(dtype: torch.dtype) -> str:
+def _dtype_name(dtype: torch.dtype) -> str:
     return str(dtype).removeprefix("torch.")
 
 

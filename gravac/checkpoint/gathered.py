@@ -1,30 +1,30 @@
 # SPDX-FileCopyrightText: 2026 The gravac developers
 # SPDX-License-Identifier: Apache-2.0
-"""All ranks' states as one dict, for frameworks in which one rank writes one file that every rank reads."""
+"""All ranks' states as one dict, for frameworks in which one rank writes a single file that every rank reads."""
 
 from collections.abc import Mapping
 from typing import Any
 
-from gravac.checkpoint.fitting import GatheredStates, fitted
+from gravac.checkpoint.fitting import GatheredStates, validate
 from gravac.checkpoint.ranks import Checkpointed, Ranks
-from gravac.checkpoint.resize import OnResize, check_on_resize, taken_over
+from gravac.checkpoint.resize import OnResize, check_on_resize, state_to_load
 from gravac.checkpoint.serial import FORMAT, check_format, from_bytes, state_on_host, to_bytes
 from gravac.settings import SettingsError
 
 
 def gather(compressor: Checkpointed) -> dict[str, Any] | None:
-    """Bring all ranks' states to rank 0. Called on every rank, between two steps.
+    """Gather all ranks' states on rank 0. Called on every rank, between two steps.
 
     Returns:
         On rank 0 of the compressor's process group a dict of tensors on the host and plain values, which loads with
-        ``torch.load(weights_only=True)``: as many times four bytes for each compressed parameter as there are ranks.
-        ``None`` on others.
+        ``torch.load(weights_only=True)``; its size is four bytes for each compressed parameter, times the number of
+        ranks. ``None`` on other ranks.
 
     Raises:
         SettingsError: the ranks that averaged are not those of the compressor's process group.
     """
     ranks = Ranks(compressor.process_group)
-    payloads = ranks.collect(ranks.together(lambda: to_bytes(state_on_host(compressor, ranks))))
+    payloads = ranks.gather(ranks.run_on_all(lambda: to_bytes(state_on_host(compressor, ranks))))
     if payloads is None:
         return None
     states = [from_bytes(payload) for payload in payloads]
@@ -32,16 +32,16 @@ def gather(compressor: Checkpointed) -> dict[str, Any] | None:
 
 
 def load_gathered(gathered: Mapping[str, Any], compressor: Checkpointed, on_resize: OnResize = "mean") -> None:
-    """Go on from what ``gather`` gave. Called on every rank, before the first backward; ranks tell each other nothing.
+    """Restore gathered states. Called on every rank, before the first backward; ranks do not communicate.
 
     Args:
-        gathered: what rank 0 got, on every rank.
+        gathered: the dict that ``gather`` returned on rank 0; the same on every rank.
         compressor: see ``load``.
         on_resize: what becomes of residuals at another number of ranks; see ``load``.
 
     Raises:
-        SettingsError: this is not what ``gather`` gives on rank 0, it is of another version, compressor, controller or
-            model, a part of it is missing or wrong, or ``on_resize`` is not known.
+        SettingsError: ``gathered`` is not what ``gather`` returns on rank 0, it is of another version, compressor,
+            controller or model, a field of it is missing or wrong, or ``on_resize`` is not known.
         RuntimeError: the compressor has made steps already.
     """
     check_on_resize(on_resize)
@@ -49,8 +49,8 @@ def load_gathered(gathered: Mapping[str, Any], compressor: Checkpointed, on_resi
         raise SettingsError(f"gathered: {gathered!r} holds no states; every rank is given what gather() gave rank 0")
     check_format(gathered, "what was gathered")
     ranks = Ranks(compressor.process_group)
-    count = fitted(GatheredStates, dict(gathered), "gathered").world
+    world = validate(GatheredStates, dict(gathered), "gathered").world
     states = gathered["states"]
-    if len(states) != count:
-        raise SettingsError(f"gathered/states: {len(states)} states, and gathered/world says {count}")
-    compressor.load_state_dict(taken_over(len(states), ranks.world, ranks.rank, on_resize, states.__getitem__))
+    if len(states) != world:
+        raise SettingsError(f"gathered/states: {len(states)} states, and gathered/world says {world}")
+    compressor.load_state_dict(state_to_load(len(states), ranks.world, ranks.rank, on_resize, states.__getitem__))

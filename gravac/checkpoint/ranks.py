@@ -1,10 +1,10 @@
 # SPDX-FileCopyrightText: 2026 The gravac developers
 # SPDX-License-Identifier: Apache-2.0
-"""The ranks whose states make one checkpoint, and the little that they tell each other while it is made.
+"""The ranks whose states make one checkpoint, and the collectives by which they agree while the checkpoint is written.
 
-All ranks make the same calls in the same order, when nothing of the exchange is under way: ``state_dict`` waits for
-that. What they tell goes over the group that they train with, so that NCCL gets all in one order. It goes as JSON or as
-bytes: nothing that a peer sends is unpickled here.
+All ranks make the same calls in the same order, and no gradient exchange is in flight then: ``state_dict`` waits for
+its end. The collectives use the process group of the training, so that NCCL gets all of them in one order. Messages are
+JSON or bytes: nothing that a peer sends is unpickled here.
 """
 
 import json
@@ -18,100 +18,108 @@ from gravac.settings import SettingsError
 
 T = TypeVar("T")
 
-CHUNK_BYTES = 64 * 2**20  # that ``collect`` has under way at a time, of all ranks: over NCCL they lie on the GPU
+CHUNK_BYTES = 64 * 2**20  # bytes of all ranks that ``gather`` moves at a time: over NCCL they are in GPU memory
 
 
 class Checkpointed(Protocol):
-    """What a checkpoint is made of, and loaded into: an ``AdaptiveCompressor``."""
+    """Object whose state a checkpoint holds: an ``AdaptiveCompressor``."""
 
     @property
     def process_group(self) -> dist.ProcessGroup | None:
         """Ranks whose states make one checkpoint; ``None``: the default group, or one process without any."""
 
     def state_dict(self) -> dict[str, Any]:
-        """Return this rank's state, once the exchange's work is done."""
+        """Wait for the exchange's work, and return this rank's state."""
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Go on from a state."""
+        """Restore a state."""
 
 
 class Ranks:
     """The ranks of a process group.
 
     Args:
-        group: process group; ``None``: the default group, or this process alone where there is none.
+        group: process group; ``None``: the default group, or this process alone if there is none.
 
     Attributes:
         rank: number of this rank.
         world: number of ranks.
-        place: both.
+        rank_and_world: both.
     """
 
     def __init__(self, group: dist.ProcessGroup | None) -> None:
         self._group = group
         alone = not dist.is_initialized()
-        self.place = (0, 1) if alone else (dist.get_rank(group), dist.get_world_size(group))
-        self.rank, self.world = self.place
+        self.rank_and_world = (0, 1) if alone else (dist.get_rank(group), dist.get_world_size(group))
+        self.rank, self.world = self.rank_and_world
 
-    def tell(self, value: T) -> list[T]:
-        """Return every rank's value: small and plain, as JSON has it (tuples become lists); one for each rank."""
+    def all_gather(self, message: T) -> list[T]:
+        """Return every rank's message, by rank.
+
+        Args:
+            message: this rank's message: small, and of types that JSON has (tuples become lists).
+        """
         if self.world == 1:
-            return [value]
-        mine = json.dumps(value).encode()
+            return [message]
+        encoded = json.dumps(message).encode()
         sizes = [torch.zeros(1, dtype=torch.int64, device=self._device) for _ in range(self.world)]
-        dist.all_gather(sizes, torch.tensor([len(mine)], device=self._device), group=self._group)
+        dist.all_gather(sizes, torch.tensor([len(encoded)], device=self._device), group=self._group)
         lengths = [int(size) for size in sizes]
         texts = [torch.empty(max(lengths), dtype=torch.uint8, device=self._device) for _ in lengths]
-        dist.all_gather(texts, self._padded(mine, max(lengths)), group=self._group)
+        dist.all_gather(texts, self._padded(encoded, max(lengths)), group=self._group)
         return [json.loads(_bytes(text)[:length]) for text, length in zip(texts, lengths, strict=True)]
 
-    def together(self, action: Callable[[], T]) -> T:
-        """Do something on every rank, and return what came of it on this one.
+    def run_on_all(self, action: Callable[[], T]) -> T:
+        """Call a function on every rank, and return its result on this rank; a failure on any rank raises on all.
 
         Raises:
-            SettingsError: a rank found a setting wrong; raised on all ranks alike, and names that rank.
-            RuntimeError: it failed on a rank in another way.
+            SettingsError: the function raised ``SettingsError`` on a rank; the message names that rank.
+            RuntimeError: the function raised something else on a rank.
         """
         failure: Exception | None = None
         try:
-            done = action()
+            result = action()
         except Exception as raised:
             failure = raised
-        told: list[Any] = self.tell(None if failure is None else [isinstance(failure, SettingsError), str(failure)])
-        failures = {rank: text for rank, text in enumerate(told) if text is not None}
+        messages: list[Any] = self.all_gather(
+            None if failure is None else [isinstance(failure, SettingsError), str(failure)]
+        )
+        failures = {rank: message for rank, message in enumerate(messages) if message is not None}
         if not failures:
-            return done
-        rank, (wrong, text) = next(iter(failures.items()))
+            return result
+        rank, (is_settings_error, text) = next(iter(failures.items()))
         others = f", and {len(failures) - 1} more" if len(failures) > 1 else ""
-        where = f" (on rank {rank} of {self.world}{others})" if self.world > 1 else ""
-        raise (SettingsError if wrong else RuntimeError)(text + where) from failure
+        location = f" (on rank {rank} of {self.world}{others})" if self.world > 1 else ""
+        raise (SettingsError if is_settings_error else RuntimeError)(text + location) from failure
 
-    def collect(self, payload: bytes) -> list[bytes] | None:
-        """Bring every rank's bytes to rank 0, a piece at a time; ``None`` on the others."""
+    def gather(self, payload: bytes) -> list[bytes] | None:
+        """Gather every rank's bytes on rank 0, a chunk at a time; return ``None`` on other ranks."""
         if self.world == 1:
             return [payload]
         first = dist.get_global_rank(self._group or _default(), 0)
-        whole = [bytearray() for _ in range(self.world)]
-        size = max(1, CHUNK_BYTES // self.world)
-        lengths = self.tell(len(payload))
-        for start in range(0, max(lengths), size):
-            most = min(size, max(lengths) - start)
-            pieces = (
-                [torch.empty(most, dtype=torch.uint8, device=self._device) for _ in whole] if not self.rank else None
+        payloads = [bytearray() for _ in range(self.world)]
+        chunk_bytes = max(1, CHUNK_BYTES // self.world)
+        lengths = self.all_gather(len(payload))
+        for start in range(0, max(lengths), chunk_bytes):
+            length = min(chunk_bytes, max(lengths) - start)
+            chunks = (
+                [torch.empty(length, dtype=torch.uint8, device=self._device) for _ in payloads]
+                if not self.rank
+                else None
             )
-            mine = self._padded(payload[start : start + most], most)
-            dist.gather(mine, pieces, dst=first, group=self._group)
-            for rank, piece in enumerate(pieces or ()):
-                whole[rank] += _bytes(piece)[: max(0, lengths[rank] - start)]
-        return [*map(bytes, whole)] if self.rank == 0 else None
+            local_chunk = self._padded(payload[start : start + length], length)
+            dist.gather(local_chunk, chunks, dst=first, group=self._group)
+            for rank, chunk in enumerate(chunks or ()):
+                payloads[rank] += _bytes(chunk)[: max(0, lengths[rank] - start)]
+        return [*map(bytes, payloads)] if self.rank == 0 else None
 
     @property
     def _device(self) -> torch.device:
-        """Where the group's backend takes tensors from: the CPU, if one of its backends does."""
+        """Device whose tensors the group's backend takes: the CPU, if one of its backends does."""
         return torch.device("cuda" if dist.get_backend_config(self._group).lower() in ("nccl", "cuda:nccl") else "cpu")
 
     def _padded(self, payload: bytes, length: int) -> torch.Tensor:
-        """Return bytes as a tensor of that length, uint8, zeros at its end."""
+        """Return bytes as a uint8 tensor of ``length`` elements, with zeros at its end."""
         return torch.frombuffer(bytearray(payload.ljust(length, b"\0")), dtype=torch.uint8).to(self._device)
 
 

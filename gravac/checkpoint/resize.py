@@ -1,6 +1,6 @@
 # SPDX-FileCopyrightText: 2026 The gravac developers
 # SPDX-License-Identifier: Apache-2.0
-"""What ranks take over from the ranks of an earlier run, where these were more or fewer."""
+"""States to load if the number of ranks differs from that of the run that saved."""
 
 import functools
 from collections.abc import Callable, Mapping, Sequence
@@ -8,22 +8,26 @@ from typing import Any, Literal, get_args
 
 import torch
 
-from gravac.checkpoint.state import checked
+from gravac.checkpoint.state import validate_state
 from gravac.settings import SettingsError
 
 OnResize = Literal["mean", "keep", "drop"]
-"""What becomes of residuals at another number of ranks: every rank gets their mean (error feedback depends on nothing
-else); each rank that was there before keeps its own, new ones have none, and those of ranks that are gone are lost; or
-nothing stays of them, nor of what compressors remember. Decisions and the number of steps stay in any case."""
+"""What becomes of residuals at another number of ranks.
+
+- ``"mean"``: every rank gets the mean of all (error feedback depends on nothing else).
+- ``"keep"``: each earlier rank keeps its own, new ranks have none, and residuals of ranks that are gone are lost.
+- ``"drop"``: all residuals are dropped, and so is all memory of compressors.
+
+Decisions and the number of steps stay in any case."""
 
 State = Mapping[str, Any]
 
 
 def check_on_resize(on_resize: str) -> None:
-    """Raise where ``on_resize`` is none of the three.
+    """Raise unless ``on_resize`` is ``"mean"``, ``"keep"`` or ``"drop"``.
 
     Raises:
-        SettingsError: it is not.
+        SettingsError: ``on_resize`` is none of them.
     """
     if on_resize not in get_args(OnResize):
         raise SettingsError(
@@ -32,60 +36,60 @@ def check_on_resize(on_resize: str) -> None:
         )
 
 
-def taken_over(
-    world: int, ranks: int, rank: int, on_resize: OnResize, state_of: Callable[[int], State]
+def state_to_load(
+    saved_world: int, world: int, rank: int, on_resize: OnResize, state_of: Callable[[int], State]
 ) -> dict[str, Any]:
-    """Return what a rank is to load.
+    """Return the state that a rank is to load.
 
     Args:
-        world: number of ranks that saved their states.
-        ranks: number of ranks now.
-        rank: number of this one.
-        on_resize: what becomes of residuals where the two differ.
-        state_of: gives the state that a rank saved; asked only for what is needed.
+        saved_world: number of ranks that saved their states.
+        world: number of ranks that load.
+        rank: number of this rank.
+        on_resize: what becomes of residuals if ``saved_world`` and ``world`` differ.
+        state_of: returns the state that a rank saved; called only for states that are needed.
 
     Raises:
         SettingsError: ``on_resize`` is not known, or cannot be used with these states.
     """
     check_on_resize(on_resize)
-    if world == ranks:
+    if saved_world == world:
         return dict(state_of(rank))
     if on_resize == "drop":
-        return without_ranks(whole(state_of(0)))
-    states = [whole(state_of(r)) for r in range(world)]
-    if states[0]["world"] != world:
+        return without_ranks(_require_valid(state_of(0)))
+    states = [_require_valid(state_of(saved_rank)) for saved_rank in range(saved_world)]
+    if states[0]["world"] != saved_world:
         raise SettingsError(
-            f"on_resize: {on_resize!r} needs residuals that all ranks averaged; of {world} ranks "
+            f"on_resize: {on_resize!r} needs residuals that all ranks averaged; of {saved_world} ranks "
             f"{states[0]['world']} averaged each part of the model (HSDP); use 'drop'"
         )
     merged = merge_states(states)
     if on_resize == "mean":
         return merged
-    if rank >= world:
+    if rank >= saved_world:
         return {**merged, "residual": {}, "releasing": {}}
-    return {**merged, "residual": _unsent(states[rank]), "releasing": dict(states[rank]["releasing"])}
+    return {**merged, "residual": _sum_unsent(states[rank]), "releasing": dict(states[rank]["releasing"])}
 
 
 def without_ranks(state: State) -> dict[str, Any]:
-    """Return a state without what is one rank's own, or holds for one number of ranks."""
-    of_this_rank: dict[str, Any] = {"world": None, "rank": None, "pending": []}
-    return {**state, **of_this_rank, **{part: {} for part in ("sums", "residual", "releasing", "memory", "aside")}}
+    """Return a state without the fields that belong to a single rank, or to a single number of ranks."""
+    no_rank: dict[str, Any] = {"world": None, "rank": None, "pending": []}
+    return {**state, **no_rank, **{field: {} for field in ("sums", "residual", "releasing", "memory", "aside")}}
 
 
 def merge_states(states: Sequence[State]) -> dict[str, Any]:
-    """Make one state for any world size from all ranks' states of an earlier run.
+    """Merge all ranks' states of an earlier run into a single state for any world size.
 
-    Every rank's residual becomes the mean of the old ones, so that the mean over ranks, which is all that error
-    feedback depends on, is conserved; what a compressor keeps beside it (the second error of a quantized sum) joins it.
-    Other memory becomes the ranks' mean.
+    Every rank's residual becomes the mean of the earlier residuals. So the mean over ranks is conserved, and error
+    feedback depends on nothing else. The second error of a quantized sum, which a compressor keeps aside, is added to
+    the residual. Other memory becomes the ranks' mean.
 
     Args:
-        states: the states of every old rank, in any order.
+        states: the states of all earlier ranks, in any order.
 
     Raises:
         SettingsError: ranks are missing, their states are of different steps or models, or a state is wrong.
     """
-    states = [whole(state) for state in states]
+    states = [_require_valid(state) for state in states]
     if not states:
         raise SettingsError("states: give the states of all ranks of the earlier run")
     world = states[0]["world"]
@@ -97,7 +101,7 @@ def merge_states(states: Sequence[State]) -> dict[str, Any]:
     return {
         **without_ranks(states[0]),
         "sums": _mean("sums", [state["sums"] for state in states]),
-        "residual": _mean("residual", [_unsent(state) for state in states]),
+        "residual": _mean("residual", [_sum_unsent(state) for state in states]),
         "releasing": _mean("releasing", [state["releasing"] for state in states]),
         "memory": {
             name: _mean(f"memory/{name}", [state["memory"].get(name, {}) for state in states]) for name in remembered
@@ -105,41 +109,46 @@ def merge_states(states: Sequence[State]) -> dict[str, Any]:
     }
 
 
-def _unsent(state: State) -> dict[str, torch.Tensor]:
-    """A rank's residuals, with what its compressor kept aside of them: shards that fit one number of ranks only."""
+def _sum_unsent(state: State) -> dict[str, torch.Tensor]:
+    """Return a rank's residuals, plus the shards of them that its compressor kept aside for one number of ranks."""
     aside = state["aside"]
     for name in aside.keys() & state["residual"].keys():
-        _check_alike(f"aside/{name}", aside[name], state["residual"][name])
-    return {name: one + aside[name] if name in aside else one for name, one in state["residual"].items()}
+        _check_same_shape(f"aside/{name}", aside[name], state["residual"][name])
+    return {name: residual + aside[name] if name in aside else residual for name, residual in state["residual"].items()}
 
 
-def whole(state: State) -> State:
-    """Return a state of this version, if it is one.
+def _require_valid(state: State) -> State:
+    """Return the state, if it is valid and of this version.
 
     Raises:
-        SettingsError: it is not; the message has the path of what is wrong.
+        SettingsError: the state is not; the message has the path of the field that is wrong.
     """
-    checked(state)
+    validate_state(state)
     return state
 
 
-def _check_alike(path: str, one: torch.Tensor, other: torch.Tensor) -> None:
-    if one.shape != other.shape:
-        raise SettingsError(f"{path}: shape {tuple(one.shape)}, {tuple(other.shape)} expected, as of another rank")
+def _check_same_shape(path: str, tensor: torch.Tensor, other: torch.Tensor) -> None:
+    if tensor.shape != other.shape:
+        raise SettingsError(f"{path}: shape {tuple(tensor.shape)}, {tuple(other.shape)} expected, as of another rank")
 
 
-def _mean(path: str, parts: Sequence[Mapping[str, torch.Tensor]]) -> dict[str, torch.Tensor]:
-    """The mean over ranks by name, in float32 at least; a rank without one counts as zero."""
-    names = {name: None for part in parts for name in part}
+def _mean(path: str, tensors_of_ranks: Sequence[Mapping[str, torch.Tensor]]) -> dict[str, torch.Tensor]:
+    """Return the mean over ranks by parameter name, in float32 at least; a missing tensor counts as zero.
+
+    Raises:
+        SettingsError: ranks have tensors of different shapes.
+    """
+    names = {name: None for tensors in tensors_of_ranks for name in tensors}
     for name in names:
-        first, *others = (part[name] for part in parts if name in part)
+        first, *others = (tensors[name] for tensors in tensors_of_ranks if name in tensors)
         for other in others:
-            _check_alike(f"{path}/{name}", other, first)
+            _check_same_shape(f"{path}/{name}", other, first)
     return {
-        name: functools.reduce(torch.add, (_wide(part[name]) for part in parts if name in part)) / len(parts)
+        name: functools.reduce(torch.add, (_widen(tensors[name]) for tensors in tensors_of_ranks if name in tensors))
+        / len(tensors_of_ranks)
         for name in names
     }
 
 
-def _wide(tensor: torch.Tensor) -> torch.Tensor:
+def _widen(tensor: torch.Tensor) -> torch.Tensor:
     return tensor.to(torch.promote_types(tensor.dtype, torch.float32))

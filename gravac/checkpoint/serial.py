@@ -1,6 +1,6 @@
 # SPDX-FileCopyrightText: 2026 The gravac developers
 # SPDX-License-Identifier: Apache-2.0
-"""A rank's state on its way out of the process: on the host, and as bytes that load without trust."""
+"""A rank's state in a form to save: on the host, and as bytes that are safe to load from a file that nobody trusts."""
 
 import io
 from collections.abc import Mapping
@@ -12,14 +12,14 @@ from gravac.checkpoint.ranks import Checkpointed, Ranks
 from gravac.settings import SettingsError
 
 FORMAT = 1
-"""Version of what holds all ranks' states: a directory's manifest, and what ``gather`` gives."""
+"""Version of the containers of all ranks' states: a directory's manifest, and the dict that ``gather`` returns."""
 
 
 def state_on_host(compressor: Checkpointed, ranks: Ranks) -> dict[str, Any]:
-    """Return a rank's state with its tensors on the host, none of them part of a larger one.
+    """Return a rank's state with its tensors on the host, none of them a view of a larger tensor.
 
     Raises:
-        SettingsError: the ranks that averaged are not those that would be saved together.
+        SettingsError: the ranks that averaged are not those whose states one checkpoint would hold.
     """
     state = compressor.state_dict()
     if ranks.world % state["world"]:
@@ -33,10 +33,14 @@ def state_on_host(compressor: Checkpointed, ranks: Ranks) -> dict[str, Any]:
 
 
 def check_format(holder: Mapping[str, Any], what: str) -> None:
-    """Raise where all ranks' states are held in a way that is not known.
+    """Raise unless a container of all ranks' states has the version that this gravac reads.
+
+    Args:
+        holder: the container: a manifest, or a dict that ``gather`` returned.
+        what: name of the container, for the message.
 
     Raises:
-        SettingsError: the version is not known; ``what`` names the thing.
+        SettingsError: the version is another one.
     """
     version = holder.get("version")
     if type(version) is not int or version != FORMAT:
@@ -46,17 +50,17 @@ def check_format(holder: Mapping[str, Any], what: str) -> None:
 
 
 def to_bytes(state: Mapping[str, Any]) -> bytes:
-    """Return a state as ``torch.save`` writes it."""
+    """Return the bytes that ``torch.save`` writes for a state."""
     file = io.BytesIO()
     torch.save(state, file)
     return file.getvalue()
 
 
 def from_bytes(payload: bytes) -> dict[str, Any]:
-    """Return what ``to_bytes`` was given; nothing else than tensors and plain values is loaded.
+    """Return the state whose bytes ``to_bytes`` returned; only tensors and plain values are loaded.
 
     Raises:
-        SettingsError: these are not such bytes.
+        SettingsError: the bytes cannot be read.
     """
     try:
         state: dict[str, Any] = torch.load(io.BytesIO(payload), map_location="cpu", weights_only=True)
@@ -65,10 +69,11 @@ def from_bytes(payload: bytes) -> dict[str, Any]:
     return state
 
 
-def _on_host(value: Any) -> Any:
-    if isinstance(value, torch.Tensor):
-        whole = value.untyped_storage().nbytes() == value.numel() * value.element_size()
-        return value.detach().cpu() if whole else value.detach().cpu().clone()
-    if isinstance(value, dict):
-        return {key: _on_host(one) for key, one in value.items()}
-    return [_on_host(one) for one in value] if isinstance(value, list) else value
+def _on_host(state: Any) -> Any:
+    """Return a state, or an entry of a state, with its tensors on the host."""
+    if isinstance(state, torch.Tensor):
+        fills_storage = state.untyped_storage().nbytes() == state.numel() * state.element_size()
+        return state.detach().cpu() if fills_storage else state.detach().cpu().clone()
+    if isinstance(state, dict):
+        return {key: _on_host(entry) for key, entry in state.items()}
+    return [_on_host(entry) for entry in state] if isinstance(state, list) else state

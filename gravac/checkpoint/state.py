@@ -1,52 +1,56 @@
 # SPDX-FileCopyrightText: 2026 The gravac developers
 # SPDX-License-Identifier: Apache-2.0
-"""What a checkpoint holds: one rank's residuals and the shared decisions, as tensors and plain values."""
+"""State of one rank, as tensors and plain values: the rank's residuals, and the decisions that all ranks share."""
 
 from collections.abc import Mapping
 from typing import Any
 
 import torch.distributed as dist
 
-from gravac.checkpoint.fitting import as_tuples, check_fits, rank_state
+from gravac.checkpoint.fitting import as_tuples, check_fits, validate_rank_state
 from gravac.checkpoint.ranks import Ranks
 from gravac.engine.engine import Engine
 from gravac.policy import Policy
 from gravac.settings import SettingsError
 
 VERSION = 6
-"""Version of the states that are made, and the only one that is read."""
+"""Version of the states that ``pack`` returns, and the only version that ``unpack`` reads."""
 
-TAKEN_FOR_ONE: Mapping[str, Any] = {
+DCP_GUARD: Mapping[str, Any] = {
     "torch.distributed.checkpoint": {"needs gravac.checkpoint.Stateful(compressor)": True},
     "torch.distributed.checkpoint.needs gravac.checkpoint.Stateful(compressor)": True,
 }
-"""Two entries of every state that torch.distributed.checkpoint, which joins keys by dots, finds to be one, so that it
-refuses a compressor or a state as it is, in these words: it would restore one rank's residuals on all ranks."""
+"""Two entries of every state by which ``torch.distributed.checkpoint`` (DCP) refuses a bare compressor or state.
+
+DCP joins nested keys by dots, and refuses entries whose joined keys are equal; its message quotes the key. Without
+these entries DCP would restore one rank's residuals on all ranks."""
 
 TENSORS = ("residual", "sums", "releasing", "memory")
-"""Parts of a state that are tensors of single parameters, by name."""
+"""Fields of a state that hold tensors by parameter name."""
 
 
 def pack(policy: Policy, engine: Engine, group: dist.ProcessGroup | None = None) -> dict[str, Any]:
-    """Return the state of one rank. Tensors are the live ones: save them before training goes on, or clone.
+    """Return the state of one rank. Tensors are no copies: save or clone them before the next step.
 
     Args:
-        policy: what was set.
-        engine: runs the steps.
-        group: ranks that will average, if no executor was given yet; ``None``: the default group, if there is one.
+        policy: the run's settings.
+        engine: engine whose state is returned.
+        group: ranks that will average, if the engine has no executor yet; ``None``: the default group, if there is one.
     """
     state, averager = engine.state, engine.averager
     if not engine.ready_to_run and state.world == 1:
-        state.rank, state.world = averager.rank, averager.world = Ranks(group).place
-    decides = state.controller
+        state.rank, state.world = averager.rank, averager.world = Ranks(group).rank_and_world
+    controller_state = state.controller
     return {
         "version": VERSION,
         "base": policy.base.name,
         "controller": policy.controller.name,
-        "controller_state": engine.deciding.restored if decides is None else policy.controller.dump(decides),
+        "controller_state": (
+            engine.deciding.restored if controller_state is None else policy.controller.dump(controller_state)
+        ),
         **state.dump(),
         "aside": {name: aside for name in state.memory if (aside := averager.kept_aside(name)) is not None},
-        **TAKEN_FOR_ONE,
+        **DCP_GUARD,
     }
 
 
@@ -54,50 +58,55 @@ def unpack(state: Mapping[str, Any], policy: Policy, engine: Engine) -> None:
     """Restore a rank's state. See ``AdaptiveCompressor.load_state_dict``.
 
     Raises:
-        SettingsError: it does not fit; nothing was changed.
+        SettingsError: the state does not fit; nothing was changed.
     """
-    fields = checked(state)
+    fields = validate_state(state)
     for field, expected in (("base", policy.base.name), ("controller", policy.controller.name)):
         if fields[field] != expected:
             raise SettingsError(f"{field}: the state was made with {fields[field]!r}, this compressor has {expected!r}")
     if engine.ready_to_run:
-        check_place(fields, engine.state.rank, engine.state.world)
-    check_fits({part: fields[part] for part in (*TENSORS, "aside")}, engine.form_by_name, policy.base)
+        check_rank(fields, engine.state.rank, engine.state.world)
+    check_fits({field: fields[field] for field in (*TENSORS, "aside")}, engine.form_by_name, policy.base)
     controller_state = state["controller_state"]
     if controller_state is not None and (check := getattr(policy.controller, "check", None)) is not None:
         check(controller_state)
     engine.restore(fields, controller_state)
 
 
-def check_kept(engine: Engine, policy: Policy) -> None:
-    """Check that what was loaded before the model was known fits it.
+def check_loaded(engine: Engine, policy: Policy) -> None:
+    """Check that a state that was loaded before the model was known fits the model.
 
     Raises:
-        SettingsError: it does not.
+        SettingsError: the state does not fit.
     """
-    check_fits({part: getattr(engine.state, part) for part in TENSORS}, engine.form_by_name, policy.base)
+    check_fits({field: getattr(engine.state, field) for field in TENSORS}, engine.form_by_name, policy.base)
 
 
-def checked(state: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the fields of a rank's state, lists as tuples.
+def validate_state(state: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the fields of a rank's state, with tuples in place of lists.
 
     Raises:
-        SettingsError: it is no such state, or one of another version.
+        SettingsError: ``state`` is no state of a rank, or has another version.
     """
     if not isinstance(state, Mapping):
         raise SettingsError(f"state: {state!r:.80} is no state; give what state_dict() gave")
     version = state.get("version")
     if type(version) is not int or version != VERSION:
         raise SettingsError(f"version: the state has {version!r}, this gravac reads {VERSION}")
-    # as texts, since a tensor in an entry's place is compared element by element
-    marks = {key: repr(mark) for key, mark in TAKEN_FOR_ONE.items()}
-    plain = {key: part for key, part in state.items() if key not in marks or marks[key] != repr(part)}
-    rank_state(plain)
-    return {key: part if key == "outer" else as_tuples(part) for key, part in plain.items()}
+    # compare texts: a wrong state may have a tensor there, which == would compare element by element
+    guards = {key: repr(guard) for key, guard in DCP_GUARD.items()}
+    fields = {key: field for key, field in state.items() if key not in guards or guards[key] != repr(field)}
+    validate_rank_state(fields)
+    return {key: field if key == "outer" else as_tuples(field) for key, field in fields.items()}
 
 
-def check_place(state: Mapping[str, Any], rank: int, world: int) -> None:
-    """Refuse another rank's state, and another world size's unless merged.
+def check_rank(state: Mapping[str, Any], rank: int, world: int) -> None:
+    """Refuse the state of another rank, or of another world size unless it is merged.
+
+    Args:
+        state: a rank's state; a merged state has ``None`` as world.
+        rank: number of this rank.
+        world: number of ranks.
 
     Raises:
         SettingsError: the state is of another rank or world size; the message says which.

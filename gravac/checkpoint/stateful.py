@@ -1,15 +1,15 @@
 # SPDX-FileCopyrightText: 2026 The gravac developers
 # SPDX-License-Identifier: Apache-2.0
-"""``torch.distributed.checkpoint`` (DCP): each rank's state as one opaque value, under a key of its own.
+"""``torch.distributed.checkpoint`` (DCP): each rank's state as opaque bytes, under a key of its own.
 
-DCP takes what ranks hold under the same key for copies of each other, keeps one and gives it to all, and it loads only
-what a fresh object has already; a fresh compressor has no residuals yet.
+DCP assumes that entries of ranks under the same key are copies of each other: it saves one of them and loads it on all
+ranks. DCP also loads only keys that a new object has already, and a new compressor has no residuals yet.
 """
 
 from typing import Any, NoReturn
 
 from gravac.checkpoint.ranks import Checkpointed, Ranks
-from gravac.checkpoint.resize import OnResize, check_on_resize, taken_over
+from gravac.checkpoint.resize import OnResize, check_on_resize, state_to_load
 from gravac.checkpoint.serial import from_bytes, state_on_host, to_bytes
 from gravac.settings import SettingsError
 
@@ -18,9 +18,10 @@ class Stateful:
     """A compressor as ``torch.distributed.checkpoint`` saves and loads it: ``{"gravac": Stateful(compressor)}``.
 
     Args:
-        compressor: the ``AdaptiveCompressor``. It is loaded before the first backward.
-        saved_world: number of ranks that saved, where there were more or fewer than now; ``None``: as many. Each rank
-            then reads the states of all. Without it DCP finds no key of that name, and refuses.
+        compressor: the ``AdaptiveCompressor``. Load it before the first backward.
+        saved_world: number of ranks that saved, if that differs from the current number; ``None``: the same number. If
+            the numbers differ, each rank reads the states of all. Without this argument DCP then finds no key of the
+            current number of ranks, and refuses.
         on_resize: what becomes of residuals at another number of ranks; see ``gravac.checkpoint.load``.
 
     Raises:
@@ -36,18 +37,21 @@ class Stateful:
         self._on_resize = on_resize
 
     def state_dict(self) -> dict[str, Any]:
-        """Return this rank's state as bytes; or, before a load at another number of ranks, what is to be loaded."""
+        """Return this rank's state as bytes; before a load at another number of ranks, return placeholders.
+
+        DCP replaces the placeholders by the states that it loads.
+        """
         ranks = Ranks(self._compressor.process_group)
         keys = _keys(self._saved_world or ranks.world)
         if len(keys) != ranks.world:
-            return {key: _ToBeLoaded() for key in keys}
+            return {key: _Placeholder() for key in keys}
         return {keys[ranks.rank]: to_bytes(state_on_host(self._compressor, ranks))}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Go on from what DCP read.
+        """Restore the state that DCP read.
 
         Raises:
-            SettingsError: the state is of another version, compressor, controller or model, or a part of it is missing
+            SettingsError: the state is of another version, compressor, controller or model, or a field of it is missing
                 or wrong.
             RuntimeError: the compressor has made steps already.
         """
@@ -59,17 +63,17 @@ class Stateful:
                 raise SettingsError(f"{keys[rank]}: the state of this rank is missing")
             return from_bytes(payload)
 
-        self._compressor.load_state_dict(taken_over(len(keys), ranks.world, ranks.rank, self._on_resize, state_of))
+        self._compressor.load_state_dict(state_to_load(len(keys), ranks.world, ranks.rank, self._on_resize, state_of))
         self._saved_world = None
 
 
-class _ToBeLoaded:
-    """Stands where a state is to be loaded, and cannot be saved."""
+class _Placeholder:
+    """Placeholder of a state that DCP is to load; it cannot be saved."""
 
     def __reduce__(self) -> NoReturn:
         raise TypeError("Stateful with saved_world is for loading; save gravac.checkpoint.Stateful(compressor)")
 
 
 def _keys(world: int) -> list[str]:
-    """A key for each rank that also says of how many: so that DCP itself refuses another number."""
+    """Return a key for each rank. A key also has the number of ranks, so that DCP itself refuses another number."""
     return [f"rank{rank}of{world}" for rank in range(world)]

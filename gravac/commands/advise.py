@@ -1,13 +1,13 @@
 # SPDX-FileCopyrightText: 2026 The gravac developers
 # SPDX-License-Identifier: Apache-2.0
-"""The command ``gravac advise``: whether compressing, or exchanging less often, would pay, by a model of time."""
+"""The command ``gravac advise``: predicts by a model of time whether compression, or rarer exchanges, would pay."""
 
 from __future__ import annotations
 
 import argparse
 from pathlib import Path
 
-from gravac.commands.common import Commands, rate, require, runs
+from gravac.commands.common import Commands, rate, require, set_work
 
 
 def add(commands: Commands) -> None:
@@ -35,7 +35,7 @@ def add(commands: Commands) -> None:
     parser.add_argument("--all", action="store_true", help="show every choice, not the ten best")
     parser.add_argument("--plot", type=Path, metavar="FILE.png", help="speed-up by bandwidth and by workers")
     parser.add_argument("--json", type=Path, metavar="FILE", help="everything predicted")
-    runs(parser, _run)
+    set_work(parser, _run)
 
 
 def _run(options: argparse.Namespace) -> None:

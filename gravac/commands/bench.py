@@ -1,13 +1,13 @@
 # SPDX-FileCopyrightText: 2026 The gravac developers
 # SPDX-License-Identifier: Apache-2.0
-"""``gravac bench``: measure a part on this machine."""
+"""The command ``gravac bench``: measures compressors, or time to accuracy, on this machine."""
 
 from __future__ import annotations
 
 import argparse
 from pathlib import Path
 
-from gravac.commands.common import FAILED, Commands, require, runs, settings
+from gravac.commands.common import FAILED, Commands, require, set_work, settings
 
 
 def add(commands: Commands) -> None:
@@ -40,7 +40,7 @@ def _add_compressors(benches: Commands) -> None:
     )
     parser.add_argument("--also", nargs="+", default=[], metavar="NAME", help="these besides")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the rows to this file")
-    runs(parser, _compressors)
+    set_work(parser, _compressors)
 
 
 def _compressors(options: argparse.Namespace) -> None:
@@ -85,7 +85,7 @@ def _add_tta(benches: Commands) -> None:
     parser.add_argument("--data", default="", metavar="DIR", help="of tasks that bring no data (resnet101, vgg16)")
     parser.add_argument("--json", type=Path, metavar="FILE", help="results, also to resume from")
     parser.add_argument("--log-dir", type=Path, metavar="DIR", help="TensorBoard logs (none)")
-    runs(parser, _tta, RuntimeError)
+    set_work(parser, _tta, RuntimeError)
 
 
 def _tta(options: argparse.Namespace) -> int:

@@ -7,7 +7,7 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from gravac.commands.common import Commands, runs
+from gravac.commands.common import Commands, set_work
 
 
 def add(commands: Commands) -> None:
@@ -21,7 +21,7 @@ def add(commands: Commands) -> None:
     parser.add_argument("--json", type=Path, metavar="FILE", help="for gravac advise --calibration FILE")
     parser.add_argument("--workers", type=int, default=2, help="to start on this machine, without torchrun (2)")
     parser.add_argument("--link", metavar="LINK", help="emulate each worker's link, such as 100mbit; needs root")
-    runs(parser, _run, RuntimeError)
+    set_work(parser, _run, RuntimeError)
 
 
 def _run(options: argparse.Namespace) -> None:
@@ -40,6 +40,6 @@ def _run(options: argparse.Namespace) -> None:
         return
     if options.json is not None:
         write_json(options.json, measured(stamp=stamp()).model_dump(mode="json"))
-    print(calibrate.in_words(measured))
+    print(calibrate.describe(measured))
     if options.json is not None:
         print(f"gravac calibrate: {options.json}")

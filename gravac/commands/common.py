@@ -1,6 +1,6 @@
 # SPDX-FileCopyrightText: 2026 The gravac developers
 # SPDX-License-Identifier: Apache-2.0
-"""What commands share: exit statuses, missing extras, complaints."""
+"""Functions that commands share: exit statuses, settings from options, checks of installed extras, error messages."""
 
 from __future__ import annotations
 
@@ -14,27 +14,28 @@ from typing import Any, TypeAlias, TypeVar
 from gravac.settings import SettingsError
 
 Commands: TypeAlias = "argparse._SubParsersAction[argparse.ArgumentParser]"
-"""What a command adds its parser to."""
+"""Object that a command adds its parser to."""
 
 WRONG_USE = 2
 """Exit status when arguments are wrong or an extra is missing."""
 
 FAILED = 1
+"""Exit status when a command fails although its arguments are right."""
 
-Made = TypeVar("Made")
-"""Settings of what a command runs."""
+SettingsT = TypeVar("SettingsT")
+"""Class of a command's settings."""
 
 Work = Callable[[argparse.Namespace], int | None]
-"""What a command does; it returns its exit status, or nothing where it did what was asked."""
+"""Function that does the work of a command, and returns its exit status; ``None``: success."""
 
 
-def runs(parser: argparse.ArgumentParser, work: Work, *failures: type[Exception]) -> None:
-    """Have a command do its work, return its exit status, and say on standard error what went wrong.
+def set_work(parser: argparse.ArgumentParser, work: Work, *failures: type[Exception]) -> None:
+    """Set the function that a command runs; its exceptions become messages on standard error and exit statuses.
 
     Args:
-        parser: the command's.
-        work: what it does.
-        failures: exceptions, besides ``OSError``, that say that it failed; any other ``ValueError`` is wrong use.
+        parser: parser of the command.
+        work: function that does the work of the command.
+        failures: exceptions, besides ``OSError``, that mean ``FAILED``; any other ``ValueError`` means ``WRONG_USE``.
     """
     expected: tuple[type[Exception], ...] = (ValueError, OSError, *failures)
 
@@ -49,15 +50,23 @@ def runs(parser: argparse.ArgumentParser, work: Work, *failures: type[Exception]
     parser.set_defaults(run=run)
 
 
-def settings(kind: Callable[..., Made], options: argparse.Namespace, **others: Any) -> Made:
-    """Make settings from the options of the same names, lists as tuples, and from ``others``."""
-    given = {**vars(options), **others}
-    values = {name: given[name] for name in inspect.signature(kind).parameters}
-    return kind(**{name: tuple(value) if isinstance(value, list) else value for name, value in values.items()})
+def settings(kind: Callable[..., SettingsT], options: argparse.Namespace, **others: Any) -> SettingsT:
+    """Return settings from the options of the same names, with tuples in place of lists.
+
+    Args:
+        kind: class of the settings.
+        options: options of the command.
+        others: settings that replace options of the same names, or are no options.
+    """
+    available = {**vars(options), **others}
+    arguments = {name: available[name] for name in inspect.signature(kind).parameters}
+    return kind(
+        **{name: tuple(setting) if isinstance(setting, list) else setting for name, setting in arguments.items()}
+    )
 
 
 def rate(text: str) -> float:
-    """Read an argument that is a link's rate; return bits per second."""
+    """Parse an argument that is a link's rate; return bits per second."""
     from gravac.lab.links.rates import parse_rate
 
     try:
@@ -67,10 +76,14 @@ def rate(text: str) -> float:
 
 
 def require(extra: str, *modules: str) -> None:
-    """Refuse to go on without an extra's modules.
+    """Check that the modules of an extra are installed.
+
+    Args:
+        extra: name of the extra, for the message.
+        modules: names of the modules.
 
     Raises:
-        SettingsError: some are not installed; names them, and the extra to install.
+        SettingsError: modules are not installed; the message has their names, and the extra to install.
     """
     missing = [module for module in modules if importlib.util.find_spec(module) is None]
     if missing:

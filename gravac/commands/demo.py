@@ -1,13 +1,13 @@
 # SPDX-FileCopyrightText: 2026 The gravac developers
 # SPDX-License-Identifier: Apache-2.0
-"""The command ``gravac demo``: a model trained four ways over a slow link."""
+"""The command ``gravac demo``: trains a model in four ways over a slow link, and compares them."""
 
 from __future__ import annotations
 
 import argparse
 from pathlib import Path
 
-from gravac.commands.common import Commands, rate, require, runs, settings
+from gravac.commands.common import Commands, rate, require, set_work, settings
 
 
 def add(commands: Commands) -> None:
@@ -25,7 +25,7 @@ def add(commands: Commands) -> None:
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the result to this file")
     parser.add_argument("--log-dir", type=Path, metavar="DIR", help="TensorBoard logs (a new folder in runs/demo)")
     parser.add_argument("--paced", action="store_true", help="make no links; the exchange paces itself instead")
-    runs(parser, _run, RuntimeError)
+    set_work(parser, _run, RuntimeError)
 
 
 def _run(options: argparse.Namespace) -> None:

@@ -1,6 +1,6 @@
 # SPDX-FileCopyrightText: 2026 The gravac developers
 # SPDX-License-Identifier: Apache-2.0
-"""The command ``gravac doctor``: what is here, whether ranks train together, and what to do."""
+"""The command ``gravac doctor``: reports what is installed, checks that ranks train alike, and gives advice."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import argparse
 import json
 import math
 
-from gravac.commands.common import FAILED, Commands, runs
+from gravac.commands.common import FAILED, Commands, set_work
 
 
 def add(commands: Commands) -> None:
@@ -22,7 +22,7 @@ def add(commands: Commands) -> None:
     )
     parser.add_argument("--model", help="whose memory is told: resnet50, vgg16, lstm, bert-base (multiples of any)")
     parser.add_argument("--json", action="store_true", help="print everything found as JSON")
-    runs(parser, _run)
+    set_work(parser, _run)
 
 
 def _run(options: argparse.Namespace) -> int:
@@ -40,20 +40,20 @@ def _run(options: argparse.Namespace) -> int:
     except (RuntimeError, OSError) as error:
         failure = str(error).splitlines()[0] if str(error) else type(error).__name__
     if launched and check is None and failure is None:
-        return 0  # rank 0 speaks
-    found = doctor.facts()
-    said = doctor.advice(found, check, failure)
+        return 0  # rank 0 reports
+    facts = doctor.facts()
+    advice = doctor.advice(facts, check, failure)
     if options.json:
-        whole = {
-            "facts": found.model_dump(),
+        report = {
+            "facts": facts.model_dump(),
             "ranks": check and check.model_dump(),
             "memory": [memory.model_dump() for memory in memories],
             "failure": failure,
-            "advice": said,
+            "advice": advice,
         }
-        print(json.dumps(whole, indent=2))
+        print(json.dumps(report, indent=2))
     else:
         elements = None if shapes is None else sum(map(math.prod, shapes))
         memory = doctor.memory_words(memories, options.model, elements)
-        print("\n".join([doctor.in_words(found, check), "", memory, "", *(f"- {one}" for one in said)]))
+        print("\n".join([doctor.in_words(facts, check), "", memory, "", *(f"- {line}" for line in advice)]))
     return FAILED if failure is not None or (check is not None and not check.same) else 0

@@ -1,12 +1,12 @@
 # SPDX-FileCopyrightText: 2026 The gravac developers
 # SPDX-License-Identifier: Apache-2.0
-"""The command ``gravac policies``: the policies that come with gravac, and what is in one."""
+"""The command ``gravac policies``: lists the policies that come with gravac, or shows a policy's settings."""
 
 from __future__ import annotations
 
 import argparse
 
-from gravac.commands.common import Commands, runs
+from gravac.commands.common import Commands, set_work
 from gravac.policy import find_policy, load_policy, policy_names
 from gravac.settings import SettingsError
 
@@ -20,7 +20,7 @@ def add(commands: Commands) -> None:
         "in force with it, and whether it is valid (exit status 2 when not).",
     )
     parser.add_argument("policy", nargs="?", metavar="NAME|PATH", help="a shipped policy, or a TOML file")
-    runs(parser, _run)
+    set_work(parser, _run)
 
 
 def _run(options: argparse.Namespace) -> None:
@@ -34,13 +34,13 @@ def _run(options: argparse.Namespace) -> None:
 
 
 def description(text: str) -> str:
-    """Return the first line of comment in a policy's file that says something, its licence aside."""
+    """Return the first comment line in the text of a policy's file that is not empty, and not about its licence."""
     lines = (line.removeprefix("#").strip() for line in text.splitlines() if line.startswith("#"))
     return next((line for line in lines if line and not line.startswith("SPDX-")), "")
 
 
 def table(rows: list[tuple[str, ...]]) -> str:
-    """Rows as lines, each column as wide as its widest cell, the last as it is."""
+    """Return rows as lines of text. Each column is as wide as its widest cell; cells of the last column end a line."""
     widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]) - 1)]
     return "\n".join(
         "  ".join([*(cell.ljust(width) for cell, width in zip(row, widths, strict=False)), row[-1]]).rstrip()
@@ -63,10 +63,10 @@ def _show(source: str) -> None:
     text = path.read_text(encoding="utf-8")
     policy = load_policy(path)
     print(f"{path}\n\n{text.rstrip()}\n\nEvery setting, those that the file leaves out too:\n")
-    print(table([(name, _words(value)) for name, value in sorted(policy.plain().items())]))
+    print(table([(name, _format(setting)) for name, setting in sorted(policy.plain().items())]))
 
 
-def _words(value: str | int | float | bool) -> str:
-    if isinstance(value, bool):
-        return "true" if value else "false"
-    return f"{value:g}" if isinstance(value, float) else str(value)
+def _format(setting: str | int | float | bool) -> str:
+    if isinstance(setting, bool):
+        return "true" if setting else "false"
+    return f"{setting:g}" if isinstance(setting, float) else str(setting)

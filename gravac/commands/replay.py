@@ -1,6 +1,6 @@
 # SPDX-FileCopyrightText: 2026 The gravac developers
 # SPDX-License-Identifier: Apache-2.0
-"""The command ``gravac replay``: whether a policy decides on a recorded run's measurements what the run decided."""
+"""The command ``gravac replay``: compares a policy's decisions, on a recorded run's measurements, with the run's."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ import itertools
 import math
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from gravac.candidate import Candidate, Forecast
-from gravac.commands.common import Commands, require, runs
+from gravac.commands.common import Commands, require, set_work
 from gravac.commands.policies import table
 from gravac.policy import load_policy
 
@@ -41,7 +41,7 @@ def add(commands: Commands) -> None:
     parser.add_argument(
         "--plot", type=Path, metavar="FILE.png", help="draw what ran, and where the policy parts from it (extra: lab)"
     )
-    runs(parser, _run, ValueError)
+    set_work(parser, _run, ValueError)
 
 
 def _run(options: argparse.Namespace) -> None:
@@ -50,7 +50,7 @@ def _run(options: argparse.Namespace) -> None:
     from gravac.replay import read_trace, replay
 
     played = replay(read_trace(options.trace, options.which), load_policy(options.policy))
-    print(words(played, options.unchanged_too))
+    print(describe(played, options.unchanged_too))
     if options.json is not None:
         from gravac.lab.json_file import write_json
 
@@ -59,44 +59,48 @@ def _run(options: argparse.Namespace) -> None:
         draw(played, options.plot, options.policy)
 
 
-def words(played: Replay, unchanged_too: bool = False) -> str:
-    """Return recorded and replayed decisions side by side, by step; then how far the replay goes.
+def describe(played: Replay, unchanged_too: bool = False) -> str:
+    """Return a table of recorded and replayed decisions by step, and the step in which the replay ends.
 
     Args:
         played: replay of a recorded run.
-        unchanged_too: whether to list decisions that change neither's candidate, too.
+        unchanged_too: whether to list decisions that change no candidate, too.
     """
-    from gravac.telemetry.words import reason_words
+    from gravac.telemetry.words import describe_reason
 
     trace, forecasts = played.trace, played.trace.forecasts
     begins = trace.choices()[0], played.first
     rows: list[tuple[str, ...]] = [
         ("step", "recorded", "replayed", "recorded: reason | replayed: reason"),
-        (str(trace.steps[0].step), *(_described(candidate, forecasts) for candidate in begins), "where it begins"),
+        (
+            str(trace.steps[0].step),
+            *(_describe_candidate(candidate, forecasts) for candidate in begins),
+            "where it begins",
+        ),
     ]
-    left_out = 0
+    skipped = 0
     recorded, replayed = (_by_step(records) for records in (played.recorded, played.replayed))
     for step in sorted({*recorded, *replayed}):
-        for then, now in itertools.zip_longest(recorded.get(step, []), replayed.get(step, [])):
-            if not unchanged_too and not any(record is not None and record.changed for record in (then, now)):
-                left_out += 1
+        for pair in itertools.zip_longest(recorded.get(step, []), replayed.get(step, [])):
+            if not unchanged_too and not any(record is not None and record.changed for record in pair):
+                skipped += 1
                 continue
-            reasons = [reason_words(record.reason, forecasts) if record else "-" for record in (then, now)]
+            reasons = [describe_reason(record.reason, forecasts) if record else "-" for record in pair]
             reason = reasons[0] if reasons[0] == reasons[1] else " | ".join(reasons)
-            rows.append((str(step), _choice(then, forecasts), _choice(now, forecasts), reason))
+            rows.append((str(step), *(_describe_choice(record, forecasts) for record in pair), reason))
     lines = [
         table(rows),
         "",
-        "* the candidate changes" + (f"; {left_out} rows where none does are left out (--all)" if left_out else ""),
-        exact_words(played),
+        "* the candidate changes" + (f"; {skipped} rows where none does are left out (--all)" if skipped else ""),
+        describe_end(played),
         f"decisions: {'the same as recorded' if played.same else 'not the same as recorded'}",
         *(f"note: {note}" for note in played.notes),
     ]
     return "\n".join(lines)
 
 
-def exact_words(played: Replay) -> str:
-    """Return how far a replay goes, and what happens where it ends.
+def describe_end(played: Replay) -> str:
+    """Describe the end of a replay: the step, and the difference between run and policy in that step.
 
     Args:
         played: replay of a recorded run.
@@ -104,71 +108,93 @@ def exact_words(played: Replay) -> str:
     parting = played.parting
     if parting is None:
         return f"exact: in all {played.steps} steps the policy would run what ran"
-    where = f"exact up to step {parting.step}; there the policy would"
-    ran, would = (_described(candidate, played.trace.forecasts) for candidate in (parting.ran, parting.would))
-    if ran != would:
-        return f"{where} run {would}, the run ran {ran}"
-    return f"{where} evaluate {_cfs(parting.would_evaluate)} beside {ran}, the run evaluated {_cfs(parting.evaluated)}"
+    beginning = f"exact up to step {parting.step}; there the policy would"
+    executed, would = (
+        _describe_candidate(candidate, played.trace.forecasts) for candidate in (parting.ran, parting.would)
+    )
+    if executed != would:
+        return f"{beginning} run {would}, the run ran {executed}"
+    evaluated, would_evaluate = _describe_cfs(parting.evaluated), _describe_cfs(parting.would_evaluate)
+    return f"{beginning} evaluate {would_evaluate} beside {executed}, the run evaluated {evaluated}"
+
+
+class _Curve(NamedTuple):
+    """Curve of a number over the steps of a run.
+
+    Attributes:
+        executed: the number in each recorded step.
+        would: the policy's number in the step in which run and policy differ; ``None`` if they never do.
+        label: label of the axis.
+        unit: unit of the axis' ticks.
+    """
+
+    executed: list[float]
+    would: float | None
+    label: str
+    unit: str
 
 
 def draw(played: Replay, path: Path, policy: str) -> None:
-    """Draw the CFs that ran over steps, and where the policy parts from them, as a PNG. Needs matplotlib.
+    """Draw the CFs that ran over steps, and the step in which the policy differs, as a PNG. Needs matplotlib.
 
-    If ranks made outer steps, the numbers of steps from one exchange to the next stand below.
+    If ranks made outer steps, a second panel shows the number of steps from one exchange to the next.
 
     Args:
         played: replay of a recorded run.
         path: file to write.
         policy: name of the policy.
     """
-    from matplotlib.figure import Figure  # without pyplot: a PNG is drawn by Agg, whatever the display
+    from matplotlib.figure import Figure  # without pyplot, which may need a display; Agg draws a PNG
 
-    rounds, parting, records = _counts_rounds(played), played.parting, played.trace.steps
+    rounds, parting, records = _has_rounds(played), played.parting, played.trace.steps
     figure = Figure(figsize=(8, 6 if rounds else 4), layout="constrained")
     panels = figure.subplots(2 if rounds else 1, squeeze=False, sharex=True)[:, 0]
-    ran = [[record.cf for record in records], [float(record.every) for record in records]]
-    would = [None, None] if parting is None else [parting.would.cf, float(parting.would.every)]
-    names = ["compression factor (1 is dense)", "steps from one exchange to the next"]
-    for axes, line, other, name, unit in zip(panels, ran, would, names, ("x", ""), strict=False):
-        axes.step([record.step for record in records], line, where="post", color="#0072b2", label="recorded")
-        ticks = {*line}
-        if parting is not None and other is not None:
+    would_cf, would_every = (None, None) if parting is None else (parting.would.cf, float(parting.would.every))
+    cfs, numbers_of_steps = [record.cf for record in records], [float(record.every) for record in records]
+    curves = (
+        _Curve(cfs, would_cf, "compression factor (1 is dense)", "x"),
+        _Curve(numbers_of_steps, would_every, "steps from one exchange to the next", ""),
+    )
+    for axes, curve in zip(panels, curves, strict=False):
+        axes.step([record.step for record in records], curve.executed, where="post", color="#0072b2", label="recorded")
+        ticks = {*curve.executed}
+        if parting is not None and curve.would is not None:
             axes.axvline(parting.step, color="#d55e00", linestyle="--", linewidth=1)
-            axes.plot([parting.step], [other], "o", color="#d55e00", label=f"{policy} parts at {parting.step}")
-            ticks.add(other)
+            axes.plot([parting.step], [curve.would], "o", color="#d55e00", label=f"{policy} parts at {parting.step}")
+            ticks.add(curve.would)
         axes.set_yscale("log")
-        axes.set_yticks(sorted(ticks), [f"{tick:.3g}{unit}" for tick in sorted(ticks)], minor=False)
+        axes.set_yticks(sorted(ticks), [f"{tick:.3g}{curve.unit}" for tick in sorted(ticks)], minor=False)
         axes.set_yticks([], minor=True)
-        axes.set_ylabel(name)
+        axes.set_ylabel(curve.label)
     panels[-1].set_xlabel("step")
     panels[0].legend(loc="best", frameon=False)
     figure.savefig(path, dpi=120)
 
 
-def _counts_rounds(played: Replay) -> bool:
+def _has_rounds(played: Replay) -> bool:
     """True if the run had rounds of outer steps."""
     return max(record.every for record in played.trace.steps) > 1
 
 
-def _cfs(cfs: Sequence[float]) -> str:
+def _describe_cfs(cfs: Sequence[float]) -> str:
     return ", ".join(f"{cf:g}x" for cf in cfs) or "nothing"
 
 
 def _by_step(records: tuple[DecisionRecord, ...]) -> dict[int, list[DecisionRecord]]:
-    return {step: list(same) for step, same in itertools.groupby(records, key=lambda record: record.step)}
+    return {step: list(group) for step, group in itertools.groupby(records, key=lambda record: record.step)}
 
 
-def _choice(record: DecisionRecord | None, forecasts: Sequence[Forecast]) -> str:
-    from gravac.telemetry.words import described, forecast_of
+def _describe_choice(record: DecisionRecord | None, forecasts: Sequence[Forecast]) -> str:
+    from gravac.telemetry.words import describe_candidate, forecast_of
 
     if record is None:
         return "-"
-    return described(forecast_of(record, forecasts)) + ("*" if record.changed else "")
+    return describe_candidate(forecast_of(record, forecasts)) + ("*" if record.changed else "")
 
 
-def _described(candidate: Candidate, forecasts: Sequence[Forecast]) -> str:
-    from gravac.telemetry.words import described
+def _describe_candidate(candidate: Candidate, forecasts: Sequence[Forecast]) -> str:
+    from gravac.telemetry.words import describe_candidate
 
-    return described(
+    return describe_candidate(
         next((forecast for forecast in forecasts if forecast.candidate == candidate), Forecast(candidate, math.nan))
     )

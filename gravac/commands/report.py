@@ -1,13 +1,13 @@
 # SPDX-FileCopyrightText: 2026 The gravac developers
 # SPDX-License-Identifier: Apache-2.0
-"""The command ``gravac report``: a page of what ``gravac bench tta`` measured."""
+"""The command ``gravac report``: writes a page with the results of ``gravac bench tta``."""
 
 from __future__ import annotations
 
 import argparse
 from pathlib import Path
 
-from gravac.commands.common import Commands, require, runs
+from gravac.commands.common import Commands, require, set_work
 
 
 def add(commands: Commands) -> None:
@@ -21,7 +21,7 @@ def add(commands: Commands) -> None:
     parser.add_argument("--out", type=Path, required=True, metavar="DIR", help="folder of the page")
     parser.add_argument("--markdown", type=Path, metavar="FILE", help="replace the tables between this file's marks")
     parser.add_argument("--mixed", action="store_true", help="put runs of several commits into one table, and say so")
-    runs(parser, _run)
+    set_work(parser, _run)
 
 
 def _run(options: argparse.Namespace) -> None:
@@ -31,7 +31,7 @@ def _run(options: argparse.Namespace) -> None:
     from gravac.lab.tta import record
 
     runs = record.read(options.runs)
-    made_with = record.of_one_commit(options.runs, runs, options.mixed)
+    made_with = record.commits_of(options.runs, runs, options.mixed)
     page = write_report(runs, options.out, made_with)
     if options.markdown is not None:
         insert(options.markdown, runs, made_with)

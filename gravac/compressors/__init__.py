@@ -1,6 +1,6 @@
 # SPDX-FileCopyrightText: 2026 The gravac developers
 # SPDX-License-Identifier: Apache-2.0
-"""What goes on the wire, one file per family. Knows tensors and rounds, not process groups."""
+"""Compressors, one file per family. They use tensors and rounds of collectives, but no process groups."""
 
 from gravac.compressors.artopk import ARTopK, artopk
 from gravac.compressors.base import Compressor, Context, Reduced, Rounds
@@ -23,7 +23,7 @@ from gravac.compressors.terngrad import TernGrad, terngrad
 from gravac.compressors.thc import THC, thc
 from gravac.compressors.topk import TopK, topk
 from gravac.compressors.topkc import TopKC, topkc
-from gravac.entry_points import Known
+from gravac.entry_points import Registry
 
 BUILT_IN: dict[str, Compressor] = {
     compressor.name: compressor
@@ -50,15 +50,16 @@ BUILT_IN: dict[str, Compressor] = {
         ladder,
     )
 }
-"""The compressors of this package, by name, with default settings."""
+"""Compressors of this package, by name, with default settings."""
 
 
-def _wrong(found: object) -> str:
-    return "" if isinstance(found, Compressor) else "is no compressor; name an object, not its class"
+def _fault(loaded: object) -> str:
+    """Describe what is wrong with an object that an entry point loaded; return an empty text if it is a compressor."""
+    return "" if isinstance(loaded, Compressor) else "is no compressor; name an object, not its class"
 
 
-COMPRESSORS: Known[Compressor] = Known("compressor", "gravac.compressors", BUILT_IN, _wrong)
-"""Every compressor by its name, with default settings: those of this package, and of packages installed beside it."""
+COMPRESSORS: Registry[Compressor] = Registry("compressor", "gravac.compressors", BUILT_IN, _fault)
+"""All compressors, by name, with default settings: those of this package, and of other installed packages."""
 
 __all__ = [
     "COMPRESSORS",

@@ -1,10 +1,10 @@
 # SPDX-FileCopyrightText: 2026 The gravac developers
 # SPDX-License-Identifier: Apache-2.0
-"""AR-Topk: one rank's top-k coordinates for all ranks, so that values can be summed by all-reduce.
+"""AR-Topk: all ranks send one rank's top-k coordinates, so that an all-reduce can sum their values.
 
 Source: Tyagi & Swany, "Flexible Communication for Optimal Distributed Learning over Unpredictable Networks", IEEE Big
-Data 2023 (arXiv 2312.02493), section 3. STAR takes ranks in turn; VAR the rank whose top-k holds most energy.
-Contractive: what a rank sends is its own values, only the choice is another's. No bound better than that.
+Data 2023 (arXiv 2312.02493), section 3. STAR uses each rank's coordinates in rotation; VAR those of the rank whose
+top-k has most energy. Contractive, as each rank sends its own values at the coordinates, but without a tighter bound.
 """
 
 from collections.abc import Sequence
@@ -23,13 +23,13 @@ from gravac.compressors.topk import index_dtype, pack_indices, topk, unpack_indi
 
 
 class ARTopK(Compressor):
-    """One rank selects coordinates and broadcasts their indices; all ranks' values there are summed by all-reduce.
+    """AR-Topk: one rank selects coordinates and broadcasts their indices; an all-reduce sums all ranks' values.
 
     Attributes:
-        choose: whose coordinates are taken. ``"star"``: ranks in turn, by step. ``"var"``: for each tensor those of the
-            rank whose k values have most energy, which one more exchange of a number per tensor tells, and for which
-            the host waits on a GPU, once a tensor.
-        values: number format of the values on the wire; ``None`` is the gradient's own.
+        choose: which rank selects coordinates. ``"star"``: the next rank at each step. ``"var"``: for each tensor, the
+            rank whose k values have most energy. That needs one more exchange of a number per tensor, for which on a
+            GPU the host waits.
+        values: number format of the values on the wire; ``None``: the gradient's own.
     """
 
     name: ClassVar[str] = "artopk"
@@ -42,51 +42,51 @@ class ARTopK(Compressor):
 
     @property
     def host_waits(self) -> bool:
-        """Whether on a GPU the host waits for what it encodes: to learn whose coordinates are taken, by ``"var"``."""
+        """True if on a GPU the host waits while encoding: with ``"var"``, to learn which rank is the root."""
         return self.choose == "var"
 
     @property
     def magnitudes(self) -> tuple[float, float]:
-        """Least and largest magnitude of a gradient that the number format of the values can hold."""
+        """Smallest and largest magnitude of a gradient that the number format of the values can represent."""
         return magnitudes_in(dtype_of(self.values, torch.float32))
 
     def traffic(self, shape: tuple[int, ...], cf: float, dtype: torch.dtype, world: int = 2) -> tuple[Traffic, ...]:
-        """One rank's indices and all ranks' values, in bytes; with ``"var"``, four more for an energy."""
+        """Predict the bytes of one rank's indices and all ranks' values; with ``"var"``, 4 more bytes for an energy."""
         elements = torch.Size(shape).numel()
         k = k_for(elements, cf)
-        asked = (Traffic(AllGather, torch.float32.itemsize),) if self.choose == "var" else ()
+        energies = (Traffic(AllGather, torch.float32.itemsize),) if self.choose == "var" else ()
         return (
-            *asked,
+            *energies,
             Traffic(Broadcast, k * index_dtype(elements).itemsize),
             Traffic(AllReduce, k * dtype_of(self.values, dtype).itemsize),
         )
 
     def rounds(self, x: torch.Tensor, cf: float, ctx: Context) -> Rounds:
-        """Average flat x, ``(elements,)``, at the coordinates that one rank chooses.
+        """Average flat x, ``(elements,)``, at the coordinates that one rank selects.
 
         1. Select this rank's k largest coordinates.
-        2. All-gather the energy of each rank's selection (``"var"`` only), and make the rank with most energy the root;
-           with ``"star"``, the root is the next rank in turn.
+        2. All-gather the energy of each rank's selection (``"var"`` only); the rank with most energy is the root. With
+           ``"star"``, the root is the rank after the last step's root.
         3. Broadcast the root's indices.
-        4. All-reduce the values that every rank has at these indices.
+        4. All-reduce every rank's values at these indices.
         """
-        own = multilevel.at(topk.select, x, cf, ctx)
+        local = multilevel.select_at(topk.select, x, cf, ctx)
         root = ctx.step % ctx.world
         if self.choose == "var":
-            (held,) = yield AllGather(norm(own.values).float().reshape(1))
-            root = int(held.argmax())
-        packed = yield Broadcast(pack_indices(own.indices, x.numel()), root)
-        chosen = unpack_indices(packed, x.numel())
-        mine = narrow(x[chosen] / ctx.world, dtype_of(self.values, ctx.dtype))
-        total = yield AllReduce(mine)
+            (norms,) = yield AllGather(norm(local.values).float().reshape(1))
+            root = int(norms.argmax())
+        packed = yield Broadcast(pack_indices(local.indices, x.numel()), root)
+        indices = unpack_indices(packed, x.numel())
+        values = narrow(x[indices] / ctx.world, dtype_of(self.values, ctx.dtype))
+        total = yield AllReduce(values)
         return Reduced(
-            mean=Sparse(((chosen, total.to(x.dtype)),)),
-            sent=Sparse(((chosen, mine.to(x.dtype) * ctx.world),)),
-            cf=x.numel() / max(1, mine.numel()),
+            mean=Sparse(((indices, total.to(x.dtype)),)),
+            sent=Sparse(((indices, values.to(x.dtype) * ctx.world),)),
+            cf=x.numel() / max(1, values.numel()),
         )
 
     def errors(self, x: torch.Tensor, cfs: Sequence[float], ctx: Context) -> list[torch.Tensor]:
-        """Squared errors of flat x if this rank's choice were taken, as in ``TopK``: optimistic where ranks differ."""
+        """Return the squared errors of flat x if this rank is the root, as in ``TopK``: too low if ranks differ."""
         return topk.errors(x, cfs, ctx)
 
     @property
@@ -96,4 +96,4 @@ class ARTopK(Compressor):
 
 
 artopk = ARTopK()
-"""One rank's top-k in turn; ``artopk(choose="var")`` picks the rank with most energy."""
+"""AR-Topk with each rank's top-k in rotation; ``artopk(choose="var")`` uses the rank with most energy."""

@@ -5,10 +5,10 @@
 Laws, checked for every compressor by ``gravac.testing.compressor_laws``:
 
 - the mean over ranks of ``sent`` equals ``mean``, within ``rounding`` of the sum of |terms|;
-- a contractive compressor never makes the error larger than what was to be sent, ``‖x - sent‖² <= ‖x‖²``
-  (summed over the ranks); an unbiased one has ``x`` as expectation of ``sent``;
+- the error of a contractive compressor is at most the tensor's energy, ``‖x - sent‖² <= ‖x‖²`` (summed over the ranks);
+  for an unbiased compressor, the expectation of ``sent`` is ``x``;
 - ``mean`` is bitwise the same on all ranks, and a second run gives the same bits;
-- every rank yields the same collectives, of the same shapes and dtypes, whatever its data.
+- every rank yields the same collectives, of the same shapes and dtypes, whatever numbers its tensors contain.
 """
 
 import math
@@ -30,18 +30,19 @@ from gravac.settings import Settings
 
 @dataclass(frozen=True, slots=True)
 class Reduced:
-    """What came of compressing and exchanging one tensor.
+    """Result of compressing and exchanging one tensor.
 
     Attributes:
-        mean: what is applied, the same on all ranks; flat, as long as x. An ``Addend`` spares memory: the operating
-            system takes many times as long to provide a tensor's worth of it as it takes to fill it.
-        sent: what this rank contributed; the residual is ``x - sent``. Of what was folded, what ``fold.left`` is still
-            to be lessened by.
-        cf: the compression factor achieved.
-        aside: part of ``x - sent`` that the compressor keeps itself, in ``ctx.state``: the residual is made without it.
-        target: what was to be sent, where that is not x (momentum correction); gain is measured against it.
-        error: ``‖x - sent‖²`` as it counts for the gain, where the compressor knows it; an error made for all ranks
-            at once counts as if each had made its share.
+        mean: mean of the sent tensors, the same on all ranks; flat, of x's length. An ``Addend`` saves memory: the
+            operating system takes many times as long to provide a tensor's memory as a processor takes to fill it.
+        sent: tensor that this rank contributed to the mean, flat, of x's length; the residual is ``x - sent``. If the
+            compressor folded: only the part that is still to be subtracted from ``fold.unsent``.
+        cf: achieved compression factor.
+        aside: part of ``x - sent`` that the compressor itself keeps, in ``ctx.state``; the residual excludes this part.
+        target: tensor that was to be sent, if that is not x (momentum correction); the gain is measured against the
+            target.
+        error: ``‖x - sent‖²`` as counted for the gain, if the compressor knows the error. If the error is made for all
+            ranks at once, each rank counts its share.
     """
 
     mean: torch.Tensor | Addend
@@ -53,7 +54,7 @@ class Reduced:
 
 
 MAGNITUDES = (2.0**-100, 2.0**100)
-"""Magnitudes of gradients that every float32 on the wire has room for; see ``Compressor.magnitudes``."""
+"""Smallest and largest magnitude of gradients that are sent as float32; see ``Compressor.magnitudes``."""
 
 Rounds = Generator[Collective, Any, Reduced]
 """A generator that yields collectives, is resumed with their results, and returns a ``Reduced``."""
@@ -61,21 +62,22 @@ Rounds = Generator[Collective, Any, Reduced]
 
 @dataclass(slots=True)
 class Fold:
-    """What a compressor does to a bare gradient in the pass in which it codes it, where it ``folds``.
+    """Error feedback that a compressor which ``folds`` computes in the same pass as it codes a bare gradient.
 
     Attributes:
-        residual: what is added to the gradient first, flat, ``[elements]``, float32 or bfloat16; ``None``: nothing.
-        left: the residual to be made: float32, flat, ``[elements]``, overwritten with the sum of both, less what
-            ``Reduced.sent`` leaves out since it is taken off already. ``None``: nothing is kept; a compressor that
-            needs the sum afterwards puts a tensor of its own here.
+        residual: residual that is added to the gradient first, flat, ``[elements]``, float32 or bfloat16; ``None``:
+            nothing is added.
+        unsent: memory for the new residual: float32, flat, ``[elements]``; overwritten with the sum of gradient and
+            residual, less the sent numbers that the compressor subtracts itself (``Reduced.sent`` has the others).
+            ``None``: no residual is kept; a compressor that needs the sum later sets a tensor of its own.
         energy: ``‖gradient + residual‖²``, 0-d, which the compressor sets before its first collective; finite if and
-            only if every element of the gradient is. Of rows, that of all.
-        gradients: gradients of rows (``rounds_together``), each flat; x is then memory for their sums, ``left``.
-        residuals: what is added to each row; none: nothing. All rows have one fold.
+            only if every element of the gradient is. For rows, the energy of all rows.
+        gradients: gradients of rows (``rounds_together``), each flat; x is then ``unsent``, the memory for their sums.
+        residuals: residual that is added to each row; empty: nothing is added. All rows share one fold.
     """
 
     residual: torch.Tensor | None = None
-    left: torch.Tensor | None = None
+    unsent: torch.Tensor | None = None
     energy: torch.Tensor | None = None
     gradients: Sequence[torch.Tensor] = ()
     residuals: Sequence[torch.Tensor] = ()
@@ -83,7 +85,7 @@ class Fold:
 
 @dataclass(slots=True)
 class Context:
-    """What a compressor may know about the tensor at hand.
+    """Facts about one tensor that a compressor may use.
 
     Attributes:
         name: the parameter's name.
@@ -92,12 +94,12 @@ class Context:
         world: number of ranks.
         seed: the run's seed.
         shape: the parameter's shape, in memory order; x is its flat view.
-        dtype: number format of the gradient; x is float32 where that is a 16-bit type.
-        state: this compressor's memory of this tensor; tensors only, saved with the checkpoint. To change it, put
-            another tensor in: a step that is taken back brings the old one back.
-        error_feedback: share of what is not sent that will be kept.
-        selections: what was selected of x already, by CF (multi-level compression).
-        fold: what there is to do beside coding; only for a compressor that ``folds``, whose x is then a gradient.
+        dtype: number format of the gradient; x is float32 if that is a 16-bit type.
+        state: this compressor's memory of this tensor; tensors only, saved with the checkpoint. To change a tensor,
+            replace it by a new tensor: if the step is undone, the old tensor is restored.
+        error_feedback: fraction of the unsent rest that will be kept.
+        selections: selections of x that were already made, by CF (multi-level compression).
+        fold: error feedback to compute while coding, if the compressor ``folds``: x is then a bare gradient.
     """
 
     name: str = ""
@@ -113,42 +115,44 @@ class Context:
     fold: Fold | None = None
 
     def part(self, elements: int) -> "Context":
-        """A context for compressing some of the tensor's values again: the same but for shape; it remembers nothing."""
+        """Return a context for compressing some of the tensor's numbers again: of another shape, without memory."""
         return replace(self, shape=(elements,), state={}, error_feedback=0.0, selections={}, fold=None)
 
     def draws(self, own: bool = False, fixed: bool = False) -> Draws:
-        """Random numbers of (seed, name, step), the same on every device, in any layout, after any resume.
+        """Return random numbers of (seed, name, step): the same on every device, in any layout, after any resume.
 
         Args:
-            own: whether the rank counts too, for rounding that ranks must not do alike; otherwise all draw the same.
-            fixed: whether every step draws the same.
+            own: whether each rank draws other numbers, for rounding that must differ between ranks; otherwise all
+                ranks draw the same numbers.
+            fixed: whether every step draws the same numbers.
         """
         key = f"{self.seed}\0{self.name}" + ("" if fixed else f"\0{self.step}") + (f"\0{self.rank}" if own else "")
         return Draws(key)
 
 
 class Compressor(Settings):
-    """A frozen settings object without state: two models may share one.
+    """A compressor: a frozen settings object without state, which several models may share.
 
     Attributes:
-        name: what policies and traces call it.
-        contractive: whether ``‖x - sent‖² <= ‖x‖²`` over the ranks. Error feedback needs it.
+        name: name in policies and traces.
+        contractive: whether ``‖x - sent‖² <= ‖x‖²``, summed over the ranks. Error feedback needs a contractive
+            compressor.
         unbiased: whether the expectation of ``sent`` is x.
-        owns_momentum: whether it does the optimizer's momentum itself; the optimizer must then have none.
-        exact_cf: whether it achieves the CF asked for on large tensors, within 2 %; otherwise it comes as close as its
-            method can.
-        compresses: whether it leaves something out. Otherwise it is a number format that everything is sent in, small
+        owns_momentum: whether the compressor applies the optimizer's momentum; the optimizer must then have none.
+        exact_cf: whether the achieved CF of large tensors is the requested CF, within 2 %; otherwise the compressor
+            comes as close as its method can.
+        compresses: whether the compressor leaves anything out. Otherwise it is a number format for all tensors, small
             tensors and those of one dimension too (``dense``).
         one_round: whether ``rounds`` yields once at every CF and number of ranks, see ``Profile``.
-        error_feedback: share of what was not sent that is kept, see ``Profile``.
+        error_feedback: fraction of the unsent rest that is kept, see ``Profile``.
         coding_costs: ``(CF, encode, decode)``, ascending, in copies of the tensor, as ``gravac bench compressors``
-            measures them; empty: not measured. Where they are from: ``gravac.compressors.profile``.
+            measures them; empty: not measured. ``gravac.compressors.profile`` has their source.
         efficiency_points: ``(CF, median efficiency)``, ascending, for a compressor that is not in ``gravac.beliefs``;
-            empty: the points there, or cautious defaults.
+            empty: the points of ``gravac.beliefs``, or cautious defaults.
         efficiency_by_gain: ``(gain, median efficiency)``, ascending; empty: likewise.
         efficiency_apart: ``(steps between two exchanges, exponent)``, ascending, see ``Profile``; empty: likewise.
-        rounding: unit roundoff u of what is summed on the wire: ``|mean - mean of sent| <= (N+2) u mean of |sent|``
-            for N ranks.
+        rounding: unit roundoff u of the sums on the wire: ``|mean - mean of sent| <= (N+2) u mean of |sent|`` for N
+            ranks.
     """
 
     name: ClassVar[str]
@@ -166,34 +170,34 @@ class Compressor(Settings):
 
     @property
     def rounding(self) -> float:
-        """Unit roundoff of what is summed on the wire, see the class; float32's unless overridden."""
+        """Unit roundoff of the sums on the wire, see the class; that of float32 unless overridden."""
         return 2.0**-24
 
     @property
     def magnitudes(self) -> tuple[float, float]:
-        """Least and largest magnitude of gradients' elements between which what is sent scales with the gradient.
+        """Smallest and largest magnitude of gradients' elements between which ``sent`` scales with the gradient.
 
-        There, gradients times a power of two give means times that power, bit for bit but for subnormal numbers.
-        Beyond, a number format of the wire overflows or vanishes: every rank gets what is not finite, or what is sent
-        is worse than of other gradients, as the class says. ``(1, 1)``: what is sent does not scale at all.
+        Between them, gradients times a power of two give means times that power, bit for bit except for subnormal
+        numbers. Beyond them, a number format of the wire overflows or underflows: every rank gets means that are not
+        finite, or ``sent`` is less accurate, as the compressor's class says. ``(1, 1)``: ``sent`` never scales.
         """
         return MAGNITUDES
 
     @property
     def host_waits(self) -> bool:
-        """Whether on a GPU the host waits for what it encodes, as its code looks at data. False unless overridden."""
+        """True if on a GPU the host waits while encoding, as the code reads a tensor. False unless overridden."""
         return False
 
     def profile(self, cf: float, *, world: int = 2, shapes: Sequence[tuple[int, ...]] = ()) -> Profile:
-        """What is known of it at a CF before it has run; see ``Profile``.
+        """Return what is known at a CF before the compressor has run; see ``Profile``.
 
-        By default what its class says (``coding_costs``, ``efficiency_points``, ``one_round``, ...). Where settings,
-        ranks or shapes count, extend this: ``replace(super().profile(cf), one_round=...)``.
+        By default, the profile has what the class says (``coding_costs``, ``efficiency_points``, ``one_round``, ...).
+        If settings, ranks or shapes count, extend this: ``replace(super().profile(cf), one_round=...)``.
 
         Args:
             cf: compression factor.
             world: number of ranks.
-            shapes: shapes of the tensors that are compressed, for what depends on them; empty when not known.
+            shapes: shapes of the tensors that are compressed, for numbers that depend on them; empty if not known.
         """
         beliefs = self.beliefs
         return Profile(
@@ -209,20 +213,20 @@ class Compressor(Settings):
 
     @property
     def beliefs(self) -> CompressorBeliefs:
-        """Beliefs about its efficiency: those in force under its name, with the class's own points in their place."""
+        """Beliefs about efficiency: those in force for this name, with the points of the class in place of theirs."""
         tabulated = beliefs_in_force().of_compressor(self.name)
-        own = {
+        class_points = {
             "by_cf": self.efficiency_points,
             "by_gain": self.efficiency_by_gain,
             "apart": self.efficiency_apart,
         }
-        declared = {field: points for field, points in own.items() if points}
+        declared = {field: points for field, points in class_points.items() if points}
         return tabulated(**declared, kind="not measured") if declared else tabulated
 
     def method_at(self, cf: float) -> str:
-        """The name of what compresses at a CF, with the setting that users know it by, such as ``"topk 10x"``.
+        """Return the method's name at a CF, with the setting that users know, such as ``"topk 10x"``.
 
-        Override this where the CF is not what a user sets: a number of bits, a rank.
+        Override this if users set a number of bits or a rank instead of a CF.
 
         Args:
             cf: compression factor; 1 or more.
@@ -231,23 +235,23 @@ class Compressor(Settings):
 
     @property
     def cf(self) -> float | None:
-        """The one compression factor that it has; ``None``: any, or what ``candidates`` says."""
+        """The compressor's only compression factor; ``None``: any factor, or those that ``candidates`` returns."""
         return None
 
     def candidates(self, cf_range: tuple[float, float]) -> Span | tuple[float, ...]:
-        """What it can do between two CFs: all of a span, or a list (ascending; empty when nothing).
+        """Return the supported CFs within a range: the span if all are supported, else a list (ascending, or empty).
 
-        By default its one CF, if it has one and that is in the range; otherwise all of the span.
+        By default the compressor's only CF, if it has one and that is in the range; otherwise the span.
 
         Args:
-            cf_range: lowest and highest CF wanted.
+            cf_range: lowest and highest CF of the range.
         """
         if self.cf is None:
             return Span(*cf_range)
         return (self.cf,) if cf_range[0] <= self.cf <= cf_range[1] else ()
 
     def traffic(self, shape: tuple[int, ...], cf: float, dtype: torch.dtype, world: int = 2) -> tuple[Traffic, ...]:
-        """What ``rounds`` will hand to collectives for one tensor, in that order, without flags and padding.
+        """Predict the traffic of the collectives that ``rounds`` yields for one tensor, without flags and padding.
 
         Args:
             shape: shape of the tensor.
@@ -256,24 +260,25 @@ class Compressor(Settings):
             world: number of ranks.
 
         Returns:
-            The kind of every collective, and this rank's payload for it in bytes.
+            The kind of each collective, and this rank's payload in bytes, in the order of the collectives.
         """
         raise NotImplementedError
 
     def wire_dtype(self, gradient: torch.dtype) -> torch.dtype:
-        """The number format in which a gradient of that dtype travels, where nothing is left out."""
+        """Return the number format in which gradients of a dtype are sent if nothing is left out."""
         return gradient
 
     def folds(self, gradient: torch.Tensor, cf: float) -> bool:
-        """Whether ``rounds`` takes this gradient as it is: flat, of 16 bits too, perhaps not finite, with ``ctx.fold``.
+        """True if ``rounds`` accepts a bare gradient, with ``ctx.fold``: flat, perhaps of 16 bits or not finite.
 
-        What it sends of one that is not finite may be anything: every rank gets NaN, and nothing of it is kept. One
-        that has a ``batch_key`` is asked of the first of several, too, whose ``rounds_together`` then fold.
+        If a gradient is not finite, ``rounds`` may send anything: every rank then gets NaN, and keeps nothing of the
+        gradient. If there is a ``batch_key``, ``folds`` is asked for the first gradient of a batch too;
+        ``rounds_together`` then folds the batch.
         """
         return False
 
     def misfit(self, key: str, memory: torch.Tensor, elements: int) -> str:
-        """Say what is expected of a tensor in ``Context.state`` that does not fit; ``""`` if it does, or is not known.
+        """Describe the expected tensor if one of ``Context.state`` does not fit; ``""`` if it fits, or if unknown.
 
         Args:
             key: name in the state.
@@ -283,16 +288,16 @@ class Compressor(Settings):
         return ""
 
     def kept_aside(self, ctx: Context, elements: int) -> torch.Tensor | None:
-        """What it keeps itself of what was not sent, see ``Reduced.aside``: flat, ``[elements]``; None for nothing."""
+        """Return the rest that the compressor itself keeps, see ``Reduced.aside``: flat, ``[elements]``, or None."""
         return None
 
     def rounds(self, x: torch.Tensor, cf: float, ctx: Context) -> Rounds:
-        """Average x over the ranks, compressed. Where this takes several collectives, the docstring numbers the steps.
+        """Average x over the ranks, compressed. If this takes several collectives, the docstring numbers the steps.
 
         Args:
             x: flat, ``(elements,)``, contiguous, finite, float32 or float64; not to be changed.
-            cf: compression factor wanted; 1 or more.
-            ctx: what may be known about the tensor.
+            cf: requested compression factor; 1 or more.
+            ctx: facts about the tensor.
 
         Returns:
             A generator that yields collectives, is resumed with their results, and returns a ``Reduced``.
@@ -300,37 +305,38 @@ class Compressor(Settings):
         raise NotImplementedError
 
     def batch_key(self, cf: float, ctx: Context) -> Hashable | None:
-        """Which tensors ``rounds_together`` can take at once: of one key, size and dtype; ``None``: each by itself.
+        """Return a key: ``rounds_together`` accepts tensors of equal key, size and dtype. ``None``: no batches.
 
-        It must follow from what all ranks know. Asked off the CPU only, where launches cost more than caches save.
+        The key must depend only on what all ranks know. It is used off the CPU only, where launches cost more than
+        caches save.
 
         Args:
-            cf: compression factor wanted; 1 or more.
-            ctx: what may be known about the tensor.
+            cf: requested compression factor; 1 or more.
+            ctx: facts about the tensor.
         """
         return None
 
     def rounds_together(self, x: torch.Tensor, cf: float, contexts: Sequence[Context]) -> Rounds:
-        """Average tensors of one ``batch_key`` together, each as ``rounds`` does it by itself, up to rounding.
+        """Average tensors of one ``batch_key`` at once, with the results of ``rounds`` for each, up to rounding.
 
         Args:
-            x: the tensors, one in each row: ``[count, elements]``, contiguous, else as ``rounds`` takes them.
-            cf: compression factor wanted; 1 or more.
-            contexts: what may be known about each: what is remembered, or drawn, is a tensor's own.
+            x: the tensors, one in each row: ``[count, elements]``, contiguous, otherwise as for ``rounds``.
+            cf: requested compression factor; 1 or more.
+            contexts: facts about each tensor; each has its own memory and its own random numbers.
 
         Returns:
-            A generator as ``rounds`` is. What it returns is of all rows: mean and sent are flat,
-            ``[count * elements]``, and the error is that of all.
+            A generator like that of ``rounds``. Its result is for all rows: mean and sent are flat,
+            ``[count * elements]``, and the error is that of all rows.
         """
         raise NotImplementedError
 
     def errors(self, x: torch.Tensor, cfs: Sequence[float], ctx: Context) -> list[torch.Tensor]:
-        """What this rank would not send at each CF, ``‖x - sent‖²``, found without sending.
+        """Return the squared error of this rank, ``‖x - sent‖²``, at each CF, computed without sending.
 
         Args:
-            x: flat, ``(elements,)``, as ``rounds`` takes it; not to be changed.
+            x: flat, ``(elements,)``, as for ``rounds``; not to be changed.
             cfs: compression factors, ascending.
-            ctx: what may be known about the tensor.
+            ctx: facts about the tensor.
 
         Returns:
             A scalar (0-d tensor, float32 or float64) for each CF.
@@ -339,5 +345,5 @@ class Compressor(Settings):
 
 
 def k_for(elements: int, cf: float) -> int:
-    """How many of ``elements`` a sparsifier sends at ``cf``: the least number with elements / sent <= cf."""
+    """Return how many of ``elements`` a sparsifier sends at ``cf``: the smallest number with elements / sent <= cf."""
     return min(elements, max(1, math.ceil(elements / cf))) if elements else 0

@@ -1,10 +1,10 @@
 # SPDX-FileCopyrightText: 2026 The gravac developers
 # SPDX-License-Identifier: Apache-2.0
-"""The codebook where a launch costs more than a pass: a tensor in one piece, by as few operators as will do.
+"""The codebook for devices on which a launch costs more than a pass: a tensor in one piece, by few operators.
 
-Codes and scales are those of ``codebook``, made by the same arithmetic in the same order; numbers are compared with the
-thresholds instead of being looked up, and parts are decoded all at once. How many kernels that takes does not depend on
-a tensor's size, nor on how many ranks sent.
+Codes and scales are those of ``codebook``, computed by the same arithmetic in the same order; numbers are compared with
+the thresholds instead of being looked up, and all ranks' codes are decoded at once. The number of kernels depends
+neither on a tensor's size nor on the number of ranks.
 """
 
 from typing import NamedTuple
@@ -26,14 +26,14 @@ from gravac.compressors.squares import energy
 
 
 class _Fit(NamedTuple):
-    """Coded blocks, and what finding their error needs.
+    """Coded blocks, and sums from which their error is computed.
 
     Attributes:
         coded: codes ``[blocks, bytes]`` and scales ``[blocks]``.
         values: the codes' levels: float32, ``[blocks, block]``.
-        along: sum of number times level of each block, ``[blocks]``; ``None`` of 8 bits.
+        along: sum of number times level of each block, ``[blocks]``; ``None`` for 8 bits.
         size: sum of squared levels of each block, likewise.
-        norms: norm of each block, likewise, where it is known.
+        norms: norm of each block, likewise; ``None`` if not computed.
     """
 
     coded: Coded
@@ -49,35 +49,35 @@ def encode(x: torch.Tensor, bits: int, kind: Kind) -> tuple[Coded, torch.Tensor]
     Args:
         x: numbers to code: float32, of shape ``[blocks, block]``, contiguous, finite; ``block`` a multiple of 8.
         bits: bits per code: 1, 2, 3, 4 or 8.
-        kind: how the levels lie; 8 bits are always uniform.
+        kind: placement of the levels; 8 bits are always uniform.
 
     Returns:
-        The codes, and ``‖x - decoded‖²``, 0-d, float64. Blocks of norms below 1e-19 or above 1e18 are not
-        coded right here, as their squares are not numbers of float32.
+        The codes, and ``‖x - decoded‖²``, 0-d, float64. Blocks of norms below 1e-19 or above 1e18 are not coded
+        correctly, since float32 cannot represent their squares.
     """
-    coded, values, along, size, norms = _fit(x, bits, kind)
-    if along is None or size is None:
-        left = torch.sub(x, _scaled(values, coded.scales), out=values).view(-1)
-        return coded, energy(left)
-    whole = torch.linalg.vecdot(x, x) if norms is None else norms.square_()
-    less = (size * coded.scales).sub_(along, alpha=2).mul_(coded.scales)
-    return coded, less.add_(whole).clamp_(min=0).sum(dtype=torch.float64)
+    fit = _fit(x, bits, kind)
+    if fit.along is None or fit.size is None:
+        rest = torch.sub(x, _scaled(fit.values, fit.coded.scales), out=fit.values).view(-1)
+        return fit.coded, energy(rest)
+    total = torch.linalg.vecdot(x, x) if fit.norms is None else fit.norms.square_()
+    change = (fit.size * fit.coded.scales).sub_(fit.along, alpha=2).mul_(fit.coded.scales)
+    return fit.coded, change.add_(total).clamp_(min=0).sum(dtype=torch.float64)
 
 
 def encode_decoded(x: torch.Tensor, bits: int, kind: Kind) -> tuple[Coded, torch.Tensor]:
-    """Code blocks as ``encode`` does; return the codes, and what they stand for: float32, shape ``[blocks, block]``."""
-    coded, values, *_ = _fit(x, bits, kind)
-    return coded, _scaled(values, coded.scales)
+    """Code blocks as ``encode`` does; return the codes, and the decoded numbers: float32, shape ``[blocks, block]``."""
+    fit = _fit(x, bits, kind)
+    return fit.coded, _scaled(fit.values, fit.coded.scales)
 
 
 def decode(packed: torch.Tensor, scales: torch.Tensor, bits: int, kind: Kind, block: int) -> torch.Tensor:
-    """What codes stand for.
+    """Decode packed codes.
 
     Args:
         packed: packed codes: uint8, ``[..., packed_bytes(block, bits)]``.
         scales: scale of each block: ``SCALE``, ``[...]``.
         bits: bits per code, as encoded.
-        kind: how the levels lie, as encoded.
+        kind: placement of the levels, as encoded.
         block: numbers per block.
 
     Returns:
@@ -88,8 +88,8 @@ def decode(packed: torch.Tensor, scales: torch.Tensor, bits: int, kind: Kind, bl
         return _scaled(numbers, scales)
     if bits == 3:
         low, high = packed[..., : block // 4], packed[..., block // 4 :]
-        above = (high.unsqueeze(-1) << shifts_of_nibbles(packed.device)).bitwise_and_(0xF00)
-        table, keys = levels_of_twelve_bits(kind, packed.device), above.flatten(-2).bitwise_or_(low)
+        high_bits = (high.unsqueeze(-1) << shifts_of_nibbles(packed.device)).bitwise_and_(0xF00)
+        table, keys = levels_of_twelve_bits(kind, packed.device), high_bits.flatten(-2).bitwise_or_(low)
     else:
         table = levels_of_bytes(bits, kind, packed.device)
         keys = packed.to(torch.int32, memory_format=torch.contiguous_format)
@@ -98,14 +98,15 @@ def decode(packed: torch.Tensor, scales: torch.Tensor, bits: int, kind: Kind, bl
 
 
 def _fit(x: torch.Tensor, bits: int, kind: Kind) -> _Fit:
+    """Code blocks ``[blocks, block]``, with a least-squares scale for each (for 8 bits, the largest magnitude)."""
     packed = torch.empty(len(x), packed_bytes(x.shape[1], bits), dtype=torch.uint8, device=x.device)
     scales, fine = torch.empty(len(x), dtype=SCALE, device=x.device), x
     norms: torch.Tensor | None = None
     if kind == "uniform" or bits == 8:
-        most = (1 << (bits - 1)) - 1
+        max_step = (1 << (bits - 1)) - 1
         if bits > 1:
             scales = rounded_up(x.abs().amax(1))
-            fine = (x * inverse_of(scales.float(), most).unsqueeze(1)).round_()
+            fine = (x * inverse_of(scales.float(), max_step).unsqueeze(1)).round_()
     elif bits > 1:
         norms = torch.linalg.vector_norm(x, dim=1)
         fine = x * inverse_of(norms, GRID * x.shape[1] ** 0.5).unsqueeze(1)
@@ -117,7 +118,7 @@ def _fit(x: torch.Tensor, bits: int, kind: Kind) -> _Fit:
     values = levels(bits, kind, x.device).index_select(0, codes.view(-1)).view_as(x)
     along = (x * values).sum(1)
     size = torch.full_like(along, x.shape[1]) if bits == 1 else (values * values).sum(1)
-    # only even levels may all be 0, and then their sum with x is, too
+    # only even levels may all be 0, and then so is their product with x
     torch.div(along, size.clamp(min=1e-30) if kind == "uniform" else size, out=scales)
     return _Fit(Coded(packed, scales), values, along, size, norms)
 

@@ -1,12 +1,12 @@
 # SPDX-FileCopyrightText: 2026 The gravac developers
 # SPDX-License-Identifier: Apache-2.0
-"""Deep gradient compression: top-k of a velocity that is summed up locally, momentum and all, until it is sent.
+"""Deep gradient compression: top-k of a velocity, into which each rank sums gradients with momentum until it sends.
 
 Source: Lin et al., "Deep Gradient Compression", ICLR 2018 (arXiv 1712.01887), algorithm 2: momentum correction,
-momentum factor masking, local gradient clipping, warm-up of the CF, and a threshold from a sample. It takes the place
-of the optimizer's momentum, which must be off. It keeps its own memory and is no contraction of the gradient; gain is
-measured against the velocity. Tensors that travel dense (small ones, of one dimension, and all in a dense step) bypass
-it, so with the optimizer's momentum off they have none.
+momentum factor masking, local gradient clipping, warm-up of the CF, and a threshold from a sample. DGC replaces the
+optimizer's momentum, which must be off. DGC keeps its own memory and is not contractive for the gradient; the gain is
+measured against the velocity. Tensors that are sent dense (small ones, of one dimension, and all in a dense step)
+bypass DGC, and have no momentum since the optimizer's is off.
 """
 
 import math
@@ -24,22 +24,22 @@ from gravac.compressors.squares import norm
 from gravac.compressors.threshold import ThresholdK
 
 CORRECTIONS = 10
-"""How often the published rule adjusts its threshold at most."""
+"""Maximum number of times that the published rule adjusts its threshold."""
 
 BOUNDS = (0.8, 1.3)
-"""Lowest and highest count over k that the published rule accepts; also the factors it adjusts its threshold by."""
+"""Lowest and highest count over k that the published rule accepts; also the factors of threshold adjustments."""
 
 
 class DGC(ThresholdK):
     """Top-k of a momentum-corrected velocity.
 
     Attributes:
-        momentum: momentum of the velocity, in [0, 1); 0 leaves plain accumulation.
-        nesterov: whether momentum takes Nesterov's form.
+        momentum: momentum of the velocity, in [0, 1); 0 only sums gradients.
+        nesterov: whether momentum has Nesterov's form.
         masking: whether the momentum of coordinates that were sent is cleared too.
-        clip: norm to which each tensor's gradient is clipped, times ``1/sqrt(ranks)``; ``None`` does not.
-        warmup_steps: number of steps in which the CF rises exponentially from 4 to the CF asked for.
-        sample: share of the velocity that is looked at for a threshold.
+        clip: norm, times ``1/sqrt(ranks)``, to which each tensor's gradient is clipped; ``None``: no clipping.
+        warmup_steps: number of steps in which the CF rises exponentially from 4 to the requested CF.
+        sample: fraction of the velocity from which a threshold is estimated.
     """
 
     name: ClassVar[str] = "dgc"
@@ -56,21 +56,21 @@ class DGC(ThresholdK):
     sample: Annotated[float, Field(gt=0, le=1)] = 0.01
 
     def profile(self, cf: float, *, world: int = 2, shapes: Sequence[tuple[int, ...]] = ()) -> Profile:
-        """What is known at a CF: coding takes as for top-k, and a new momentum, a velocity and what is left of it."""
-        own = super().profile(cf, world=world, shapes=shapes)
-        return replace(own, coding_bytes=own.coding_bytes + 12)
+        """Return what is known at a CF: coding needs top-k's memory, a new momentum, a velocity and its unsent rest."""
+        profile = super().profile(cf, world=world, shapes=shapes)
+        return replace(profile, coding_bytes=profile.coding_bytes + 12)
 
     @property
     def exact_cf(self) -> bool:  # type: ignore[override]
-        """Whether the CF asked for is achieved: not while it warms up, and only where exactly k are kept."""
+        """True if the requested CF is achieved: without a warm-up, and if exactly k coordinates are sent."""
         return self.keeps_k and self.warmup_steps == 0
 
     def threshold(self, magnitudes: torch.Tensor, k: int) -> float:
-        """A sample's quantile of flat ``magnitudes``; without ``exact_count`` corrected up to ``CORRECTIONS`` times."""
+        """Return a quantile of a sample of flat ``magnitudes``; see ``CORRECTIONS`` if ``exact_count`` is False."""
         stride = max(1, min(int(1 / self.sample), magnitudes.numel() // 256))
         sample = magnitudes[::stride]
-        among = max(1, math.ceil(sample.numel() * k / magnitudes.numel()))
-        threshold = float(sample.topk(among).values[-1])
+        sample_k = max(1, math.ceil(sample.numel() * k / magnitudes.numel()))
+        threshold = float(sample.topk(sample_k).values[-1])
         if self.exact_count:
             return BOUNDS[0] * threshold
         for _ in range(CORRECTIONS):
@@ -87,40 +87,40 @@ class DGC(ThresholdK):
         """Send the velocity's largest coordinates; x is flat.
 
         1. Add the gradient to the momentum, and the momentum to the velocity (both kept in ``ctx.state``).
-        2. Select the velocity's k largest coordinates, or without ``exact_count`` those that reach a sampled threshold.
+        2. Select the velocity's k largest coordinates, or without ``exact_count`` those above a sampled threshold.
         3. All-gather their values and indices.
-        4. Clear them from the velocity, but for what the wire rounded, and from the momentum (``masking``).
+        4. Clear them from the velocity, except for the wire's rounding errors, and from the momentum (``masking``).
         """
-        momentum, velocity = self._moved(x, ctx)
-        at = self.cf_at(cf, ctx.step)
-        chosen = self.select(velocity, k_for(x.numel(), at))
-        came: Reduced = yield from self.send(chosen, velocity, at, ctx)
-        assert isinstance(came.sent, Sparse)
-        left = came.sent.add_to(velocity.clone(), alpha=-1.0)
-        ctx.state["momentum"] = momentum.index_fill(0, chosen.indices, 0.0) if self.masking else momentum
-        ctx.state["velocity"] = left
-        return Reduced(came.mean, came.sent, came.cf, target=velocity, error=energy(left))
+        momentum, velocity = self._accumulated(x, ctx)
+        step_cf = self.cf_at(cf, ctx.step)
+        selection = self.select(velocity, k_for(x.numel(), step_cf))
+        reduced: Reduced = yield from self.send(selection, velocity, step_cf, ctx)
+        assert isinstance(reduced.sent, Sparse)
+        unsent = reduced.sent.add_to(velocity.clone(), alpha=-1.0)
+        ctx.state["momentum"] = momentum.index_fill(0, selection.indices, 0.0) if self.masking else momentum
+        ctx.state["velocity"] = unsent
+        return Reduced(reduced.mean, reduced.sent, reduced.cf, target=velocity, error=energy(unsent))
 
     def errors(self, x: torch.Tensor, cfs: Sequence[float], ctx: Context) -> list[torch.Tensor]:
-        """Squared errors of the velocity that flat x would make, at the CFs that this step of the warm-up has; 0-d."""
-        _, velocity = self._moved(x, ctx)
-        whole = energy(velocity)
+        """Return the squared errors, 0-d, of the velocity that includes flat x, at the CFs of this warm-up step."""
+        _, velocity = self._accumulated(x, ctx)
+        total = energy(velocity)
         counts = [k_for(x.numel(), self.cf_at(cf, ctx.step)) for cf in cfs]
-        return [(whole - energy(self.select(velocity, k).values)).clamp_(min=0) for k in counts]
+        return [(total - energy(self.select(velocity, k).values)).clamp_(min=0) for k in counts]
 
     def cf_at(self, cf: float, step: int) -> float:
-        """The CF that a step runs at, where ``cf`` is asked for: lower while warming up."""
+        """Return the CF of a step if ``cf`` is requested: a lower CF during warm-up."""
         if step >= self.warmup_steps or cf <= 4:
             return cf
         return float(4 * (cf / 4) ** ((step + 1) / (self.warmup_steps + 1)))
 
     def misfit(self, key: str, memory: torch.Tensor, elements: int) -> str:
-        """Say what is expected: momentum and velocity are flat, ``[elements]``."""
+        """Describe the expected tensors if one does not fit: momentum and velocity are flat, ``[elements]``."""
         fits = key not in ("momentum", "velocity") or memory.shape == (elements,)
         return "" if fits else f"{elements} elements in one dimension"
 
-    def _moved(self, x: torch.Tensor, ctx: Context) -> tuple[torch.Tensor, torch.Tensor]:
-        """Momentum and velocity with this step's gradient."""
+    def _accumulated(self, x: torch.Tensor, ctx: Context) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return momentum and velocity, each with this step's gradient added."""
         gradient = x
         if self.clip is not None:
             limit = self.clip * ctx.world**-0.5
@@ -134,4 +134,4 @@ class DGC(ThresholdK):
 
 
 dgc = DGC()
-"""DGC with momentum 0.9, masked; ``dgc(clip=1.0, warmup_steps=1000)`` as published for language models."""
+"""DGC with momentum 0.9 and masking; ``dgc(clip=1.0, warmup_steps=1000)`` is the published form for language models."""

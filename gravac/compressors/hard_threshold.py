@@ -1,16 +1,16 @@
 # SPDX-FileCopyrightText: 2026 The gravac developers
 # SPDX-License-Identifier: Apache-2.0
-"""Hard threshold: every coordinate of at least a constant magnitude is sent, as many as there are.
+"""Hard threshold: all coordinates of at least a constant magnitude are sent, however many.
 
 Source: Sahu et al., "Rethinking gradient sparsification as total error minimization", NeurIPS 2021 (arXiv 2108.00951).
-For a budget of the whole run, and not of each step, it is the sparsifier of least total error. Its error is bounded
-absolutely, by threshold² for each coordinate. Contractive only in that it never adds error: when no coordinate reaches
-the threshold, nothing is sent until the residual has grown.
+If the whole run, and not each step, has a budget, hard threshold is the sparsifier with the smallest total error. The
+error is bounded absolutely, by threshold² for each coordinate. Contractive only in that it never adds error: if no
+coordinate reaches the threshold, nothing is sent until the residual has grown.
 
-How many reach it differs between ranks and steps, and every rank must send equally many bytes. So the CF is the least:
-its k slots travel, of which free ones hold zeros, and when more than k reach the threshold the k largest go. Choose it
-for the steps that send most; ``achieved_cf`` tells what was used. On a GPU the host waits three times a tensor, to
-learn how many they are.
+The number of coordinates that reach the threshold differs between ranks and steps, but every rank must send equally
+many bytes. So the CF is a minimum: k slots are sent, with zeros in free slots; if more than k coordinates reach the
+threshold, the k largest are sent. Set the CF for the steps that send most; ``achieved_cf`` has the CF of the
+coordinates sent. On a GPU the host waits three times per tensor, to learn the number of coordinates.
 """
 
 from typing import Annotated, ClassVar
@@ -25,11 +25,11 @@ from gravac.compressors.topk import TopK
 
 
 class HardThreshold(TopK):
-    """Every rank sends all ``|g_ef| >= threshold``, at most as many as the CF allows.
+    """Hard threshold: every rank sends all ``|g_ef| >= threshold``, at most as many as the CF allows.
 
     Attributes:
-        threshold: the paper's λ, in the gradient's unit, as it is exchanged: with a GradScaler, times its scale. Its
-            experiments take 1 / (2 √k), where k coordinates of the model are to be sent a step: 0.005 is for 10,000.
+        threshold: the paper's λ, in the unit of exchanged gradients: with a GradScaler, multiplied by its scale. The
+            paper's experiments use 1 / (2 √k) for k coordinates of the model per step: 0.005 is for 10,000.
     """
 
     name: ClassVar[str] = "hard_threshold"
@@ -40,16 +40,16 @@ class HardThreshold(TopK):
 
     @property
     def magnitudes(self) -> tuple[float, float]:
-        """``(1, 1)``: as the threshold is absolute, what is sent does not scale with the gradient."""
+        """``(1, 1)``: since the threshold is absolute, the sent tensor does not scale with the gradient."""
         return 1.0, 1.0
 
     @property
     def host_waits(self) -> bool:
-        """Whether on a GPU the host waits for what it encodes: to learn how many coordinates reach the threshold."""
+        """True: on a GPU the host waits while encoding, to learn how many coordinates reach the threshold."""
         return True
 
     def select(self, x: torch.Tensor, k: int) -> Selection:
-        """The coordinates of flat x that reach the threshold; the k largest of them, when they are more."""
+        """Return the coordinates of flat x that reach the threshold; the k largest of them if there are more."""
         indices = reaching(x, self.threshold)
         indices = indices[largest(x[indices], k)]
         return Selection(indices, x[indices])

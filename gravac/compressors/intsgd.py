@@ -3,9 +3,9 @@
 """IntSGD: integers in a scale that all ranks share, so that an all-reduce sums them.
 
 Source: Mishchenko et al., "IntSGD: Adaptive Floatless Compression of Stochastic Gradients", ICLR 2022, for integers
-that cannot overflow in the sum; the scale is the largest magnitude over the ranks, block by block, as in Xin et al.,
+whose sum cannot overflow; the scale is the largest magnitude over the ranks, block by block, as in Xin et al.,
 "Global-QSGD: Practical Floatless Quantization for Distributed Learning with Theoretical Guarantees", 2023. Unbiased;
-not contractive: with many ranks few integers are left to each.
+not contractive: with many ranks, few integers are available to each.
 """
 
 from collections.abc import Sequence
@@ -23,14 +23,14 @@ from gravac.compressors.squares import energy
 
 
 class IntSGD(Compressor):
-    """Two rounds: an all-gather of each block's largest magnitude, an all-reduce of integers.
+    """IntSGD in two rounds: an all-gather of each block's largest magnitude, and an all-reduce of integers.
 
-    Over N ranks each has the integers to ``(2 ** (bits - 1) - 1) / N``: 63 at 2 ranks and 8 bits, 1 at 64. When none
-    is left (128 ranks at 8 bits), more bits travel than were asked for.
+    Each of N ranks has integers up to ``(2 ** (bits - 1) - 1) / N``: 63 at 2 ranks and 8 bits, 1 at 64. If that is less
+    than 1 (128 ranks at 8 bits), integers have more bits than requested.
 
     Attributes:
         bits: bits of an integer on the wire, 8 or 16.
-        block: elements that share a scale.
+        block: number of elements that share a scale.
     """
 
     name: ClassVar[str] = "intsgd"
@@ -42,26 +42,26 @@ class IntSGD(Compressor):
 
     @property
     def cf(self) -> float:
-        """The compression factor: 32 / bits."""
+        """Compression factor: 32 / bits."""
         return 32 / self.bits
 
     def traffic(self, shape: tuple[int, ...], cf: float, dtype: torch.dtype, world: int = 2) -> tuple[Traffic, ...]:
-        """A magnitude per block, then an integer per element, in bytes."""
+        """Predict the bytes of a magnitude per block, then of an integer per element."""
         elements = torch.Size(shape).numel()
-        largest = block_count(elements, self.block) * working(dtype).itemsize
-        return (Traffic(AllGather, largest), Traffic(AllReduce, lane_bytes(elements, lane_bits(self.bits, world))))
+        scale_bytes = block_count(elements, self.block) * working(dtype).itemsize
+        return (Traffic(AllGather, scale_bytes), Traffic(AllReduce, lane_bytes(elements, lane_bits(self.bits, world))))
 
     def rounds(self, x: torch.Tensor, cf: float, ctx: Context) -> Rounds:
         """Average flat x as integers in scales that all ranks share.
 
         1. All-gather the largest magnitude of every block; the largest over the ranks gives the block's scale.
-        2. Round each element, in units of its scale, to an integer next to it at random.
+        2. Round each element, in units of its scale, to the next lower or higher integer at random.
         3. All-reduce the integers, and multiply the sums by the scales.
         """
         bits = lane_bits(self.bits, ctx.world)
         limit = integer_limit(bits, ctx.world)
-        (everyones,) = yield AllGather(block_largest(x, self.block))
-        largest = spread(everyones.amax(dim=0), self.block, x.numel())
+        (all_largest,) = yield AllGather(block_largest(x, self.block))
+        largest = spread(all_largest.amax(dim=0), self.block, x.numel())
         integers = round_randomly(relative(x, largest).mul_(limit), ctx.draws(own=True)).mul_(x.sign())
         total = yield AllReduce(to_lanes(integers.to(torch.int32), bits))
         step = largest / limit
@@ -69,7 +69,7 @@ class IntSGD(Compressor):
         return Reduced(mean=mean, sent=integers.mul_(step), cf=32 / bits)
 
     def errors(self, x: torch.Tensor, cfs: Sequence[float], ctx: Context) -> list[torch.Tensor]:
-        """Expected squared error of flat x with this rank's own scales: more is lost where others' are larger."""
+        """Return the expected squared error of flat x with this rank's scales: too low if other ranks' are larger."""
         limit = integer_limit(lane_bits(self.bits, ctx.world), ctx.world)
         largest = spread(block_largest(x, self.block), self.block, x.numel())
         variance = rounding_variance(relative(x, largest).mul_(limit))
@@ -77,27 +77,27 @@ class IntSGD(Compressor):
 
 
 def integer_limit(bits: int, world: int) -> int:
-    """The largest integer that ``world`` ranks may all add up in ``bits`` bits, sign included."""
+    """Return the largest integer whose sum over ``world`` ranks fits in ``bits`` bits, sign included."""
     return int((2 ** (bits - 1) - 1) // world)
 
 
 def lane_bits(bits: int, world: int) -> int:
-    """``bits``, or as many of 16 or 32 as leave every one of ``world`` ranks at least -1, 0 and 1."""
+    """Return ``bits``, or 16 or 32 if fewer bits do not give each of ``world`` ranks at least -1, 0 and 1."""
     return next(wide for wide in (bits, 16, 32) if integer_limit(wide, world))
 
 
 def lane_bytes(elements: int, bits: int) -> int:
-    """Bytes that ``to_lanes`` makes of ``elements`` integers of ``bits`` bits."""
+    """Return the bytes of the result of ``to_lanes`` for ``elements`` integers of ``bits`` bits."""
     return -(-elements // 2) * 4 if bits == 16 else elements * bits // 8
 
 
 def to_lanes(integers: torch.Tensor, bits: int) -> torch.Tensor:
-    """Lay flat integers out so that an all-reduce can sum them.
+    """Convert flat integers so that an all-reduce can sum them.
 
-    16 bit travel in pairs, as ``high * 2**16 + low`` in int32, since neither Gloo nor NCCL sums int16.
+    Integers of 16 bits are sent in pairs, as ``high * 2**16 + low`` in int32, since neither Gloo nor NCCL sums int16.
 
     Args:
-        integers: int32, ``[n]``; neither they nor their sum over the ranks exceed ``2 ** (bits - 1) - 1``.
+        integers: int32, ``[n]``; neither an integer nor its sum over the ranks exceeds ``2 ** (bits - 1) - 1``.
         bits: 8, 16 or 32.
 
     Returns:
@@ -110,7 +110,7 @@ def to_lanes(integers: torch.Tensor, bits: int) -> torch.Tensor:
 
 
 def from_lanes(total: torch.Tensor, bits: int, elements: int) -> torch.Tensor:
-    """The sums of what ``to_lanes`` made, as integers again: int8 or int32, ``[elements]``."""
+    """Return sums of results of ``to_lanes`` as one integer per element: int8 or int32, ``[elements]``."""
     if bits != 16:
         return total
     low = ((total + 2**15) & 0xFFFF) - 2**15

@@ -1,10 +1,10 @@
 # SPDX-FileCopyrightText: 2026 The gravac developers
 # SPDX-License-Identifier: Apache-2.0
-"""Messages of quantized numbers: the codes of some blocks, then their scales. By kernels where those run.
+"""Messages of quantized numbers: the codes of several blocks, then their scales. Kernels make them where kernels run.
 
-A message is uint8, flat: the codes of every block, packed as by ``packing.pack``, then a ``SCALE`` per block. Kernels
-(``kernels.quantize``) make the same messages as ``codebook`` does, but for numbers on a threshold and a place of a
-scale, and decode them to the same bits. So does ``codebook_on_device``, if there are no kernels.
+A message is uint8, flat: the codes of each block, packed as by ``packing.pack``, then a ``SCALE`` per block. Kernels
+(``kernels.quantize``) make the same messages as ``codebook``, except for numbers on a threshold and the last bit of a
+scale; they decode messages to the same bits. So does ``codebook_on_device``, if kernels cannot run.
 """
 
 from dataclasses import dataclass
@@ -20,21 +20,21 @@ from gravac.compressors.packing import packed_bytes
 
 
 def encode(x: torch.Tensor, bits: int, kind: Kind, block: int, shards: int = 1) -> tuple[torch.Tensor, torch.Tensor]:
-    """Make the messages of flat x, followed by zeros up to whole blocks, as many in every shard.
+    """Make the messages of flat x, padded with zeros to whole blocks, with equally many blocks in each shard.
 
     Args:
         x: numbers to code: float32, flat, contiguous, finite.
         bits: bits per code: 1, 2, 3, 4 or 8.
-        kind: how the levels lie; 8 bits are always uniform.
+        kind: placement of the levels; 8 bits are always uniform.
         block: numbers per scale, a multiple of 8.
-        shards: messages to make, each of consecutive blocks.
+        shards: number of messages, each of consecutive blocks.
 
     Returns:
         The messages, uint8, ``[shards, bytes]``, and ``‖x - decoded‖²``, 0-d.
     """
-    by = _kernels(x, block)
-    if by is not None:
-        message, sums = by.encode(x, bits, kind, block, shards)
+    quantizer = _kernels(x, block)
+    if quantizer is not None:
+        message, sums = quantizer.encode(x, bits, kind, block, shards)
         return message, sums[0]
     rows = padded(x, shards * -(-x.numel() // (block * shards)), block)
     coded, error = (codebook if x.device.type == "cpu" else codebook_on_device).encode(rows, bits, kind)
@@ -42,29 +42,31 @@ def encode(x: torch.Tensor, bits: int, kind: Kind, block: int, shards: int = 1) 
 
 
 def folds(gradient: torch.Tensor, block: int) -> bool:
-    """Whether ``encode_folded`` can take a gradient, flat, in blocks of so many numbers."""
+    """True if ``encode_folded`` accepts a gradient, flat, in blocks of ``block`` numbers."""
     return gradient.is_contiguous() and _kernels(gradient, block) is not None
 
 
 def encode_folded(
     gradient: torch.Tensor, fold: Fold, bits: int, kind: Kind, block: int, shards: int = 1
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Make messages as ``encode`` does, of a gradient that ``folds``; what they stand for is not left in the fold."""
-    message, sums = _the_kernels().encode(gradient, bits, kind, block, shards, residual=fold.residual, left=fold.left)
+    """Make messages of a gradient that ``folds``, as ``encode`` does; ``fold.unsent`` then has their coding error."""
+    message, sums = _import_kernels().encode(
+        gradient, bits, kind, block, shards, residual=fold.residual, left=fold.unsent
+    )
     fold.energy = sums[1]
     return message, sums[0]
 
 
 def encode_decoded(x: torch.Tensor, bits: int, kind: Kind, block: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """Make one message of flat x, as ``encode`` does, of whole blocks.
+    """Make one message of flat x, which has whole blocks, as ``encode`` does.
 
     Returns:
-        The message, uint8, ``[1, bytes]``, and what it stands for: float32, flat, ``[elements]``.
+        The message, uint8, ``[1, bytes]``, and the decoded numbers: float32, flat, ``[elements]``.
     """
-    by = _kernels(x, block)
-    if by is not None:
+    quantizer = _kernels(x, block)
+    if quantizer is not None:
         decoded = torch.empty_like(x)
-        return by.encode(x, bits, kind, block, decoded=decoded)[0], decoded
+        return quantizer.encode(x, bits, kind, block, decoded=decoded)[0], decoded
     rows = x.view(-1, block)
     if x.device.type == "cpu":
         decoded = torch.empty_like(rows)
@@ -76,15 +78,15 @@ def encode_decoded(x: torch.Tensor, bits: int, kind: Kind, block: int) -> tuple[
 
 @dataclass(frozen=True, slots=True)
 class Messages:
-    """What messages stand for, decoded as it is added.
+    """Numbers that messages represent, decoded while they are added to a tensor.
 
     Attributes:
         messages: uint8, ``[shards, parts, bytes]``, a message's bytes side by side. Shards follow one another; each is
-            the mean of its parts, added in their order.
+            the mean of its parts, one from each rank, added in their order.
         bits: bits per code, as encoded.
-        kind: how the levels lie, as encoded.
+        kind: placement of the levels, as encoded.
         block: numbers per scale, as encoded.
-        more: a position, and numbers (flat, float32) that are added from there on.
+        more: a position, and numbers (flat, float32) that are added from that position on.
     """
 
     messages: torch.Tensor
@@ -94,75 +96,79 @@ class Messages:
     more: tuple[int, torch.Tensor] | None = None
 
     def add_to(self, dense: torch.Tensor, alpha: float = 1.0) -> torch.Tensor:
-        """Add ``alpha`` times this to ``dense`` (flat; what is beyond its end is left out), in place; returns it."""
-        by = _kernels(dense, self.block)
+        """Add ``alpha`` times the numbers to ``dense`` (flat), in place; return ``dense``.
+
+        Numbers beyond the end of ``dense`` are left out.
+        """
+        quantizer = _kernels(dense, self.block)
         if not len(self.messages):
             pass
-        elif by is not None:
-            by.decode(dense, self.messages, self.bits, self.kind, self.block, alpha)
+        elif quantizer is not None:
+            quantizer.decode(dense, self.messages, self.bits, self.kind, self.block, alpha)
         elif dense.device.type == "cpu":
             return Decoded(self._coded(), self.bits, self.kind, self.block, self.more).add_to(dense, alpha)
         else:
-            add_at(dense, 0, self._at_once(), alpha)
+            add_at(dense, 0, self._decoded_on_device(), alpha)
         if self.more is not None:
-            add_at(dense, *self.more, alpha)
+            position, numbers = self.more
+            add_at(dense, position, numbers, alpha)
         return dense
 
     def overwrite(self, *denses: torch.Tensor) -> bool:
-        """Put this, as long as a tensor at least, in place of what is there, where a kernel can; tell whether."""
+        """Overwrite a single tensor, which is at most as long as the messages; False if a kernel cannot do that."""
         if len(denses) > 1:
             return False
         (dense,) = denses
-        by = _kernels(dense, self.block)
-        if by is None or self.more is not None or not dense.is_contiguous():
+        quantizer = _kernels(dense, self.block)
+        if quantizer is None or self.more is not None or not dense.is_contiguous():
             return False
-        by.decode(dense, self.messages, self.bits, self.kind, self.block)
+        quantizer.decode(dense, self.messages, self.bits, self.kind, self.block)
         return True
 
     def decoded(self) -> torch.Tensor:
-        """All numbers of the messages, those of padding too, without ``more``: float32, flat."""
-        blocks = len(self.messages) * self._per()
+        """Return all numbers of the messages, with those of padding, without ``more``: float32, flat."""
+        blocks = len(self.messages) * self._message_blocks()
         dense = self.messages.new_empty(blocks * self.block, dtype=torch.float32)
-        by = _kernels(dense, self.block)
-        if by is not None:
-            by.decode(dense, self.messages, self.bits, self.kind, self.block)
+        quantizer = _kernels(dense, self.block)
+        if quantizer is not None:
+            quantizer.decode(dense, self.messages, self.bits, self.kind, self.block)
         elif dense.device.type == "cpu":
             codebook.mean(self._coded(), self.bits, self.kind, dense.view(blocks, self.block))
         else:
-            dense = self._at_once()
+            dense = self._decoded_on_device()
         return dense
 
-    def _at_once(self) -> torch.Tensor:
-        """The mean of the parts, all of them decoded at once: float32, flat."""
+    def _decoded_on_device(self) -> torch.Tensor:
+        """Return the mean of the parts, all decoded at once by few operators: float32, flat."""
         packed = self._packed(self.messages)
         scales = scales_in(self.messages[..., packed.shape[2] * packed.shape[3] :])
         numbers = codebook_on_device.decode(packed, scales, self.bits, self.kind, self.block)
-        parts = numbers.shape[1]
-        return (numbers if parts == 1 else numbers.sum(1).mul_(1 / parts)).view(-1)
+        ranks = numbers.shape[1]
+        return (numbers if ranks == 1 else numbers.sum(1).mul_(1 / ranks)).view(-1)
 
     def _packed(self, messages: torch.Tensor) -> torch.Tensor:
-        """The codes in messages ``[..., bytes]``: a view, ``[..., blocks of a message, bytes of a block]``."""
-        width, per = packed_bytes(self.block, self.bits), self._per()
-        return messages[..., : per * width].view(*messages.shape[:-1], per, width)
+        """Return the codes in messages ``[..., bytes]``: a view, ``[..., blocks of a message, bytes of a block]``."""
+        width, blocks = packed_bytes(self.block, self.bits), self._message_blocks()
+        return messages[..., : blocks * width].view(*messages.shape[:-1], blocks, width)
 
-    def _per(self) -> int:
-        """Blocks of a message."""
+    def _message_blocks(self) -> int:
+        """Return the number of blocks in a message."""
         return self.messages.shape[2] // (packed_bytes(self.block, self.bits) + SCALE.itemsize)
 
     def _coded(self) -> Coded:
-        """Codes and scales of every part, ``[parts, blocks, ...]``."""
-        parts = self.messages.transpose(0, 1)
-        packed = self._packed(parts)
-        scales = scales_in(parts[..., packed.shape[2] * packed.shape[3] :])
+        """Return the codes and scales of every part, ``[parts, blocks, ...]``."""
+        by_rank = self.messages.transpose(0, 1)
+        packed = self._packed(by_rank)
+        scales = scales_in(by_rank[..., packed.shape[2] * packed.shape[3] :])
         return Coded(packed.flatten(1, 2), scales.flatten(1))
 
 
-def scales_in(part: torch.Tensor) -> torch.Tensor:
-    """Bytes of messages, ``[..., bytes]``, as the scales that they are; copied only where they lie unaligned."""
-    if all(at % SCALE.itemsize == 0 for at in (part.storage_offset(), *part.stride()[:-1])):
-        return part.view(SCALE)
-    copied = part.clone(memory_format=torch.contiguous_format).view(-1).view(SCALE)
-    return copied.view(*part.shape[:-1], part.shape[-1] // SCALE.itemsize)
+def scales_in(scale_bytes: torch.Tensor) -> torch.Tensor:
+    """Return the scales in bytes of messages, ``[..., bytes]``; copied only if the bytes are not aligned."""
+    if all(offset % SCALE.itemsize == 0 for offset in (scale_bytes.storage_offset(), *scale_bytes.stride()[:-1])):
+        return scale_bytes.view(SCALE)
+    copied = scale_bytes.clone(memory_format=torch.contiguous_format).view(-1).view(SCALE)
+    return copied.view(*scale_bytes.shape[:-1], scale_bytes.shape[-1] // SCALE.itemsize)
 
 
 def _message(coded: Coded, shards: int) -> torch.Tensor:
@@ -170,20 +176,20 @@ def _message(coded: Coded, shards: int) -> torch.Tensor:
 
 
 def padded(x: torch.Tensor, blocks: int, block: int) -> torch.Tensor:
-    """Flat x as so many blocks, filled up with zeros: ``[blocks, block]``; a view where none are missing."""
+    """Return flat x as a number of blocks, padded with zeros: ``[blocks, block]``; a view if no padding is needed."""
     missing = blocks * block - x.numel()
     return (torch.nn.functional.pad(x, (0, missing)) if missing else x).view(blocks, block)
 
 
 def _kernels(numbers: torch.Tensor, block: int) -> ModuleType | None:
-    """The quantizer's kernels, where they can code these numbers in blocks of so many."""
+    """Return the module of the quantizer's kernels, or ``None`` if they cannot code numbers in blocks of ``block``."""
     if not kernels.usable(numbers.device.type):
         return None
-    by = _the_kernels()
-    return by if by.fits(numbers.dtype, block) else None
+    quantizer = _import_kernels()
+    return quantizer if quantizer.fits(numbers.dtype, block) else None
 
 
-def _the_kernels() -> ModuleType:
+def _import_kernels() -> ModuleType:
     from gravac.compressors.kernels import quantize  # needs triton
 
     return quantize

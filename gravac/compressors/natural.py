@@ -1,11 +1,11 @@
 # SPDX-FileCopyrightText: 2026 The gravac developers
 # SPDX-License-Identifier: Apache-2.0
-"""Natural compression: random rounding to a power of two, so that only sign and exponent travel.
+"""Natural compression: random rounding to a power of two, so that only sign and exponent are sent.
 
 Source: Horvath et al., "Natural Compression for Distributed Deep Learning", 2019 (arXiv:1905.10988), definition 1 and
-theorem 1: unbiased, second moment at most 9/8 of the square. Contractive too: no element errs by more than itself.
-Both hold down to 2**-126 of the tensor's largest magnitude, also of subnormal numbers; what is smaller is rounded to
-zero or the smallest that travels, unbiased.
+theorem 1: unbiased, second moment at most 9/8 of the square. Contractive too: no element's error exceeds the element.
+Both hold down to 2**-126 of the tensor's largest magnitude, also for subnormal numbers. Smaller elements are rounded to
+zero or to the smallest power that is sent, unbiased.
 """
 
 from collections.abc import Sequence
@@ -22,11 +22,11 @@ from gravac.compressors.qsgd import block_largest, exchanged, round_randomly, ro
 from gravac.compressors.squares import energy, power_of_two
 
 SPAN = 126
-"""Binary orders of magnitude between the largest and the smallest power of two that travel."""
+"""Binary orders of magnitude between the largest and the smallest power of two that are sent."""
 
 
 class Natural(Compressor):
-    """Sign and 7-bit exponent, relative to the tensor's smallest, exchanged by all-gather."""
+    """Natural compression: sign and 7-bit exponent above the tensor's lowest exponent, exchanged by all-gather."""
 
     name: ClassVar[str] = "natural"
     cf: ClassVar[float] = 4.0
@@ -36,39 +36,42 @@ class Natural(Compressor):
     coding_costs: ClassVar[CostPoints] = ((4, 73.30, 88.18),)
 
     def traffic(self, shape: tuple[int, ...], cf: float, dtype: torch.dtype, world: int = 2) -> tuple[Traffic, ...]:
-        """A byte per element, and two for the smallest exponent."""
+        """Predict one byte per element, and two bytes for the lowest exponent."""
         elements = torch.Size(shape).numel()
         return (Traffic(AllGather, elements + bool(elements) * torch.int16.itemsize),)
 
     def rounds(self, x: torch.Tensor, cf: float, ctx: Context) -> Rounds:
-        """Average flat x by one all-gather of each rank's codes and smallest exponent."""
+        """Average flat x by one all-gather of each rank's codes and lowest exponent."""
         lowest = lowest_exponent(x)
         codes = encode(x, lowest, ctx.draws(own=True))
         return (yield from exchanged(codes, lowest, 8, partial(decode, dtype=x.dtype), ctx))
 
     def errors(self, x: torch.Tensor, cfs: Sequence[float], ctx: Context) -> list[torch.Tensor]:
-        """Expected squared error: the sum of ``(|x| - below) (above - |x|)``, the powers of two around each element."""
+        """Return the expected squared error: the sum of ``(|x| - below) (above - |x|)`` over the elements.
+
+        ``below`` and ``above`` are the powers of two around an element.
+        """
         _, position, step = _neighbours(x, lowest_exponent(x))
         error = energy(rounding_variance(position).sqrt_() * step)
         return [error for _ in cfs]
 
 
 def lowest_exponent(x: torch.Tensor) -> torch.Tensor:
-    """Exponent of the smallest power of two that travels for flat x: int16, ``[1]`` (``[0]`` when x is empty)."""
+    """Return the exponent of the smallest power of two that is sent: int16, ``[1]`` (``[0]`` if flat x is empty)."""
     exponent = block_largest(x, 0).frexp().exponent
-    return (exponent - SPAN).clamp(min=_least(x.dtype)).to(torch.int16)
+    return (exponent - SPAN).clamp(min=_min_exponent(x.dtype)).to(torch.int16)
 
 
 def encode(x: torch.Tensor, lowest: torch.Tensor, draws: Draws) -> torch.Tensor:
-    """Flat x as codes: the sign in the highest bit; 0 for zero, or 1 more than the exponent above the lowest.
+    """Return flat x as codes: the sign in the highest bit, below it 0 for zero, or exponent - lowest exponent + 1.
 
     Args:
         x: numbers to code: flat, float32 or float64.
         lowest: ``lowest_exponent`` of x.
-        draws: source of the random numbers that decide the rounding.
+        draws: random numbers that decide the rounding.
 
     Returns:
-        Codes: uint8, flat, as long as x.
+        Codes: uint8, flat, of x's length.
     """
     below, position, _ = _neighbours(x, lowest)
     magnitude = below.add_(round_randomly(position, draws))
@@ -76,32 +79,33 @@ def encode(x: torch.Tensor, lowest: torch.Tensor, draws: Draws) -> torch.Tensor:
 
 
 def decode(codes: torch.Tensor, lowest: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-    """The numbers that codes stand for: flat, as long as ``codes``, in ``dtype``. The inverse of ``encode``."""
+    """Return the numbers of codes, as the inverse of ``encode``: flat, of the codes' length, in ``dtype``."""
     magnitude = codes & 127
     power = power_of_two(magnitude.to(torch.int32) - 1 + lowest, dtype).mul_(magnitude > 0)
     return torch.where(codes > 127, -power, power)
 
 
 def _neighbours(x: torch.Tensor, lowest: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """The code of the power of two below each magnitude, where between its neighbours it lies, how far they are apart.
+    """Return the neighbouring powers of two of each magnitude.
 
-    Magnitudes under the lowest power lie between zero (code 0) and that power (code 1).
+    Magnitudes under the lowest power have the neighbours zero (code 0) and that power (code 1).
 
     Returns:
-        (code, position in [0, 1), distance), each in the dtype of x.
+        The code of the lower neighbour; the magnitude's position between its neighbours, in [0, 1); the distance of
+        the neighbours. Each is in the dtype of x.
     """
     mantissa, exponent = x.abs().frexp()
-    above = exponent - lowest  # code of the power below, when that is at least 1
-    small = (above < 1) | (x == 0)
+    code = exponent - lowest  # code of the lower neighbour, if at least 1
+    small = (code < 1) | (x == 0)
     step = power_of_two(torch.where(small, lowest.to(torch.int32), exponent - 1), x.dtype)
     position = torch.where(small, x.abs() / step, 2 * mantissa - 1)
-    return torch.where(small, 0, above).to(x.dtype), position, step
+    return torch.where(small, 0, code).to(x.dtype), position, step
 
 
-def _least(dtype: torch.dtype) -> int:
-    """Exponent of the smallest power of two that a number of float32 or float64 can be, subnormal."""
+def _min_exponent(dtype: torch.dtype) -> int:
+    """Return the exponent of the smallest power of two, subnormal, of float32 or float64."""
     return -1074 if dtype == torch.float64 else -149
 
 
 natural = Natural()
-"""Natural compression, which has no settings."""
+"""Natural compression; has no settings."""

@@ -1,10 +1,10 @@
 # SPDX-FileCopyrightText: 2026 The gravac developers
 # SPDX-License-Identifier: Apache-2.0
-"""Small codes packed into bytes: 1, 2, 4 or 8 bits each, the first in the lowest bits; 3 bits as 2 and 1.
+"""Small codes packed into bytes: 1, 2, 4 or 8 bits each, the first code in the lowest bits; 3 bits as 2 bits and 1 bit.
 
-Packing on CPU works on whole machine words, since strided access to single bytes is many times slower there; elsewhere
-it adds neighbours, a kernel for each doubling. Unpacking on CPU looks up all codes of a byte as one word, elsewhere it
-shifts.
+On CPU, ``pack`` works on machine words of several bytes, since strided access to single bytes is many times slower. On
+other devices it adds neighbours, with a kernel for each doubling. On CPU, ``unpack`` looks up all codes of a byte as
+one machine word; on other devices it shifts.
 """
 
 import functools
@@ -13,11 +13,11 @@ import numpy as np
 import torch
 
 WIDTHS = (1, 2, 3, 4, 8)
-"""Bits per code that can be packed."""
+"""Supported numbers of bits per code."""
 
 
 def packed_bytes(codes: int, bits: int) -> int:
-    """Bytes that ``codes`` codes of ``bits`` bits take."""
+    """Return the number of bytes that ``codes`` codes of ``bits`` bits take."""
     if bits == 3:
         return packed_bytes(codes, 2) + packed_bytes(codes, 1)
     return -(-codes * bits // 8)
@@ -45,18 +45,18 @@ def pack(codes: torch.Tensor, bits: int) -> torch.Tensor:
     surplus = -codes.shape[-1] % per_byte
     if surplus:
         codes = torch.nn.functional.pad(codes, (0, surplus))
-    words = codes.reshape(-1).view({2: torch.int16, 4: torch.int32, 8: torch.int64}[per_byte])
+    machine_words = codes.reshape(-1).view({2: torch.int16, 4: torch.int32, 8: torch.int64}[per_byte])
     shift = 8 - bits
     gap = per_byte // 2
     while gap:
-        # neighbours move together, then pairs of them, until all codes of a word lie in its lowest byte
-        words = words | (words >> (shift * gap))
+        # joins neighbours, then pairs, until the lowest byte of a machine word has all its codes
+        machine_words = machine_words | (machine_words >> (shift * gap))
         gap //= 2
-    return words.to(torch.uint8).view(*codes.shape[:-1], codes.shape[-1] // per_byte)
+    return machine_words.to(torch.uint8).view(*codes.shape[:-1], codes.shape[-1] // per_byte)
 
 
 def pack_into(packed: torch.Tensor, codes: torch.Tensor, bits: int) -> None:
-    """Pack codes along the last dimension, neighbours added until they fill bytes.
+    """Pack codes along the last dimension, by adding shifted neighbours until they fill bytes.
 
     Args:
         packed: uint8, of shape ``[..., packed_bytes(n, bits)]``; overwritten.
@@ -79,7 +79,16 @@ def pack_into(packed: torch.Tensor, codes: torch.Tensor, bits: int) -> None:
 
 
 def unpack(packed: torch.Tensor, bits: int, codes: int) -> torch.Tensor:
-    """The inverse of ``pack``: uint8, shape ``[..., codes]``, where ``codes`` were packed in a row."""
+    """Unpack codes, as the inverse of ``pack``.
+
+    Args:
+        packed: packed codes: uint8, ``[..., packed_bytes(codes, bits)]``.
+        bits: bits per code, one of ``WIDTHS``.
+        codes: number of codes in each row.
+
+    Returns:
+        uint8, shape ``[..., codes]``.
+    """
     if bits == 8:
         return packed
     if bits == 3:
@@ -87,14 +96,14 @@ def unpack(packed: torch.Tensor, bits: int, codes: int) -> torch.Tensor:
         return unpack(packed[..., :low], 2, codes) | (unpack(packed[..., low:], 1, codes) << 2)
     if packed.device.type != "cpu":
         shifts = torch.arange(0, 8, bits, dtype=torch.uint8, device=packed.device)
-        every = (packed.unsqueeze(-1) >> shifts).bitwise_and_((1 << bits) - 1)
-        return every.flatten(-2)[..., :codes]
-    words = np.take(_table(bits).numpy().view(f"u{8 // bits}").reshape(-1), packed.numpy(), mode="clip")
-    return torch.from_numpy(words.view(np.uint8))[..., :codes]
+        codes_by_byte = (packed.unsqueeze(-1) >> shifts).bitwise_and_((1 << bits) - 1)
+        return codes_by_byte.flatten(-2)[..., :codes]
+    machine_words = np.take(_table(bits).numpy().view(f"u{8 // bits}").reshape(-1), packed.numpy(), mode="clip")
+    return torch.from_numpy(machine_words.view(np.uint8))[..., :codes]
 
 
 @functools.cache
 def _table(bits: int) -> torch.Tensor:
-    """The codes in every byte: uint8, ``[256, 8 // bits]``."""
+    """Return the codes in every byte: uint8, ``[256, 8 // bits]``."""
     bytes_ = torch.arange(256).unsqueeze(1)
     return ((bytes_ >> torch.arange(0, 8, bits)) & ((1 << bits) - 1)).to(torch.uint8)

@@ -1,17 +1,17 @@
 # SPDX-FileCopyrightText: 2026 The gravac developers
 # SPDX-License-Identifier: Apache-2.0
-"""What is known of a compressor before it has run: what its coding costs, what its steps are worth, how it may travel.
+"""Profiles of compressors: coding cost, efficiency of steps, and properties of the exchange, known before a run.
 
-What coding costs stands in each compressor's own file, as points at some compression factors (CFs); here is how a value
-is read off between them, and where the numbers come from.
+Each compressor's file has its coding costs, as points at some compression factors (CFs); this file interpolates between
+the points, and says how they were measured.
 
 **Coding costs** are points ``(CF, encode, decode)`` in copies of the tensor, measured on one CPU thread with
-``MEASURED_WORLD`` ranks (``gravac bench compressors``, docs/measurements/compressors.json); interpolated in log CF,
-beyond the points the nearest. What a GPU takes in copies of its own may differ much: there a run's candidates are timed
-(``gravac.engine.codec_timing``), and ``gravac.costmodel.Machine`` can bring costs of its own.
+``MEASURED_WORLD`` ranks (``gravac bench compressors``, docs/measurements/compressors.json). Between points, costs are
+interpolated in log CF; beyond them, the nearest point counts. On a GPU, costs in copies may differ much. There a run
+times its candidates (``gravac.engine.codec_timing``), and ``gravac.costmodel.Machine`` may have costs of its own.
 
-**Efficiency** is the share of a dense step's progress that a compressed step makes. ``gravac.beliefs`` holds it; the
-class of a compressor that is not there declares its own.
+**Efficiency** is the fraction of a dense step's progress that a compressed step makes. ``gravac.beliefs`` has the
+efficiency of gravac's compressors; the class of any other compressor declares its own.
 """
 
 import math
@@ -29,17 +29,17 @@ MEASURED_WORLD = 2
 """Number of ranks at which coding costs are measured."""
 
 CODING_BYTES = 32
-"""Bytes that coding takes for an element at most, by any compressor that says nothing else; see ``Profile``."""
+"""Default of ``Profile.coding_bytes``: maximum memory per element, in bytes, of the coding of any compressor."""
 
 
 @dataclass(frozen=True, slots=True)
 class Coding:
-    """What coding a tensor costs, in copies of it: seconds over those that copying it takes.
+    """Cost of coding a tensor, in copies of the tensor: seconds divided by the seconds that a copy takes.
 
     Attributes:
         encode: cost from the gradient to the first collective.
-        decode: cost of all the rest, at ``MEASURED_WORLD`` ranks.
-        fixed: the part of ``decode`` that does not grow with the ranks where each decodes what all have sent.
+        decode: cost of everything after, at ``MEASURED_WORLD`` ranks.
+        fixed: part of ``decode`` that does not grow with the number of ranks, if each rank decodes all ranks' codes.
     """
 
     encode: float
@@ -47,11 +47,11 @@ class Coding:
     fixed: float = 0.0
 
     def copies(self, world: int = MEASURED_WORLD, gathered: bool = False) -> float:
-        """What encode and decode cost together, in copies of the tensor.
+        """Return the total cost of encode and decode, in copies of the tensor.
 
         Args:
             world: number of ranks.
-            gathered: whether every rank decodes what all ranks have sent.
+            gathered: whether every rank decodes the codes of all ranks.
         """
         if not gathered:
             return self.encode + self.decode
@@ -60,26 +60,26 @@ class Coding:
 
 @dataclass(frozen=True, slots=True)
 class Profile:
-    """What is known of a compressor at one CF, over so many ranks, on tensors of such shapes; made by ``profile``.
+    """Facts about a compressor at one CF, for a number of ranks and shapes of tensors; made by ``Compressor.profile``.
 
     Attributes:
-        family: what at other CFs of the same name codes as cheaply: a controller compares step times within it.
-        coding: what encode and decode cost; ``None`` where that was not measured (at every CF, then): a start that
-            needs it is not made, and ``gravac advise`` leaves the compressor out.
-        efficiency: share of a dense step's progress that a step is expected to make, in (0, 1].
-        efficiency_by_gain: what a gain measured while training makes of that: ``(gain, efficiency)``, ascending; empty
-            where gain says nothing.
-        efficiency_apart: what becomes of that if ranks exchange every so many steps (``gravac.modes.outer``):
-            ``(number of steps, power that it is raised to)``, ascending; empty: it stays as it is.
-        kind: kind of method, which selects the uncertainty of ``efficiency``; ``None``: it is certain.
-        one_round: whether ``rounds`` yields once for every tensor: the next tensors' rounds may then start while this
-            one's travel.
-        error_feedback: share of what is not sent that is kept, unless the user says otherwise.
-        pad_multiple: multiple of elements that tensors must be padded to before they may be laid side by side; 0:
-            never. Padded with zeros and laid so, each comes out as it would alone, where no error feedback is asked
-            for.
-        coding_bytes: bytes that coding tensors together takes for each of their elements at most, in float32, beside
-            gradients and what is kept (``make measure-memory``). Where it is less, more go together off the CPU.
+        family: name that CFs with comparable coding costs share: a controller compares step times within a family.
+        coding: cost of encode and decode; ``None`` if not measured (then at every CF): no times of steps are predicted
+            then, and ``gravac advise`` leaves the compressor out.
+        efficiency: expected fraction of a dense step's progress that a step makes, in (0, 1].
+        efficiency_by_gain: efficiency for a gain that was measured while training: ``(gain, efficiency)``, ascending;
+            empty if efficiency does not depend on gain.
+        efficiency_apart: exponent of the efficiency if ranks exchange only every few steps (``gravac.modes.outer``):
+            ``(number of steps, exponent)``, ascending; empty: the efficiency does not change.
+        kind: kind of method, which selects the uncertainty of ``efficiency``; ``None``: the efficiency is certain.
+        one_round: whether ``rounds`` yields once for every tensor: the next tensors' rounds may then start while the
+            collective is in flight.
+        error_feedback: fraction of the unsent rest that is kept, unless the user sets another.
+        pad_multiple: number to a multiple of whose elements tensors must be padded with zeros before they may be coded
+            side by side; 0: never side by side. Without error feedback, the result for each tensor is then the same as
+            if the tensor were coded by itself.
+        coding_bytes: maximum memory for coding, in bytes per float32 element, besides gradients and residuals
+            (``make measure-memory``). If lower, larger batches are coded off the CPU.
     """
 
     family: str
@@ -95,10 +95,10 @@ class Profile:
 
 
 def coding_at(points: CostPoints, cf: float) -> Coding | None:
-    """The coding cost at a CF, in copies of the tensor; ``None`` without points.
+    """Return the coding cost at a CF, in copies of the tensor; ``None`` without points.
 
-    Of what all ranks have sent, at most a copy and a half of the decode is fixed: what it costs at the highest CF
-    measured, where hardly anything is left to decode.
+    The fixed part of the decode is the cost at the highest measured CF, at which there is hardly anything to decode; at
+    most 1.5 copies.
 
     Example:
         >>> points = ((10, 9.0, 7.0), (1000, 3.0, 1.0))
@@ -109,6 +109,6 @@ def coding_at(points: CostPoints, cf: float) -> Coding | None:
     """
     if not points:
         return None
-    at, *costs = zip(*points, strict=True)
-    encode, decode = (float(np.interp(math.log(cf), [math.log(point) for point in at], cost)) for cost in costs)
+    cfs, *costs = zip(*points, strict=True)
+    encode, decode = (float(np.interp(math.log(cf), [math.log(point) for point in cfs], cost)) for cost in costs)
     return Coding(encode, decode, min(1.5, points[-1][2], decode))

@@ -3,8 +3,8 @@
 """QSGD: random rounding to a few levels of each bucket's norm.
 
 Source: Alistarh et al., "QSGD: Communication-Efficient SGD via Gradient Quantization and Encoding", NeurIPS 2017,
-section 3.1, with the buckets of section 4; levels travel as fixed-width codes, not Elias codes. Unbiased; not
-contractive: at few bits the error may exceed the gradient.
+section 3.1, with the buckets of section 4; levels are sent as fixed-width codes, not Elias codes. Unbiased; not
+contractive: with few bits the error may exceed the gradient.
 """
 
 from collections.abc import Callable, Sequence
@@ -23,13 +23,13 @@ from gravac.compressors.squares import energy, norms_of_rows
 
 
 class QSGD(Compressor):
-    """Signed levels and one norm per bucket, exchanged by all-gather.
+    """QSGD: signed levels and one norm per bucket, exchanged by all-gather.
 
     Attributes:
         bits: bits per element, sign included; there are ``2 ** (bits - 1) - 1`` levels above zero.
-        bucket: elements that share a norm.
-        norm: what the levels are parts of: the bucket's ``"l2"`` norm, as published, or its ``"max"`` magnitude,
-            which errs less.
+        bucket: number of elements that share a norm.
+        norm: norm of a bucket, of which levels are fractions: ``"l2"``, as published, or ``"max"``, the largest
+            magnitude, which has a smaller error.
     """
 
     name: ClassVar[str] = "qsgd"
@@ -43,11 +43,11 @@ class QSGD(Compressor):
 
     @property
     def cf(self) -> float:
-        """The compression factor: 32 / bits."""
+        """Compression factor: 32 / bits."""
         return 32 / self.bits
 
     def method_at(self, cf: float) -> str:
-        """Its name with the number of bits that are set."""
+        """Return the compressor's name with the number of bits."""
         return f"{self.name} {self.bits} bits"
 
     @property
@@ -56,13 +56,13 @@ class QSGD(Compressor):
         return int(2 ** (self.bits - 1) - 1)
 
     def traffic(self, shape: tuple[int, ...], cf: float, dtype: torch.dtype, world: int = 2) -> tuple[Traffic, ...]:
-        """Packed codes and a norm per bucket, in bytes."""
+        """Predict the bytes of packed codes and a norm per bucket."""
         elements = torch.Size(shape).numel()
-        norms = block_count(elements, self.bucket) * working(dtype).itemsize
-        return (Traffic(AllGather, packed_bytes(elements, self.bits) + norms),)
+        norm_bytes = block_count(elements, self.bucket) * working(dtype).itemsize
+        return (Traffic(AllGather, packed_bytes(elements, self.bits) + norm_bytes),)
 
     def norms(self, x: torch.Tensor) -> torch.Tensor:
-        """Norm of each bucket of flat x: ``[buckets]``, dtype of x; never below the largest magnitude in it."""
+        """Return the norm of each bucket of flat x: ``[buckets]``, dtype of x; at least the bucket's magnitudes."""
         largest = block_largest(x, self.bucket)
         if self.norm == "max":
             return largest
@@ -76,24 +76,24 @@ class QSGD(Compressor):
         return (yield from exchanged(codes, norms, self.bits, self.decode, ctx))
 
     def encode(self, x: torch.Tensor, norms: torch.Tensor, draws: Draws) -> torch.Tensor:
-        """Flat x as codes, which are the signed level plus the number of levels: uint8, as long as x."""
+        """Return flat x as codes: a code is the signed level plus the number of levels, uint8, of x's length."""
         level = round_randomly(self._exact_levels(x, norms), draws)
         return level.mul_(x.sign()).add_(self.levels).to(torch.uint8)
 
     def decode(self, codes: torch.Tensor, norms: torch.Tensor) -> torch.Tensor:
-        """The numbers that flat codes stand for: as long, in the dtype of the norms. The inverse of ``encode``."""
+        """Return the numbers of flat codes, as the inverse of ``encode``: of the codes' length, in the norms' dtype."""
         signed = codes.to(norms.dtype) - self.levels
         return signed * spread(norms / self.levels, self.bucket, codes.numel())
 
     def errors(self, x: torch.Tensor, cfs: Sequence[float], ctx: Context) -> list[torch.Tensor]:
-        """Expected squared error: the sum over elements of ``p (1 - p)`` times the squared step; 0-d."""
+        """Return the expected squared error: the sum over elements of ``p (1 - p)`` times the squared step; 0-d."""
         norms = self.norms(x)
         variance = rounding_variance(self._exact_levels(x, norms))
         error = energy(variance.sqrt_() * spread(norms / self.levels, self.bucket, x.numel()))
         return [error for _ in cfs]
 
     def _exact_levels(self, x: torch.Tensor, norms: torch.Tensor) -> torch.Tensor:
-        """Magnitudes in steps of ``norm / levels``, before rounding; in [0, levels]."""
+        """Return magnitudes in units of ``norm / levels``, before rounding; in [0, levels]."""
         return relative(x, spread(norms, self.bucket, x.numel())).mul_(self.levels)
 
 
@@ -104,62 +104,62 @@ def exchanged(
     decode: Callable[[torch.Tensor, torch.Tensor], torch.Tensor],
     ctx: Context,
 ) -> Rounds:
-    """Average what codes stand for, by one all-gather of all ranks' codes and scales.
+    """Average the numbers that codes represent, by one all-gather of all ranks' codes and scales.
 
     Args:
         codes: this rank's codes: uint8, flat, each below ``2 ** bits``.
-        scales: what this rank's codes are decoded with, of any shape.
+        scales: scales of this rank's codes, of any shape.
         bits: bits per code on the wire.
-        decode: called with a rank's codes and scales; what they stand for, flat.
+        decode: ``decode(codes, scales)`` of one rank; returns the numbers that the codes represent, flat.
         ctx: the tensor's context.
     """
     packed, all_scales = yield AllGather(pack(codes, bits), scales)
     sent = decode(codes, scales)
     mean = torch.zeros_like(sent)
-    for row, its_scales in zip(packed.unbind(), all_scales.unbind(), strict=True):
-        mean += decode(unpack(row, bits, codes.numel()), its_scales)
+    for rank_packed, rank_scales in zip(packed.unbind(), all_scales.unbind(), strict=True):
+        mean += decode(unpack(rank_packed, bits, codes.numel()), rank_scales)
     return Reduced(mean=mean.div_(ctx.world), sent=sent, cf=32 / bits)
 
 
 def block_count(elements: int, size: int) -> int:
-    """Blocks of ``size`` that hold ``elements``, the last perhaps in part; a size of 0 is one block of all."""
+    """Return the number of blocks of ``size`` for ``elements``, the last perhaps partial; size 0 means one block."""
     return -(-elements // (size or max(1, elements)))
 
 
 def in_rows(x: torch.Tensor, size: int) -> torch.Tensor:
-    """Flat x in rows, ``[block_count, at most size]``, the last filled up with zeros."""
+    """Return flat x in rows, ``[block_count, at most size]``, the last row padded with zeros."""
     elements = x.numel()
     size = max(1, min(size or elements, elements))
     return torch.nn.functional.pad(x, (0, -elements % size)).view(-1, size)
 
 
 def block_largest(x: torch.Tensor, size: int) -> torch.Tensor:
-    """The largest magnitude in each block of flat x: ``[block_count]``."""
+    """Return the largest magnitude of each block of flat x: ``[block_count]``."""
     largest: torch.Tensor = torch.linalg.vector_norm(in_rows(x, size), ord=float("inf"), dim=1)
     return largest
 
 
 def spread(values: torch.Tensor, size: int, elements: int) -> torch.Tensor:
-    """Repeat one value per block for each of its elements: ``[block_count]`` to ``[elements]``."""
+    """Repeat each block's value for each element of the block: ``[block_count]`` to ``[elements]``."""
     size = min(size or elements, elements)
     return values.unsqueeze(1).expand(-1, size).reshape(-1)[:elements]
 
 
 def relative(x: torch.Tensor, norm: torch.Tensor) -> torch.Tensor:
-    """``|x| / norm``, a new tensor in the shape of x; 0 where the norm is 0."""
+    """Return ``|x| / norm``, a new tensor in the shape of x; 0 for norms of 0."""
     return x.abs().div_(torch.where(norm > 0, norm, 1))
 
 
 def round_randomly(x: torch.Tensor, draws: Draws) -> torch.Tensor:
-    """Round to an integer next to each element, up with the probability of its fraction: unbiased within 2**-24."""
+    """Round each element to an integer, up with the probability of its fraction, else down: unbiased within 2**-24."""
     low = x.floor()
     return low.add_(draws.uniform(x.numel(), x.device).view_as(x) < x - low)
 
 
 def rounding_variance(x: torch.Tensor) -> torch.Tensor:
-    """Expected squared error of ``round_randomly``, element by element."""
-    up = x - x.floor()
-    return up * (1 - up)
+    """Return the expected squared error of ``round_randomly``, element by element."""
+    fraction = x - x.floor()
+    return fraction * (1 - fraction)
 
 
 qsgd = QSGD()

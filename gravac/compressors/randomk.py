@@ -1,10 +1,10 @@
 # SPDX-FileCopyrightText: 2026 The gravac developers
 # SPDX-License-Identifier: Apache-2.0
-"""Random-k: all ranks send the same k coordinates, drawn anew each step; no index travels.
+"""Random-k: all ranks send the same k coordinates, drawn anew at each step; no indices are sent.
 
 Source: Stich et al., "Sparsified SGD with Memory", NeurIPS 2018 (definition 2.1). ``randomk`` is contractive, with gain
-1/CF in expectation, and biased: error feedback brings the rest later. ``scaled_randomk`` sends elements/k times as much
-instead: unbiased (Wangni et al., NeurIPS 2018), and no contraction.
+1/CF in expectation, and biased: error feedback sends the rest later. ``scaled_randomk`` multiplies values by elements/k
+instead: unbiased (Wangni et al., NeurIPS 2018), and not contractive.
 """
 
 from collections.abc import Sequence
@@ -15,18 +15,18 @@ from pydantic import Field
 
 from gravac.collectives import AllReduce, Traffic
 from gravac.compressors.base import Compressor, Context, Reduced, Rounds, energy, k_for
-from gravac.compressors.chunks import Chosen, gather, scatter, whole_but_one
+from gravac.compressors.chunks import ChunkSelection, gather, scatter, select_k
 from gravac.compressors.draws import Draws
 from gravac.compressors.dtypes import dtype_of, magnitudes_in, unit_roundoff
 from gravac.compressors.profile import CostPoints
 
 
 class RandomK(Compressor):
-    """Random coordinates without replacement, exchanged by all-reduce.
+    """Random-k: random coordinates without replacement, exchanged by all-reduce.
 
     Attributes:
         values: number format of the values on the wire; ``None``: the gradient's own.
-        block: consecutive coordinates drawn together; 64 and more are many times faster than 1.
+        block: number of consecutive coordinates that are drawn as one; 64 and more are many times faster than 1.
     """
 
     name: ClassVar[str] = "randomk"
@@ -34,39 +34,39 @@ class RandomK(Compressor):
     one_round: ClassVar[bool] = True
     error_feedback: ClassVar[float] = 0.5
     coding_costs: ClassVar[CostPoints] = ((10, 19.84, 5.45), (100, 4.08, 3.95), (1000, 2.48, 2.21))
-    # of two tasks, with half its error fed back: docs/measurements/feedback.json
+    # measured on two tasks, with half of the error fed back: docs/measurements/feedback.json
 
     values: Literal["float32", "float16", "bfloat16"] | None = None
     block: Annotated[int, Field(ge=1)] = 1
 
     @property
     def magnitudes(self) -> tuple[float, float]:
-        """Least and largest magnitude of a gradient that the number format of the values can hold."""
+        """Smallest and largest magnitude of a gradient that the number format of the values can represent."""
         return magnitudes_in(dtype_of(self.values, torch.float32))
 
     def traffic(self, shape: tuple[int, ...], cf: float, dtype: torch.dtype, world: int = 2) -> tuple[Traffic, ...]:
-        """The values of the k coordinates drawn, in bytes."""
+        """Predict one all-reduce of the values of k coordinates, in bytes."""
         return (Traffic(AllReduce, k_for(torch.Size(shape).numel(), cf) * dtype_of(self.values, dtype).itemsize),)
 
     def rounds(self, x: torch.Tensor, cf: float, ctx: Context) -> Rounds:
-        """Average flat x at the coordinates drawn, by one all-reduce of the values there."""
+        """Average flat x at the drawn coordinates, by one all-reduce of their values."""
         k = k_for(x.numel(), cf)
-        chosen = self._drawn(x.numel(), k, ctx.draws(), x.device)
+        selection = self._draw(x.numel(), k, ctx.draws(), x.device)
         wire, block = dtype_of(self.values, ctx.dtype), self._block(x.numel())
-        mine = gather(x, chosen, block, k).mul_(self._scale(x.numel(), k) / ctx.world).to(wire)
-        total = yield AllReduce(mine)
+        values = gather(x, selection, block, k).mul_(self._scale(x.numel(), k) / ctx.world).to(wire)
+        total = yield AllReduce(values)
         return Reduced(
-            mean=scatter(total.to(x.dtype), chosen, block, x.numel()),
-            sent=scatter(mine.to(x.dtype).mul_(ctx.world), chosen, block, x.numel()),
+            mean=scatter(total.to(x.dtype), selection, block, x.numel()),
+            sent=scatter(values.to(x.dtype).mul_(ctx.world), selection, block, x.numel()),
             cf=x.numel() / max(1, k),
         )
 
-    def _drawn(self, elements: int, k: int, draws: Draws, device: torch.device) -> Chosen:
-        """Blocks at random; the one that fills up k is any of them, and so is the place where its part starts."""
+    def _draw(self, elements: int, k: int, draws: Draws, device: torch.device) -> ChunkSelection:
+        """Draw blocks at random; cut a random block, from a random start, so that k coordinates are drawn."""
         block = self._block(elements)
-        rows = draws.chosen(-(-elements // block), -(-k // block), device)
-        last = torch.full((1,), draws.number(max(1, len(rows)), 0), device=device)
-        return whole_but_one(rows, last, k, block, elements, draws.number(block, 1))
+        rows = draws.sample(-(-elements // block), -(-k // block), device)
+        partial = torch.full((1,), draws.number(max(1, len(rows)), 0), device=device)
+        return select_k(rows, partial, k, block, elements, draws.number(block, 1))
 
     def _block(self, elements: int) -> int:
         return min(self.block, max(1, elements))
@@ -75,7 +75,7 @@ class RandomK(Compressor):
         return 1.0
 
     def errors(self, x: torch.Tensor, cfs: Sequence[float], ctx: Context) -> list[torch.Tensor]:
-        """Expected squared error over the draw of flat x's coordinates: ``(1 - 1/CF) ‖x‖²``, 0-d."""
+        """Return the expected squared error over the draw of flat x's coordinates: ``(1 - 1/CF) ‖x‖²``, 0-d."""
         return [energy(x) * (1 - k_for(x.numel(), cf) / max(1, x.numel())) for cf in cfs]
 
     @property
@@ -85,7 +85,7 @@ class RandomK(Compressor):
 
 
 class ScaledRandomK(RandomK):
-    """Random coordinates, scaled up by elements / k, which is unbiased. Its settings are those of ``RandomK``."""
+    """Random-k with values multiplied by elements / k, which is unbiased. The settings are those of ``RandomK``."""
 
     name: ClassVar[str] = "scaled_randomk"
     contractive: ClassVar[bool] = False
@@ -94,7 +94,7 @@ class ScaledRandomK(RandomK):
     coding_costs: ClassVar[CostPoints] = ((10, 18.84, 3.34), (100, 3.02, 2.06), (1000, 1.40, 0.90))
 
     def errors(self, x: torch.Tensor, cfs: Sequence[float], ctx: Context) -> list[torch.Tensor]:
-        """Expected squared error over the draw: ``(elements/k - 1) ‖x‖²``, 0-d."""
+        """Return the expected squared error over the draw: ``(elements/k - 1) ‖x‖²``, 0-d."""
         return [energy(x) * (self._scale(x.numel(), k_for(x.numel(), cf)) - 1) for cf in cfs]
 
     def _scale(self, elements: int, k: int) -> float:

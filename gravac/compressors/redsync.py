@@ -1,10 +1,10 @@
 # SPDX-FileCopyrightText: 2026 The gravac developers
 # SPDX-License-Identifier: Apache-2.0
-"""RedSync: a threshold between the mean and the largest magnitude, found by lowering or by bisection.
+"""RedSync: a threshold between the mean and the largest magnitude, found by lowering steps or by bisection.
 
 Source: Fang et al., "RedSync: Reducing Synchronization Bandwidth for Distributed Deep Learning Training System", JPDC
-2019 (arXiv 1808.04357), section 5.2: trimmed top-k and threshold binary search. Contractive, as top-k is, where the
-count is corrected; otherwise only in that it never adds error.
+2019 (arXiv 1808.04357), section 5.2: trimmed top-k and threshold binary search. Contractive as top-k is, if the count
+is corrected; otherwise only in that it never adds error.
 """
 
 from typing import Annotated, ClassVar, Literal
@@ -16,19 +16,19 @@ from gravac.compressors.profile import CostPoints
 from gravac.compressors.threshold import SLOTS, ThresholdK
 
 ROUNDS = 20
-"""How often the threshold's range is bisected at most."""
+"""Maximum number of bisections of the threshold's range."""
 
 
 class RedSync(ThresholdK):
-    """Top-k by the threshold ``mean + ratio * (max - mean)`` of the magnitudes.
+    """RedSync: top-k by the threshold ``mean + ratio * (max - mean)`` of the magnitudes.
 
     Attributes:
-        search: how the ratio is found. ``"trimmed"``: it falls in steps until k survive; the largest are taken.
-            ``"bisection"``: its range is halved until between k and 2k survive, all of which are sent when
-            ``exact_count`` is False.
-        step: how much the ratio falls at a time, in (0, 1).
+        search: search for the ratio. ``"trimmed"``: the ratio is lowered in steps until k magnitudes reach the
+            threshold; the k largest are sent. ``"bisection"``: the ratio's range is halved until between k and 2k
+            magnitudes reach the threshold; all of them are sent if ``exact_count`` is False.
+        step: decrease of the ratio per step, in (0, 1).
 
-    ``"trimmed"`` keeps exactly k by its own rule: ``exact_count`` changes nothing there.
+    ``"trimmed"`` sends exactly k by its own rule, so that ``exact_count`` has no effect.
     """
 
     name: ClassVar[str] = "redsync"
@@ -39,21 +39,21 @@ class RedSync(ThresholdK):
 
     @property
     def keeps_k(self) -> bool:
-        """Whether exactly k are kept, and travel; so they are, too, where the rule itself trims."""
+        """True if exactly k coordinates are selected and sent; always true for ``"trimmed"``."""
         return self.exact_count or self.search == "trimmed"
 
     def threshold(self, magnitudes: torch.Tensor, k: int) -> float:
-        """The threshold found by ``search`` for ``magnitudes`` (flat), which about k of them reach."""
-        mean, most = float(magnitudes.mean(dtype=torch.float64)), float(magnitudes.max())
+        """Return the threshold that ``search`` finds for ``magnitudes`` (flat), which about k of them reach."""
+        mean, maximum = float(magnitudes.mean(dtype=torch.float64)), float(magnitudes.max())
 
-        def tried(ratio: float) -> tuple[float, int]:
-            threshold = mean + ratio * (most - mean)
+        def threshold_and_count(ratio: float) -> tuple[float, int]:
+            threshold = mean + ratio * (maximum - mean)
             return threshold, int((magnitudes >= threshold).sum())
 
         if self.search == "trimmed":
             ratio = 1 - self.step
             while ratio > 0:
-                threshold, count = tried(ratio)
+                threshold, count = threshold_and_count(ratio)
                 if count >= k:
                     return threshold
                 ratio -= self.step
@@ -61,7 +61,7 @@ class RedSync(ThresholdK):
         low, high = 0.0, 1.0
         for _ in range(ROUNDS):
             ratio = (low + high) / 2
-            threshold, count = tried(ratio)
+            threshold, count = threshold_and_count(ratio)
             if k <= count <= SLOTS * k:
                 break
             low, high = (low, ratio) if count < k else (ratio, high)

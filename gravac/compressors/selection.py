@@ -2,9 +2,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Exact selection of the k largest magnitudes of a flat tensor.
 
-On CPU a sample of the magnitudes gives a bound that most coordinates miss; the few that pass are partitioned. The
-result is exact: when fewer than k pass, all are partitioned. This is some ten times faster than ``torch.topk``, which
-is used on other devices.
+On CPU, a sample of the magnitudes gives a bound; the few magnitudes above the bound are partitioned. The result is
+exact: if fewer than k pass the bound, all are partitioned. This is some ten times faster than ``torch.topk``, which is
+used on other devices.
 """
 
 import math
@@ -17,25 +17,25 @@ import torch
 from gravac.compressors.squares import energy
 
 SAMPLE = 1 << 14
-"""How many magnitudes are looked at to guess a bound that the k largest reach."""
+"""Number of magnitudes from which a bound for the k largest is estimated."""
 
 BLOCK = 1 << 18
-"""How many elements are compared with the bound at once: what fits in a cache."""
+"""Number of elements that are compared with the bound at once: as many as fit in a cache."""
 
 Array = npt.NDArray[np.floating]
-"""A flat tensor as numpy sees it."""
+"""A flat tensor as numpy's array."""
 
 
 def largest(x: torch.Tensor, k: int) -> torch.Tensor:
-    """Find the indices of the k largest |x|.
+    """Return the indices of the k largest |x|.
 
     Args:
         x: flat and finite, any floating dtype; or rows of such, ``[count, elements]``.
         k: how many to select, 0 to the number of elements.
 
     Returns:
-        int64, ``[k]``, ascending, or ``[count, k]``. Of equal magnitudes at the boundary the lowest indices are taken
-        (on CPU).
+        int64, ``[k]``, ascending, or ``[count, k]``. Among equal magnitudes at the boundary, the lowest indices are
+        selected (on CPU).
     """
     if x.dim() > 1:
         if x.device.type == "cpu" or k in (0, x.shape[1]):
@@ -51,30 +51,30 @@ def largest(x: torch.Tensor, k: int) -> torch.Tensor:
 
 
 def energies(x: torch.Tensor, counts: Sequence[int]) -> Sequence[float | torch.Tensor]:
-    """Sum of squares of the k largest |x|, for every k in ``counts``, each found among those of the one before.
+    """Return the sum of squares of the k largest |x| for each k, selected among those of the next larger k.
 
     Args:
         x: flat and finite, any floating dtype.
-        counts: every k, descending.
+        counts: each k, descending.
 
     Returns:
-        Numbers, or off CPU, where the host does not wait for them, 0-d tensors.
+        A number for each k; off the CPU, 0-d tensors, so that the host does not wait.
     """
     if x.device.type != "cpu":
         sums = torch.nn.functional.pad(x.double().square_().sort(descending=True).values.cumsum(0), (1, 0))
         return [sums[min(k, x.numel())] for k in counts]
     magnitudes = np.abs(_numpy(x))
-    found = []
+    sums_of_squares = []
     for k in counts:
         if k < magnitudes.size:
             magnitudes.partition(magnitudes.size - k)
             magnitudes = magnitudes[magnitudes.size - k :]
-        found.append(float(energy(torch.from_numpy(magnitudes))))
-    return found
+        sums_of_squares.append(float(energy(torch.from_numpy(magnitudes))))
+    return sums_of_squares
 
 
 def reaching(x: torch.Tensor, threshold: float) -> torch.Tensor:
-    """Indices with ``|x| >= threshold``: int64, ascending.
+    """Return the indices with ``|x| >= threshold``: int64, ascending.
 
     Args:
         x: flat and finite, any floating dtype.
@@ -86,7 +86,7 @@ def reaching(x: torch.Tensor, threshold: float) -> torch.Tensor:
 
 
 def largest_reaching(x: torch.Tensor, k: int, threshold: float) -> torch.Tensor:
-    """Indices of the k largest |x| of flat x, as ``largest`` has them; sought first where a threshold is reached."""
+    """Return the indices of the k largest |x| of flat x, as ``largest`` does, first among those above a threshold."""
     candidates = reaching(x, threshold)
     if candidates.numel() < k:
         return largest(x, k)
@@ -94,7 +94,7 @@ def largest_reaching(x: torch.Tensor, k: int, threshold: float) -> torch.Tensor:
 
 
 def _numpy(x: torch.Tensor) -> Array:
-    """The same memory where numpy knows the type, 16-bit types widened."""
+    """Return a numpy array on the same memory; a 16-bit tensor is converted to float32."""
     x = x.detach()
     return (x if x.dtype == torch.float64 else x.float()).numpy()
 
@@ -109,12 +109,12 @@ def _largest(x: Array, k: int) -> npt.NDArray[np.int64]:
     above = candidates > threshold
     tied = np.flatnonzero(candidates == threshold)[: k - int(np.count_nonzero(above))]
     above[tied] = True
-    chosen: npt.NDArray[np.int64] = passed[above]
-    return chosen
+    selected: npt.NDArray[np.int64] = passed[above]
+    return selected
 
 
 def _bound(x: Array, k: int) -> float:
-    """A magnitude that k coordinates reach, very likely: four standard deviations below the sample's quantile."""
+    """Return a magnitude that k coordinates very likely reach: 4 standard deviations below the sample's quantile."""
     sample = np.abs(x[:: max(1, x.size // SAMPLE)])
     expected = sample.size * k / x.size
     rank = math.ceil(expected + 4 * math.sqrt(expected)) + 1
@@ -124,7 +124,7 @@ def _bound(x: Array, k: int) -> float:
 
 
 def _reaching(x: Array, bound: float) -> tuple[npt.NDArray[np.int64], Array]:
-    """Indices with |x| >= bound, ascending, and the magnitudes there; block by block, without a copy of x."""
+    """Return the indices with |x| >= bound, ascending, and their magnitudes; block by block, without a copy of x."""
     magnitudes = np.empty(min(BLOCK, x.size), x.dtype)
     indices, values = [], []
     for start in range(0, x.size, BLOCK):

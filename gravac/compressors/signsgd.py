@@ -1,6 +1,6 @@
 # SPDX-FileCopyrightText: 2026 The gravac developers
 # SPDX-License-Identifier: Apache-2.0
-"""Signs with a common magnitude: the mean of everyone's, or one majority vote.
+"""Signs with a common magnitude: the mean of all ranks' signs, or a majority vote.
 
 Sources: Karimireddy et al., "Error Feedback Fixes SignSGD and other Gradient Compression Schemes", ICML 2019,
 algorithm 1 (scaled sign; contractive, gain ``‖x‖₁² / (d ‖x‖₂²)``; biased); Bernstein et al., "signSGD with Majority
@@ -26,13 +26,13 @@ from gravac.compressors.squares import energy
 
 
 class SignSGD(Compressor):
-    """One bit per element and a mean magnitude per block, exchanged by all-gather.
+    """Scaled signs: one bit per element and a mean magnitude per block, exchanged by all-gather.
 
-    By default half of what is not sent is kept, which trained best under AdamW and under SGD with momentum (docs, worth
-    of a step). The published method keeps all, ``error_feedback=1.0``, for plain SGD.
+    By default half of the unsent rest is kept, which trained best under AdamW and under SGD with momentum (docs, worth
+    of a step). The published method keeps the whole rest, ``error_feedback=1.0``, for plain SGD.
 
     Attributes:
-        block: elements that share a magnitude; 0 takes the whole tensor.
+        block: number of elements that share a magnitude; 0: the whole tensor.
     """
 
     name: ClassVar[str] = "signsgd"
@@ -45,10 +45,10 @@ class SignSGD(Compressor):
     block: int = Field(default=0, ge=0)
 
     def traffic(self, shape: tuple[int, ...], cf: float, dtype: torch.dtype, world: int = 2) -> tuple[Traffic, ...]:
-        """Packed signs and a magnitude per block, in bytes."""
+        """Predict the bytes of packed signs and a magnitude per block."""
         elements = torch.Size(shape).numel()
-        scales = block_count(elements, self.block) * working(dtype).itemsize
-        return (Traffic(AllGather, packed_bytes(elements, 1) + scales),)
+        scale_bytes = block_count(elements, self.block) * working(dtype).itemsize
+        return (Traffic(AllGather, packed_bytes(elements, 1) + scale_bytes),)
 
     def rounds(self, x: torch.Tensor, cf: float, ctx: Context) -> Rounds:
         """Average flat x by one all-gather of signs and magnitudes."""
@@ -56,19 +56,19 @@ class SignSGD(Compressor):
         return (yield from exchanged(positive, block_means(x, self.block), 1, partial(decode, block=self.block), ctx))
 
     def errors(self, x: torch.Tensor, cfs: Sequence[float], ctx: Context) -> list[torch.Tensor]:
-        """The exact squared error: how far the elements' magnitudes are from their block's mean; 0-d."""
+        """Return the exact squared error: the squared distances of magnitudes from their block's mean, summed; 0-d."""
         return [scatter(x, self.block) for _ in cfs]
 
 
 class MajorityVote(Compressor):
     """Majority vote on each element's sign, by two all-reduces: of signs, as integers, and of each block's magnitude.
 
-    What most ranks say is applied, with the mean over ranks of the magnitudes; a zero gradient abstains and a tie gives
-    zero. ``sent`` is that common decision on every rank. The CF counts the one bit that a vote is; on the wire it takes
-    8, and 16 from 128 ranks on, as ``traffic`` says.
+    The sign of most ranks is applied, with the mean over ranks of the magnitudes; a zero gradient abstains and a tie
+    gives zero. ``sent`` is that common decision on every rank. The CF counts a vote as one bit; on the wire a vote has
+    8 bits, or 16 bits for 128 ranks and more, as ``traffic`` says.
 
     Attributes:
-        block: elements that share a magnitude; 0 takes the whole tensor.
+        block: number of elements that share a magnitude; 0: the whole tensor.
     """
 
     name: ClassVar[str] = "majority"
@@ -78,13 +78,13 @@ class MajorityVote(Compressor):
     block: int = Field(default=0, ge=0)
 
     def traffic(self, shape: tuple[int, ...], cf: float, dtype: torch.dtype, world: int = 2) -> tuple[Traffic, ...]:
-        """Votes of a byte or two each, then a magnitude per block, in bytes."""
+        """Predict the bytes of votes, of one or two bytes each, then of a magnitude per block."""
         elements = torch.Size(shape).numel()
-        scales = block_count(elements, self.block) * working(dtype).itemsize
-        return (Traffic(AllReduce, lane_bytes(elements, lane_bits(8, world))), Traffic(AllReduce, scales))
+        scale_bytes = block_count(elements, self.block) * working(dtype).itemsize
+        return (Traffic(AllReduce, lane_bytes(elements, lane_bits(8, world))), Traffic(AllReduce, scale_bytes))
 
     def rounds(self, x: torch.Tensor, cf: float, ctx: Context) -> Rounds:
-        """Agree on a sign for each element of flat x, and on a magnitude for each block.
+        """Average flat x: agree on a sign for each element and on a magnitude for each block.
 
         1. All-reduce the signs, as integers: the sum's sign is the majority's.
         2. All-reduce the mean magnitude of every block, and divide by the number of ranks.
@@ -98,12 +98,12 @@ class MajorityVote(Compressor):
         return Reduced(mean=decision, sent=decision, cf=self.cf)
 
     def errors(self, x: torch.Tensor, cfs: Sequence[float], ctx: Context) -> list[torch.Tensor]:
-        """Squared error if all ranks had this gradient, flat x; where they differ, more is lost."""
+        """Return the squared error if all ranks have this gradient, flat x: too low if ranks differ."""
         return [scatter(x, self.block) for _ in cfs]
 
 
 def block_means(x: torch.Tensor, size: int) -> torch.Tensor:
-    """Mean magnitude in each block of flat x: ``[block_count]``, dtype of x."""
+    """Return the mean magnitude of each block of flat x: ``[block_count]``, dtype of x."""
     magnitudes = in_rows(x, size).abs()
     sums = magnitudes.sum(dim=1)
     if sums.is_cpu and x.dtype == torch.float32 and not sums.isfinite().all():
@@ -114,18 +114,18 @@ def block_means(x: torch.Tensor, size: int) -> torch.Tensor:
 
 
 def decode(positive: torch.Tensor, scales: torch.Tensor, block: int) -> torch.Tensor:
-    """The block's scale where flat ``positive`` is 1, minus the scale where it is 0: flat, dtype of the scales."""
+    """Return plus or minus the block's scale, as flat ``positive`` is 1 or 0: flat, dtype of the scales."""
     signs = positive.to(scales.dtype).mul_(2).sub_(1)  # several times faster than torch.where
     return signs.mul_(spread(scales, block, positive.numel()))
 
 
 def scatter(x: torch.Tensor, block: int) -> torch.Tensor:
-    """``‖x - sign(x) scale‖²`` of flat x, with each block's mean magnitude as scale: 0-d."""
+    """Return ``‖x - sign(x) scale‖²`` of flat x, with each block's mean magnitude as scale: 0-d."""
     return energy(x.abs().sub_(spread(block_means(x, block), block, x.numel())))
 
 
 signsgd = SignSGD()
-"""Scaled signs, one magnitude per tensor; ``signsgd(block=256)`` makes another."""
+"""Scaled signs, one magnitude per tensor; ``signsgd(block=256)`` has a magnitude per 256 elements."""
 
 majority = MajorityVote()
-"""Majority vote, one magnitude per tensor; ``majority(block=256)`` makes another."""
+"""Majority vote, one magnitude per tensor; ``majority(block=256)`` has a magnitude per 256 elements."""

@@ -3,7 +3,7 @@
 """TernGrad: every element becomes -1, 0 or 1 times the tensor's largest magnitude, at random.
 
 Source: Wen et al., "TernGrad: Ternary Gradients to Reduce Communication in Distributed Deep Learning", NeurIPS 2017,
-algorithm 1, per tensor ("layer-wise ternarizing"), with its gradient clipping as an option. Every rank has a scale of
+algorithm 1, per tensor ("layer-wise ternarizing"), with its gradient clipping as an option. Each rank has a scale of
 its own. Unbiased unless clipped; not contractive: with outliers the error is many times the gradient.
 """
 
@@ -21,15 +21,15 @@ from gravac.compressors.qsgd import QSGD
 from gravac.compressors.squares import energy, power_of_two
 
 TERNARY = QSGD(bits=2, bucket=sys.maxsize, norm="max")
-"""What TernGrad is but for its clipping: one level above zero, one bucket, and its largest magnitude as the level."""
+"""TernGrad without clipping: one level above zero, one bucket, and the bucket's largest magnitude as the level."""
 
 
 class TernGrad(Compressor):
-    """Ternary codes, 2 bits each, and one scale per tensor, exchanged by all-gather.
+    """TernGrad: ternary codes, 2 bits each, and one scale per tensor, exchanged by all-gather.
 
     Attributes:
-        clip: magnitudes above this many standard deviations (about zero) are cut before rounding; published is 2.5.
-            That lowers the error, and makes what is sent biased. 0 cuts nothing.
+        clip: number of standard deviations (about zero) to which magnitudes are clipped before rounding; 2.5 in the
+            paper. Clipping lowers the error, and makes ``sent`` biased. 0: no clipping.
     """
 
     name: ClassVar[str] = "terngrad"
@@ -41,11 +41,11 @@ class TernGrad(Compressor):
 
     @property
     def unbiased(self) -> bool:  # type: ignore[override]
-        """Whether the expectation of ``sent`` is x: not where outliers are clipped."""
+        """True if the expectation of ``sent`` is x, since nothing is clipped."""
         return self.clip == 0
 
     def traffic(self, shape: tuple[int, ...], cf: float, dtype: torch.dtype, world: int = 2) -> tuple[Traffic, ...]:
-        """Packed codes and a scale, in bytes."""
+        """Predict the bytes of packed codes and a scale."""
         return TERNARY.traffic(shape, cf, dtype, world)
 
     def rounds(self, x: torch.Tensor, cf: float, ctx: Context) -> Rounds:
@@ -53,19 +53,19 @@ class TernGrad(Compressor):
         return (yield from TERNARY.rounds(self.clipped(x), cf, ctx))
 
     def clipped(self, x: torch.Tensor) -> torch.Tensor:
-        """Flat x with its outliers cut; x itself where ``clip`` is 0."""
+        """Return flat x with clipped outliers; x itself if ``clip`` is 0."""
         if not self.clip or not x.numel():
             return x
         exponent = x.abs().max().frexp().exponent.clamp(-126, 126)
-        scaled = x * power_of_two(-exponent, x.dtype)  # so that squares neither overflow nor vanish; no bit changes
+        scaled = x * power_of_two(-exponent, x.dtype)  # squares then neither overflow nor underflow; exact
         limit = self.clip * scaled.square_().mean().sqrt_().mul_(power_of_two(exponent, x.dtype))
         return x.clamp(-limit, limit)
 
     def errors(self, x: torch.Tensor, cfs: Sequence[float], ctx: Context) -> list[torch.Tensor]:
-        """Expected squared error of flat x: sum of ``|c| (scale - |c|)``, c what the cut left, and the cut's square."""
-        cut = self.clipped(x)
-        return [error + energy(x - cut) for error in TERNARY.errors(cut, cfs, ctx)]
+        """Return the expected squared error of flat x: the sum of ``|c| (scale - |c|) + (x - c)²``, c is clipped x."""
+        clipped = self.clipped(x)
+        return [error + energy(x - clipped) for error in TERNARY.errors(clipped, cfs, ctx)]
 
 
 terngrad = TernGrad()
-"""TernGrad without clipping; ``terngrad(clip=2.5)`` makes the published one."""
+"""TernGrad without clipping; ``terngrad(clip=2.5)`` is the published form."""

@@ -38,100 +38,100 @@ class TopK(Compressor):
     values: Literal["float32", "float16", "bfloat16"] | None = None
 
     def profile(self, cf: float, *, world: int = 2, shapes: Sequence[tuple[int, ...]] = ()) -> Profile:
-        """What is known at a CF: coding takes magnitudes as large as x, and what all ranks send, widened."""
+        """Return what is known at a CF: coding needs x's magnitudes, and what all ranks send, in wider formats."""
         return replace(
             super().profile(cf, world=world, shapes=shapes), coding_bytes=9 + math.ceil((16 + 24 * world) / cf)
         )
 
     @property
     def magnitudes(self) -> tuple[float, float]:
-        """Least and largest magnitude of a gradient that the number format of the values can hold."""
+        """Smallest and largest magnitude of a gradient that the number format of the values can represent."""
         return magnitudes_in(dtype_of(self.values, torch.float32))
 
     def traffic(self, shape: tuple[int, ...], cf: float, dtype: torch.dtype, world: int = 2) -> tuple[Traffic, ...]:
-        """Values and indices of all slots, in bytes."""
+        """Predict one all-gather of the values and indices of all slots, in bytes."""
         elements = torch.Size(shape).numel()
-        bytes_each = dtype_of(self.values, dtype).itemsize + index_dtype(elements).itemsize
-        return (Traffic(AllGather, self.slots(elements, cf) * bytes_each),)
+        slot_bytes = dtype_of(self.values, dtype).itemsize + index_dtype(elements).itemsize
+        return (Traffic(AllGather, self.slots(elements, cf) * slot_bytes),)
 
     def slots(self, elements: int, cf: float) -> int:
-        """How many values travel with their indices, the same number on every rank: here k."""
+        """Return the number of values that are sent with their indices, the same on every rank: here k."""
         return k_for(elements, cf)
 
     def select(self, x: torch.Tensor, k: int) -> Selection:
-        """The k coordinates of flat x with the largest magnitude."""
+        """Return the k coordinates of flat x with the largest magnitude."""
         indices = largest(x, k)
         return Selection(indices, x[indices])
 
     def rounds(self, x: torch.Tensor, cf: float, ctx: Context) -> Rounds:
-        """Average flat x by one all-gather of values and indices, added rank after rank, over the world size."""
-        return (yield from self.send(multilevel.at(self.select, x, cf, ctx), x, cf, ctx))
+        """Average flat x by one all-gather of values and indices, summed rank by rank and divided by the world size."""
+        return (yield from self.send(multilevel.select_at(self.select, x, cf, ctx), x, cf, ctx))
 
-    def send(self, chosen: Selection, x: torch.Tensor, cf: float, ctx: Context) -> Rounds:
-        """Exchange a selection of flat x, at most ``slots`` coordinates, by one all-gather; free slots hold zeros."""
-        mine = values = chosen.values.to(dtype_of(self.values, ctx.dtype))
-        indices, slots = chosen.indices, self.slots(x.numel(), cf)
-        if mine.numel() < slots:
+    def send(self, selection: Selection, x: torch.Tensor, cf: float, ctx: Context) -> Rounds:
+        """Exchange a selection of flat x, at most ``slots`` coordinates, by one all-gather; free slots have zeros."""
+        selected = values = selection.values.to(dtype_of(self.values, ctx.dtype))
+        indices, slots = selection.indices, self.slots(x.numel(), cf)
+        if selected.numel() < slots:
             free = _unused(indices, slots)
-            values, indices = torch.nn.functional.pad(mine, (0, free.numel())), torch.cat([indices, free])
+            values, indices = torch.nn.functional.pad(selected, (0, free.numel())), torch.cat([indices, free])
         gathered, packed = yield AllGather(values, pack_indices(indices, x.numel()))
-        shares = gathered.to(x.dtype) / ctx.world
+        terms = gathered.to(x.dtype) / ctx.world
         positions = unpack_indices(packed, x.numel())
         return Reduced(
-            mean=Sparse(tuple(zip(positions.unbind(), shares.unbind(), strict=True))),
-            sent=Sparse(((chosen.indices, mine.to(x.dtype)),)),
-            cf=x.numel() / max(1, mine.numel()),
+            mean=Sparse(tuple(zip(positions.unbind(), terms.unbind(), strict=True))),
+            sent=Sparse(((selection.indices, selected.to(x.dtype)),)),
+            cf=x.numel() / max(1, selected.numel()),
         )
 
     def batch_key(self, cf: float, ctx: Context) -> Hashable | None:
-        """Tensors of any shape go together, if they are equally large; not where a subclass selects otherwise."""
+        """Return one key for all tensors, since k depends on the length alone; None if a subclass selects otherwise."""
         kind = type(self)
         return self.name if kind.select is TopK.select and kind.rounds is TopK.rounds else None
 
     def rounds_together(self, x: torch.Tensor, cf: float, contexts: Sequence[Context]) -> Rounds:
-        """Average the rows of x, a matrix, each by its own k coordinates, by one all-gather for all of them."""
+        """Average the rows of matrix x, each at its own k coordinates, by one all-gather for all rows."""
         (count, elements), ctx = x.shape, contexts[0]
         indices = largest(x, k_for(elements, cf))
         values = x.gather(1, indices).to(dtype_of(self.values, ctx.dtype))
         gathered, packed = yield AllGather(values, pack_indices(indices, elements))
         starts = torch.arange(0, count * elements, elements, device=x.device).unsqueeze(1)
         positions = (unpack_indices(packed, elements) + starts).flatten(1)
-        shares = (gathered.to(x.dtype) / ctx.world).flatten(1)
+        terms = (gathered.to(x.dtype) / ctx.world).flatten(1)
         return Reduced(
-            mean=Sparse(tuple(zip(positions.unbind(), shares.unbind(), strict=True))),
+            mean=Sparse(tuple(zip(positions.unbind(), terms.unbind(), strict=True))),
             sent=Sparse((((indices + starts).view(-1), values.to(x.dtype).view(-1)),)),
             cf=elements / max(1, indices.shape[1]),
         )
 
     def errors(self, x: torch.Tensor, cfs: Sequence[float], ctx: Context) -> list[torch.Tensor]:
-        """Squared errors of flat x: one selection at the lowest CF; of it, the energy that each higher CF keeps."""
-        whole = energy(x)
-        lowest = multilevel.at(self.select, x, cfs[0], ctx)
-        sums = energies(lowest.values, [k_for(x.numel(), cf) for cf in cfs])
-        return [(whole - total).clamp_(min=0) for total in sums]
+        """Return the squared errors of flat x, by the energies of subsets of one selection at the lowest CF."""
+        total = energy(x)
+        lowest = multilevel.select_at(self.select, x, cfs[0], ctx)
+        sent_energies = energies(lowest.values, [k_for(x.numel(), cf) for cf in cfs])
+        return [(total - sent_energy).clamp_(min=0) for sent_energy in sent_energies]
 
 
 def index_dtype(elements: int) -> torch.dtype:
-    """The smallest integer that travels and can count ``elements``: uint8, int16 (biased) or int32."""
+    """Return the smallest integer dtype that can be sent and counts ``elements``: uint8, int16 (biased) or int32."""
     if elements <= 1 << 8:
         return torch.uint8
     return torch.int16 if elements <= 1 << 16 else torch.int32
 
 
 def pack_indices(indices: torch.Tensor, elements: int) -> torch.Tensor:
-    """Indices below ``elements`` in ``index_dtype(elements)``, in their shape; int16 holds them less 2**15."""
+    """Return indices below ``elements`` in ``index_dtype(elements)``, in their shape; int16 stores index - 2**15."""
     dtype = index_dtype(elements)
     return (indices - (1 << 15)).to(dtype) if dtype == torch.int16 else indices.to(dtype)
 
 
 def unpack_indices(packed: torch.Tensor, elements: int) -> torch.Tensor:
-    """The inverse of ``pack_indices``: int64, as ``index_add_`` takes it, in the shape of ``packed``."""
+    """Return the indices that ``pack_indices`` packed: int64, as ``index_add_`` needs, in the shape of ``packed``."""
     wide = packed.to(torch.int64)
     return wide + (1 << 15) if index_dtype(elements) == torch.int16 else wide
 
 
 def _unused(indices: torch.Tensor, slots: int) -> torch.Tensor:
-    """The lowest indices that are not in ``indices``, as many as fill it up to ``slots``: int64, ascending."""
+    """Return the lowest indices that are not in ``indices``, as many as fill ``slots``: int64, ascending."""
     free = torch.ones(slots, dtype=torch.bool, device=indices.device)
     free[indices[indices < slots]] = False
     return free.nonzero().flatten()[: slots - indices.numel()]

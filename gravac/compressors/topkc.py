@@ -1,10 +1,10 @@
 # SPDX-FileCopyrightText: 2026 The gravac developers
 # SPDX-License-Identifier: Apache-2.0
-"""Chunked top-k: all ranks send the same chunks, those with most energy over all ranks; no index travels.
+"""Chunked top-k: all ranks send the same chunks, those with most energy over all ranks; no indices are sent.
 
 Source: Han et al., "Beyond Throughput and Compression Ratios", HotNets 2024 (arXiv 2407.01378), section 3.1. Chunks are
-consecutive coordinates; large ones tend to lie near each other. Contractive on the ranks' stacked vector with at least
-``floor(k/chunk) * chunk / elements``; for one rank alone there is no such bound.
+consecutive coordinates; large coordinates tend to be neighbours. Contractive on the ranks' stacked vector with at least
+``floor(k/chunk) * chunk / elements``; for a single rank there is no such bound.
 """
 
 import math
@@ -18,17 +18,17 @@ from pydantic import Field
 from gravac.collectives import AllReduce, Collective, Traffic
 from gravac.compressors.base import Compressor, Context, Fold, Reduced, Rounds, energy, k_for
 from gravac.compressors.chunks import (
-    AtChunks,
-    Chosen,
+    ChunkSelection,
     FoldedChunks,
+    SparseChunks,
     chunk_energies,
     fold_chunks,
     folds,
     gather,
-    in_order,
     positions,
     scatter,
-    whole_but_one,
+    select_k,
+    sending_order,
 )
 from gravac.compressors.dtypes import dtype_of, magnitudes_in, narrow, unit_roundoff
 from gravac.compressors.profile import CostPoints, Profile
@@ -41,11 +41,11 @@ NORMS = torch.bfloat16
 
 
 class TopKC(Compressor):
-    """Chunks with the largest summed energy, exchanged by all-reduce.
+    """Chunked top-k: the chunks with the largest summed energy, exchanged by all-reduce.
 
     Attributes:
-        chunk: coordinates per chunk. ``None``: 64, or as many more as it takes for the chunks' energies to travel in
-            no more bytes than the values do.
+        chunk: coordinates per chunk. ``None``: 64, or as many more as needed for the chunks' energies to take no more
+            bytes than the values.
         values: number format of the values on the wire, or a quantizer; ``None``: the gradient's own.
     """
 
@@ -58,33 +58,33 @@ class TopKC(Compressor):
     values: Literal["float32", "float16", "bfloat16"] | Quantize | None = "bfloat16"
 
     def profile(self, cf: float, *, world: int = 2, shapes: Sequence[tuple[int, ...]] = ()) -> Profile:
-        """What is known at a CF: the efficiency is that of the chunks times that of how their values are sent."""
-        own = replace(super().profile(cf), coding_bytes=5 + math.ceil(32 / cf))
+        """Return what is known at a CF: the efficiency is that of the chunks times that of the values' quantizer."""
+        profile = replace(super().profile(cf), coding_bytes=5 + math.ceil(32 / cf))
         if not isinstance(self.values, Quantize):
-            return own
-        return replace(own, efficiency=own.efficiency * self.values.profile(self.values.finest).efficiency)
+            return profile
+        return replace(profile, efficiency=profile.efficiency * self.values.profile(self.values.finest).efficiency)
 
     @property
     def magnitudes(self) -> tuple[float, float]:
-        """Those whose chunks' energies, squares, have room in bfloat16, and their values in their number format.
+        """Smallest and largest magnitude that the values' format, and bfloat16 for the energies, can represent.
 
-        Beyond, all chunks count as having equal energy, so that the choice among them is arbitrary; it is the same on
-        all ranks, and the values that are sent are right.
+        Beyond them, all chunks count as having equal energy, so that the selection is arbitrary. The selection is
+        still the same on all ranks, and the values that are sent are correct.
         """
         if isinstance(self.values, Quantize):
-            least, largest = self.values.magnitudes
+            smallest, largest = self.values.magnitudes
         else:
-            least, largest = magnitudes_in(dtype_of(self.values, torch.float32))
-        return max(2.0**-56, least), min(2.0**56, largest)
+            smallest, largest = magnitudes_in(dtype_of(self.values, torch.float32))
+        return max(2.0**-56, smallest), min(2.0**56, largest)
 
     def method_at(self, cf: float) -> str:
-        """The CF of the selection and, where the values are quantized, their number of bits."""
+        """Return a name with the CF of the selection and, if the values are quantized, their number of bits."""
         if not isinstance(self.values, Quantize):
             return super().method_at(cf)
         return f"{self.name} {round(cf, 1):g}x of {self.values.method_at(self.values.finest)}"
 
     def traffic(self, shape: tuple[int, ...], cf: float, dtype: torch.dtype, world: int = 2) -> tuple[Traffic, ...]:
-        """An energy per chunk, then the values kept, in bytes."""
+        """Predict the bytes of an energy per chunk, then of the selected values."""
         elements = torch.Size(shape).numel()
         k = k_for(elements, cf)
         energies = Traffic(AllReduce, -(-elements // self.chunk_at(cf)) * NORMS.itemsize)
@@ -93,29 +93,30 @@ class TopKC(Compressor):
         return (energies, Traffic(AllReduce, k * dtype_of(self.values, dtype).itemsize))
 
     def rounds(self, x: torch.Tensor, cf: float, ctx: Context) -> Rounds:
-        """Average flat x at the chunks that all ranks choose.
+        """Average flat x at chunks that all ranks select alike.
 
         1. All-reduce the energy of every chunk.
-        2. Choose the chunks with most energy, the same on all ranks; one is sent in part, so that k values travel.
-        3. All-reduce the values there; where they are quantized, by the quantizer's own rounds.
+        2. Select the chunks with most energy, the same on all ranks. One chunk is sent in part, so that k values are
+           sent.
+        3. All-reduce the chunks' values; a quantizer averages them by its own rounds.
         """
         if ctx.fold is not None:
             return (yield from self._folded(x, cf, ctx, ctx.fold))
         chunk = self.chunk_at(cf)
         k = k_for(x.numel(), cf)
         total = yield AllReduce((chunk_energies(x, chunk) / ctx.world).to(NORMS))
-        chosen = choose(total, k, chunk, x.numel())
-        mine = gather(x, chosen, chunk, k)
+        selection = choose(total, k, chunk, x.numel())
+        values = gather(x, selection, chunk, k)
         if isinstance(self.values, Quantize):
-            part = yield from self.values.rounds(mine, self.values.finest, ctx.part(k))
-            mean, sent = laid_out(part.mean, mine), laid_out(part.sent, mine)
+            quantized = yield from self.values.rounds(values, self.values.finest, ctx.part(k))
+            mean, sent = laid_out(quantized.mean, values), laid_out(quantized.sent, values)
         else:
-            mean, sent = yield from _averaged(mine, dtype_of(self.values, ctx.dtype), ctx.world)
+            mean, sent = yield from _averaged(values, dtype_of(self.values, ctx.dtype), ctx.world)
         n = x.numel()
-        return Reduced(scatter(mean, chosen, chunk, n), scatter(sent, chosen, chunk, n), n / max(1, k))
+        return Reduced(scatter(mean, selection, chunk, n), scatter(sent, selection, chunk, n), n / max(1, k))
 
     def batch_key(self, cf: float, ctx: Context) -> Hashable | None:
-        """Tensors of whole chunks go together, if they are equally large; not where values are rotated by name."""
+        """Return one key for all tensors of whole chunks; None for others, and if values are rotated by name."""
         elements = torch.Size(ctx.shape).numel()
         rotates = isinstance(self.values, Quantize) and self.values.rotate
         return None if elements % self.chunk_at(cf) or not elements or rotates else self.name
@@ -123,75 +124,82 @@ class TopKC(Compressor):
     def rounds_together(self, x: torch.Tensor, cf: float, contexts: Sequence[Context]) -> Rounds:
         """Average the rows of x, each at its own chunks, in the steps of ``rounds``.
 
-        Energies and values are those that each row would send by itself, one row after another.
+        Energies and values are those that ``rounds`` sends for each row, one row after another.
         """
         (count, elements), ctx, chunk = x.shape, contexts[0], self.chunk_at(cf)
         k, flat = k_for(elements, cf), x.view(-1)
         if ctx.fold is not None:
             return (yield from self._folded(flat, cf, ctx, ctx.fold))
         total = yield AllReduce((chunk_energies(flat, chunk) / ctx.world).to(NORMS))
-        places = positions(in_order(total.view(count, -1), k, chunk), k, chunk, elements // chunk)
-        mine = flat.index_select(0, places)
+        indices = positions(sending_order(total.view(count, -1), k, chunk), k, chunk, elements // chunk)
+        values = flat.index_select(0, indices)
         if isinstance(self.values, Quantize):
-            # each row's values filled up with zeros to whole blocks, so that none has numbers of two rows
-            rows = torch.nn.functional.pad(mine.view(count, k), (0, -k % self.values.block))
-            part = yield from self.values.rounds(rows.view(-1), self.values.finest, ctx.part(rows.numel()))
-            mean, sent = (laid_out(one, rows).view_as(rows)[:, :k].reshape(-1) for one in (part.mean, part.sent))
+            # each row's values are padded with zeros to whole blocks, so that no block has numbers of two rows
+            rows = torch.nn.functional.pad(values.view(count, k), (0, -k % self.values.block))
+            quantized = yield from self.values.rounds(rows.view(-1), self.values.finest, ctx.part(rows.numel()))
+            mean = laid_out(quantized.mean, rows).view_as(rows)[:, :k].reshape(-1)
+            sent = laid_out(quantized.sent, rows).view_as(rows)[:, :k].reshape(-1)
         else:
-            mean, sent = yield from _averaged(mine, dtype_of(self.values, ctx.dtype), ctx.world)
-        return Reduced(Sparse(((places, mean),)), Sparse(((places, sent),)), elements / k)
+            mean, sent = yield from _averaged(values, dtype_of(self.values, ctx.dtype), ctx.world)
+        return Reduced(Sparse(((indices, mean),)), Sparse(((indices, sent),)), elements / k)
 
     def _folded(self, x: torch.Tensor, cf: float, ctx: Context, fold: Fold) -> Rounds:
         """Average bare gradients, one or several, in the steps of ``rounds``, by kernels that fold as well.
 
-        What is sent is taken off what the fold leaves, and the energies become those of what is left.
+        The kernels subtract the sent values from ``fold.unsent``, and update the chunks' energies.
         """
         chunk = self.chunk_at(cf)
-        folded, wire = fold_chunks(x, chunk, fold, ctx.world)
-        elements = folded.x.numel() // folded.count
+        folded_chunks, wire = fold_chunks(x, chunk, fold, ctx.world)
+        elements = folded_chunks.x.numel() // folded_chunks.count
         k = k_for(elements, cf)
-        order = in_order((yield AllReduce(wire)).view(folded.count, -1), k, chunk)
+        order = sending_order((yield AllReduce(wire)).view(folded_chunks.count, -1), k, chunk)
         if isinstance(self.values, Quantize):
-            mean, error = yield from self._requantized(folded, order, k, ctx)
+            mean, error = yield from self._requantized(folded_chunks, order, k, ctx)
         else:
-            mean = yield AllReduce(folded.take(order, k, dtype_of(self.values, ctx.dtype), ctx.world))
-            error = folded.energy
-        return Reduced(AtChunks(mean, order, k, chunk), Sparse(()), elements / k, error=error)
+            mean = yield AllReduce(folded_chunks.take(order, k, dtype_of(self.values, ctx.dtype), ctx.world))
+            error = folded_chunks.energy
+        return Reduced(SparseChunks(mean, order, k, chunk), Sparse(()), elements / k, error=error)
 
     def _requantized(
-        self, folded: FoldedChunks, order: torch.Tensor, k: int, ctx: Context
+        self, folded_chunks: FoldedChunks, order: torch.Tensor, k: int, ctx: Context
     ) -> Generator[Collective, Any, tuple[torch.Tensor, torch.Tensor]]:
-        """Quantize the values of chosen chunks, rows filled up to whole blocks: their mean, and the squared error."""
+        """Average the values of selected chunks by the quantizer; return their mean, and the squared error, 0-d.
+
+        Rows are padded to whole blocks. The error of the quantizer is added to ``folded_chunks.x``.
+        """
         assert isinstance(self.values, Quantize)
-        mine = folded.take(order, k, torch.float32, multiple=self.values.block if folded.count > 1 else 1)
-        flat, cf = mine.view(-1), self.values.finest
-        within = Fold(left=flat) if self.values.folds(flat, cf) else None
-        part = yield from self.values.rounds(flat, cf, replace(ctx.part(mine.numel()), fold=within))
-        lost = flat.sub_(part.sent) if isinstance(part.sent, torch.Tensor) else part.sent.add_to(flat, -1.0)
-        AtChunks(lost.view_as(mine), order, k, folded.chunk).add_to(folded.x)
-        error = folded.energy + energy(lost.view_as(mine)[:, :k].reshape(-1))  # what codes make of padding is not lost
-        return laid_out(part.mean, mine).view_as(mine), error
+        padding_multiple = self.values.block if folded_chunks.count > 1 else 1
+        values = folded_chunks.take(order, k, torch.float32, multiple=padding_multiple)
+        flat, cf = values.view(-1), self.values.finest
+        fold = Fold(unsent=flat) if self.values.folds(flat, cf) else None
+        quantized = yield from self.values.rounds(flat, cf, replace(ctx.part(values.numel()), fold=fold))
+        sent = quantized.sent
+        unsent = flat.sub_(sent) if isinstance(sent, torch.Tensor) else sent.add_to(flat, -1.0)
+        SparseChunks(unsent.view_as(values), order, k, folded_chunks.chunk).add_to(folded_chunks.x)
+        # the codes' error in the padding is not counted
+        error = folded_chunks.energy + energy(unsent.view_as(values)[:, :k].reshape(-1))
+        return laid_out(quantized.mean, values).view_as(values), error
 
     def folds(self, gradient: torch.Tensor, cf: float) -> bool:
-        """Whether kernels can take it, flat."""
+        """True if kernels can fold the gradient, flat."""
         return folds(gradient)
 
     def errors(self, x: torch.Tensor, cfs: Sequence[float], ctx: Context) -> list[torch.Tensor]:
-        """Squared errors of flat x with the chunks that are best on this rank: optimistic where ranks differ."""
+        """Return the squared errors of flat x with the best chunks of this rank: too low if ranks differ."""
         return [self._error(x, cf, ctx) for cf in cfs]
 
     def _error(self, x: torch.Tensor, cf: float, ctx: Context) -> torch.Tensor:
         chunk = self.chunk_at(cf)
         k = k_for(x.numel(), cf)
-        chosen = choose(chunk_energies(x, chunk).to(NORMS), k, chunk, x.numel())
-        mine = gather(x, chosen, chunk, k)
-        lost = (energy(x) - energy(mine)).clamp_(min=0)
+        selection = choose(chunk_energies(x, chunk).to(NORMS), k, chunk, x.numel())
+        values = gather(x, selection, chunk, k)
+        error = (energy(x) - energy(values)).clamp_(min=0)
         if isinstance(self.values, Quantize):
-            lost += self.values.errors(mine, [self.values.finest], ctx.part(k))[0]
-        return lost
+            error += self.values.errors(values, [self.values.finest], ctx.part(k))[0]
+        return error
 
     def chunk_at(self, cf: float) -> int:
-        """Number of coordinates per chunk at a CF."""
+        """Return the number of coordinates per chunk at a CF."""
         if self.chunk is not None:
             return self.chunk
         if isinstance(self.values, Quantize):
@@ -202,26 +210,26 @@ class TopKC(Compressor):
 
     @property
     def rounding(self) -> float:
-        """Unit roundoff of the values' number format on the wire, in which they are summed."""
+        """Unit roundoff of the wire's number format, in which values are summed."""
         if isinstance(self.values, Quantize):
             return self.values.rounding
         return unit_roundoff(dtype_of(self.values, torch.float32))
 
 
 def _averaged(
-    mine: torch.Tensor, wire: torch.dtype, world: int
+    values: torch.Tensor, wire: torch.dtype, world: int
 ) -> Generator[Collective, Any, tuple[torch.Tensor, torch.Tensor]]:
-    """All-reduce values, flat, overwritten, in a number format of the wire: their mean, and what was sent."""
-    travels = narrow(mine.div_(world), wire)
-    mean = (yield AllReduce(travels)).to(mine.dtype)
-    return mean, travels.to(mine.dtype).mul_(world)
+    """All-reduce values, flat, which are overwritten, in the wire's format; return their mean, and the sent values."""
+    payload = narrow(values.div_(world), wire)
+    mean = (yield AllReduce(payload)).to(values.dtype)
+    return mean, payload.to(values.dtype).mul_(world)
 
 
-def choose(energies: torch.Tensor, k: int, chunk: int, elements: int) -> Chosen:
-    """The k coordinates of the chunks with most energy (``energies``, flat); of the weakest chunk, the first ones."""
+def choose(energies: torch.Tensor, k: int, chunk: int, elements: int) -> ChunkSelection:
+    """Select k coordinates of the chunks with most energy (``energies``, flat), the first ones of the weakest chunk."""
     rows = largest(energies, -(-k // chunk))
     weakest = energies.index_select(0, rows).argmin(0, keepdim=True) if k else rows
-    return whole_but_one(rows, weakest, k, chunk, elements)
+    return select_k(rows, weakest, k, chunk, elements)
 
 
 topkc = TopKC()

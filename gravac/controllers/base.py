@@ -7,8 +7,8 @@ the same decisions, so ranks that are fed the same measurements agree without ta
 trace, and the state is plain data that a checkpoint can hold.
 
 Time runs in steps. ``observe`` is called once for every step, in order, with that step's measurement; its decision
-takes effect ``latency`` steps later: two where a host runs the exchange (the measurement of step t travels with step
-t+1), three where streams do.
+takes effect ``latency`` steps later: two if a host runs the exchange (the ranks sum the measurement of step t during
+step t+1), three if streams do.
 """
 
 import math
@@ -19,47 +19,47 @@ from typing import Any, Literal, Protocol, TypeVar
 from gravac.candidate import Candidate, Forecast, Span
 
 SHADOWS = 5
-"""Most shadow CFs a decision may ask for: each evaluates every tensor once more, and is one more number to agree on."""
+"""Largest number of shadow CFs in a decision: each evaluates every tensor once more, and adds a number to agree on."""
 
 
 Sums = Literal["none", "add", "report"]
-"""Values of ``Decision.sums``: what becomes of each tensor's gradients."""
+"""Values of ``Decision.sums``: whether each tensor's gradients are summed over steps, and reported."""
 
 
 @dataclass(frozen=True, slots=True)
 class Measurement:
-    """One step as all ranks agreed on it: every field has the same value on every rank.
+    """Measurement of one step that all ranks agreed on: every field has the same value on every rank.
 
-    It may stand for several training steps: a round of outer steps, from one exchange to the next, or a stretch of
-    native steps, which are only timed from outside. Seconds and samples are then those of one of them.
+    A measurement may cover several training steps: a round of outer steps, from one exchange to the next, or a stretch
+    of native steps, which are only timed from outside. Seconds and samples are then per training step.
 
     Attributes:
         step: number of the engine's step that was measured, counted from 0.
-        candidate: candidate that ran in it.
+        candidate: candidate that ran in the step.
         seconds: end-to-end step time, mean over ranks.
-        samples: samples processed in it, over all ranks.
-        error: squared norm of what was not sent, ``Σ‖g_ef - sent‖²``, over the model and the ranks. Not finite when
-            a gradient was not.
+        samples: samples processed in the step, over all ranks.
+        error: squared norm of what was not sent, ``Σ‖g_ef - sent‖²``, over the model and the ranks. Not finite if a
+            gradient was not.
         energy: squared norm of what was to be sent, ``Σ‖g_ef‖²``, over the model and the ranks.
-        shadow: ``(cf, error)`` of each CF that was evaluated but not run; ``error`` as for the CF that ran, of the same
-            energy.
-        waited: seconds in which the step waited for bytes: what sending less can save at most; mean over ranks, nan
-            when not known.
-        coded: seconds of encode, decode and error feedback, hidden or not; mean over ranks, nan when not known.
-        exchanged: seconds in which collectives were under way, hidden or not: at most this part of a step grows with
-            bytes; mean over ranks, nan when not known.
-        learning_rate: learning rate of the optimizer, the highest of its parameter groups, mean over ranks; nan when
-            not known (no optimizer was given to ``attach``).
-        norms: ``(name, norm)`` of every tensor that may be compressed, by ascending name, where the decision said
+        shadow: ``(cf, error)`` of each CF that was evaluated but not run; ``error`` is relative to the same ``energy``
+            as for the CF that ran.
+        waited: seconds in which the step waited for bytes: an upper bound of what sending less can save. Mean over
+            ranks; nan if not known.
+        coded: seconds of encode, decode and error feedback, hidden or not; mean over ranks, nan if not known.
+        exchanged: seconds in which collectives were in flight, hidden or not: an upper bound of the time that grows
+            with bytes. Mean over ranks; nan if not known.
+        learning_rate: learning rate of the optimizer, the highest of its parameter groups, mean over ranks; nan if not
+            known (no optimizer was given to ``attach``).
+        norms: ``(name, norm)`` of every tensor that may be compressed, by ascending name, if the decision said
             ``sums="report"``: the norm of the sum of its gradients since the last such step, ``√(Σ‖Σg‖² / ranks)``.
-        first: number of training steps that were made before it.
-        steps: number of training steps that it stands for.
+        first: number of training steps made before the step.
+        steps: number of training steps that the measurement covers.
         loss: training loss reported by ``AdaptiveCompressor.loss``: mean over ranks and training steps; nan if a rank
             reported none.
         probe: loss on the run's fixed batches, mean over ranks, by the weights before the step (in a native stretch
             before its second step); nan unless a decision asked for it (``Decision.probe``) and a probe was given.
-        drift: norm of the mean that came of all ranks' pseudo-gradients over the mean of their norms: 1 where all went
-            the same way, more where residuals come on top; nan where there are none (no outer steps).
+        drift: norm of the mean of all ranks' pseudo-gradients, over the mean of their norms: 1 if all point the same
+            way, more if residuals were added; nan without outer steps.
     """
 
     step: int
@@ -86,12 +86,12 @@ class Summary:
     """Gain and throughput of a window (or up to a trigger): one record of ``AdaptiveCompressor.history``.
 
     Attributes:
-        phase: the controller's named state while it was measured.
+        phase: name of the controller's phase during the window.
         gain: ``1 - Σ error / Σ energy`` over the window's steps (ratio of sums); not clipped.
         gain_low: lowest gain of a single step in the window.
         gain_high: highest gain of a single step in the window.
-        t_system: samples per second over all ranks, from the median step time; ``None`` when no step was clean.
-        t_compression: ``t_system * max(gain, 0)`` ("compression throughput"); ``None`` when no step was clean.
+        t_system: samples per second over all ranks, from the median step time; ``None`` if no step was clean.
+        t_compression: ``t_system * max(gain, 0)`` ("compression throughput"); ``None`` if no step was clean.
     """
 
     phase: str
@@ -109,12 +109,12 @@ class Progress:
     Attributes:
         candidate: the candidate.
         reference: candidate that it was compared with.
-        ratio: progress of its step / progress of a step of the reference, as measured.
+        ratio: progress of a step of the candidate / progress of a step of the reference, as measured.
         error: standard error of ``ratio``.
         trials: number of trials.
         efficiency: median of the belief about the candidate's statistical efficiency, after these trials.
-        low: efficiency that it exceeds with a probability of 80 %.
-        high: efficiency that it stays below with a probability of 80 %.
+        low: bound that the efficiency exceeds with a probability of 80 %.
+        high: bound that the efficiency stays below with a probability of 80 %.
     """
 
     candidate: Candidate
@@ -128,31 +128,30 @@ class Progress:
 
 
 WATCH = 8
-"""Number of training steps of a native stretch after which the ranks look at each other's times, unless a controller
-says otherwise (``Decision.watch``)."""
+"""Number of training steps of a native stretch after which the ranks exchange their step times, unless a controller
+sets another number (``Decision.watch``)."""
 
 LATENCY = 2
-"""Steps from a measurement to the decision that it leads to, where nothing else is said."""
+"""Default number of steps from a measurement to the decision based on it."""
 
 
 @dataclass(frozen=True, slots=True)
 class Decision:
-    """A candidate to run from ``latency`` steps after the one observed, and what to evaluate beside it.
+    """A candidate to run from ``latency`` steps after the observed step, and CFs to evaluate without sending.
 
     Attributes:
         candidate: candidate to run.
         shadow: CFs of the base compressor to evaluate without sending, ascending, at most ``SHADOWS``.
-        reason: why, in words; empty in the middle of a window.
-        summary: set at the end of a window or at a trigger, also when nothing changes; ``None`` otherwise.
-        tensors: ``(name, candidate)`` of the tensors that run another than ``candidate``, by ascending name.
-        sums: what becomes of each tensor's gradients of this rank, as they are before error feedback: ``"add"`` adds
-            them up, at the cost of a copy of the model; ``"report"`` does, and tells the sums' norms; ``"none"``
-            forgets the sums.
-        watch: number of training steps after which the ranks next tell each other what a native step takes: the length
-            of the next native stretch, and nothing else. ``WATCH`` after each decision that changes anything, or that
-            waits to see a change once more; longer and longer while nothing changes.
+        reason: reason of the decision, as text; empty in the middle of a window.
+        summary: set at the end of a window or at a trigger, also if nothing changes; ``None`` otherwise.
+        tensors: ``(name, candidate)`` of the tensors that run another candidate, by ascending name.
+        sums: whether to sum each tensor's local gradients over steps, before error feedback. ``"add"`` sums them, at
+            the cost of a copy of the model; ``"report"`` also reports the sums' norms; ``"none"`` drops the sums.
+        watch: number of training steps of the next native stretch, after which the ranks exchange their step times.
+            ``WATCH`` after a decision that changes anything, or that waits to see a change confirmed; increasing while
+            nothing changes.
         probe: whether the ranks read the loss on their fixed batches before the next step.
-        progress: results of switchback trials, if the measurement completed one; ``None`` otherwise.
+        progress: results of switchback trials, if the measurement completed a trial; ``None`` otherwise.
     """
 
     candidate: Candidate
@@ -167,7 +166,7 @@ class Decision:
 
     @property
     def runs(self) -> tuple[Candidate, tuple[tuple[str, Candidate], ...]]:
-        """The model's candidate, and ``(name, candidate)`` of tensors that run another; a change if it differs."""
+        """The model's candidate, and ``(name, candidate)`` of tensors that run another. Compare to detect a change."""
         return self.candidate, self.tensors
 
 
@@ -175,26 +174,27 @@ StateT = TypeVar("StateT")
 
 
 class Controller(Protocol[StateT]):
-    """Decides which candidate runs. See the module's text for when each method is called.
+    """Decides which candidate runs. The module's text says when the engine calls each method.
 
-    One that counts epochs may also offer ``for_run(steps_per_epoch: int)``: itself as a run of such epochs has it. It
-    is called once, before ``propose``, where the user says how long an epoch is.
+    Optional attributes, true if the controller
 
-    One that also chooses between candidates that differ in ``every`` and ``delay`` alone says so by a true
-    ``chooses_every``. One that may choose candidates of mode ``native``, of which only times are known, says so by a
-    true ``native``; beside such a candidate it may also decide for the same of mode ``hook``. One whose reasons
-    state a candidate's cost (``cost_at_equal_samples``) says so by a true ``states_cost``; to the reasons of others the
-    engine adds the cost by the candidate's forecast.
+    - ``chooses_every``: chooses between candidates that differ in ``every`` and ``delay`` alone.
+    - ``native``: may choose candidates of mode ``native``, of which only times are known. Beside such a candidate it
+      may also choose the same candidate in mode ``hook``.
+    - ``states_cost``: states a candidate's cost in its reasons (``cost_at_equal_samples``). To the reasons of other
+      controllers the engine adds the cost by the candidate's forecast.
 
-    One that can use the loss on fixed batches (``Decision.probe``) offers ``with_probe(total_steps: int | None)``. That
-    returns the controller for a run with a probe and that number of steps (``None``: not known). It is called once,
-    before ``propose``, if the user gave a probe.
+    Optional methods, each called once if the controller has it:
 
-    One that must know in which step its decision takes effect may offer ``for_latency(latency: int)``: itself with that
-    many steps from a measurement to its decision, instead of 2. It is called once, before ``start``.
-
-    One that can tell a wrong state before it is restored may offer ``check(plain: dict[str, Any])``, which raises
-    ``SettingsError`` where ``plain`` is not what ``dump`` gives. It is called when a checkpoint is loaded.
+    - ``for_run(steps_per_epoch: int)`` returns the controller for a run with epochs of that many steps. Called before
+      ``propose``, if the user set the length of an epoch.
+    - ``with_probe(total_steps: int | None)`` returns the controller for a run with a loss on fixed batches
+      (``Decision.probe``) and that number of steps (``None``: not known). Called before ``propose``, if the user gave a
+      probe.
+    - ``for_latency(latency: int)`` returns the controller for that many steps from a measurement to the step in which
+      its decision takes effect, instead of 2. Called before ``start``.
+    - ``check(plain: dict[str, Any])`` raises ``SettingsError`` unless ``plain`` is a state that ``dump`` returned.
+      Called when a checkpoint is loaded, before the state is restored.
     """
 
     @property
@@ -203,43 +203,43 @@ class Controller(Protocol[StateT]):
 
     @property
     def keeps_all(self) -> bool:
-        """Tell whether its candidates are admitted even when they would send no less than dense (a static choice)."""
+        """True if its candidates are admitted even if they would send no less than dense (a static choice)."""
 
     @property
     def sixteen_bit(self) -> bool:
-        """Tell whether its second candidate may be dense in 16 bit, besides dense in float32."""
+        """True if its second candidate may be dense in 16 bit, besides dense in float32."""
 
     def propose(self, cf_range: tuple[float, float], reach: Span | Sequence[float]) -> tuple[float, ...]:
-        """Return the CFs it wants to choose from, ascending.
+        """Return the CFs that the controller will choose from, ascending.
 
         Args:
-            cf_range: lowest and highest CF the user allows.
-            reach: what the compressor can do inside that range: all of a span, or a list.
+            cf_range: lowest and highest CF that the user allows.
+            reach: CFs that the compressor supports inside that range: all of a span, or a list.
         """
 
     def start(self, forecasts: Sequence[Forecast]) -> tuple[StateT, Decision]:
         """Return the state before the first step, and the decision for the first step.
 
         Args:
-            forecasts: what is expected of each candidate that may be chosen, ascending by wire ratio. The first is of
-                dense, and so may be the second, in 16 bit.
+            forecasts: forecasts of the candidates that may be chosen, ascending by wire ratio. The first is of dense
+                in float32; the second may be of dense in 16 bit.
         """
 
     def observe(self, state: StateT, measurement: Measurement) -> tuple[StateT, Decision]:
-        """Take in one step's measurement and return the new state and a decision; called once per step, in order."""
+        """Return the state after one more step's measurement, and a decision. Called once per step, in order."""
 
     def dump(self, state: StateT) -> dict[str, Any]:
-        """Return the state as plain values (dict, list, str, int, float, bool, None), for a checkpoint."""
+        """Return the state as JSON types (dict, list, str, int, float, bool, None), for a checkpoint."""
 
     def restore(self, plain: dict[str, Any], forecasts: Sequence[Forecast]) -> tuple[StateT, Decision]:
-        """Return the state that ``dump`` made plain, and the decision that was in force.
+        """Return the state that ``dump`` wrote, and the decision that was in force.
 
-        The candidates may be others than at the dump (another number of ranks): the decision is for one of those that
-        are forecast now. A reason says what of the state could not be restored, and becomes a record; if all was
-        restored, the reason is empty.
+        The candidates may differ from those at the dump (another number of ranks): the decision names one of the
+        forecast candidates. The reason says what of the state could not be restored, and becomes a record; if the whole
+        state was restored, the reason is empty.
 
         Args:
-            plain: what ``dump`` returned, perhaps after a round trip through JSON.
+            plain: the dict that ``dump`` returned, perhaps after a round trip through JSON.
             forecasts: see ``start``.
         """
 
@@ -249,14 +249,14 @@ BELIEVED = "believed"
 
 
 def cost_at_equal_samples(efficiency: float, lower_bound: float, source: str = BELIEVED) -> str:
-    """Return as text how many more training steps than dense averaging a candidate takes to the same loss.
+    """Return as text how many more training steps than dense averaging a candidate takes to reach the same loss.
 
-    Empty if its efficiency is 1 without any uncertainty.
+    Empty if the candidate's efficiency is 1 without any uncertainty.
 
     Args:
         efficiency: statistical efficiency, median of the belief.
         lower_bound: lower bound of the belief, by which controllers decide.
-        source: where the efficiency comes from.
+        source: source of the efficiency, as text.
 
     Example:
         >>> cost_at_equal_samples(0.96, 0.92)
@@ -266,13 +266,16 @@ def cost_at_equal_samples(efficiency: float, lower_bound: float, source: str = B
     """
     if efficiency == lower_bound == 1:
         return ""
-    extra_percent, decided_by = (100 * (1 / max(share, 1e-9) - 1) for share in (efficiency, lower_bound))
-    differs = f"{decided_by:.0f}" != f"{extra_percent:.0f}"
+    extra_percent, percent_at_bound = (100 * (1 / max(progress, 1e-9) - 1) for progress in (efficiency, lower_bound))
+    differs = f"{percent_at_bound:.0f}" != f"{extra_percent:.0f}"
     steps = f"{extra_percent:.0f} % more steps than" if extra_percent >= 0.5 else "as many steps as"
-    return f", about {steps} dense ({source}{f', counted as {decided_by:.0f} %' if differs else ''})"
+    return f", about {steps} dense ({source}{f', counted as {percent_at_bound:.0f} %' if differs else ''})"
 
 
-def at_latency(controller: Controller[StateT], latency: int) -> Controller[StateT]:
-    """Return a controller as it is where decisions take effect after so many steps; itself where it does not ask."""
-    offered = getattr(controller, "for_latency", None)
-    return controller if offered is None else offered(latency)
+def adapt_to_latency(controller: Controller[StateT], latency: int) -> Controller[StateT]:
+    """Return the controller for decisions that take effect ``latency`` steps after the measurement.
+
+    The same controller if it has no method ``for_latency``.
+    """
+    for_latency = getattr(controller, "for_latency", None)
+    return controller if for_latency is None else for_latency(latency)

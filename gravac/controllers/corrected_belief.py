@@ -1,6 +1,6 @@
 # SPDX-FileCopyrightText: 2026 The gravac developers
 # SPDX-License-Identifier: Apache-2.0
-"""What Goodput believes of a candidate's statistical efficiency once its run has made switchback trials."""
+"""Goodput's belief about a candidate's statistical efficiency after switchback trials in its run."""
 
 from collections.abc import Sequence
 
@@ -18,26 +18,27 @@ def corrected_belief(
     """Return the belief about a candidate, corrected by the run's trials of it and of candidates of its kind.
 
     Args:
-        forecasts: what is expected of each candidate.
-        position: place of the candidate.
-        efficiency: its efficiency before the correction: by its measured gain, or as forecast.
+        forecasts: forecast of each candidate.
+        position: position of the candidate in ``forecasts``.
+        efficiency: the candidate's efficiency before the correction: by its measured gain, or as forecast.
         learned: results of the run's trials.
     """
-    before = _positive(forecasts[position].efficiency, forecasts[position].deviation)
+    prior = _positive(forecasts[position].efficiency, forecasts[position].deviation)
     if not learned:
-        return _positive(efficiency, before.deviation)
-    after = posterior(
+        return _positive(efficiency, prior.deviation)
+    corrected = posterior(
         tuple(_positive(forecast.efficiency, forecast.deviation) for forecast in forecasts),
         tuple(_kind(forecast) for forecast in forecasts),
         tuple(results.measured_ratio for results in learned if results.trials),
     )[position]
-    return _positive(min(1.0, efficiency * after.efficiency / before.efficiency), after.deviation)
+    return _positive(min(1.0, efficiency * corrected.efficiency / prior.efficiency), corrected.deviation)
 
 
 def _positive(efficiency: float, deviation: float) -> Belief:
+    """Return a belief whose efficiency is at least ``SMALLEST``, so that its logarithm is finite."""
     return Belief(max(SMALLEST, efficiency), deviation)
 
 
 def _kind(forecast: Forecast) -> str:
-    """Return the kind of method of a candidate: outer steps at any interval are one, and so is each family."""
+    """Return the kind of method of a candidate: outer steps at any interval share a kind, and so does each family."""
     return "outer" if forecast.candidate.mode == "outer" else forecast.family

@@ -1,32 +1,35 @@
 # SPDX-FileCopyrightText: 2026 The gravac developers
 # SPDX-License-Identifier: Apache-2.0
-"""Goodput: steps per second times what a step is worth, maximized by trying what could still be better.
+"""Goodput: steps per second times the progress of a step, maximized by trying candidates that could be better.
 
-GraVAC multiplies throughput by gain, and gain is not progress: on ``charlm`` one bit of every value keeps 0.64 of the
-energy and makes 0.92 of a dense step's progress, top-k at 100x keeps 0.07 and makes 0.34 (``docs/results.md``). Here a
-candidate is forecast an *efficiency*, the share of a dense step's progress that one of its steps makes, from committed
-measurements (``gravac.beliefs``); throughput is measured while training. Since a forecast may be wrong, a step counts
+GraVAC multiplies throughput by gain, and gain is not progress: on ``charlm`` one bit of every number keeps 0.64 of the
+energy and makes 0.92 of a dense step's progress; top-k at 100x keeps 0.07 and makes 0.34 (``docs/results.md``). Goodput
+forecasts each candidate's *efficiency*, the progress of its step / the progress of a dense step, from committed
+measurements (``gravac.beliefs``), and measures throughput while training. Since a forecast may be wrong, a step counts
 with the lower bound of its efficiency, which it exceeds with a probability of 80 % (``Forecast.lower_bound``).
 
-The search starts, among those whose efficiency is near dense's, at what is expected to code and exchange fastest by
-what the link was probed at (``gravac.exchange.link_probe``), and on a GPU by what codecs were timed at
-(``gravac.engine.codec_timing``); where that is not known, at the highest wire ratio, which is fast on any link. What
-was measured bounds how fast the others can be (``State.fastest``); the one whose bound promises most
-is tried for a few steps, and given up early when it is clearly slower. When no bound promises more than ``hysteresis``
-(to leave one bit, than the switch sets training back), the best is held, until its step time changes (the link did), or
-its exchange takes half of what it did, though that was hidden. Others are tried again when what is known of them is
-old, or was never sure, since the steps of a trial differed. All trials together cost at most ``explore`` of the run's
-time, besides the first few; where a step waits little for bytes, less, and where it hardly waits, nothing that sends
-less is tried at all. Where dense in the hook is best, native is tried before what compresses. Efficiency is corrected
-by the gain that is measured, for compressors where gain tells (``Forecast.efficiency_at``).
+- Start: among the candidates whose efficiency is near dense's, the search starts at the one that should code and
+  exchange fastest. The expectation comes from the link's probe (``gravac.exchange.link_probe``) and, on a GPU, from
+  the timing of codecs (``gravac.engine.codec_timing``). If it is not known, the search starts at the highest wire
+  ratio, which is fast on any link.
+- Trials: measurements bound how fast the other candidates can be (``GoodputState.fastest``). The candidate whose bound
+  promises the highest goodput is tried for a few steps, and given up early if it is clearly slower. If dense in the
+  hook is best, native is tried before candidates that compress.
+- Hold: if no bound promises a gain above ``hysteresis`` (to leave one bit: above the setback of the switch), the best
+  candidate is held. A new search starts if its step time changes, since the link changed, or if its exchange takes
+  half as long although it was hidden. Others are tried again if their measurements are old, or were never certain
+  because the steps of a trial differed.
+- Price: besides the first few, all trials cost at most the fraction ``explore`` of the run's time, and less if a step
+  waits little for bytes. If a step hardly waits, no candidate that sends less is tried.
 
-With a probe, a run also measures the progress of its candidates' steps (``gravac.controllers.switchback``), where
-better decisions are expected to gain more than that costs. The measurements correct the beliefs.
+The measured gain corrects the efficiency of compressors whose gain tells it (``Forecast.efficiency_at``). With a probe,
+a run also measures the progress of its candidates' steps (``gravac.controllers.switchback``), if better decisions are
+expected to gain more than the measurement costs. The results correct the beliefs.
 
-Of native steps only times are known: they are taken to wait for as long as their exchange was forecast to take, by how
-quick the link turned out. They are measured in stretches, of which each is twice as long as the one before while
-nothing changes. Outer steps have a price: the ranks must become one again afterwards (``Forecast.leaving_s``); and
-they wait until the learning rate has warmed up.
+Of native steps only times are known. The controller assumes that they wait as long as their exchange was forecast to
+take, corrected by how fast the link turned out. They are measured in stretches, each twice as long as the previous one
+while nothing changes. Outer steps have a price: afterwards the ranks must agree on one model again
+(``Forecast.leaving_s``). They are not tried before the learning rate has warmed up.
 """
 
 from __future__ import annotations
@@ -40,7 +43,7 @@ from pydantic import Field
 
 from gravac.candidate import Forecast, Span
 from gravac.controllers.base import BELIEVED, WATCH, Decision, Measurement, cost_at_equal_samples
-from gravac.controllers.goodput_state import BROKEN, HOLD, PROGRESS, SEARCH, SOON, GoodputEntry, GoodputState
+from gravac.controllers.goodput_state import BROKEN, FEW_STEPS, HOLD, PROGRESS, SEARCH, GoodputEntry, GoodputState
 from gravac.controllers.measuring import NO_TRIALS, next_trials, trials_may_begin
 from gravac.controllers.native import longer
 from gravac.controllers.plain import (
@@ -48,7 +51,7 @@ from gravac.controllers.plain import (
     check_positions,
     identified,
     identify,
-    named,
+    name_of,
     state_from_plain,
     to_plain,
 )
@@ -59,61 +62,63 @@ from gravac.controllers.window import Window
 from gravac.settings import Settings, SettingsError
 
 GRANT = 25.0
-"""Cost of trials, in times of the best candidate's step, that is allowed at the start of a run and after a change of
-the link, besides the share ``explore`` of the run's time."""
+"""Cost of trials, in steps of the best candidate, that is allowed at the start of a run and after a change of the link,
+besides the fraction ``explore`` of the run's time."""
 
-BESIDE = 2.0
-"""Time of coding while backward runs, with cold caches, over the time of coding by itself; roughly."""
+CODING_BESIDE_BACKWARD = 2.0
+"""Time of coding while backward runs, with cold caches, over the time of coding alone; roughly."""
 
-ROUNDS = 3
-"""Number of rounds that a trial of outer steps lasts at least, until what the first showed takes effect."""
+TRIAL_ROUNDS = 3
+"""Smallest number of rounds in a trial of outer steps, until the decision after the first round takes effect."""
 
-FAR = 3.0
+FIRST_STEP = 3.0
 """Largest ratio of the first step of a trial to the time that a step may take: a longer first step ends the trial."""
 
 HARMLESS = 0.4
 """Efficiency below which a trial may set training back by more than its own steps: nine steps of rank 1 during the
-warm-up cost ``denoise`` 30 to 180 steps, also when their residual was dropped. So such candidates are tried last."""
+warm-up cost ``denoise`` 30 to 180 steps, also if their residual was dropped. So such candidates are tried last."""
 
 SETBACK, SETTLED = 15.0, 100
 """Progress, in steps, that leaving one bit for a candidate of higher efficiency may cost; and the number of steps from
-which on it is taken in proportion to the steps so far: a run is taken to last as long again. The second moments that
-AdamW has from one bit's steps are too small for others: on ``charlm`` the loss lies 0.014 to 0.024 nats above that of
-staying for 40 steps, 10 to 20 steps' progress (``docs/measurements.md``)."""
+which on that cost is spread over the steps so far: the controller assumes that as many steps follow. AdamW's second
+moments from one bit's steps are too small for other candidates. On ``charlm`` the loss stays 0.014 to 0.024 nats above
+that without a switch for 40 steps, which is the progress of 10 to 20 steps (``docs/measurements.md``)."""
 
 COARSE = 0.8
-"""Efficiency below which a quantizer is taken to leave second moments as one bit does; see ``SETBACK``."""
+"""Efficiency below which the controller assumes that a quantizer leaves second moments as small as one bit does; see
+``SETBACK``."""
 
-UNSURE = 0.1
-"""Relative gain in goodput below which nothing changes where ranks exchange every so many steps: what those are worth
-differs more from task to task (``docs/outer.md``), and a round is one measurement of many steps."""
+OUTER_HYSTERESIS = 0.1
+"""Relative gain in goodput below which no outer steps are tried or chosen, if trials did not measure their progress.
+Their efficiency differs more from task to task (``docs/outer.md``), and a round is one measurement of many steps."""
 
 EXPOSED = 0.03
-"""Share of a step in which it waits for bytes, under which nothing that sends less is tried: it could save no more."""
+"""Fraction of a step that waits for bytes, below which no candidate that sends less is tried: it could save no more."""
 
-HALF = 0.5
-"""Share of a step's time that another candidate could save, from which on trials get their whole budget (``explore``,
-``GRANT``). Below it the budget falls in proportion to that share. For trials of the hook while native steps are held it
-falls with the share's square, since on a fast link such trials seldom find anything better."""
+FULL_BUDGET = 0.5
+"""Fraction of a step's time that another candidate could save, from which on trials get their whole budget
+(``explore``, ``GRANT``). Below it the budget falls in proportion to that fraction. For trials of the hook while native
+steps are held it falls with the fraction's square, since on a fast link such trials seldom find a better candidate."""
 
 
-def cost(slowest: float, best: float, every: int = 1) -> float:
-    """Return the most that a trial may cost, in seconds: one that is far too slow runs two steps, any other a few.
+def trial_price(slowest: float, best: float, every: int = 1) -> float:
+    """Return an upper bound of a trial's cost, in seconds: a far too slow trial runs two steps, any other a few.
 
     Args:
-        slowest: longest time that a step of the trial may take, in seconds.
+        slowest: upper bound of the time of a step of the trial, in seconds.
         best: time of a step of the best candidate so far, in seconds.
-        every: number of steps of a round, of which a trial lasts ``ROUNDS``.
+        every: number of steps of a round; a trial of rounds lasts ``TRIAL_ROUNDS``.
 
     Example:
-        >>> cost(slowest=0.2, best=0.1)  # four steps, each 0.1 s too long
+        >>> trial_price(slowest=0.2, best=0.1)  # four steps, each 0.1 s too long
         0.4
-        >>> cost(slowest=2.0, best=0.1)  # two steps, each 1.9 s too long
+        >>> trial_price(slowest=2.0, best=0.1)  # two steps, each 1.9 s too long
         3.8
     """
+    steps, excess = FEW_STEPS + 1, slowest - best
     if every > 1:
-        return max(SOON + 1, ROUNDS * every) * (slowest - best)
-    return min((SOON + 1) * (slowest - best), max(2 * (slowest - best), (SOON + 1) * (FAR - 1) * best))
+        return max(steps, TRIAL_ROUNDS * every) * excess
+    return min(steps * excess, max(2 * excess, steps * (FIRST_STEP - 1) * best))
 
 
 class Goodput(Settings):
@@ -123,13 +128,13 @@ class Goodput(Settings):
         window: number of steps from one judgement of the candidate that is held to the next.
         trial: number of steps of a trial; the first three after a switch are not timed.
         near: efficiency, relative to dense, from which on the search may start with a candidate.
-        hysteresis: relative gain in goodput below which nothing is tried and nothing changes.
-        change: relative change of the held candidate's step time, in two windows on end, that starts a new search;
-            twice as much in one window does too.
-        hopeless: ratio of a trial's step time to what it may take at most; a trial above it is given up at once.
+        hysteresis: relative gain in goodput below which no candidate is tried and none is changed.
+        change: relative change of the step time of the candidate that is held, in two consecutive windows, that starts
+            a new search; twice as much in one window does too.
+        hopeless: ratio of a trial's step time to the longest time that a step may take; a trial above it ends at once.
         expire: number of windows after which the measured step time of a candidate that does not run counts half, and
             half again after as many more.
-        explore: share of the run's time that trials may cost.
+        explore: fraction of the run's time that trials may cost.
         probe: whether the run has a probe, so that it can measure progress.
         total_steps: number of steps of the run; ``None``: twice the number of steps made so far.
     """
@@ -168,50 +173,52 @@ class Goodput(Settings):
         return tuple(cf for cf in sorted(set(reach)) if cf_range[0] <= cf <= cf_range[1])
 
     def start(self, forecasts: Sequence[Forecast]) -> tuple[GoodputState, Decision]:
-        """Begin the search where the module's text says."""
-        at = self._first(forecasts)
-        first = forecasts[at].candidate
-        state = GoodputState(tuple(forecasts), SEARCH, at, at, Window(first))
-        reason = f"start at {first}: the fewest bytes at an efficiency of {forecasts[at].efficiency:.2f}"
-        if (step := forecasts[at].step_s) is not None:
-            reason = f"start at {first}: the best goodput, {1000 * step:.3g} ms a step expected"
-        elif (ahead := _ahead(forecasts[at])) is not None:
-            reason = f"start at {first}: the quickest of those near dense, {1000 * ahead:.3g} ms expected"
+        """Start the search at the candidate that the module's text describes."""
+        position = self._first_position(forecasts)
+        first = forecasts[position].candidate
+        state = GoodputState(
+            forecasts=tuple(forecasts), phase=SEARCH, position=position, best=position, window=Window(first)
+        )
+        reason = f"start at {first}: the fewest bytes at an efficiency of {forecasts[position].efficiency:.2f}"
+        if (step_s := forecasts[position].step_s) is not None:
+            reason = f"start at {first}: the best goodput, {1000 * step_s:.3g} ms a step expected"
+        elif (added_s := _added_seconds(forecasts[position])) is not None:
+            reason = f"start at {first}: the quickest of those near dense, {1000 * added_s:.3g} ms expected"
         if len(forecasts) == 1:
             reason = "no candidate sends less than dense: dense for good"
         return state, Decision(first, reason=reason)
 
     def observe(self, state: GoodputState, measurement: Measurement) -> tuple[GoodputState, Decision]:
-        """Take in one step; at the end of a window, or of a trial, decide what is tried or held next."""
+        """Add one step to the window; at the end of a window, or of a trial, choose the candidate to try or to hold."""
         state = replace(state.count(measurement), window=state.window.add(measurement))
         if state.trials is not None:
             return self._measure_progress(state, state.trials, measurement)
         searching, native = state.phase == SEARCH, state.running.mode == "native"
-        cut_short = not native and (self._hopeless(state) if searching else _broken(state))
+        cut_short = not native and (self._hopeless(state) if searching else _far_slower(state))
         if state.window.steps < (1 if native else self.trial if searching else self.window) and not cut_short:
             return state, Decision(state.running, watch=state.watch)
-        if cut_short:  # what came before may have been on a faster link
-            state = replace(state, window=state.window.last(SOON))
-        before, window = state.running, state.window
+        if cut_short:  # earlier steps of the window may have been on a faster link
+            state = replace(state, window=state.window.with_newest_times(FEW_STEPS))
+        candidate, window = state.running, state.window
         summary = window.summary(state.phase)
         state = replace(state, windows=state.windows + max(1, window.steps // self.window))
-        watched, state = state.watch, replace(state, watch=WATCH)
+        previous_watch, state = state.watch, replace(state, watch=WATCH)
         if window.t_system is None or not 0 < window.t_system < math.inf:
-            reason = f"no step of {before} could be timed: it goes on"
+            reason = f"no step of {candidate} could be timed: it goes on"
         elif searching:
-            state, reason = self._tried(state, window.samples / window.t_system, cut_short)
+            state, reason = self._judge_trial(state, window.samples / window.t_system, cut_short)
         else:
             seconds = window.samples / window.t_system
-            quiet = self._quiet(state, seconds)
-            state, reason = self._held(state, seconds)
-            if self.probe and quiet and state.running == before and state.phase == HOLD:
+            steady = self._is_steady(state, seconds)
+            state, reason = self._judge_window(state, seconds)
+            if self.probe and steady and state.running == candidate and state.phase == HOLD:
                 trials = next_trials(state, self.total_steps, self.expire)
                 if trials is not None:
                     return self._switchback.start(state, trials, reason, summary)
                 if not state.learned and trials_may_begin(state, self.total_steps):
                     reason = f"{reason}; {NO_TRIALS}"
-            if native and quiet and state.running == before:
-                state = replace(state, watch=longer(watched, seconds, WATCH))
+            if native and steady and state.running == candidate:
+                state = replace(state, watch=longer(previous_watch, seconds, WATCH))
         state = replace(state, window=window.following(state.running))
         return state, Decision(state.running, (), reason, summary, watch=state.watch)
 
@@ -222,200 +229,242 @@ class Goodput(Settings):
     def _measure_progress(
         self, state: GoodputState, trials: Trials, measurement: Measurement
     ) -> tuple[GoodputState, Decision]:
-        """Go on with switchback trials; when they end, hold the best candidate, or try another one's step time."""
+        """Continue switchback trials; when they end, hold the best candidate, or time the steps of another one."""
         state, outcome = self._switchback.observe(state, trials, measurement)
         if isinstance(outcome, Decision):
             return state, outcome
         summary = state.window.summary(PROGRESS)
-        state, reason = self._go_on(state, outcome.reason)
+        state, reason = self._try_or_hold(state, outcome.reason)
         state = replace(state, window=state.window.following(state.running))
         return state, Decision(state.running, (), reason, summary, progress=outcome.progress)
 
     def dump(self, state: GoodputState) -> dict[str, Any]:
-        """Return the state as plain values, for a checkpoint."""
+        """Return the state as JSON types, for a checkpoint."""
         candidates = identify(forecast.candidate for forecast in state.forecasts)
         return {"candidates": candidates, **to_plain(state)}
 
     def check(self, plain: dict[str, Any]) -> None:
-        """Refuse what ``dump`` does not give."""
+        """Raise ``SettingsError`` unless ``plain`` is a state that ``dump`` returned."""
         check_names(GoodputState, plain, ("candidates",), Window)
         candidates = identified(plain["candidates"])
         forecasts = tuple(Forecast(candidate, wire_ratio=1.0) for candidate in candidates)
         state = state_from_plain(GoodputState, plain, candidates[0], forecasts=forecasts)
-        entries, floors = [one.position for one in state.entries], [at for at, _ in state.floors]
+        entries, floors = [entry.position for entry in state.entries], [position for position, _ in state.floors]
         positions = {"position": [state.position], "best": [state.best], "entries": entries, "floors": floors}
         positions["suspect"] = [] if state.suspect is None else [state.suspect]
-        tried = [(learned.candidate, learned.reference) for learned in state.learned]
+        pairs = [(learned.candidate, learned.reference) for learned in state.learned]
         if state.trials is not None:
-            tried.append((state.trials.candidate, state.trials.reference))
-        positions["learned"] = [at for pair in tried for at in pair]
+            pairs.append((state.trials.candidate, state.trials.reference))
+        positions["learned"] = [position for pair in pairs for position in pair]
         check_positions(positions, len(candidates))
         if any(entry.window > state.windows for entry in state.entries):
             raise SettingsError(f"controller_state/entries: measured after window {state.windows}, the last")
 
     def restore(self, plain: dict[str, Any], forecasts: Sequence[Forecast]) -> tuple[GoodputState, Decision]:
-        """Return the state that ``dump`` made plain, and the decision in force.
+        """Return the state that ``dump`` wrote, and the decision in force.
 
-        With other candidates than at the dump, what was measured stays of those that there are still; the reason names
-        the others. If the candidate that ran is none of them, the best that was measured is held; if none was measured,
-        the search starts anew.
+        If the candidates differ from those at the dump, the measurements of candidates in both lists stay; the reason
+        names the missing candidates. If the candidate that ran is missing, the best measured candidate is held. If none
+        of those in both lists was measured, the search starts again.
         """
-        before, now = plain["candidates"], identify(forecast.candidate for forecast in forecasts)
-        if before != now:
-            gone = [named(one) for one in before if one not in now]
-            places = {at: now.index(one) for at, one in enumerate(before) if one in now}
-            moved = _moved(plain, places, forecasts)
-            if moved is None:
+        dumped, current = plain["candidates"], identify(forecast.candidate for forecast in forecasts)
+        if dumped != current:
+            missing = [name_of(identity) for identity in dumped if identity not in current]
+            positions = {
+                position: current.index(identity) for position, identity in enumerate(dumped) if identity in current
+            }
+            remapped = _remapped(plain, positions, forecasts)
+            if remapped is None:
                 fresh, decision = self.start(forecasts)
-                return fresh, replace(decision, reason=f"{_without(gone)}; nothing measured is left: {decision.reason}")
-            running = forecasts[moved["position"]].candidate
-            state = state_from_plain(GoodputState, moved, running, forecasts=forecasts)
-            runs = before[plain["position"]] in now
+                reason = f"{_missing_text(missing)}; nothing measured is left: {decision.reason}"
+                return fresh, replace(decision, reason=reason)
+            running = forecasts[remapped["position"]].candidate
+            state = state_from_plain(GoodputState, remapped, running, forecasts=forecasts)
+            runs = dumped[plain["position"]] in current
             reason = "" if runs else f"; {state.running} is the best of those measured"
-            return state, Decision(state.running, reason=_without(gone) + reason if gone else "", watch=state.watch)
+            reason = _missing_text(missing) + reason if missing else ""
+            return state, Decision(state.running, reason=reason, watch=state.watch)
         running = forecasts[plain["position"]].candidate
         state = state_from_plain(GoodputState, plain, running, forecasts=forecasts)
         return state, Decision(running, watch=state.watch)
 
-    def _first(self, forecasts: Sequence[Forecast], moved: bool = False) -> int:
+    def _first_position(self, forecasts: Sequence[Forecast], link_changed: bool = False) -> int:
         """Return the position where a search starts; once the link has changed, that of the highest wire ratio.
 
         If the seconds of whole steps were forecast, the search starts at the best goodput by these.
         """
-        if not moved and forecasts[0].step_s is not None:
-            return max(range(len(forecasts)), key=lambda at: _expected(forecasts[at]))
-        least = self.near * forecasts[0].efficiency
-        good = [
-            at
-            for at, forecast in enumerate(forecasts)
-            if forecast.efficiency >= least and _may_start(forecast, forecasts[0])
+        positions = range(len(forecasts))
+        if not link_changed and forecasts[0].step_s is not None:
+            return max(positions, key=lambda position: _expected_goodput(forecasts[position]))
+        threshold = self.near * forecasts[0].efficiency
+        near_dense = [
+            position
+            for position, forecast in enumerate(forecasts)
+            if forecast.efficiency >= threshold and _may_start(forecast, forecasts[0])
         ]
-        ahead = [(seconds, at) for at in good if (seconds := _ahead(forecasts[at])) is not None]
-        if moved or len(ahead) < len(good):
-            return max(good, key=lambda position: forecasts[position].wire_ratio)
-        return min(ahead)[1]
+        added = [
+            (seconds, position)
+            for position in near_dense
+            if (seconds := _added_seconds(forecasts[position])) is not None
+        ]
+        if link_changed or len(added) < len(near_dense):
+            return max(near_dense, key=lambda position: forecasts[position].wire_ratio)
+        return min(added)[1]
 
     def _hopeless(self, state: GoodputState) -> bool:
-        """Tell whether a trial can be given up: its best step is clearly too slow for its efficiency, or its first far.
+        """True if a trial can be given up: its best step is clearly too slow, or its first step far too slow.
 
-        Its best step counts, because a shared machine stalls a step now and then. If its last steps are far too slow,
-        whatever came before, the link broke down.
+        The best step counts, because a shared machine stalls a step now and then. If the last steps are far too slow,
+        whatever the earlier ones took, the link broke down.
         """
         best = state.entry(state.best)
         seconds = (*state.window.rough, *state.window.seconds)
         if best is None or state.position == state.best or not seconds:
             return False
         allowed = state.least_efficiency(state.position) / state.goodput(best)
-        if state.window.steps < SOON or len(seconds) == 1:
-            return seconds[0] > FAR * allowed
-        return min(seconds[1:]) > self.hopeless * allowed or _all_beyond(BROKEN * allowed, seconds)
+        if state.window.steps < FEW_STEPS or len(seconds) == 1:
+            return seconds[0] > FIRST_STEP * allowed
+        return min(seconds[1:]) > self.hopeless * allowed or _all_exceed(BROKEN * allowed, seconds)
 
-    def _tried(self, state: GoodputState, seconds: float, given_up: bool) -> tuple[GoodputState, str]:
-        """Enter what a trial measured, and go on; return the state and the reason, in words."""
-        best, ran = state.entry(state.best), state.forecast
+    def _judge_trial(self, state: GoodputState, seconds: float, given_up: bool) -> tuple[GoodputState, str]:
+        """Enter a trial's measurement, and choose the next candidate.
+
+        Args:
+            state: state of the search, with the trial's window.
+            seconds: median time of the trial's steps.
+            given_up: whether the trial ended early.
+
+        Returns:
+            The state, and the reason as text.
+        """
+        best, forecast = state.entry(state.best), state.forecast
         if best is not None and state.position != state.best:
             steps = state.window.steps
-            lower_bound = state.belief(state.position, ran.efficiency_at(state.window.gain)).lower_bound
-            more = steps * (seconds - lower_bound / state.goodput(best))
-            state = replace(state, spent=state.spent + max(0.0, more))
-        before = state.entry(state.position)
-        again = state.position == state.suspect
-        state = replace(state, suspect=None) if again else state
-        recovered = again and before is not None and seconds < (1 - self.change) * before.seconds
-        if before is not None and (recovered or self._quicker(state, before, seconds)):
-            reason = f"{1000 * seconds:.4g} ms a step at {ran.candidate}, not the {1000 * before.seconds:.4g} it was"
-            state = replace(state.changed(min(seconds, before.seconds)), best=state.position)
-            return self._anew(state, f"{reason}: the link became faster")
-        expired = before is None or state.windows - before.window >= self.expire
-        share = 1.0 if before is None or expired else 1 / (before.times + 1)
+            lower_bound = state.belief(state.position, forecast.efficiency_at(state.window.gain)).lower_bound
+            lost = steps * (seconds - lower_bound / state.goodput(best))
+            state = replace(state, spent=state.spent + max(0.0, lost))
+        earlier = state.entry(state.position)
+        is_suspect = state.position == state.suspect
+        state = replace(state, suspect=None) if is_suspect else state
+        recovered = is_suspect and earlier is not None and seconds < (1 - self.change) * earlier.seconds
+        if earlier is not None and (recovered or self._link_became_faster(state, earlier, seconds)):
+            took = f"{1000 * seconds:.4g} ms a step at {forecast.candidate}"
+            reason = f"{took}, not the {1000 * earlier.seconds:.4g} it was"
+            state = replace(state.changed(min(seconds, earlier.seconds)), best=state.position)
+            return self._search_again(state, f"{reason}: the link became faster")
+        expired = earlier is None or state.windows - earlier.window >= self.expire
+        weight = 1.0 if earlier is None or expired else 1 / (earlier.times + 1)
         too_slow_for_link = given_up and best is not None and seconds > BROKEN * state.slowest(state.position)
-        state = state.enter(seconds, share)
-        reason = f"{1000 * seconds:.4g} ms a step at {ran.candidate}{_cost(state)}"
-        if too_slow_for_link and state.sends_less(state.position, than=state.best):  # the best one is slower still
-            return self._go_on(state.slower(seconds), f"{reason}: the link became slower")
+        state = state.enter(seconds, weight)
+        reason = f"{1000 * seconds:.4g} ms a step at {forecast.candidate}{_cost_text(state)}"
+        if too_slow_for_link and state.sends_less(state.position, than=state.best):  # the best candidate is even slower
+            return self._try_or_hold(state.slower(seconds), f"{reason}: the link became slower")
         if too_slow_for_link:
             state = replace(state, phase=HOLD, position=state.best)
             return state, f"{reason}: given up early, since the link may have become slower; time {state.running} again"
-        return self._go_on(state, f"{reason}: given up early" if given_up else reason)
+        return self._try_or_hold(state, f"{reason}: given up early" if given_up else reason)
 
-    def _quicker(self, state: GoodputState, before: GoodputEntry, seconds: float) -> bool:
-        """True if a candidate that is tried again takes so much less time that the link must have become faster."""
-        best, ran = state.entry(state.best), state.forecast
-        if best is None or state.position == state.best or ran.candidate.mode == "native":
+    def _link_became_faster(self, state: GoodputState, earlier: GoodputEntry, seconds: float) -> bool:
+        """True if a candidate that is tried again takes so much less time that the link must have become faster.
+
+        Args:
+            state: state of the search, with the trial's window.
+            earlier: earlier measurement of the candidate.
+            seconds: median time of the trial's steps.
+        """
+        best, forecast = state.entry(state.best), state.forecast
+        if best is None or state.position == state.best or forecast.candidate.mode == "native":
             return False
-        lower_bound = state.belief(state.position, ran.efficiency_at(state.window.gain)).lower_bound
+        lower_bound = state.belief(state.position, forecast.efficiency_at(state.window.gain)).lower_bound
         better = lower_bound > seconds * state.goodput(best)
-        return state.freed or (better and seconds < (1 - self.change) * before.seconds)
+        return state.freed or (better and seconds < (1 - self.change) * earlier.seconds)
 
-    def _held(self, state: GoodputState, seconds: float) -> tuple[GoodputState, str]:
-        """Enter what a window of the chosen candidate measured; search again if the link or the machine changed."""
+    def _judge_window(self, state: GoodputState, seconds: float) -> tuple[GoodputState, str]:
+        """Enter a window of the candidate that is held; search again if the link or the machine changed.
+
+        Args:
+            state: state of the search, with the window.
+            seconds: median time of the window's steps.
+
+        Returns:
+            The state, and the reason as text.
+        """
         entry = state.entry(state.position)
         if entry is None:
-            return self._go_on(state.enter(seconds), f"{1000 * seconds:.4g} ms a step at {state.running}")
-        moved, freed = abs(seconds - entry.seconds) / entry.seconds, state.freed
+            return self._try_or_hold(state.enter(seconds), f"{1000 * seconds:.4g} ms a step at {state.running}")
+        change, freed = abs(seconds - entry.seconds) / entry.seconds, state.freed
         reason = f"{1000 * seconds:.4g} ms a step at {state.running}"
-        if moved > self.change or freed:
+        if change > self.change or freed:
             state = replace(state, off=state.off + 1)
-            reason += f", not the {1000 * entry.seconds:.4g} it was" if moved > self.change else ""
+            reason += f", not the {1000 * entry.seconds:.4g} it was" if change > self.change else ""
             reason += ", its exchange in less than half the time" if freed else ""
-            if state.off < 2 and moved <= 2 * self.change:
+            if state.off < 2 and change <= 2 * self.change:
                 return state, f"{reason}: wait for another window"
             if state.running.mode == "native" and seconds < entry.seconds:
                 state = replace(state.drift(seconds, at_once=True), off=0)
-                return self._go_on(state, f"{reason}: the link or the machine became faster")
+                return self._try_or_hold(state, f"{reason}: the link or the machine became faster")
             if freed:
-                return self._anew(state.changed(min(seconds, entry.seconds)), f"{reason}: the link became faster")
+                faster = state.changed(min(seconds, entry.seconds))
+                return self._search_again(faster, f"{reason}: the link became faster")
             if state.same_link(self.change):
-                return self._go_on(replace(state.drift(seconds, at_once=True), off=0), f"{reason}: the machine changed")
-            return self._anew(state.changed(seconds), f"{reason}: the link or the machine changed")
+                state = replace(state.drift(seconds, at_once=True), off=0)
+                return self._try_or_hold(state, f"{reason}: the machine changed")
+            return self._search_again(state.changed(seconds), f"{reason}: the link or the machine changed")
         suspect = None if state.suspect == state.position else state.suspect
-        return self._go_on(replace(state, off=0, suspect=suspect).drift(seconds), f"{reason} holds")
+        return self._try_or_hold(replace(state, off=0, suspect=suspect).drift(seconds), f"{reason} holds")
 
-    def _anew(self, state: GoodputState, reason: str) -> tuple[GoodputState, str]:
-        """Search again after a change, from where a run starts, when that is another candidate and may be better."""
-        first = self._first(state.forecasts, moved=True)
+    def _search_again(self, state: GoodputState, reason: str) -> tuple[GoodputState, str]:
+        """Search again after a change, from the candidate that a run starts at, if it may be better than the current.
+
+        Otherwise try a candidate that could be better than the best, or hold the best.
+        """
+        first = self._first_position(state.forecasts, link_changed=True)
         promise = state.least_efficiency(first) / state.fastest(first, self.expire)
-        held = state.entry(state.position)
-        assert held is not None
-        if first == state.position or not state.allowed(first) or promise <= self._to_beat(state, held, first):
-            return self._go_on(state, reason)
+        current = state.entry(state.position)
+        assert current is not None
+        may_try = first != state.position and state.allowed(first)
+        if not may_try or promise <= self._goodput_to_beat(state, current, first):
+            return self._try_or_hold(state, reason)
         state = replace(state, phase=SEARCH, best=state.position, position=first)
         return state, f"{reason}; search again from {state.running}"
 
-    def _go_on(self, state: GoodputState, reason: str) -> tuple[GoodputState, str]:
-        """Try a candidate that could still be better, or hold the best."""
-        best = self._best(state)
+    def _try_or_hold(self, state: GoodputState, reason: str) -> tuple[GoodputState, str]:
+        """Try a candidate that could be better than the best, or hold the best.
+
+        Returns:
+            The state, and the reason as text.
+        """
+        best = self._best_entry(state)
         state = replace(state, best=best.position)
         goodput = state.goodput(best)
         promises = {
-            at: state.least_efficiency(at) / state.fastest(at, self.expire)
-            for at in range(len(state.forecasts))
-            if at != best.position and state.allowed(at)
+            position: state.least_efficiency(position) / state.fastest(position, self.expire)
+            for position in range(len(state.forecasts))
+            if position != best.position and state.allowed(position)
         }
         trials = [
-            at
-            for at, promise in promises.items()
-            if promise > self._to_beat(state, best, at) and self._may_try(state, best, at, promise)
+            position
+            for position, promise in promises.items()
+            if promise > self._goodput_to_beat(state, best, position) and self._may_try(state, best, position, promise)
         ]
-        trials = [at for at in trials if not state.risky(at)] or trials
+        trials = [position for position in trials if not state.risky(position)] or trials
         if trials:
-            harmless = [at for at in trials if state.efficiency(at) >= HARMLESS]
-            # of equals, the one that sends least: the cheaper mistake
-            tried = max(harmless or trials, key=lambda at: (promises[at], at))
-            native = [at for at in trials if state.forecasts[at].candidate.mode == "native"]
-            if tried in native or (native and state.forecasts[best.position].candidate.dense):
-                # before all that compresses, where dense is best so far; float32 before float16, which must be better
-                tried = min(native, key=lambda at: state.forecasts[at].candidate.cf)
-            state = replace(state, phase=SEARCH, position=tried)
-            times = f"which may be up to {promises[tried] / goodput:.2f} times as good"
-            return state, f"{reason}; try {state.running}, {times}{_cost(state)}"
+            harmless = [position for position in trials if state.efficiency(position) >= HARMLESS]
+            # of equal promises, the candidate that sends fewest bytes: a wrong choice costs less
+            trial = max(harmless or trials, key=lambda position: (promises[position], position))
+            native = [position for position in trials if state.forecasts[position].candidate.mode == "native"]
+            if trial in native or (native and state.forecasts[best.position].candidate.dense):
+                # if dense is best so far, native before all that compress; float32 before float16, which must be better
+                trial = min(native, key=lambda position: state.forecasts[position].candidate.cf)
+            state = replace(state, phase=SEARCH, position=trial)
+            times = f"which may be up to {promises[trial] / goodput:.2f} times as good"
+            return state, f"{reason}; try {state.running}, {times}{_cost_text(state)}"
         if self._may_time_again(state, best):
             assert state.suspect is not None
             state = replace(state, phase=SEARCH, position=state.suspect)
             return state, f"{reason}; time {state.running} again, whose slow steps may have been a pause of the machine"
         state = replace(state, phase=HOLD, position=best.position)
-        what = f"{state.running}: {1000 * best.seconds:.4g} ms{_cost(state)}"
-        return state, f"{reason}; best goodput at {what}"
+        return state, f"{reason}; best goodput at {state.running}: {1000 * best.seconds:.4g} ms{_cost_text(state)}"
 
     def _may_try(self, state: GoodputState, best: GoodputEntry, position: int, promise: float) -> bool:
         """True if a trial may gain enough, and trials have not cost too much so far.
@@ -424,23 +473,23 @@ class Goodput(Settings):
             state: state of the search.
             best: measurement of the best candidate.
             position: position of the candidate.
-            promise: highest goodput that it may have.
+            promise: upper bound of the candidate's goodput.
         """
-        forecast, held = state.forecasts[position], state.forecasts[best.position]
-        mode, before = forecast.candidate.mode, held.candidate.mode
-        instead = mode == "native" and before == "hook"  # gravac's hook itself may cost more than it saves
-        if not instead and forecast.wire_ratio >= held.wire_ratio and state.exposed(best) < EXPOSED:
+        forecast, best_forecast = state.forecasts[position], state.forecasts[best.position]
+        mode, best_mode = forecast.candidate.mode, best_forecast.candidate.mode
+        spares_hook = mode == "native" and best_mode == "hook"  # the hook itself may cost more than it saves
+        if not spares_hook and forecast.wire_ratio >= best_forecast.wire_ratio and state.exposed(best) < EXPOSED:
             return False
         slowest = state.slowest(position)
-        price = cost(slowest, best.seconds, forecast.candidate.every)
+        price = trial_price(slowest, best.seconds, forecast.candidate.every)
         if mode == "native":
             price = WATCH * (slowest - best.seconds)
-        part = min(1.0, state.at_stake(best) / HALF)
-        if before == "native" and mode == "hook":
-            part **= 2
-        if price > part * (self.explore * state.elapsed + GRANT * best.seconds) - state.spent:
+        budget_fraction = min(1.0, state.at_stake(best) / FULL_BUDGET)
+        if best_mode == "native" and mode == "hook":
+            budget_fraction **= 2
+        if price > budget_fraction * (self.explore * state.elapsed + GRANT * best.seconds) - state.spent:
             return False
-        if mode != "outer" or before == "outer":
+        if mode != "outer" or best_mode == "outer":
             return True
         gains = max(state.steps, SETTLED) * best.seconds * (promise / state.goodput(best) - 1)
         return max(0.0, price) + state.leaving(forecast) <= gains
@@ -448,7 +497,7 @@ class Goodput(Settings):
     def _may_time_again(self, state: GoodputState, best: GoodputEntry) -> bool:
         """True if the candidate that showed that the link became slower can be timed again at little cost.
 
-        That may be no more than the share ``explore`` of the time since then.
+        The cost may be at most the fraction ``explore`` of the time since the link changed.
         """
         if state.suspect is None or state.suspect == best.position or not state.allowed(state.suspect):
             return False
@@ -456,88 +505,106 @@ class Goodput(Settings):
         if suspect is None:
             return False
         candidate = state.forecasts[state.suspect].candidate
-        price = cost(suspect.seconds, best.seconds, candidate.every)
+        price = trial_price(suspect.seconds, best.seconds, candidate.every)
         if candidate.mode == "native":
             price = WATCH * (suspect.seconds - best.seconds)
         return price <= self.explore * state.elapsed
 
-    def _quiet(self, state: GoodputState, seconds: float) -> bool:
+    def _is_steady(self, state: GoodputState, seconds: float) -> bool:
         """True if steps of the candidate that is held take about as long as they did."""
-        held = state.entry(state.position)
-        return held is not None and abs(seconds - held.seconds) <= self.change * held.seconds
+        current = state.entry(state.position)
+        return current is not None and abs(seconds - current.seconds) <= self.change * current.seconds
 
-    def _best(self, state: GoodputState) -> GoodputEntry:
-        """Return the entry of highest goodput; the one that was best stays so within the hysteresis."""
+    def _best_entry(self, state: GoodputState) -> GoodputEntry:
+        """Return the entry of highest goodput; within the hysteresis, that of the candidate that was best."""
         top = max(state.entries, key=lambda entry: (state.goodput(entry), -entry.position))
-        held = state.entry(state.best)
-        if held is None or state.goodput(top) > self._to_beat(state, held, top.position):
+        incumbent = state.entry(state.best)
+        if incumbent is None or state.goodput(top) > self._goodput_to_beat(state, incumbent, top.position):
             return top
-        return held
+        return incumbent
 
-    def _to_beat(self, state: GoodputState, held: GoodputEntry, position: int) -> float:
-        """Return the goodput that a candidate must exceed to replace the one that is held, or to be tried."""
+    def _goodput_to_beat(self, state: GoodputState, incumbent: GoodputEntry, position: int) -> float:
+        """Return the goodput that a candidate must exceed to be tried, or to replace the incumbent.
+
+        Args:
+            state: state of the search.
+            incumbent: measurement of the candidate that is best so far.
+            position: position of the other candidate.
+        """
         margin = self.hysteresis
-        coarse = state.forecasts[held.position].by_gain and held.efficiency < COARSE
-        if coarse and state.efficiency(position) > held.efficiency:
+        coarse = state.forecasts[incumbent.position].by_gain and incumbent.efficiency < COARSE
+        if coarse and state.efficiency(position) > incumbent.efficiency:
             margin = max(margin, SETBACK / max(state.steps, SETTLED))
-        other, ours = state.forecasts[position], state.forecasts[held.position]
-        if other.behind is not None and not state.was_tried(position):
-            margin = max(margin, UNSURE)
-        if other.candidate.mode == "native" and ours.candidate.mode == "hook":
+        forecast, incumbent_forecast = state.forecasts[position], state.forecasts[incumbent.position]
+        if forecast.behind is not None and not state.was_tried(position):
+            margin = max(margin, OUTER_HYSTERESIS)
+        if forecast.candidate.mode == "native" and incumbent_forecast.candidate.mode == "hook":
             margin = 0.0
-        return state.goodput(held) * (1 + margin) * (1 + self._price(state, held, other, ours))
+        return state.goodput(incumbent) * (1 + margin) * (1 + self._mode_change_price(state, incumbent, forecast))
 
-    def _price(self, state: GoodputState, held: GoodputEntry, other: Forecast, ours: Forecast) -> float:
-        """Return the time that moving into outer steps, or out of them, takes: relative to that of the steps so far."""
-        if (other.candidate.mode == "outer") == (ours.candidate.mode == "outer"):
+    def _mode_change_price(self, state: GoodputState, incumbent: GoodputEntry, forecast: Forecast) -> float:
+        """Return the time of changing into outer steps, or out of them, over the time of the steps so far.
+
+        Args:
+            state: state of the search.
+            incumbent: measurement of the candidate that is best so far.
+            forecast: forecast of the other candidate.
+        """
+        incumbent_forecast = state.forecasts[incumbent.position]
+        if (forecast.candidate.mode == "outer") == (incumbent_forecast.candidate.mode == "outer"):
             return 0.0
-        leaving = state.leaving(other if other.candidate.mode == "outer" else ours)
-        return leaving / (max(state.steps, SETTLED) * held.seconds)
+        leaving = state.leaving(forecast if forecast.candidate.mode == "outer" else incumbent_forecast)
+        return leaving / (max(state.steps, SETTLED) * incumbent.seconds)
 
 
-def _moved(plain: dict[str, Any], places: Mapping[int, int], forecasts: Sequence[Forecast]) -> dict[str, Any] | None:
-    """Return a dumped state with what it says of candidates that there are still, at their places now.
+def _remapped(
+    dumped: dict[str, Any], positions: Mapping[int, int], forecasts: Sequence[Forecast]
+) -> dict[str, Any] | None:
+    """Return a dumped state for the current candidates, with the measurements of those that it had already.
 
     Args:
-        plain: what was dumped.
-        places: places of candidates now by their places then, of those that there are still.
-        forecasts: forecasts of the candidates now.
+        dumped: the dumped state.
+        positions: current positions of candidates by their positions in the dump, of those in both lists.
+        forecasts: forecasts of the current candidates.
 
     Returns:
-        The state; ``None`` if neither what ran nor anything measured is among them.
+        The state; ``None`` if neither the candidate that ran nor a measured one is among the current candidates.
     """
     entries = [
-        {**entry, "position": places[entry["position"]]} for entry in plain["entries"] if entry["position"] in places
+        {**entry, "position": positions[entry["position"]]}
+        for entry in dumped["entries"]
+        if entry["position"] in positions
     ]
-    floors = [(places[at], seconds) for at, seconds in plain["floors"] if at in places]
-    moved = {**plain, "entries": entries, "floors": floors, "trials": None, "suspect": places.get(plain["suspect"])}
-    moved["learned"] = [
-        {**learned, "candidate": places[learned["candidate"]], "reference": places[learned["reference"]]}
-        for learned in plain["learned"]
-        if learned["candidate"] in places and learned["reference"] in places
+    floors = [(positions[position], seconds) for position, seconds in dumped["floors"] if position in positions]
+    suspect = positions.get(dumped["suspect"])
+    remapped = {**dumped, "entries": entries, "floors": floors, "trials": None, "suspect": suspect}
+    remapped["learned"] = [
+        {**learned, "candidate": positions[learned["candidate"]], "reference": positions[learned["reference"]]}
+        for learned in dumped["learned"]
+        if learned["candidate"] in positions and learned["reference"] in positions
     ]
 
-    def goodput(one: dict[str, Any]) -> float:
-        return float(forecasts[one["position"]].lower_bound(one["efficiency"]) / one["seconds"])
+    def goodput(entry: dict[str, Any]) -> float:
+        return float(forecasts[entry["position"]].lower_bound(entry["efficiency"]) / entry["seconds"])
 
-    measured = max(entries, key=goodput, default={"position": None})["position"]
-    best = places.get(plain["best"], measured)
+    best_measured = max(entries, key=goodput, default={"position": None})["position"]
+    best = positions.get(dumped["best"], best_measured)
     if best is None:
         return None
-    if plain["position"] in places:
-        return {**moved, "best": best, "position": places[plain["position"]]}
-    return {**moved, "best": best, "position": best, "phase": HOLD, "window": {}, "off": 0}
+    if dumped["position"] in positions:
+        return {**remapped, "best": best, "position": positions[dumped["position"]]}
+    return {**remapped, "best": best, "position": best, "phase": HOLD, "window": {}, "off": 0}
 
 
-def _without(gone: Sequence[str]) -> str:
-    """Return in words that candidates of a checkpoint cannot be chosen now; at most three are named."""
-    others = len(gone) - 3
-    names = ", ".join(gone[:3]) + (f" and {others} more" if others > 0 else "")
+def _missing_text(missing: Sequence[str]) -> str:
+    """Return as text that candidates of a checkpoint cannot be chosen any more; the text names at most three."""
+    others = len(missing) - 3
+    names = ", ".join(missing[:3]) + (f" and {others} more" if others > 0 else "")
     return f"restored with other candidates, without {names or 'none of its own'}"
 
 
 def _may_start(forecast: Forecast, dense: Forecast) -> bool:
-    """Return whether a search may start with a candidate: not native float16, and outer steps only if all are.
+    """True if a search may start with a candidate: not native float16, and outer steps only if all candidates are.
 
     Args:
         forecast: forecast of the candidate.
@@ -549,32 +616,35 @@ def _may_start(forecast: Forecast, dense: Forecast) -> bool:
     return candidate.mode == "hook" or candidate.cf == 1
 
 
-def _cost(state: GoodputState) -> str:
-    """Return as text how many more steps than dense averaging the running candidate takes to the same loss."""
+def _cost_text(state: GoodputState) -> str:
+    """Return as text how many more steps than dense averaging the running candidate takes to reach the same loss."""
     results = state.learned_of(state.position)
     source = f"{results.trials} trials here" if results and results.trials else BELIEVED
     belief = state.belief(state.position)
     return cost_at_equal_samples(belief.efficiency, belief.lower_bound, source)
 
 
-def _broken(state: GoodputState) -> bool:
-    """Tell whether the last steps of the held candidate are far slower than its steps were."""
-    held = state.entry(state.position)
-    return held is not None and _all_beyond(BROKEN * held.seconds, state.window.seconds)
+def _far_slower(state: GoodputState) -> bool:
+    """True if the last steps of the candidate that is held are far slower than its steps were."""
+    current = state.entry(state.position)
+    return current is not None and _all_exceed(BROKEN * current.seconds, state.window.seconds)
 
 
-def _all_beyond(most: float, seconds: Sequence[float]) -> bool:
-    """Tell whether each of the last ``SOON`` steps took longer than ``most`` seconds."""
-    return len(seconds) >= SOON and min(seconds[-SOON:]) > most
+def _all_exceed(limit: float, seconds: Sequence[float]) -> bool:
+    """True if each of the last ``FEW_STEPS`` steps took longer than ``limit`` seconds."""
+    return len(seconds) >= FEW_STEPS and min(seconds[-FEW_STEPS:]) > limit
 
 
-def _expected(forecast: Forecast) -> float:
+def _expected_goodput(forecast: Forecast) -> float:
     """Return the goodput expected before the first step; 0 if the seconds of a step are not known."""
     return forecast.least_efficiency / forecast.step_s if forecast.step_s else 0.0
 
 
-def _ahead(forecast: Forecast) -> float | None:
-    """Return the seconds that coding and exchange are expected to add to a step that hides neither."""
+def _added_seconds(forecast: Forecast) -> float | None:
+    """Return the seconds that coding and exchange are expected to add to a step that hides neither; ``None``: unknown.
+
+    Coding is expected to take ``CODING_BESIDE_BACKWARD`` times as long as alone.
+    """
     if forecast.coding_s is None or forecast.exchange_s is None:
         return None
-    return BESIDE * forecast.coding_s + forecast.exchange_s
+    return CODING_BESIDE_BACKWARD * forecast.coding_s + forecast.exchange_s

@@ -1,22 +1,23 @@
 # SPDX-FileCopyrightText: 2026 The gravac developers
 # SPDX-License-Identifier: Apache-2.0
-"""GraVAC, repaired: try one CF per window, keep the one at which compression throughput saturates.
+"""GraVAC, repaired: try one CF per window, keep the CF at which compression throughput saturates.
 
-Source: Tyagi & Swany, "GraVAC", IEEE CLOUD 2023, Algorithm 1 and section III-C. What is repaired, and why, is in
-``docs/controllers.md``; Algorithm 1 as printed is ``GraVAC(paper_literal=True)``.
+Source: Tyagi & Swany, "GraVAC", IEEE CLOUD 2023, Algorithm 1 and section III-C. ``docs/controllers.md`` lists the
+repairs and their reasons; Algorithm 1 as printed is ``GraVAC(paper_literal=True)``.
 
-The states, and what leads from one to the next:
+The phases, and what ends each:
 
 - warm-up: the lowest CF runs; its gain calibrates ε. Then explore.
-- explore: candidates run in ascending order, a window each. One whose gain is below ε is refused, and so are the higher
-  ones; one whose shadow gain is below ε is refused without running. Two throughputs within ω end the search. Then
-  exploit.
-- exploit: the chosen CF runs. Gain below ε: down to θ_min, then to dense. Gain out of its band: explore again.
+- explore: candidates run in ascending order, a window each. A candidate whose gain is below ε is refused, and so are
+  the higher ones. A candidate whose shadow gain is below ε is refused without running. Two throughputs within ω end
+  the search. Then exploit.
+- exploit: the chosen CF runs. If its gain falls below ε, θ_min runs, then dense. If its gain leaves its band, explore
+  again.
 
-16 bit, where it is a candidate, has gain 1: it is tried right after the lowest CF, and is the dense to fall back to.
+16 bit, if it is a candidate, has gain 1: it is tried right after the lowest CF, and is the dense to fall back to.
 
-Where it rests at dense, or has settled on it, DDP exchanges by itself, if it may: native steps, of which only times are
-known. Gains are evaluated in steps with the hook again when the rest is over.
+While the search rests at dense, or has settled on dense, DDP exchanges by itself if it may: in native steps, of which
+only times are known. When the rest is over, gains are evaluated in steps with the hook again.
 """
 
 from collections.abc import Sequence
@@ -53,20 +54,20 @@ class GraVAC(Settings):
     Attributes:
         window: number of steps that a candidate runs before it is judged. The paper's: 500 and 2000.
         epsilon: gain below which a CF is refused. With ``calibrated``, relative to the gain of the lowest CF: the
-            default, a half, lets top-k go to about four times the lowest CF, where measured gain has halved. The
-            paper's: 0.7 and 0.9, absolute.
+            default, a half, lets top-k reach about four times the lowest CF, at which the measured gain has halved.
+            The paper's: 0.7 and 0.9, absolute.
         epsilon_mode: ``"calibrated"``, or ``"absolute"`` as in the paper, which does not transfer between models.
         omega: relative difference under which two gains, or two throughputs, count as the same.
         step: candidates at 1, 2, 4, 16, 256 (``"exponential"``) or 1, 2, 4, 8 ... (``"geometric"``) times the lowest.
         warmup: number of steps before the first window.
         shadow_every: number of steps from one evaluation of CFs that do not run to the next; a step with such an
             evaluation does not time its own CF.
-        band: relative change of gain, from when a CF was chosen, that starts a new search.
-        change: relative change of the chosen candidate's throughput, in two windows on end, that starts a new search:
-            the link changed, or the machine.
-        fall: relative fall of the learning rate, from when a CF was chosen, that starts a new search: gains move then.
-            The rate is known where ``attach`` was given the optimizer.
-        dwell: number of windows between two searches, and at dense before coming back; doubles every time.
+        band: relative change of gain, since a CF was chosen, that starts a new search.
+        change: relative change of the chosen candidate's throughput, in two consecutive windows, that starts a new
+            search: the link or the machine changed.
+        fall: relative fall of the learning rate, since a CF was chosen, that starts a new search, because gains change
+            then. The rate is known if ``attach`` was given the optimizer.
+        dwell: number of windows between two searches, and of a rest at dense; doubles every time.
         expire: number of windows after which a measured throughput is no longer compared with others.
         paper_literal: whether to run Algorithm 1 as printed instead.
         ewma: weight of a new gain in the smoothed gains of Algorithm 1; the paper's N/100 is 0.32 for its 32 workers.
@@ -92,21 +93,21 @@ class GraVAC(Settings):
 
     @property
     def native(self) -> bool:
-        """Tell whether DDP may exchange by itself: not in Algorithm 1 as printed."""
+        """True if DDP may exchange by itself: not in Algorithm 1 as printed."""
         return not self.paper_literal
 
     @property
     def sixteen_bit(self) -> bool:
-        """Tell whether dense in 16 bit may be a candidate: not in Algorithm 1 as printed."""
+        """True if dense in 16 bit may be a candidate: not in Algorithm 1 as printed."""
         return not self.paper_literal
 
     def propose(self, cf_range: tuple[float, float], reach: Span | Sequence[float]) -> tuple[float, ...]:
-        """Return the paper's candidates, as far as the compressor can do them."""
-        spaced = exponential(cf_range) if self.step == "exponential" else geometric(cf_range)
-        return snap(spaced, reach)
+        """Return the paper's CFs, or the nearest CFs that the compressor supports."""
+        target_cfs = exponential(cf_range) if self.step == "exponential" else geometric(cf_range)
+        return snap(target_cfs, reach)
 
     def start(self, forecasts: Sequence[Forecast]) -> tuple[AnyState, Decision]:
-        """Begin the warm-up at the lowest CF; run dense for good when there is no other candidate."""
+        """Start the warm-up at the lowest CF; run dense for good if there is no other candidate."""
         candidates = _in_hook(forecasts)
         if self.paper_literal:
             return literal.start(candidates)
@@ -116,12 +117,12 @@ class GraVAC(Settings):
         running = candidates[position]
         reason = f"warm-up at {running}" if state.compresses else f"no candidate sends less than {running}: it stays"
         phase: Literal["warm-up", "exploit"] = WARM_UP if state.compresses else EXPLOIT
-        state = self._settled(replace(state, phase=phase, position=position, floor=position))
+        state = self._native_if_allowed(replace(state, phase=phase, position=position, floor=position))
         state = replace(state, window=Window(state.runs))
-        return state, self._decision(state, _and_native(state, reason))
+        return state, self._decision(state, _with_native_note(state, reason))
 
     def observe(self, state: AnyState, measurement: Measurement) -> tuple[AnyState, Decision]:
-        """Take in one step; at the end of a window, move between the states of the module's text."""
+        """Add one step to the window; at the end of a window, change between the phases of the module's text."""
         if isinstance(state, LiteralState):
             return literal.observe(self, state, measurement)
         if state.phase == WARM_UP and state.steps < self.warmup:
@@ -130,29 +131,30 @@ class GraVAC(Settings):
         state = replace(state.count(measurement), window=state.window.add(measurement))
         if state.window.steps < self.window:
             return state, self._decision(state)
-        before, ran = state.running, state.runs
+        previous, previous_runs = state.running, state.runs
         summary = state.window.summary(state.phase)
         state, reason = self._judge(replace(state, windows=state.windows + state.window.steps // self.window))
-        state = self._settled(state)
+        state = self._native_if_allowed(state)
         if 2 * state.dense_steps > state.steps and state.compresses and state.steps > 5 * self.window:
             reason += f"; note: {state.dense_steps / state.steps:.0%} of all steps ran dense, so ε may be too high"
-        if state.running != before:
+        if state.running != previous:
             state = replace(state, speed=None, off=0)
-        reason = reason if state.runs == ran else _and_native(state, reason)
+        reason = reason if state.runs == previous_runs else _with_native_note(state, reason)
         state = replace(state, window=state.window.following(state.runs))
         return state, self._decision(state, reason, summary)
 
-    def _settled(self, state: GravacState) -> GravacState:
-        """Return the state in which DDP exchanges by itself what runs, if that is dense and nothing is to be evaluated.
+    def _native_if_allowed(self, state: GravacState) -> GravacState:
+        """Return the state in which DDP exchanges by itself if dense runs and no other CF is to be evaluated.
 
-        While dense rests, the lowest CF is evaluated in the window in which the rest is over.
+        During a rest at dense, the lowest CF is evaluated in the window in which the rest ends.
         """
         fits = state.running.cf == 1 or fits_float16(state.energy)
-        may = state.phase == EXPLOIT and state.running.dense and state.running.cf in state.native and fits
+        allowed = state.phase == EXPLOIT and state.running.dense and state.running.cf in state.native and fits
         rests = not (state.compresses and state.resting) or state.windows + 1 < state.rest_until
-        return replace(state, by_itself=may and rests)
+        return replace(state, by_itself=allowed and rests)
 
     def _decision(self, state: GravacState, reason: str = "", summary: Summary | None = None) -> Decision:
+        """Return the decision for the state's candidate, with the CFs to evaluate beside it."""
         return Decision(state.runs, self._shadow(state), reason, summary, watch=self._watch(state))
 
     def _watch(self, state: GravacState) -> int:
@@ -166,11 +168,11 @@ class GraVAC(Settings):
         return max(1, min(LONGEST, (state.rest_until - 1 - state.windows) * self.window - state.window.steps))
 
     def dump(self, state: AnyState) -> dict[str, Any]:
-        """Return the state as plain values, for a checkpoint."""
+        """Return the state as JSON types, for a checkpoint."""
         return {"algorithm": self._algorithm, "candidates": identify(state.candidates), **to_plain(state)}
 
     def check(self, plain: dict[str, Any]) -> None:
-        """Refuse what ``dump`` does not give."""
+        """Raise ``SettingsError`` unless ``plain`` is a state that ``dump`` returned."""
         if plain.get("algorithm") not in ("literal", "repaired"):
             raise SettingsError(f"controller_state/algorithm: {plain.get('algorithm')!r}, literal or repaired expected")
         kind: Any = LiteralState if plain["algorithm"] == "literal" else GravacState
@@ -185,9 +187,9 @@ class GraVAC(Settings):
         check_positions(positions, len(candidates))
 
     def restore(self, plain: dict[str, Any], forecasts: Sequence[Forecast]) -> tuple[AnyState, Decision]:
-        """Return the state that ``dump`` made plain, and the decision in force.
+        """Return the state that ``dump`` wrote, and the decision in force.
 
-        With other candidates than at the dump, or the other algorithm, it starts anew.
+        If the candidates, or the algorithm, differ from those at the dump, the search starts again.
         """
         candidates = _in_hook(forecasts)
         if plain["candidates"] != identify(candidates) or plain["algorithm"] != self._algorithm:
@@ -204,10 +206,11 @@ class GraVAC(Settings):
 
     @property
     def _algorithm(self) -> str:
+        """Name of the algorithm in dumped states."""
         return "literal" if self.paper_literal else "repaired"
 
     def _shadow(self, state: GravacState) -> tuple[float, ...]:
-        """Return the CFs to evaluate beside what runs: those still to be tried, or at dense the lowest."""
+        """Return the CFs to evaluate without sending: those still to be tried, or the lowest CF at dense."""
         if (
             state.by_itself
             or (state.steps + 1) % self.shadow_every
@@ -217,11 +220,11 @@ class GraVAC(Settings):
         if state.resting:
             ready = state.compresses and state.windows + 1 >= state.rest_until
             return (state.candidates[state.floor].cf,) if ready else ()
-        ahead = state.others if state.phase == WARM_UP else state.queue
-        return tuple(state.candidates[position].cf for position in ahead if position > state.lowest)[:SHADOWS]
+        untried = state.others if state.phase == WARM_UP else state.queue
+        return tuple(state.candidates[position].cf for position in untried if position > state.lowest)[:SHADOWS]
 
     def _judge(self, state: GravacState) -> tuple[GravacState, str]:
-        """Judge the window that ended; return the state and the reason, in words."""
+        """Judge the window that ended; return the state, and the reason as text."""
         if state.phase == EXPLOIT:
             return self._judge_chosen(state)
         if state.position == state.lowest:
@@ -229,7 +232,7 @@ class GraVAC(Settings):
         return self._judge_candidate(state)
 
     def _judge_lowest(self, state: GravacState) -> tuple[GravacState, str]:
-        """Calibrate ε by the lowest CF, which ran, and go on to the next candidate."""
+        """Calibrate ε by the gain of the lowest CF, which ran, and try the next candidate."""
         gain, lowest = state.window.gain, state.running
         threshold = self.epsilon * max(gain, 0.0) if self.epsilon_mode == "calibrated" else self.epsilon
         state = replace(state, phase=EXPLORE, threshold=threshold, floor=state.lowest, queue=state.others, entries=())
@@ -239,31 +242,35 @@ class GraVAC(Settings):
         reason = f"gain {gain:.3g} at {lowest}"
         if self.epsilon_mode == "calibrated":
             reason += f" sets ε to {threshold:.3g} ({self.epsilon:g} of it)"
-        return self._go_on(self._enter(state), reason)
+        return self._try_or_settle(self._enter(state), reason)
 
     def _judge_candidate(self, state: GravacState) -> tuple[GravacState, str]:
-        """Tell whether the candidate that ran for its window is eligible, or refused."""
-        gain, ran = state.window.gain, state.running
+        """Accept or refuse the candidate that ran in the window, by its gain."""
+        gain, candidate = state.window.gain, state.running
         if gain < state.threshold:
-            reason = f"gain {gain:.3g} at {ran} is below ε {state.threshold:.3g}: refused, and so is what is higher"
-            return self._settle(state, reason)
-        floor_gain = next((e.gain for e in state.entries if e.position == state.floor), None)
+            reason = f"gain {gain:.3g} at {candidate} is below ε {state.threshold:.3g}"
+            return self._settle(state, f"{reason}: refused, and so is what is higher")
+        floor_gain = next((entry.gain for entry in state.entries if entry.position == state.floor), None)
         state = self._enter(state)
-        reason = f"gain {gain:.3g} at {ran} is at least ε {state.threshold:.3g}"
-        if not ran.dense and floor_gain and abs(floor_gain - gain) / floor_gain <= self.omega:
+        reason = f"gain {gain:.3g} at {candidate} is at least ε {state.threshold:.3g}"
+        if not candidate.dense and floor_gain and abs(floor_gain - gain) / floor_gain <= self.omega:
             reason += f", and within ω of that at {state.candidates[state.floor]}: θ_min rises to it"
             state = replace(state, floor=state.position)
-        return self._go_on(state, reason)
+        return self._try_or_settle(state, reason)
 
     def _enter(self, state: GravacState) -> GravacState:
-        """Enter what the window measured, over an older entry of the same candidate; forget what has expired."""
+        """Enter the window's measurement in place of the candidate's earlier entry; drop expired entries."""
         t_compression = state.window.summary(state.phase).t_compression or 0.0
         entry = GravacEntry(state.position, state.window.gain, t_compression, state.windows)
-        fresh = [e for e in state.entries if state.windows - e.window < self.expire and e.position != state.position]
-        return replace(state, entries=(*fresh, entry))
+        others = [
+            other
+            for other in state.entries
+            if state.windows - other.window < self.expire and other.position != state.position
+        ]
+        return replace(state, entries=(*others, entry))
 
-    def _go_on(self, state: GravacState, reason: str) -> tuple[GravacState, str]:
-        """Settle where throughput saturates; else try the next candidate, unless its shadow gain is below ε."""
+    def _try_or_settle(self, state: GravacState, reason: str) -> tuple[GravacState, str]:
+        """Settle if throughput saturates; otherwise try the next candidate, unless its shadow gain is below ε."""
         if not state.queue or self._saturated(state) is not None:
             return self._settle(state, reason)
         following = state.queue[0]
@@ -275,68 +282,72 @@ class GraVAC(Settings):
         return replace(state, position=following, queue=state.queue[1:]), f"{reason}; try {candidate}"
 
     def _saturated(self, state: GravacState) -> tuple[GravacEntry, GravacEntry] | None:
-        """Return the two entries of best throughput when they are within ω, lower CF first; ``None`` otherwise."""
-        best = sorted(state.entries, key=lambda e: e.t_compression)[-2:]
+        """Return the two entries of best throughput if they are within ω, lower CF first; ``None`` otherwise."""
+        best = sorted(state.entries, key=lambda entry: entry.t_compression)[-2:]
         if len(best) < 2 or not best[0].t_compression:
             return None
         if (best[1].t_compression - best[0].t_compression) / best[0].t_compression > self.omega:
             return None
-        low, high = sorted(best, key=lambda e: e.position)
+        low, high = sorted(best, key=lambda entry: entry.position)
         return low, high
 
     def _settle(self, state: GravacState, reason: str) -> tuple[GravacState, str]:
         """Choose among the entries and end the search."""
         pair = self._saturated(state)
         if pair is not None:
-            chosen = pair[0]
-            a, b = (state.candidates[e.position] for e in pair)
-            reason += f"; compression throughput saturates between {a} and {b}: the lower"
+            selected = pair[0]
+            lower, higher = (state.candidates[entry.position] for entry in pair)
+            reason += f"; compression throughput saturates between {lower} and {higher}: the lower"
         else:
-            chosen = max(state.entries, key=lambda e: (e.t_compression, -e.position))
-            at = state.candidates[chosen.position]
-            reason += f"; best compression throughput {chosen.t_compression:.3g} samples/s at {at}"
-        floor = max(state.lowest, min(state.floor, chosen.position))
+            selected = max(state.entries, key=lambda entry: (entry.t_compression, -entry.position))
+            candidate = state.candidates[selected.position]
+            reason += f"; best compression throughput {selected.t_compression:.3g} samples/s at {candidate}"
+        floor = max(state.lowest, min(state.floor, selected.position))
         until = state.windows + state.dwell
-        settled = replace(state, phase=EXPLOIT, position=chosen.position, floor=floor, reference=chosen.gain)
+        settled = replace(state, phase=EXPLOIT, position=selected.position, floor=floor, reference=selected.gain)
         return replace(settled, queue=(), speed=None, off=0, rate=None, rest_until=until), reason
 
     def _judge_chosen(self, state: GravacState) -> tuple[GravacState, str]:
-        """Judge a window of the chosen candidate: hold it, scale down, come back from dense, or search again."""
+        """Judge a window of the chosen candidate: hold it, scale down, return from dense, or search again."""
         if not state.compresses:
             return state, f"no candidate sends less than {state.running}"
         if state.resting:
             return self._judge_dense(state)
-        gain, ran = state.window.gain, state.running
+        gain, candidate = state.window.gain, state.running
         if gain < state.threshold:
-            reason = f"gain {gain:.3g} at {ran} fell below ε {state.threshold:.3g}"
+            reason = f"gain {gain:.3g} at {candidate} fell below ε {state.threshold:.3g}"
             if state.position > state.floor:
                 down = replace(state, position=state.floor, reference=None)
                 return down, f"{reason}: down to {down.running}"
             down = state.rest(self.dwell)
             return down, f"{reason}: {down.running}"
-        state, why = self._changed(state)
-        if why:
-            return self._again(state, why, state.dwell)
+        state, change = self._detect_change(state)
+        if change:
+            return self._search_again(state, change, state.dwell)
         rested = state.windows >= state.rest_until
-        moved = state.reference is None or abs(gain - state.reference) > self.band * abs(state.reference)
-        if rested and (moved or ran.dense):
+        gain_moved = state.reference is None or abs(gain - state.reference) > self.band * abs(state.reference)
+        if rested and (gain_moved or candidate.dense):
             if state.reference is None:
                 reason = "after scaling down"
-            elif ran.dense:
-                reason = f"the gain of {ran} tells nothing"
+            elif candidate.dense:
+                reason = f"the gain of {candidate} tells nothing"
             else:
                 reason = f"gain {gain:.3g} left its band around {state.reference:.3g}"
-            return self._again(state, reason, 2 * state.dwell)
-        return state, f"gain {gain:.3g} at {ran} holds"
+            return self._search_again(state, reason, 2 * state.dwell)
+        return state, f"gain {gain:.3g} at {candidate} holds"
 
-    def _again(self, state: GravacState, reason: str, dwell: int) -> tuple[GravacState, str]:
-        """Search again from the lowest CF; what was measured before is no longer compared with."""
+    def _search_again(self, state: GravacState, reason: str, dwell: int) -> tuple[GravacState, str]:
+        """Search again from the lowest CF; earlier measurements are no longer compared."""
         lowest = state.lowest
-        again = replace(state, phase=EXPLORE, position=lowest, floor=lowest, queue=state.others, dwell=dwell)
-        return again, f"{reason}: search again from {again.running}"
+        searching = replace(state, phase=EXPLORE, position=lowest, floor=lowest, queue=state.others, dwell=dwell)
+        return searching, f"{reason}: search again from {searching.running}"
 
-    def _changed(self, state: GravacState) -> tuple[GravacState, str]:
-        """Say why a new search is due, throughput or learning rate having changed since the choice; else nothing."""
+    def _detect_change(self, state: GravacState) -> tuple[GravacState, str]:
+        """Compare throughput and learning rate with those at the choice of the candidate.
+
+        Returns:
+            The state, and the reason for a new search as text; empty if neither changed enough.
+        """
         speed, rate = state.window.t_system, state.learning_rate
         if state.speed is None or speed is None:
             return replace(state, speed=speed, off=0, rate=state.rate or rate), ""
@@ -349,7 +360,7 @@ class GraVAC(Settings):
         return replace(state, rate=state.rate or rate), ""
 
     def _judge_dense(self, state: GravacState) -> tuple[GravacState, str]:
-        """Leave dense when the rest is over and the lowest CF's shadow gain, which is optimistic, reaches ε."""
+        """Leave dense if the rest is over and the lowest CF's shadow gain, which is optimistic, reaches ε."""
         lowest = state.candidates[state.floor]
         shadow = state.window.shadow_gain(lowest.cf)
         if shadow is None or state.windows < state.rest_until:
@@ -359,12 +370,12 @@ class GraVAC(Settings):
                 state = state.rest(self.dwell)
             return state, f"dense: shadow gain {shadow:.3g} at {lowest} is below ε {state.threshold:.3g}"
         until = state.windows + state.dwell
-        back = replace(state, phase=EXPLOIT, position=state.floor, reference=None, rest_until=until)
-        return back, f"shadow gain {shadow:.3g} at {lowest} reaches ε: back to it"
+        compressing = replace(state, phase=EXPLOIT, position=state.floor, reference=None, rest_until=until)
+        return compressing, f"shadow gain {shadow:.3g} at {lowest} reaches ε: back to it"
 
 
 def _in_hook(forecasts: Sequence[Forecast]) -> tuple[Candidate, ...]:
-    """Return the candidates that gravac's hook exchanges: native ones as the same in the hook, each once."""
+    """Return the candidates in mode ``hook``, without duplicates: native candidates become the same in the hook."""
     candidates = (forecast.candidate for forecast in forecasts)
     return tuple(
         dict.fromkeys(candidate.in_hook if candidate.mode == "native" else candidate for candidate in candidates)
@@ -376,6 +387,6 @@ def _native_cfs(forecasts: Sequence[Forecast]) -> tuple[float, ...]:
     return tuple(forecast.candidate.cf for forecast in forecasts if forecast.candidate.mode == "native")
 
 
-def _and_native(state: GravacState, reason: str) -> str:
-    """Return a reason that says so if DDP exchanges by itself."""
+def _with_native_note(state: GravacState, reason: str) -> str:
+    """Return a reason, with a note if DDP exchanges by itself."""
     return f"{reason}; DDP exchanges by itself: {state.runs}" if state.by_itself else reason

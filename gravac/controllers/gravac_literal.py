@@ -2,10 +2,13 @@
 # SPDX-License-Identifier: Apache-2.0
 """Algorithm 1 of the GraVAC paper as printed, defects included: for comparison with the repaired one.
 
-Source: Tyagi & Swany, "GraVAC", IEEE CLOUD 2023, Algorithm 1; the numbers of lines are the paper's. Two deviations that
-no implementation escapes: it is fed with gains that all ranks agree on, and in force two steps later (as printed it
-branches on this step's model-wide gain, which nobody knows when the first bucket leaves); and its CFs are those of the
-candidate list, which also bounds a θ_min and a θ_s that as printed grow, or shrink, without bound.
+Source: Tyagi & Swany, "GraVAC", IEEE CLOUD 2023, Algorithm 1; the line numbers are the paper's. Two deviations are
+unavoidable:
+
+- The algorithm gets gains that all ranks agree on, and its decision takes effect two steps later. As printed it
+  branches on the current step's model-wide gain, which no rank knows when the first bucket is sent.
+- Its CFs are those of the candidate list. The list also bounds θ_min and θ_s, which as printed grow, or shrink, without
+  bound.
 """
 
 from __future__ import annotations
@@ -22,7 +25,7 @@ from gravac.controllers.window import Window
 
 
 class LiteralSettings(Protocol):
-    """Settings of ``GraVAC`` that the printed algorithm has; see there."""
+    """Settings of ``GraVAC`` that the printed algorithm uses; see ``GraVAC``."""
 
     @property
     def window(self) -> int:
@@ -42,7 +45,7 @@ class LiteralSettings(Protocol):
 
     @property
     def step(self) -> str:
-        """How the CF step θ_s grows: ``"exponential"`` or ``"geometric"``."""
+        """Growth of the CF step θ_s: ``"exponential"`` or ``"geometric"``."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,9 +59,9 @@ class LiteralState:
         theta_s: θ_s, the ratio of the CF that is tried to θ_min.
         delta_min: EWMA of the gain at θ_min; ``None`` before the first.
         delta_c: EWMA of the gain at θ_s θ_min; ``None`` before the first.
-        throughput: ``(cf, T_compress)`` of each CF that ran, its latest sample.
+        throughput: ``(cf, T_compress)`` of each CF that ran, by its newest sample.
         steps: number of iterations so far.
-        window: window under way; the records need it, the algorithm does not.
+        window: current window, for the records; the algorithm does not use it.
     """
 
     candidates: tuple[Candidate, ...]
@@ -71,32 +74,34 @@ class LiteralState:
     throughput: tuple[tuple[Factor, Finite], ...] = ()
     steps: Count = 0
 
-    def at(self, cf: float) -> int:
+    def nearest_to(self, cf: float) -> int:
         """Return the position of the candidate nearest to a CF."""
         positions = range(1, len(self.candidates))
-        return min(positions, key=lambda p: abs(math.log(self.candidates[p].cf / cf)), default=0)
+        return min(positions, key=lambda position: abs(math.log(self.candidates[position].cf / cf)), default=0)
 
     @property
     def floor(self) -> int:
         """Position of the candidate at θ_min."""
-        return self.at(self.theta_min)
+        return self.nearest_to(self.theta_min)
 
     @property
     def candidate(self) -> int:
         """Position of the candidate at θ_s θ_min."""
-        return self.at(self.theta_s * self.theta_min)
+        return self.nearest_to(self.theta_s * self.theta_min)
 
 
 def start(candidates: Sequence[Candidate]) -> tuple[LiteralState, Decision]:
     """Run dense until the first gains are known."""
     lowest = candidates[1].cf if len(candidates) > 1 else 1.0
-    state = LiteralState(tuple(candidates), 0, lowest, 2.0, Window(candidates[0]))
+    state = LiteralState(
+        candidates=tuple(candidates), running=0, theta_min=lowest, theta_s=2.0, window=Window(candidates[0])
+    )
     return state, replace(decide(state), reason="Algorithm 1 as printed")
 
 
 def decide(state: LiteralState) -> Decision:
-    """Return what runs, with both levels evaluated beside it, in every step (lines 6 to 9)."""
-    levels = sorted({state.candidates[p].cf for p in (state.floor, state.candidate) if p})
+    """Return the decision for the candidate that runs; both levels are evaluated in every step (lines 6 to 9)."""
+    levels = sorted({state.candidates[position].cf for position in (state.floor, state.candidate) if position})
     return Decision(state.candidates[state.running], tuple(levels))
 
 
@@ -116,7 +121,7 @@ def observe(settings: LiteralSettings, state: LiteralState, measured: Measuremen
 
 
 def _update(settings: LiteralSettings, state: LiteralState, measured: Measurement) -> LiteralState:
-    """Lines 7, 9 and UpdateStep (28 to 30): EWMA of the gains; the latest throughput of what ran."""
+    """Update the EWMAs of the gains and the throughput of the CF that ran: lines 7, 9 and UpdateStep (28 to 30)."""
     if not (math.isfinite(measured.error + measured.energy) and measured.energy > 0):
         return state
     gains = {cf: 1 - error / measured.energy for cf, error in measured.shadow if math.isfinite(error)}
@@ -124,22 +129,23 @@ def _update(settings: LiteralSettings, state: LiteralState, measured: Measuremen
     delta_c = _smooth(settings.ewma, state.delta_c, gains.get(state.candidates[state.candidate].cf))
     state = replace(state, delta_min=delta_min, delta_c=delta_c)
     delta = {state.candidate: delta_c, state.floor: delta_min, 0: 1.0}
-    ran = next((p for p, c in enumerate(state.candidates) if c == measured.candidate), 0)
-    gain = delta.get(ran)
+    position = next((i for i, candidate in enumerate(state.candidates) if candidate == measured.candidate), 0)
+    gain = delta.get(position)
     if gain is None or not (measured.seconds > 0):
         return state
     throughput = {**dict(state.throughput), measured.candidate.cf: measured.samples / measured.seconds * gain}
     return replace(state, throughput=tuple(sorted(throughput.items())))
 
 
-def _smooth(weight: float, before: float | None, gain: float | None) -> float | None:
+def _smooth(weight: float, ewma: float | None, gain: float | None) -> float | None:
+    """Return the EWMA with a new gain; ``None`` before the first gain."""
     if gain is None:
-        return before
-    return gain if before is None else (1 - weight) * before + weight * gain
+        return ewma
+    return gain if ewma is None else (1 - weight) * ewma + weight * gain
 
 
 def _branch(settings: LiteralSettings, state: LiteralState) -> tuple[int, str]:
-    """Choose what runs by which gain reaches ε (lines 11 to 25)."""
+    """Choose the candidate by the gain that reaches ε (lines 11 to 25)."""
     if state.delta_c is not None and state.delta_c >= settings.epsilon:
         return state.candidate, f"δ_c {state.delta_c:.3g} reaches ε {settings.epsilon:g}: candidate"
     if state.delta_min is not None and state.delta_min >= settings.epsilon:
@@ -148,7 +154,7 @@ def _branch(settings: LiteralSettings, state: LiteralState) -> tuple[int, str]:
 
 
 def _check(settings: LiteralSettings, state: LiteralState) -> LiteralState:
-    """CheckGraVAC, lines 31 to 41, in the printed order."""
+    """Update θ_min and θ_s: CheckGraVAC, lines 31 to 41, in the printed order."""
     if len(state.candidates) == 1:
         return state
     lowest, highest = state.candidates[1].cf, state.candidates[-1].cf

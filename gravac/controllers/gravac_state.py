@@ -21,10 +21,10 @@ class GravacEntry:
     """The measurement of a candidate that ran.
 
     Attributes:
-        position: place in the list of candidates.
-        gain: gain over its window.
+        position: position of the candidate in the list of candidates.
+        gain: gain over the candidate's window.
         t_compression: compression throughput: samples per second times gain.
-        window: number of the window it was measured in, to let it expire.
+        window: number of the window in which the candidate was measured; old measurements expire.
     """
 
     position: Count
@@ -38,29 +38,29 @@ class GravacState:
     """The state of a search.
 
     Attributes:
-        candidates: candidates to choose from: dense first, in 16 bit too where that is one; then ascending by wire
+        candidates: candidates to choose from: dense first, then 16 bit if it is a candidate; then ascending by wire
             ratio.
         phase: ``"warm-up"``, ``"explore"`` or ``"exploit"``.
-        position: place of the candidate that runs in ``candidates``.
-        window: window under way.
+        position: position of the candidate that runs, in ``candidates``.
+        window: current window.
         floor: position of θ_min.
         threshold: ε in force, as an absolute gain.
         queue: positions still to be tried, ascending.
         entries: measurements of eligible candidates.
         reference: gain of the chosen candidate when it was chosen; ``None`` after scaling down.
         windows: number of windows ended so far.
-        rest_until: window before which there is no new search, and no coming back from dense.
+        rest_until: number of the window before which no new search starts, and no rest at dense ends.
         dwell: number of windows that the next rest lasts.
-        speed: samples per second in the first window of the chosen candidate; ``None`` before.
-        off: number of windows on end in which samples per second differed from ``speed``.
-        rate: learning rate in the first window of the chosen candidate; ``None`` when not known.
-        learning_rate: last learning rate known; ``None`` before.
+        speed: samples per second in the first window of the chosen candidate; ``None`` before that window.
+        off: number of consecutive windows in which samples per second differed from ``speed``.
+        rate: learning rate in the first window of the chosen candidate; ``None`` if not known.
+        learning_rate: last learning rate known; ``None`` before the first.
         steps: number of steps observed.
         dense_steps: number of steps that ran dense for lack of gain.
         floor_steps: number of steps that ran at θ_min.
         native: CFs at which DDP may exchange by itself.
-        by_itself: whether DDP exchanges by itself what runs, which is dense then.
-        energy: largest energy of a step that was measured, see ``Measurement``; 0: none was.
+        by_itself: whether DDP exchanges by itself; the running candidate is dense then.
+        energy: largest energy of a measured step, see ``Measurement``; 0: no step was measured.
     """
 
     candidates: tuple[Candidate, ...]
@@ -88,7 +88,7 @@ class GravacState:
 
     @property
     def runs(self) -> Candidate:
-        """The candidate that runs, as it is decided: native if DDP exchanges by itself."""
+        """The candidate that runs, in the mode decided on: native if DDP exchanges by itself."""
         return replace(self.running, mode="native") if self.by_itself else self.running
 
     @property
@@ -98,17 +98,17 @@ class GravacState:
 
     @property
     def home(self) -> int:
-        """Position of the dense candidate to fall back to: the one that sends least."""
+        """Position of the dense candidate to fall back to, which sends fewest bytes."""
         return sum(candidate.dense for candidate in self.candidates) - 1
 
     @property
     def lowest(self) -> int:
-        """Position of the lowest CF; one past the last candidate, when nothing but dense may be chosen."""
+        """Position of the lowest CF; the number of candidates if only dense may be chosen."""
         return self.home + 1
 
     @property
     def compresses(self) -> bool:
-        """Tell whether there is any candidate but dense."""
+        """True if there is a candidate besides dense."""
         return self.lowest < len(self.candidates)
 
     @property
@@ -118,38 +118,43 @@ class GravacState:
 
     @property
     def resting(self) -> bool:
-        """Tell whether it runs dense because no gain was high enough, and not because that was fastest."""
+        """True if dense runs because no gain was high enough, and not because dense was fastest."""
         return self.phase == EXPLOIT and self.running.dense and self.reference is None
 
     def count(self, measured: Measurement) -> "GravacState":
-        """Return the state with the training steps of a measurement, counted as dense, θ_min or candidate."""
-        rate, ran = measured.learning_rate, measured.candidate
-        energy = measured.energy if math.isfinite(measured.energy) and ran.mode == "hook" else 0.0
+        """Return the state with the training steps of a measurement, counted as dense, θ_min or another candidate."""
+        rate, candidate = measured.learning_rate, measured.candidate
+        energy = measured.energy if math.isfinite(measured.energy) and candidate.mode == "hook" else 0.0
         return replace(
             self,
             steps=self.steps + measured.steps,
             energy=max(self.energy, energy),
             learning_rate=rate if math.isfinite(rate) else self.learning_rate,
-            dense_steps=self.dense_steps + measured.steps * (self.resting and ran.dense),
-            floor_steps=self.floor_steps + measured.steps * (ran == self.candidates[self.floor] and self.compresses),
+            dense_steps=self.dense_steps + measured.steps * (self.resting and candidate.dense),
+            floor_steps=self.floor_steps
+            + measured.steps * (candidate == self.candidates[self.floor] and self.compresses),
         )
 
     def rest(self, dwell: int) -> "GravacState":
-        """Return the state at dense for the present dwell, or ``dwell`` if longer; the next rest is twice as long."""
-        lasting = max(self.dwell, dwell)
+        """Return the state at dense for the current dwell, or ``dwell`` if longer; the next rest is twice as long.
+
+        Args:
+            dwell: shortest number of windows of the rest.
+        """
+        duration = max(self.dwell, dwell)
         return replace(
             self,
             phase=EXPLOIT,
             position=self.home,
             queue=(),
             reference=None,
-            rest_until=self.windows + lasting,
-            dwell=2 * lasting,
+            rest_until=self.windows + duration,
+            dwell=2 * duration,
         )
 
     @property
     def shares(self) -> dict[str, float]:
-        """Share of all steps at dense for lack of gain, at θ_min, and at another candidate."""
+        """Fractions of all steps: at dense for lack of gain, at θ_min, and at another candidate."""
         total = max(1, self.steps)
         dense, floor = self.dense_steps / total, self.floor_steps / total
         return {"dense": dense, "theta_min": floor, "candidate": 1 - dense - floor}

@@ -1,16 +1,19 @@
 # SPDX-FileCopyrightText: 2026 The gravac developers
 # SPDX-License-Identifier: Apache-2.0
-"""What controllers share that may have DDP exchange by itself: when its float16 is safe, and how long stretches are."""
+"""Native steps, in which DDP exchanges gradients by itself: when its float16 is safe, and how long stretches last.
+
+For controllers that may choose native candidates.
+"""
 
 import math
 
 LARGEST = 65504 / 128
-"""Bound on the norm of all ranks' gradients under which they are sent by torch's float16 hook: a 128th of the largest
-number in float16, as gradients may grow while nobody sees them."""
+"""Norm of all ranks' gradients below which torch's float16 hook may send them: a 128th of the largest number in
+float16, since gradients may grow while nothing observes them."""
 
 LONGEST, LOOK_S = 400, 4.0
-"""Steps, and seconds, that a native stretch lasts at most: steps that take a quarter longer are noticed no sooner.
-Those that take more than twice as long are, by what ranks ask each other within a stretch."""
+"""Largest number of steps, and of seconds, of a native stretch. If steps take a quarter longer, the ranks notice at its
+end. If they take more than twice as long, the ranks notice earlier, by numbers that they exchange within a stretch."""
 
 
 def fits_float16(energy: float) -> bool:
@@ -19,7 +22,7 @@ def fits_float16(energy: float) -> bool:
     The norm of all gradients over the ranks bounds each of their numbers.
 
     Args:
-        energy: largest energy of a step that was measured, see ``Measurement``; 0: none was.
+        energy: largest energy of a measured step, see ``Measurement``; 0: no step was measured.
 
     Example:
         >>> fits_float16(0.0), fits_float16(100.0), fits_float16(1e6)
@@ -28,16 +31,16 @@ def fits_float16(energy: float) -> bool:
     return 0 < energy < LARGEST**2
 
 
-def longer(watch: int, seconds: float, least: int) -> int:
-    """Return the number of steps of the stretch after one that showed nothing new.
+def longer(watch: int, seconds: float, minimum: int) -> int:
+    """Return the number of steps of the next native stretch, after a stretch that showed no change.
 
     Args:
-        watch: number of steps of that stretch.
+        watch: number of steps of the stretch that ended.
         seconds: seconds of a step.
-        least: number of steps of the shortest stretch.
+        minimum: number of steps of the shortest stretch.
 
     Example:
-        >>> longer(8, 0.02, least=8), longer(64, 0.07, least=8), longer(400, 0.001, least=8)
+        >>> longer(8, 0.02, minimum=8), longer(64, 0.07, minimum=8), longer(400, 0.001, minimum=8)
         (16, 58, 400)
     """
-    return max(least, min(LONGEST, 2 * watch, math.ceil(LOOK_S / seconds)))
+    return max(minimum, min(LONGEST, 2 * watch, math.ceil(LOOK_S / seconds)))

@@ -1,14 +1,14 @@
 # SPDX-FileCopyrightText: 2026 The gravac developers
 # SPDX-License-Identifier: Apache-2.0
-"""Switchback trials: they measure, while a run trains, how much progress a step of a candidate makes.
+"""Switchback trials measure the progress of a candidate's step while a run trains.
 
 A run cannot branch, so it alternates: a stretch of the reference, a stretch of the candidate, steps of the reference
 in which the ranks settle, a stretch of the reference, and so on. The loss on fixed batches (``AdaptiveCompressor``'s
 ``probe``) is read a few times at both ends of each stretch of the reference. It is never read at the end of a stretch
 of the candidate: averaged weights lower the loss for some steps, and noise raises it for some. The fall of the loss
-over the candidate's stretch is compared with its fall in the stretches of the reference before and after it.
+over the candidate's stretch is compared with its fall in the stretches of the reference before and after.
 
-Everything here is a pure function of agreed measurements, as controllers are.
+All functions of this module are pure functions of agreed measurements, as controllers are.
 """
 
 from __future__ import annotations
@@ -24,46 +24,47 @@ from gravac.controllers.base import Measurement
 from gravac.controllers.plain import Above0, Count, Finite
 
 TRIAL = 100
-"""Number of steps of the candidate in a trial, if two rounds have no more."""
+"""Number of steps of the candidate in a trial; of outer steps, two rounds if these have more steps."""
 
 LENGTHS = (100, 50)
-"""Numbers of steps that a stretch of the reference may have. The shorter one costs less and measures less exactly."""
+"""Possible numbers of steps of a stretch of the reference. A shorter stretch costs less and measures less exactly."""
 
 SETTLE = 30
 """Number of steps of the reference after a trial, before the loss is read."""
 
 READINGS = 3
-"""Number of readings at each end of a stretch of the reference. A single one depends on the last few batches."""
+"""Number of readings at each end of a stretch of the reference. A single reading depends on the last few batches."""
 
 BETWEEN_READINGS = 5
-"""Number of steps from one of these readings to the next."""
+"""Number of steps between two of these readings."""
 
 UNEVEN = 0.2
-"""Standard deviation of the ratio that a trial measures, without the noise of the readings. It is there because a run
-makes more progress in some stretches than in others."""
+"""Standard deviation of the ratio that a trial measures, without the noise of the readings: a run makes more progress
+in some stretches than in others."""
 
 BIAS = 0.1
 """Error of the mean of many trials."""
 
 NOISE = 0.2
-"""Standard deviation of the ratio that a trial measures, by the noise of the readings alone, assumed before the first
-trial of a run, for stretches of 100 steps. It is inversely proportional to their length."""
+"""Standard deviation of the ratio that a trial measures, due to the noise of the readings alone. It is assumed before
+the first trial of a run, for stretches of 100 steps, and is inversely proportional to their length."""
 
-LEAST_RATIO = 0.05
+SMALLEST_RATIO = 0.05
 """Lower limit of a measured ratio of efficiencies. If the loss rose, the ratio is negative and has no logarithm."""
 
 PATIENCE = 6
-"""Number of measurements that the controller waits for a reading before it asks for it again."""
+"""Number of measurements that the controller waits for a reading before it requests the reading again."""
 
 REQUESTS = 3
-"""Number of times that the controller waits so long before it ends the trials."""
+"""Number of times that the controller waits ``PATIENCE`` measurements for a reading before it ends the trials."""
 
 SETTLING: Final = "settling"
 REFERENCE: Final = "reference"
 CANDIDATE: Final = "candidate"
 
 Stage = Literal["settling", "reference", "candidate"]
-"""Part of a trial: steps of the reference before the first reading, a stretch of the reference, or of the candidate."""
+"""Stage of a trial: steps of the reference before the first reading, a stretch of the reference, or one of the
+candidate."""
 
 _NORMAL = NormalDist()
 
@@ -73,8 +74,8 @@ class Reading:
     """A reading of the loss on fixed batches.
 
     Attributes:
-        step: number of training steps made before.
-        loss: mean over the batches and the ranks.
+        step: number of training steps made before the reading.
+        loss: mean loss over the batches and the ranks.
     """
 
     step: Count
@@ -83,21 +84,21 @@ class Reading:
 
 @dataclass(frozen=True, slots=True)
 class Trials:
-    """Trials of one candidate that are under way.
+    """Trials of one candidate that have not ended.
 
     Attributes:
-        candidate: place of the candidate in the controller's list.
-        reference: place of the candidate that it is compared with.
+        candidate: position of the candidate in the controller's list.
+        reference: position of the candidate that it is compared with.
         length: number of steps of a stretch of the reference.
         steps: number of steps of a stretch of the candidate.
-        stage: present part of the trial.
-        made: number of steps made in this part.
+        stage: current stage of the trial.
+        made: number of steps made in this stage.
         asked: whether the controller waits for a reading.
         readings: all readings so far, ``2 * READINGS`` for each stretch of the reference.
         candidate_steps: number of steps that the candidate made in each trial.
-        earlier: results of earlier trials of the same two candidates; ``None``: there were none.
-        slow: number of steps without interruption that took far longer than before.
-        waited: number of measurements since the controller asked for the reading.
+        earlier: results of earlier trials of the same two candidates; ``None``: no earlier trials.
+        slow: number of consecutive last steps that took far longer than the candidate's earlier steps.
+        waited: number of measurements since the controller requested the reading.
     """
 
     candidate: Count
@@ -115,7 +116,7 @@ class Trials:
 
     @property
     def running(self) -> int:
-        """Place of the candidate that is to run."""
+        """Position of the candidate that is to run."""
         return self.candidate if self.stage == CANDIDATE else self.reference
 
     @property
@@ -126,23 +127,23 @@ class Trials:
 
     @property
     def stretches(self) -> tuple[tuple[Reading, ...], ...]:
-        """Readings of each stretch of the reference that is over."""
-        each = len(self.offsets)
-        return tuple(self.readings[end - each : end] for end in range(each, len(self.readings) + 1, each))
+        """Readings of each stretch of the reference that has ended."""
+        count = len(self.offsets)
+        return tuple(self.readings[end - count : end] for end in range(count, len(self.readings) + 1, count))
 
     @property
     def ended(self) -> int:
-        """Number of trials that are over, with a stretch of the reference after each."""
+        """Number of trials that have ended, with a stretch of the reference after each."""
         return max(0, len(self.stretches) - 1)
 
     @property
     def between(self) -> bool:
-        """Whether a stretch of the reference has just ended. Only here trials end as planned."""
+        """True if a stretch of the reference has just ended. Only then trials end as planned."""
         return self.stage == REFERENCE and len(self.readings) % len(self.offsets) == 0
 
     @property
-    def left(self) -> int:
-        """Number of steps until the next reading, or until this part of the trial ends."""
+    def remaining(self) -> int:
+        """Number of steps until the next reading, or until this stage of the trial ends."""
         steps_until = {
             SETTLING: SETTLE,
             REFERENCE: self.offsets[len(self.readings) % len(self.offsets)],
@@ -152,32 +153,32 @@ class Trials:
 
     @property
     def ask_again(self) -> bool:
-        """Whether the controller asks for the reading again, since a restart may have lost it."""
+        """True if the controller requests the reading again, since a restart may have lost it."""
         return self.waited > 0 and self.waited % PATIENCE == 0
 
     @property
     def given_up(self) -> bool:
-        """Whether the controller has waited too long for a finite reading."""
+        """True if the controller has waited too long for a finite reading."""
         return self.waited > REQUESTS * PATIENCE
 
-    def add(self, measured: Measurement, is_candidate: bool, is_reference: bool, far: bool) -> Trials:
+    def add(self, measured: Measurement, is_candidate: bool, is_reference: bool, far_slower: bool) -> Trials:
         """Return the trials after a measurement.
 
         Args:
             measured: the measurement.
             is_candidate: whether the candidate ran.
             is_reference: whether the reference ran.
-            far: whether its steps took far longer than before.
+            far_slower: whether the measured steps took far longer than the candidate's earlier steps.
         """
-        trials = replace(self, slow=self.slow + measured.steps if far else 0)
+        trials = replace(self, slow=self.slow + measured.steps if far_slower else 0)
         trials = replace(trials, waited=trials.waited + 1 if trials.asked else 0)
         if is_candidate and trials.candidate_steps and trials.stage != REFERENCE:
             trials = replace(
                 trials, candidate_steps=(*trials.candidate_steps[:-1], trials.candidate_steps[-1] + measured.steps)
             )
         if trials.asked and math.isfinite(measured.probe):
-            before = measured.first + (measured.candidate.mode == "native")  # where it was read one step later
-            readings = (*trials.readings, Reading(before, measured.probe))
+            step = measured.first + (measured.candidate.mode == "native")  # native stretches read it one step later
+            readings = (*trials.readings, Reading(step, measured.probe))
             trials = replace(trials, asked=False, readings=readings, waited=0)
             if trials.stage == SETTLING:
                 trials = replace(trials, stage=REFERENCE, made=0)
@@ -194,7 +195,7 @@ class Trials:
         return replace(self, stage=SETTLING, made=0)
 
     def ask(self) -> Trials:
-        """Return the trials waiting for a reading."""
+        """Return the trials after the controller requested a reading."""
         return replace(self, asked=True)
 
     @property
@@ -206,10 +207,11 @@ class Trials:
             estimate(lines[number], lines[number + 1], self.candidate_steps[number], noise)
             for number in range(self.ended)
         )
+        finite = ((ratio, error) for ratio, error in estimates if math.isfinite(error))
         earlier = self.earlier or Learned(self.candidate, self.reference, ())
         return replace(
             earlier,
-            estimates=(*earlier.estimates, *(result for result in estimates if math.isfinite(result[1]))),
+            estimates=(*earlier.estimates, *finite),
             steps=earlier.steps + sum(self.candidate_steps),
         )
 
@@ -223,7 +225,7 @@ class Line:
         last: step of the last reading.
         middle: mean step of the readings.
         loss: loss on the line at ``middle``.
-        fall: fall of the loss in a step.
+        fall: fall of the loss per step.
         spread: sum of squared distances of the readings' steps from ``middle``.
         count: number of readings.
         noise: standard deviation of a reading from the line.
@@ -244,7 +246,7 @@ class Line:
 
         Example:
             >>> line = Line.through([Reading(0, 4.0), Reading(50, 3.0), Reading(100, 2.0)])
-            >>> line.fall, line.at(100), line.noise
+            >>> line.fall, line.loss_at(100), line.noise
             (0.02, 2.0, 0.0)
         """
         count = len(readings)
@@ -252,33 +254,43 @@ class Line:
         loss = sum(reading.loss for reading in readings) / count
         spread = sum((reading.step - middle) ** 2 for reading in readings)
         fall = -sum((reading.step - middle) * (reading.loss - loss) for reading in readings) / spread
-        squared_residuals = sum((reading.loss - (loss - fall * (reading.step - middle))) ** 2 for reading in readings)
-        noise = math.sqrt(squared_residuals / max(1, count - 2))
-        return cls(readings[0].step, readings[-1].step, middle, loss, fall, spread, count, noise)
+        squared_errors = sum((reading.loss - (loss - fall * (reading.step - middle))) ** 2 for reading in readings)
+        noise = math.sqrt(squared_errors / max(1, count - 2))
+        return cls(
+            first=readings[0].step,
+            last=readings[-1].step,
+            middle=middle,
+            loss=loss,
+            fall=fall,
+            spread=spread,
+            count=count,
+            noise=noise,
+        )
 
-    def at(self, step: float) -> float:
+    def loss_at(self, step: float) -> float:
         """Return the loss on the line at a step."""
         return self.loss - self.fall * (step - self.middle)
 
     def variance_at(self, step: float) -> float:
-        """Return the variance of ``at``, over that of a reading."""
+        """Return the variance of ``loss_at`` / the variance of a reading."""
         return 1 / self.count + (step - self.middle) ** 2 / self.spread
 
 
 def estimate(before: Line, after: Line, steps: int, noise: float) -> tuple[float, float]:
     """Return the ratio of the efficiencies of candidate and reference that one trial measured.
 
-    Between the two stretches a step of the reference is taken to lower the loss by the geometric mean of what a step
-    lowers it by in each of them.
+    The estimate assumes that between the two stretches of the reference a step of the reference lowers the loss by the
+    geometric mean of the loss's fall per step in each stretch.
 
     Args:
         before: the stretch of the reference before the candidate's.
-        after: the stretch of the reference after it, and after settling.
+        after: the stretch of the reference after the candidate's, and after settling.
         steps: number of steps of the candidate between them.
         noise: standard deviation of a reading.
 
     Returns:
-        The ratio, and its standard error; infinite if the loss did not fall in both stretches of the reference.
+        The ratio, and its standard error. The error is infinite if the loss did not fall in both stretches of the
+        reference.
 
     Example:
         >>> before = Line.through([Reading(0, 4.0), Reading(50, 3.5), Reading(100, 3.0)])
@@ -290,12 +302,12 @@ def estimate(before: Line, after: Line, steps: int, noise: float) -> tuple[float
     if min(before.fall, after.fall) <= 0 or not steps:
         return 0.0, math.inf
     fall_per_step = math.sqrt(before.fall * after.fall)
-    reference_steps = (before.at(before.last) - after.at(after.first)) / fall_per_step
+    reference_steps = (before.loss_at(before.last) - after.loss_at(after.first)) / fall_per_step
     ratio = (reference_steps - (after.first - before.last - steps)) / steps
     end_variance = (before.variance_at(before.last) + after.variance_at(after.first)) / fall_per_step**2
     slope_variance = sum(1 / (line.spread * line.fall**2) for line in (before, after)) / 4
-    by_noise = noise * math.sqrt(end_variance + reference_steps**2 * slope_variance) / steps
-    return ratio, math.hypot(UNEVEN, by_noise)
+    error_of_readings = noise * math.sqrt(end_variance + reference_steps**2 * slope_variance) / steps
+    return ratio, math.hypot(UNEVEN, error_of_readings)
 
 
 @dataclass(frozen=True, slots=True)
@@ -303,10 +315,10 @@ class Learned:
     """Results of all trials of a candidate.
 
     Attributes:
-        candidate: place of the candidate in the controller's list.
-        reference: place of the candidate that it was compared with.
-        estimates: ratio of efficiencies that each trial measured, and its standard error. A trial beside which the loss
-            did not fall is left out.
+        candidate: position of the candidate in the controller's list.
+        reference: position of the candidate that it was compared with.
+        estimates: ratio of efficiencies that each trial measured, and the ratio's standard error. Trials are left out
+            if the loss did not fall in a stretch of the reference beside them.
         steps: number of steps that the candidate made.
     """
 
@@ -322,8 +334,8 @@ class Learned:
 
     @property
     def ratio(self) -> float:
-        """Mean of the ratios, weighted by the inverse squares of their errors; at least ``LEAST_RATIO``."""
-        return max(LEAST_RATIO, self._mean)
+        """Mean of the ratios, weighted by the inverse squares of their errors; at least ``SMALLEST_RATIO``."""
+        return max(SMALLEST_RATIO, self._mean)
 
     @property
     def error(self) -> float:
@@ -340,6 +352,7 @@ class Learned:
 
     @property
     def _mean(self) -> float:
+        """Weighted mean of the ratios; 1 without trials."""
         weights = [(ratio, error**-2) for ratio, error in self.estimates]
         total = sum(weight for _, weight in weights)
         return sum(ratio * weight for ratio, weight in weights) / total if total else 1.0
@@ -354,7 +367,7 @@ def expected_scatter(learned: Learned | None, length: int) -> float:
     """Return the standard deviation expected of the ratio that the next trial measures.
 
     Args:
-        learned: results of the same candidate's trials; ``None``: there were none.
+        learned: results of the same candidate's trials; ``None``: no trials.
         length: number of steps of a stretch of the reference.
     """
     if learned is None or not learned.estimates:
@@ -362,22 +375,22 @@ def expected_scatter(learned: Learned | None, length: int) -> float:
     return math.sqrt(learned.trials / sum(error**-2 for _, error in learned.estimates))
 
 
-def value_of_trials(advantage: float, deviation: float, scatter: float, trials: int, chosen: bool) -> float:
-    """Return the expected gain of this many trials, as a share of the progress to come.
+def value_of_trials(advantage: float, deviation: float, scatter: float, trials: int, preferred: bool) -> float:
+    """Return the expected gain of a number of trials, as a fraction of the progress to come.
 
-    It is the difference between two decisions, both by the lower bound: the one after the trials, and the one now.
+    The gain is the difference between two decisions, both by the lower bound: after the trials, and without trials.
 
     Args:
-        advantage: mean of the logarithm of the candidate's goodput over the reference's.
-        deviation: its standard deviation.
-        scatter: standard deviation of that logarithm as a single trial measures it.
+        advantage: mean of log (goodput of the candidate / goodput of the reference).
+        deviation: standard deviation of that logarithm.
+        scatter: standard deviation of that logarithm as measured by a single trial.
         trials: number of trials.
-        chosen: whether the decision now is for the candidate, and not for the reference.
+        preferred: whether the decision without trials is for the candidate, and not for the reference.
 
     Example:
-        >>> value_of_trials(0.1, 0.2, 0.3, trials=4, chosen=False) > value_of_trials(0.1, 0.2, 0.3, 1, False) > 0
+        >>> value_of_trials(0.1, 0.2, 0.3, trials=4, preferred=False) > value_of_trials(0.1, 0.2, 0.3, 1, False) > 0
         True
-        >>> value_of_trials(0.1, 0.0, 0.3, trials=4, chosen=True)
+        >>> value_of_trials(0.1, 0.0, 0.3, trials=4, preferred=True)
         0.0
     """
     noise = scatter / math.sqrt(trials)
@@ -388,4 +401,4 @@ def value_of_trials(advantage: float, deviation: float, scatter: float, trials: 
     margin = _NORMAL.inv_cdf(SURE) * deviation * noise / math.sqrt(variance)  # from posterior mean to lower bound
     normalized = (advantage - margin) / deviation_of_mean
     gain_after = advantage * _NORMAL.cdf(normalized) + deviation_of_mean * _NORMAL.pdf(normalized)
-    return gain_after - (advantage if chosen else 0.0)
+    return gain_after - (advantage if preferred else 0.0)

@@ -1,6 +1,6 @@
 # SPDX-FileCopyrightText: 2026 The gravac developers
 # SPDX-License-Identifier: Apache-2.0
-"""Which CFs are worth trying: the paper's two spacings, and fitting them to what a compressor can do.
+"""CFs that a controller tries: the paper's two spacings, and their mapping to CFs that a compressor supports.
 
 Source: Tyagi & Swany, "GraVAC", IEEE CLOUD 2023, section IV-B.
 """
@@ -12,7 +12,7 @@ from gravac.candidate import Span
 
 
 def exponential(cf_range: tuple[float, float]) -> tuple[float, ...]:
-    """Return the lowest CF times 1, 2, 4, 16, 256 ..., the last clamped to the highest.
+    """Return the lowest CF times 1, 2, 4, 16, 256 ..., with the last CF clamped to the highest.
 
     Example:
         >>> exponential((10, 1000))
@@ -27,7 +27,7 @@ def exponential(cf_range: tuple[float, float]) -> tuple[float, ...]:
 
 
 def geometric(cf_range: tuple[float, float], ratio: float = 2.0) -> tuple[float, ...]:
-    """Return the lowest CF times 1, 2, 4, 8 ..., or powers of another ratio; the last is clamped to the highest.
+    """Return the lowest CF times 1, 2, 4, 8 ..., or powers of another ratio, with the last CF clamped to the highest.
 
     Example:
         >>> geometric((10, 100))
@@ -40,8 +40,12 @@ def geometric(cf_range: tuple[float, float], ratio: float = 2.0) -> tuple[float,
     return (*cfs, high) if high > cfs[-1] else tuple(cfs)
 
 
-def snap(wanted: Sequence[float], reach: Span | Sequence[float]) -> tuple[float, ...]:
-    """Return the CFs nearest to the wanted ones, by ratio, that a compressor can do: ascending, without repetition.
+def snap(target_cfs: Sequence[float], supported_cfs: Span | Sequence[float]) -> tuple[float, ...]:
+    """Return the supported CFs nearest to the target CFs, by ratio: ascending, without repetition.
+
+    Args:
+        target_cfs: CFs that a controller would choose from.
+        supported_cfs: CFs that the compressor supports. Of a span, target CFs outside it are dropped.
 
     Example:
         >>> snap((10, 20, 40), [4, 16, 32])
@@ -49,8 +53,8 @@ def snap(wanted: Sequence[float], reach: Span | Sequence[float]) -> tuple[float,
         >>> snap((10, 20, 40), Span(16, 100))
         (20, 40)
     """
-    if isinstance(reach, Span):
-        return tuple(sorted({cf for cf in wanted if reach.low <= cf <= reach.high}))
-    if not reach:
+    if isinstance(supported_cfs, Span):
+        return tuple(sorted({cf for cf in target_cfs if supported_cfs.low <= cf <= supported_cfs.high}))
+    if not supported_cfs:
         return ()
-    return tuple(sorted({min(reach, key=lambda cf: abs(math.log(cf / want))) for want in wanted}))
+    return tuple(sorted({min(supported_cfs, key=lambda cf: abs(math.log(cf / target))) for target in target_cfs}))

@@ -15,7 +15,7 @@ from gravac.controllers.window import Window
 from gravac.settings import Settings
 
 StaticState = Window
-"""The window under way: of the candidate that runs."""
+"""Current window of the candidate that runs."""
 
 
 class Static(Settings):
@@ -34,18 +34,18 @@ class Static(Settings):
     window: int = Field(default=20, ge=1)
 
     def propose(self, cf_range: tuple[float, float], reach: Span | Sequence[float]) -> tuple[float, ...]:
-        """Return its CF, or the nearest one in reach; nothing when that is neither in the range nor 1 or 2 (dense)."""
+        """Return its CF, or the nearest supported CF; nothing if that is neither in the range nor 1 or 2 (dense)."""
         cfs = (self.cf,) if isinstance(reach, Span) else snap((self.cf,), reach)
         return tuple(cf for cf in cfs if cf in (1.0, 2.0) or cf_range[0] <= cf <= cf_range[1])
 
     def start(self, forecasts: Sequence[Forecast]) -> tuple[StaticState, Decision]:
-        """Decide for dense when that has its CF, otherwise for the first candidate that is not dense."""
+        """Choose dense if dense has the controller's CF, otherwise the first candidate that is not dense."""
         dense, *others = (forecast.candidate for forecast in forecasts)
-        chosen = dense if self.cf in (1.0, dense.cf) or not others else others[0]
-        return Window(chosen), Decision(chosen, reason=f"static: {chosen}")
+        candidate = dense if self.cf in (1.0, dense.cf) or not others else others[0]
+        return Window(candidate), Decision(candidate, reason=f"static: {candidate}")
 
     def observe(self, state: StaticState, measurement: Measurement) -> tuple[StaticState, Decision]:
-        """Stay with the candidate; report when a window is full."""
+        """Keep the candidate; report when a window is full."""
         window = state.add(measurement)
         if window.steps < self.window:
             return window, Decision(state.candidate)
@@ -53,15 +53,15 @@ class Static(Settings):
         return window.following(state.candidate), decision
 
     def dump(self, state: StaticState) -> dict[str, Any]:
-        """Return the state as plain values, for a checkpoint."""
+        """Return the state as JSON types, for a checkpoint."""
         return {"window": state.dump()}
 
     def check(self, plain: dict[str, Any]) -> None:
-        """Refuse what ``dump`` does not give."""
+        """Raise ``SettingsError`` unless ``plain`` is a state that ``dump`` returned."""
         check_names(None, plain, (), Window)
         Window.restore(Candidate("hook", DENSE, 1.0), plain["window"])
 
     def restore(self, plain: dict[str, Any], forecasts: Sequence[Forecast]) -> tuple[StaticState, Decision]:
-        """Return the state that ``dump`` made plain, and the decision in force: the candidate, whatever ran then."""
-        chosen = self.start(forecasts)[0].candidate
-        return Window.restore(chosen, plain["window"]), Decision(chosen)
+        """Return the state that ``dump`` wrote, and the decision for the controller's candidate, whatever ran then."""
+        candidate = self.start(forecasts)[0].candidate
+        return Window.restore(candidate, plain["window"]), Decision(candidate)

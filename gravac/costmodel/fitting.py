@@ -1,6 +1,6 @@
 # SPDX-FileCopyrightText: 2026 The gravac developers
 # SPDX-License-Identifier: Apache-2.0
-"""Fits the model's constants to step times that were measured."""
+"""Fits the model's constants to measured step times."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -15,26 +15,27 @@ from gravac.costmodel.network import Network, check
 from gravac.costmodel.step import BACKWARD, Format, Load, Prediction, Shape, load
 
 Floats = npt.NDArray[np.float64]
-"""Numbers of the least-squares problem."""
+"""Array of numbers in the least-squares problem."""
 
 FEWEST = 3
-"""Fewest observations of a link from which its bandwidth is fitted."""
+"""Smallest number of observations from which a link's bandwidth is fitted."""
 
 TELLING = 0.05
-"""Relative error of a step up to which it counts squared, and by its size beyond: a few odd steps move nothing."""
+"""Relative error of a step up to which the squared error counts, and beyond which the absolute error does (Huber's
+loss): a few outliers change little."""
 
 FREE = 1e-6
-"""Seconds per gigabyte that stand for no time at all, so that a speed is a finite number."""
+"""Seconds per gigabyte that replace 0, so that a speed is finite."""
 
 
 @dataclass(frozen=True, slots=True)
 class Observation:
-    """A measured step: the arguments of ``predict``, and what it took.
+    """A measured step: the arguments of ``predict``, and the step's time.
 
     Attributes:
-        shapes: shapes of the parameters; see ``predict`` for this and whatever is not named here.
-        step_s: time the step took, seconds.
-        link: name of the network; steps of one name went over one network.
+        shapes: shapes of the parameters; see ``predict`` for this attribute and for those not listed here.
+        step_s: time of the step, seconds.
+        link: name of the network; steps with the same name used the same network.
     """
 
     shapes: Sequence[Shape]
@@ -49,7 +50,7 @@ class Observation:
     link: str = ""
 
     def load(self, machine: Machine) -> Load:
-        """What this step put on a machine and a network."""
+        """Return the work of this step for a machine and a network."""
         return load(
             self.shapes,
             self.compressor,
@@ -68,35 +69,37 @@ class Fit:
     """The constants that explain measured steps best.
 
     Attributes:
-        networks: each link's latency and bandwidth, by its name.
-        machine: speed of its copies, what a start takes and its overlap, while training.
+        networks: each link's latency and bandwidth, by the link's name.
+        machine: the machine while training: speed of copies, seconds of a start, and overlap.
     """
 
     networks: Mapping[str, Network]
     machine: Machine
 
     def predict(self, observation: Observation) -> Prediction:
-        """The time that these constants predict for a step over a link that was fitted."""
+        """Return the step time that these constants predict for a step over a fitted link."""
         return observation.load(self.machine).over(self.networks[observation.link], self.machine)
 
     def error(self, observation: Observation) -> float:
-        """Error of the predicted step time relative to the measured one: 0.1 is a tenth too long."""
+        """Return the error of the predicted step time relative to the measured one: 0.1 means 10 % too long."""
         return self.predict(observation).step_s / observation.step_s - 1
 
 
 def fit(observations: Sequence[Observation], machine: Machine | None = None) -> Fit:
-    """The bandwidth of each link, a message's latency, and what coding and overlap come to, from measured steps.
+    """Fit each link's bandwidth, a message's latency, the speed of coding and the overlap to measured steps.
 
-    Links are taken to differ in bandwidth alone: most of a message's latency is the machine's, and one for each link
-    would leave too little to tell it from what coding takes. Fit links that are far apart one by one. Least squares of
-    the errors relative to the steps measured, less swayed by large ones. For a given overlap, and given which exchanges
-    stick out of backward, the step is linear in the other constants; the overlap is searched.
+    The fit assumes that links differ in bandwidth alone: most of a message's latency is the machine's, and the steps
+    cannot separate a latency of each link from the time of coding. Fit very different links one by one. The fit
+    minimizes the errors relative to the measured steps, by least squares that weigh large errors less. For a given
+    overlap, and given which exchanges outlast backward, the step is linear in the other constants; the overlap is
+    searched.
 
     Args:
-        observations: measured steps of more than one rank, at least three of each link; to tell the constants apart
-            they must differ in bytes, in buckets or ranks, and in what they compress, and some must be partly hidden.
-        machine: where the steps ran: costs in copies are taken from it, and speed and start where nothing was
-            compressed; default: what the compressors' costs were measured on.
+        observations: measured steps of more than one rank, at least three of each link. They must differ in bytes, in
+            buckets or ranks, and in what they compress, and some must be partly hidden, so that the constants can be
+            separated.
+        machine: machine on which the steps ran; its costs in copies are used, and its speed and start if no step
+            compressed. Default: the machine on which the compressors' costs were measured.
 
     Raises:
         ValueError: there are too few observations, or no bandwidth explains them.
@@ -104,22 +107,22 @@ def fit(observations: Sequence[Observation], machine: Machine | None = None) -> 
     machine = machine or Machine(14e9)
     rows = [observation for observation in observations if observation.world > 1]
     links = list(dict.fromkeys(row.link for row in rows))
-    over = {link: f" over {link}" if link else "" for link in links or [""]}
-    for link, where in over.items():
+    suffixes = {link: f" over {link}" if link else "" for link in links or [""]}
+    for link, suffix in suffixes.items():
         if (count := sum(row.link == link for row in rows)) < FEWEST:
             raise ValueError(
-                f"observations: {count} of more than one rank{where}, fewer than {FEWEST}; measure more steps"
+                f"observations: {count} of more than one rank{suffix}, fewer than {FEWEST}; measure more steps"
             )
     for row in rows:
         check("step_s", row.step_s, row.step_s > 0, "seconds, above 0")
     problem = _Problem(rows, links, machine)
     answer, overlap = problem.solve()
-    alpha, *per_gigabit, per_gigabyte, start = (float(value) for value in answer)
+    alpha, *per_gigabit, per_gigabyte, start = map(float, answer)
     for link, seconds in zip(links, per_gigabit, strict=True):
         if seconds <= 0:
             raise ValueError(
-                f"observations: steps{over[link]} do not take longer with more bytes, so no bandwidth explains them; "
-                "measure over a slower link, or steps that send more"
+                f"observations: steps{suffixes[link]} do not take longer with more bytes, so no bandwidth explains "
+                "them; measure over a slower link, or steps that send more"
             )
     if problem.coding.any():
         machine = replace(machine, copy_bytes_per_s=1e9 / max(per_gigabyte, FREE), start_s=start)
@@ -128,62 +131,67 @@ def fit(observations: Sequence[Observation], machine: Machine | None = None) -> 
 
 
 class _Problem:
-    """Columns: a message's latency, seconds per gigabit of each link and per gigabyte copied, seconds of a start."""
+    """The least-squares problem of a fit.
+
+    Columns: a message's latency, seconds per gigabit of each link and per gigabyte copied, seconds of a start.
+    """
 
     def __init__(self, rows: Sequence[Observation], links: Sequence[str], machine: Machine) -> None:
         loads = [row.load(machine) for row in rows]
-        on = np.array([[row.link == link for link in links] for row in rows], dtype=float)
+        on_link = np.array([[row.link == link for link in links] for row in rows], dtype=float)
         self.measured = np.array([row.step_s for row in rows])
-        self.compute = np.array([held.compute_s for held in loads])
-        self.buckets = np.array([held.buckets for held in loads], dtype=float)
-        messages = np.array([[held.messages] for held in loads], dtype=float)
-        gigabits = np.array([[held.bits * 1e-9] for held in loads])
-        self.bucket = np.hstack([messages, on * gigabits])
-        self.coding = np.array([[held.copied_bytes * 1e-9, held.starts] for held in loads])
+        self.compute = np.array([step.compute_s for step in loads])
+        self.buckets = np.array([step.buckets for step in loads], dtype=float)
+        messages = np.array([[step.messages] for step in loads], dtype=float)
+        gigabits = np.array([[step.bits * 1e-9] for step in loads])
+        self.bucket = np.hstack([messages, on_link * gigabits])
+        self.coding = np.array([[step.copied_bytes * 1e-9, step.starts] for step in loads])
 
     def solve(self) -> tuple[Floats, float]:
-        """The best answer, and its overlap."""
-        span, width = np.linspace(0, 1, 21), 0.05
-        found = min(span, key=lambda overlap: self.at(float(overlap))[0])
+        """Return the constants with the smallest error, and the overlap at which they have it."""
+        overlaps, width = np.linspace(0, 1, 21), 0.05
+        best = min(overlaps, key=lambda overlap: self.solve_at(float(overlap))[0])
         for _ in range(3):
-            span = np.clip(np.linspace(found - width, found + width, 11), 0, 1)
-            found = min(span, key=lambda overlap: self.at(float(overlap))[0])
+            overlaps = np.clip(np.linspace(best - width, best + width, 11), 0, 1)
+            best = min(overlaps, key=lambda overlap: self.solve_at(float(overlap))[0])
             width /= 5
-        return self.at(float(found))[1], float(found)
+        return self.solve_at(float(best))[1], float(best)
 
-    def at(self, overlap: float) -> tuple[float, Floats]:
-        """The error left at an overlap, and the answer."""
+    def solve_at(self, overlap: float) -> tuple[float, Floats]:
+        """Return the smallest error at an overlap, and the constants that have it."""
         hidden = overlap * BACKWARD * self.compute
         best = (math.inf, np.zeros(self.bucket.shape[1] + 2))
         for exposed in (np.ones(len(hidden), dtype=bool), np.zeros(len(hidden), dtype=bool)):
             weights = 1 / self.measured
             for _ in range(30):
                 columns = np.hstack([self.bucket * np.where(exposed, self.buckets, 1.0)[:, None], self.coding])
-                wanted = self.measured - self.compute + np.where(exposed, hidden, 0.0)
-                answer = _not_negative(columns * weights[:, None], wanted * weights)
+                target = self.measured - self.compute + np.where(exposed, hidden, 0.0)
+                answer = _not_negative(columns * weights[:, None], target * weights)
                 bucket = self.bucket @ answer[:-2]
                 waits = (self.buckets - 1) * bucket - hidden
                 step = self.compute + self.coding @ answer[-2:] + np.maximum(0.0, waits) + bucket
-                off = np.abs(step / self.measured - 1)
-                left = float(np.where(off < TELLING, off * off / (2 * TELLING), off - TELLING / 2).sum())
-                if left < best[0]:
-                    best = (left, answer)
-                before, exposed = exposed, waits > 0
-                now = 1 / (self.measured * np.sqrt(np.maximum(off, TELLING)))
-                settled = bool((before == exposed).all()) and np.allclose(now, weights, rtol=1e-3)
-                weights = now
+                errors = np.abs(step / self.measured - 1)
+                huber = np.where(errors < TELLING, errors * errors / (2 * TELLING), errors - TELLING / 2)
+                error = float(huber.sum())
+                if error < best[0]:
+                    best = (error, answer)
+                previously_exposed, exposed = exposed, waits > 0
+                new_weights = 1 / (self.measured * np.sqrt(np.maximum(errors, TELLING)))
+                same_exposed = bool((previously_exposed == exposed).all())
+                settled = same_exposed and np.allclose(new_weights, weights, rtol=1e-3)
+                weights = new_weights
                 if settled:
                     break
         return best
 
 
-def _not_negative(columns: Floats, wanted: Floats) -> Floats:
-    """Least squares with no answer below 0: what comes out below is left out, the worst first."""
+def _not_negative(columns: Floats, target: Floats) -> Floats:
+    """Solve least squares with unknowns of 0 or more: the most negative unknown is set to 0, one after the other."""
     scale = np.maximum(np.linalg.norm(columns, axis=0), 1e-300)
     used = np.ones(columns.shape[1], dtype=bool)
     while True:
         answer = np.zeros(columns.shape[1])
-        answer[used] = np.linalg.lstsq(columns[:, used] / scale[used], wanted, rcond=None)[0]
+        answer[used] = np.linalg.lstsq(columns[:, used] / scale[used], target, rcond=None)[0]
         if (answer >= 0).all():
             return np.asarray(answer / scale)
         used[int(np.argmin(answer))] = False

@@ -1,6 +1,6 @@
 # SPDX-FileCopyrightText: 2026 The gravac developers
 # SPDX-License-Identifier: Apache-2.0
-"""What compressing costs on a machine, in copies of the tensor."""
+"""Cost of compression on a machine, in copies of the tensor."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -10,21 +10,21 @@ from gravac.compressors.profile import MEASURED_WORLD, Coding, CostPoints, codin
 from gravac.costmodel.network import check
 
 Costs = Mapping[str, CostPoints]
-"""Points (CF, encode, decode at ``MEASURED_WORLD`` ranks) by compressor's name, ascending by CF; costs in copies."""
+"""Points (CF, encode, decode at ``MEASURED_WORLD`` ranks) by the compressor's name, ascending by CF; in copies."""
 
 
 @dataclass(frozen=True, slots=True)
 class Machine:
-    """What compressing costs, and how much of an exchange can hide.
+    """A machine: its cost of compression, and the part of an exchange that it can hide.
 
     Attributes:
-        copy_bytes_per_s: bytes of a tensor over the seconds that copying it takes.
-        overlap: share of backward behind which the exchange can hide, 0 to 1.
-        costs: coding costs of its own, see ``Costs``; compressors that are not in them are not known then. ``None``:
-            what each compressor's profile says, which was measured on a CPU.
-        per_rank: whether the decode of an all-gather grows with the ranks, less what it costs at the highest CF
-            measured (at most a copy and a half); otherwise costs are as given at any number of ranks.
-        start_s: what a round of collectives of a compressed bucket takes beside that: waking, calls, caches; seconds.
+        copy_bytes_per_s: bytes of a tensor / seconds that copying the tensor takes.
+        overlap: fraction of backward that can hide the exchange, 0 to 1.
+        costs: coding costs of this machine, see ``Costs``; a compressor that is missing has no known cost. ``None``:
+            costs by each compressor's profile, which was measured on a CPU.
+        per_rank: whether the decode of an all-gather grows with the number of ranks, apart from its cost at the highest
+            CF measured (at most a copy and a half); otherwise costs are the same at any number of ranks.
+        start_s: further seconds of a round of collectives of a compressed bucket: waking, calls, caches.
     """
 
     copy_bytes_per_s: float
@@ -39,16 +39,16 @@ class Machine:
         check("start_s", self.start_s, self.start_s >= 0, "seconds, 0 or more")
 
     def coding(self, compressor: Compressor, cf: float) -> Coding | None:
-        """What coding a tensor costs here, in copies of it; ``None`` where that was not measured."""
+        """Return the cost of coding a tensor on this machine, in copies of it; ``None`` if it was not measured."""
         if self.costs is None or not compressor.compresses:
             return compressor.profile(cf).coding
         return coding_at(self.costs.get(compressor.name, ()), cf)
 
     def copies(self, compressor: Compressor, cf: float, world: int = MEASURED_WORLD, gathered: bool = False) -> float:
-        """What encoding and decoding a tensor costs, in copies of it.
+        """Return the cost of encoding and decoding a tensor, in copies of it.
 
         Args:
-            compressor: what the tensor is compressed by.
+            compressor: compressor of the tensor.
             cf: compression factor.
             world: number of ranks.
             gathered: whether every rank decodes what all ranks have sent.

@@ -1,6 +1,6 @@
 # SPDX-FileCopyrightText: 2026 The gravac developers
 # SPDX-License-Identifier: Apache-2.0
-"""Costs of collectives in the alpha-beta model: each message takes a latency, and its bytes over the bandwidth."""
+"""Costs of collectives in the alpha-beta model: a message takes a latency, plus its bytes / the bandwidth."""
 
 import math
 from dataclasses import dataclass
@@ -10,7 +10,7 @@ from gravac.collectives import AllGather, AllReduce, AllToAll, Broadcast, Kind
 
 @dataclass(frozen=True, slots=True)
 class Network:
-    """The link that every rank has.
+    """The link of every rank.
 
     Attributes:
         alpha: latency of a message, seconds.
@@ -26,7 +26,7 @@ class Network:
 
 
 def collective_seconds(kind: Kind, payload_bytes: float, world: int, network: Network, tree: bool = False) -> float:
-    """How long one collective takes, in seconds.
+    """Return the seconds that one collective takes.
 
     All-reduce: a ring, ``2(N-1)`` messages of ``B/N``; as a tree, up and down, ``2 ceil(log2 N)`` messages of ``B``.
     All-gather: a ring, ``N-1`` messages of ``B``. All-to-all: ``N-1`` messages of ``B/N``. Broadcast: a binomial tree,
@@ -34,10 +34,10 @@ def collective_seconds(kind: Kind, payload_bytes: float, world: int, network: Ne
 
     Args:
         kind: the collective's class.
-        payload_bytes: bytes one rank hands over.
+        payload_bytes: bytes that one rank hands to the collective.
         world: number of ranks.
-        network: the link that every rank has.
-        tree: whether an all-reduce goes by a tree, instead of a ring.
+        network: the link of every rank.
+        tree: whether an all-reduce uses a tree, instead of a ring.
 
     Raises:
         ValueError: a size is out of range; the message names it.
@@ -49,7 +49,7 @@ def collective_seconds(kind: Kind, payload_bytes: float, world: int, network: Ne
 
 
 def messages_of(kind: Kind, payload: float, world: int, tree: bool = False) -> tuple[int, float]:
-    """Number of messages that one rank sends one after the other in a collective, and the bytes in all of them."""
+    """Return the number of messages that one rank sends in a collective, one after the other, and their total bytes."""
     depth = (world - 1).bit_length()
     if tree and kind is AllReduce:
         return 2 * depth, 2 * depth * payload
@@ -64,11 +64,17 @@ def messages_of(kind: Kind, payload: float, world: int, tree: bool = False) -> t
     raise ValueError(f"kind: {kind!r} is no collective; use AllReduce, AllGather, AllToAll or Broadcast")
 
 
-def check(name: str, value: float, right: bool, allowed: str) -> None:
-    """Refuse a value that is out of range, or no number.
+def check(name: str, number: float, in_range: bool, allowed: str) -> None:
+    """Raise ``ValueError`` if a number is out of range or not finite.
+
+    Args:
+        name: name of the argument, for the message.
+        number: the number.
+        in_range: whether the number is in the allowed range.
+        allowed: the allowed range as text, for the message.
 
     Raises:
-        ValueError: it is not ``right``, or not finite; the message names it and what is ``allowed``.
+        ValueError: the number is not ``in_range``, or not finite.
     """
-    if not right or not math.isfinite(value):
-        raise ValueError(f"{name}: {value!r} is out of range; give {allowed}")
+    if not in_range or not math.isfinite(number):
+        raise ValueError(f"{name}: {number!r} is out of range; give {allowed}")

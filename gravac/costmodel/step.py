@@ -1,16 +1,18 @@
 # SPDX-FileCopyrightText: 2026 The gravac developers
 # SPDX-License-Identifier: Apache-2.0
-"""What a step takes: compute, compression, and the part of the exchange that backward does not hide.
+"""Time of a step: compute, compression, and the part of the exchange that backward does not hide.
 
-The network is alpha-beta: each message costs a latency and its bytes over the bandwidth. A step's exchange is cut into
-equal buckets; all but the last may travel while backward still runs:
+The network is alpha-beta: each message costs a latency, plus its bytes / the bandwidth. A step's exchange is cut into
+equal buckets; all but the last may be in flight while backward still runs:
 
     step = compute + compression + max(0, (k-1) t - overlap * backward) + t        t: exchange of one of k buckets
 
-Compression takes a start for each of a bucket's rounds of collectives, and so many copies of its bytes. It is never
-hidden, because it contends with backward for the same device. Sources: Agarwal et al., "On the
-Utility of Gradient Compression in Distributed Training Systems", MLSys 2022 (the shape of the formula); Tyagi & Swany,
-"Flexible Communication for Optimal Distributed Learning over Unpredictable Networks", 2023 (costs of collectives).
+Compression takes a start for each of a bucket's rounds of collectives, and the time of a number of copies of the
+bucket's bytes. It is never hidden, because it contends with backward for the same device.
+
+Sources: Agarwal et al., "On the Utility of Gradient Compression in Distributed Training Systems", MLSys 2022 (the shape
+of the formula); Tyagi & Swany, "Flexible Communication for Optimal Distributed Learning over Unpredictable Networks",
+2023 (costs of collectives).
 """
 
 import math
@@ -30,24 +32,24 @@ Shape = tuple[int, ...]
 
 
 Format = Literal["float32", "float16", "bfloat16"]
-"""Number format of what is not compressed."""
+"""Number format of tensors that are not compressed."""
 
 
 BUCKET_BYTES = 25 * 2**20
-"""Bytes of gradients in a bucket, as DDP cuts them by default."""
+"""Bytes of gradients in a bucket; DDP's default."""
 
 
 BACKWARD = 2 / 3
-"""Share of a step's compute that is backward, which does two products where forward does one."""
+"""Fraction of a step's compute that is backward, which computes two products for each product of forward."""
 
 
 LOWEST, HIGHEST = 1e3, 1e13
-"""Lowest and highest bandwidth that ``break_even`` looks at, bits per second."""
+"""Lowest and highest bandwidth that ``break_even`` considers, bits per second."""
 
 
 @dataclass(frozen=True, slots=True)
 class Prediction:
-    """How long a step takes, in seconds, and what it sends.
+    """Predicted times of a step, in seconds, and the bytes that it sends.
 
     Attributes:
         step_s: time of the whole step.
@@ -55,7 +57,7 @@ class Prediction:
         compress_s: time of encode and decode.
         exchange_s: time of all collectives, one after the other.
         exposed_s: part of ``exchange_s`` that backward does not hide.
-        wire_bytes: bytes one rank sends.
+        wire_bytes: bytes that one rank sends.
     """
 
     step_s: float
@@ -68,16 +70,16 @@ class Prediction:
 
 @dataclass(frozen=True, slots=True)
 class Load:
-    """What a step puts on a machine and a network, whatever their speed: a prediction's first half.
+    """Work of a step for a machine and a network, independent of their speed: the first half of a prediction.
 
     Attributes:
         compute_s: time of forward, backward and optimizer, seconds.
-        copied_bytes: bytes that a copy would have to move to take as long as encode and decode.
+        copied_bytes: bytes of a copy that takes as long as encode and decode.
         starts: number of rounds of collectives, over all compressed buckets.
-        messages: number of messages one after the other, in each bucket.
-        bits: bits sent by one rank, in each bucket.
+        messages: number of messages of a bucket, one after the other.
+        bits: bits of a bucket that one rank sends.
         buckets: number of buckets.
-        wire_bytes: bytes sent by one rank in all.
+        wire_bytes: bytes of all buckets that one rank sends.
     """
 
     compute_s: float
@@ -89,7 +91,7 @@ class Load:
     wire_bytes: int
 
     def over(self, network: Network, machine: Machine) -> Prediction:
-        """The time of such a step on a machine, over a network."""
+        """Return the predicted times of the step on a machine, over a network."""
         compress = self.copied_bytes / machine.copy_bytes_per_s + self.starts * machine.start_s
         bucket = self.messages * network.alpha + self.bits / network.bandwidth
         exposed = max(0.0, (self.buckets - 1) * bucket - machine.overlap * BACKWARD * self.compute_s) + bucket
@@ -114,7 +116,7 @@ def load(
     dense: Format = "bfloat16",
     dense_below: int = 1024,
 ) -> Load:
-    """What a step puts on a machine and a network; arguments and ``Raises`` are those of ``predict``."""
+    """Return the work of a step for a machine and a network; arguments and ``Raises`` are those of ``predict``."""
     check("compute_s", compute_s, compute_s > 0, "seconds, above 0")
     check("world", world, world >= 1, "ranks, 1 or more")
     check("cf", cf, cf >= 1, "a compression factor, 1 or more")
@@ -132,14 +134,14 @@ def load(
     for shape in shapes:
         size = math.prod(shape)
         small = compressor is None or (compressor.compresses and (len(shape) < 2 or size < dense_below))
-        sender, at = (number_format, number_format.cf) if compressor is None or small else (compressor, cf)
-        traffic = sender.traffic(shape, at, torch.float32, world)
+        sender, sender_cf = (number_format, number_format.cf) if compressor is None or small else (compressor, cf)
+        traffic = sender.traffic(shape, sender_cf, torch.float32, world)
         gathered = any(sent.kind is AllGather for sent in traffic)
-        copied += 4 * size * machine.copies(sender, at, world, gathered)
+        copied += 4 * size * machine.copies(sender, sender_cf, world, gathered)
         if sender.compresses:
             rounds = max(rounds, len(traffic))
-        for turn, sent in enumerate(traffic):
-            payloads[turn, sent.kind] = payloads.get((turn, sent.kind), 0) + sent.payload_bytes
+        for index, sent in enumerate(traffic):
+            payloads[index, sent.kind] = payloads.get((index, sent.kind), 0) + sent.payload_bytes
     sent_by_kind = [messages_of(kind, payload, world) for (_, kind), payload in payloads.items()]
     return Load(
         compute_s=compute_s,
@@ -164,25 +166,25 @@ def predict(
     dense: Format = "bfloat16",
     dense_below: int = 1024,
 ) -> Prediction:
-    """Predict how long a step takes.
+    """Predict the time of a step.
 
     Args:
         shapes: shapes of the parameters.
-        compressor: what compresses the tensors that are large enough; ``None``: none is compressed.
-        cf: compression factor; without a compressor it means nothing.
+        compressor: compressor of the tensors that are large enough; ``None``: no tensor is compressed.
+        cf: compression factor; ignored without a compressor.
         compute_s: time of forward, backward and optimizer, seconds.
         world: number of ranks.
-        network: the link that every rank has.
-        machine: the machine that every rank runs on.
-        buckets: number of buckets that the exchange is cut into; ``None`` for one of each 25 MiB of gradients.
-        dense: number format of what is not compressed.
-        dense_below: number of elements below which a tensor is not compressed; nor is any of one dimension.
+        network: the link of every rank.
+        machine: the machine of every rank.
+        buckets: number of buckets that the exchange is cut into; ``None``: a bucket for each 25 MiB of gradients.
+        dense: number format of tensors that are not compressed.
+        dense_below: number of elements below which a tensor is not compressed. Tensors of one dimension never are.
 
     Raises:
         ValueError: an argument is out of range, or the machine knows no cost of the compressor; the message names it.
     """
-    held = load(shapes, compressor, cf, compute_s, world, machine, buckets, dense, dense_below)
-    return held.over(network, machine)
+    work = load(shapes, compressor, cf, compute_s, world, machine, buckets, dense, dense_below)
+    return work.over(network, machine)
 
 
 def break_even(
@@ -197,20 +199,20 @@ def break_even(
     dense: Format = "bfloat16",
     dense_below: int = 1024,
 ) -> float | None:
-    """The bandwidth below which a step with the compressor is shorter than one in 16 bit; bits per second.
+    """Return the bandwidth below which a step with the compressor is shorter than a step in 16 bit; bits per second.
 
-    ``None`` where it is so at no bandwidth between ``LOWEST`` and ``HIGHEST``, or at all of them.
+    ``None`` if the step is shorter at no bandwidth between ``LOWEST`` and ``HIGHEST``, or at all of them.
 
     Args:
         shapes: shapes of the parameters.
-        compressor: what compresses the tensors that are large enough.
+        compressor: compressor of the tensors that are large enough.
         cf: compression factor.
         compute_s: time of forward, backward and optimizer, seconds.
         world: number of ranks.
-        machine: the machine that every rank runs on.
+        machine: the machine of every rank.
         alpha: latency of a message, seconds.
         buckets: number of buckets, see ``predict``.
-        dense: the 16-bit format, or whatever else it is to be compared with; see ``predict``.
+        dense: number format that the compressor is compared with; see ``predict``.
         dense_below: number of elements below which a tensor is not compressed, see ``predict``.
 
     Raises:
@@ -227,10 +229,10 @@ def break_even(
 
 
 def crossing(wins: Callable[[float], bool]) -> float | None:
-    """The bandwidth below which something is so, bits per second; ``None`` where it is so nowhere, or everywhere.
+    """Return the bandwidth below which ``wins`` is true, bits per second; ``None`` if it is true nowhere or everywhere.
 
     Args:
-        wins: whether it is so at a bandwidth, between ``LOWEST`` and ``HIGHEST``.
+        wins: condition on a bandwidth, between ``LOWEST`` and ``HIGHEST``; true below the crossing, false above.
     """
     low, high = LOWEST, HIGHEST
     if not wins(low) or wins(high):

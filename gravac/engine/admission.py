@@ -1,6 +1,6 @@
 # SPDX-FileCopyrightText: 2026 The gravac developers
 # SPDX-License-Identifier: Apache-2.0
-"""Which candidates a controller may choose from, once the model and the number of ranks are known."""
+"""Admits the candidates that a controller may choose from, once the model and the number of ranks are known."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
@@ -21,17 +21,17 @@ from gravac.exchange.link_probe import LinkProbe
 from gravac.policy import Policy
 
 SAME = 1.01
-"""Two candidates whose wire ratios differ by less, relatively, are one."""
+"""Ratio of two wire ratios below which two candidates count as the same."""
 
 NOT_TIMED: Mapping[float, float] = MappingProxyType({})
-"""Seconds of coding by CF: none was timed."""
+"""Seconds of coding by CF, if no coding was timed."""
 
-Predicted = Callable[[Compressor, float], Forecast]
+Predict = Callable[[Compressor, float], Forecast]
 """A function that forecasts a compressor at a CF: bytes sent of the model, seconds taken, efficiency."""
 
 
 class Admission(NamedTuple):
-    """The candidates that a controller may choose, and those that it may not.
+    """Candidates that a controller may choose, and candidates that it may not choose.
 
     Attributes:
         forecasts: forecasts of the candidates that may be chosen, ascending by wire ratio; dense first, then 16 bit.
@@ -43,7 +43,7 @@ class Admission(NamedTuple):
 
 
 def averager_of(policy: Policy) -> Averager:
-    """Return an averager made by a policy, which knows no other ranks yet: it is rank 0 of 1."""
+    """Return an averager with a policy's settings. It does not know other ranks yet: it is rank 0 of 1."""
     feedback = Feedback(policy.release, policy.overflow_safety, policy.residual_dtype)
     return Averager(
         base=policy.base,
@@ -62,22 +62,22 @@ def admit(
     link: LinkProbe | None = None,
     coding: Mapping[float, float] = NOT_TIMED,
 ) -> Admission:
-    """The forecasts of a run's candidates, once its model and its ranks are known.
+    """Return the forecasts of a run's candidates, once its model and its ranks are known.
 
     Args:
-        policy: gives controller, base and range.
-        averager: tells what is compressed at all, and predicts wire bytes over its ranks.
+        policy: policy with controller, base and range.
+        averager: decides which tensors are compressed, and predicts wire bytes over its ranks.
         forms: shapes and dtypes of all the model's gradients.
-        link: what the link was probed at; ``None``: nothing is known.
-        coding: seconds that coding takes for each byte of a float32 tensor, by CF of the base, where the gradients lie;
-            for what is not in it the compressors' own costs are taken, which were measured on a CPU.
+        link: result of the link's probe; ``None``: not known.
+        coding: seconds of coding on the gradients' device for each byte of a float32 tensor, by CF of the base. For a
+            missing CF the compressor's own costs are used, which were measured on a CPU.
     """
     world, shapes = averager.world, [shape for shape, _ in forms]
     full = AllReduce.wire_bytes(4 * sum(torch.Size(shape).numel() for shape in shapes), world)
     compressed = [shape for shape in shapes if averager.compresses(shape)]
 
-    def expected(compressor: Compressor, cf: float) -> tuple[float | None, float | None]:
-        """Seconds that coding and exchange of a step should take, by what the link was probed at."""
+    def expected_seconds(compressor: Compressor, cf: float) -> tuple[float | None, float | None]:
+        """Return the seconds that coding and exchange of a step should take by the link's probe; ``None``: unknown."""
         if link is None:
             return None, None
         network, machine = Network(link.latency, link.bandwidth), Machine(link.copy_bytes_per_s)
@@ -90,25 +90,24 @@ def admit(
         step = predict(shapes, compressor, cf, 1.0, world, network, machine, dense=dense, dense_below=below)
         return float(f"{step.compress_s:.3g}"), float(f"{step.exchange_s:.3g}")
 
-    def predicted(compressor: Compressor, cf: float) -> Forecast:
-        ratio = wire_ratio(full, averager.wire_bytes(forms, compressor, cf))
+    def forecast(compressor: Compressor, cf: float) -> Forecast:
         profile = compressor.profile(cf, world=world, shapes=compressed)
-        belief, by_gain = efficiency_belief(profile), profile.efficiency_by_gain
-        coding, exchange = expected(compressor, cf)
+        belief = efficiency_belief(profile)
+        coding_s, exchange_s = expected_seconds(compressor, cf)
         return Forecast(
-            Candidate("hook", compressor.name, cf),
-            ratio,
-            belief.efficiency,
-            profile.family,
-            by_gain,
-            coding,
-            exchange,
+            candidate=Candidate("hook", compressor.name, cf),
+            wire_ratio=wire_ratio(full, averager.wire_bytes(forms, compressor, cf)),
+            efficiency=belief.efficiency,
+            family=profile.family,
+            by_gain=profile.efficiency_by_gain,
+            coding_s=coding_s,
+            exchange_s=exchange_s,
             apart=profile.efficiency_apart,
             deviation=belief.deviation,
             method=compressor.method_at(cf),
         )
 
-    return admitted(policy, predicted)
+    return select(policy, forecast)
 
 
 def efficiency_belief(profile: Profile) -> Belief:
@@ -120,35 +119,36 @@ def efficiency_belief(profile: Profile) -> Belief:
     return Belief(efficiency, round(belief.deviation, 4))
 
 
-def admitted(policy: Policy, predicted: Predicted) -> Admission:
-    """Admit a run's candidates: drop those that would send no less than dense, or what another does.
+def select(policy: Policy, predict: Predict) -> Admission:
+    """Admit a run's candidates: drop those that would send no less than dense, or the same as another candidate.
 
-    Top-k by all-gather sends (N-1) times its payload: at 10x and 32 ranks, 3.2 times more than dense. Where 16 bit is a
-    candidate, less than that is what counts.
+    Top-k by all-gather sends (N-1) times its payload: at 10x and 32 ranks, 3.2 times more than dense. If 16 bit is a
+    candidate, the others must send less than 16 bit.
 
     Args:
-        policy: gives controller, base and range.
-        predicted: forecasts what the policy proposes.
+        policy: policy with controller, base and range.
+        predict: forecasts the CFs that the policy proposes.
     """
-    dense, *sixteen = (predicted(form, form.cf) for form in policy.dense_formats)
+    dense, *sixteen = (predict(number_format, number_format.cf) for number_format in policy.dense_formats)
     if not policy.base.compresses:
         return Admission((dense,))
-    reach = policy.base.candidates(policy.cf_range)
-    wanted = [predicted(policy.base, cf) for cf in policy.controller.propose(policy.cf_range, reach)]
+    supported_cfs = policy.base.candidates(policy.cf_range)
+    proposed = [predict(policy.base, cf) for cf in policy.controller.propose(policy.cf_range, supported_cfs)]
     if policy.controller.keeps_all:
-        return Admission((dense, *wanted))
+        return Admission((dense, *proposed))
     forecasts = [dense]
     dropped = []
-    ascending = sorted(wanted, key=lambda forecast: (forecast.wire_ratio, forecast.candidate.cf))
+    ascending = sorted(proposed, key=lambda forecast: (forecast.wire_ratio, forecast.candidate.cf))
     for forecast in (*sixteen, *ascending):
         twin = next((other for other in forecasts if alike(forecast, other)), None)
-        least = next(other for other in reversed(forecasts) if other.candidate.dense)
-        if twin is None and forecast.wire_ratio > least.wire_ratio:
+        smallest_dense = next(other for other in reversed(forecasts) if other.candidate.dense)
+        if twin is None and forecast.wire_ratio > smallest_dense.wire_ratio:
             forecasts.append(forecast)
         elif twin is not None:
             dropped.append(Dropped(forecast, "same_bytes", twin, twin.wire_ratio / forecast.wire_ratio))
         else:
-            dropped.append(Dropped(forecast, "not_fewer_bytes", least, least.wire_ratio / forecast.wire_ratio))
+            ratio = smallest_dense.wire_ratio / forecast.wire_ratio
+            dropped.append(Dropped(forecast, "not_fewer_bytes", smallest_dense, ratio))
     return Admission(tuple(forecasts), tuple(dropped))
 
 
@@ -159,7 +159,7 @@ def drop_below_efficiency(admission: Admission, least_efficiency: float | None) 
 
     Args:
         admission: forecasts of all candidates.
-        least_efficiency: lowest bound that is allowed; ``None``: any.
+        least_efficiency: smallest lower bound that is allowed; ``None``: any.
     """
     if least_efficiency is None:
         return admission
@@ -174,18 +174,19 @@ def drop_below_efficiency(admission: Admission, least_efficiency: float | None) 
 
 
 def _synchronous_and_dense(forecast: Forecast) -> bool:
+    """True if a candidate averages dense gradients in each step."""
     return forecast.candidate.dense and forecast.candidate.mode != "outer"
 
 
 def with_native(admission: Admission, native: Sequence[float]) -> Admission:
     """Return an admission with dense candidates that DDP exchanges by itself.
 
-    In float32 that takes the place of the hook's: it sends the same. In 16 bit it is beside the hook's, which may have
-    another number format, and tells how large gradients are.
+    In float32 the native candidate replaces the hook's, since both send the same. In 16 bit it is added to the hook's:
+    the hook's may have another number format, and its steps measure how large gradients are.
 
     Args:
         admission: forecasts of an exchange in each step, and perhaps of outer steps.
-        native: CFs that DDP's own exchange may run at, 1 or 2.
+        native: CFs at which DDP's own exchange may run, 1 or 2.
     """
     forecasts: list[Forecast] = []
     for forecast in admission.forecasts:
@@ -196,16 +197,12 @@ def with_native(admission: Admission, native: Sequence[float]) -> Admission:
         twin = Candidate("native", candidate.compressor, candidate.cf)
         bits = f"float{32 / candidate.cf:.0f}"
         family = "native" if candidate.cf == 1 else f"native {bits}"
-        instead = replace(forecast, candidate=twin, family=family, coding_s=_none_of(forecast), method=str(twin))
-        forecasts += [instead] if candidate.cf == 1 else [forecast, instead]
+        coding_s = None if forecast.coding_s is None else 0.0
+        native_forecast = replace(forecast, candidate=twin, family=family, coding_s=coding_s, method=str(twin))
+        forecasts += [native_forecast] if candidate.cf == 1 else [forecast, native_forecast]
     return admission._replace(forecasts=tuple(forecasts))
 
 
-def _none_of(forecast: Forecast) -> float | None:
-    """Return that nothing is coded; ``None`` if nothing is known of the forecast's coding."""
-    return None if forecast.coding_s is None else 0.0
-
-
 def alike(forecast: Forecast, other: Forecast) -> bool:
-    """Whether two candidates send the same on this model: it is too small for the higher CF."""
+    """True if two candidates send the same on this model, which is too small for the higher CF."""
     return forecast.family == other.family and forecast.wire_ratio <= SAME * other.wire_ratio

@@ -1,13 +1,13 @@
 # SPDX-FileCopyrightText: 2026 The gravac developers
 # SPDX-License-Identifier: Apache-2.0
-"""How a rank's measurement becomes one that all ranks share, and at which points of a step.
+"""Agreement of the ranks on a step's measurement, and the points of a step at which they agree.
 
 1. A step ends: its ``LocalMeasurement`` is pending.
-2. ``read``: its sums and moments become numbers.
+2. ``read``: its sums and moments are converted to numbers.
 3. ``send``: the ranks start to sum the numbers.
-4. ``observe``: the sums are there, and the engine decides by them.
+4. ``observe``: the sums have arrived, and the engine decides by them.
 
-The schedule says when. Each of the two schedules does 2 to 4 at the same points on all ranks.
+A schedule sets the points. Both schedules do 2 to 4 at the same points on all ranks.
 """
 
 import math
@@ -19,26 +19,26 @@ from gravac.controllers.base import Measurement
 from gravac.engine.run_state import RunState
 from gravac.exchange.executor import Executor
 from gravac.exchange.failures import ExchangeError
-from gravac.measurement import FIRST, LAST, UNRELEASED, LocalMeasurement, error_at, slots
+from gravac.measurement import FIRST_SLOTS, LAST_SLOTS, UNRELEASED, LocalMeasurement, error_at, slots
 
 AGREEMENT = "the ranks' agreement on an earlier step"
 
 TIMES = ("seconds", "waited", "coded", "exchanged")
-"""Names of the slots that a round of several steps is measured in as a whole, and told of by the step."""
+"""Names of the slots that are measured for a whole round of several steps, and reported per step."""
 
 SUMS = ("error", "energy")
-"""Names of the slots that hold sums over ranks, as every shadow's error does; the others hold means."""
+"""Names of the slots that hold sums over ranks. Errors at shadow CFs are sums, too; the other slots hold means."""
 
 Observe = Callable[[LocalMeasurement, list[list[float]]], None]
-"""Takes a measurement and the sums of its vectors over the ranks."""
+"""Called with a measurement and the sums of its vectors over the ranks."""
 
 
 class Agreement:
-    """The pending measurements of a run on their way to agreement.
+    """Brings a run's pending measurements to agreement of all ranks.
 
     Args:
         executor: sums over the ranks.
-        state: state of the run, with the measurements that are pending.
+        state: state of the run, with the pending measurements.
         observe: called with each measurement that the ranks agree on, in order.
     """
 
@@ -47,90 +47,90 @@ class Agreement:
         self._state, self._observe = state, observe
         self._in_flight: list[Any] = []
 
-    def read(self, last: int) -> None:
-        """Read the measurements of steps up to ``last`` as numbers; these steps have ended."""
+    def read(self, last_step: int) -> None:
+        """Convert the measurements of steps up to ``last_step`` to numbers; these steps have ended."""
         for measurement in self._state.pending:
-            if measurement.step <= last and not measurement.numbers:
+            if measurement.step <= last_step and not measurement.numbers:
                 measurement.read(self.executor)
 
-    def send(self, last: int) -> None:
-        """Start to sum the numbers of steps up to ``last`` over the ranks."""
+    def send(self, last_step: int) -> None:
+        """Start to sum the numbers of steps up to ``last_step`` over the ranks."""
         for measurement in self._state.pending[len(self._in_flight) :]:
-            if measurement.step > last:
+            if measurement.step > last_step:
                 return
             vectors = measurement.vectors()
             self._state.totals.norm_bytes += sum(8 * len(vector) for vector in vectors[1:])
             with named_failure(self._state, lambda: AGREEMENT):
                 self._in_flight.append(self.executor.agree(vectors))
 
-    def observe(self, last: int) -> None:
-        """Wait for the sums of steps up to ``last``, and have each observed."""
-        while self._in_flight and self._state.pending[0].step <= last:
+    def observe(self, last_step: int) -> None:
+        """Wait for the sums of steps up to ``last_step``, and call ``observe`` for each step."""
+        while self._in_flight and self._state.pending[0].step <= last_step:
             with named_failure(self._state, lambda: AGREEMENT):
                 sums = self.executor.agreed(self._in_flight.pop(0))
             self._observe(self._state.pending.pop(0), sums)
 
-    def let_go(self) -> None:
-        """Let go of sums that are in flight, which hold connections; nobody will wait for them."""
+    def drop_in_flight(self) -> None:
+        """Drop sums in flight, which keep connections open; no caller will wait for these sums."""
         self._in_flight.clear()
 
 
 class AgreementSchedule(Protocol):
-    """When a step's numbers are read, sent and observed.
+    """Points of a step at which the measurements are read, sent and observed.
 
     Attributes:
-        looks: whether the host looks at data within a step.
+        host_looks: whether the host looks at tensors' numbers within a step.
     """
 
-    looks: bool
+    host_looks: bool
 
     def step_follows(self, step: int) -> None:
-        """A step is about to begin; a call of its own, before ``step_begins``."""
+        """Called when a step is about to begin, by the executor in a call of its own, before ``step_begins``."""
 
     def step_begins(self, step: int) -> None:
-        """A step begins, before anything of it is exchanged."""
+        """Called when a step begins, before any of its tensors are exchanged."""
 
     def step_ends(self, step: int) -> None:
-        """A step ended, and its measurement is pending."""
+        """Called when a step has ended and its measurement is pending."""
 
 
 class HostSchedule:
     """The host reads a step's numbers at its end. The ranks sum them in the next step, and decide at its end."""
 
-    looks = True
+    host_looks = True
 
     def __init__(self, agreement: Agreement) -> None:
         self._agreement, self._latency = agreement, agreement.executor.latency
 
     def step_follows(self, step: int) -> None:
-        """Do nothing: the host is never behind the device."""
+        """Do nothing: the host has waited for the device."""
 
     def step_begins(self, step: int) -> None:
-        """Send the numbers of the last step."""
+        """Send the numbers of the previous step."""
         self._agreement.send(step + 1 - self._latency)
 
     def step_ends(self, step: int) -> None:
-        """Read the step's numbers, and decide by the step before."""
+        """Read the step's numbers, and decide by those of the previous step."""
         self._agreement.read(step)
         self._agreement.observe(step + 1 - self._latency)
 
 
 class DeviceSchedule:
-    """The host must not wait for the device: numbers are read a step later, and decided by when the next begins."""
+    """The host does not wait for the device: it reads numbers a step later, and decides when the next step begins."""
 
-    looks = False
+    host_looks = False
 
     def __init__(self, agreement: Agreement) -> None:
         self._agreement, self._latency = agreement, agreement.executor.latency
 
     def step_follows(self, step: int) -> None:
-        """Wait for what the device was given a step ago, read its numbers; send what a restored run has to send."""
+        """Wait for the device's work of a step ago and read its numbers; send the numbers of a restored run, if any."""
         self._agreement.executor.catch_up()
         self._agreement.read(step + 1 - self._latency)
         self._agreement.send(step - self._latency)
 
     def step_begins(self, step: int) -> None:
-        """Decide by the step whose sums are on the host, and send the next."""
+        """Decide by the step whose sums are on the host, and send the numbers of the next one."""
         self._agreement.observe(step - self._latency)
         self._agreement.send(step + 1 - self._latency)
 
@@ -145,7 +145,7 @@ def schedule_of(agreement: Agreement) -> AgreementSchedule:
 
 @contextmanager
 def named_failure(state: RunState, what: Callable[[], str]) -> Iterator[None]:
-    """Add to a failure of the exchange in which step it happened, and what was exchanged."""
+    """Add the step, and ``what`` was exchanged, to the message of a failed exchange."""
     try:
         yield
     except ExchangeError as failure:
@@ -158,13 +158,13 @@ def agreed_measurement(
     """Return the measurement that all ranks share.
 
     Args:
-        local: this rank's numbers; only what is the same on all ranks is taken from them.
+        local: this rank's measurement; only fields that are the same on all ranks are used.
         sums: sums of ``local.vectors()`` over the ranks.
         world: number of ranks that agree.
         samples: number of samples processed in a step, over all ranks.
     """
     total = slot_numbers(local.shadow, sums[0])
-    numbers = {slot: total[slot] if slot in SUMS else total[slot] / world for slot in (*FIRST, *LAST)}
+    numbers = {slot: total[slot] if slot in SUMS else total[slot] / world for slot in (*FIRST_SLOTS, *LAST_SLOTS)}
     if local.watched is None:
         numbers |= {slot: numbers[slot] / local.steps for slot in TIMES}
     # a rank's number is its norm over the mean's, so the mean over ranks is the inverse of drift
@@ -183,7 +183,7 @@ def agreed_measurement(
 
 
 def all_released(local: LocalMeasurement, sums: Sequence[Sequence[float]]) -> bool:
-    """True if no rank has a residual left of tensors that are sent whole: their squared norms sum to 0."""
+    """True if no rank has a residual of tensors that are sent in full: the squared norms sum to 0."""
     return slot_numbers(local.shadow, sums[0])[UNRELEASED] == 0
 
 
@@ -191,7 +191,7 @@ def slot_numbers(shadow: Sequence[float], vector: Sequence[float]) -> dict[str, 
     """Return the numbers of a vector by the names of its slots.
 
     Raises:
-        ValueError: the vector is not as long as the slots are many.
+        ValueError: the vector has another length than there are slots.
     """
     names = slots(shadow)
     if len(vector) != len(names):
@@ -205,5 +205,5 @@ def gain(error: float, energy: float) -> float | None:
         return None  # of a refused step the error is nan, and the energy may be 0
     if energy == 0:
         return 1.0
-    share = 1 - error / energy
-    return share if math.isfinite(share) else None
+    fraction = 1 - error / energy
+    return fraction if math.isfinite(fraction) else None

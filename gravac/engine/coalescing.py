@@ -1,13 +1,13 @@
 # SPDX-FileCopyrightText: 2026 The gravac developers
 # SPDX-License-Identifier: Apache-2.0
-"""Exchange groups that are compressed together, because each by itself is small, or in parts, because it is large.
+"""Joins small exchange groups, to compress them in one job, and cuts large groups into segments.
 
 Coding starts with cold caches whenever backward ran in between, which costs some milliseconds whatever the size. So
-groups wait for the next until they are worth it, or until the backward has no more. And it takes memory by the element,
-so that a group that is large, as DDP's first one is, goes in parts: as many elements together as their compressor can
-code in ``TEMPORARIES``, the one bound there is. What waits and what is cut depends on sizes, the device, the step's
-plan, and on what the link was probed at: the same on all ranks. Dense groups never wait, and are never cut: nothing is
-coded.
+groups wait for further groups until their job is large enough, or until backward has no more groups. Coding also takes
+memory for each element, so a large group, such as DDP's first group, is cut into segments. A job has at most as many
+elements as its compressor can code in ``TEMPORARIES`` bytes; no other bound applies. Which groups wait and which are
+cut depends on sizes, the device, the step's plan and the link's probe, which are the same on all ranks. Dense groups
+never wait and are never cut, since they are not coded.
 """
 
 from collections.abc import Callable, Sequence
@@ -19,140 +19,150 @@ from gravac.averaging.plan import Piece
 from gravac.compressors.profile import CODING_BYTES
 from gravac.exchange.executor import Verdict
 
-LEAST = 1 << 20
-"""Number of elements that are always worth being compressed by themselves."""
+ALWAYS_ENOUGH = 1 << 20
+"""Number of elements that are always compressed without waiting for more."""
 
-PARTS = 3
-"""Number of parts that a small model is compressed in: later parts are coded while earlier ones travel."""
+FEWEST_JOBS = 3
+"""Number of jobs in which a small model is compressed: later jobs are coded while earlier jobs are in flight."""
 
 TEMPORARIES = 64 << 20
-"""Bytes that coding tensors together may take beside gradients and what is kept, unless one alone takes more."""
+"""Bytes that the coding of a job may take besides gradients and residuals, unless a single tensor takes more."""
 
-LARGEST = TEMPORARIES // CODING_BYTES - LEAST
-"""Most elements of a part, whatever the compressor: fewer than ``LEAST`` more may have waited for it."""
+LARGEST = TEMPORARIES // CODING_BYTES - ALWAYS_ENOUGH
+"""Largest number of elements of a segment, whatever the compressor. Fewer than ``ALWAYS_ENOUGH`` elements may have
+waited for the segment."""
 
-MOST = 8
-"""Most parts, where the link is slow: it is busy sooner, and what is left when backward ends is less."""
+MOST_JOBS = 8
+"""Largest number of jobs of a model, on a slow link: the link is busy earlier, and less remains when backward ends."""
 
-WORTH = 0.008
-"""Seconds on the link that make a part worth its calls."""
+JOB_SECONDS = 0.008
+"""Seconds on the link that make a job worth the cost of its calls."""
 
 
 @dataclass(frozen=True, slots=True)
 class ReadyGroup:
-    """Tensors that a framework hands over together.
+    """Tensors that a framework hands over together, or a segment of them.
 
     Attributes:
-        pieces: the tensors, in the order that all ranks have them in.
-        buffer: the flat tensor that the pieces cover without gaps, in order, where there is one.
+        pieces: the tensors, in the same order on all ranks.
+        buffer: the flat tensor that the pieces cover without gaps, in order; ``None`` if there is none.
         done: called on the exchange thread when the pieces hold the mean.
-        fail: told of the exception instead.
-        known: whether all of the group, on this rank, is finite, as far as whoever hands it over knows.
-        more: elements of the next part, where it is one of a larger group, of which that is about to come; else 0.
+        fail: called with the exception if the exchange failed.
+        finite: whether all of the group is finite on this rank, as far as the source knows.
+        next_elements: number of elements of the group's next segment; 0 if no segment follows.
     """
 
     pieces: tuple[Piece, ...]
     buffer: torch.Tensor | None
     done: Callable[[], None]
     fail: Callable[[BaseException], None]
-    known: Verdict = True
-    more: int = 0
+    finite: Verdict = True
+    next_elements: int = 0
 
 
 class Waiting:
-    """Groups that wait for the next.
+    """Groups that wait for further groups.
 
     Attributes:
-        groups: those that do.
-        enough: number of elements that go without waiting.
-        most: number of elements that may go together, unless it is a single tensor.
+        groups: the waiting groups, in order.
+        enough: number of elements from which on groups do not wait.
+        maximum: largest number of elements of a job, unless the job has a single tensor.
     """
 
     def __init__(self) -> None:
         self.groups: list[ReadyGroup] = []
-        self.enough = self.most = 0
+        self.enough = self.maximum = 0
 
     def set_limits(self, coding_bytes: int, total: int, exchange_s: float = 0.0, on_cpu: bool = False) -> None:
-        """Set how many elements are compressed together in the step that begins.
+        """Set how many elements are compressed in one job of the step that begins.
 
         Args:
             coding_bytes: bytes that averaging takes for each element; see ``Averager.coding_bytes``.
-            total: elements of all the model's tensors.
+            total: number of elements of all the model's tensors.
             exchange_s: see ``enough``.
-            on_cpu: whether the gradients lie where calls cost little, and a part is coded while others travel.
+            on_cpu: whether the gradients are on a CPU: calls cost little, and a job is coded while others are in
+                flight.
         """
         self.enough = enough(total, exchange_s)
-        self.most = TEMPORARIES // (CODING_BYTES if on_cpu else coding_bytes)
+        self.maximum = TEMPORARIES // (CODING_BYTES if on_cpu else coding_bytes)
 
     def take(self, group: ReadyGroup | None, at_once: bool) -> list[ReadyGroup]:
-        """Return what goes now that a group has come, perhaps ``at_once``: all there are, or none.
+        """Add a group; return the groups of the next job, and remove them: all waiting groups, or none.
 
-        A part waits for the next one of its group where both may go together.
+        A segment waits for the next segment of its group if a job may have both.
+
+        Args:
+            group: group to add; ``None``: no group.
+            at_once: whether no group may wait.
         """
         self.groups += [] if group is None else [group]
-        so_far = elements(self.groups)
-        for_more = group is not None and group.more and so_far + group.more <= self.most
-        if not at_once and (so_far < self.enough or for_more):
+        waiting = elements(self.groups)
+        next_elements = 0 if group is None else group.next_elements
+        next_fits = next_elements and waiting + next_elements <= self.maximum
+        if not at_once and (waiting < self.enough or next_fits):
             return []
-        going, self.groups = self.groups, []
-        return going
+        selected, self.groups = self.groups, []
+        return selected
 
 
 def enough(total: int, exchange_s: float = 0.0) -> int:
-    """Elements after which groups of such a model do not wait any longer.
+    """Return the number of elements from which on groups of a model do not wait.
 
     Args:
-        total: elements of all its tensors.
-        exchange_s: seconds that a step's bytes are expected to take, if parts may follow each other closely.
+        total: number of elements of all the model's tensors.
+        exchange_s: predicted seconds of a step's exchange, if jobs may follow each other closely.
     """
-    parts = min(MOST, max(PARTS, int(exchange_s / WORTH)))
-    return min(LEAST, -(-total // parts))
+    jobs = min(MOST_JOBS, max(FEWEST_JOBS, int(exchange_s / JOB_SECONDS)))
+    return min(ALWAYS_ENOUGH, -(-total // jobs))
 
 
 def cut(group: ReadyGroup, join: Callable[[], None]) -> list[ReadyGroup]:
-    """A group in parts of at most ``LARGEST`` elements, or of a single tensor; itself, where that is one part.
+    """Cut a group into segments of at most ``LARGEST`` elements, or of a single tensor.
 
     Args:
-        group: tensors in order; told when all parts hold the mean, by the last one.
-        join: has what comes then follow all earlier parts.
+        group: tensors in order. The last segment calls its ``done``, when all segments hold the mean.
+        join: makes the work of ``done`` wait for all earlier segments.
+
+    Returns:
+        The segments; the group itself if it is a single segment.
     """
-    parts = in_parts(group.pieces, LARGEST)
-    if len(parts) < 2:
+    segments = split(group.pieces, LARGEST)
+    if len(segments) < 2:
         return [group]
 
     def done() -> None:
         join()
         group.done()
 
-    sizes = [sum(piece.flat.numel() for piece in part) for part in parts]
-    *first, last = (
-        replace(group, pieces=tuple(part), buffer=None, done=lambda: None, more=following)
-        for part, following in zip(parts, [*sizes[1:], 0], strict=True)
+    sizes = [sum(piece.flat.numel() for piece in segment) for segment in segments]
+    *earlier, final = (
+        replace(group, pieces=tuple(segment), buffer=None, done=lambda: None, next_elements=next_elements)
+        for segment, next_elements in zip(segments, [*sizes[1:], 0], strict=True)
     )
-    return [*first, replace(last, done=done)]
+    return [*earlier, replace(final, done=done)]
 
 
-def in_parts(pieces: Sequence[Piece], most: int) -> list[list[Piece]]:
-    """Pieces in parts of at most so many elements, or of a single piece, in order."""
-    parts: list[list[Piece]] = []
+def split(pieces: Sequence[Piece], limit: int) -> list[list[Piece]]:
+    """Split pieces, in order, into lists of at most ``limit`` elements, or of a single piece."""
+    lists: list[list[Piece]] = []
     room = 0
     for piece in pieces:
         size = piece.flat.numel()
-        if not parts or size > room:
-            parts.append([])
-            room = most
-        parts[-1].append(piece)
+        if not lists or size > room:
+            lists.append([])
+            room = limit
+        lists[-1].append(piece)
         room -= size
-    return parts
+    return lists
 
 
 def elements(groups: Sequence[ReadyGroup]) -> int:
-    """Number of elements of all the groups' pieces."""
+    """Return the number of elements of all the groups' pieces."""
     return sum(piece.flat.numel() for group in groups for piece in group.pieces)
 
 
-def exchanged(pieces: Sequence[Piece]) -> str:
-    """Say in words which tensors travel together."""
-    first, last, count = pieces[0].name, pieces[-1].name, len(pieces)
-    names = f"tensor {first}" if count == 1 else f"{count} tensors from {first} to {last}"
+def describe(pieces: Sequence[Piece]) -> str:
+    """Return as text which tensors are exchanged in one job."""
+    first, final, count = pieces[0].name, pieces[-1].name, len(pieces)
+    names = f"tensor {first}" if count == 1 else f"{count} tensors from {first} to {final}"
     return f"{names} ({sum(piece.flat.numel() for piece in pieces):,} elements)"

@@ -1,21 +1,22 @@
 # SPDX-FileCopyrightText: 2026 The gravac developers
 # SPDX-License-Identifier: Apache-2.0
-"""The life of a step: take gradients in, average them as decided, measure, agree with the other ranks, decide.
+"""The life of a step: get gradients, average them as decided, measure, agree with the other ranks, decide.
 
-A source (DDP's communication hook, a loop over ``named_parameters()``, outer steps) says: these parameters, by name; a
-step begins; these gradients are ready; the step ended. All ranks make the same calls in the same order, with the same
-names and shapes.
+A source (DDP's communication hook, a loop over ``named_parameters()``, outer steps) tells the engine the parameters by
+name, when a step begins, which gradients are ready, and when the step ended. All ranks make the same calls in the same
+order, with the same names and shapes.
 
-The engine knows no threads, clocks or process groups. ``begin``, ``exchange`` and ``end`` hand calls and jobs to an
-executor, which runs them in that order, the same on all ranks, so that nothing needs a lock:
+The engine uses no threads, clocks or process groups. ``begin``, ``exchange`` and ``end`` hand calls and jobs to an
+executor. The executor runs them in that order, the same on all ranks, so that the engine needs no lock:
 
-1. ``_begin``: the last step's numbers leave, the decision in force becomes a plan, residuals are set aside if CFs fell.
+1. ``_begin``: send the last step's numbers, make a plan of the decision in force, set residuals aside if CFs fell.
 2. A job for each group: average the tensors by the plan.
-3. ``_end``: commit residuals, measure, and decide by what the ranks agreed on (``gravac.engine.agreement``).
+3. ``_end``: commit residuals, measure, and decide by the measurement that the ranks agreed on
+   (``gravac.engine.agreement``).
 
-What step t showed leaves in step t + latency - 1; the decision by it holds from step t + latency on, or at once if the
-ranks ``conclude``. One such step stands for one training step, or for several: a round of outer steps, or a stretch of
-native steps, in which torch exchanges and gravac only takes times.
+The ranks send the measurement of step t in step t + latency - 1. The decision by that measurement holds from step
+t + latency on, or at once if the ranks ``conclude``. A step of the engine covers a training step, or several: a round
+of outer steps, or a stretch of native steps, in which torch exchanges and gravac only measures times.
 """
 
 import functools
@@ -40,7 +41,7 @@ from gravac.engine.agreement import (
     named_failure,
     schedule_of,
 )
-from gravac.engine.coalescing import ReadyGroup, Waiting, cut, exchanged
+from gravac.engine.coalescing import ReadyGroup, Waiting, cut, describe
 from gravac.engine.deciding import Deciding
 from gravac.engine.factors import Factors
 from gravac.engine.handle import Handle, JobResult, RankSums, Then, fail
@@ -55,7 +56,7 @@ from gravac.measurement import LocalMeasurement
 T = TypeVar("T")
 
 Fill = Callable[[LocalMeasurement], None]
-"""Adds to a step's numbers those that only the source knows: moments, verdicts, how far ranks moved apart."""
+"""Adds to a step's measurement the numbers that only the source knows: moments, verdicts, the spread of the ranks."""
 
 
 class Engine:
@@ -63,15 +64,15 @@ class Engine:
 
     Args:
         averager: averages tensors over the ranks.
-        deciding: asks the controller.
-        open_executor: called before the first step if ``use`` was not: calls ``use``.
+        deciding: asks the controller for decisions.
+        open_executor: called before the first step if ``use`` was not called; calls ``use``.
 
     Attributes:
-        state: what the steps so far leave behind.
-        device: where the gradients lie.
+        state: state of the run after the steps so far.
+        device: device of the gradients.
         shapes: shapes of the parameters, by name, in memory order.
         forms: shapes and dtypes of their gradients, in the model's order; empty if ``know`` was given no parameters.
-        described: the parameters in words, in the model's order, to be compared over the ranks.
+        described: descriptions of the parameters as text, in the model's order, to be compared over the ranks.
         losses: training losses reported on this rank since the last step ended.
         probes: losses on this rank's fixed batches, read since the last step ended.
         probe_follows: whether the ranks read the loss on fixed batches before the next step. It changes when a step
@@ -112,7 +113,7 @@ class Engine:
         self._plan = averager.plan(0, None)
         self._one_round = False
         self._measurement: LocalMeasurement | None = None
-        self._ended: LocalMeasurement | None = None  # of the last step that was not only begun
+        self._ended: LocalMeasurement | None = None  # measurement of the last step that ended
         self._with_inputs = RanksWithInputs(self.state)
         self.losses, self.probes = Losses(), Losses()
         self.probe_follows = False
@@ -121,7 +122,7 @@ class Engine:
     # before the first step
 
     def know(self, parameters: Mapping[str, torch.Tensor]) -> None:
-        """Learn the parameters whose gradients will be handed over, by name, in the model's order.
+        """Store names, shapes and dtypes of the parameters whose gradients will be exchanged, in the model's order.
 
         Raises:
             TypeError: a parameter is complex.
@@ -138,10 +139,10 @@ class Engine:
         return dict(zip(self.shapes, self.forms, strict=True))
 
     def open(self) -> None:
-        """Have an executor made, if there is none. Called on every rank; ``begin`` calls it.
+        """Create an executor, if there is none. Called on every rank; ``begin`` calls it.
 
         Raises:
-            SettingsError: a setting differs between ranks; the message names it, its values, and whose they are.
+            SettingsError: a setting differs between ranks; the message names the setting, its values, and their ranks.
         """
         if not self.ready_to_run:
             self._open()
@@ -150,7 +151,7 @@ class Engine:
         """Run the steps to come by an executor.
 
         Args:
-            executor: runs them.
+            executor: runs the steps.
             timed: CFs of the candidates whose coding was timed, see ``RunRecord``.
         """
         self.averager.rank, self.averager.world = executor.rank, executor.world
@@ -160,17 +161,17 @@ class Engine:
         self._agreement = Agreement(executor, self.state, self._observe)
         self._schedule = schedule_of(self._agreement)
 
-    def restore(self, plain: Mapping[str, Any], controller_state: dict[str, Any] | None) -> None:
+    def restore(self, dumped: Mapping[str, Any], controller_state: dict[str, Any] | None) -> None:
         """Restore a dumped state, and a dumped state of the controller at the next ``begin``."""
-        self.state.restore(plain)
-        self.averager.load(plain)
+        self.state.restore(dumped)
+        self.averager.load(dumped)
         self.deciding.restore(self.state, controller_state)
 
     def prepare(self, seconds: float) -> "Future[Candidate]":
-        """Make the first decision by what a step takes without exchange. Called on every rank, before ``begin``.
+        """Make the first decision by the time of a step without exchange. Called on every rank, before ``begin``.
 
         Args:
-            seconds: seconds of such a step on this rank; the ranks go by their mean.
+            seconds: seconds of a step without exchange on this rank; the ranks use their mean.
 
         Returns:
             A future of the candidate.
@@ -206,17 +207,18 @@ class Engine:
         return decided
 
     def residuals(self) -> dict[str, torch.Tensor]:
-        """Return copies of what was not sent, flat, by name, in the gradients' units; nothing is under way."""
+        """Return copies of the residuals, flat, by name, in the gradients' units. Called while no job is in flight."""
         feedback, scale = self.averager.feedback, self.state.loss_scale or 1.0
-        names = [*feedback.residual, *(name for name in feedback.held if name not in feedback.residual)]
-        parts = {name: [part[name] for part in (feedback.residual, feedback.held) if name in part] for name in names}
-        return {name: torch.stack([part.float() for part in those]).sum(0) / scale for name, those in parts.items()}
+        names = [*feedback.residual, *(name for name in feedback.releasing if name not in feedback.residual)]
+        stores = (feedback.residual, feedback.releasing)
+        residuals = {name: [store[name].float() for store in stores if name in store] for name in names}
+        return {name: torch.stack(addends).sum(0) / scale for name, addends in residuals.items()}
 
     def change_mode(self, mode: Mode) -> None:
-        """Steps of another mode follow: drop all that is fed back, which is in the units of the mode before.
+        """Prepare for steps of another mode: drop all residuals, which are in the units of the previous mode.
 
-        Called between two steps, on every rank. In rounds each group of tensors is refused by itself if its mean is not
-        finite.
+        Called between two steps, on every rank. In rounds each group of tensors is refused separately if its mean is
+        not finite.
         """
 
         def change() -> None:
@@ -230,25 +232,25 @@ class Engine:
     # a step
 
     def begin(self, inputs: StepInputs = NO_INPUTS) -> "Future[Candidate]":
-        """A step begins: its first gradients are about to be ready.
+        """Begin a step: its first gradients are about to be ready.
 
         Args:
             inputs: what the source knows.
 
         Returns:
-            A future of the candidate that was decided; it fails if an earlier step did. If that is of another mode than
-            the step, the ranks are to change to it when this step has ended.
+            A future of the candidate decided on; it fails if an earlier step failed. If the candidate's mode differs
+            from the step's, the ranks must change to that mode when this step has ended.
         """
         self.open()
-        runs: Future[Candidate] = Future()
-        tell_failure = functools.partial(fail, runs)
-        if not self.schedule.looks:
-            self.executor.call(lambda: self.schedule.step_follows(self.state.step), tell_failure)
-        self.executor.call(lambda: runs.set_result(self._begin(inputs)), tell_failure)
-        return runs
+        decided: Future[Candidate] = Future()
+        on_failure = functools.partial(fail, decided)
+        if not self.schedule.host_looks:
+            self.executor.call(lambda: self.schedule.step_follows(self.state.step), on_failure)
+        self.executor.call(lambda: decided.set_result(self._begin(inputs)), on_failure)
+        return decided
 
     def ready(self, tensors: Sequence[tuple[str, torch.Tensor]]) -> Handle:
-        """Average tensors over the ranks, in place, together.
+        """Average tensors over the ranks, in place, in one exchange group.
 
         Args:
             tensors: names and tensors, of any shape, dense in memory; the same names in the same order on all ranks.
@@ -267,35 +269,36 @@ class Engine:
         self,
         pieces: Sequence[Piece],
         buffer: torch.Tensor | None = None,
-        last: bool = False,
+        is_last: bool = False,
         then: Then = lambda failure: None,
-        known: Verdict = True,
+        finite: Verdict = True,
     ) -> Handle:
-        """Average flat pieces over the ranks, in place, perhaps together with those that follow.
+        """Average flat pieces over the ranks, in place, perhaps in one job with pieces handed over later.
 
         Args:
             pieces: flat gradients, each with the shape of its parameter.
-            buffer: the flat tensor that they cover without gaps, in order, if there is one; it spares a copy.
-            last: whether these are the last pieces of this step.
-            then: called when they hold their mean, on the stream that made it, which no other has to wait for.
-            known: whether all of them are finite on this rank, as far as the source knows. If not, compressed pieces
+            buffer: the flat tensor that the pieces cover without gaps, in order, if there is one; it saves a copy.
+            is_last: whether these are the last pieces of this step.
+            then: called when the pieces hold their mean, on the stream that computed the mean; no other stream has to
+                wait for it.
+            finite: whether all pieces are finite on this rank, as far as the source knows. If not, compressed pieces
                 are NaN afterwards on every rank, and no residual changes.
         """
         handle = Handle(self, self._guarded)
         handle.then(then)
-        group = ReadyGroup(tuple(pieces), buffer, handle.ends, handle.ends, known)
-        *parts, end = cut(group, self.executor.join)
-        for part in parts:
-            self._hand_over(part, None)
-        self._hand_over(end, group, last)
+        group = ReadyGroup(tuple(pieces), buffer, handle.ends, handle.ends, finite)
+        *segments, final = cut(group, self.executor.join)
+        for segment in segments:
+            self._hand_over(segment, None)
+        self._hand_over(final, group, is_last)
         return handle
 
     def flush(self) -> None:
-        """Average what was handed over so far without waiting for more; called alike on all ranks."""
-        self._hand_over(None, None, last=True)
+        """Average all pieces handed over so far without waiting for more; called alike on all ranks."""
+        self._hand_over(None, None, is_last=True)
 
     def end(self, fill: Fill = lambda measurement: None) -> None:
-        """The step's gradients were all handed over.
+        """End a step, whose gradients were all handed over.
 
         Args:
             fill: called by the executor, once the tensors hold their means.
@@ -305,9 +308,9 @@ class Engine:
         self.executor.call(lambda: self._end(fill, loss, probe), lambda failure: None)
 
     def conclude(self) -> None:
-        """Have the ranks start to agree on all steps that have ended.
+        """Start to agree with the other ranks on all steps that have ended.
 
-        Called on every rank between ``end`` and ``begin``; ``concluded`` follows before the next ``begin``.
+        Called on every rank between ``end`` and ``begin``; ``concluded`` must be called before the next ``begin``.
         """
         self.executor.call(self._conclude, lambda failure: None)
 
@@ -317,34 +320,40 @@ class Engine:
         self.executor.call(lambda: decided.set_result(self._concluded()), functools.partial(fail, decided))
         return decided
 
-    def _hand_over(self, part: ReadyGroup | None, group: ReadyGroup | None, last: bool = False) -> None:
-        """Queue ``part`` if the step compresses, otherwise ``group``, which is never cut."""
-        taken = [ready for ready in (part, group) if ready is not None]
+    def _hand_over(self, segment: ReadyGroup | None, group: ReadyGroup | None, is_last: bool = False) -> None:
+        """Queue ``segment`` if the step compresses, otherwise ``group``, which is never cut.
+
+        Args:
+            segment: the whole group, or a segment of it; ``None``: nothing, if the step compresses.
+            group: the whole group; ``None``: nothing, if the step is dense.
+            is_last: whether no group may wait for another.
+        """
+        in_job = [ready for ready in (segment, group) if ready is not None]
 
         def job() -> Any:
             compresses = self._plan.compresses
-            taken[:] = self._waiting.take(part if compresses else group, at_once=last or not compresses)
-            if not taken:
+            in_job[:] = self._waiting.take(segment if compresses else group, at_once=is_last or not compresses)
+            if not in_job:
                 return
-            pieces = [piece for ready in taken for piece in ready.pieces]
-            with named_failure(self.state, lambda: exchanged(pieces)):
-                buffer = taken[0].buffer if len(taken) == 1 else None
-                known = functools.reduce(both, (ready.known for ready in taken))
-                yield from self.averager.average(pieces, self._plan, buffer, known)
+            pieces = [piece for ready in in_job for piece in ready.pieces]
+            with named_failure(self.state, lambda: describe(pieces)):
+                buffer = in_job[0].buffer if len(in_job) == 1 else None
+                finite = functools.reduce(both, (ready.finite for ready in in_job))
+                yield from self.averager.average(pieces, self._plan, buffer, finite)
             if self._with_inputs.counted:
                 factor = self.averager.world / self._with_inputs.number(self.executor)
                 for piece in pieces:
                     piece.flat.mul_(factor)
-            for ready in taken:
+            for ready in in_job:
                 ready.done()
 
         def failed(failure: BaseException) -> None:
-            for ready in (*taken, *self._waiting.groups):
+            for ready in (*in_job, *self._waiting.groups):
                 ready.fail(failure)
 
         self.executor.exchange(job(), failed, self.device, lambda: self._one_round)
 
-    # what the steps came to
+    # results of the steps
 
     @property
     def decision(self) -> Decision | None:
@@ -353,12 +362,12 @@ class Engine:
 
     @property
     def candidate(self) -> Candidate | None:
-        """The candidate decided last, as known without waiting; ``None`` before the first step."""
+        """The candidate decided on last, without waiting for steps in flight; ``None`` before the first step."""
         return None if self.decision is None else self.decision.candidate
 
     @property
     def settled_candidate(self) -> Candidate:
-        """The candidate decided last, by all steps that have ended; waits for their exchange."""
+        """The candidate decided on last, by all steps that have ended; waits for their exchange."""
         self.drain()
         assert self.decision is not None
         return self.decision.candidate
@@ -371,24 +380,24 @@ class Engine:
 
     @property
     def ledger(self) -> Ledger:
-        """What was handed to collectives since ``use``."""
+        """Counts of the bytes handed to collectives since ``use``."""
         return self._executor.ledger if self._executor else Ledger()
 
     def sum_over_ranks(self, what: str, numbers: Sequence[float]) -> RankSums:
         """Start to sum this rank's numbers over the ranks. Called on every rank, between ``end`` and ``begin``.
 
         Args:
-            what: what they are, for errors.
-            numbers: this rank's, as many on every rank.
+            what: description of the numbers, for errors.
+            numbers: this rank's numbers; every rank has as many.
         """
         return RankSums(self.executor, what, numbers)
 
     def run_between_steps(self, what: str, job: Returning[T]) -> JobResult[T]:
-        """Run a job of its own collectives. Called on every rank, between ``end`` and ``begin``.
+        """Run a job with further collectives. Called on every rank, between ``end`` and ``begin``.
 
         Args:
             what: what the job exchanges, for errors.
-            job: asks for the same collectives on every rank; it may look at data.
+            job: requests the same collectives on every rank; it may look at tensors' numbers.
         """
         return JobResult(self.executor, what, job, self.device)
 
@@ -396,15 +405,15 @@ class Engine:
 
     @property
     def ready_to_run(self) -> bool:
-        """Whether an executor was given."""
+        """True if the engine has an executor."""
         return self._executor is not None
 
     @property
     def executor(self) -> Executor:
-        """What runs the steps.
+        """The executor, which runs the steps.
 
         Raises:
-            RuntimeError: it was closed, or never opened.
+            RuntimeError: the engine was closed, or never opened.
         """
         if self._executor is None:
             raise RuntimeError("the compressor is closed: make a new one")
@@ -412,18 +421,18 @@ class Engine:
 
     @property
     def schedule(self) -> AgreementSchedule:
-        """When the ranks agree on a step's measurement; known once an executor was given."""
+        """Schedule of the ranks' agreement on a step's measurement; known once the engine has an executor."""
         assert self._schedule is not None
         return self._schedule
 
     def mark(self) -> Mark | None:
-        """Return the present moment; ``None`` if nothing runs the steps yet."""
+        """Return the current moment; ``None`` without an executor."""
         return None if self._executor is None else self._executor.mark()
 
     def drain(self, seconds: float | None = None) -> bool:
-        """Wait until all that was handed over is done, for at most ``seconds``; return whether it is.
+        """Wait until all calls and jobs have ended, for at most ``seconds``; return whether they have.
 
-        If not, or if the exchange failed, what the steps so far leave behind is as it was last known.
+        If not, or if the exchange failed, the state is the last one known.
         """
         if self._executor is None or self._agreement is None:
             return True
@@ -433,26 +442,26 @@ class Engine:
         return drained
 
     def close(self, failure: BaseException | None = None) -> None:
-        """End the executor after what was handed over, or make that fail with an exception."""
+        """End the executor after all calls and jobs, or make these fail with an exception."""
         if self._executor is not None and self._agreement is not None:
             executor, self._executor = self._executor, None
             if failure is not None:
                 executor.abandon(failure)
             executor.close()
-            self._agreement.let_go()
+            self._agreement.drop_in_flight()
 
     # run by the executor
 
     def _first_decision(self, forms: Sequence[Form]) -> Decision:
         """Admit candidates and decide, now that the ranks and the model are known."""
         self._elements = sum(torch.Size(shape).numel() for shape, _ in forms)
-        self.averager.place(self.device)
+        self.averager.to_device(self.device)
         if any(dtype == torch.float16 for _, dtype in forms):
             self.averager.feedback.guard()
         return self.deciding.decide_first(self.state, forms, self.averager.world)
 
     def _begin(self, inputs: StepInputs) -> Candidate:
-        """Begin a step; return the candidate that it runs."""
+        """Begin a step; return the candidate decided on, which the step runs if it is of the step's mode."""
         state, executor, forms = self.state, self.executor, self.forms or inputs.forms
         if self.decision is None:
             self._first_decision(forms)
@@ -460,32 +469,32 @@ class Engine:
         self._with_inputs.start(executor, inputs.takes_part, self.device)
         self._rescale(inputs.loss_scale)
         assert self.decision is not None
-        self._look_for_probe()
-        chosen = self.decision.candidate
-        previous, before = state.candidate, state.factors
+        self._take_probe_request()
+        decided = self.decision.candidate
+        previous, previous_factors = state.candidate, state.factors
         decision = self._decision_of(inputs, self.decision, previous)
-        runs = state.candidate = decision.candidate
+        candidate = state.candidate = decision.candidate
         state.factors = Factors.of(decision)
-        if previous is not None and before != state.factors and not inputs.dense:
-            self.averager.feedback.hold(lambda name: state.factors.fell(before, name))
+        if previous is not None and previous_factors != state.factors and not inputs.dense:
+            self.averager.feedback.set_aside(lambda name: state.factors.fell(previous_factors, name))
             self._released_from = state.step
         self._plan = self.averager.plan(
             state.step,
             state.factors.cf,
             decision.shadow,
-            dense_cf=runs.cf if runs.dense else None,
+            dense_cf=candidate.cf if candidate.dense else None,
             cfs=state.factors.cfs,
             sums=decision.sums,
         )
         self._one_round = self.averager.one_round(self._plan)
-        link_s = self.deciding.exchange_s(runs) if self._one_round else 0.0
+        link_s = self.deciding.exchange_s(candidate) if self._one_round else 0.0
         self._waiting.set_limits(
             self.averager.coding_bytes(self._plan), self._elements, link_s, self.device.type == "cpu"
         )
         scale = 1.0 if state.loss_scale is None or inputs.mode != "hook" else state.loss_scale
         self._measurement = LocalMeasurement(
             step=state.step,
-            candidate=runs,
+            candidate=candidate,
             first=state.trained,
             steps=inputs.steps,
             shadow=self._plan.shadow,
@@ -495,14 +504,14 @@ class Engine:
         )
         self.averager.measure(self._measurement, executor)
         self._measurement.open(executor)
-        return chosen
+        return decided
 
-    def _look_for_probe(self) -> None:
-        """Take over whether a decision asked for a reading of the probe."""
-        self.probe_follows, self.deciding.probe_asked = self.deciding.probe_asked, False
+    def _take_probe_request(self) -> None:
+        """Set ``probe_follows`` to whether a decision requested a reading of the probe, and clear the request."""
+        self.probe_follows, self.deciding.probe_requested = self.deciding.probe_requested, False
 
     def _decision_of(self, inputs: StepInputs, decision: Decision, previous: Candidate | None) -> Decision:
-        """Return what a step runs: what was decided, if that is of the step's mode."""
+        """Return the decision that a step runs: the one in force, if its candidate is of the step's mode."""
         every = inputs.steps if inputs.mode == "outer" else 1
         decided = decision.candidate
         if decided.mode == inputs.mode and not inputs.dense:
@@ -513,17 +522,17 @@ class Engine:
 
     def _rescale(self, loss_scale: Number | None) -> None:
         """Multiply residuals and sums by the change of the loss scale."""
-        before = self.state.loss_scale
+        previous_scale = self.state.loss_scale
         if isinstance(loss_scale, torch.Tensor):
-            loss_scale = loss_scale.detach().clone()  # a scaler changes its own in place
-        elif loss_scale is None or loss_scale == before:
+            loss_scale = loss_scale.detach().clone()  # a scaler changes its tensor in place
+        elif loss_scale is None or loss_scale == previous_scale:
             return
-        if before is not None:
-            self.averager.rescale(loss_scale / before)
+        if previous_scale is not None:
+            self.averager.rescale(loss_scale / previous_scale)
         self.state.loss_scale = loss_scale
 
     def _end(self, fill: Fill, loss: Number, probe: Number) -> None:
-        """End a step: commit what it changed, and measure."""
+        """End a step: commit its changes, and measure."""
         state, measurement = self.state, self._measurement
         assert measurement is not None
         measurement.loss, measurement.probe = loss, probe
@@ -534,8 +543,8 @@ class Engine:
         measurement.close(self.executor)
         self._ended = None if measurement.candidate.mode == "native" else measurement
         state.totals.add(measurement)
-        if not self.schedule.looks:
-            measurement.unreleased = self.averager.feedback.leftover(self._plan.sends_whole)
+        if not self.schedule.host_looks:
+            measurement.unreleased = self.averager.feedback.leftover(self._plan.sends_all)
         state.pending.append(measurement)
         self.schedule.step_ends(state.step)
         state.step += 1
@@ -544,7 +553,7 @@ class Engine:
     def _conclude(self) -> None:
         """Start to agree on all steps that have ended."""
         assert self._agreement is not None
-        if not self.schedule.looks:
+        if not self.schedule.host_looks:
             self.executor.catch_up()
         self._agreement.read(self.state.step)
         self._agreement.send(self.state.step)
@@ -554,13 +563,13 @@ class Engine:
         assert self._agreement is not None
         assert self.decision is not None
         self._agreement.observe(self.state.step)
-        self._look_for_probe()
+        self._take_probe_request()
         return self.decision.candidate
 
     def _observe(self, local: LocalMeasurement, sums: list[list[float]]) -> None:
-        """The ranks agree on a step: drop residuals that are zero on all ranks, and decide."""
+        """After the ranks agreed on a step, drop residuals that are zero on all ranks, and decide."""
         world = self.executor.agree_world
         measured = agreed_measurement(local, sums, world, self.deciding.samples(world))
         if local.unreleased and all_released(local, sums) and local.step >= self._released_from:
-            self.averager.feedback.drop(local.unreleased, self._plan.sends_whole)
+            self.averager.feedback.drop(local.unreleased, self._plan.sends_all)
         self.deciding.observe(self.state, measured, local)

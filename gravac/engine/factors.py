@@ -1,6 +1,6 @@
 # SPDX-FileCopyrightText: 2026 The gravac developers
 # SPDX-License-Identifier: Apache-2.0
-"""Compression factors that a decision stands for, of the model and of single tensors."""
+"""Compression factors of a decision, for the model and for single tensors."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -14,8 +14,8 @@ class Factors:
     """Compression factors of the base compressor, as plain data; ``None`` is dense.
 
     Attributes:
-        cf: factor of each tensor that has none of its own.
-        cfs: factors by name, of the tensors that have one of their own.
+        cf: factor of each tensor that ``cfs`` does not list.
+        cfs: factors by name, of the tensors whose factor differs from the model's.
     """
 
     cf: float | None = None
@@ -26,15 +26,15 @@ class Factors:
         """Return the factors of a decision."""
         return cls(_cf(decision.candidate), {name: _cf(candidate) for name, candidate in decision.tensors})
 
-    def at(self, name: str) -> float | None:
+    def of_tensor(self, name: str) -> float | None:
         """Return a tensor's factor."""
         return self.cfs.get(name, self.cf)
 
-    def fell(self, before: "Factors", name: str) -> bool:
-        """True if a tensor's factor is lower than before; dense is the lowest."""
-        return (self.at(name) or 0.0) < (before.at(name) or 0.0)
+    def fell(self, previous: "Factors", name: str) -> bool:
+        """True if a tensor's factor is lower than the previous one; dense is the lowest."""
+        return (self.of_tensor(name) or 0.0) < (previous.of_tensor(name) or 0.0)
 
 
 def _cf(candidate: Candidate) -> float | None:
-    """Return a candidate's factor; ``None`` if it is dense, in whatever format."""
+    """Return a candidate's factor; ``None`` if it is dense, in any number format."""
     return None if candidate.dense else candidate.cf

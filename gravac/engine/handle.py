@@ -1,6 +1,6 @@
 # SPDX-FileCopyrightText: 2026 The gravac developers
 # SPDX-License-Identifier: Apache-2.0
-"""What a source waits for: tensors in flight, sums over the ranks, what a job returns. All rest on ``Future``."""
+"""Handles that a source waits for: tensors in flight, sums over the ranks, results of jobs. All use ``Future``."""
 
 import functools
 from collections.abc import Callable, Sequence
@@ -17,7 +17,7 @@ from gravac.guarded import Guarded
 T = TypeVar("T")
 
 Then = Callable[[BaseException | None], None]
-"""Takes ``None`` when the tensors hold the mean, or what went wrong."""
+"""Called with ``None`` when the tensors hold the mean, or with the exception if the exchange failed."""
 
 
 def fail(future: "Future[Any]", failure: BaseException) -> None:
@@ -27,25 +27,25 @@ def fail(future: "Future[Any]", failure: BaseException) -> None:
 
 
 class Exchanging(Protocol):
-    """What a handle must know of the engine."""
+    """The engine as a handle uses it."""
 
     @property
     def ready_to_run(self) -> bool:
-        """Whether there is an executor."""
+        """True if the engine has an executor."""
 
     @property
     def executor(self) -> Executor:
-        """What runs the exchange."""
+        """The executor, which runs the exchange."""
 
     def flush(self) -> None:
-        """Average what was handed over without waiting for more."""
+        """Average all tensors handed over so far without waiting for more."""
 
 
 class Handle:
-    """Tensors in flight: they hold their mean over the ranks when it is done.
+    """Handle of tensors in flight: they hold their mean over the ranks when the handle is done.
 
     Args:
-        engine: exchanges them.
+        engine: exchanges the tensors.
         guarded: calls the functions that are given to ``then``.
     """
 
@@ -54,15 +54,15 @@ class Handle:
         self._future: Future[None] = Future()
 
     def wait(self) -> None:
-        """Return when the tensors hold the mean: for the present stream, if streams run the exchange.
+        """Wait until the tensors hold the mean. If streams run the exchange, only the current stream waits.
 
-        Called alike on all ranks, if at all.
+        If one rank calls this method, all ranks must.
 
         Raises:
             ExchangeError: a rank did not answer.
             RuntimeError: of ranks in memory, not all have handed the tensors over.
         """
-        if not self._future.done() or self._engine.ready_to_run:  # a closed engine has told what became of them
+        if not self._future.done() or self._engine.ready_to_run:  # a closed engine has completed the future
             self._engine.executor.order()
         if not self._future.done():
             self._engine.flush()
@@ -72,19 +72,20 @@ class Handle:
         self._future.result()
 
     def then(self, function: Then) -> None:
-        """Call a function when it is done: by the executor, so that it must not wait; at once, if it is.
+        """Call a function when the handle is done; at once if it is done already.
 
-        If the function raises, that is reported once, as a ``RuntimeWarning``, and training goes on.
+        The executor calls the function, so it must not wait. If the function raises, the exception is reported once, as
+        a ``RuntimeWarning``, and training continues.
 
-        If streams run the exchange it is done at once, and the present stream waits; see ``Engine.exchange`` for
-        another way.
+        If streams run the exchange, the handle is done at once, and the current stream waits. The argument ``then`` of
+        ``Engine.exchange`` avoids that wait.
         """
         if self._future.done() and self._engine.ready_to_run:
             self._engine.executor.join()
         self._future.add_done_callback(lambda future: self._guarded(function, future.exception()))
 
     def ends(self, failure: BaseException | None = None) -> None:
-        """The tensors hold their mean, or the exchange failed; called by the executor."""
+        """Complete the handle: the tensors hold their mean, or the exchange failed. Called by the executor."""
         with suppress(InvalidStateError):
             if failure is None:
                 self._future.set_result(None)
@@ -93,12 +94,12 @@ class Handle:
 
 
 class RankSums:
-    """Numbers in flight to all ranks: sent when this is made, then received in order with the steps, then read.
+    """Sums of numbers over the ranks, in flight: ``__init__`` sends, ``receive`` receives, ``result`` returns them.
 
     Args:
-        executor: sums them.
-        what: what they are, for errors.
-        numbers: this rank's; as many on every rank.
+        executor: sums the numbers.
+        what: description of the numbers, for errors.
+        numbers: this rank's numbers; every rank has as many.
     """
 
     def __init__(self, executor: Executor, what: str, numbers: Sequence[float]) -> None:
@@ -112,7 +113,7 @@ class RankSums:
         executor.call(send, self._fail)
 
     def receive(self) -> None:
-        """Have the executor wait for the sums. Called on every rank at the same point, before a step begins."""
+        """Let the executor wait for the sums. Called on every rank at the same point, before a step begins."""
         self._executor.call(self._receive, self._fail)
 
     def result(self) -> list[float]:
@@ -135,13 +136,13 @@ class RankSums:
 
 
 class JobResult(Generic[T]):
-    """What a job between two steps returns: the job is handed over when this is made, then its result is waited for.
+    """Result of a job between two steps: ``__init__`` hands the job to the executor, ``result`` waits for it.
 
     Args:
         executor: runs the job.
         what: what the job exchanges, for errors.
-        job: asks for the same collectives on every rank; it may look at data.
-        device: device of its tensors.
+        job: requests the same collectives on every rank; it may look at tensors' numbers.
+        device: device of the job's tensors.
     """
 
     def __init__(self, executor: Executor, what: str, job: Returning[T], device: torch.device) -> None:
@@ -150,7 +151,7 @@ class JobResult(Generic[T]):
         executor.exchange(self._run(job), functools.partial(fail, self._returned), device, lambda: False)
 
     def result(self) -> T:
-        """Return what the job returned, once it has ended. Called alike on all ranks, if at all.
+        """Wait for the job to end; return its result. If one rank calls this method, all ranks must.
 
         Raises:
             ExchangeError: a rank did not answer.
@@ -167,5 +168,5 @@ class JobResult(Generic[T]):
         except ExchangeError as failure:
             raise ExchangeError(f"gravac: {self._what}: {failure}") from failure.__cause__
         if self._device.type == "cuda" and self._executor.host_looks:
-            torch.cuda.current_stream(self._device).synchronize()  # a thread's own, which no other stream waits for
+            torch.cuda.current_stream(self._device).synchronize()  # the thread's stream, which no other waits for
         self._returned.set_result(returned)

@@ -1,6 +1,6 @@
 # SPDX-FileCopyrightText: 2026 The gravac developers
 # SPDX-License-Identifier: Apache-2.0
-"""What a source of gradients gives the engine at the start of a step, and how many ranks still have inputs."""
+"""Inputs of a step from a source of gradients, and the number of ranks that still have inputs."""
 
 import math
 from collections.abc import Sequence
@@ -21,18 +21,18 @@ INPUTS_LEFT = "the number of ranks with inputs left"
 
 @dataclass(frozen=True, slots=True)
 class StepInputs:
-    """What a source of gradients tells the engine when a step begins.
+    """Inputs that a source of gradients gives the engine when a step begins.
 
     Attributes:
         loss_scale: factor that the gradients were multiplied with, a scalar (0-d tensor) if only their device knows it;
             ``None`` without a scaler.
         learning_rate: learning rate that the gradients will be applied with; nan if not known.
-        takes_part: whether this rank has inputs: sums are divided by the number of ranks that have. ``None``, on every
-            rank: by all.
+        takes_part: whether this rank has inputs: sums are divided by the number of ranks that have inputs. If ``None``
+            on every rank, sums are divided by the number of all ranks.
         forms: shapes and dtypes of the gradients, if ``know`` was given no parameters.
-        mode: who exchanges in this step. If that is not what was decided, the step runs the candidate of the step
-            before, or dense if that was of another mode, too.
-        steps: number of training steps that this step stands for.
+        mode: who exchanges in this step. If the candidate decided on is of another mode, the step runs the previous
+            step's candidate, or dense if that was of another mode, too.
+        steps: number of training steps that this step covers.
         dense: whether the step runs dense whatever was decided, so that it leaves no residual.
     """
 
@@ -46,14 +46,14 @@ class StepInputs:
 
 
 NO_INPUTS = StepInputs()
-"""Inputs of a source that knows nothing more than that a step begins."""
+"""Inputs of a source that knows only that a step begins."""
 
 
 class RanksWithInputs:
-    """Counts the ranks that have inputs in a step, where ranks may run out of them (DDP's ``join()``).
+    """Counts the ranks that have inputs in a step, if ranks may run out of inputs (DDP's ``join()``).
 
     Args:
-        state: state of the run, which errors name the step by.
+        state: state of the run; errors name its step.
     """
 
     def __init__(self, state: RunState) -> None:
@@ -63,7 +63,7 @@ class RanksWithInputs:
 
     @property
     def counted(self) -> bool:
-        """True if some ranks may have run out of inputs, so that this step counts those that have not."""
+        """True if this step counts the ranks that have inputs, since some ranks may have run out of them."""
         return self._in_flight is not None
 
     def start(self, executor: Executor, takes_part: bool | None, device: torch.device) -> None:
@@ -71,8 +71,8 @@ class RanksWithInputs:
 
         Args:
             executor: sums over the ranks.
-            takes_part: whether this rank has inputs; ``None``, on every rank: count none.
-            device: device of what is summed.
+            takes_part: whether this rank has inputs; ``None``, on every rank: do not count.
+            device: device of the tensor to sum.
         """
         self._in_flight = self._number = None
         if takes_part is not None:
@@ -81,7 +81,7 @@ class RanksWithInputs:
                 self._in_flight = executor.launch([AllReduce(flag)])
 
     def number(self, executor: Executor) -> Number:
-        """Return how many ranks have inputs, once all have told."""
+        """Return the number of ranks that have inputs, once all ranks have answered."""
         if self._number is None:
             with named_failure(self._state, lambda: INPUTS_LEFT):
                 (total,) = executor.finish(self._in_flight)

@@ -25,7 +25,7 @@ class Losses:
             loss: a number, or a tensor with one element, of any real dtype and on any device; its graph is not kept.
 
         Raises:
-            TypeError: it is no real number.
+            TypeError: the loss is no real number.
             ValueError: the tensor does not have one element.
         """
         number = _number(loss)
@@ -33,10 +33,10 @@ class Losses:
             self._total, self._count = self._total + number, self._count + 1
 
     def take_mean(self) -> Number:
-        """Return the mean of the losses since the last call, and start anew; nan if there were none.
+        """Return the mean of the losses since the last call, and reset the sum; nan without losses.
 
         Returns:
-            A float; or a scalar (0-d float32 tensor) on their device, if losses were on a device other than the CPU.
+            A float; or a scalar (0-d float32 tensor) on the losses' device, if that is not the CPU.
         """
         with self._lock, torch.no_grad():
             total, count = self._total, self._count
@@ -45,7 +45,7 @@ class Losses:
 
 
 def _number(loss: torch.Tensor | float) -> Number:
-    """Return a loss as a float, or as a scalar (0-d float32 tensor) where reading it would wait for a device."""
+    """Return a loss as a float, or as a scalar (0-d float32 tensor) if reading it would wait for a device."""
     if isinstance(loss, torch.Tensor):
         if loss.is_complex():
             raise TypeError(f"loss: {loss.dtype} is complex; give a real number")

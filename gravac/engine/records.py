@@ -1,6 +1,6 @@
 # SPDX-FileCopyrightText: 2026 The gravac developers
 # SPDX-License-Identifier: Apache-2.0
-"""The records of a run's decisions and steps, and a summary: how many steps each kind of candidate ran."""
+"""Records of a run's decisions and steps, and a summary: the fraction of steps that each kind of candidate ran."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, fields, replace
@@ -11,24 +11,26 @@ from gravac.collectives import wire_ratio
 from gravac.controllers.base import Controller, Decision, Measurement, Progress, Summary, cost_at_equal_samples
 from gravac.engine.agreement import gain
 from gravac.engine.run_state import RunState
-from gravac.measurement import LAST, LocalMeasurement
+from gravac.measurement import LAST_SLOTS, LocalMeasurement
 from gravac.telemetry.records import DecisionRecord, ProgressRecord, StepRecord
 
 
-def decided(
+def decision_record(
     step: int, decision: Decision, changed: bool, gain: float | None, steps_per_epoch: float | None
 ) -> DecisionRecord:
-    """The record of a decision.
+    """Return the record of a decision.
 
     Args:
         step: first training step that the decision holds for.
         decision: the decision.
-        changed: whether something else runs than before.
-        gain: gain of the last step agreed on, told where no window ended; ``None``: not finite.
-        steps_per_epoch: number of steps that dates the reason by epoch; ``None``: it is not dated.
+        changed: whether the decision changes which candidates run.
+        gain: gain of the last step agreed on, recorded if no window ended; ``None``: not finite.
+        steps_per_epoch: number of steps of an epoch, to add the epoch to the reason; ``None``: the reason has no epoch.
     """
-    last = 0.0 if gain is None else gain
-    summary = decision.summary or Summary("", last, last, last, t_system=None, t_compression=None)
+    last_gain = 0.0 if gain is None else gain
+    summary = decision.summary or Summary(
+        phase="", gain=last_gain, gain_low=last_gain, gain_high=last_gain, t_system=None, t_compression=None
+    )
     return DecisionRecord(
         step=step,
         compressor=decision.candidate.compressor,
@@ -46,9 +48,9 @@ def with_cost(decision: Decision, forecasts: Sequence[Forecast], controller: Con
     """Add to a decision's reason how many more steps than dense averaging its candidate is expected to take.
 
     Args:
-        decision: decision that changes what runs.
-        forecasts: what is expected of each candidate.
-        controller: controller that decided; if its reasons state the cost, the decision is returned as it is.
+        decision: decision that changes which candidates run.
+        forecasts: forecast of each candidate.
+        controller: controller that decided; if its reasons state the cost, the decision is returned unchanged.
     """
     forecast = next((forecast for forecast in forecasts if forecast.candidate == decision.candidate), None)
     if forecast is None or getattr(controller, "states_cost", False):
@@ -60,31 +62,31 @@ def with_cost(decision: Decision, forecasts: Sequence[Forecast], controller: Con
 def holds_from(measured: Measurement, latency: int) -> int:
     """Return the first training step that the decision by a measurement holds for.
 
-    After a native stretch the ranks decide at once; otherwise when ``latency`` steps of the engine have ended, which
-    are taken to be as long as the one that was measured.
+    After a native stretch the decision holds at once. Otherwise it holds after ``latency`` steps of the engine, which
+    are assumed to cover as many training steps as the measured one.
     """
-    ahead = 1 if measured.candidate.mode == "native" else latency
-    return measured.first + ahead * measured.steps
+    engine_steps = 1 if measured.candidate.mode == "native" else latency
+    return measured.first + engine_steps * measured.steps
 
 
 def compute_of(measured: Measurement) -> float:
-    """Return the seconds of a training step without exchange: at most so many; nan if not known."""
+    """Return an upper bound of the seconds of a training step without exchange; nan if not known."""
     if measured.candidate.mode == "native":
         return measured.seconds
     return measured.seconds - measured.waited - measured.coded
 
 
 def step_record(measured: Measurement, local: LocalMeasurement) -> StepRecord:
-    """Return the record of a step: what all ranks agreed on, and what the step cost on this rank."""
-    share = gain(measured.error, measured.energy)
+    """Return the record of a step: the measurement that all ranks agreed on, and this rank's bytes and times."""
+    step_gain = gain(measured.error, measured.energy)
     t_system = measured.samples / measured.seconds if measured.seconds > 0 else float("nan")
-    timed = local.steps if local.watched is None else 1  # a native stretch tells seconds of one step, not of all
+    timed = local.steps if local.watched is None else 1  # a native stretch has the seconds of one step, not of all
     return StepRecord(
         step=measured.first,
         compressor=measured.candidate.compressor,
         cf=measured.candidate.cf,
         achieved_cf=local.achieved_cf,
-        gain=share,
+        gain=step_gain,
         wire_ratio=local.wire_ratio,
         payload_bytes=local.payload_bytes,
         wire_bytes=local.wire_bytes,
@@ -95,7 +97,7 @@ def step_record(measured: Measurement, local: LocalMeasurement) -> StepRecord:
         exchange_seconds=local.in_flight / timed,
         input_wait_seconds=local.input_wait / timed,
         t_system=t_system,
-        t_compression=None if share is None else t_system * max(share, 0.0),
+        t_compression=None if step_gain is None else t_system * max(step_gain, 0.0),
         shadow=tuple((cf, gain(error, measured.energy) or 0.0) for cf, error in measured.shadow),
         energy=measured.energy,
         every=measured.candidate.every,
@@ -103,18 +105,23 @@ def step_record(measured: Measurement, local: LocalMeasurement) -> StepRecord:
         steps_of_ranks=local.steps_of_ranks,
         steps=measured.steps,
         mode=measured.candidate.mode,
-        **{recorded: getattr(measured, slot) for slot, recorded in LAST.items()},
+        **{recorded: getattr(measured, slot) for slot, recorded in LAST_SLOTS.items()},
     )
 
 
 def progress_record(measured: Measurement, progress: Progress) -> ProgressRecord:
-    """Return the record of what trials of a candidate have shown by a measurement."""
-    values = {entry.name: getattr(progress, entry.name) for entry in fields(progress)}
-    return ProgressRecord(step=measured.first, **values)
+    """Return the record of a candidate's trials up to a measurement."""
+    results = {field.name: getattr(progress, field.name) for field in fields(progress)}
+    return ProgressRecord(step=measured.first, **results)
 
 
 def totals(state: RunState, candidates: Sequence[Candidate]) -> dict[str, float]:
-    """What a run's training steps come to; its candidates are dense ones first, then ascending."""
+    """Return totals of a run's training steps, by name.
+
+    Args:
+        state: state of the run.
+        candidates: candidates of the run, dense candidates first, then ascending.
+    """
     sums = {"steps": float(state.trained), "wire_bytes": float(state.totals.wire_bytes)}
     sums["wire_ratio"] = wire_ratio(state.totals.dense_wire_bytes, state.totals.wire_bytes)
     if state.gain is not None:
@@ -123,27 +130,27 @@ def totals(state: RunState, candidates: Sequence[Candidate]) -> dict[str, float]
 
 
 def shares(steps_at: Mapping[Candidate, int], candidates: Sequence[Candidate]) -> dict[str, float]:
-    """Shares of a run's training steps by what they ran.
+    """Return the fractions of a run's training steps that kinds of candidates ran.
 
     Args:
         steps_at: number of training steps that each candidate ran.
-        candidates: candidates of the run, dense ones first, then ascending.
+        candidates: candidates of the run, dense candidates first, then ascending.
 
     Returns:
-        Shares of steps that ran dense, at the lowest CF, and at higher ones; and of those in which DDP exchanged by
-        itself, and in which ranks trained apart.
+        Fractions of steps that ran dense, at the lowest CF, and at higher CFs; of native steps, in which DDP exchanged
+        by itself; and of outer steps, in which ranks trained without exchange.
     """
-    made = max(1, sum(steps_at.values()))
+    all_steps = max(1, sum(steps_at.values()))
     compressed = [candidate for candidate in candidates if not candidate.dense]
     lowest = compressed[0] if compressed else None
 
-    def share(among: Callable[[Candidate], bool]) -> float:
-        return sum(steps for candidate, steps in steps_at.items() if among(candidate)) / made
+    def fraction(selects: Callable[[Candidate], bool]) -> float:
+        return sum(steps for candidate, steps in steps_at.items() if selects(candidate)) / all_steps
 
     return {
-        "share_dense": share(lambda candidate: candidate.dense),
-        "share_lowest_cf": share(lambda candidate: candidate == lowest),
-        "share_higher_cf": share(lambda candidate: not candidate.dense and candidate != lowest),
-        "share_native": share(lambda candidate: candidate.mode == "native"),
-        "share_outer": share(lambda candidate: candidate.mode == "outer"),
+        "share_dense": fraction(lambda candidate: candidate.dense),
+        "share_lowest_cf": fraction(lambda candidate: candidate == lowest),
+        "share_higher_cf": fraction(lambda candidate: not candidate.dense and candidate != lowest),
+        "share_native": fraction(lambda candidate: candidate.mode == "native"),
+        "share_outer": fraction(lambda candidate: candidate.mode == "outer"),
     }

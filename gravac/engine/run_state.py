@@ -1,6 +1,6 @@
 # SPDX-FileCopyrightText: 2026 The gravac developers
 # SPDX-License-Identifier: Apache-2.0
-"""The state of a run on one rank: what a step leaves behind for the next. A checkpoint is its dump."""
+"""The state of a run on one rank, which steps read and update. A checkpoint is its dump."""
 
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
@@ -25,17 +25,17 @@ class ModeState(Protocol):
     """The part of the state that one mode has, such as outer steps."""
 
     def dump(self) -> dict[str, Any]:
-        """Return tensors and plain values."""
+        """Return tensors and JSON types."""
 
 
 @dataclass(slots=True)
 class RunTotals:
-    """What all steps of a run add up to on this rank.
+    """Sums over all steps of a run on this rank.
 
     Attributes:
         wire_bytes: bytes that this rank sent for gradients.
         dense_wire_bytes: bytes that dense float32 all-reduces would have sent.
-        norm_bytes: payload bytes of what ranks told each other of single tensors; not part of ``wire_bytes``.
+        norm_bytes: payload bytes of single tensors' norms, which ranks exchange; not part of ``wire_bytes``.
         steps_at: number of training steps that each candidate ran, since this process started.
     """
 
@@ -53,12 +53,12 @@ class RunTotals:
 
 @dataclass(slots=True)
 class NativeState:
-    """Where a stretch of native steps is.
+    """State of a stretch of native steps.
 
     Attributes:
-        made: number of steps made of the present stretch.
-        travels: whether the ranks have not decided by the stretch before yet.
-        uncounted: whether a step was made that is not in ``made`` yet.
+        made: number of steps made in the current stretch.
+        travels: whether the ranks have not yet decided by the previous stretch.
+        uncounted: whether a step was made that ``made`` does not count yet.
     """
 
     made: int = 0
@@ -68,37 +68,38 @@ class NativeState:
 
 @dataclass(slots=True, eq=False)
 class RunState:
-    """All that steps leave behind; the same on all ranks but for ``rank`` and what the rank saw itself.
+    """State of a run after its steps so far.
 
-    Ranks differ in ``rank``, ``pending``, tensors, ``wire_ratio``, the bytes in ``totals``, and ``outer``.
+    Ranks differ in ``rank``, ``pending``, tensors, ``wire_ratio``, the bytes in ``totals``, and ``outer``. All other
+    fields are the same on all ranks.
 
     Attributes:
         step: number of the engine's steps made.
-        trained: number of training steps made; as many, but for rounds of outer steps and stretches of native ones.
+        trained: number of training steps made: more than ``step`` after rounds of outer steps or native stretches.
         rank: number of this rank among those that average.
         world: number of ranks that average.
         candidate: candidate of the last step; ``None`` before the first.
         factors: compression factors of the last step.
-        controller: the controller's own state; ``None`` before the first step.
-        pending: measurements that ranks have not agreed on yet, oldest first; at most as many as the executor's latency
-            has steps, one less if the host looks at data.
+        controller: state of the controller; ``None`` before the first step.
+        pending: measurements that ranks have not agreed on yet, oldest first. The largest number is the executor's
+            latency, or one less if the host looks at tensors' numbers.
         residual: what was not sent, flat; see ``gravac.averaging.feedback``.
-        releasing: residuals that are released step by step, flat, likewise.
-        memory: tensors that the compressor remembers, by parameter name and by a name of the compressor's.
-        sums: gradients added up since the controller last said so, flat.
+        releasing: residuals that are released step by step, flat; see ``gravac.averaging.feedback``.
+        memory: tensors that the compressor remembers, by parameter name and by a name that the compressor chooses.
+        sums: sums of gradients over steps that the controller requested (``Decision.sums``), flat.
         loss_scale: factor that the last gradients were multiplied with, a scalar (0-d tensor) if only the device knows
             it; ``None`` without a scaler.
         layout: exchange groups; empty before they are known.
-        gain: gain of the last step that all ranks agreed on; ``None`` before, or if it was not finite.
-        wire_ratio: wire ratio of the last agreed step; ``None`` before.
-        totals: what all steps add up to.
-        history: the newest decision records, as many as the run's setting ``history`` says.
-        compute_s: seconds that a step takes without exchange, mean over ranks; ``None``: not known. A source may set
-            this before the first step, the same on all ranks.
-        candidates: identities of the candidates that a controller had to choose from, see
-            ``gravac.controllers.plain.identify``; none before the first step.
-        native: where a stretch of native steps is; it stays one object.
-        outer: state of outer steps; ``None`` unless ranks train apart.
+        gain: gain of the last step that all ranks agreed on; ``None`` before the first, or if it was not finite.
+        wire_ratio: wire ratio of the last agreed step; ``None`` before the first.
+        totals: sums over all steps.
+        history: the newest decision records; the run's setting ``history`` is their largest number.
+        compute_s: seconds of a step without exchange, mean over ranks; ``None``: not known. A source may set the number
+            before the first step, the same on all ranks.
+        candidates: identities of the candidates that the controller chose from, see
+            ``gravac.controllers.plain.identify``; empty before the first step.
+        native: state of a stretch of native steps; always the same object.
+        outer: state of outer steps; ``None`` without outer steps.
     """
 
     step: int = 0
@@ -125,10 +126,10 @@ class RunState:
     outer: ModeState | None = None
 
     def dump(self) -> dict[str, Any]:
-        """Return tensors, which are the live ones, and plain values; without the controller's state.
+        """Return the tensors themselves, not copies, and JSON types; without the controller's state.
 
-        The host waits for numbers that only the device knows. Measurements that were not read yet, which happens if the
-        exchange failed, are left out.
+        The host waits for numbers that only the device knows. Measurements that were not read yet are left out; they
+        exist only if the exchange failed.
         """
         totals = self.totals
         return {
@@ -154,17 +155,17 @@ class RunState:
             "outer": None if self.outer is None else self.outer.dump(),
         }
 
-    def restore(self, plain: Mapping[str, Any]) -> None:
-        """Restore plain values from what ``dump`` gave; rank, world, tensors and ``outer`` stay as they are."""
-        self.step, self.trained = plain["step"], plain["trained"]
-        self.loss_scale, self.gain = plain["loss_scale"], plain["gain"]
-        self.candidate = None if plain["candidate"] is None else Candidate(**plain["candidate"])
-        self.factors = Factors(plain["factors"]["cf"], plain["factors"]["cfs"])
-        self.pending = [LocalMeasurement.load(measurement) for measurement in plain["pending"]]
-        self.layout = tuple(tuple(names) for names in plain["layout"])
-        self.totals = RunTotals(**plain["totals"])
-        self.history = [DecisionRecord(**record) for record in plain["history"]]
-        self.compute_s = plain["compute_s"]
-        for name, of_native in plain["native"].items():
-            setattr(self.native, name, of_native)
-        self.candidates = [[*identity] for identity in plain["candidates"]]
+    def restore(self, dumped: Mapping[str, Any]) -> None:
+        """Restore the JSON types of a dump; rank, world, tensors and ``outer`` do not change."""
+        self.step, self.trained = dumped["step"], dumped["trained"]
+        self.loss_scale, self.gain = dumped["loss_scale"], dumped["gain"]
+        self.candidate = None if dumped["candidate"] is None else Candidate(**dumped["candidate"])
+        self.factors = Factors(dumped["factors"]["cf"], dumped["factors"]["cfs"])
+        self.pending = [LocalMeasurement.load(measurement) for measurement in dumped["pending"]]
+        self.layout = tuple(tuple(names) for names in dumped["layout"])
+        self.totals = RunTotals(**dumped["totals"])
+        self.history = [DecisionRecord(**record) for record in dumped["history"]]
+        self.compute_s = dumped["compute_s"]
+        for name, number in dumped["native"].items():
+            setattr(self.native, name, number)
+        self.candidates = [[*identity] for identity in dumped["candidates"]]

@@ -1,8 +1,9 @@
 # SPDX-FileCopyrightText: 2026 The gravac developers
 # SPDX-License-Identifier: Apache-2.0
-"""What must be the same on all ranks is compared before any exchange relies on it: settings, versions, parameters.
+"""Compares settings, versions and parameters of all ranks before any exchange relies on them.
 
-Ranks whose settings differ would train apart in silence, or ask for different collectives, which hang or abort.
+Ranks whose settings differ would train different weights in silence, or start different collectives, which hang or
+abort.
 """
 
 import hashlib
@@ -16,25 +17,25 @@ from gravac.exchange.group import CPU, ExchangeError, backend_of, check_initiali
 from gravac.settings import SettingsError
 
 MISSING = "none"
-"""Text of what a rank does not have."""
+"""Text of a field that a rank does not have."""
 
 SHOWN = 3
-"""Number of different values, and of further fields, that an error names."""
+"""Number of different texts, and of further fields, that an error names."""
 
 Comparison = Generator[torch.Tensor, list[torch.Tensor], None]
-"""Yields a rank's part of a gather, ``[elements]``, and is resumed with the parts of all ranks, in their order."""
+"""Yields a rank's tensor for an all-gather, ``[elements]``, and is resumed with the tensors of all ranks, by rank."""
 
 
 def check_alike(texts: Mapping[str, str], device: torch.device, group: dist.ProcessGroup | None) -> None:
     """Check that all ranks have the same texts. Called on every rank, before anything is exchanged.
 
     Args:
-        texts: settings and whatever else must be the same, as text, by the name that a user knows.
-        device: where the gradients lie; what is compared goes over NCCL from there, and otherwise from the CPU.
+        texts: texts of settings, and of all else that must be the same, by the name that a user knows.
+        device: device of the gradients. NCCL exchanges the texts from there, other backends from the CPU.
         group: ranks that are compared; ``None``: the default group.
 
     Raises:
-        SettingsError: a text differs; the message names the field, its values and whose they are, alike on all ranks.
+        SettingsError: a text differs; the message, the same on all ranks, names the field, its texts and their ranks.
         ExchangeError: a rank did not answer.
         RuntimeError: there is no process group yet.
     """
@@ -42,12 +43,12 @@ def check_alike(texts: Mapping[str, str], device: torch.device, group: dist.Proc
     world = dist.get_world_size(group)
     if world == 1:
         return
-    where = device if backend_of(group, device) == "nccl" else CPU
+    exchange_device = device if backend_of(group, device) == "nccl" else CPU
 
-    def gather(part: torch.Tensor) -> list[torch.Tensor]:
-        rows = [torch.empty_like(part, device=where) for _ in range(world)]
+    def gather(local: torch.Tensor) -> list[torch.Tensor]:
+        rows = [torch.empty_like(local, device=exchange_device) for _ in range(world)]
         try:
-            dist.all_gather(rows, part.to(where), group=group)
+            dist.all_gather(rows, local.to(exchange_device), group=group)
             return [row.cpu() for row in rows]
         except RuntimeError as failure:
             raise ExchangeError(
@@ -59,11 +60,16 @@ def check_alike(texts: Mapping[str, str], device: torch.device, group: dist.Proc
 
 
 def run(comparison: Comparison, gather: Callable[[torch.Tensor], list[torch.Tensor]]) -> None:
-    """Run a comparison to its end by a function that gathers flat tensors, one of each rank."""
+    """Run a comparison to its end.
+
+    Args:
+        comparison: compares texts.
+        gather: gathers a flat tensor from each rank.
+    """
     try:
-        part = next(comparison)
+        local = next(comparison)
         while True:
-            part = comparison.send(gather(part))
+            local = comparison.send(gather(local))
     except StopIteration:
         return
 
@@ -71,25 +77,25 @@ def run(comparison: Comparison, gather: Callable[[torch.Tensor], list[torch.Tens
 def compare(texts: Mapping[str, str]) -> Comparison:
     """Compare named texts with those of the other ranks.
 
-    1. Gather digests, of 32 bytes. If they are the same, that is all.
-    2. Gather how long the texts are.
-    3. Gather the texts, padded to the longest, and find what differs.
+    1. Gather digests, of 32 bytes. If they are the same, return.
+    2. Gather the lengths of the texts.
+    3. Gather the texts, padded to the longest, and name the first difference.
 
     Raises:
         SettingsError: a text differs.
     """
     digest = hashlib.sha256(json.dumps(dict(texts), sort_keys=True).encode()).digest()
     digests = yield _tensor(digest)
-    if all(torch.equal(one, digests[0]) for one in digests):
+    if all(torch.equal(digest_of_rank, digests[0]) for digest_of_rank in digests):
         return
-    mine = json.dumps(dict(texts)).encode()
-    lengths = [int(length) for length in (yield torch.tensor([len(mine)]))]
-    rows = yield _tensor(mine.ljust(max(lengths)))
+    local = json.dumps(dict(texts)).encode()
+    lengths = [int(length) for length in (yield torch.tensor([len(local)]))]
+    rows = yield _tensor(local.ljust(max(lengths)))
     raise SettingsError(difference([json.loads(row.numpy().tobytes()) for row in rows]))
 
 
 def difference(of_ranks: Sequence[Mapping[str, str]]) -> str:
-    """Name the first field whose text is not the same on all ranks, with the texts, and further ones.
+    """Return a text that names the first field that differs, with the ranks' texts of it, and further fields.
 
     Args:
         of_ranks: texts of each rank, by field; not all the same.
@@ -103,20 +109,20 @@ def difference(of_ranks: Sequence[Mapping[str, str]]) -> str:
     ranks_with: dict[str | None, list[int]] = {}
     for rank, texts in enumerate(of_ranks):
         ranks_with.setdefault(texts.get(first), []).append(rank)
-    values = [
+    clauses = [
         f"{_ranks(ranks)} {MISSING if text is None else text}" for text, ranks in list(ranks_with.items())[:SHOWN]
     ]
-    values += [f"and {len(ranks_with) - SHOWN} other values"] * (len(ranks_with) > SHOWN)
+    clauses += [f"and {len(ranks_with) - SHOWN} other values"] * (len(ranks_with) > SHOWN)
     more = ", ".join(others[:SHOWN]) + f" and {len(others) - SHOWN} more" * (len(others) > SHOWN)
-    return f"{first}: {', '.join(values)}; give every rank the same" + (f" (also of {more})" if others else "")
+    return f"{first}: {', '.join(clauses)}; give every rank the same" + (f" (also of {more})" if others else "")
 
 
 def described(tensors: Mapping[str, torch.Tensor], kind: str = "parameter") -> dict[str, str]:
-    """Describe tensors in order, one field for each: name, shape, dtype, and how they lie in memory.
+    """Describe tensors in order, each by a field: name, shape, dtype, and memory order if it is not contiguous.
 
     Args:
         tensors: tensors of any shape, by name.
-        kind: what each is, the beginning of the fields' names.
+        kind: kind of the tensors, with which the fields' names begin.
 
     Example:
         >>> described({"weight": torch.zeros(3, 2)})
@@ -130,7 +136,7 @@ def _form(tensor: torch.Tensor) -> str:
     if tensor.layout != torch.strided or tensor.is_contiguous():
         return form
     strides = tensor.stride()
-    return f"{form}, dimensions in memory {sorted(range(tensor.dim()), key=lambda d: (-strides[d], d))}"
+    return f"{form}, dimensions in memory {sorted(range(tensor.dim()), key=lambda dim: (-strides[dim], dim))}"
 
 
 def _ranks(ranks: Sequence[int]) -> str:

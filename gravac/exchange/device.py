@@ -1,6 +1,6 @@
 # SPDX-FileCopyrightText: 2026 The gravac developers
 # SPDX-License-Identifier: Apache-2.0
-"""Streams and events of an accelerator, as few of them as an executor needs; tests put in others that record."""
+"""Streams and events of an accelerator: only what an executor needs. Tests use other devices, which record calls."""
 
 import contextlib
 import functools
@@ -17,15 +17,15 @@ class Event(Protocol):
     """A moment in a stream's work."""
 
     def query(self) -> bool:
-        """Return whether the moment is past: the host does not wait."""
+        """Return whether the moment is past; the host does not wait."""
         ...
 
     def synchronize(self) -> None:
-        """Return when the moment is past: the host waits."""
+        """Return when the moment is past; the host waits."""
         ...
 
     def elapsed_time(self, later: Any) -> float:
-        """Return the milliseconds from here to another moment; both are past."""
+        """Return the milliseconds from this moment to a later one; both are past."""
         ...
 
 
@@ -33,34 +33,34 @@ class Device(Protocol):
     """A device whose work is ordered by streams.
 
     Attributes:
-        device: where tensors lie.
+        device: device of the tensors.
     """
 
     device: torch.device
 
     def stream(self) -> Stream:
-        """Make a stream beside the present one, which goes first where both have work."""
+        """Create a stream that has priority over the present stream."""
         ...
 
     def on(self, stream: Stream) -> contextlib.AbstractContextManager[None]:
-        """Make a stream the present one for a while, without autocast: what is computed meanwhile is in its order."""
+        """Make a stream the present one within the context, without autocast."""
         ...
 
     def record(self) -> Event:
-        """Return this moment of the present stream."""
+        """Return the current moment of the present stream."""
         ...
 
     def follow(self, event: Event) -> None:
-        """Have the present stream wait for a moment; the host does not wait."""
+        """Make the present stream wait for a moment; the host does not wait."""
         ...
 
     def pinned(self, tensor: torch.Tensor) -> torch.Tensor:
-        """Return a host tensor of another one's shape and dtype; copies of it do not make the host wait."""
+        """Return a new host tensor of a tensor's shape and dtype; copies to and from it do not make the host wait."""
         ...
 
     @property
     def capturing(self) -> bool:
-        """Whether the present stream's work is recorded into a graph instead of being done."""
+        """True if the present stream's work is recorded into a graph instead of being run."""
         ...
 
 
@@ -75,49 +75,52 @@ class CudaDevice:
         self.device = device
 
     def stream(self) -> Stream:
-        """Make a stream of high priority."""
+        """Create a stream of high priority."""
         return torch.cuda.Stream(self.device, priority=-1)  # type: ignore[no-untyped-call]
 
     @contextlib.contextmanager
     def on(self, stream: Stream) -> Iterator[None]:
-        """Make a stream, and its device, the present one, without autocast."""
+        """Make a stream, and its device, the present ones within the context, without autocast."""
         with torch.cuda.stream(stream), torch.autocast("cuda", enabled=False):
             yield
 
     def record(self) -> torch.cuda.Event:
-        """Return this moment of the present stream; such moments can be timed."""
+        """Return the current moment of the present stream; such moments can be timed."""
         event = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
         event.record(torch.cuda.current_stream(self.device))
         return event
 
     def follow(self, event: Any) -> None:
-        """Have the present stream wait for a moment."""
+        """Make the present stream wait for a moment."""
         torch.cuda.current_stream(self.device).wait_event(event)
 
     def pinned(self, tensor: torch.Tensor) -> torch.Tensor:
-        """Return a pinned host tensor of another one's shape and dtype."""
+        """Return a new pinned host tensor of a tensor's shape and dtype."""
         return torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True)
 
     @property
     def capturing(self) -> bool:
-        """Whether the present stream is captured."""
+        """True if the present stream is captured."""
         return torch.cuda.is_current_stream_capturing()
 
 
 def stream_order(device: torch.device) -> Callable[[], None]:
-    """Return what makes a thread work on a stream of its own, after what the present one was given so far."""
+    """Return a function that makes the calling thread use a stream of its own, after the present stream's work so far.
+
+    On a CPU the function does nothing.
+    """
     if device.type == "cpu":
         return lambda: None
-    given = torch.cuda.current_stream(device).record_event()
+    work_so_far = torch.cuda.current_stream(device).record_event()
 
     def follow() -> None:
-        torch.cuda.set_device(device)  # a new thread's is 0
-        torch.cuda.set_stream(_own_stream(device))
-        torch.cuda.current_stream(device).wait_event(given)
+        torch.cuda.set_device(device)  # a new thread begins with device 0
+        torch.cuda.set_stream(_thread_stream(device))
+        torch.cuda.current_stream(device).wait_event(work_so_far)
 
     return follow
 
 
 @functools.cache
-def _own_stream(device: torch.device) -> torch.cuda.Stream:
+def _thread_stream(device: torch.device) -> torch.cuda.Stream:
     return torch.cuda.Stream(device)  # type: ignore[no-untyped-call]

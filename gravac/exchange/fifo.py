@@ -2,19 +2,19 @@
 # SPDX-License-Identifier: Apache-2.0
 """The executor over a process group: one thread that runs all exchange work in the order it was handed over.
 
-A DDP hook holds the reducer's lock and must not wait; collectives must start in the same order on all ranks, and on
-gloo never from a callback. So the hook only enqueues, and encode, rounds and decode run here, overlapping with
-backward.
+A DDP hook holds the reducer's lock and must not wait. Collectives must start in the same order on all ranks, and on
+gloo never from a callback. The hook therefore only enqueues jobs. Encode, rounds and decode run on this thread,
+overlapping with backward.
 
-The link should never wait for the processor. A job that ends with its first collectives (one round, as most do) leaves
-the next ones free to start while it travels. A job of several rounds is followed only after its last; meanwhile the
-next is encoded. Either way collectives start in the order of jobs and rounds, which does not depend on any rank's
-timing.
+The link should never wait for the processor. While a job of one round (as most jobs are) is in flight, the next jobs'
+collectives may start. After a job of several rounds, the next job's collectives start only when its last round has
+ended; meanwhile that job is encoded. In both cases collectives start in the order of jobs and rounds, which does not
+depend on any rank's timing.
 
-Waiting for a collective blocks the thread that does it, so a second thread waits, and
-tells the first through the same queue that jobs come by: what arrives while something travels is encoded and started at
-once, and not when that has landed. It also keeps the first free to look, once it has waited for a while, whether
-another rank failed: then nobody waits for the process group's timeout.
+Waiting for a collective blocks a thread, so a second thread waits. It reports to the first thread through the queue
+that also receives jobs. A job that arrives while a collective is in flight is therefore encoded and started at once.
+The first thread also remains free to look, after a while, whether another rank failed: then nobody waits for the
+process group's timeout.
 """
 
 import atexit
@@ -33,31 +33,33 @@ from gravac.collectives import AllReduce, Collective
 from gravac.exchange.device import stream_order
 from gravac.exchange.executor import Fail, Job, Number, Verdict
 from gravac.exchange.failures import LOOK_SECONDS, ExchangeError, Failures
-from gravac.exchange.group import GroupTransport, Pending, give_back
+from gravac.exchange.group import GroupTransport, Pending, destroy_private
 from gravac.guarded import Guarded
 
 DEPTH = 4
-"""Jobs whose collectives may be under way behind the one that is waited for."""
+"""Largest number of jobs whose collectives may be in flight behind the oldest job."""
 
 JOIN_SECONDS = 5.0
-"""Longest wait of ``close`` for each thread's end: another rank may never answer."""
+"""Longest time, in seconds, that ``close`` waits for each thread's end: another rank may never answer."""
 
 
 Answers = list[Any] | BaseException
-"""Results of a round's collectives, or what went wrong."""
+"""Results of a round's collectives, or the exception that was raised."""
 
 
 @dataclass(slots=True, eq=False)
 class _Exchange:
-    """A job, from when it is handed over until its end.
+    """A job, from the time when it is handed over until its end.
 
     Attributes:
-        promises: tells whether it ends with its first collectives; asked once these are known.
-        ready: called before the job is.
-        one_round: what it promised.
-        requests: collectives of the round that it is in.
-        pending: the same, under way.
-        answers: their results, once they have landed.
+        job: generator of collectives.
+        fail: called with the exception if the job, or an earlier job, failed.
+        promises: returns whether the job ends with its first collectives; called once these are known.
+        ready: called on the exchange thread before the job is.
+        one_round: whether the job ends with its first collectives, as ``promises`` returned.
+        requests: collectives of the present round.
+        pending: collectives of the present round, in flight.
+        answers: results of the present round; ``None`` until they have arrived.
     """
 
     job: Job
@@ -71,23 +73,27 @@ class _Exchange:
 
     @property
     def landed(self) -> bool:
-        """Whether going on with it would not block."""
+        """True if the job can be resumed without blocking."""
         return self.answers is not None
 
 
 class _Call(NamedTuple):
+    """A function to be called on the exchange thread."""
+
     function: Callable[[], None]
     fail: Fail
 
 
 class _Landed(NamedTuple):
-    item: _Exchange
+    """A message that a round's collectives have ended, with the time of the end by ``time.perf_counter``."""
+
+    exchange: _Exchange
     answers: Answers
-    at: float
+    ended: float
 
 
 class _Await(NamedTuple):
-    """Collectives that a call started and waits for: what finishes them, and where their results go."""
+    """Collectives that a call started and waits for: the transport that finishes them, and a queue for the results."""
 
     transport: GroupTransport
     pending: list[Pending]
@@ -95,26 +101,27 @@ class _Await(NamedTuple):
 
 
 class _Abandon(NamedTuple):
-    """What was handed over is given up."""
+    """A message that all jobs and calls are to fail."""
 
     failure: BaseException
 
 
 _Work = _Exchange | _Call | None
-"""What is handed over to the exchange thread; ``None`` ends it."""
+"""Work that is handed over to the exchange thread; ``None`` ends the thread."""
 
 
 class Fifo:
-    """Runs a rank's jobs and calls in order on one thread, where the host looks at data; see ``Executor``.
+    """Runs a rank's jobs and calls in order on one thread, on which the host looks at data; see ``Executor``.
 
     Args:
-        transport: starts and finishes collectives over the ranks that average.
-        agreement: the same over those that agree on measurements and decisions; ``None``: the same ranks.
+        transport: transport over the ranks that average.
+        agreement: transport over the ranks that agree on measurements and decisions; ``None``: the same ranks.
 
     Attributes:
-        ledger: what was handed to the transport; an agreement over other ranks is not in it.
+        transport: transport over the ranks that average.
+        ledger: collectives handed to ``transport``, without those of an agreement over other ranks.
         compress_seconds: seconds spent inside jobs (encode, decode, feedback), since the start.
-        exchange_seconds: seconds in which collectives were under way, since the start.
+        exchange_seconds: seconds in which collectives were in flight, since the start.
     """
 
     latency = 2
@@ -128,18 +135,18 @@ class Fifo:
         self.compress_seconds = 0.0
         self.exchange_seconds = 0.0
         self._transports = [self.transport, *([] if agreement is None else [agreement])]
-        groups = [getattr(one, "group", None) for one in self._transports]
+        groups = [getattr(used, "group", None) for used in self._transports]
         self._failures = Failures([group for group in groups if group is not None])
         self._guarded = Guarded()
         self._pid = os.getpid()
         self._inbox: queue.SimpleQueue[_Work | _Landed | _Abandon] = queue.SimpleQueue()
         self._waits: queue.SimpleQueue[_Exchange | _Await | None] = queue.SimpleQueue()
         self._todo: deque[_Work] = deque()
-        self._next: _Exchange | None = None
-        self._flight: deque[_Exchange] = deque()
-        self._told = (0.0, 0.0)
-        self._under_way = 0
-        self._since = 0.0
+        self._next: _Exchange | None = None  # encoded, not started yet
+        self._flight: deque[_Exchange] = deque()  # started, oldest first
+        self._spent = (0.0, 0.0)  # compress_seconds and exchange_seconds at the last call of ``spent``
+        self._rounds_in_flight = 0
+        self._flight_began = 0.0
         self._failure: BaseException | None = None
         self._abandoned: BaseException | None = None
         self._over = False
@@ -158,17 +165,17 @@ class Fifo:
         return later - earlier
 
     def spent(self) -> Callable[[], tuple[float, float]]:
-        """Take the seconds spent coding, and with collectives under way, since the last call; on the thread."""
-        before, self._told = self._told, (self.compress_seconds, self.exchange_seconds)
-        spent = (self._told[0] - before[0], self._told[1] - before[1])
+        """Return the seconds of coding and exchange since the last call, see ``Executor``; called on the thread."""
+        previous, self._spent = self._spent, (self.compress_seconds, self.exchange_seconds)
+        spent = (self._spent[0] - previous[0], self._spent[1] - previous[1])
         return lambda: spent
 
     def exchange(self, job: Job, fail: Fail, device: torch.device, one_round: Callable[[], bool]) -> None:
-        """Run a job when its turn comes, see ``Executor``; on CUDA it waits for what its stream was given so far."""
+        """Run a job after all earlier work, see ``Executor``; on CUDA after the present stream's work so far."""
         self._hand_over(_Exchange(job, fail, one_round, stream_order(device)))
 
     def call(self, function: Callable[[], None], fail: Fail) -> None:
-        """Call a function when all before it has ended."""
+        """Call a function when all earlier work has ended."""
         self._hand_over(_Call(function, fail))
 
     def _hand_over(self, work: _Exchange | _Call) -> None:
@@ -181,7 +188,7 @@ class Fifo:
         return self._launch(self.transport, collectives)
 
     def finish(self, started: list[Pending]) -> list[Any]:
-        """Wait for them, on the thread."""
+        """Wait for started collectives, on the thread; return their results."""
         return self._await(self.transport, started)
 
     def agree(self, vectors: Sequence[Sequence[Number]]) -> list[Pending]:
@@ -190,7 +197,7 @@ class Fifo:
         return self._launch(self._agreement, sums)
 
     def agreed(self, started: list[Pending]) -> list[list[float]]:
-        """Wait for the sums, on the thread."""
+        """Wait for the sums, on the thread; return them."""
         return [total.tolist() for total in self._await(self._agreement, started)]
 
     def _launch(self, transport: GroupTransport, collectives: Sequence[Collective]) -> list[Pending]:
@@ -219,31 +226,31 @@ class Fifo:
             return landed
 
     def catch_up(self) -> None:
-        """Nothing is behind: the host looks when it likes."""
+        """Do nothing: the host may look at tensors at any time."""
 
     def judge(self, finite: torch.Tensor) -> Verdict:
-        """Look at a bool scalar (0-d tensor)."""
+        """Return a bool scalar (0-d tensor) as a bool."""
         return bool(finite)
 
     def to_host(self, verdicts: torch.Tensor) -> torch.Tensor:
-        """Copy a bool tensor, any shape, to the host, which waits: on the thread it may."""
+        """Copy a bool tensor, any shape, to the host, which waits: the thread may wait."""
         return verdicts.cpu()
 
     def numbers(self, numbers: Sequence[Number]) -> list[Number]:
-        """Return what scalars (0-d tensors) hold."""
+        """Return scalars (0-d tensors) as floats."""
         return [float(number) for number in numbers]
 
     def order(self) -> None:
-        """Wait until all that was handed over has ended."""
+        """Wait until all jobs and calls handed over have ended."""
         self.drain()
 
     def join(self) -> None:
-        """Jobs end one after the other."""
+        """Do nothing: jobs end one after the other."""
 
     def drain(self, seconds: float | None = None) -> bool:
-        """Wait until all that was handed over has ended, for at most ``seconds``; return whether it has.
+        """Wait until all jobs and calls handed over have ended, for at most ``seconds``; return whether they have.
 
-        On the thread itself (in a sink) there is nothing to wait for, and in a forked process there is no thread.
+        Called on the thread itself (by a sink), or in a forked process, which has no thread, this returns at once.
         """
         if threading.current_thread() is self._thread or os.getpid() != self._pid:
             return True
@@ -252,22 +259,22 @@ class Fifo:
         return done.wait(seconds)
 
     def abandon(self, failure: BaseException) -> None:
-        """Give up what was handed over, and what will be: it fails with that exception, and the other ranks are told.
+        """Fail all present and later jobs and calls with an exception, and tell the other ranks.
 
         Args:
-            failure: why.
+            failure: the exception.
         """
         self._abandoned = failure
         self._inbox.put(_Abandon(failure))
 
     def close(self) -> None:
-        """End the threads after what was handed over, and give back the process group.
+        """End the threads after all work that was handed over, and destroy the private process groups.
 
-        Waits for at most ``JOIN_SECONDS`` for what was handed over, gives that up, and waits as long again for each
-        thread's end; if this rank failed, for at most ``LINGER_SECONDS`` for the others to see why.
+        Waits for at most ``JOIN_SECONDS`` for the work, fails the rest, and waits as long again for each thread's end.
+        If this rank failed, it waits for at most ``LINGER_SECONDS`` until the others have read why.
 
         A thread that outlives the interpreter's shutdown while it holds the last reference to a process group aborts
-        the process; so this also runs at exit. In a forked process, which has no such threads, nothing is done.
+        the process. Therefore this also runs at exit. In a forked process, which has no such threads, nothing is done.
         """
         atexit.unregister(self.close)
         if os.getpid() != self._pid:
@@ -282,24 +289,24 @@ class Fifo:
         if not self._thread.is_alive():
             self._waiter.join(JOIN_SECONDS)
             if not self._waiter.is_alive():
-                self._give_back()
+                self._destroy_groups()
         else:
-            self._end()  # it is stuck in what it was given: whoever waits is told here
+            self._end()  # the thread is stuck in its work, so its waiting callers are told here
         self._failures.linger()
 
-    def _give_back(self) -> None:
+    def _destroy_groups(self) -> None:
         for transport in self._transports:
             group = transport.__dict__.pop("group", None)
             if group is not None:
-                self._guarded(give_back, group)
+                self._guarded(destroy_private, group)
 
     def _end(self) -> None:
-        """Refuse all work that is handed over from now on."""
+        """Refuse all work that is handed over from here on."""
         self._over = True
         self._refuse()
 
     def _refuse(self) -> None:
-        """Have what nobody will run fail. Called by any thread."""
+        """Fail all work in the inbox, which nobody will run. Called by any thread."""
         failure = self._failure or self._abandoned or RuntimeError("the compressor is closed: make a new one")
         while True:
             try:
@@ -313,17 +320,17 @@ class Fifo:
 
     def _wait(self) -> None:
         """Wait for collectives in the order they were started."""
-        while (item := self._waits.get()) is not None:
-            if isinstance(item, _Await):
-                item.answers.put(_finish(item.transport, item.pending))
+        while (started := self._waits.get()) is not None:
+            if isinstance(started, _Await):
+                started.answers.put(_finish(started.transport, started.pending))
             else:
-                self._inbox.put(_Landed(item, _finish(self.transport, item.pending), time.perf_counter()))
-            del item  # nothing of a job may live on here until the next one
+                self._inbox.put(_Landed(started, _finish(self.transport, started.pending), time.perf_counter()))
+            del started  # otherwise the job would stay in memory until the next one
 
     # the exchange thread
 
     def _run(self) -> None:
-        """Run what is handed over; whatever ends the thread, nobody waits for it any longer."""
+        """Run all work that is handed over; fail the rest if an exception ends the thread."""
         torch.set_grad_enabled(False)
         try:
             self._work()
@@ -338,7 +345,7 @@ class Fifo:
             self._receive(wait=False)
             oldest = self._flight[0] if self._flight else None
             if oldest is not None and oldest.landed and not oldest.one_round:
-                self._land()  # its next round comes before anything else is started
+                self._land()  # the job's next round starts before any other job
                 continue
             self._encode_and_send()
             if self._flight and self._flight[0].landed:
@@ -346,24 +353,29 @@ class Fifo:
             elif self._flight or not self._todo:
                 self._receive(wait=True)
             else:
-                item = self._todo.popleft()
-                if item is None:
+                call = self._todo.popleft()
+                if call is None:
                     return
-                assert isinstance(item, _Call)
-                self._guard(item.fail, item.function)
+                assert isinstance(call, _Call)
+                self._guard(call.fail, call.function)
 
     def _receive(self, wait: bool) -> None:
-        """Take in what was handed over and what has landed: all that there is, or at least one when told to wait."""
+        """Take all messages out of the inbox.
+
+        Args:
+            wait: whether to wait for a message if there is none.
+        """
         while wait or not self._inbox.empty():
             message = self._message()
             wait = False
             if isinstance(message, _Landed):
-                if message.item.answers is None:
+                exchange = message.exchange
+                if exchange.answers is None:
                     answers = message.answers
-                    message.item.answers = self._explained(answers) if isinstance(answers, ExchangeError) else answers
-                self._under_way -= 1
-                if not self._under_way:
-                    self.exchange_seconds += message.at - self._since
+                    exchange.answers = self._explained(answers) if isinstance(answers, ExchangeError) else answers
+                self._rounds_in_flight -= 1
+                if not self._rounds_in_flight:
+                    self.exchange_seconds += message.ended - self._flight_began
             elif isinstance(message, _Abandon):
                 self._give_up(message.failure)
             elif self._failure is not None and message is not None:
@@ -372,7 +384,7 @@ class Fifo:
                 self._todo.append(message)
 
     def _message(self) -> _Work | _Landed | _Abandon:
-        """Wait for a message; while something is under way, look at times whether another rank failed."""
+        """Wait for a message; while a collective is in flight, look at intervals whether another rank failed."""
         while True:
             try:
                 return self._inbox.get(timeout=LOOK_SECONDS if self._flight else None)
@@ -382,108 +394,108 @@ class Fifo:
                     self._land()
 
     def _failed_elsewhere(self) -> ExchangeError | None:
-        """Return what another rank says about its failure, if one does."""
-        said = self._failures.look()
-        return None if said is None else ExchangeError(f"rank {self.rank} of {self.world} got no answer: {said}")
+        """Return an error with another rank's report of its failure; ``None`` if no rank reported."""
+        report = self._failures.look()
+        return None if report is None else ExchangeError(f"rank {self.rank} of {self.world} got no answer: {report}")
 
     def _explained(self, failure: ExchangeError) -> ExchangeError:
-        """Return what went wrong, with its cause, if another rank says that it failed."""
-        said = self._failures.look(causes_only=True)
-        if said is None:
+        """Return an error with another rank's report of its failure, or the given error if no rank reported."""
+        report = self._failures.look(causes_only=True)
+        if report is None:
             return failure
-        explained = ExchangeError(f"rank {self.rank} of {self.world} got no answer: {said}")
+        explained = ExchangeError(f"rank {self.rank} of {self.world} got no answer: {report}")
         explained.__cause__ = failure.__cause__
         return explained
 
     def _encode(self) -> bool:
-        """Have the next job encoded, if it is a job's turn; False where there is none."""
-        while self._next is None and self._todo and isinstance(item := self._todo[0], _Exchange):
+        """Encode the next job, unless a call precedes it; return whether an encoded job is waiting to start."""
+        while self._next is None and self._todo and isinstance(exchange := self._todo[0], _Exchange):
             self._todo.popleft()
-            if self._guard(item.fail, self._first, item):
-                self._next = item
+            if self._guard(exchange.fail, self._encode_job, exchange):
+                self._next = exchange
         return self._next is not None
 
     def _encode_and_send(self) -> None:
-        """Encode what comes next, and start what may start now."""
+        """Encode the next jobs, and start those that may start already."""
         while self._encode():
             if self._flight and not (self._flight[-1].one_round and len(self._flight) <= DEPTH):
                 return
             assert self._next is not None
-            item, self._next = self._next, None
-            if self._guard(item.fail, self._send, item):
-                self._flight.append(item)
+            exchange, self._next = self._next, None
+            if self._guard(exchange.fail, self._send, exchange):
+                self._flight.append(exchange)
 
     def _land(self) -> None:
-        """Go on with the oldest job under way: to its end, or to its next round."""
-        item = self._flight.popleft()
-        if self._guard(item.fail, self._go_on, item):
-            self._flight.appendleft(item)
+        """Resume the oldest job in flight: to its end, or to its next round."""
+        exchange = self._flight.popleft()
+        if self._guard(exchange.fail, self._resume, exchange):
+            self._flight.appendleft(exchange)
 
-    def _first(self, item: _Exchange) -> bool:
-        """Have a job encoded; tell whether it asks for collectives."""
-        item.ready()
-        asks = self._advance(item, lambda: next(item.job))
-        item.one_round = item.promises()
-        return asks
+    def _encode_job(self, exchange: _Exchange) -> bool:
+        """Run a job to its first collectives; return whether it has any."""
+        exchange.ready()
+        has_requests = self._advance(exchange, lambda: next(exchange.job))
+        exchange.one_round = exchange.promises()
+        return has_requests
 
-    def _send(self, item: _Exchange) -> bool:
+    def _send(self, exchange: _Exchange) -> bool:
         """Start a round of a job's collectives, and return True.
 
-        What goes wrong is raised by the job, which knows what it exchanges.
+        An exception is raised by the job, which adds the names of the exchanged tensors.
         """
         try:
-            item.pending = self._launch(self.transport, item.requests)
+            exchange.pending = self._launch(self.transport, exchange.requests)
         except Exception as failure:
-            item.job.throw(failure)
+            exchange.job.throw(failure)
             raise
-        item.answers = None
-        if not self._under_way:
-            self._since = time.perf_counter()
-        self._under_way += 1
-        self._waits.put(item)
+        exchange.answers = None
+        if not self._rounds_in_flight:
+            self._flight_began = time.perf_counter()
+        self._rounds_in_flight += 1
+        self._waits.put(exchange)
         return True
 
-    def _go_on(self, item: _Exchange) -> bool:
-        """Resume a job with its collectives' results, or with what went wrong; tell whether its next round started."""
-        answers = item.answers
+    def _resume(self, exchange: _Exchange) -> bool:
+        """Resume a job with its collectives' results, or their exception; return whether its next round started."""
+        answers = exchange.answers
         assert answers is not None
         if isinstance(answers, BaseException):
             failure = answers
-            asks = self._advance(item, lambda: item.job.throw(failure))
+            has_requests = self._advance(exchange, lambda: exchange.job.throw(failure))
         else:
-            asks = self._advance(item, lambda: item.job.send(answers))
-        if asks and item.one_round:
+            has_requests = self._advance(exchange, lambda: exchange.job.send(answers))
+        if has_requests and exchange.one_round:
             raise RuntimeError("a compressor that declares one_round asked for a second one")
-        return asks and self._send(item)
+        return has_requests and self._send(exchange)
 
-    def _advance(self, item: _Exchange, resume: Callable[[], list[Collective]]) -> bool:
-        """Run a job to its next collectives; False where there are none."""
+    def _advance(self, exchange: _Exchange, resume: Callable[[], list[Collective]]) -> bool:
+        """Run a job to its next collectives; return whether there are any."""
         start = time.perf_counter()
         try:
-            item.requests = resume()
+            exchange.requests = resume()
         except StopIteration:
             return False
         finally:
             self.compress_seconds += time.perf_counter() - start
         return True
 
-    def _guard(self, fail: Fail, function: Callable[..., Any], *given: Any) -> Any:
-        """Return what a call returns; on an exception tell whoever waits, and let all after fail with it."""
+    def _guard(self, fail: Fail, function: Callable[..., Any], *arguments: Any) -> Any:
+        """Return a call's result; on an exception call ``fail``, and fail all later work with the exception."""
         try:
-            return function(*given)
+            return function(*arguments)
         except BaseException as failure:
             self._give_up(failure, fail)
             return None
 
     def _give_up(self, failure: BaseException, *fails: Fail) -> None:
-        """Remember a failure; tell the other ranks, those that ``fails`` are of, and all that wait here."""
+        """Store a failure; report it to the other ranks, to ``fails``, and to all work that waits here."""
         self._failure = self._failure or failure
-        self._failures.tell(self._failure)
+        self._failures.report(self._failure)
         waiting: list[_Work] = [*self._flight, self._next, *self._todo]
         self._flight.clear()
         self._next = None
-        self._todo = deque(item for item in self._todo if item is None)
-        for fail in (*fails, *(item.fail for item in waiting if item is not None)):
+        self._todo = deque(work for work in self._todo if work is None)
+        for fail in (*fails, *(work.fail for work in waiting if work is not None)):
             self._guarded(fail, self._failure)
 
 
@@ -491,4 +503,4 @@ def _finish(transport: GroupTransport, pending: list[Pending]) -> Answers:
     try:
         return transport.finish(pending)
     except BaseException as failure:
-        return failure.with_traceback(None)  # which would hold the collectives, and these their connections
+        return failure.with_traceback(None)  # a traceback would refer to the collectives, and these to connections

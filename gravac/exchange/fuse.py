@@ -1,8 +1,8 @@
 # SPDX-FileCopyrightText: 2026 The gravac developers
 # SPDX-License-Identifier: Apache-2.0
-"""Many tensors' rounds, run in lock step: the i-th yields of all become one collective per (kind, dtype).
+"""Runs the rounds of many tensors in lock step: the i-th collectives of all become one collective per (kind, dtype).
 
-The first collective of all also carries a flag: when any rank raised it, nothing more is exchanged.
+The very first collective also contains a flag: if any rank raised the flag, nothing more is exchanged.
 """
 
 from collections.abc import Callable, Generator, Sequence
@@ -23,11 +23,11 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class Outcome(Generic[T]):
-    """What fused rounds came to.
+    """Result of fused rounds.
 
     Attributes:
-        reduced: what each tensor's rounds returned, or each batch's.
-        finite: True, or where the host must not look, a 0-d bool tensor: whether no rank raised the flag.
+        reduced: return value of each tensor's rounds, or of each batch's.
+        finite: whether no rank raised the flag: True, or a 0-d bool tensor if the host must not look.
     """
 
     reduced: list[T]
@@ -35,13 +35,13 @@ class Outcome(Generic[T]):
 
 
 Fused = Generator[Requests, list[Any], Outcome[T] | None]
-"""Yields the collectives of a round, is resumed with their results; returns None when any rank raised the flag."""
+"""Yields the collectives of a round, is resumed with their results; returns None if any rank raised the flag."""
 
 ALIGNMENT = 8
-"""Bytes of which the size of a gathered row is a multiple, so that every element type can be viewed in it."""
+"""Number of bytes to a multiple of which a gathered row is padded, so that every element type can be viewed in it."""
 
 FLAG = -1
-"""Where the flag stands among what tensors ask for, by their positions."""
+"""Position of the flag in dicts that have tensors' collectives by the tensors' positions."""
 
 
 def fuse(
@@ -50,21 +50,22 @@ def fuse(
     judge: Callable[[torch.Tensor], Verdict] = bool,
     folds: Sequence[Fold] = (),
 ) -> Fused[T]:
-    """Run several tensors' rounds together.
+    """Run the rounds of several tensors in lock step.
 
     1. Advance every tensor's rounds to its next collective.
-    2. Fuse these into one collective per kind and dtype; in the first round, the flag is in the first of them.
+    2. Fuse these into one collective per kind and dtype; in the first round, the first of them also has the flag.
     3. Yield the fused collectives, and be resumed with their results.
-    4. Stop when the flag was raised; else split the results, answer every tensor's rounds, and go on with 1.
+    4. Stop if the flag was raised; else split the results, resume every tensor's rounds, and continue with 1.
 
     Args:
-        rounds: rounds of each tensor, or of several together; the same number, in the same order, on every rank.
+        rounds: rounds of each tensor, or of each batch; the same number, in the same order, on every rank.
         finite: whether this rank's gradients are finite, apart from ``folds``; if not, the flag is raised on all ranks.
-        judge: looks at a bool scalar (0-d tensor), where the host may; where it may not, all rounds run, flag or not.
-        folds: what some of the rounds fold; their energies, set before the first collective, are judged with it.
+        judge: reads a bool scalar (0-d tensor) if the host may look; if it may not, all rounds run, even if the flag is
+            raised.
+        folds: folds of some of the rounds; their energies, set before the first collective, are judged with ``finite``.
 
     Returns:
-        What each tensor's rounds returned, or ``None`` when the flag was up on any rank and the host knows it.
+        The return value of each tensor's rounds; ``None`` if any rank raised the flag and the host knows that.
 
     Example:
         >>> from gravac.collectives import Ledger
@@ -72,7 +73,7 @@ def fuse(
         >>> from gravac.exchange import memory
         >>> def ranks(finite):
         ...     x = [torch.ones(20), torch.ones(30)]
-        ...     rounds = [[topk.rounds(one, 10, Context(rank=r, world=2)) for one in x] for r in range(2)]
+        ...     rounds = [[topk.rounds(tensor, 10, Context(rank=n, world=2)) for tensor in x] for n in range(2)]
         ...     return [fuse(rounds[0], True), fuse(rounds[1], finite)]
         >>> ledgers = [Ledger(2), Ledger(2)]
         >>> len(memory.run(ranks(finite=True), ledgers)[0].reduced)  # two tensors, in a single gather
@@ -84,11 +85,11 @@ def fuse(
     """
     verdict: Verdict = True
     reduced: dict[int, T] = {}
-    asked: dict[int, Collective] = {}
+    requests: dict[int, Collective] = {}
 
     def advance(position: int, answer: Any) -> None:
         try:
-            asked[position] = rounds[position].send(answer)
+            requests[position] = rounds[position].send(answer)
         except StopIteration as done:
             reduced[position] = done.value
 
@@ -97,62 +98,63 @@ def fuse(
     energies = [fold.energy for fold in folds if fold.energy is not None]
     if energies:
         finite = both(finite, judge(all_finite(energies)))
-    if asked:
-        asked[FLAG] = _flag(list(asked.values()), finite, judge)
-    while asked:
-        batches = _batches(asked)
-        asked.clear()
+    if requests:
+        requests[FLAG] = _flag(list(requests.values()), finite, judge)
+    while requests:
+        batches = _batches(requests)
+        requests.clear()
         answers = yield [batch.fused() for batch in batches]
-        parts = dict(part for batch, answer in zip(batches, answers, strict=True) for part in batch.split(answer))
-        if FLAG in parts:
-            verdict = judge(_unraised(parts.pop(FLAG)))
+        results = dict(pair for batch, answer in zip(batches, answers, strict=True) for pair in batch.split(answer))
+        if FLAG in results:
+            verdict = judge(_unraised(results.pop(FLAG)))
             if verdict is False:
                 for generator in rounds:
                     generator.close()
                 return None
-        for position, part in parts.items():
-            advance(position, part)
+        for position, result in results.items():
+            advance(position, result)
     return Outcome([reduced[position] for position in range(len(rounds))], verdict)
 
 
-def _flag(asked: Sequence[Collective], finite: Verdict, judge: Callable[[torch.Tensor], Verdict]) -> Collective:
-    """The flag, of the kind and dtype that come first of what is asked for: 1 where something is not finite, else 0.
+def _flag(requests: Sequence[Collective], finite: Verdict, judge: Callable[[torch.Tensor], Verdict]) -> Collective:
+    """Return the flag, 1 if some number is not finite, else 0, as a collective of the first requests' kind and dtype.
 
-    A sum's flag is up too where a gradient is not finite in the narrow floats of the wire. What is gathered is not
-    summed, so it is looked at where it is decoded. A broadcast tells the root's flag alone, so a sum goes beside it.
+    The flag of sums is also raised if a gradient is not finite in the narrow floats of the wire. Gathered numbers are
+    not summed, so they are judged when they are decoded. A broadcast would send the root's flag only, so its flag is
+    summed by an additional all-reduce.
     """
-    sums = [one.tensor for one in asked if isinstance(one, AllReduce)]
+    sums = [request.tensor for request in requests if isinstance(request, AllReduce)]
     if sums:
         like = sums[0]
-        some = [one for one in sums if one.dtype == like.dtype and one.numel()]
-        if some and finite is not False and like.element_size() <= 2 and like.is_floating_point():
-            fits = judge(_all_fit(some))
+        alike = [tensor for tensor in sums if tensor.dtype == like.dtype and tensor.numel()]
+        if alike and finite is not False and like.element_size() <= 2 and like.is_floating_point():
+            fits = judge(_all_fit(alike))
             finite = fits if isinstance(finite, bool) else finite & fits
         return AllReduce(_raised(finite, like, like.dtype, (1,)))
-    for one in asked:
-        if isinstance(one, AllGather):
-            return AllGather(_raised(finite, one.tensors[0], torch.uint8, (1,)))
-    for one in asked:
-        if isinstance(one, AllToAll):
-            return AllToAll(_raised(finite, one.tensor, torch.uint8, (len(one.tensor), 1)))
+    for request in requests:
+        if isinstance(request, AllGather):
+            return AllGather(_raised(finite, request.tensors[0], torch.uint8, (1,)))
+    for request in requests:
+        if isinstance(request, AllToAll):
+            return AllToAll(_raised(finite, request.tensor, torch.uint8, (len(request.tensor), 1)))
     return AllReduce(_raised(finite, torch.empty(0), torch.float32, (1,)))
 
 
 def _all_fit(sums: Sequence[torch.Tensor]) -> torch.Tensor:
-    """Whether all numbers of some tensors are finite, 0-d: the largest magnitudes tell."""
+    """Return whether all numbers of some tensors are finite, 0-d, by the largest magnitudes."""
     largest = torch._foreach_norm([*sums], torch.inf)
     return largest[0] < torch.inf if len(largest) == 1 else (torch.stack([*largest]) < torch.inf).all()
 
 
 def _raised(finite: Verdict, like: torch.Tensor, dtype: torch.dtype, shape: tuple[int, ...]) -> torch.Tensor:
-    """A flag of some shape and dtype, on the device of a tensor."""
+    """Return a flag of some shape and dtype, on the device of a tensor; raised unless ``finite``."""
     if isinstance(finite, bool):
         return torch.full(shape, int(not finite), dtype=dtype, device=like.device)
     return (~finite).to(dtype).expand(shape)
 
 
 def _unraised(answer: torch.Tensor | tuple[torch.Tensor]) -> torch.Tensor:
-    """Whether no rank raised the flag, by what came of it."""
+    """Return whether no rank raised the flag, 0-d bool, by the result of the flag's collective."""
     flags = answer[0] if isinstance(answer, tuple) else answer
     return (flags == 0).view(()) if flags.numel() == 1 else (flags == 0).all()
 
@@ -161,38 +163,38 @@ class _Sums:
     """All-reduces of one dtype, run as one."""
 
     def __init__(self) -> None:
-        self.parts: list[tuple[int, torch.Tensor]] = []
+        self.members: list[tuple[int, torch.Tensor]] = []
 
     def fused(self) -> AllReduce:
-        return AllReduce(torch.cat([tensor.reshape(-1) for _, tensor in self.parts]))
+        return AllReduce(torch.cat([tensor.reshape(-1) for _, tensor in self.members]))
 
     def split(self, answer: torch.Tensor) -> list[tuple[int, torch.Tensor]]:
-        cuts = torch.split(answer, [tensor.numel() for _, tensor in self.parts])
-        return [(position, cut.view(tensor.shape)) for (position, tensor), cut in zip(self.parts, cuts, strict=True)]
+        cuts = torch.split(answer, [tensor.numel() for _, tensor in self.members])
+        return [(position, cut.view(tensor.shape)) for (position, tensor), cut in zip(self.members, cuts, strict=True)]
 
 
 class _Rows:
-    """All-gathers, or all-to-alls, of any dtypes, run as one of bytes: widest element types first, so all lie aligned.
+    """All-gathers, or all-to-alls, of any dtypes, run as one of bytes: widest element types first, for alignment.
 
-    A gather sends one row to everyone, an all-to-all row r to rank r; both bring one row from every rank.
+    An all-gather sends one row to all ranks, an all-to-all row r to rank r; in both a row arrives from every rank.
     """
 
     def __init__(self) -> None:
-        self.parts: list[tuple[int, AllGather | AllToAll]] = []
+        self.members: list[tuple[int, AllGather | AllToAll]] = []
         self._ordered: list[torch.Tensor] = []
         self._scatters = False
 
     def fused(self) -> AllGather | AllToAll:
-        self._scatters = isinstance(self.parts[0][1], AllToAll)
-        tensors = [tensor for _, asked in self.parts for tensor in tensors_of(asked)]
+        self._scatters = isinstance(self.members[0][1], AllToAll)
+        tensors = [tensor for _, request in self.members for tensor in tensors_of(request)]
         self._ordered = sorted(tensors, key=lambda tensor: -tensor.element_size())
         first = self._ordered[0]
         rows = len(first) if self._scatters else 1
         pieces = [tensor.contiguous().view(rows, -1).view(torch.uint8) for tensor in self._ordered]
         size = sum(piece.shape[1] for piece in pieces)
         pieces.append(torch.zeros(rows, -size % ALIGNMENT, dtype=torch.uint8, device=first.device))
-        whole = torch.cat(pieces, dim=1)
-        return AllToAll(whole) if self._scatters else AllGather(whole[0])
+        joined = torch.cat(pieces, dim=1)
+        return AllToAll(joined) if self._scatters else AllGather(joined[0])
 
     def split(self, answer: Any) -> Sequence[tuple[int, Any]]:
         rows = answer if self._scatters else answer[0]
@@ -204,49 +206,53 @@ class _Rows:
             cut = rows[:, offset : offset + size].view(tensor.dtype) if size else tensor.new_empty(len(rows), 0)
             viewed[id(tensor)] = cut.view(len(rows), *shape)
             offset += size
-        answers = [(position, tuple(viewed[id(one)] for one in tensors_of(asked))) for position, asked in self.parts]
-        return [(position, found[0]) for position, found in answers] if self._scatters else answers
+        answers = [
+            (position, tuple(viewed[id(tensor)] for tensor in tensors_of(request)))
+            for position, request in self.members
+        ]
+        return [(position, tensors[0]) for position, tensors in answers] if self._scatters else answers
 
 
 class _Broadcasts:
     """Broadcasts from one root, run as one of bytes."""
 
     def __init__(self) -> None:
-        self.parts: list[tuple[int, Broadcast]] = []
+        self.members: list[tuple[int, Broadcast]] = []
 
     def fused(self) -> Broadcast:
         ordered = self._ordered()
-        return Broadcast(torch.cat([b.tensor.reshape(-1).view(torch.uint8) for _, b in ordered]), ordered[0][1].root)
+        all_bytes = torch.cat([request.tensor.reshape(-1).view(torch.uint8) for _, request in ordered])
+        return Broadcast(all_bytes, ordered[0][1].root)
 
     def split(self, answer: torch.Tensor) -> list[tuple[int, torch.Tensor]]:
         ordered = self._ordered()
-        cuts = torch.split(answer, [asked.payload_bytes for _, asked in ordered])
+        cuts = torch.split(answer, [request.payload_bytes for _, request in ordered])
         answers = [
-            (position, cut.view(asked.tensor.dtype).view(asked.tensor.shape))
-            for (position, asked), cut in zip(ordered, cuts, strict=True)
+            (position, cut.view(request.tensor.dtype).view(request.tensor.shape))
+            for (position, request), cut in zip(ordered, cuts, strict=True)
         ]
         return sorted(answers, key=lambda answer: answer[0])
 
     def _ordered(self) -> list[tuple[int, Broadcast]]:
-        return sorted(self.parts, key=lambda part: -part[1].tensor.element_size())
+        return sorted(self.members, key=lambda member: -member[1].tensor.element_size())
 
 
 _Batch = _Sums | _Rows | _Broadcasts
 
 
-def _batches(asked: dict[int, Collective]) -> list[_Batch]:
+def _batches(requests: dict[int, Collective]) -> list[_Batch]:
     """Sort collectives into a batch per kind, and dtype or root: sums, then gathers, all-to-alls and broadcasts."""
     sums: dict[torch.dtype, _Sums] = {}
     gathers, scatters = _Rows(), _Rows()
     broadcasts: dict[int, _Broadcasts] = {}
-    for position, collective in asked.items():
+    for position, collective in requests.items():
         if isinstance(collective, AllReduce):
-            sums.setdefault(collective.tensor.dtype, _Sums()).parts.append((position, collective.tensor))
+            sums.setdefault(collective.tensor.dtype, _Sums()).members.append((position, collective.tensor))
         elif isinstance(collective, AllGather):
-            gathers.parts.append((position, collective))
+            gathers.members.append((position, collective))
         elif isinstance(collective, AllToAll):
-            scatters.parts.append((position, collective))
+            scatters.members.append((position, collective))
         else:
-            broadcasts.setdefault(collective.root, _Broadcasts()).parts.append((position, collective))
-    rows = [batch for batch in (gathers, scatters) if batch.parts]
+            broadcasts.setdefault(collective.root, _Broadcasts()).members.append((position, collective))
+    rows = [batch for batch in (gathers, scatters) if batch.members]
     return [*sums.values(), *rows, *broadcasts.values()]

@@ -1,6 +1,6 @@
 # SPDX-FileCopyrightText: 2026 The gravac developers
 # SPDX-License-Identifier: Apache-2.0
-"""Collectives over a torch process group, added up in a ledger."""
+"""Collectives over a torch process group, counted in a ledger."""
 
 import contextlib
 import time
@@ -11,105 +11,106 @@ from typing import Any, NamedTuple
 import torch
 import torch.distributed as dist
 
-from gravac.collectives import AllReduce, AllToAll, Broadcast, Collective, Ledger, moved, tensors_of
-from gravac.exchange.failures import ExchangeError as ExchangeError  # where those who catch it look for it
+from gravac.collectives import AllReduce, AllToAll, Broadcast, Collective, Ledger, map_tensors, tensors_of
+from gravac.exchange.failures import ExchangeError as ExchangeError  # exported here for those who catch it
 
 CPU = torch.device("cpu")
 
-# torch 2.13 renamed it; the old name warns there, the new one is missing before
+# torch 2.13 renamed the function: the old name warns there, and older versions lack the new name
 _all_gather_flat: Callable[..., Any] = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
 
 
-_own: set[str] = set()
-"""Names of the groups that ``own_group`` made, and nobody gave back."""
+_private: set[str] = set()
+"""Names of the groups that ``private_group`` created, and that are not destroyed."""
 
 
 def check_initialized() -> None:
     """Check that there is a process group.
 
     Raises:
-        RuntimeError: there is none yet.
+        RuntimeError: there is no process group yet.
     """
     if not dist.is_initialized():
         raise RuntimeError("no process group: call torch.distributed.init_process_group first")
 
 
-def own_group(beside: dist.ProcessGroup | None) -> dist.ProcessGroup:
-    """Make a process group on the same ranks and with the same timeout, that nobody else uses.
+def private_group(template: dist.ProcessGroup | None) -> dist.ProcessGroup:
+    """Create a process group on the same ranks and with the same timeout, that nobody else uses.
 
-    ``give_back`` destroys it; else it lives until ``destroy_process_group()``.
+    ``destroy_private`` destroys the group; otherwise it lives until ``destroy_process_group()``.
 
     Args:
-        beside: group whose ranks and timeout it takes; ``None`` is the default group.
+        template: group with the ranks and the timeout; ``None`` is the default group.
 
     Raises:
         RuntimeError: there is no process group yet.
     """
     check_initialized()
-    ranks = list(range(dist.get_world_size())) if beside is None else dist.get_process_group_ranks(beside)
-    group = dist.new_group(ranks, use_local_synchronization=True, timeout=timeout_of(beside))
+    ranks = list(range(dist.get_world_size())) if template is None else dist.get_process_group_ranks(template)
+    group = dist.new_group(ranks, use_local_synchronization=True, timeout=timeout_of(template))
     assert isinstance(group, dist.ProcessGroup)
-    _own.add(group.group_name)
+    _private.add(group.group_name)
     return group
 
 
-class _GivenBack:
-    """Stands in torch's registry for a group that was destroyed, so that no later one gets its name.
+class _Destroyed:
+    """Replaces a destroyed group in torch's registry, so that no later group gets its name.
 
-    torch names a group by its ranks and by how many groups there are. One of the same name would find the keys of the
-    first in the store, and hang.
+    torch names a group by its ranks and by the number of groups. A later group of the same name would find the first
+    group's keys in the store, and hang.
     """
 
     def shutdown(self) -> None:
-        """There is nothing to shut down."""
+        """Do nothing."""
 
     def abort(self) -> None:
-        """There is nothing to abort."""
+        """Do nothing."""
 
     def _get_backend(self, device: torch.device) -> None:
         raise RuntimeError(f"no backend for {device.type}: this group was destroyed")
 
 
-def give_back(group: dist.ProcessGroup) -> None:
-    """Destroy a group of ``own_group``: its connections, file descriptors and threads go with the last reference.
+def destroy_private(group: dist.ProcessGroup) -> None:
+    """Destroy a group of ``private_group``; the last reference frees its connections, file descriptors and threads.
 
-    Called when nothing is under way on it, on every rank at the same point unless one failed. Nothing is done to a
-    group that somebody else made, or that was destroyed with the default one, or if torch's registry is not as known.
+    Called when nothing is in flight on the group, on every rank at the same point unless a rank failed. A group that
+    somebody else created, or that was destroyed with the default group, stays as it is. So does any group if torch's
+    registry is different from what this function expects.
     """
     world = dist.distributed_c10d._world
     try:
         name = world.pg_names[group]
     except (AttributeError, KeyError):
         return
-    if name not in _own:
+    if name not in _private:
         return
-    _own.discard(name)
-    with contextlib.suppress(KeyError):  # a rank of torch's threaded world, which another one has destroyed
+    _private.discard(name)
+    with contextlib.suppress(KeyError):  # in torch's threaded world another rank may have destroyed the group
         dist.destroy_process_group(group)
-    world.pg_names[_GivenBack()] = name  # type: ignore[index]
+    world.pg_names[_Destroyed()] = name  # type: ignore[index]
 
 
 def timeout_of(group: dist.ProcessGroup | None) -> timedelta | None:
-    """Return how long a group's collectives wait for a rank; ``None``, torch's default, where its backend hides it.
+    """Return the time that a group's collectives wait for a rank, the shortest of its backends.
 
-    Where a group has several backends it is the shortest.
+    ``None``, torch's default, if the backends do not show their timeouts.
 
     Args:
         group: a process group; ``None`` is the default group.
     """
     group = dist.group.WORLD if group is None else group
     assert group is not None
-    known = []
+    timeouts = []
     for device in group._device_types:
         options = getattr(group._get_backend(device), "options", None)
         timeout = getattr(options, "_timeout", None)
         if isinstance(timeout, timedelta):
-            known.append(timeout)
-    return min(known, default=None)
+            timeouts.append(timeout)
+    return min(timeouts, default=None)
 
 
 def backend_of(group: dist.ProcessGroup | None, device: torch.device) -> str:
-    """Return the name of the backend that carries a device's tensors over a group; empty where none does.
+    """Return the name of the backend that exchanges a device's tensors over a group; empty if the group has none.
 
     Args:
         group: a process group; ``None`` is the default group.
@@ -121,13 +122,13 @@ def backend_of(group: dist.ProcessGroup | None, device: torch.device) -> str:
 
 
 class Pending(NamedTuple):
-    """A collective under way.
+    """A collective in flight.
 
     Attributes:
         works: torch's works to wait for.
-        answer: what the asking generator is resumed with once they are done.
-        due: time by ``time.perf_counter`` at which a paced link is done with it; 0 where the link is not paced.
-        device: where the answer is to lie.
+        answer: result with which the requesting generator is resumed, once the works have ended.
+        due: time by ``time.perf_counter`` at which a paced link has sent the collective; 0 if the link is not paced.
+        device: device on which the answer is needed.
     """
 
     works: list[Any]
@@ -137,12 +138,18 @@ class Pending(NamedTuple):
 
 
 class GroupTransport:
-    """Starts and awaits collectives on one process group, always in the order it is asked to.
+    """Starts and awaits collectives on one process group, in the order of the calls.
 
     Args:
-        group: process group; where waiting blocks, one that nobody else uses, so that nothing comes between.
+        group: process group. If waiting blocks, nobody else may use the group, so that collectives stay in order.
         pace: bits per second at which to emulate a slower link by sleeping; ``None`` for the link as it is.
-        device: where the tensors lie that the group is handed.
+        device: device of the exchanged tensors.
+
+    Attributes:
+        group: the process group.
+        world: number of its ranks.
+        rank: number of this rank in the group.
+        ledger: counts of this rank's collectives.
     """
 
     def __init__(self, group: dist.ProcessGroup, pace: float | None = None, device: torch.device = CPU) -> None:
@@ -156,14 +163,14 @@ class GroupTransport:
         self._link_free = 0.0
 
     def landed(self, pending: list[Pending]) -> bool:
-        """Return whether collectives are done, so that ``finish`` would not wait for a rank."""
-        return all(work.is_completed() for one in pending for work in one.works)
+        """Return whether collectives have ended, so that ``finish`` would not wait for a rank."""
+        return all(work.is_completed() for collective in pending for work in collective.works)
 
     def launch(self, requests: list[Collective]) -> list[Pending]:
-        """Start collectives in the order given; return them as they are under way.
+        """Start collectives in the order of the list; return them in flight.
 
         Raises:
-            ExchangeError: the process group refuses; an earlier collective failed, most likely.
+            ExchangeError: the process group refuses, most likely because an earlier collective failed.
         """
         try:
             return [self._launch(request) for request in requests]
@@ -171,20 +178,20 @@ class GroupTransport:
             raise self._failed(failure) from failure
 
     def finish(self, pending: list[Pending]) -> list[Any]:
-        """Wait for collectives under way; return what the asking generator is resumed with, one result for each.
+        """Wait for collectives in flight; return the result of each, with which the generator is resumed.
 
         Raises:
             ExchangeError: a rank died, or did not answer within the group's timeout.
         """
         try:
-            for one in pending:
-                for work in one.works:
+            for collective in pending:
+                for work in collective.works:
                     work.wait()
         except RuntimeError as failure:
             raise self._failed(failure) from failure
         if self._pace is not None:
-            time.sleep(max(0.0, max(one.due for one in pending) - time.perf_counter()))
-        return [one.answer for one in pending]
+            time.sleep(max(0.0, max(collective.due for collective in pending) - time.perf_counter()))
+        return [collective.answer for collective in pending]
 
     def _failed(self, failure: RuntimeError) -> ExchangeError:
         timeout = timeout_of(self.group)
@@ -202,60 +209,62 @@ class GroupTransport:
         return Pending(works, answer, self._link_free)
 
     def _call(self, request: Collective) -> tuple[list[Any], Any]:
-        """Call torch, or swap; return the works to wait for, and the answer that they fill in."""
+        """Start a collective by torch, or by ``_swap``; return the works to wait for, and the answer that they fill."""
         if isinstance(request, AllReduce):
             return [dist.all_reduce(request.tensor, group=self.group, async_op=True)], request.tensor
         if isinstance(request, Broadcast):
             root = dist.get_global_rank(self.group, request.root)
             return [dist.broadcast(request.tensor, root, group=self.group, async_op=True)], request.tensor
         if isinstance(request, AllToAll):
-            leaving = request.tensor
-            rows = torch.empty_like(leaving)
+            outgoing = request.tensor
+            rows = torch.empty_like(outgoing)
             if self._pairwise:
-                return self._swap(list(leaving), rows), rows
-            return [dist.all_to_all_single(rows, leaving, group=self.group, async_op=True)], rows
+                return self._swap(list(outgoing), rows), rows
+            return [dist.all_to_all_single(rows, outgoing, group=self.group, async_op=True)], rows
         (row,) = request.tensors  # fused gathers hold one tensor of bytes
         rows = row.new_empty(self.world, row.numel())
         if self._pairwise:
             return self._swap([row] * self.world, rows), (rows,)
         return [_all_gather_flat(rows.view(-1), row, group=self.group, async_op=True)], (rows,)
 
-    def _swap(self, leaving: list[torch.Tensor], rows: torch.Tensor) -> list[Any]:
-        """Send row r to rank r, and receive one from each; every receive is posted before the first send.
+    def _swap(self, outgoing: list[torch.Tensor], rows: torch.Tensor) -> list[Any]:
+        """Send row r to rank r, and receive a row from each rank; every receive is posted before the first send.
 
-        gloo's own all-gather posts them the other way round, so that a receiver's "ready" queues behind its own
-        payload: on a slow link the two directions then take turns.
+        gloo's own all-gather posts sends first, so that a receiver's "ready" queues behind its own payload: on a slow
+        link the two directions then take turns.
         """
         self._swaps += 1
-        rows[self.rank].copy_(leaving[self.rank])
+        rows[self.rank].copy_(outgoing[self.rank])
         ranks = dist.get_process_group_ranks(self.group)
         others = [(self.rank + distance) % self.world for distance in range(1, self.world)]
-        arriving = [dist.irecv(rows[r], ranks[r], group=self.group, tag=self._swaps) for r in reversed(others)]
-        sent = [dist.isend(leaving[r], ranks[r], group=self.group, tag=self._swaps) for r in others]
-        return arriving + sent
+        tag = self._swaps
+        received = [dist.irecv(rows[rank], ranks[rank], group=self.group, tag=tag) for rank in reversed(others)]
+        sent = [dist.isend(outgoing[rank], ranks[rank], group=self.group, tag=tag) for rank in others]
+        return received + sent
 
 
 class StagedTransport(GroupTransport):
-    """Carries a device's tensors over a group that takes only the host's (gloo's gathers do): by pinned memory.
+    """Exchanges a device's tensors over a group that takes only host tensors (as gloo's gathers do), by pinned memory.
 
-    Starting waits for what the present stream was given so far, and finishing for the copies back.
+    ``launch`` waits for the present stream's work so far, and ``finish`` for the copies back to the device.
     """
 
     def launch(self, requests: list[Collective]) -> list[Pending]:
-        """Start collectives of copies on the host, see ``GroupTransport``; the host's own tensors go as they are."""
+        """Start collectives of copies on the host, see ``GroupTransport``; host tensors are not copied."""
         devices = {tensor.device for request in requests for tensor in tensors_of(request)} - {CPU}
-        here = [moved(request, _to_host) for request in requests]
+        staged = [map_tensors(request, _to_host) for request in requests]
         for device in devices:
             torch.cuda.current_stream(device).synchronize()
-        pending = super().launch(here)
+        pending = super().launch(staged)
         return [
-            one._replace(device=tensors_of(request)[0].device) for one, request in zip(pending, requests, strict=True)
+            collective._replace(device=tensors_of(request)[0].device)
+            for collective, request in zip(pending, requests, strict=True)
         ]
 
     def finish(self, pending: list[Pending]) -> list[Any]:
-        """Wait for collectives, and bring their answers to where their tensors lay."""
+        """Wait for collectives, and return their answers on the devices of their tensors."""
         answers = super().finish(pending)
-        return [_to(one.device, answer) for one, answer in zip(pending, answers, strict=True)]
+        return [_to(collective.device, answer) for collective, answer in zip(pending, answers, strict=True)]
 
 
 def _to_host(tensor: torch.Tensor) -> torch.Tensor:
@@ -265,4 +274,4 @@ def _to_host(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def _to(device: torch.device, answer: Any) -> Any:
-    return tuple(_to(device, one) for one in answer) if isinstance(answer, tuple) else answer.to(device)
+    return tuple(_to(device, tensor) for tensor in answer) if isinstance(answer, tuple) else answer.to(device)

@@ -1,8 +1,8 @@
 # SPDX-FileCopyrightText: 2026 The gravac developers
 # SPDX-License-Identifier: Apache-2.0
-"""N ranks in one process, without threads or clocks: what they hand over is run in lock step, when somebody waits.
+"""N ranks in one process, without threads or clocks: their jobs and calls run in lock step, when a rank waits.
 
-For tests, simulation and sweeps: the same steps as over a network; between two ranks the same bits.
+For tests, simulation and sweeps: the same steps as over a network; between two ranks also the same bits.
 """
 
 from collections import deque
@@ -17,20 +17,28 @@ from gravac.exchange.executor import Fail, Job, Number, Verdict
 from gravac.guarded import Guarded
 
 
-class _Item(NamedTuple):
+class _Work(NamedTuple):
+    """A job or a call that a rank handed over."""
+
     fail: Fail
     job: Job | None = None
     call: Callable[[], None] | None = None
 
 
 class Lockstep:
-    """The ranks' executors, and what they share.
+    """Executors of N ranks, which run in lock step.
 
     Args:
         ranks: number of ranks.
         latency: number of steps from a measurement to its decision, see ``Executor``.
-        host_looks: whether the host looks at data within a step; if not, verdicts are masks, as on a device.
-        seconds: what each step takes: added to the clock with each round of collectives.
+        host_looks: whether the host looks at tensors' numbers within a step; if not, verdicts are masks, as on a
+            device.
+        seconds: seconds that each round of collectives adds to the clock.
+
+    Attributes:
+        executors: an executor for each rank.
+        seconds: seconds that each round of collectives adds to the clock.
+        failure: exception that ended the exchange; ``None`` if there was none.
 
     Example:
         >>> {executor.world for executor in Lockstep(3).executors}
@@ -44,16 +52,16 @@ class Lockstep:
         self._guarded = Guarded()
 
     def run(self) -> None:
-        """Run what all ranks have handed over.
+        """Run the jobs and calls that all ranks have handed over.
 
         Raises:
-            RuntimeError: ranks handed over different things.
+            RuntimeError: some ranks handed over a call, and others a job.
         """
         queues = [executor.queue for executor in self.executors]
         while all(queues):
-            items = [queue.popleft() for queue in queues]
-            calls = [item.call for item in items if item.call is not None]
-            jobs = [item.job for item in items if item.job is not None]
+            of_ranks = [queue.popleft() for queue in queues]
+            calls = [work.call for work in of_ranks if work.call is not None]
+            jobs = [work.job for work in of_ranks if work.job is not None]
             if self.failure is None and calls and jobs:
                 raise RuntimeError("ranks handed over different things: a call on some, a job on others")
             if self.failure is None:
@@ -62,8 +70,8 @@ class Lockstep:
                 except Exception as failure:
                     self.failure = failure
             if self.failure is not None:
-                for item in items:
-                    self._guarded(item.fail, self.failure)
+                for work in of_ranks:
+                    self._guarded(work.fail, self.failure)
 
     def _run(self, calls: Sequence[Callable[[], None]], jobs: Sequence[Job]) -> None:
         for call in calls:
@@ -81,14 +89,14 @@ class LockstepExecutor:
         self.rank, self.world, self.agree_world, self.latency = rank, world, world, latency
         self.ledger = Ledger(world)
         self.exchange_seconds = 0.0
-        self.queue: deque[_Item] = deque()
+        self.queue: deque[_Work] = deque()
         self.host_looks = host_looks
         self._ranks = ranks
-        self._told = 0.0
+        self._spent = 0.0  # exchange_seconds at the last call of ``spent``
         self._started: deque[tuple[list[Collective], list[list[Any]]]] = deque()
 
     def mark(self) -> float:
-        """Return the seconds that collectives took so far."""
+        """Return the seconds that collectives have taken so far."""
         return self.exchange_seconds
 
     def between(self, earlier: float, later: float) -> float:
@@ -96,80 +104,80 @@ class LockstepExecutor:
         return later - earlier
 
     def spent(self) -> Callable[[], tuple[float, float]]:
-        """Take the seconds that collectives took since the last call; coding takes none."""
-        since, self._told = self._told, self.exchange_seconds
-        return lambda: (0.0, self._told - since)
+        """Return the seconds that collectives took since the last call, see ``Executor``; coding takes none."""
+        previous, self._spent = self._spent, self.exchange_seconds
+        return lambda: (0.0, self._spent - previous)
 
     def call(self, function: Callable[[], None], fail: Fail) -> None:
         """Queue a function."""
-        self.queue.append(_Item(fail, call=function))
+        self.queue.append(_Work(fail, call=function))
 
     def exchange(self, job: Job, fail: Fail, device: torch.device, one_round: Callable[[], bool]) -> None:
         """Queue a job."""
-        self.queue.append(_Item(fail, job=job))
+        self.queue.append(_Work(fail, job=job))
 
     def launch(self, collectives: list[Collective]) -> list[Any]:
-        """Hand collectives over; the results are there once every rank has."""
+        """Hand collectives over; return a list that is filled with the results once every rank has done so."""
         for collective in collectives:
             self.ledger.book(collective)
         results: list[Any] = []
         self._started.append((collectives, results))
         if all(executor._started for executor in self._ranks.executors):
-            asked = [executor._started.popleft() for executor in self._ranks.executors]
-            for together in zip(*(collectives for collectives, _ in asked), strict=True):
-                for (_, results_of_one), answer in zip(asked, memory.answers(together), strict=True):
-                    results_of_one.append(answer)
+            of_ranks = [executor._started.popleft() for executor in self._ranks.executors]
+            for requests in zip(*(started for started, _ in of_ranks), strict=True):
+                for (_, results_of_rank), answer in zip(of_ranks, memory.answers(requests), strict=True):
+                    results_of_rank.append(answer)
         return results
 
     def finish(self, started: list[Any]) -> list[Any]:
-        """Return the results.
+        """Return the results of started collectives.
 
         Raises:
-            RuntimeError: not every rank has started them yet.
+            RuntimeError: not every rank has started the collectives yet.
         """
         if not started:
             raise RuntimeError("collectives are finished in lock step before all ranks have started them")
         return started
 
     def agree(self, vectors: Sequence[Sequence[Number]]) -> list[Any]:
-        """Hand vectors over, like ``launch``."""
+        """Hand vectors over to be summed, as ``launch`` does with collectives."""
         return self.launch([AllReduce(torch.tensor([*map(float, vector)], dtype=torch.float64)) for vector in vectors])
 
     def agreed(self, started: list[Any]) -> list[list[float]]:
-        """Return their sums."""
+        """Return the sums of started vectors."""
         return [total.tolist() for total in self.finish(started)]
 
     def catch_up(self) -> None:
-        """Everything that was called is past."""
+        """Do nothing: all calls that were run are past."""
 
     def judge(self, finite: torch.Tensor) -> Verdict:
-        """Look at a bool scalar (0-d tensor), unless this stands in for where one must not."""
+        """Return a bool scalar (0-d tensor) as a bool; the tensor itself unless ``host_looks``."""
         return bool(finite) if self.host_looks else finite
 
     def to_host(self, verdicts: torch.Tensor) -> torch.Tensor:
-        """Return the tensor, any shape: it is in host memory."""
+        """Return the tensor, any shape, which is in host memory already."""
         return verdicts
 
     def numbers(self, numbers: Sequence[Number]) -> list[Number]:
-        """Return what scalars (0-d tensors) hold, unless this stands in for a device."""
+        """Return scalars (0-d tensors) as floats; the scalars themselves unless ``host_looks``."""
         return [float(number) for number in numbers] if self.host_looks else [*numbers]
 
     def order(self) -> None:
-        """Run what all ranks have handed over."""
+        """Run the jobs and calls that all ranks have handed over."""
         self._ranks.run()
 
     def join(self) -> None:
-        """Jobs end one after the other."""
+        """Do nothing: jobs end one after the other."""
 
     def drain(self, seconds: float | None = None) -> bool:
-        """Run what all ranks have handed over; what some have is no reason to wait."""
+        """Run the jobs and calls that all ranks have handed over; do not wait for those that only some have."""
         self._ranks.run()
         return True
 
     def abandon(self, failure: BaseException) -> None:
-        """Have what any rank hands over fail."""
+        """Fail all later jobs and calls of any rank."""
         self._ranks.failure = self._ranks.failure or failure
 
     def close(self) -> None:
-        """Run what all ranks have handed over."""
+        """Run the jobs and calls that all ranks have handed over."""
         self._ranks.run()

@@ -1,6 +1,6 @@
 # SPDX-FileCopyrightText: 2026 The gravac developers
 # SPDX-License-Identifier: Apache-2.0
-"""N ranks in one process, stepped in lock step: the same compressor code without a network.
+"""Runs N ranks in one process, in lock step: the same compressor code without a network.
 
 For unit tests, property tests and scale studies, also of a user's own compressor.
 """
@@ -16,17 +16,17 @@ T = TypeVar("T")
 
 
 def run(ranks: Sequence[Generator[list[Collective], Any, T]], ledgers: Sequence[Ledger] = ()) -> list[T]:
-    """Run one generator per rank to its end, answering their collectives.
+    """Run one generator per rank to its end, and answer its collectives.
 
     Args:
         ranks: generators that yield lists of collectives, as ``fuse`` does, and are resumed with the list of results.
         ledgers: one ledger per rank, or none.
 
     Returns:
-        What each rank returned.
+        Each rank's return value.
 
     Raises:
-        ValueError: the ranks do not ask for the same collectives.
+        ValueError: the ranks do not yield the same collectives.
 
     Example:
         >>> def rank(number):
@@ -35,51 +35,58 @@ def run(ranks: Sequence[Generator[list[Collective], Any, T]], ledgers: Sequence[
         >>> run([rank(1), rank(2), rank(3)])
         [[6.0, 6.0], [6.0, 6.0], [6.0, 6.0]]
     """
-    asked: list[list[Collective]] = []
+    requests: list[list[Collective]] = []  # of each rank, in one round
     returned: dict[int, T] = {}
 
     def advance(rank: int, answers: list[Any] | None) -> None:
         try:
-            asked.append(ranks[rank].send(answers))
+            requests.append(ranks[rank].send(answers))
         except StopIteration as done:
             returned[rank] = done.value
 
     for rank in range(len(ranks)):
         advance(rank, None)
-    while asked:
+    while requests:
         if returned:
             raise ValueError(f"ranks {sorted(returned)} ended while others still ask for collectives")
         for rank, ledger in enumerate(ledgers):
-            for collective in asked[rank]:
+            for collective in requests[rank]:
                 ledger.book(collective)
-        results = [answers(together) for together in zip(*asked, strict=True)]
-        asked.clear()
+        results = [answers(of_ranks) for of_ranks in zip(*requests, strict=True)]
+        requests.clear()
         for rank in range(len(ranks)):
             advance(rank, [per_rank[rank] for per_rank in results])
     return [returned[rank] for rank in range(len(ranks))]
 
 
-def answers(together: Sequence[Collective]) -> list[Any]:
-    """Return what each rank gets of one collective that all ask for: everyone's own copy."""
-    signatures = {_signature(collective) for collective in together}
+def answers(of_ranks: Sequence[Collective]) -> list[Any]:
+    """Return each rank's result, a separate copy, of one collective that all ranks start.
+
+    Args:
+        of_ranks: the collective as each rank starts it, by rank.
+
+    Raises:
+        ValueError: the ranks start different collectives.
+    """
+    signatures = {_signature(collective) for collective in of_ranks}
     if len(signatures) > 1:
         raise ValueError(f"ranks ask for different collectives: {sorted(signatures)}")
-    first = together[0]
+    first = of_ranks[0]
     if isinstance(first, AllReduce):
         total = first.tensor.clone()
-        for other in together[1:]:
+        for other in of_ranks[1:]:
             total += tensors_of(other)[0]
-        return [total.clone() for _ in together]
+        return [total.clone() for _ in of_ranks]
     if isinstance(first, AllToAll):
-        return [torch.stack([tensors_of(sender)[0][rank] for sender in together]) for rank in range(len(together))]
+        return [torch.stack([tensors_of(sender)[0][rank] for sender in of_ranks]) for rank in range(len(of_ranks))]
     if isinstance(first, Broadcast):
-        return [tensors_of(together[first.root])[0].clone() for _ in together]
-    gathered = tuple(torch.stack(column) for column in zip(*map(tensors_of, together), strict=True))
-    return [tuple(tensor.clone() for tensor in gathered) for _ in together]
+        return [tensors_of(of_ranks[first.root])[0].clone() for _ in of_ranks]
+    gathered = tuple(torch.stack(column) for column in zip(*map(tensors_of, of_ranks), strict=True))
+    return [tuple(tensor.clone() for tensor in gathered) for _ in of_ranks]
 
 
 def echo(collective: Collective, rank: int, world: int) -> Any:
-    """Return what a rank gets of a collective for which all ``world`` ranks hand over what this one does."""
+    """Return a rank's result of a collective that all ``world`` ranks start with the same tensors."""
     if isinstance(collective, AllReduce):
         return collective.tensor * world
     if isinstance(collective, AllToAll):

@@ -1,6 +1,6 @@
 # SPDX-FileCopyrightText: 2026 The gravac developers
 # SPDX-License-Identifier: Apache-2.0
-"""Chooses the executor by who carries the gradients' bytes, makes it, and knows the link before the first step."""
+"""Creates the executor that fits the backend of the gradients' device, and probes the link before the first step."""
 
 from typing import Literal, NamedTuple
 
@@ -10,21 +10,21 @@ import torch.distributed as dist
 from gravac.exchange.device import CudaDevice, Device
 from gravac.exchange.executor import Executor
 from gravac.exchange.fifo import Fifo
-from gravac.exchange.group import GroupTransport, StagedTransport, backend_of, check_initialized, own_group
+from gravac.exchange.group import GroupTransport, StagedTransport, backend_of, check_initialized, private_group
 from gravac.exchange.link_probe import LinkProbe, probe_link
 from gravac.exchange.streams import StreamExecutor
 
 Kind = Literal["auto", "thread", "stream"]
-"""How steps are run: by a thread that waits for the exchange, or inline on a device's streams."""
+"""Kind of executor: a thread that waits for the exchange, or inline on a device's streams."""
 
 
 class Opened(NamedTuple):
-    """What runs the steps of a run, and what is known before the first.
+    """An executor, with the link and the device that it was created for.
 
     Attributes:
         executor: runs the steps.
-        link: what the link was probed at; ``None``: it was not, or there is one rank.
-        device: where the gradients lie; ``None``: on the CPU, or it is not known.
+        link: measured speed of the link; ``None`` if it was not probed, or if there is one rank.
+        device: device of the gradients; ``None`` if that is the CPU, or not known.
     """
 
     executor: Executor
@@ -39,45 +39,46 @@ def open_executor(
     kind: Kind = "auto",
     pace: float | None = None,
 ) -> Opened:
-    """Make an executor over a process group, and probe the link. Called on every rank.
+    """Create an executor over a process group, and probe the link. Called on every rank.
 
-    A thread has process groups of its own, on the same ranks. Streams take the groups that they are given, so that all
-    that a training loop hands to NCCL is in one order.
+    A thread gets process groups of its own, on the same ranks. Streams use the given groups, so that all collectives
+    that a training loop hands to NCCL are in one order.
 
     Args:
-        device: where the gradients lie.
-        group: its ranks average; ``None``: the default group.
-        agree_group: its ranks agree; ``None``: the same.
-        kind: ``"auto"`` chooses by the backend that carries that device's tensors.
-        pace: emulate a link of that many bits per second by sleeping; ``None``: the link as it is.
+        device: device of the gradients.
+        group: group of the ranks that average; ``None``: the default group.
+        agree_group: group of the ranks that agree on measurements and decisions; ``None``: those that average.
+        kind: ``"auto"`` chooses by the backend that exchanges that device's tensors.
+        pace: bits per second at which to emulate a slower link by sleeping; ``None``: the link as it is.
 
     Raises:
-        RuntimeError: there is no process group yet, or what carries its tensors fits no executor, or not this one.
+        RuntimeError: there is no process group yet, or its backend fits no executor, or not that of ``kind``.
     """
     check_initialized()
-    if chosen(backend_of(group, device), device, kind) == "stream":
+    if choose_kind(backend_of(group, device), device, kind) == "stream":
         if pace is not None:
             raise RuntimeError("pace: a slower link is emulated by sleeping, which streams cannot; use gloo, or none")
-        mine = GroupTransport(group or _world(), device=device)
+        averaging = GroupTransport(group or _world(), device=device)
         agreement = None if agree_group is None else GroupTransport(agree_group, device=device)
-        # on ledgers of their own: it is no step's traffic
-        everyone = None if agree_group is None else GroupTransport(agree_group, device=device)
-        probe = probe_link(GroupTransport(mine.group, device=device), device, everyone)
+        # separate transports, since the probe is not to be in the ledger of the steps
+        probed_agreement = None if agree_group is None else GroupTransport(agree_group, device=device)
+        probe = probe_link(GroupTransport(averaging.group, device=device), device, probed_agreement)
         streams = CudaDevice(device)
-        return Opened(StreamExecutor(mine, streams, agreement), probe, streams)
+        return Opened(StreamExecutor(averaging, streams, agreement), probe, streams)
     transport = GroupTransport if device.type == "cpu" else StagedTransport
-    own = own_group(group)
-    agreeing = None if agree_group is None else GroupTransport(own_group(agree_group), pace)
-    everyone = None if agreeing is None else transport(agreeing.group, pace)
-    probe = probe_link(transport(own, pace), device, everyone)
-    return Opened(Fifo(transport(own, pace), agreeing), probe, None if device.type == "cpu" else CudaDevice(device))
+    private = private_group(group)
+    agreement = None if agree_group is None else GroupTransport(private_group(agree_group), pace)
+    probed_agreement = None if agreement is None else transport(agreement.group, pace)
+    probe = probe_link(transport(private, pace), device, probed_agreement)
+    gpu = None if device.type == "cpu" else CudaDevice(device)
+    return Opened(Fifo(transport(private, pace), agreement), probe, gpu)
 
 
-def chosen(backend: str, device: torch.device, kind: Kind) -> Literal["thread", "stream"]:
-    """Choose the executor for what carries a device's tensors.
+def choose_kind(backend: str, device: torch.device, kind: Kind) -> Literal["thread", "stream"]:
+    """Return the kind of executor for the backend that exchanges a device's tensors.
 
     Raises:
-        RuntimeError: no executor fits, or not the one that was asked for.
+        RuntimeError: no executor fits, or not the requested kind.
     """
     if device.type == "cpu" or backend == "gloo":
         if kind == "stream":

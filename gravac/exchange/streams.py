@@ -1,20 +1,19 @@
 # SPDX-FileCopyrightText: 2026 The gravac developers
 # SPDX-License-Identifier: Apache-2.0
-"""The executor of collectives that are ordered by streams (NCCL): inline in whoever hands work over, without a thread.
+"""The executor of collectives that are ordered by streams (NCCL): inline in the calling thread.
 
-Nothing here makes the host wait but ``catch_up``, for what the device was given a step ago. If that takes long, the
-host looks whether another rank failed. Streams, and who waits for whom:
+Only ``catch_up`` makes the host wait, for work that the device was given a step ago. If that takes long, the host looks
+whether another rank failed. Three kinds of streams:
 
-- the *main* stream runs what is called (the beginning of a step, its end): after all that was handed over before, on
-  the caller's stream and on every side stream;
-- a *side* stream runs a job: after the main stream's last call, and after the moment at which its tensors were handed
-  over. Jobs take side streams in turn, so that one is coded while another's collectives travel;
-- the *aside* stream runs what ranks agree on, beside all that.
+- The *main* stream runs calls (the beginning of a step, its end). A call waits for all earlier work on the caller's
+  stream and on every side stream.
+- A *side* stream runs a job. The job waits for the main stream's last call, and for the moment at which its tensors
+  were handed over. Jobs take side streams in turn, so that one job is coded while another's collectives are in flight.
+- The *agreement* stream runs the sums on which ranks agree, beside all other work.
 
-Whatever a step puts in another's place (residuals, memories) is let go of at its end, on the main stream, or
-overwritten where it lies, so that no memory is given to a stream while another one still reads it. Collectives are
-started by the thread that runs backward, in its order, on the group that they are given: which is the order that NCCL
-asks for, and the same on all ranks.
+Tensors that a step replaces (residuals, memories) are freed at its end, on the main stream, or overwritten in place. So
+no memory is given to a stream while another stream still reads it. The thread that runs backward starts all
+collectives, in its order, on the given group. NCCL requires such an order, the same on all ranks.
 """
 
 import contextlib
@@ -37,7 +36,7 @@ FAILED_SECONDS = 5.0
 """Longest wait for the device after a failure: its streams may wait for a rank that never answers."""
 
 SIDES = 3
-"""Number of side streams: one that is coded, one that travels, one that is decoded."""
+"""Number of side streams: for a job that is encoded, a job in flight, and a job that is decoded."""
 
 
 class Stretch(NamedTuple):
@@ -47,33 +46,34 @@ class Stretch(NamedTuple):
     ended: Event
 
 
-class Agreeing(NamedTuple):
-    """Sums under way to the host.
+class PendingSums(NamedTuple):
+    """Sums that are being copied to the host.
 
     Attributes:
-        sums: pinned vectors that will hold them.
-        there: when they do.
-        number: how many were sent on their way before.
-        given: what the sums were made of; the device may not have read it yet.
+        sums: pinned vectors for the sums.
+        arrival: moment at which the sums have been copied.
+        number: number of this agreement, counted from 1.
+        vectors: summed numbers; the device may not have read them yet.
     """
 
     sums: list[torch.Tensor]
-    there: Event
+    arrival: Event
     number: int
-    given: Sequence[Sequence[Number]]
+    vectors: Sequence[Sequence[Number]]
 
 
 class StreamExecutor:
     """Runs a rank's steps on an accelerator's streams; see ``Executor``.
 
     Args:
-        transport: what exchanges over the ranks that average; waiting for its collectives makes a stream wait, and not
-            the host.
-        device: where the gradients lie.
-        agreement: what exchanges over the ranks that agree on measurements and decisions; ``None``: the same.
+        transport: transport over the ranks that average; waiting for its collectives makes a stream wait, and not the
+            host.
+        device: device of the gradients.
+        agreement: transport over the ranks that agree on measurements and decisions; ``None``: the same ranks.
 
     Attributes:
-        ledger: what was handed to the transport; an agreement over other ranks is not in it.
+        transport: transport over the ranks that average.
+        ledger: collectives handed to ``transport``, without those of an agreement over other ranks.
         host_waits: number of times that the host waited for the device, by ``catch_up`` and by ``drain``.
     """
 
@@ -87,27 +87,27 @@ class StreamExecutor:
         self._agreement = transport if agreement is None else agreement
         self.agree_world = self._agreement.world
         self._device = device
-        self._main, self._aside = device.stream(), device.stream()
+        self._main, self._agreement_stream = device.stream(), device.stream()
         self._sides = [device.stream() for _ in range(SIDES)]
-        self._turn = 0
-        self._handed_over: list[Event] = []
-        self._tails: list[Event] = []
-        self._called: Event | None = None
-        self._sent = 0
-        self._past: Event | None = None
-        self._reached = 0
-        self._coded: list[Stretch] = []
-        self._travelled: list[Stretch] = []
+        self._next_side = 0
+        self._handed_over: list[Event] = []  # moments when tensors of waiting jobs were handed over
+        self._job_ends: list[Event] = []  # ends of jobs since the last call
+        self._call_end: Event | None = None
+        self._agreements = 0  # started so far
+        self._catch_up_to: Event | None = None  # moment that the next ``catch_up`` waits for
+        self._agreements_past = 0
+        self._coding: list[Stretch] = []
+        self._exchanging: list[Stretch] = []
         self._failure: BaseException | None = None
         transports = [transport, *([] if agreement is None else [agreement])]
-        groups = [getattr(one, "group", None) for one in transports]
+        groups = [getattr(used, "group", None) for used in transports]
         self._failures = Failures([group for group in groups if group is not None])
         self._guarded = Guarded()
 
     # time
 
     def mark(self) -> Event:
-        """Return this moment of the present stream."""
+        """Return the current moment of the present stream."""
         return self._device.record()
 
     def between(self, earlier: Any, later: Any) -> float:
@@ -115,21 +115,21 @@ class StreamExecutor:
         return float(earlier.elapsed_time(later)) / 1e3
 
     def spent(self) -> Callable[[], tuple[float, float]]:
-        """Take what jobs did since the last call; see ``Executor``."""
-        coded, self._coded = self._coded, []
-        travelled, self._travelled = self._travelled, []
+        """Return a function that returns coding and exchange seconds since the last call; see ``Executor``."""
+        coding, self._coding = self._coding, []
+        exchanging, self._exchanging = self._exchanging, []
 
         def seconds() -> tuple[float, float]:
-            return sum(self.between(*span) for span in coded), self._covered(travelled)
+            return sum(self.between(stretch.began, stretch.ended) for stretch in coding), self._covered(exchanging)
 
         return seconds
 
-    def _covered(self, spans: Sequence[Stretch]) -> float:
-        """Seconds that some spans cover together."""
-        if not spans:
+    def _covered(self, stretches: Sequence[Stretch]) -> float:
+        """Return the seconds that some stretches cover, each second counted once."""
+        if not stretches:
             return 0.0
-        since = spans[0].began
-        offsets = sorted((self.between(since, began), self.between(since, ended)) for began, ended in spans)
+        origin = stretches[0].began
+        offsets = sorted((self.between(origin, began), self.between(origin, ended)) for began, ended in stretches)
         covered, until = 0.0, offsets[0][0]
         for began, ended in offsets:
             covered += max(0.0, ended - max(began, until))
@@ -139,7 +139,7 @@ class StreamExecutor:
     # work
 
     def call(self, function: Callable[[], None], fail: Fail) -> None:
-        """Call a function on the main stream, after all that was handed over before."""
+        """Call a function on the main stream, after all earlier work."""
         self._try(fail, lambda: self._call(function))
 
     def exchange(self, job: Job, fail: Fail, device: torch.device, one_round: Callable[[], bool]) -> None:
@@ -147,30 +147,30 @@ class StreamExecutor:
         self._try(fail, lambda: self._run(job))
 
     def launch(self, collectives: list[Collective]) -> list[Any]:
-        """Start collectives, on the present stream, which waits for them."""
+        """Start collectives on the present stream, which waits for them; return their results."""
         return self.transport.finish(self.transport.launch(collectives))
 
     def finish(self, started: list[Any]) -> list[Any]:
-        """Return their results."""
+        """Return the results of started collectives."""
         return started
 
-    def agree(self, vectors: Sequence[Sequence[Number]]) -> Agreeing:
-        """Sum vectors of numbers over the ranks that agree, and send the sums on their way to the host."""
+    def agree(self, vectors: Sequence[Sequence[Number]]) -> PendingSums:
+        """Start to sum vectors of numbers over the ranks that agree, and to copy the sums to the host."""
         called = self._device.record()
-        with self._on(self._aside):
+        with self._on(self._agreement_stream):
             self._device.follow(called)
-            sums = [AllReduce(self._vector(numbers)) for numbers in vectors]
-            self._agreement.finish(self._agreement.launch([*sums]))
-            here = [self._device.pinned(one.tensor).copy_(one.tensor, non_blocking=True) for one in sums]
-            self._sent += 1
-            self._past = self._device.record()
-            return Agreeing(here, self._past, self._sent, vectors)
+            reduces = [AllReduce(self._vector(numbers)) for numbers in vectors]
+            self._agreement.finish(self._agreement.launch([*reduces]))
+            sums = [self._device.pinned(each.tensor).copy_(each.tensor, non_blocking=True) for each in reduces]
+            self._agreements += 1
+            self._catch_up_to = self._device.record()
+            return PendingSums(sums, self._catch_up_to, self._agreements, vectors)
 
-    def agreed(self, started: Agreeing) -> list[list[float]]:
-        """Return the sums; the host waits where they were not sent a step ago, but now (a run that was taken up)."""
-        if started.number > self._reached:
+    def agreed(self, started: PendingSums) -> list[list[float]]:
+        """Return the sums; the host waits for sums that were started in this step (in a run that was restored)."""
+        if started.number > self._agreements_past:
             self.host_waits += 1
-            self._wait(started.there)
+            self._wait(started.arrival)
         return [vector.tolist() for vector in started.sums]
 
     def judge(self, finite: torch.Tensor) -> Verdict:
@@ -178,7 +178,7 @@ class StreamExecutor:
         return finite
 
     def to_host(self, verdicts: torch.Tensor) -> torch.Tensor:
-        """Copy a bool tensor, any shape, to pinned memory; the host may read it after the next ``catch_up`` but one."""
+        """Copy a bool tensor, any shape, to pinned memory; the host may read after the next ``catch_up`` but one."""
         return self._device.pinned(verdicts).copy_(verdicts, non_blocking=True)
 
     def numbers(self, numbers: Sequence[Number]) -> list[Number]:
@@ -186,32 +186,32 @@ class StreamExecutor:
         return [*numbers]
 
     def catch_up(self) -> None:
-        """Wait for what was handed over before the last such call, and what ``agree`` sent since: the host waits once.
+        """Wait for all work before the last such call, and for all sums since: the host waits once.
 
-        Streams have come that far while the step between was computed.
+        Streams have finished this work while the step between the two calls was computed.
         """
-        if self._past is not None:
+        if self._catch_up_to is not None:
             self.host_waits += 1
-            self._wait(self._past)
-            self._reached = self._sent
-        here = self._device.record()
-        with self._on(self._aside):
-            self._device.follow(here)
-            self._past = self._device.record()
+            self._wait(self._catch_up_to)
+            self._agreements_past = self._agreements
+        current = self._device.record()
+        with self._on(self._agreement_stream):
+            self._device.follow(current)
+            self._catch_up_to = self._device.record()
 
     def order(self) -> None:
-        """Have the present stream wait for all that was handed over; the host does not."""
+        """Make the present stream wait for all work that was handed over; the host does not wait."""
         self.join()
 
     def join(self) -> None:
-        """Have the present stream wait for all that has been given to the others; the host does not."""
-        for event in (*self._tails, *([self._called] if self._called else ())):
+        """Make the present stream wait for all work of the other streams so far; the host does not wait."""
+        for event in (*self._job_ends, *([self._call_end] if self._call_end else ())):
             self._device.follow(event)
 
     def drain(self, seconds: float | None = None) -> bool:
-        """Wait until the device has done all that was handed over, for at most ``seconds``; return whether it has.
+        """Wait until the device has done all work that was handed over, for at most ``seconds``; return whether it has.
 
-        After a failure, for at most ``FAILED_SECONDS``.
+        After a failure, wait for at most ``FAILED_SECONDS``.
 
         Raises:
             ExchangeError: another rank failed.
@@ -225,13 +225,13 @@ class StreamExecutor:
         return self._wait(end, seconds)
 
     def abandon(self, failure: BaseException) -> None:
-        """Refuse what is handed over from now on, and tell the other ranks; the device goes on with what it has."""
+        """Refuse all work from here on, and tell the other ranks; the device continues with the work that it has."""
         if self._failure is None:
             self._failure = failure
-            self._failures.tell(failure)
+            self._failures.report(failure)
 
     def close(self) -> None:
-        """Refuse what is handed over from now on; no thread has to end."""
+        """Refuse all work from here on; no thread has to end."""
         self._failure = self._failure or RuntimeError("the compressor is closed: make a new one")
         self._failures.linger()
 
@@ -248,60 +248,60 @@ class StreamExecutor:
         while not event.query():
             time.sleep(pause)
             pause = min(2 * pause, 1e-3)
-            now = time.monotonic()
-            if seconds is not None and now - began > seconds:
+            current = time.monotonic()
+            if seconds is not None and current - began > seconds:
                 return False
-            if now - looked > LOOK_SECONDS and self._failure is None:
-                looked = now
-                if (said := self._failures.look()) is not None:
-                    raise ExchangeError(f"rank {self.rank} of {self.world} got no answer: {said}")
-        event.synchronize()  # at once; and tools that watch what the host waits for see it
+            if current - looked > LOOK_SECONDS and self._failure is None:
+                looked = current
+                if (report := self._failures.look()) is not None:
+                    raise ExchangeError(f"rank {self.rank} of {self.world} got no answer: {report}")
+        event.synchronize()  # returns at once, and shows the wait to tools that watch what the host waits for
         return True
 
     def _call(self, function: Callable[[], None]) -> None:
-        here = self._device.record()
+        current = self._device.record()
         with self._on(self._main):
-            self._device.follow(here)
+            self._device.follow(current)
             self.order()
-            self._tails.clear()
+            self._job_ends.clear()
             function()
-            self._called = self._device.record()
+            self._call_end = self._device.record()
 
     def _run(self, job: Job) -> None:
         self._handed_over.append(self._device.record())
-        with self._on(self._sides[self._turn]):
-            for event in (*([self._called] if self._called else ()), *self._handed_over):
+        with self._on(self._sides[self._next_side]):
+            for event in (*([self._call_end] if self._call_end else ()), *self._handed_over):
                 self._device.follow(event)
             if self._drive(job):
-                self._tails.append(self._device.record())
+                self._job_ends.append(self._device.record())
                 self._handed_over.clear()
-                self._turn = (self._turn + 1) % SIDES
+                self._next_side = (self._next_side + 1) % SIDES
 
     def _drive(self, job: Job) -> bool:
-        """Run a job to its end; False where it asked for nothing, since it waits for the next one."""
+        """Run a job to its end; return False if it yielded no collectives, since its group waits for later ones."""
         began = self._device.record()
         try:
-            asked = next(job)
+            requests = next(job)
         except StopIteration:
             return False
         while True:
             sent = self._device.record()
-            self._coded.append(Stretch(began, sent))
+            self._coding.append(Stretch(began, sent))
             try:
-                answers = self.transport.finish(self.transport.launch(asked))
+                answers = self.transport.finish(self.transport.launch(requests))
             except Exception as failure:
-                job.throw(failure)  # which says what was exchanged
+                job.throw(failure)  # the job adds the names of the exchanged tensors
                 raise
             began = self._device.record()
-            self._travelled.append(Stretch(sent, began))
+            self._exchanging.append(Stretch(sent, began))
             try:
-                asked = job.send(answers)
+                requests = job.send(answers)
             except StopIteration:
-                self._coded.append(Stretch(began, self._device.record()))
+                self._coding.append(Stretch(began, self._device.record()))
                 return True
 
     def _try(self, fail: Fail, function: Callable[[], None]) -> None:
-        """Call; on an exception remember it, tell whoever waits, and let everything after fail with it."""
+        """Call a function; on an exception call ``fail``, and fail all later work with the exception."""
         try:
             if self._failure is None:
                 if self._device.capturing:
@@ -321,12 +321,12 @@ class StreamExecutor:
             yield
 
     def _vector(self, numbers: Sequence[Number]) -> torch.Tensor:
-        """Return numbers, some known to the host and some to the device, as a vector there: float64, flat."""
-        parts = []
+        """Return numbers, some known to the host and some to the device, as a vector on the device: float64, flat."""
+        runs = []
         for on_device, run in groupby(numbers, key=lambda number: isinstance(number, torch.Tensor)):
             if on_device:
-                parts.append(torch.stack([torch.as_tensor(number).double() for number in run]))
+                runs.append(torch.stack([torch.as_tensor(number).double() for number in run]))
             else:
-                here = torch.tensor([*run], dtype=torch.float64)
-                parts.append(self._device.pinned(here).copy_(here).to(self._device.device, non_blocking=True))
-        return torch.cat(parts)
+                of_host = torch.tensor([*run], dtype=torch.float64)
+                runs.append(self._device.pinned(of_host).copy_(of_host).to(self._device.device, non_blocking=True))
+        return torch.cat(runs)

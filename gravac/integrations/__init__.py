@@ -1,3 +1,3 @@
 # SPDX-FileCopyrightText: 2026 The gravac developers
 # SPDX-License-Identifier: Apache-2.0
-"""Training frameworks over DDP: each integration uses gravac as a user does. What feeds the engine is ``sources``."""
+"""Integrations of training frameworks over DDP. Each uses gravac as a user does; ``sources`` feeds the engine."""

@@ -1,6 +1,6 @@
 # SPDX-FileCopyrightText: 2026 The gravac developers
 # SPDX-License-Identifier: Apache-2.0
-"""Hugging Face Accelerate: one call after ``prepare``; then its ``save_state`` and ``load_state`` do the rest."""
+"""Hugging Face Accelerate: a call after ``prepare``; ``save_state`` and ``load_state`` then include gravac's states."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ from gravac.integrations.frameworks import (
     data_parallel,
     metrics,
     recipe,
-    tell_of_no_state,
-    tell_of_one_process,
+    warn_of_missing_state,
+    warn_of_one_process,
 )
 
 if TYPE_CHECKING:
@@ -41,25 +41,26 @@ def attach(
     on_resize: OnResize = "mean",
     **settings: Any,
 ) -> AdaptiveCompressor:
-    """Compress what a prepared model exchanges. Called on every rank, after ``prepare`` and before ``load_state``.
+    """Compress the exchange of a prepared model. Called on every rank, after ``prepare`` and before ``load_state``.
 
-    If ranks train apart, ``save_state`` and ``get_state_dict`` give the weights that all ranks share; each rank's own
-    weights and optimizer state are among gravac's states. ``compressor.synchronize()`` after the last step exchanges
-    what ranks learned since the last exchange.
+    If ranks train apart, ``save_state`` and ``get_state_dict`` return the weights that all ranks share; each rank's own
+    weights and optimizer state are among gravac's states. Call ``compressor.synchronize()`` after the last step: it
+    exchanges what ranks learned since the newest exchange.
 
     Args:
-        accelerator: what prepared the model; its ``save_state`` writes every rank's state into the folder ``gravac`` of
-            the checkpoint, and its ``load_state`` reads them.
+        accelerator: accelerator that prepared the model; its ``save_state`` writes every rank's state into the folder
+            ``gravac`` of the checkpoint, and its ``load_state`` reads them.
         model: the model that ``prepare`` returned.
         optimizer: the optimizer that ``prepare`` returned.
         every: number of steps from one exchange to the next: 1 averages gradients in each step; with 10 ranks train
-            apart for ten steps; ``(1, 100)`` has the controller decide. ``None``: 1, or what ``policy`` says.
+            apart for ten steps; with ``(1, 100)`` the controller decides. ``None``: the policy's, without a policy 1.
         on_resize: what becomes of residuals at another number of ranks: ``"mean"``, ``"keep"`` or ``"drop"``; see
             ``gravac.checkpoint.load``.
         settings: arguments of ``AdaptiveCompressor``, or of its ``from_policy`` with ``policy``.
 
     Returns:
-        The compressor, to be closed when training is over. In one process it is attached to nothing, with a warning.
+        The compressor; close it after training. If there is a single process, it is attached to nothing, with a
+        warning.
 
     Raises:
         SettingsError: a setting is wrong.
@@ -67,7 +68,7 @@ def attach(
     """
     compressor = recipe(settings, on_resize, every)()
     if accelerator.num_processes == 1:
-        tell_of_one_process("Accelerate")
+        warn_of_one_process("Accelerate")
         return compressor
     ddp = connect(accelerator, model, optimizer, compressor)
     report_losses(accelerator, compressor)
@@ -82,12 +83,12 @@ def attach(
         folder = state_folder(checkpoint, models, ddp)
         to_load[:] = [] if folder is None else [folder]
 
-    def optimizer_loaded(_: torch.optim.Optimizer) -> None:
-        # Accelerate has loaded weights, then the optimizer, as rank 0 saved them: each rank's own come last
+    def load_after_optimizer(_: torch.optim.Optimizer) -> None:
+        # Accelerate loads weights, then the optimizer, as rank 0 saved them: each rank's own come last
         if to_load:
-            load_if_there(to_load.pop(), compressor, on_resize)
+            load_if_present(to_load.pop(), compressor, on_resize)
 
-    torch_optimizer(optimizer).register_load_state_dict_post_hook(optimizer_loaded)
+    torch_optimizer(optimizer).register_load_state_dict_post_hook(load_after_optimizer)
     accelerator.register_save_state_pre_hook(save_state)
     accelerator.register_load_state_pre_hook(load_state)
     return compressor
@@ -96,12 +97,12 @@ def attach(
 def connect(
     accelerator: Accelerator, model: object, optimizer: torch.optim.Optimizer, compressor: AdaptiveCompressor
 ) -> DistributedDataParallel:
-    """Attach a compressor to what an accelerator prepared, and return the DDP module.
+    """Attach a compressor to a prepared model, and return the DDP module.
 
-    It gets the accelerator's scaler, and torch's own optimizer, since Accelerate's has no hooks.
+    The compressor gets the accelerator's scaler, and torch's own optimizer, since Accelerate's has no hooks.
 
     Raises:
-        TypeError: what is trained is not a DistributedDataParallel module.
+        TypeError: the model is not a DistributedDataParallel module.
     """
     ddp = data_parallel(model, f"distributed_type: {accelerator.distributed_type.value}")
     compressor.attach(ddp, torch_optimizer(optimizer), accelerator.scaler)
@@ -109,7 +110,7 @@ def connect(
 
 
 def report_losses(accelerator: Accelerator, compressor: AdaptiveCompressor) -> None:
-    """Have the accelerator's ``backward`` report each loss to the compressor."""
+    """Wrap the accelerator's ``backward``, so that it reports each loss to the compressor."""
     backward = accelerator.backward
 
     @functools.wraps(backward)
@@ -122,25 +123,30 @@ def report_losses(accelerator: Accelerator, compressor: AdaptiveCompressor) -> N
 
 
 def torch_optimizer(optimizer: torch.optim.Optimizer) -> torch.optim.Optimizer:
-    """Return torch's optimizer of what ``prepare`` returned."""
+    """Return torch's optimizer within the optimizer that ``prepare`` returned."""
     inner = getattr(optimizer, "optimizer", optimizer)
     assert isinstance(inner, torch.optim.Optimizer)
     return inner
 
 
-def load_if_there(folder: Path, compressor: AdaptiveCompressor, on_resize: OnResize) -> None:
-    """Load all ranks' states from a checkpoint's folder; where no rank sees one, warn, and begin anew."""
-    if any(Ranks(compressor.process_group).tell(folder.is_dir())):
+def load_if_present(folder: Path, compressor: AdaptiveCompressor, on_resize: OnResize) -> None:
+    """Load all ranks' states from a checkpoint's folder; if no rank sees such a folder, warn, and load nothing."""
+    if any(Ranks(compressor.process_group).all_gather(folder.is_dir())):
         load(folder, compressor, on_resize)
     else:
-        tell_of_no_state(str(folder.parent))
+        warn_of_missing_state(str(folder.parent))
 
 
 def state_folder(checkpoint: str, models: Sequence[torch.nn.Module], ddp: DistributedDataParallel) -> Path | None:
-    """Return the folder of a model's states in a checkpoint: numbered from the second on, as Accelerate's models are.
+    """Return the folder of a model's states in a checkpoint; ``None`` if the accelerator no longer has the model.
 
-    ``None`` if the accelerator has let go of the model.
+    The folder's name has the model's number from the second model on, as Accelerate's own files have.
+
+    Args:
+        checkpoint: folder of the checkpoint.
+        models: the accelerator's models.
+        ddp: the model that gravac is attached to.
     """
-    # Accelerate remembers what it was given, and not what it made of that
-    place = next((at for at, one in enumerate(models) if one is ddp.module or one is ddp), None)
-    return None if place is None else Path(checkpoint, f"{FOLDER}_{place}" if place else FOLDER)
+    # Accelerate may list the model as it was before ``prepare``
+    number = next((number for number, model in enumerate(models) if model is ddp.module or model is ddp), None)
+    return None if number is None else Path(checkpoint, f"{FOLDER}_{number}" if number else FOLDER)

@@ -1,8 +1,9 @@
 # SPDX-FileCopyrightText: 2026 The gravac developers
 # SPDX-License-Identifier: Apache-2.0
-"""A communication hook and its state, for frameworks that take these two and register them on a DDP module themselves.
+"""A communication hook and its state, for frameworks that take both and register them on a DDP module themselves.
 
-The state holds settings, so that it can be sent to the processes that train; a compressor is made of them there.
+The state holds settings, so that it can be sent to the processes that train; each process builds its compressor from
+them.
 """
 
 from typing import TYPE_CHECKING, Any
@@ -17,14 +18,14 @@ if TYPE_CHECKING:
 
 
 class HookState:
-    """The state of ``gravac.hook``: settings, and in the process that trains the compressor that is made of them.
+    """The state of ``gravac.hook``: settings, and in a process that trains, the compressor built from them.
 
     Args:
         settings: keyword arguments of ``AdaptiveCompressor``, which are checked at once.
 
     Raises:
-        SettingsError: a setting is wrong; the message names it, its value and what is allowed.
-        TypeError: there is no setting of that name.
+        SettingsError: a setting is wrong; the message has its name, its value and what is allowed.
+        TypeError: a setting of that name does not exist.
 
     Example:
         >>> import gravac
@@ -36,13 +37,13 @@ class HookState:
     def __init__(self, **settings: Any) -> None:
         self._settings = settings
         self._compressor: AdaptiveCompressor | None = None
-        _made(settings)
+        _build(settings)
 
     @property
     def compressor(self) -> "AdaptiveCompressor":
-        """The compressor: made when it is first asked for, by the first bucket at the latest."""
+        """The compressor; built at the first access, at the latest for the first bucket."""
         if self._compressor is None:
-            self._compressor = _made(self._settings)
+            self._compressor = _build(self._settings)
         return self._compressor
 
     def bind(self, module: torch.nn.Module) -> None:
@@ -62,11 +63,12 @@ def hook(state: HookState, bucket: GradBucket) -> torch.futures.Future[torch.Ten
     """The DDP communication hook: ``ddp.register_comm_hook(gravac.HookState(...), gravac.hook)``.
 
     Args:
-        state: settings, and what they became.
-        bucket: gradients that are ready, one after the other in a flat buffer.
+        state: settings, and the compressor built from them.
+        bucket: gradients that are ready, concatenated in a flat buffer.
 
     Returns:
-        A future of that buffer, flat, which then holds the mean over the ranks, or fails in ``backward()``.
+        A future of the bucket's flat buffer with the mean over the ranks; if the exchange fails, the future fails in
+        ``backward()``.
     """
     try:
         if not isinstance(state, HookState):
@@ -80,7 +82,7 @@ def hook(state: HookState, bucket: GradBucket) -> torch.futures.Future[torch.Ten
     return compressor.hook(None, bucket)
 
 
-def _made(settings: dict[str, Any]) -> "AdaptiveCompressor":
-    from gravac.adaptive import AdaptiveCompressor  # which stands above, and feeds on this layer itself
+def _build(settings: dict[str, Any]) -> "AdaptiveCompressor":
+    from gravac.adaptive import AdaptiveCompressor  # a layer above, which itself uses this layer's sources
 
     return AdaptiveCompressor(**settings)

@@ -9,6 +9,6 @@ from gravac.integrations.lightning_hooks import LightningHooks
 
 
 class GravacCallback(LightningHooks, Callback):
-    """Trains with gravac under ``pytorch_lightning.Trainer``; see ``LightningHooks`` for arguments and what it does."""
+    """Trains with gravac under ``pytorch_lightning.Trainer``; see ``LightningHooks`` for arguments and hooks."""
 
-    together = (SIGTERMException,)
+    simultaneous = (SIGTERMException,)

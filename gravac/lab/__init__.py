@@ -2,10 +2,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """The lab: emulated links, reference tasks, and training runs compared by the clock.
 
-Read its folders in this order: ``links`` (a link in words, workers in network namespaces, a link that changes),
-``tasks`` (what is trained), ``training`` (how gradients are exchanged, what workers are told, one rank, all ranks seen
-from the parent), ``tta`` (what a run showed, and a matrix of runs) and ``report`` (a page of it). Beside them stand
-``demo``, ``bench`` (speed of compressors), ``advise`` and ``calibrate`` (the cost model), ``probe`` (what a step is
-worth on a model of one's own), ``simulate`` (training in memory, without a clock), ``sweep`` (learning rates) and
-``shapes`` (of models).
+Read its folders in this order: ``links`` (links written as text, workers in network namespaces, links that change),
+``tasks`` (models and data to train), ``training`` (the exchange of gradients, the settings of workers, a single rank,
+all ranks as the parent sees them), ``tta`` (records of runs, and matrices of runs) and ``report`` (a page about them).
+Beside them stand ``demo``, ``bench`` (speed of compressors), ``advise`` and ``calibrate`` (the cost model), ``probe``
+(progress per step on the user's own model), ``simulate`` (training in memory, without a clock), ``sweep`` (learning
+rates) and ``shapes`` (parameter shapes of models).
 """

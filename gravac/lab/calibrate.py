@@ -2,8 +2,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Measures the network between ranks (latency of a message, bandwidth) and the speed of a copy, for the cost model.
 
-Under torchrun it measures between the ranks that run. Otherwise it starts workers on this machine: over the loopback
-interface, which describes this machine only and no network; or over emulated links. Takes seconds.
+Under torchrun the command measures between torchrun's ranks. Otherwise the command starts workers on this machine,
+which talk over emulated links or over the loopback interface. Loopback describes this machine only, and no network. A
+measurement takes seconds.
 """
 
 from __future__ import annotations
@@ -34,37 +35,38 @@ from gravac.lab.provenance import Stamp
 from gravac.settings import Settings, SettingsError
 
 SIZES = (256, 4096, 65_536, 1_048_576, 8_388_608, 33_554_432)
-"""Bytes of the all-reduces, smallest first; the next is not tried once it is likely to take longer than ``LONGEST``."""
+"""Bytes of the all-reduces, smallest first; sizes that are likely to take longer than ``LONGEST`` are not tried."""
 
 REPEATS = 7
+"""Number of timed all-reduces of each size; 3 are timed if an all-reduce of the previous size took 0.1 s or more."""
 
 LONGEST = 1.5
 """Seconds that the longest all-reduce is allowed to take."""
 
-COPIED = 33_554_432
+COPY_BYTES = 33_554_432
 """Bytes of the tensor whose copy is timed."""
 
 PATIENCE = 60.0
-"""Seconds after which workers are given up."""
+"""Seconds after which the parent gives up waiting for its workers."""
 
 Say = Callable[[str], None]
 
 
 class Calibration(Settings):
-    """The speed of a network and of a copy, measured between some ranks.
+    """Measured speed of a network between ranks, and of a copy.
 
     Attributes:
         alpha: latency of a message in seconds.
         bandwidth: bits per second of a rank's link.
-        copy_bytes_per_s: bytes of a tensor over the seconds that copying it takes.
+        copy_bytes_per_s: bytes of a tensor / seconds that a copy of the tensor takes.
         workers: number of ranks.
         backend: torch.distributed's backend, such as ``"gloo"``.
-        device: type of the device that the tensors were on.
+        device: type of the device that held the tensors.
         where: ``"torchrun"`` (ranks that a launcher started), ``"loopback"``, or ``"emulated"`` (emulated links).
-        link: the emulated link, in words; empty otherwise.
-        sizes: bytes of the all-reduces measured.
+        link: the emulated link as text, such as ``"100mbit"``; empty if no link was emulated.
+        sizes: bytes of the measured all-reduces.
         seconds: median seconds of each all-reduce.
-        stamp: code, time and speed of the machine; ``None`` in older files.
+        stamp: version of the code, time of the measurement and speed of the machine; ``None`` in older files.
     """
 
     alpha: float = Field(ge=0, allow_inf_nan=False)
@@ -85,16 +87,20 @@ class Calibration(Settings):
         return Network(self.alpha, self.bandwidth)
 
     def machine(self, overlap: float = 0.9) -> Machine:
-        """Return the machine for the cost model; ``overlap`` is not measured here."""
+        """Return the machine for the cost model.
+
+        Args:
+            overlap: fraction of backward that hides exchange, which a calibration does not measure.
+        """
         return Machine(self.copy_bytes_per_s, overlap)
 
 
 def read_calibration(path: Path) -> Calibration:
-    """Read what ``gravac calibrate --json`` wrote.
+    """Read a file that ``gravac calibrate --json`` wrote.
 
     Raises:
         ValueError: the file is no calibration; names the file and the field.
-        OSError: it cannot be read.
+        OSError: the file cannot be read.
     """
     try:
         content = json.loads(path.read_text())
@@ -105,28 +111,28 @@ def read_calibration(path: Path) -> Calibration:
         raise ValueError(f"calibration: {path}: {error}; write one with gravac calibrate --json {path}") from None
 
 
-def line(sizes: tuple[int, ...], seconds: tuple[float, ...], world: int) -> tuple[float, float]:
+def fit_line(sizes: tuple[int, ...], seconds: tuple[float, ...], world: int) -> tuple[float, float]:
     """Return latency of a message (s) and bandwidth (bit/s) of ring all-reduces, by least squares of relative errors.
 
     Args:
-        sizes: payload bytes of all-reduces, two or more different ones.
-        seconds: seconds that each of them took.
+        sizes: payload bytes of the all-reduces, at least two different sizes.
+        seconds: seconds of each all-reduce.
         world: number of ranks.
 
     Raises:
-        ValueError: larger ones took no longer, so that there is no bandwidth.
+        ValueError: larger all-reduces took no longer, so no bandwidth follows.
 
     Example:
-        >>> latency, bandwidth = line((1000, 1_001_000), (0.001, 0.081), world=2)  # 1 MB more takes 80 ms more
+        >>> latency, bandwidth = fit_line((1000, 1_001_000), (0.001, 0.081), world=2)  # 1 MB more takes 80 ms more
         >>> round(bandwidth / 1e6), "Mbit/s"
         (100, 'Mbit/s')
     """
-    taken = np.array(seconds)
+    times = np.array(seconds)
     columns = np.array([[2 * (world - 1), 8e-9 * AllReduce.wire_bytes(size, world)] for size in sizes])
-    alpha, per_gigabit = np.linalg.lstsq(columns / taken[:, None], np.ones(len(sizes)), rcond=None)[0]
+    alpha, per_gigabit = np.linalg.lstsq(columns / times[:, None], np.ones(len(sizes)), rcond=None)[0]
     if alpha < 0:
         alpha = 0.0
-        ratios = columns[:, 1] / taken
+        ratios = columns[:, 1] / times
         per_gigabit = ratios.sum() / (ratios @ ratios)
     if per_gigabit <= 0:
         raise ValueError(f"seconds: {seconds} do not grow with sizes {sizes}; measure again on an idle machine")
@@ -134,15 +140,15 @@ def line(sizes: tuple[int, ...], seconds: tuple[float, ...], world: int) -> tupl
 
 
 def measure(say: Say, where: Literal["torchrun", "loopback", "emulated"] = "torchrun", link: str = "") -> Calibration:
-    """Measure between the ranks of the default group, all of which must call it.
+    """Measure between the ranks of the default group, all of which must call this function.
 
     Args:
-        say: called with what is going on, in words.
+        say: function that is called with a line of text about each measurement.
         where: kind of link, for the result.
-        link: the emulated link in words, for the result.
+        link: the emulated link as text, for the result.
 
     Raises:
-        ValueError: there is one rank only, or larger all-reduces took no longer.
+        ValueError: the group has a single rank, or larger all-reduces took no longer.
     """
     world = dist.get_world_size()
     if world < 2:
@@ -163,12 +169,14 @@ def measure(say: Say, where: Literal["torchrun", "loopback", "emulated"] = "torc
         sizes.append(size)
         medians.append(_slowest(statistics.median(times), device))
         say(f"all-reduce of {size:,} bytes: {1e3 * medians[-1]:.3f} ms")
-    source = torch.ones(COPIED // 4, device=device)
+    source = torch.ones(COPY_BYTES // 4, device=device)
     target = torch.empty_like(source)
-    copying = statistics.median([_timed(lambda: target.copy_(source), device, together=False) for _ in range(10)][1:])
-    speed = COPIED / _slowest(copying, device)
+    copying = statistics.median(
+        [_timed(lambda: target.copy_(source), device, synchronized=False) for _ in range(10)][1:]
+    )
+    speed = COPY_BYTES / _slowest(copying, device)
     say(f"copy: {speed / 1e9:.2f} GB/s")
-    alpha, bandwidth = line(tuple(sizes), tuple(medians), world)
+    alpha, bandwidth = fit_line(tuple(sizes), tuple(medians), world)
     return Calibration(
         alpha=alpha,
         bandwidth=bandwidth,
@@ -183,54 +191,55 @@ def measure(say: Say, where: Literal["torchrun", "loopback", "emulated"] = "torc
     )
 
 
-def _timed(work: Callable[[], object], device: torch.device, together: bool = True) -> float:
-    """Return the seconds that work takes, from a common start."""
-    if together:
+def _timed(work: Callable[[], object], device: torch.device, synchronized: bool = True) -> float:
+    """Return the seconds that ``work`` takes; if ``synchronized``, all ranks start it together, after a barrier."""
+    if synchronized:
         dist.barrier()
     _wait(device)
-    began = time.perf_counter()
+    start = time.perf_counter()
     work()
     _wait(device)
-    return time.perf_counter() - began
+    return time.perf_counter() - start
 
 
 def _wait(device: torch.device) -> None:
+    """Wait until a GPU has finished its queued work."""
     if device.type == "cuda":
         torch.cuda.synchronize()
 
 
 def _slowest(seconds: float, device: torch.device) -> float:
-    """Return the largest of all ranks' times, so that they decide alike."""
-    most = torch.tensor(seconds, dtype=torch.float64, device=device)
-    dist.all_reduce(most, dist.ReduceOp.MAX)
-    return float(most)
+    """Return the largest of all ranks' times, so that all ranks decide alike."""
+    slowest = torch.tensor(seconds, dtype=torch.float64, device=device)
+    dist.all_reduce(slowest, dist.ReduceOp.MAX)
+    return float(slowest)
 
 
 def measure_ranks(say: Say) -> Calibration | None:
-    """Measure between the ranks that a launcher started; ``None`` on all but rank 0."""
+    """Measure between the ranks that a launcher started; return ``None`` on all ranks but rank 0."""
     with local_ranks.launched() as rank:
         measured = measure(say if rank == 0 else _quiet)
         return measured if rank == 0 else None
 
 
-def _quiet(words: str) -> None:
-    """Say nothing: only rank 0 speaks."""
+def _quiet(text: str) -> None:
+    """Print nothing: only rank 0 reports progress."""
 
 
 def measure_here(workers: int, link: str | None) -> Calibration:
-    """Measure between workers started on this machine; their progress goes to standard error.
+    """Measure between workers that this function starts on this machine; they print progress on standard error.
 
     Args:
         workers: number of workers, 2 to 8.
-        link: emulated link of each worker, in words; ``None`` for the loopback interface.
+        link: emulated link of each worker, as text; ``None`` for the loopback interface.
 
     Raises:
         ValueError: an argument is out of range.
-        gravac.lab.links.network.LinkError: links cannot be made here.
+        gravac.lab.links.network.LinkError: this machine cannot make the links.
         RuntimeError: a worker failed, or took longer than a minute.
     """
-    if not 2 <= workers <= links.MOST_WORKERS:
-        raise ValueError(f"workers: {workers} is outside 2 to {links.MOST_WORKERS}; use 2")
+    if not 2 <= workers <= links.MAX_WORKERS:
+        raise ValueError(f"workers: {workers} is outside 2 to {links.MAX_WORKERS}; use 2")
     with ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="gravac-calibrate-")))
         network = None if link is None else stack.enter_context(links.EmulatedNetwork(workers, link))
@@ -239,7 +248,7 @@ def measure_here(workers: int, link: str | None) -> Calibration:
         return read_calibration(folder / "calibration.json")
 
 
-def worker(arguments: list[str]) -> None:
+def run_worker(arguments: list[str]) -> None:
     """Run one worker of ``measure_here``."""
     parser = argparse.ArgumentParser()
     parser.add_argument("folder", type=Path)
@@ -247,26 +256,26 @@ def worker(arguments: list[str]) -> None:
     parser.add_argument("link")
     parser.add_argument("rank", type=int)
     options = parser.parse_args(arguments)
-    first = options.rank == 0
+    is_first = options.rank == 0
     with local_ranks.joined(options.folder, options.rank, options.workers):
-        measured = measure(say_aloud if first else _quiet, "emulated" if options.link else "loopback", options.link)
-        if first:
+        measured = measure(say_aloud if is_first else _quiet, "emulated" if options.link else "loopback", options.link)
+        if is_first:
             (options.folder / "calibration.json").write_text(measured.model_dump_json())
 
 
-def say_aloud(words: str) -> None:
-    """Print words on standard error."""
-    print(f"gravac calibrate: {words}", file=sys.stderr, flush=True)
+def say_aloud(text: str) -> None:
+    """Print a line of text on standard error."""
+    print(f"gravac calibrate: {text}", file=sys.stderr, flush=True)
 
 
-def in_words(measured: Calibration) -> str:
-    """Return the result in a few lines."""
-    between = {
+def describe(measured: Calibration) -> str:
+    """Return a description of the result, in three lines."""
+    setting = {
         "torchrun": f"{measured.workers} ranks by {measured.backend}",
         "loopback": f"{measured.workers} workers over loopback: this describes this machine only, and no network",
         "emulated": f"{measured.workers} workers over emulated links of {measured.link}",
     }[measured.where]
-    least, most = min(measured.sizes, default=0), max(measured.sizes, default=0)
+    smallest, largest = min(measured.sizes, default=0), max(measured.sizes, default=0)
     errors = [
         abs(
             2 * (measured.workers - 1) * measured.alpha
@@ -276,14 +285,14 @@ def in_words(measured: Calibration) -> str:
         / seconds
         for size, seconds in zip(measured.sizes, measured.seconds, strict=True)
     ]
-    off = max(errors, default=math.nan)
+    largest_error = max(errors, default=math.nan)
     return (
-        f"{between}\n"
+        f"{setting}\n"
         f"latency {1e6 * measured.alpha:.1f} µs a message, bandwidth {measured.bandwidth / 1e6:.1f} Mbit/s, "
         f"copy {measured.copy_bytes_per_s / 1e9:.2f} GB/s\n"
-        f"all-reduces of {least:,} to {most:,} bytes; the line through them is off by at most {off:.0%}"
+        f"all-reduces of {smallest:,} to {largest:,} bytes; the line through them is off by at most {largest_error:.0%}"
     )
 
 
 if __name__ == "__main__":
-    worker(sys.argv[1:])
+    run_worker(sys.argv[1:])

@@ -1,6 +1,6 @@
 # SPDX-FileCopyrightText: 2026 The gravac developers
 # SPDX-License-Identifier: Apache-2.0
-"""Where commands print: a terminal as wide as it is, anything else wide enough for a table. Needs rich."""
+"""Consoles that commands print on, and whether they show progress bars. Needs rich."""
 
 from __future__ import annotations
 
@@ -14,22 +14,26 @@ if TYPE_CHECKING:
     from typing_extensions import Self
 
 WIDTH = 120
-"""Columns of the output where it is not a terminal."""
+"""Minimum number of columns of an output that is no terminal: enough for a table."""
 
-PLAIN_SECONDS = 5.0
-"""Seconds between two lines of progress where the output is not a terminal."""
+PROGRESS_SECONDS = 5.0
+"""Seconds between two lines of progress if the output is no terminal."""
 
 
-def wide(console: Console | None = None) -> Console:
-    """Return the console, or a new one; at least ``WIDTH`` columns wide where it is not a terminal."""
+def wide_console(console: Console | None = None) -> Console:
+    """Return a console that is at least ``WIDTH`` columns wide, unless its output is a terminal.
+
+    Args:
+        console: console to widen; ``None`` makes a new console on standard output.
+    """
     console = console or Console()
     if not console.is_terminal:
         console.width = max(console.width, WIDTH)
     return console
 
 
-class Shown:
-    """A context manager around progress bars: none where the output is not a terminal."""
+class ProgressDisplay:
+    """A context manager around progress bars, which only a terminal shows."""
 
     _progress: Progress | None = None
 
@@ -38,6 +42,8 @@ class Shown:
             self._progress.start()
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, value: BaseException | None, at: TracebackType | None) -> None:
+    def __exit__(
+        self, error_type: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
         if self._progress:
             self._progress.stop()

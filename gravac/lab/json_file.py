@@ -1,6 +1,6 @@
 # SPDX-FileCopyrightText: 2026 The gravac developers
 # SPDX-License-Identifier: Apache-2.0
-"""Results as JSON files that are whole at any moment."""
+"""Writes results as JSON files; a reader never finds half a file."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from typing import Any
 
 
 def write_json(path: Path, content: dict[str, Any]) -> None:
-    """Write the whole file or nothing: an interrupt leaves neither half a file nor a temporary one.
+    """Write the whole file or nothing: an interrupt leaves neither half a file nor a temporary file.
 
-    A file that is there keeps its mode; a new one has what the process's umask leaves.
+    An existing file keeps its permissions; a new file gets those that the process's umask allows.
     """
     temporary = path.parent / f".{path.name}.{secrets.token_hex(6)}"
     handle = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o666)

@@ -1,6 +1,6 @@
 # SPDX-FileCopyrightText: 2026 The gravac developers
 # SPDX-License-Identifier: Apache-2.0
-"""Ranks that are started on this machine, one process each, over gloo; or that a launcher has started already."""
+"""Starts ranks on this machine, one process each, over gloo; or uses the ranks that a launcher has started."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ from gravac.lab.links import network as links
 
 
 def under_torchrun() -> bool:
-    """Tell whether a launcher has told this process its rank."""
+    """True if a launcher such as torchrun set this process's rank in the environment."""
     return "RANK" in os.environ and "WORLD_SIZE" in os.environ
 
 
 @contextmanager
 def launched() -> Iterator[int]:
-    """Be one of the ranks that a launcher started, with a process group: by NCCL on GPUs; gives the rank."""
+    """Join the group of the ranks that a launcher started, and yield this process's rank: over NCCL on GPUs."""
     if torch.cuda.is_available():
         torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", "0")))
     dist.init_process_group("nccl" if torch.cuda.is_available() else "gloo")
@@ -37,7 +37,13 @@ def launched() -> Iterator[int]:
 
 @contextmanager
 def joined(folder: Path, rank: int, workers: int) -> Iterator[None]:
-    """Be one of the ranks that ``spawn`` started, with a process group by gloo; all leave together."""
+    """Join the group of the ranks that ``spawn`` started, over gloo; on success, wait for all of them at the end.
+
+    Args:
+        folder: folder in which the ranks meet.
+        rank: rank of this process.
+        workers: number of ranks.
+    """
     torch.set_num_threads(1)
     dist.init_process_group("gloo", init_method=f"file://{folder / 'store'}", rank=rank, world_size=workers)
     yield
@@ -56,15 +62,16 @@ def spawn(
     """Run ``python -m module FOLDER WORKERS *arguments RANK`` for every rank, and wait for all of them.
 
     Args:
-        module: what each rank runs; it calls ``joined``. What it says on standard error is seen.
-        folder: where ranks meet and leave results.
+        module: name of the module that each rank runs; the module calls ``joined``. Its standard error is not
+            captured.
+        folder: folder in which ranks meet and write results.
         workers: number of ranks.
-        arguments: passed on.
-        patience: seconds after which they are given up.
-        network: emulated links between them; ``None``: the loopback interface.
+        arguments: arguments of the module, between the number of ranks and the rank.
+        patience: seconds after which all ranks are killed.
+        network: emulated links between the ranks; ``None``: the loopback interface.
 
     Raises:
-        RuntimeError: a rank failed, or they took too long.
+        RuntimeError: a rank failed, or the ranks took longer than ``patience``.
     """
     interface = "lo" if network is None else links.INTERFACE
     environment = {**os.environ, "GLOO_SOCKET_IFNAME": interface, "OMP_NUM_THREADS": "1"}
@@ -73,16 +80,16 @@ def spawn(
         subprocess.Popen([*(network.prefix(rank) if network else []), *command, str(rank)], env=environment)
         for rank in range(workers)
     ]
-    until = time.monotonic() + patience
+    deadline = time.monotonic() + patience
     try:
         while any(process.poll() is None for process in processes) and not any(process.poll() for process in processes):
-            if time.monotonic() > until:
+            if time.monotonic() > deadline:
                 raise RuntimeError(f"the workers took longer than {patience:g} s; use a faster link")
             time.sleep(0.02)
         statuses = [process.poll() for process in processes]
     finally:
         for process in processes:
-            process.kill()  # its peer may wait for it for ever
+            process.kill()  # a rank whose peer failed may wait for ever
             process.wait()
     if any(statuses):
         raise RuntimeError(f"a worker failed, statuses {statuses}; what it said is above")

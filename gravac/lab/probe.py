@@ -1,13 +1,13 @@
 # SPDX-FileCopyrightText: 2026 The gravac developers
 # SPDX-License-Identifier: Apache-2.0
-"""What a compressed step is worth on a model of your own: a short paired probe, in one process and without a network.
+"""Measures the progress of a compressed step on a model of your own, in one process and without a network.
 
-From where the model stands, a few steps are made with each candidate and the loss compared with that of as many dense
-steps on the same batches; then all is put back. A communication hook cannot make a step twice, so this is a function
-that is called with a step function.
+The probe is short and paired: from the model's present weights it makes a few steps with each candidate, and compares
+the loss with that after as many dense steps on the same batches. Then it restores the model. A communication hook
+cannot make a step twice, so ``probe`` takes a loss function of the step and the rank.
 
-A few steps do not show what error feedback brings later, nor what noise costs in the end: the probe is right about
-quantizers of two bits and more, and ranks sparsifiers worse than their gain does (``docs/results.md``).
+A few steps do not show what error feedback brings later, nor what noise costs in the end. The probe is right about
+quantizers of two bits and more; it ranks sparsifiers worse than their gain does (``docs/results.md``).
 """
 
 import copy
@@ -23,17 +23,18 @@ from gravac.compressors import Compressor, dense
 from gravac.lab.simulate import Totals, train
 
 
-class Probed(NamedTuple):
-    """The result for one candidate.
+class ProbeResult(NamedTuple):
+    """Progress, gain and wire ratio of one candidate.
 
     Attributes:
-        compressor: the compressor that was probed.
-        cf: its compression factor.
-        efficiency: decrease of the loss over dense's on the same batches, median over repeats; 1 is as good as dense.
+        compressor: compressor of the candidate.
+        cf: compression factor of the candidate.
+        efficiency: decrease of the score / decrease after dense steps on the same batches, median over repeats; 1 is
+            as good as dense.
         low: lowest efficiency of a repeat.
         high: highest efficiency of a repeat.
-        gain: energy kept / energy, over all its steps.
-        wire_ratio: wire bytes of dense float32 / its own.
+        gain: energy that was sent / energy, over all steps of the candidate; mean over repeats.
+        wire_ratio: wire bytes of dense float32 / wire bytes of the candidate.
     """
 
     compressor: Compressor
@@ -55,16 +56,16 @@ def probe(
     ranks: int = 2,
     steps: int = 20,
     repeats: int = 3,
-) -> list[Probed]:
-    """Compare candidates by how far a few steps with each bring the model.
+) -> list[ProbeResult]:
+    """Compare candidates by how much a few steps with each of them lower the score.
 
     Args:
-        model: model on CPU or a device, not wrapped by DDP; it is put back when this returns, also when it raises.
-        optimizer: optimizer of the model; it is put back too.
-        loss: function of ``(step, rank)`` that returns the training loss, a scalar tensor, on a batch of their own:
-            the same for the same numbers. Steps count from 0.
+        model: model on CPU or a device, not wrapped by DDP. Its state is restored on return, and on an error.
+        optimizer: optimizer of the model; its state is restored, too.
+        loss: function of ``(step, rank)`` that returns the training loss, a scalar tensor. Each pair has a batch of
+            its own, always the same. Steps count from 0.
         score: function that returns the loss on data that is not trained on; lower is better.
-        candidates: compressors and compression factors.
+        candidates: ``(compressor, compression factor)`` of each candidate.
         ranks: number of ranks, in one process; each has its own batch, residuals and memory.
         steps: number of steps of each candidate in each repeat.
         repeats: number of repeats, each on other batches, from the same start.
@@ -73,56 +74,56 @@ def probe(
         One result for each candidate, in their order.
 
     Raises:
-        ValueError: dense steps do not lower the score, so that nothing can be compared with them.
+        ValueError: dense steps do not lower the score, so there is no decrease to compare with.
 
     Example:
         >>> from gravac import quantize, topk
         >>> from gravac.lab.probe import probe
         >>> probe(model, optimizer, loss, score, [(quantize(2), 16), (topk, 100)])        # doctest: +SKIP
     """
-    with _put_back(model, optimizer):
-        begun = score()
-    won: list[list[float]] = [[] for _ in candidates]
+    with _restored(model, optimizer):
+        initial_score = score()
+    efficiencies: list[list[float]] = [[] for _ in candidates]
     totals: list[list[Totals]] = [[] for _ in candidates]
     for repeat in range(repeats):
 
         def decrease(
-            base: Compressor, cf: float | None, into: list[Totals] | None = None, first: int = repeat * steps
+            base: Compressor, cf: float | None, append_to: list[Totals] | None = None, first: int = repeat * steps
         ) -> float:
-            with _put_back(model, optimizer):
-                made = train(model, optimizer, loss, base, cf, None, ranks, steps, first=first, ramp=1)
-                if into is not None:
-                    into.append(made)
-                return begun - score()
+            with _restored(model, optimizer):
+                run_totals = train(model, optimizer, loss, base, cf, None, ranks, steps, first=first, ramp=1)
+                if append_to is not None:
+                    append_to.append(run_totals)
+                return initial_score - score()
 
-        of_dense = decrease(dense, None)
-        if not of_dense > 0:
+        dense_decrease = decrease(dense, None)
+        if not dense_decrease > 0:
             raise ValueError(
-                f"steps: {steps} dense steps lower the score by {of_dense:g} from {begun:g}: nothing to compare with; "
-                "use more steps, a lower learning rate, or a score on more data"
+                f"steps: {steps} dense steps lower the score by {dense_decrease:g} from {initial_score:g}: nothing to "
+                "compare with; use more steps, a lower learning rate, or a score on more data"
             )
-        for (base, cf), wins, of_one in zip(candidates, won, totals, strict=True):
-            wins.append(decrease(base, cf, of_one) / of_dense)
+        for (base, cf), candidate_efficiencies, candidate_totals in zip(candidates, efficiencies, totals, strict=True):
+            candidate_efficiencies.append(decrease(base, cf, candidate_totals) / dense_decrease)
     return [
-        Probed(
+        ProbeResult(
             base,
             cf,
-            statistics.median(wins),
-            min(wins),
-            max(wins),
-            statistics.fmean(made.gain for made in of_one) if of_one else math.nan,
-            of_one[0].wire_ratio,
+            statistics.median(candidate_efficiencies),
+            min(candidate_efficiencies),
+            max(candidate_efficiencies),
+            statistics.fmean(run_totals.gain for run_totals in candidate_totals) if candidate_totals else math.nan,
+            candidate_totals[0].wire_ratio,
         )
-        for (base, cf), wins, of_one in zip(candidates, won, totals, strict=True)
+        for (base, cf), candidate_efficiencies, candidate_totals in zip(candidates, efficiencies, totals, strict=True)
     ]
 
 
 @contextmanager
-def _put_back(model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> Iterator[None]:
-    """Put model, gradients, optimizer and the random numbers' state back when the block ends."""
-    weights = {name: value.detach().clone() for name, value in model.state_dict().items()}
+def _restored(model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> Iterator[None]:
+    """Restore the states of model, gradients, optimizer and random number generators when the block ends."""
+    weights = {name: tensor.detach().clone() for name, tensor in model.state_dict().items()}
     gradients = [parameter.grad for parameter in model.parameters()]
-    memory = copy.deepcopy(optimizer.state_dict())
+    optimizer_state = copy.deepcopy(optimizer.state_dict())
     training = model.training
     devices = sorted({parameter.device.index or 0 for parameter in model.parameters() if parameter.is_cuda})
     with torch.random.fork_rng(devices):
@@ -130,7 +131,7 @@ def _put_back(model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> Itera
             yield
         finally:
             model.load_state_dict(weights)
-            optimizer.load_state_dict(memory)
+            optimizer.load_state_dict(optimizer_state)
             model.train(training)
             for parameter, gradient in zip(model.parameters(), gradients, strict=True):
                 parameter.grad = gradient

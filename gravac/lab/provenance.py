@@ -1,8 +1,8 @@
 # SPDX-FileCopyrightText: 2026 The gravac developers
 # SPDX-License-Identifier: Apache-2.0
-"""The stamp of a measurement: which code it was made with, when, and how fast the machine was. Every record has one.
+"""The stamp of a measurement: commit of the code, time, and speed of the machine. Every record has a stamp.
 
-Tables refuse to mix stamps: times of two commits, or of two hours of one machine, cannot be compared.
+Tables refuse to mix commits: times of two commits, or of two hours of one machine, cannot be compared.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from pydantic import Field
 
 from gravac.settings import Settings, SettingsError
 
-COPIED = 8_388_608
+COPY_BYTES = 8_388_608
 """Bytes of the tensor whose copy is timed."""
 
 WIDTH = 256
@@ -30,8 +30,8 @@ WIDTH = 256
 
 REPEATS = 7
 
-SHORT = 10
-"""Digits of a commit that are shown."""
+SHORT_DIGITS = 10
+"""Number of digits of a commit in tables."""
 
 UNRECORDED = "commit not recorded"
 
@@ -40,11 +40,11 @@ class Stamp(Settings):
     """Code, time and machine of a measurement.
 
     Attributes:
-        commit: commit of the checkout that the package was imported from; ``None`` where it came from a wheel.
-        clean: whether tracked files, those below ``docs`` aside, were as in the commit; ``None`` without one.
+        commit: commit of the checkout that the package was imported from; ``None`` if it came from a wheel.
+        clean: whether tracked files, except those below ``docs``, were as in the commit; ``None`` without a commit.
         utc: time of the measurement, ISO 8601.
-        copy_bytes_per_s: bytes of an 8 MiB tensor over the median seconds that a copy takes, one thread.
-        matmul_s: median seconds of a product of two float32 matrices of 256 x 256, one thread.
+        copy_bytes_per_s: bytes of an 8 MiB tensor / median seconds of a copy, on one thread.
+        matmul_s: median seconds of a product of two float32 matrices of 256 x 256, on one thread.
         torch: version of torch.
         python: version of Python.
         cores: number of cores that the process may use.
@@ -61,78 +61,79 @@ class Stamp(Settings):
 
     @property
     def code(self) -> str:
-        """The code in words: the commit's first digits, ``+`` where files differed from it; or that none is known."""
+        """First digits of the commit, with a ``+`` unless clean; ``UNRECORDED`` without a commit."""
         if self.commit is None:
             return UNRECORDED
-        return self.commit[:SHORT] + ("" if self.clean else "+")
+        return self.commit[:SHORT_DIGITS] + ("" if self.clean else "+")
 
-    def now(self) -> Stamp:
-        """Return the stamp for this moment, with the speed as measured before: for what ends while others run."""
-        return self(utc=_now())
+    def with_current_time(self) -> Stamp:
+        """Return the stamp with the current time and the earlier speed, for a record that ends while others run."""
+        return self(utc=_utc_now())
 
 
 def stamp() -> Stamp:
-    """Stamp a measurement that is made now. It takes some 0.1 s, and knows no commit outside a git checkout."""
+    """Return a stamp with the current commit, time and speed. Takes about 0.1 s; outside git there is no commit."""
     commit, clean = _checkout(Path(__file__))
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
-        source = torch.ones(COPIED // 4)
+        source = torch.ones(COPY_BYTES // 4)
         target = torch.empty_like(source)
-        copying = _seconds(lambda: target.copy_(source))
+        copy_seconds = _median_seconds(lambda: target.copy_(source))
         matrix = torch.ones(WIDTH, WIDTH)
-        multiplying = _seconds(lambda: matrix @ matrix)
+        matmul_seconds = _median_seconds(lambda: matrix @ matrix)
     finally:
         torch.set_num_threads(threads)
     return Stamp(
         commit=commit,
         clean=clean,
-        utc=_now(),
-        copy_bytes_per_s=COPIED / copying,
-        matmul_s=multiplying,
+        utc=_utc_now(),
+        copy_bytes_per_s=COPY_BYTES / copy_seconds,
+        matmul_s=matmul_seconds,
         torch=torch.__version__,
         python=platform.python_version(),
         cores=len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1,
     )
 
 
-def one_commit(stamps: Iterable[Stamp | None], where: str, mixed: bool = False) -> str:
-    """Refuse to put what several commits measured into one table, unless told so; then say what is mixed.
+def commits_note(stamps: Iterable[Stamp | None], files: str, mixed: bool = False) -> str:
+    """Return a sentence on the commits of a table's records; refuse a mixture of commits unless it is allowed.
 
     Args:
-        stamps: stamps of all records of the table; ``None`` is a record without one, and counts as another commit.
-        where: the records' file or files, for the message.
-        mixed: whether several commits are wanted in one table.
+        stamps: stamps of all records of the table; ``None`` is a record without a stamp, and counts as another commit.
+        files: the records' file or files, for the message.
+        mixed: whether records of several commits may stand in one table.
 
     Returns:
-        A sentence on the commits where there are several, or none is known; else nothing.
+        A sentence if the records are of several commits, or of an unknown commit; otherwise an empty string.
 
     Raises:
-        SettingsError: there are several and ``mixed`` is false; names the file, the commits and the remedy.
+        SettingsError: the records are of several commits and ``mixed`` is false; names the files, the commits and the
+            remedy.
     """
-    counted = Counter(UNRECORDED if one is None else one.code for one in stamps)
-    codes = ", ".join(f"{code} ({count})" for code, count in counted.items())
-    if len(counted) > 1:
+    count_of_code = Counter(UNRECORDED if stamp is None else stamp.code for stamp in stamps)
+    codes = ", ".join(f"{code} ({count})" for code, count in count_of_code.items())
+    if len(count_of_code) > 1:
         if not mixed:
             raise SettingsError(
-                f"{where}: holds what {len(counted)} commits measured: {codes}; measure all of it with one, or ask for "
-                "them in one table with --mixed"
+                f"{files}: holds what {len(count_of_code)} commits measured: {codes}; measure all of it with one, or "
+                "ask for them in one table with --mixed"
             )
-        return f"runs of {len(counted)} commits: {codes}"
-    return "the commit of these runs was not recorded" if UNRECORDED in counted else ""
+        return f"runs of {len(count_of_code)} commits: {codes}"
+    return "the commit of these runs was not recorded" if UNRECORDED in count_of_code else ""
 
 
 def _checkout(file: Path) -> tuple[str | None, bool | None]:
-    """Commit and cleanness of the checkout that has the file; a file that git does not know is installed."""
+    """Return commit and cleanness of the checkout that tracks a file; ``(None, None)`` for an installed file."""
     if _git(file.parent, "ls-files", "--error-unmatch", file.name) is None:
         return None, None
     commit = _git(file.parent, "rev-parse", "HEAD")
-    changed = _git(file.parent, "status", "--porcelain", "--untracked-files=no", "--", ":(top)", ":(top,exclude)docs")
-    return commit, None if commit is None or changed is None else not changed
+    changes = _git(file.parent, "status", "--porcelain", "--untracked-files=no", "--", ":(top)", ":(top,exclude)docs")
+    return commit, None if commit is None or changes is None else not changes
 
 
 def _git(folder: Path, *arguments: str) -> str | None:
-    """Return what git says; ``None`` when it refuses, or is not there."""
+    """Return git's standard output; ``None`` if git fails or is not installed."""
     try:
         result = subprocess.run(
             ["git", "-C", str(folder), *arguments], capture_output=True, text=True, timeout=10, check=False
@@ -142,15 +143,15 @@ def _git(folder: Path, *arguments: str) -> str | None:
     return result.stdout.strip() if result.returncode == 0 else None
 
 
-def _seconds(work: Callable[[], object]) -> float:
-    """Median of a few, after one that does not count."""
-    taken = []
+def _median_seconds(work: Callable[[], object]) -> float:
+    """Return the median seconds of ``REPEATS`` calls, after a call to warm up."""
+    seconds = []
     for _ in range(REPEATS + 1):
         began = time.perf_counter()
         work()
-        taken.append(time.perf_counter() - began)
-    return statistics.median(taken[1:])
+        seconds.append(time.perf_counter() - began)
+    return statistics.median(seconds[1:])
 
 
-def _now() -> str:
+def _utc_now() -> str:
     return datetime.now(timezone.utc).isoformat(timespec="seconds")

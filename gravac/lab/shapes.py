@@ -1,6 +1,6 @@
 # SPDX-FileCopyrightText: 2026 The gravac developers
 # SPDX-License-Identifier: Apache-2.0
-"""Parameter shapes of the models the field measures on, in registration order."""
+"""Parameter shapes, in registration order, of the models on which papers on gradient compression measure."""
 
 from collections.abc import Callable
 
@@ -8,17 +8,23 @@ Shape = tuple[int, ...]
 
 
 def resnet50(classes: int = 1000) -> list[Shape]:
-    """He et al. 2016, bottlenecks 3-4-6-3: 25.6 M parameters (97 MiB)."""
+    """Return the shapes of ResNet-50 (He et al. 2016), bottlenecks 3-4-6-3: 25.6 M parameters (97 MiB)."""
     return _resnet((3, 4, 6, 3), classes)
 
 
 def resnet101(classes: int = 1000) -> list[Shape]:
-    """He et al. 2016, bottlenecks 3-4-23-3: 44.5 M parameters (170 MiB, as in the GraVAC paper)."""
+    """Return the shapes of ResNet-101 (He et al. 2016), bottlenecks 3-4-23-3, as in the GraVAC paper.
+
+    44.5 M parameters (170 MiB).
+    """
     return _resnet((3, 4, 23, 3), classes)
 
 
 def _resnet(depths: tuple[int, int, int, int], classes: int) -> list[Shape]:
-    """That many bottlenecks of each width, each a 1x1, a 3x3 and a 1x1 convolution with batch norms."""
+    """Return the shapes of a ResNet with ``depths`` bottlenecks, of width 64, 128, 256 and 512.
+
+    A bottleneck is a 1x1, a 3x3 and a 1x1 convolution, each with a batch norm.
+    """
     shapes: list[Shape] = [(64, 3, 7, 7), (64,), (64,)]
     inputs = 64
     for blocks, width in zip(depths, (64, 128, 256, 512), strict=True):
@@ -32,17 +38,17 @@ def _resnet(depths: tuple[int, int, int, int], classes: int) -> list[Shape]:
 
 
 def vgg16(classes: int = 1000) -> list[Shape]:
-    """Simonyan & Zisserman 2015, configuration D: 138.4 M parameters (528 MiB)."""
+    """Return the shapes of VGG-16 (Simonyan & Zisserman 2015, configuration D): 138.4 M parameters (528 MiB)."""
     return _vgg((2, 2, 3, 3, 3), classes)
 
 
 def vgg19(classes: int = 1000) -> list[Shape]:
-    """Simonyan & Zisserman 2015, configuration E: 143.7 M parameters (548 MiB)."""
+    """Return the shapes of VGG-19 (Simonyan & Zisserman 2015, configuration E): 143.7 M parameters (548 MiB)."""
     return _vgg((2, 2, 4, 4, 4), classes)
 
 
 def _vgg(depths: tuple[int, int, int, int, int], classes: int) -> list[Shape]:
-    """That many 3x3 convolutions of each width, then three fully connected layers."""
+    """Return the shapes of ``depths`` 3x3 convolutions, of width 64 to 512, then three fully connected layers."""
     shapes: list[Shape] = []
     inputs = 3
     for depth, width in zip(depths, (64, 128, 256, 512, 512), strict=True):
@@ -54,19 +60,22 @@ def _vgg(depths: tuple[int, int, int, int, int], classes: int) -> list[Shape]:
     return shapes
 
 
-def lstm(words: int = 10_000, hidden: int = 1500, layers: int = 2) -> list[Shape]:
-    """Zaremba et al. 2014, the large PTB model: 66.0 M parameters (252 MiB)."""
-    shapes: list[Shape] = [(words, hidden)]
+def lstm(vocabulary: int = 10_000, hidden: int = 1500, layers: int = 2) -> list[Shape]:
+    """Return the shapes of the large LSTM for PTB (Zaremba et al. 2014): 66.0 M parameters (252 MiB)."""
+    shapes: list[Shape] = [(vocabulary, hidden)]
     for _ in range(layers):
         shapes += [(4 * hidden, hidden), (4 * hidden, hidden), (4 * hidden,), (4 * hidden,)]
-    return [*shapes, (words, hidden), (words,)]
+    return [*shapes, (vocabulary, hidden), (vocabulary,)]
 
 
-def bert_large(words: int = 30_522, hidden: int = 1024, layers: int = 24, positions: int = 512) -> list[Shape]:
-    """Devlin et al. 2019, uncased, with the pooler and without pre-training heads: 335.1 M parameters (1278 MiB)."""
+def bert_large(vocabulary: int = 30_522, hidden: int = 1024, layers: int = 24, positions: int = 512) -> list[Shape]:
+    """Return the shapes of BERT large (Devlin et al. 2019), uncased: 335.1 M parameters (1278 MiB).
+
+    With the pooler and without pre-training heads.
+    """
     norm: list[Shape] = [(hidden,), (hidden,)]
     square: list[Shape] = [(hidden, hidden), (hidden,)]
-    shapes: list[Shape] = [(words, hidden), (positions, hidden), (2, hidden), *norm]
+    shapes: list[Shape] = [(vocabulary, hidden), (positions, hidden), (2, hidden), *norm]
     for _ in range(layers):
         shapes += [*square * 4, *norm]  # query, key, value, output
         shapes += [(4 * hidden, hidden), (4 * hidden,), (hidden, 4 * hidden), (hidden,), *norm]
@@ -74,7 +83,7 @@ def bert_large(words: int = 30_522, hidden: int = 1024, layers: int = 24, positi
 
 
 def bert_base() -> list[Shape]:
-    """Devlin et al. 2019, uncased, with the pooler and without pre-training heads: 109.5 M parameters (418 MiB)."""
+    """Return the shapes of BERT base, as ``bert_large`` otherwise: 109.5 M parameters (418 MiB)."""
     return bert_large(hidden=768, layers=12)
 
 
@@ -87,4 +96,4 @@ MODELS: dict[str, Callable[[], list[Shape]]] = {
     "bert-base": bert_base,
     "bert-large": bert_large,
 }
-"""Shapes by model name; each can be called without arguments."""
+"""Functions that return a model's shapes, by the model's name; all can be called without arguments."""

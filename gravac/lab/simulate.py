@@ -1,6 +1,6 @@
 # SPDX-FileCopyrightText: 2026 The gravac developers
 # SPDX-License-Identifier: Apache-2.0
-"""Training steps of N ranks in one process: the steps that a run makes over a network, without a clock."""
+"""Training of N ranks in one process: the same steps as over a network, without a clock."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -20,15 +20,15 @@ from gravac.engine.engine import Engine
 from gravac.engine.inputs import StepInputs
 from gravac.exchange.lockstep import Lockstep
 
-BELOW = 1024
-"""Number of elements below which a tensor is not compressed."""
+MIN_ELEMENTS = 1024
+"""Minimum number of elements of a tensor that is compressed."""
 
 FLOAT32 = Candidate("hook", DENSE, 1.0)
-"""Dense, not compressed."""
+"""The dense candidate in float32."""
 
 
 class Totals(NamedTuple):
-    """Gain and wire ratio of all steps together, each a ratio of sums."""
+    """Gain and wire ratio over all steps of a run, each a ratio of sums."""
 
     gain: float
     wire_ratio: float
@@ -57,27 +57,29 @@ def train(
         loss: function of ``(step, rank)`` that returns the training loss, a scalar tensor.
         base: compressor.
         cf: compression factor, or a function of the step that returns it; ``None`` is dense.
-        feedback: share of what was not sent that is kept, in [0, 1]; ``None`` is the compressor's own.
+        feedback: fraction of the residual that error feedback keeps, in [0, 1]; ``None``: the compressor's default.
         ranks: number of ranks, in one process.
         steps: number of steps.
         first: number of the first step.
-        ramp: number of steps over which the learning rate rises to its own.
-        after: function that is called with each step's number once the model is updated.
-        schedule: function of the step that returns the factor of the learning rate; ``None``: it rises over ``ramp``
-            steps and stays.
-        clip: largest norm of the gradients' mean, which is clipped to it; ``None``: not clipped.
+        ramp: number of steps over which the learning rate rises to the optimizer's.
+        after: function that is called with each step's number, after the model was updated.
+        schedule: function of the step that returns the factor of the learning rate; ``None``: the factor rises to 1
+            over ``ramp`` steps and stays there.
+        clip: maximum norm to which the mean of the gradients is clipped; ``None``: not clipped.
     """
     averagers = [_averager(base, feedback) for _ in range(ranks)]
-    chosen = Scheduled(base.name if base.compresses else DENSE, cf)
+    controller = Scheduled(base.name if base.compresses else DENSE, cf)
 
     def admit(*_: object) -> Admission:
         return Admission(
-            tuple(Forecast(candidate, wire_ratio=candidate.cf) for candidate in (FLOAT32, chosen.at(first)))
+            tuple(
+                Forecast(candidate, wire_ratio=candidate.cf) for candidate in (FLOAT32, controller.candidate_at(first))
+            )
         )
 
     engines = []
     for averager, executor in zip(averagers, Lockstep(ranks).executors, strict=True):
-        engine = Engine(averager, Deciding(chosen, admit, lambda _: None))
+        engine = Engine(averager, Deciding(controller, admit, lambda _: None))
         engine.state.step = first
         engine.use(executor)
         engines.append(engine)
@@ -92,30 +94,32 @@ def train(
         for rank, engine in enumerate(engines):
             optimizer.zero_grad(set_to_none=True)
             loss(step, rank).backward()  # type: ignore[no-untyped-call]
-            gradients = {name: p.grad.clone() for name, p in parameters.items() if p.grad is not None}
+            gradients = {
+                name: parameter.grad.clone() for name, parameter in parameters.items() if parameter.grad is not None
+            }
             applied = applied or gradients
-            engine.begin(StepInputs(forms=[(tuple(g.shape), g.dtype) for g in gradients.values()]))
+            engine.begin(StepInputs(forms=[(tuple(gradient.shape), gradient.dtype) for gradient in gradients.values()]))
             handle = engine.ready(list(gradients.items()))
             engine.end()
         handle.wait()
         for averager in averagers:
             error += float(averager.measurement.error)
             energy += float(averager.measurement.energy)
-        for name, p in parameters.items():
-            p.grad = applied[name]
+        for name, parameter in parameters.items():
+            parameter.grad = applied[name]
         if clip is not None:
             torch.nn.utils.clip_grad_norm_(parameters.values(), clip)
         optimizer.step()
         if after is not None:
             after(step)
     totals = [engine.state.totals for engine in engines]
-    least = min(wire_ratio(total.dense_wire_bytes, total.wire_bytes) for total in totals)
-    return Totals(1 - error / energy if energy else 1.0, least)
+    lowest_ratio = min(wire_ratio(total.dense_wire_bytes, total.wire_bytes) for total in totals)
+    return Totals(1 - error / energy if energy else 1.0, lowest_ratio)
 
 
 @dataclass(frozen=True, slots=True)
 class Scheduled:
-    """A controller that has decided already: a compression factor for each step, whatever is measured.
+    """A controller that follows a schedule: a compression factor for each step, whatever is measured.
 
     Attributes:
         compressor: name of the compressor.
@@ -129,31 +133,31 @@ class Scheduled:
     compressor: str
     cf: float | Callable[[int], float | None] | None
 
-    def at(self, step: int) -> Candidate:
+    def candidate_at(self, step: int) -> Candidate:
         """Return the candidate of a step."""
         cf = self.cf(step) if callable(self.cf) else self.cf
         return FLOAT32 if cf is None else Candidate("hook", self.compressor, cf)
 
     def propose(self, cf_range: tuple[float, float], reach: Span | Sequence[float]) -> tuple[float, ...]:
-        """Propose nothing: what runs is not chosen from candidates."""
+        """Return no CF: the schedule needs no candidates to choose from."""
         return ()
 
     def start(self, forecasts: Sequence[Forecast]) -> tuple[int, Decision]:
-        """Decide for the first step, and the second, which nothing is measured before."""
+        """Return the decision for the first step, and for the second, before which nothing is measured."""
         return 0, Decision(forecasts[-1].candidate, reason="as scheduled")
 
     def observe(self, state: int, measurement: Measurement) -> tuple[int, Decision]:
-        """Decide for the step that a decision from this measurement holds in."""
-        return state, Decision(self.at(measurement.step + LATENCY), reason="as scheduled")
+        """Return the decision for the step in which a decision on this measurement takes effect."""
+        return state, Decision(self.candidate_at(measurement.step + LATENCY), reason="as scheduled")
 
     def dump(self, state: int) -> dict[str, Any]:
-        """Return nothing: there is no state."""
+        """Return an empty dict: the controller has no state."""
         return {}
 
     def restore(self, plain: dict[str, Any], forecasts: Sequence[Forecast]) -> tuple[int, Decision]:
-        """Start anew."""
+        """Return the decision for the first step: there is no state to restore."""
         return self.start(forecasts)
 
 
 def _averager(base: Compressor, feedback: float | None) -> Averager:
-    return Averager(base, base if isinstance(base, Dense) else dense, feedback, BELOW, Feedback())
+    return Averager(base, base if isinstance(base, Dense) else dense, feedback, MIN_ELEMENTS, Feedback())

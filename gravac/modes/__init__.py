@@ -1,3 +1,3 @@
 # SPDX-FileCopyrightText: 2026 The gravac developers
 # SPDX-License-Identifier: Apache-2.0
-"""Ways to run a step. ``outer``: ranks train apart for some steps, then exchange how far they came."""
+"""Modes of a step, and the switch between them. ``outer``: ranks train apart for some steps, then exchange."""

@@ -1,22 +1,22 @@
 # SPDX-FileCopyrightText: 2026 The gravac developers
 # SPDX-License-Identifier: Apache-2.0
-"""The loss on fixed batches, read between two steps so that training goes on as if it had not been read."""
+"""Reads the loss on fixed batches between two steps, without any effect on training."""
 
 from collections.abc import Callable
 
 import torch
 
 ProbeLoss = Callable[[], "torch.Tensor | float"]
-"""A function that returns the mean loss on this rank's fixed batches, by the weights that the model has now: a number,
-or a tensor of one element, of any real dtype and on any device."""
+"""A function that returns the mean loss on this rank's fixed batches, by the model's current weights: a number, or a
+tensor of one element, of any real dtype and on any device."""
 
 
 class Probe:
-    """Reads the loss on fixed batches; random numbers, buffers and training mode are afterwards as they were.
+    """Reads the loss on fixed batches, and restores random number generators, buffers and training mode.
 
     Args:
         loss: returns the loss; called without gradients.
-        module: the model that it reads.
+        module: the model that ``loss`` evaluates.
     """
 
     def __init__(self, loss: ProbeLoss, module: torch.nn.Module) -> None:
@@ -27,12 +27,12 @@ class Probe:
         tensors = [*self._module.parameters(), *self._module.buffers()]
         devices = {tensor.device.index for tensor in tensors if tensor.device.type == "cuda"}
         buffers = [(buffer, buffer.detach().clone()) for buffer in self._module.buffers()]
-        training = [(module, module.training) for module in self._module.modules()]
+        modes = [(module, module.training) for module in self._module.modules()]
         with torch.no_grad(), torch.random.fork_rng([device for device in devices if device is not None]):
             try:
                 return self._loss()
             finally:
-                for buffer, before in buffers:
-                    buffer.copy_(before)
-                for module, was in training:
-                    module.training = was
+                for buffer, saved in buffers:
+                    buffer.copy_(saved)
+                for module, training in modes:
+                    module.training = training

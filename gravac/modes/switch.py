@@ -1,19 +1,19 @@
 # SPDX-FileCopyrightText: 2026 The gravac developers
 # SPDX-License-Identifier: Apache-2.0
-"""Switches between the three ways to run a step, as decided: native, hook and outer.
+"""Switches between the three modes of a step, as the controller decides: native, hook and outer.
 
-The switch sees forwards and optimizer steps through hooks on the module and the optimizers, and runs where the training
-loop does. A step is a synced backward: one that DDP would exchange gradients in. The mode changes at the forward that
-begins a step, at the same step on all ranks:
+The switch sees forwards and optimizer steps through hooks on the module and the optimizers, and runs on the training
+loop's thread. A step is a synced backward: a backward in which DDP would exchange gradients. The mode changes at the
+forward that begins a step, at the same step on all ranks. What decides about the change depends on the present mode:
 
-- native: the ranks agreed on a stretch of steps (``gravac.modes.native``).
-- hook: the engine told, when the last step began, what was decided.
-- outer: the round that ended told. Here no exchange keeps the ranks in step, so that steps are counted. A step counts
-  when all optimizers have stepped after a synced backward; or, if a scaler skipped that or weights are changed by hand,
-  when the next forward begins. Rounds count from their own beginning, so that a rank that lost a step by an exception
-  makes it up within the round.
+- native: the ranks agreed on the times of a stretch of steps (``gravac.modes.native``).
+- hook: the engine published the next candidate when the last step began.
+- outer: the last round ended with a decision. Here no exchange keeps the ranks in step, so each rank counts its steps.
+  A step counts when all optimizers have stepped after a synced backward. If a scaler skipped the optimizers, or weights
+  are changed by hand, the step counts when the next forward begins. Each round counts from its own beginning. A rank
+  that lost a step by an exception therefore makes one more step within the round.
 
-Nothing changes within an optimizer's step, since a closure runs forwards there.
+The mode never changes within an optimizer's step, since a closure runs forwards there.
 """
 
 import time
@@ -34,12 +34,12 @@ from gravac.modes.outer.apart import OuterSteps
 from gravac.modes.probe import Probe, ProbeLoss
 from gravac.policy import Policy
 from gravac.sources.ddp import learning_rate
-from gravac.sources.ddp_private import LeftBehind, left_out_buffers
+from gravac.sources.ddp_private import UncopiedHook, left_out_buffers
 from gravac.telemetry.records import ModeRecord
 
 
 class Source(Protocol):
-    """Where gradients come from, as the switch sees it.
+    """A source of gradients, as the switch sees it.
 
     Attributes:
         outside: module that the training loop calls; its forwards begin steps.
@@ -51,71 +51,72 @@ class Source(Protocol):
 
     @property
     def decided(self) -> "Future[Candidate] | None":
-        """Candidate that was decided when the last step by the hook began; ``None`` before the first."""
+        """Candidate that the controller decided for when the last hook step began; ``None`` before the first."""
 
     @decided.setter
     def decided(self, decided: "Future[Candidate] | None") -> None: ...
 
     @property
-    def send_whole(self) -> bool:
-        """Whether the next step by the hook sends all residuals, dense."""
+    def send_residuals(self) -> bool:
+        """True if the next hook step sends all residuals, dense."""
 
-    @send_whole.setter
-    def send_whole(self, send_whole: bool) -> None: ...
+    @send_residuals.setter
+    def send_residuals(self, send_residuals: bool) -> None: ...
 
     @property
     def in_join(self) -> bool:
-        """Whether ranks may run out of inputs, and then answer no round."""
+        """True if ranks may run out of inputs, and then take part in no exchange of outer steps."""
 
     @property
     def shares_buffers(self) -> bool:
-        """Whether all ranks take rank 0's buffers as they train."""
+        """True if all ranks copy rank 0's buffers as they train."""
 
     @property
     def synced(self) -> bool:
-        """Whether the backward of a forward that begins now is one that ranks exchange gradients in."""
+        """True if ranks exchange gradients in the backward of a forward that begins here."""
 
     def use_hook(self) -> None:
         """Exchange by gravac from the next forward on."""
 
     def use_native(self, cf: float) -> None:
-        """Exchange by DDP itself from the next forward on, in float32 (1) or float16 (2)."""
+        """Exchange by DDP itself from the next forward on, in float32 (``cf`` 1) or float16 (``cf`` 2)."""
 
-    def part(self) -> None:
+    def stop_exchange(self) -> None:
         """Exchange nothing from the next forward on."""
 
     def silence(self) -> None:
-        """A forward begins, of ranks that train apart."""
+        """Keep the source from exchanging: a forward begins, and ranks train apart."""
 
     def restore(self) -> None:
-        """That forward has ended."""
+        """Undo ``silence``: that forward has ended."""
 
-    def averaged(self) -> bool:
-        """Whether DDP itself has averaged gradients since the last call."""
+    def has_averaged(self) -> bool:
+        """True if DDP itself has averaged gradients since the last call."""
 
     def forward_starts(self) -> None:
-        """A forward with gradients begins, of a step by the hook."""
+        """Take note that a forward with gradients begins, of a hook step."""
 
     def step_ended(self) -> None:
-        """An optimizer's step has ended, of a step by the hook."""
+        """Take note that an optimizer's step has ended, of a hook step."""
 
 
 class Switch:
-    """Runs each step in the mode that was decided.
+    """Runs each step in the mode that the controller decided for.
 
     Args:
         engine: decides, and exchanges.
-        source: gives gradients.
+        source: source of the gradients.
         policy: settings of the run.
-        optimizers: all that train the module.
-        scaler: scales the loss, if there is one.
-        probe: returns the loss on this rank's fixed batches; ``None``: there is none.
+        optimizers: all optimizers that train the module.
+        scaler: scaler of the loss; ``None`` without.
+        probe: returns the loss on this rank's fixed batches; ``None`` without.
 
     Attributes:
-        mode: who exchanges in the present step; ``None`` before the first forward with gradients.
-        outer: what ranks do that train apart; ``None`` unless they do.
+        mode: mode of the present step; ``None`` before the first forward with gradients.
+        outer: outer steps under way; ``None`` unless ranks train apart.
         changes: changes of mode so far.
-        without_native: called before the first decision if no native steps may be decided.
+        earlier_rounds: number of rounds that ended in earlier periods of outer steps.
+        without_native: called before the first decision if native steps are ruled out.
     """
 
     def __init__(
@@ -130,52 +131,54 @@ class Switch:
         self.mode: Mode | None = None
         self.outer: OuterSteps | None = None
         self.changes: list[ModeRecord] = []
-        self.rounds_before = 0
+        self.earlier_rounds = 0
         self.without_native: Callable[[], None] = lambda: None
         self._engine, self._source, self._policy = engine, source, policy
         self._optimizers, self._scaler = tuple(optimizers), scaler
         self._watch = NativeWatch(engine, self._learning_rate)
         self._probe = None if probe is None else Probe(probe, innermost(source.inside))
-        self._looked_at: Future[Candidate] | None = None  # of the decisions by the hook, whether they ask for the probe
+        self._probed: Future[Candidate] | None = None  # last decision of a hook step that was checked for a probe
         self._native_cf = 1.0
-        self._opened = self._owed = False
-        self._within: set[int] = set()  # optimizers in the middle of their step
+        # since the last step of ranks that train apart was counted: a synced forward began, its backward began
+        self._synced_forward = self._synced_backward = False
+        self._in_step: set[int] = set()  # optimizers in the middle of their step
         self._stepped: set[int] = set()
         self._residuals: dict[str, torch.Tensor] = {}
         self._handles: list[Any] = []
 
-    # what is seen of training
+    # hooks
 
     def listen(self) -> None:
-        """Register the hooks."""
+        """Register hooks on the module and the optimizers."""
         outside, inside = self._source.outside, self._source.inside
         model: Any = innermost(inside)
         self._handles = [
-            inside.register_forward_pre_hook(LeftBehind(self._module_starts)),
-            outside.register_forward_pre_hook(LeftBehind(self._forward_starts)),
-            outside.register_forward_hook(LeftBehind(self._forward_ended), always_call=True),
-            model.register_state_dict_post_hook(LeftBehind(self._saved)),
-            model.register_load_state_dict_post_hook(LeftBehind(self._loaded)),
+            inside.register_forward_pre_hook(UncopiedHook(self._module_starts)),
+            outside.register_forward_pre_hook(UncopiedHook(self._forward_starts)),
+            outside.register_forward_hook(UncopiedHook(self._forward_ended), always_call=True),
+            model.register_state_dict_post_hook(UncopiedHook(self._saved)),
+            model.register_load_state_dict_post_hook(UncopiedHook(self._loaded)),
         ]
         for optimizer in self._optimizers:
             self._handles.append(optimizer.register_step_pre_hook(self._step_starts))
             self._handles.append(optimizer.register_step_post_hook(self._step_ended))
 
     def unlisten(self) -> None:
-        """Take the hooks off again."""
+        """Remove the hooks."""
         for handle in self._handles:
             handle.remove()
         self._handles.clear()
 
     def _module_starts(self, *_: object) -> None:
-        """A forward of the module itself begins: without gradients it is an evaluation."""
+        """Prepare an evaluation: a forward of the module itself begins, without gradients."""
         if torch.is_grad_enabled():
             return
         self._watch.pause()
         if self.outer is not None:
-            self.outer.evaluate()
+            self.outer.prepare_to_evaluate()
 
     def _forward_starts(self, *_: object) -> None:
+        """Change the mode if that was decided, and begin a step's forward."""
         if not torch.is_grad_enabled():
             return
         if self._source.in_join and self._policy.every != (1, 1):
@@ -193,18 +196,19 @@ class Switch:
             self._hook_starts()
 
     def _begin(self) -> None:
-        """Begin as decided, before the first step."""
+        """Set the mode of the first step."""
         if self._source.in_join:
             self.without_native()
-        if self.outer is not None:  # a checkpoint brought it
+        if self.outer is not None:  # restored from a checkpoint
             self._set_mode("outer")
-            self._source.part()
+            self._source.stop_exchange()
         elif self._policy.every[0] > 1:
-            self._part(None)
+            self._start_outer(None)
         else:
             self._change_to(self._engine.decide_first().result())
 
     def _native_starts(self) -> None:
+        """Begin a forward in native mode; change the mode if the ranks agreed on that."""
         if not self._source.synced or self._source.in_join:  # a rank without inputs has no forward to count
             return
         candidate = self._watch.forward_starts(self._has_averaged())
@@ -214,20 +218,20 @@ class Switch:
             self._change_to(candidate)
 
     def _read_probe(self) -> None:
-        """Read the loss on fixed batches, if it was decided that ranks do so now."""
+        """Read the loss on fixed batches, if the last decision asks for that."""
         if self._probe is None or not self._engine.probe_follows:
             return
         self._watch.pause()
         self._engine.probes.add(self._probe.read())
 
     def _has_averaged(self) -> bool:
-        """Tell whether DDP has averaged since the last call, or had when a checkpoint was saved."""
+        """Return whether DDP has averaged since the last call, or in an uncounted step before a checkpoint."""
         native = self._engine.state.native
-        averaged, native.uncounted = self._source.averaged() or native.uncounted, False
+        averaged, native.uncounted = self._source.has_averaged() or native.uncounted, False
         return averaged
 
     def prepare_to_save(self) -> None:
-        """Have the state tell all that was done, at a point between two steps. Called on every rank."""
+        """Complete the state, between two steps, so that it can be saved. Called on every rank."""
         if self.mode == "native":
             self._watch.prepare_to_save()
             self._engine.state.native.uncounted = self._has_averaged()
@@ -235,11 +239,12 @@ class Switch:
             self.outer.prepare_to_save()
 
     def _hook_starts(self) -> None:
+        """Begin a forward in hook mode, or change the mode if that was decided when the last step began."""
         decided = None if self._source.in_join else self._source.decided
         if decided is not None and decided.done() and decided.exception() is None:
             candidate = decided.result()
-            if decided is not self._looked_at:
-                self._looked_at = decided
+            if decided is not self._probed:
+                self._probed = decided
                 self._read_probe()
             if candidate.mode != "hook" and self._may_leave_hook(candidate):
                 self._change_to(candidate)
@@ -247,61 +252,63 @@ class Switch:
         self._source.forward_starts()
 
     def _outer_starts(self) -> None:
+        """Begin a forward of ranks that train apart; count the last step, and end outer steps if that was decided."""
         assert self.outer is not None
-        self.outer.release()
-        between = not (self._owed or self._opened)
-        if self._owed and not self._within:
+        self.outer.restore_local()
+        between_steps = not (self._synced_backward or self._synced_forward)
+        if self._synced_backward and not self._in_step:
             self._count()
-            between = True
-        if between and self.outer.closing:
+            between_steps = True
+        if between_steps and self.outer.closing:
             self._change_to(self._engine.settled_candidate)
             if self.mode != "outer":
                 return
-        self._opened = self._opened or self._source.synced
+        self._synced_forward = self._synced_forward or self._source.synced
         self._source.silence()
 
     def _forward_ended(self, module: object, inputs: object, output: object = None) -> None:
         if self.mode != "outer" or not torch.is_grad_enabled():
             return
         self._source.restore()
-        if self._opened:
-            found: list[Any] = tensors_in(output)
-            for tensor in found:
+        if self._synced_forward:
+            outputs: list[Any] = tensors_in(output)
+            for tensor in outputs:
                 if tensor.requires_grad:
                     tensor.register_hook(self._backward_began)
 
     def _backward_began(self, gradient: torch.Tensor) -> None:
-        self._owed = True
+        self._synced_backward = True
 
     def _step_starts(self, optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> Any:
-        """Add residuals to the gradients: now, or when they are there if the step gets them of a closure."""
-        self._within.add(id(optimizer))  # which is there already if its last step failed
+        """Add residuals to the gradients: at once, or when the step's closure has computed the gradients."""
+        self._in_step.add(id(optimizer))  # already in the set if the optimizer's last step failed
         closure = args[1] if len(args) > 1 else kwargs.get("closure")
         if closure is None:
             self._add_residuals(optimizer)
             return None
 
         def closure_and_residuals() -> Any:
-            loss = closure()  # whose forward may be the one in which the ranks part
+            loss = closure()  # in its forward outer steps may begin
             self._add_residuals(optimizer)
             return loss
 
         return args[:1], {**kwargs, "closure": closure_and_residuals}
 
     def _step_ended(self, optimizer: torch.optim.Optimizer, *_: object) -> None:
-        self._within.discard(id(optimizer))
+        self._in_step.discard(id(optimizer))
         if self.mode == "hook":
             self._source.step_ended()
         if self.mode != "outer":
             return
         self._stepped.add(id(optimizer))
-        if (self._owed or self._opened) and len(self._stepped) == len(self._optimizers) and not self._within:
+        synced = self._synced_backward or self._synced_forward
+        if synced and len(self._stepped) == len(self._optimizers) and not self._in_step:
             self._count()
 
     def _count(self) -> None:
-        """A step was made, of ranks that train apart."""
+        """Count a step of ranks that train apart."""
         assert self.outer is not None
-        self._opened = self._owed = False
+        self._synced_forward = self._synced_backward = False
         self._stepped.clear()
         self._residuals.clear()
         self.outer.step()
@@ -309,68 +316,72 @@ class Switch:
     # changes of mode
 
     def _may_leave_hook(self, candidate: Candidate) -> bool:
-        """Whether nothing is left of residuals that plain SGD needs: under it they are sent before native steps."""
-        ran = self._engine.state.candidate
-        if candidate.mode != "native" or ran is None or ran.dense or not self._sends_residuals:
+        """Return whether no residuals must be sent first; otherwise have the next hook step send them: SGD needs it."""
+        last_candidate = self._engine.state.candidate
+        if candidate.mode != "native" or last_candidate is None or last_candidate.dense or not self._uses_residuals:
             return True
-        self._source.send_whole = True
+        self._source.send_residuals = True
         return False
 
     @property
-    def _sends_residuals(self) -> bool:
-        """Whether the optimizers profit from residuals of earlier steps: SGD does, adaptive ones take harm."""
-        return bool(self._optimizers) and all(isinstance(one, torch.optim.SGD) for one in self._optimizers)
+    def _uses_residuals(self) -> bool:
+        """True if the optimizers profit from residuals of earlier steps: SGD does, residuals harm adaptive ones."""
+        return bool(self._optimizers) and all(isinstance(optimizer, torch.optim.SGD) for optimizer in self._optimizers)
 
     def _change_to(self, candidate: Candidate) -> None:
-        """Run steps in a candidate's mode from this one on. Called on every rank before the same step."""
+        """Run steps in a candidate's mode, beginning with the present step. Called on every rank at the same step."""
         self._engine.drain()
-        before, since, sent_before = self.mode, time.perf_counter(), self._engine.ledger.wire_bytes
-        if before == "outer":
-            self.come_together()
-        elif before == "native":
+        previous_mode, began, bytes_at_start = self.mode, time.perf_counter(), self._engine.ledger.wire_bytes
+        if previous_mode == "outer":
+            self.end_outer()
+        elif previous_mode == "native":
             self._watch.leave()
         if candidate.mode == "outer":
-            self._part(candidate)
+            self._start_outer(candidate)
         elif candidate.mode == "native":
             self._engine.change_mode("native")
             self._source.use_native(candidate.cf)
             self._native_cf = candidate.cf
-            self._source.averaged()
-            self._watch.start(taken_up=before is None)
+            self._source.has_averaged()
+            self._watch.start(may_resume=previous_mode is None)
             self._set_mode("native")
         else:
-            if before is not None:
+            if previous_mode is not None:
                 self._engine.change_mode("hook")
                 self._source.use_hook()
             self._set_mode("hook")
-        if before is not None:
+        if previous_mode is not None:
             self._engine.drain()
-            seconds, sent = time.perf_counter() - since, self._engine.ledger.wire_bytes - sent_before
-            change = ModeRecord(self._engine.state.trained, before, candidate.mode, seconds, sent)
+            seconds, sent = time.perf_counter() - began, self._engine.ledger.wire_bytes - bytes_at_start
+            change = ModeRecord(self._engine.state.trained, previous_mode, candidate.mode, seconds, sent)
             self.changes.append(change)
             self._engine.deciding.emit(change)
 
     def _set_mode(self, mode: Mode) -> None:
         self.mode = mode
-        self._opened = self._owed = False
+        self._synced_forward = self._synced_backward = False
         self._stepped.clear()
         self._source.decided = None
 
-    def _part(self, candidate: Candidate | None) -> None:
-        """Train apart from this step on; ``candidate``: what was decided, if something was."""
+    def _start_outer(self, candidate: Candidate | None) -> None:
+        """Train apart, beginning with the present step.
+
+        Args:
+            candidate: candidate that the controller decided for; ``None`` before the first decision.
+        """
         self._engine.drain()
-        if self.mode == "hook" and self._sends_residuals:
+        if self.mode == "hook" and self._uses_residuals:
             self._residuals = self._engine.residuals()
         self._engine.change_mode("outer")
         self.outer = self.make_outer()
         self._engine.state.outer = self.outer.state
         if candidate is not None:
             self.outer.follow(candidate)
-        self._source.part()
+        self._source.stop_exchange()
         self._set_mode("outer")
 
     def make_outer(self) -> OuterSteps:
-        """Return what ranks do that train apart, from the weights that they all have now."""
+        """Return new outer steps, from the current weights, which are the same on all ranks."""
         policy, inside = self._policy, innermost(self._source.inside)
         left_out = left_out_buffers(inside) if self._source.shares_buffers else tuple(dict(inside.named_buffers()))
         buffers = {
@@ -381,7 +392,7 @@ class Switch:
         settings = policy.outer
         if left_out:
             settings = settings(local_buffers=tuple({*settings.local_buffers, *left_out}))
-        if buffers:  # rank 0's, as the next forward of DDP would have them
+        if buffers:  # copied from rank 0, as DDP would do in its next forward
             job = together.copy_from_first(list(buffers.values()), (), self._engine.device)
             self._engine.run_between_steps("the buffers that ranks part with", job).result()
         return OuterSteps(self._engine, inside, self._optimizers, settings, policy.every, policy.seed)
@@ -390,8 +401,8 @@ class Switch:
         """Return outer steps that a dumped state fits, to be restored and adopted.
 
         Args:
-            dumped: the state, as ``OuterSteps`` dumped it.
-            world: number of ranks that it is of; ``None``: it was merged of all ranks' states.
+            dumped: the state, as ``RoundState.dump`` returned it.
+            world: number of ranks that saved the state; ``None``: it was merged from all ranks' states.
 
         Raises:
             SettingsError: the state does not fit.
@@ -401,22 +412,22 @@ class Switch:
         return outer
 
     def adopt(self, outer: OuterSteps) -> None:
-        """Go on from outer steps that a checkpoint brought; called before the first forward with gradients."""
+        """Continue outer steps that a checkpoint restored; called before the first forward with gradients."""
         self.outer = outer
         self._engine.state.outer = outer.state
 
-    def come_together(self) -> None:
-        """Have all ranks be one again, if they train apart: weights, optimizers' states, and the loss scale.
+    def end_outer(self) -> None:
+        """Make weights, optimizers' states and the loss scale the same on all ranks again, if they train apart.
 
         Called on every rank before the same step.
         """
         if self.outer is None:
             return
         self.outer.close_rounds()
-        self.rounds_before += self.outer.state.ended
+        self.earlier_rounds += self.outer.state.ended
         tensors = self.outer.tensors
         self.outer = self._engine.state.outer = None
-        job = together.come_together(tensors, self._optimizers, self._scaler, self._engine.device)
+        job = together.equalize_ranks(tensors, self._optimizers, self._scaler, self._engine.device)
         differing = self._engine.run_between_steps("what ranks share again after they trained apart", job).result()
         if differing:
             warnings.warn(
@@ -427,10 +438,14 @@ class Switch:
             )
 
     def _add_residuals(self, optimizer: torch.optim.Optimizer) -> None:
-        """Add what was not sent before the ranks parted to this rank's own gradients, once, if there is any."""
+        """Add the residuals from before outer steps to this rank's gradients, each once, if there are any."""
         if not self._residuals or self.outer is None:
             return
-        names = {id(p): name for part in self.outer.state.fragments for name, p in part.parameters.items()}
+        names = {
+            id(parameter): name
+            for fragment in self.outer.state.fragments
+            for name, parameter in fragment.parameters.items()
+        }
         for group in optimizer.param_groups:
             for parameter in group["params"]:
                 residual = self._residuals.pop(names.get(id(parameter), ""), None)
@@ -445,22 +460,22 @@ class Switch:
     # saving and loading
 
     def _saved(self, module: torch.nn.Module, state: dict[str, Any], prefix: str, *_: object) -> None:
-        """A state dict of the module was made: it is to hold what all ranks share."""
+        """Put the tensors that all ranks share into a new state dict of the module."""
         self._watch.pause()
-        if self.outer is None or self.outer.held:
+        if self.outer is None or self.outer.holds_anchors:
             return
         self.outer.settle_to_save()
         shared = self.outer.shared_of(module)
         state.update({prefix + name: tensor for name, tensor in shared.items() if prefix + name in state})
 
     def _loaded(self, *_: object) -> None:
-        """The module loaded a state dict: ranks that train apart begin a round there."""
+        """Begin a round from the weights that the module loaded, if ranks train apart."""
         if self.outer is not None:
             self.outer.start_from_module()
 
     @contextmanager
     def synced(self) -> Iterator[None]:
-        """Have the module hold what all ranks share."""
+        """Put the weights and buffers that all ranks share into the module, and restore this rank's afterwards."""
         self._watch.pause()
         if self.outer is None:
             yield
@@ -481,9 +496,9 @@ def tensors_in(output: object) -> list[torch.Tensor]:
     if isinstance(output, torch.Tensor):
         return [output]
     if isinstance(output, Mapping):
-        return [tensor for part in output.values() for tensor in tensors_in(part)]
+        return [tensor for entry in output.values() for tensor in tensors_in(entry)]
     if isinstance(output, list | tuple):
-        return [tensor for part in output for tensor in tensors_in(part)]
+        return [tensor for entry in output for tensor in tensors_in(entry)]
     if is_dataclass(output):
         return [tensor for field in fields(output) for tensor in tensors_in(getattr(output, field.name))]
     return []

@@ -1,14 +1,14 @@
 # SPDX-FileCopyrightText: 2026 The gravac developers
 # SPDX-License-Identifier: Apache-2.0
-"""What ranks do to be equal again after they trained apart: their weights are, optimizers and gradient scaler are not.
+"""Makes ranks equal again after they trained apart: weights are equal already, optimizers and gradient scaler are not.
 
-Each function is a job: ``Engine.run_between_steps`` runs it on every rank at the same point. ``come_together`` runs
+Each function is a job: ``Engine.run_between_steps`` runs it on every rank at the same point. ``equalize_ranks`` runs
 all of them in order:
 
-1. ``average_states``: averages the optimizers' moments.
-2. ``share_scaler``: all ranks take the smallest scale.
-3. ``differing_ranks``: compares a checksum over the bits of all that must be equal.
-4. ``copy_from_first``: only if the checksums differ.
+1. ``average_states`` averages the optimizers' moments.
+2. ``share_scaler`` sets the smallest scale on all ranks.
+3. ``differing_ranks`` compares a checksum over the bits of all tensors and states that must be equal.
+4. ``copy_from_first`` runs only if the checksums differ.
 
 A job changes tensors on the thread, or the stream, of the executor, while the training loop waits for its result.
 """
@@ -27,29 +27,29 @@ from gravac.exchange.executor import Returning
 from gravac.settings import SettingsError
 
 CHUNK_BYTES = 1 << 24
-"""Bytes that are exchanged at once, or a single tensor if that is larger: a job takes some times that of memory."""
+"""Largest number of bytes that are exchanged at once; a larger tensor is exchanged alone. A job takes a few times
+that of memory."""
 
 BLOCK = 1 << 12
-"""Words of 8 bytes that a checksum takes together."""
+"""Number of words, of 8 bytes each, in a block that a checksum sums."""
 
 
-def come_together(
+def equalize_ranks(
     tensors: Sequence[torch.Tensor],
     optimizers: Sequence[torch.optim.Optimizer],
     scaler: torch.amp.GradScaler | None,
     device: torch.device,
 ) -> Returning[list[int]]:
-    """Make optimizers and scaler equal on all ranks; compare these and the tensors; if they differ copy rank 0's.
+    """Make optimizers and scaler equal on all ranks; compare optimizers and tensors; copy rank 0's if they differ.
 
     Args:
-        tensors: parameters, and buffers that all ranks share, of any shapes; already equal on all ranks, as far as the
-            caller knows.
+        tensors: parameters, and buffers that all ranks share, of any shapes; expected to be equal on all ranks.
         optimizers: torch's optimizers, in the same order on all ranks.
         scaler: the gradient scaler; ``None`` without.
         device: device of the tensors that the executor exchanges.
 
     Returns:
-        Ranks that differed from rank 0 and were given what rank 0 has; empty if all were equal.
+        Ranks that differed from rank 0, and have copies of rank 0's tensors now; empty if all were equal.
     """
     yield from average_states(optimizers, device)
     if scaler is not None:
@@ -66,17 +66,17 @@ def come_together(
 def average_states(optimizers: Sequence[torch.optim.Optimizer], device: torch.device) -> Returning[None]:
     """Average the optimizers' states over the ranks; all ranks have the same bits afterwards.
 
-    - A floating-point tensor becomes the mean over the ranks that have it and whose own is finite; zeros if none is.
-      The mean is taken in float32, or in float64 for float64 tensors, and rounded to the tensor's number format.
-    - ``step``, integers, other tensors, and scalars of a parameter that is none: rank 0's, or those of the first rank
-      that has them.
-    - A number that is no tensor: likewise.
-    - A rank that lacks a state which others have, since each of its steps was skipped, is given it.
+    - A floating-point tensor becomes the mean over the ranks that have a finite one; zeros if no rank has. The mean
+      is computed in float32, or in float64 for float64 tensors, and rounded to the tensor's number format.
+    - ``step``, integers, other tensors, and scalars of a parameter that is no scalar are copied. They are those of
+      rank 0, or of the first rank that has them.
+    - Numbers that are no tensors are copied likewise.
+    - A rank may lack a state that others have, since each of its steps was skipped. Such a rank gets the state.
     - ``None`` counts as lacking. All else (text, lists, keys that are no text) stays as each rank has it.
 
-    Bytes that are all-reduced: 4 for each element of a floating-point state (8 in float64), that is two model sizes
-    for Adam, three with ``amsgrad``, one for SGD with momentum. Besides, some kilobytes that say which rank has which
-    state, and the bytes of all other tensors, each sent by a single rank.
+    Bytes that are all-reduced: 4 for each element of a floating-point state (8 in float64). That is two model sizes
+    for Adam, three with ``amsgrad``, one for SGD with momentum. Ranks also exchange some kilobytes that tell which rank
+    has which state, and the bytes of all other tensors, each sent by a single rank.
 
     Args:
         optimizers: torch's optimizers, with the same parameters in the same order on all ranks.
@@ -87,7 +87,7 @@ def average_states(optimizers: Sequence[torch.optim.Optimizer], device: torch.de
         ValueError: ranks have other optimizers, or a state of another shape, number format or type.
     """
     entries = yield from _agreed_entries(optimizers, device)
-    _take_numbers(optimizers, entries)
+    _put_numbers(optimizers, entries)
     moments = [entry for entry in entries if entry.is_moment]
     for working in (torch.float32, torch.float64):
         alike = [entry for entry in moments if entry.working is working]
@@ -103,9 +103,9 @@ class _Entry:
     Attributes:
         parameter: position of the parameter among those of all optimizers.
         key: key of the state in the parameter's dictionary.
-        kind: ``"moment"``, a tensor to average; ``"tensor"``, one to take over; ``"number"``.
-        form: number format, shape and device of a tensor; the device is empty if it is the parameter's. Of a number:
-            the number itself.
+        kind: ``"moment"``, a tensor to average; ``"tensor"``, a tensor to copy from ``root``; ``"number"``.
+        form: number format, shape and device of a tensor; the device is empty if the tensor lies beside its parameter.
+            For a number, the number itself.
         root: first rank that has the state.
     """
 
@@ -117,7 +117,7 @@ class _Entry:
 
     @property
     def is_moment(self) -> bool:
-        """True if the ranks average it."""
+        """True if the ranks average the tensor."""
         return self.kind == "moment"
 
     @property
@@ -146,7 +146,7 @@ class _States:
     """
 
     def __init__(self, optimizers: Sequence[torch.optim.Optimizer]) -> None:
-        self._of = [
+        self._parameters = [
             (optimizer, parameter)
             for optimizer in optimizers
             for group in optimizer.param_groups
@@ -154,12 +154,12 @@ class _States:
         ]
 
     def described(self) -> list[dict[str, list[Any]]]:
-        """Return what this rank has of each parameter: by key the kind, and the form of ``_Entry``.
+        """Return, for each parameter, the kind and form (see ``_Entry``) of each state on this rank, by key.
 
         Raises:
             SettingsError: a state is no plain dense tensor.
         """
-        return [self._described(optimizer, parameter) for optimizer, parameter in self._of]
+        return [self._described(optimizer, parameter) for optimizer, parameter in self._parameters]
 
     def _described(self, optimizer: torch.optim.Optimizer, parameter: torch.Tensor) -> dict[str, list[Any]]:
         described: dict[str, list[Any]] = {}
@@ -169,8 +169,8 @@ class _States:
             if isinstance(state, torch.Tensor):
                 _refuse_special(optimizer, key, state)
                 scalar = key == "step" or (state.dim() == 0 and parameter.dim() > 0)
-                where = "" if state.device == parameter.device else str(state.device)
-                form = [str(state.dtype).removeprefix("torch."), list(state.shape), where]
+                device = "" if state.device == parameter.device else str(state.device)
+                form = [str(state.dtype).removeprefix("torch."), list(state.shape), device]
                 described[key] = ["moment" if state.is_floating_point() and not scalar else "tensor", form]
             elif isinstance(state, int | float):
                 described[key] = ["number", state]
@@ -178,45 +178,45 @@ class _States:
 
     def get(self, entry: _Entry) -> torch.Tensor | None:
         """Return this rank's tensor of an entry; ``None`` if the rank lacks it."""
-        optimizer, parameter = self._of[entry.parameter]
+        optimizer, parameter = self._parameters[entry.parameter]
         state = _state(optimizer, parameter).get(entry.key)
         return state.detach() if isinstance(state, torch.Tensor) else None
 
     def put(self, entry: _Entry, values: torch.Tensor) -> None:
-        """Overwrite this rank's tensor of an entry, or make it.
+        """Overwrite this rank's tensor of an entry, or create the tensor.
 
         Args:
             entry: the entry.
-            values: flat, of any number format, in the order of the tensor's indices.
+            values: numbers of the tensor, flat, of any number format, in the order of the tensor's indices.
         """
-        _, shape, where = entry.form
+        _, shape, device = entry.form
         state = self.get(entry)
         if state is None:
-            optimizer, parameter = self._of[entry.parameter]
+            optimizer, parameter = self._parameters[entry.parameter]
             like = parameter.detach()
             if tuple(shape) == tuple(like.shape):
-                state = torch.empty_like(like, dtype=entry.dtype, device=where or None)
+                state = torch.empty_like(like, dtype=entry.dtype, device=device or None)
             else:
-                state = torch.empty(shape, dtype=entry.dtype, device=where or like.device)
+                state = torch.empty(shape, dtype=entry.dtype, device=device or like.device)
             optimizer.state[parameter][entry.key] = state
         state.copy_(values.view(shape))
 
     def put_number(self, entry: _Entry) -> None:
-        """Give this rank an entry's number."""
-        optimizer, parameter = self._of[entry.parameter]
+        """Set this rank's state of an entry to the entry's number."""
+        optimizer, parameter = self._parameters[entry.parameter]
         optimizer.state[parameter][entry.key] = entry.form
 
 
 def _state(optimizer: torch.optim.Optimizer, parameter: torch.Tensor) -> dict[Any, Any]:
-    """Return a parameter's state; a new empty dictionary if it has none, which the optimizer does not learn of."""
+    """Return a parameter's state; if it has none, a new empty dictionary that the optimizer does not refer to."""
     state: dict[Any, Any] = optimizer.state.get(parameter, {})
     return state
 
 
 def _refuse_special(optimizer: torch.optim.Optimizer, key: str, state: torch.Tensor) -> None:
-    plain = type(state) in (torch.Tensor, torch.nn.Parameter, torch.nn.Buffer)
-    if not plain or state.layout != torch.strided or state.is_quantized:
-        kind = type(state).__name__ if not plain else "quantized" if state.is_quantized else str(state.layout)
+    is_plain = type(state) in (torch.Tensor, torch.nn.Parameter, torch.nn.Buffer)
+    if not is_plain or state.layout != torch.strided or state.is_quantized:
+        kind = type(state).__name__ if not is_plain else "quantized" if state.is_quantized else str(state.layout)
         raise SettingsError(
             f"every: ranks cannot average the state {key!r} of {type(optimizer).__name__}, which is no plain dense "
             f"tensor ({kind}); use another optimizer, or every=1"
@@ -224,11 +224,11 @@ def _refuse_special(optimizer: torch.optim.Optimizer, key: str, state: torch.Ten
 
 
 def _agreed_entries(optimizers: Sequence[torch.optim.Optimizer], device: torch.device) -> Returning[list[_Entry]]:
-    """Return all states that some rank has, in the same order on all ranks.
+    """Return an entry for each state that some rank has, in the same order on all ranks.
 
     Raises:
         SettingsError: a state is no plain dense tensor.
-        ValueError: what ranks have does not fit.
+        ValueError: the ranks' optimizers or states do not fit each other.
     """
     texts = yield from _gather_texts(json.dumps(_States(optimizers).described()), device)
     ranks: list[list[dict[str, list[Any]]]] = [json.loads(text) for text in texts]
@@ -245,7 +245,7 @@ def _agreed_entries(optimizers: Sequence[torch.optim.Optimizer], device: torch.d
                         f"optimizers: the state {key!r} of parameter {parameter} is {kind} {form} on rank {rank} and "
                         f"{entry.kind} {entry.form} on rank {entry.root}; make the same optimizers on all ranks"
                     )
-    return [entries[place] for place in sorted(entries)]
+    return [entries[key] for key in sorted(entries)]
 
 
 def _gather_texts(text: str, device: torch.device) -> Returning[list[str]]:
@@ -258,8 +258,8 @@ def _gather_texts(text: str, device: torch.device) -> Returning[list[str]]:
     return [zlib.decompress(bytes(row[:size].tolist())).decode() for row, size in zip(rows.cpu(), sizes, strict=True)]
 
 
-def _take_numbers(optimizers: Sequence[torch.optim.Optimizer], entries: Iterable[_Entry]) -> None:
-    """Give this rank the numbers of the first rank that has them."""
+def _put_numbers(optimizers: Sequence[torch.optim.Optimizer], entries: Iterable[_Entry]) -> None:
+    """Set this rank's numbers to those of the first rank that has them."""
     states = _States(optimizers)
     for entry in entries:
         if entry.kind == "number":
@@ -267,21 +267,21 @@ def _take_numbers(optimizers: Sequence[torch.optim.Optimizer], entries: Iterable
 
 
 def _chunks(entries: Iterable[_Entry], size: int) -> Iterator[list[_Entry]]:
-    """Give tensors in groups of ``CHUNK_BYTES`` or less, or alone.
+    """Yield entries in chunks of at most ``CHUNK_BYTES``; a larger tensor is a chunk by itself.
 
     Args:
         entries: tensors' entries.
-        size: bytes of an element; 0: of the tensor's own number format.
+        size: bytes of an element; 0: bytes of an element in the tensor's own number format.
     """
     chunk: list[_Entry] = []
-    held = 0
+    chunk_bytes = 0
     for entry in entries:
         length = entry.elements * (size or entry.dtype.itemsize)
-        if chunk and held + length > CHUNK_BYTES:
+        if chunk and chunk_bytes + length > CHUNK_BYTES:
             yield chunk
-            chunk, held = [], 0
+            chunk, chunk_bytes = [], 0
         chunk.append(entry)
-        held += length
+        chunk_bytes += length
     if chunk:
         yield chunk
 
@@ -289,9 +289,10 @@ def _chunks(entries: Iterable[_Entry], size: int) -> Iterator[list[_Entry]]:
 def _average(
     optimizers: Sequence[torch.optim.Optimizer], chunk: Sequence[_Entry], working: torch.dtype, device: torch.device
 ) -> Returning[None]:
-    """Average moments over the ranks that have them and whose own are finite, in one all-reduce.
+    """Average each moment over the ranks that have a finite one, in one all-reduce.
 
-    What is summed ends with a number for each moment, 1 if this rank's counts: so no rank waits for another's verdict.
+    The summed tensor ends with a number for each moment, 1 if this rank's moment counts. So no other exchange is needed
+    to count them.
     """
     states = _States(optimizers)
     elements = sum(entry.elements for entry in chunk)
@@ -315,18 +316,17 @@ def _average(
 def _broadcast_entries(
     optimizers: Sequence[torch.optim.Optimizer], entries: Sequence[_Entry], device: torch.device
 ) -> Returning[None]:
-    """Give all ranks the tensors of the first rank that has each, bit for bit."""
+    """Copy each tensor from the first rank that has it to all ranks, bit for bit."""
     states = _States(optimizers)
     tensors = [entry for entry in entries if entry.kind != "number"]
     for root in sorted({entry.root for entry in tensors}):
         for chunk in _chunks([entry for entry in tensors if entry.root == root], 0):
             sizes = [entry.elements * entry.dtype.itemsize for entry in chunk]
-            found = [states.get(entry) for entry in chunk]
-            packed = _packed(found, sizes, device)
+            packed = _packed([states.get(entry) for entry in chunk], sizes, device)
             if packed.numel():
                 (packed,) = yield [Broadcast(packed, root)]
-            for entry, part in zip(chunk, torch.split(packed, sizes), strict=True):
-                states.put(entry, part.clone().view(entry.dtype))
+            for entry, state_bytes in zip(chunk, torch.split(packed, sizes), strict=True):
+                states.put(entry, state_bytes.clone().view(entry.dtype))
 
 
 # any tensors
@@ -335,9 +335,9 @@ def _broadcast_entries(
 def copy_from_first(
     tensors: Sequence[torch.Tensor], optimizers: Sequence[torch.optim.Optimizer], device: torch.device
 ) -> Returning[None]:
-    """Give all ranks rank 0's tensors and optimizer states, bit for bit.
+    """Copy rank 0's tensors and optimizer states to all ranks, bit for bit.
 
-    A state that rank 0 lacks is that of the first rank that has it. All bytes are sent once, by rank 0.
+    A state that rank 0 lacks is copied from the first rank that has it. All other bytes are sent once, by rank 0.
 
     Args:
         tensors: parameters and buffers: dense, of any shapes; shapes and number formats are the same on all ranks.
@@ -349,26 +349,26 @@ def copy_from_first(
         ValueError: ranks have other optimizers, or a state of another shape, number format or type.
     """
     entries = yield from _agreed_entries(optimizers, device)
-    _take_numbers(optimizers, entries)
+    _put_numbers(optimizers, entries)
     yield from _broadcast_entries(optimizers, entries, device)
-    waiting: list[torch.Tensor] = []
+    chunk: list[torch.Tensor] = []
     for tensor in tensors:
-        if waiting and sum(map(_nbytes, (*waiting, tensor))) > CHUNK_BYTES:
-            yield from _broadcast(waiting, device)
-            waiting = []
-        waiting.append(tensor.detach())
-    yield from _broadcast(waiting, device)
+        if chunk and sum(map(_nbytes, (*chunk, tensor))) > CHUNK_BYTES:
+            yield from _broadcast(chunk, device)
+            chunk = []
+        chunk.append(tensor.detach())
+    yield from _broadcast(chunk, device)
 
 
 def _broadcast(tensors: Sequence[torch.Tensor], device: torch.device) -> Returning[None]:
-    """Give all ranks rank 0's tensors, in one broadcast."""
+    """Copy rank 0's tensors to all ranks, in one broadcast."""
     sizes = [*map(_nbytes, tensors)]
     packed = _packed(tensors, sizes, device)
     if not packed.numel():
         return
     (packed,) = yield [Broadcast(packed, 0)]
-    for tensor, part in zip(tensors, torch.split(packed, sizes), strict=True):
-        tensor.copy_(part.clone().view(tensor.dtype).view(tensor.shape))
+    for tensor, tensor_bytes in zip(tensors, torch.split(packed, sizes), strict=True):
+        tensor.copy_(tensor_bytes.clone().view(tensor.dtype).view(tensor.shape))
 
 
 def _nbytes(tensor: torch.Tensor) -> int:
@@ -376,16 +376,16 @@ def _nbytes(tensor: torch.Tensor) -> int:
 
 
 def _packed(tensors: Sequence[torch.Tensor | None], sizes: Sequence[int], device: torch.device) -> torch.Tensor:
-    """Return the bytes of tensors in a row, flat; zeros for a tensor that is lacking."""
-    parts = [
+    """Return the bytes of all tensors one after the other, flat; zeros for a tensor that is lacking."""
+    of_tensors = [
         torch.zeros(size, dtype=torch.uint8, device=device) if tensor is None else _bytes(tensor).to(device)
         for tensor, size in zip(tensors, sizes, strict=True)
     ]
-    return torch.cat(parts) if parts else torch.zeros(0, dtype=torch.uint8, device=device)
+    return torch.cat(of_tensors) if of_tensors else torch.zeros(0, dtype=torch.uint8, device=device)
 
 
 def _bytes(tensor: torch.Tensor) -> torch.Tensor:
-    """Return a tensor's bytes in the order of its indices, flat; a view if it is contiguous."""
+    """Return a tensor's bytes in the order of its indices, flat; a view if the tensor is contiguous."""
     return tensor.detach().resolve_conj().resolve_neg().contiguous().reshape(-1).view(torch.uint8)
 
 
@@ -393,15 +393,15 @@ def _bytes(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def share_scaler(scaler: torch.amp.GradScaler, device: torch.device) -> Returning[None]:
-    """Give all ranks the smallest scale, and the smallest number of steps since it last changed.
+    """Set the scaler, on all ranks, to the smallest scale and the smallest number of steps since the last change.
 
     Called when no step of the scaler is under way: after ``update()``, before the next ``scale()``.
 
     Args:
-        scaler: the gradient scaler; one that is disabled, or that other ranks have disabled, is left as it is there.
+        scaler: the gradient scaler; a disabled scaler stays as it is, and does not count.
         device: device of the tensors that the executor exchanges.
     """
-    state = scaler.state_dict()  # empty if it is disabled
+    state = scaler.state_dict()  # empty if the scaler is disabled
     shared = ("scale", "_growth_tracker")
     numbers = [float(state.get(name, float("inf"))) for name in shared]
     ((rows,),) = yield [AllGather(torch.tensor(numbers, dtype=torch.float64, device=device))]
@@ -418,8 +418,8 @@ def differing_ranks(
 ) -> Returning[list[int]]:
     """Return the ranks whose tensors or optimizer states differ from rank 0's in any bit.
 
-    What is compared is a checksum of 64 bits of all bits. A change of a single word of 8 bytes is always seen, others
-    but for one in 2^60 or so. Each rank sends 8 bytes.
+    The ranks compare a checksum, of 64 bits, of all bits. A change of a single word of 8 bytes is always noticed. Of
+    other changes about one in 2^60 is missed. Each rank sends 8 bytes.
 
     Args:
         tensors: parameters and buffers, of any shapes.
@@ -437,7 +437,7 @@ def differing_ranks(
 def checksum(tensors: Sequence[torch.Tensor], optimizers: Sequence[torch.optim.Optimizer]) -> int:
     """Return a checksum of all bits of tensors of any shapes and of optimizer states: a signed number of 64 bits.
 
-    Shapes, number formats, keys, and states that are numbers are in it, too; the order of keys is not.
+    The checksum also covers shapes, number formats, keys, and states that are numbers, but not the order of keys.
 
     Raises:
         SettingsError: a state is no plain dense tensor.
@@ -446,33 +446,33 @@ def checksum(tensors: Sequence[torch.Tensor], optimizers: Sequence[torch.optim.O
     described = states.described()
     entries = [
         _Entry(parameter, key, kind, form, 0)
-        for parameter, of in enumerate(described)
-        for key, (kind, form) in sorted(of.items())
+        for parameter, of_parameter in enumerate(described)
+        for key, (kind, form) in sorted(of_parameter.items())
         if kind != "number"
     ]
-    held = [*tensors, *(state for state in map(states.get, entries) if state is not None)]
+    compared = [*tensors, *(state for state in map(states.get, entries) if state is not None)]
     forms = [(list(tensor.shape), str(tensor.dtype)) for tensor in tensors]
-    text = json.dumps([forms, described, _words_sums(held)], sort_keys=True)
+    text = json.dumps([forms, described, _words_sums(compared)], sort_keys=True)
     return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "little", signed=True)
 
 
 def _words_sums(tensors: Sequence[torch.Tensor]) -> list[int]:
-    """Return for each tensor a weighted sum of its bits, modulo 2^64. Each device is waited for once."""
+    """Return, for each tensor, a weighted sum of its words, modulo 2^64. The host waits for each device once."""
     sums: dict[torch.device, dict[int, torch.Tensor]] = {}
     weights: dict[torch.device, list[torch.Tensor]] = {}
     for position, tensor in enumerate(tensors):
         of_device = weights.setdefault(tensor.device, _weights(tensor.device))
         sums.setdefault(tensor.device, {})[position] = _words_sum(tensor, of_device)
-    known = {
+    numbers = {
         position: number
         for of_device in sums.values()
         for position, number in zip(of_device, torch.stack([*of_device.values()]).tolist(), strict=True)
     }
-    return [known[position] for position in range(len(tensors))]
+    return [numbers[position] for position in range(len(tensors))]
 
 
 def _weights(device: torch.device) -> list[torch.Tensor]:
-    """Return odd weights for the words of a block, for the blocks of a block of blocks, and so on: each ``[BLOCK]``."""
+    """Return odd weights, ``[BLOCK]``, for each level: words of a block, blocks of a larger block, and so on."""
     generator = torch.Generator().manual_seed(0x67726176)
     limit = 1 << 62
     return [torch.randint(-limit, limit, (BLOCK,), generator=generator).to(device) * 2 + 1 for _ in range(6)]
@@ -480,13 +480,13 @@ def _weights(device: torch.device) -> list[torch.Tensor]:
 
 def _words_sum(tensor: torch.Tensor, weights: Sequence[torch.Tensor]) -> torch.Tensor:
     """Return a weighted sum of a tensor's words of 8 bytes, modulo 2^64: a scalar, int64."""
-    at_once = max(1, CHUNK_BYTES // (8 * BLOCK)) * 8 * BLOCK
-    parts = []
-    for part in torch.split(_bytes(tensor), at_once):
-        words = part.new_zeros(-(-part.numel() // 8) * 8)
-        words[: part.numel()] = part
-        parts.append(_blocks_sums(words.view(torch.int64), weights[0]))
-    sums = torch.cat(parts)
+    chunk_bytes = max(1, CHUNK_BYTES // (8 * BLOCK)) * 8 * BLOCK
+    chunk_sums = []
+    for chunk in torch.split(_bytes(tensor), chunk_bytes):
+        words = chunk.new_zeros(-(-chunk.numel() // 8) * 8)
+        words[: chunk.numel()] = chunk
+        chunk_sums.append(_blocks_sums(words.view(torch.int64), weights[0]))
+    sums = torch.cat(chunk_sums)
     for of_level in weights[1:]:
         if sums.numel() == 1:
             break

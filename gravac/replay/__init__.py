@@ -1,6 +1,6 @@
 # SPDX-FileCopyrightText: 2026 The gravac developers
 # SPDX-License-Identifier: Apache-2.0
-"""Feeds a recorded run's measurements to a policy's controller: ``play.py`` says how."""
+"""Replay of a recorded run: feeds the run's measurements to a policy's controller, see ``play.py``."""
 
 from gravac.replay.play import Parting, Replay, replay
 from gravac.replay.trace import Trace, read_trace

@@ -5,8 +5,9 @@
 A controller is a pure function of measurements. Fed with the measurements of its own run, in the order and with the
 latency of training, a controller decides what the run decided: nothing but measurements leads to decisions.
 
-Another policy's controller is fed as long as it would run what ran, with the same shadow CFs evaluated. From the first
-other step on, the trace has no measurement of what the policy would run, and the replay ends. Nothing is estimated.
+Another policy's controller is fed as long as it would run the candidate that ran, with the same shadow CFs evaluated.
+From the first step that differs, the trace has no measurement of the policy's candidate, and the replay ends. Nothing
+is estimated.
 """
 
 from __future__ import annotations
@@ -18,15 +19,15 @@ from itertools import pairwise
 from typing import Any
 
 from gravac.candidate import DENSE, Candidate, Forecast
-from gravac.controllers.base import Controller, Decision, Measurement, at_latency
+from gravac.controllers.base import Controller, Decision, Measurement, adapt_to_latency
 from gravac.engine.agreement import gain
-from gravac.engine.records import decided, holds_from, with_cost
-from gravac.measurement import LAST
-from gravac.modes.outer.candidates import check_chosen
+from gravac.engine.records import decision_record, holds_from, with_cost
+from gravac.measurement import LAST_SLOTS
+from gravac.modes.outer.candidates import check_chooses_every
 from gravac.policy import Policy, RunSettings
 from gravac.replay.trace import Trace
 from gravac.settings import SettingsError
-from gravac.telemetry.jsonl import finite
+from gravac.telemetry.jsonl import parse_back
 from gravac.telemetry.records import DecisionRecord, ForecastsRecord, RunRecord, StepRecord
 
 
@@ -38,7 +39,7 @@ class Parting:
         step: number of the training step, counted from 0.
         ran: candidate that ran.
         would: candidate that the policy would run.
-        evaluated: shadow CFs that were evaluated.
+        evaluated: shadow CFs that the run evaluated.
         would_evaluate: shadow CFs that the policy would evaluate.
     """
 
@@ -56,11 +57,11 @@ class Replay:
     Attributes:
         trace: the recorded run.
         first: candidate that the policy begins with.
-        parting: where run and policy part; ``None``: nowhere.
+        parting: first step in which run and policy differ; ``None``: they never do.
         forecasts: forecasts of the candidates that the policy could choose from, dense first.
-        recorded: the run's decisions, as far as the replay has measurements for the policy's.
+        recorded: the run's decisions, up to the last for which the replay has measurements, too.
         replayed: the policy's decisions, in the same form; ``step`` is the first step that a decision holds for.
-        notes: what else keeps the replay from being the run itself.
+        notes: other differences between the replay and the run.
     """
 
     trace: Trace
@@ -73,17 +74,17 @@ class Replay:
 
     @property
     def steps(self) -> int:
-        """Number of training steps in which the policy would run what ran: all recorded, or those before they part."""
+        """Number of training steps in which the policy would run the candidate that ran: those before the parting."""
         return self.trace.trained if self.parting is None else self.parting.step - self.trace.steps[0].step
 
     @property
     def same(self) -> bool:
-        """True if every decision fell at the same step, for the same candidate, as in the run."""
-        return self.parting is None and [*map(_gist, self.recorded)] == [*map(_gist, self.replayed)]
+        """True if the policy made every decision at the same step, for the same candidate, as the run."""
+        return self.parting is None and [*map(_comparable, self.recorded)] == [*map(_comparable, self.replayed)]
 
     def plain(self) -> dict[str, Any]:
         """Return the replay as plain values for JSON; a number that is not finite is ``None``."""
-        plain: dict[str, Any] = finite(
+        fields: dict[str, Any] = parse_back(
             {
                 "same": self.same,
                 "first_step": self.trace.steps[0].step,
@@ -96,7 +97,7 @@ class Replay:
                 "replayed": self.replayed,
             }
         )
-        return plain
+        return fields
 
 
 def replay(trace: Trace, policy: Policy) -> Replay:
@@ -106,15 +107,15 @@ def replay(trace: Trace, policy: Policy) -> Replay:
 
     Args:
         trace: the recorded run.
-        policy: gives controller, range and base; its base must be the recorded one, as a trace says nothing of another
-            compressor.
+        policy: policy of the controller, the range and the base. Its base must be the recorded base, since a trace has
+            no measurement of another compressor.
 
     Returns:
-        Both sets of decisions, and where run and policy part.
+        Both sets of decisions, and the first step in which run and policy differ.
 
     Raises:
         SettingsError: the policy has another base, decides by single tensors, does not choose how often ranks exchange
-            although the run did, or has but choices that the run did not have; or the trace has not all steps.
+            although the run did, or has only choices that the run did not have; or steps are missing in the trace.
     """
     if not trace.steps:
         raise SettingsError("trace: it has no step records, so there is nothing to replay")
@@ -123,95 +124,102 @@ def replay(trace: Trace, policy: Policy) -> Replay:
     steps_per_epoch = trace.number("steps_per_epoch")
     epoch = None if steps_per_epoch is None else int(steps_per_epoch)
     policy = RunSettings(steps_per_epoch=epoch, policy=policy).policy
-    notes = _settings_noted(trace, policy)
-    forecasts, left_out = _forecasts(trace.run, policy)
+    notes = _differing_settings(trace, policy)
+    forecasts, missing_notes = _forecasts(trace.run, policy)
     admitted = {number: _forecasts(record, policy)[0] for number, record in trace.admitted}
-    controller = at_latency(policy.controller, trace.latency)
+    controller = adapt_to_latency(policy.controller, trace.latency)
     state, first = controller.start(forecasts)
-    decisions, observed = [first], 0  # after so many measurements
+    decisions, observed = [first], 0  # decisions[n]: after n measurements
     replayed, changes = list[tuple[int, DecisionRecord]](), _ModeChange()
     parting: Parting | None = None
     previous: Candidate | None = None
-    for at, (record, ran) in enumerate(zip(trace.steps, trace.choices(), strict=True)):
-        observed = max(observed, at + 1 - trace.latency)
-        holds = decisions[observed]
-        _check_recorded(controller, holds)
-        parting = changes.follow(at, record, ran, holds, previous)
+    for index, (record, executed) in enumerate(zip(trace.steps, trace.choices(), strict=True)):
+        observed = max(observed, index + 1 - trace.latency)
+        in_force = decisions[observed]
+        _check_recorded(controller, in_force)
+        parting = changes.follow(index, record, executed, in_force, previous)
         if parting is not None:
             break
-        previous = replace(ran, every=record.every)
-        measured = _measurement(trace, at, previous)
-        state, decision = controller.observe(state, measured)
+        previous = replace(executed, every=record.every)
+        measurement = _measurement(trace, index, previous)
+        state, decision = controller.observe(state, measurement)
         changed = decision.runs != decisions[-1].runs
         if changed or decision.summary is not None:
-            last, step = gain(measured.error, measured.energy), holds_from(measured, trace.latency)
-            recorded_decision = with_cost(decision, forecasts, controller) if changed else decision
-            replayed.append((at, decided(step, recorded_decision, changed, last, steps_per_epoch)))
-        if at + 1 in admitted:
-            forecasts = admitted[at + 1]
+            newest_gain, step = gain(measurement.error, measurement.energy), holds_from(measurement, trace.latency)
+            with_reason = with_cost(decision, forecasts, controller) if changed else decision
+            replayed.append((index, decision_record(step, with_reason, changed, newest_gain, steps_per_epoch)))
+        if index + 1 in admitted:
+            forecasts = admitted[index + 1]
             state, decision = controller.restore(controller.dump(state), forecasts)
         decisions.append(decision)
         if record.mode == "native":
-            observed = at + 1
-    parts_at = len(trace.steps) if parting is None else changes.began
-    end = math.inf if parting is None else _end(trace, parts_at)
+            observed = index + 1
+    count = len(trace.steps) if parting is None else changes.began
+    end = math.inf if parting is None else _decisions_end(trace, count)
     recorded = tuple(decision for decision in trace.decisions if decision.step < end)
-    until = tuple(decision for at, decision in replayed if at < parts_at)
-    return Replay(trace, first.candidate, parting, forecasts, recorded, until, (*notes, *left_out))
+    comparable = tuple(decision for index, decision in replayed if index < count)
+    return Replay(trace, first.candidate, parting, forecasts, recorded, comparable, (*notes, *missing_notes))
 
 
-def _end(trace: Trace, at: int) -> int:
-    """Return the training step before which decisions hold from to which measurements before a record led."""
-    if at == 0:
+def _decisions_end(trace: Trace, count: int) -> int:
+    """Return a training step: decisions that follow from a trace's first measurements hold from an earlier step on.
+
+    Args:
+        trace: the recorded run.
+        count: number of these measurements, and of their records.
+    """
+    if count == 0:
         return trace.steps[0].step
-    last = trace.steps[at - 1]
-    return last.step + (1 if last.mode == "native" else trace.latency) * last.steps + 1
+    newest = trace.steps[count - 1]
+    return newest.step + (1 if newest.mode == "native" else trace.latency) * newest.steps + 1
 
 
 LONGEST_CHANGE = 3
-"""Most of the engine's steps that ranks still make in one mode when another was decided: what is under way ends."""
+"""Largest number of the engine's steps that ranks make in a mode after the decision for another, to end what is in
+flight."""
 
 
 @dataclass(slots=True)
 class _ModeChange:
-    """Follows whether a policy would run what ran; if another mode was decided, the ranks may take a few steps to it.
+    """Compares a policy with what ran, and allows for the few steps that ranks take to change modes.
 
     Attributes:
-        began: number of the record in which run and policy part, or began to differ in mode.
+        began: index of the record in which run and policy part, or began to differ in mode.
     """
 
     began: int = 0
     _parting: Parting | None = None
 
     def follow(
-        self, at: int, record: StepRecord, ran: Candidate, holds: Decision, previous: Candidate | None
+        self, index: int, record: StepRecord, executed: Candidate, in_force: Decision, previous: Candidate | None
     ) -> Parting | None:
-        """Return how run and policy part; ``None``: they do not, or it is not sure yet.
+        """Return how run and policy differ; ``None`` if they do not, or if that is not sure yet.
 
         Args:
-            at: number of the record.
-            record: what ran.
-            ran: candidate that ran, as decided.
-            holds: decision of the policy that holds in the step.
+            index: index of the record.
+            record: record of the step.
+            executed: candidate that ran, as decided.
+            in_force: decision of the policy that holds in the step.
             previous: candidate of the step before.
         """
-        if holds.candidate.mode == record.mode:
-            self._parting, self.began = None, at
-            return _parting(record, ran, holds)
-        goes_on = previous is not None and previous.mode == record.mode
-        as_before = previous is not None and replace(ran, every=previous.every) == previous
+        if in_force.candidate.mode == record.mode:
+            self._parting, self.began = None, index
+            return _parting(record, executed, in_force)
+        same_mode = previous is not None and previous.mode == record.mode
+        same_candidate = previous is not None and replace(executed, every=previous.every) == previous
         if self._parting is None:
-            self._parting, self.began = _parting(record, ran, holds), at
-        if goes_on and (as_before or ran.dense) and not record.shadow and at - self.began < LONGEST_CHANGE:
+            self._parting, self.began = _parting(record, executed, in_force), index
+        is_early = index - self.began < LONGEST_CHANGE
+        if same_mode and (same_candidate or executed.dense) and not record.shadow and is_early:
             return None
         return self._parting
 
 
 def _forecasts(run: RunRecord | ForecastsRecord, policy: Policy) -> tuple[tuple[Forecast, ...], list[str]]:
-    """Return forecasts of the run's candidates that a policy allows, and a note of choices that the run did not have.
+    """Return forecasts of the run's candidates that a policy allows, and a note if the run lacked some of its choices.
 
     Raises:
-        SettingsError: the policy's choices are fixed, and the run did not have one of them; or its controller does not
+        SettingsError: the policy's choices are fixed, and the run lacked some of them; or its controller does not
             choose how often ranks exchange, although the run's did; or the run has no candidates.
     """
     controller, base = policy.controller, policy.base
@@ -223,7 +231,7 @@ def _forecasts(run: RunRecord | ForecastsRecord, policy: Policy) -> tuple[tuple[
         raise SettingsError("trace: the run's first candidate is not dense, so no controller can start from them")
     first = candidates[0]
     numbers = [candidate.every for candidate in candidates]
-    check_chosen(controller, min(numbers), max(numbers))
+    check_chooses_every(controller, min(numbers), max(numbers))
     proposed = controller.propose(policy.cf_range, base.candidates(policy.cf_range)) if base.compresses else ()
     dense_cfs = {first.cf, *(form.cf for form in policy.dense_formats)}
     allowed = [
@@ -239,13 +247,13 @@ def _forecasts(run: RunRecord | ForecastsRecord, policy: Policy) -> tuple[tuple[
             f"controller: {controller.name} runs {names}, which the run could not choose, so its trace says nothing "
             "of that; give a policy that chooses from the run's candidates"
         )
-    left_out = f"the policy could also choose {names}, which the run did not have, and might then decide otherwise"
-    chosen = tuple(forecast for forecast in forecasts if forecast.candidate in (first, *allowed))
-    return chosen, [left_out] if unknown else []
+    note = f"the policy could also choose {names}, which the run did not have, and might then decide otherwise"
+    selected = tuple(forecast for forecast in forecasts if forecast.candidate in (first, *allowed))
+    return selected, [note] if unknown else []
 
 
 def _without_native(forecasts: Sequence[Forecast]) -> tuple[Forecast, ...]:
-    """Return forecasts as they are if gravac's hook stays: float32 by the hook, and no float16 by torch's own."""
+    """Return forecasts without the native mode: native float32 becomes the hook's, native float16 is dropped."""
     others = (forecast for forecast in forecasts if forecast.candidate.mode != "native" or forecast.candidate.cf == 1)
     return tuple(
         replace(forecast, candidate=forecast.candidate.in_hook) if forecast.candidate.mode == "native" else forecast
@@ -253,30 +261,36 @@ def _without_native(forecasts: Sequence[Forecast]) -> tuple[Forecast, ...]:
     )
 
 
-def _parting(record: StepRecord, ran: Candidate, holds: Decision) -> Parting | None:
-    """Return how a recorded step and the decision that holds in the step differ; ``None``: they do not."""
+def _parting(record: StepRecord, executed: Candidate, in_force: Decision) -> Parting | None:
+    """Return how a recorded step and the decision that holds in the step differ; ``None`` if they do not.
+
+    Args:
+        record: record of the step.
+        executed: candidate that ran, as decided.
+        in_force: decision of the policy that holds in the step.
+    """
     evaluated = tuple(cf for cf, _ in record.shadow)
-    if ran == holds.candidate and evaluated == holds.shadow:
+    if executed == in_force.candidate and evaluated == in_force.shadow:
         return None
-    return Parting(record.step, ran, holds.candidate, evaluated, holds.shadow)
+    return Parting(record.step, executed, in_force.candidate, evaluated, in_force.shadow)
 
 
-def _measurement(trace: Trace, at: int, candidate: Candidate) -> Measurement:
-    """Return the measurement that a step's record was made of.
+def _measurement(trace: Trace, index: int, candidate: Candidate) -> Measurement:
+    """Return the measurement that a step's record was made from.
 
-    The record has no mean of the ranks' step times: throughput gives the mean back.
+    The record does not have the mean of the ranks' step times; it is computed from the throughput.
 
     Args:
         trace: the recorded run.
-        at: number of the record among those of steps.
+        index: index of the record in ``trace.steps``.
         candidate: candidate that ran.
     """
-    record = trace.steps[at]
+    record = trace.steps[index]
     samples = trace.number("samples_per_step") or float(trace.run.world_size)
     timed = math.isfinite(record.t_system) and record.t_system > 0
     energy = math.nan if record.energy is None else record.energy
     return Measurement(
-        step=trace.steps[0].step + at,
+        step=trace.steps[0].step + index,
         first=record.step,
         steps=record.steps,
         candidate=candidate,
@@ -284,26 +298,26 @@ def _measurement(trace: Trace, at: int, candidate: Candidate) -> Measurement:
         samples=samples,
         error=math.nan if record.gain is None else energy * (1 - record.gain),
         energy=energy,
-        shadow=tuple((cf, energy * (1 - share)) for cf, share in record.shadow),
-        **{slot: getattr(record, recorded) for slot, recorded in LAST.items()},
+        shadow=tuple((cf, energy * (1 - shadow_gain)) for cf, shadow_gain in record.shadow),
+        **{slot: getattr(record, recorded) for slot, recorded in LAST_SLOTS.items()},
     )
 
 
-def _check_recorded(controller: Controller[Any], holds: Decision) -> None:
-    """Check that a trace records all that a decision asks for.
+def _check_recorded(controller: Controller[Any], decision: Decision) -> None:
+    """Check that a trace has all measurements that a decision requests.
 
     Raises:
-        SettingsError: the decision is of single tensors, or asks for their norms.
+        SettingsError: the decision is about single tensors, or requests their norms.
     """
-    if holds.sums != "none" or holds.tensors:
+    if decision.sums != "none" or decision.tensors:
         raise SettingsError(
             f"controller: {controller.name} decides by norms of single tensors, which a trace does not hold; give a "
             "policy with another"
         )
 
 
-def _settings_noted(trace: Trace, policy: Policy) -> Sequence[str]:
-    """Return what differs between run and policy besides the controller.
+def _differing_settings(trace: Trace, policy: Policy) -> Sequence[str]:
+    """Return notes of differences between run and policy, other than the controller.
 
     Raises:
         SettingsError: the policy has another base.
@@ -325,5 +339,6 @@ def _settings_noted(trace: Trace, policy: Policy) -> Sequence[str]:
     return notes
 
 
-def _gist(record: DecisionRecord) -> tuple[Any, ...]:
+def _comparable(record: DecisionRecord) -> tuple[Any, ...]:
+    """Return the fields of a decision that do not depend on measured numbers."""
     return record.step, record.changed, record.mode, record.compressor, record.cf, record.every, record.delay

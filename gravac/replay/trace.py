@@ -1,6 +1,6 @@
 # SPDX-FileCopyrightText: 2026 The gravac developers
 # SPDX-License-Identifier: Apache-2.0
-"""A recorded run, read back from its trace; records that no controller could be fed are refused."""
+"""A recorded run, read from its trace; records that a controller cannot be fed with are refused."""
 
 from __future__ import annotations
 
@@ -19,19 +19,19 @@ from gravac.telemetry.records import DecisionRecord, ForecastsRecord, Record, Ru
 from gravac.telemetry.words import forecast_of
 
 LONGEST_LATENCY = 16
-"""Most steps from a measurement to its decision that a trace may show; executors have two or three."""
+"""Largest number of steps from a measurement to its decision that a trace may show; executors have two or three."""
 
 
 @dataclass(frozen=True, slots=True)
 class Trace:
-    """Records of one run.
+    """Records of a run.
 
     Attributes:
         run: settings, ranks and candidates of the run.
-        steps: every step recorded, in order.
-        decisions: every decision recorded, in order.
-        latency: number of the engine's steps from a measurement to the first one that its decision holds for; after a
-            native stretch it is the next.
+        steps: all recorded steps, in order.
+        decisions: all recorded decisions, in order.
+        latency: number of the engine's steps from a measurement to the first step that its decision holds for; after a
+            native stretch a decision holds from the next step.
         admitted: candidates that were admitted anew, each with the number of step records before.
     """
 
@@ -48,36 +48,37 @@ class Trace:
 
     @property
     def forecasts(self) -> tuple[Forecast, ...]:
-        """Forecasts of all candidates that the run could choose from at some time, the newest of each."""
-        all_of_them = [*self.run.forecasts]
+        """Forecasts of all candidates that the run could choose from at any time, the newest of each."""
+        forecasts = [*self.run.forecasts]
         for _, record in self.admitted:
-            all_of_them += record.forecasts
-        return tuple({forecast.candidate: forecast for forecast in all_of_them}.values())
+            forecasts += record.forecasts
+        return tuple({forecast.candidate: forecast for forecast in forecasts}.values())
 
     def choices(self) -> list[Candidate]:
         """Return the candidate that was decided for each step; a round may have more or fewer steps than decided.
 
-        Before the first decision, ``every`` is what the second round has: time is measured before the first round
-        begins, so the first round is longer.
+        Before the first decision, ``every`` is that of the second round: the first round is longer, since time is
+        measured before it begins.
         """
-        chosen, every, decided, forecasts = [], self.steps[:2][-1].every, 0, self.forecasts
+        choices: list[Candidate] = []
+        forecasts, every, decided = self.forecasts, self.steps[:2][-1].every, 0
         for record in self.steps:
             while decided < len(self.decisions) and self.decisions[decided].step <= record.step:
                 decision, decided = self.decisions[decided], decided + 1
                 every = decision.every if decision.mode == "outer" else record.every
             as_decided = replace(record, every=every) if record.mode == "outer" else record
-            chosen.append(forecast_of(as_decided, forecasts).candidate)
-        return chosen
+            choices.append(forecast_of(as_decided, forecasts).candidate)
+        return choices
 
     def number(self, setting: str) -> float | None:
-        """Return a setting of the run that is a number; ``None`` if the setting is missing or a word (``"auto"``)."""
+        """Return a setting of the run that is a number; ``None`` if the setting is missing or a string (``"auto"``)."""
         number = self.run.settings.get(setting)
         return number if isinstance(number, (int, float)) else None
 
 
 @dataclass(slots=True)
 class _Run:
-    """Records of one run, as they are read."""
+    """Records of a run, while they are read."""
 
     run: RunRecord
     steps: list[StepRecord] = field(default_factory=list)
@@ -85,11 +86,11 @@ class _Run:
     latency: int | None = None
     admitted: list[tuple[int, ForecastsRecord]] = field(default_factory=list)
 
-    def decided(self, decision: DecisionRecord) -> None:
-        """Add a decision: it follows the record of the step that was measured."""
+    def add_decision(self, decision: DecisionRecord) -> None:
+        """Add a decision. In a file its record comes after that of the step whose measurement led to it."""
         self.decisions.append(decision)
-        if self.latency is None and self.steps and (last := self.steps[-1]).mode != "native":
-            self.latency = (decision.step - last.step) // last.steps
+        if self.latency is None and self.steps and (measured := self.steps[-1]).mode != "native":
+            self.latency = (decision.step - measured.step) // measured.steps
 
     @property
     def trace(self) -> Trace:
@@ -103,7 +104,7 @@ class _Run:
 
 
 def read_trace(path: str | Path, run: int = -1) -> Trace:
-    """Read one run of a file that ``JSONLSink`` wrote (``gravac.jsonl`` in ``log_dir``).
+    """Read a run from a file that ``JSONLSink`` wrote (``gravac.jsonl`` in ``log_dir``).
 
     Args:
         path: file to read.
@@ -113,8 +114,8 @@ def read_trace(path: str | Path, run: int = -1) -> Trace:
         The run's records.
 
     Raises:
-        SettingsError: there is no such file or run, or a line is not a record or holds what it may not hold; the
-            message names file, line, field and value.
+        SettingsError: the file or the run does not exist, or a line is not a record or has content that is not allowed;
+            the message names file, line, field and content.
     """
     path = Path(path)
     try:
@@ -134,7 +135,7 @@ def read_trace(path: str | Path, run: int = -1) -> Trace:
         elif isinstance(record, StepRecord):
             runs[-1].steps.append(record)
         elif isinstance(record, DecisionRecord):
-            runs[-1].decided(record)
+            runs[-1].add_decision(record)
     with_steps = [run for run in runs if run.steps]
     if not with_steps:
         raise SettingsError(
@@ -148,7 +149,7 @@ def read_trace(path: str | Path, run: int = -1) -> Trace:
 # ranges of numbers that controllers compute with
 
 Range = tuple[Callable[[Any], bool], str]
-"""Whether a number lies in a range, and the range in words."""
+"""Function that says whether a number lies in a range, and a description of the range."""
 
 COUNT: Range = (lambda number: number >= 0, "0 or more")
 POSITIVE: Range = (lambda number: number >= 1, "1 or more")
@@ -205,9 +206,9 @@ def check_record(record: Record) -> None:
         _check(record, DECISION, "")
     elif isinstance(record, RunRecord):
         _check(record, {"world_size": POSITIVE}, "")
-        for name, (fits, words) in SETTINGS.items():
+        for name, (fits, description) in SETTINGS.items():
             if name in record.settings and not fits(record.settings[name]):
-                raise ValueError(f"settings/{name}: {record.settings[name]!r:.80}, {words} expected")
+                raise ValueError(f"settings/{name}: {record.settings[name]!r:.80}, {description} expected")
         _check_forecasts(record)
     elif isinstance(record, ForecastsRecord):
         _check(record, {"step": COUNT}, "")
@@ -215,12 +216,12 @@ def check_record(record: Record) -> None:
 
 
 def _check_forecasts(record: RunRecord | ForecastsRecord) -> None:
-    for at, forecast in enumerate(record.forecasts):
-        _check(forecast.candidate, CANDIDATE, f"forecasts/{at}/candidate/")
-        _check(forecast, FORECAST, f"forecasts/{at}/")
+    for index, forecast in enumerate(record.forecasts):
+        _check(forecast.candidate, CANDIDATE, f"forecasts/{index}/candidate/")
+        _check(forecast, FORECAST, f"forecasts/{index}/")
 
 
-def _check(part: Record | Candidate | Forecast, ranges: Mapping[str, Range], path: str) -> None:
-    for name, (fits, words) in ranges.items():
-        if not fits(number := getattr(part, name)):
-            raise ValueError(f"{path}{name}: {number!r:.80}, {words} expected")
+def _check(record: Record | Candidate | Forecast, ranges: Mapping[str, Range], path: str) -> None:
+    for name, (fits, description) in ranges.items():
+        if not fits(number := getattr(record, name)):
+            raise ValueError(f"{path}{name}: {number!r:.80}, {description} expected")

@@ -1,6 +1,6 @@
 # SPDX-FileCopyrightText: 2026 The gravac developers
 # SPDX-License-Identifier: Apache-2.0
-"""SentBuffers of a module that training changes, such as running statistics: found, and sent from rank 0 as bytes."""
+"""Buffers of a module that training changes, such as running statistics: detected, and sent from rank 0 as bytes."""
 
 from collections.abc import Iterable, Sequence
 
@@ -10,17 +10,17 @@ from gravac.sources.ddp import canonical
 
 
 class SentBuffers:
-    """A module's buffers, and which of them rank 0 sends.
+    """A module's buffers, and the names of those that rank 0 sends.
 
-    Those of normalization layers are sent in each step. A change of another one is noticed, on any rank, and sent with
-    the step after.
+    Buffers of normalization layers are sent in each step. Any other buffer is sent in the step after it changed on any
+    rank.
 
     Args:
-        module: has the buffers, of any shapes; ``None``: there are none.
+        module: module with buffers, of any shapes; ``None``: there are none.
 
     Attributes:
-        watched: names of the buffers whose changes are noticed.
-        changed: whether each of these has changed on this rank between the last two calls of ``look``.
+        watched: names of the buffers whose changes are detected.
+        changed: whether each watched buffer has changed on this rank between the last two calls of ``look``.
         sent: names of the buffers that are sent in the next step, the same on all ranks.
     """
 
@@ -43,22 +43,22 @@ class SentBuffers:
 
     @property
     def present(self) -> dict[str, torch.Tensor]:
-        """The buffers that the module has now, by name."""
-        held = {name: owner._buffers.get(key) for name, (owner, key) in self._owners.items()}
-        return {name: buffer for name, buffer in held.items() if buffer is not None}
+        """The module's current buffers, by name."""
+        by_name = {name: owner._buffers.get(key) for name, (owner, key) in self._owners.items()}
+        return {name: buffer for name, buffer in by_name.items() if buffer is not None}
 
     def look(self) -> None:
-        """Note which buffers have changed since the last call."""
-        before, self._seen = self._seen, self._versions
-        self.changed = [not _same(before.get(name), self._seen.get(name)) for name in self.watched]
+        """Set ``changed`` by the buffers that have changed since the last call."""
+        previous, self._seen = self._seen, self._versions
+        self.changed = [not _same(previous.get(name), self._seen.get(name)) for name in self.watched]
 
     def learn(self, counts: Iterable[int]) -> None:
-        """Choose what is sent in the next step.
+        """Set the names of the buffers that are sent in the next step.
 
         Args:
             counts: number of ranks on which each watched buffer has changed.
         """
-        self.sent = [*self._normalizing, *(name for name, n in zip(self.watched, counts, strict=True) if n)]
+        self.sent = [*self._normalizing, *(name for name, count in zip(self.watched, counts, strict=True) if count)]
 
     def flat(self, device: torch.device) -> torch.Tensor:
         """Return the buffers that are sent, one after the other, as bytes, ``[bytes]``, on a device."""
@@ -66,18 +66,18 @@ class SentBuffers:
         return torch.cat([_bytes(present[name]).to(device) for name in self.sent])
 
     def put(self, names: Sequence[str], flat: torch.Tensor) -> None:
-        """Overwrite buffers. A graph that holds them for another backward stays valid, and no change is noticed.
+        """Overwrite buffers, so that graphs which saved them for a backward stay valid, and no change is detected.
 
         Args:
             names: names of the buffers.
-            flat: what ``flat`` returned on rank 0, ``[bytes]``.
+            flat: bytes that ``flat`` returned on rank 0, ``[bytes]``.
         """
         present, offset = self.present, 0
         for name in names:
             buffer = present[name].data
             size = buffer.numel() * buffer.element_size()
-            part = flat[offset : offset + size].clone()  # aligned
-            buffer.copy_(part.view(buffer.dtype).view(buffer.shape))
+            buffer_bytes = flat[offset : offset + size].clone()  # aligned
+            buffer.copy_(buffer_bytes.view(buffer.dtype).view(buffer.shape))
             offset += size
 
     @property
@@ -90,9 +90,11 @@ def _version(tensor: torch.Tensor) -> int:
     return 0 if tensor.is_inference() else tensor._version
 
 
-def _same(before: tuple[torch.Tensor, int] | None, now: tuple[torch.Tensor, int] | None) -> bool:
-    """Whether a buffer is the same tensor, unchanged."""
-    return before is now or (before is not None and now is not None and before[0] is now[0] and before[1] == now[1])
+def _same(previous: tuple[torch.Tensor, int] | None, current: tuple[torch.Tensor, int] | None) -> bool:
+    """True if a buffer, given as tensor and version, is the same tensor, unchanged."""
+    if previous is None or current is None:
+        return previous is current
+    return previous[0] is current[0] and previous[1] == current[1]
 
 
 def _bytes(tensor: torch.Tensor) -> torch.Tensor:

@@ -1,9 +1,9 @@
 # SPDX-FileCopyrightText: 2026 The gravac developers
 # SPDX-License-Identifier: Apache-2.0
-"""DistributedDataParallel: the communication hook, and what it must know of names, buckets and the step's clock.
+"""The communication hook of DistributedDataParallel, with the names, buckets and moments that it needs.
 
-The hook holds the reducer's lock: it only cuts the bucket into groups and enqueues them. It never raises and never
-returns None (both would break the reducer for good): errors travel in the future, and surface from ``backward()``.
+The hook holds the reducer's lock, so it only cuts the bucket into groups and enqueues them. It never raises and never
+returns None, since both would break the reducer for good. Errors are set in the future, and ``backward()`` raises them.
 """
 
 import math
@@ -25,7 +25,7 @@ from gravac.engine.inputs import StepInputs
 from gravac.exchange.executor import Mark, Number
 from gravac.measurement import LocalMeasurement
 from gravac.sources.ddp_private import (
-    LeftBehind,
+    UncopiedHook,
     averaged_parameters,
     divides_by_those_with_inputs,
     has_hook,
@@ -34,15 +34,22 @@ from gravac.sources.ddp_private import (
 from gravac.sources.exchange_layout import ExchangeLayout, Names
 
 NONE_RUNS = -1
-"""Autograd's number of no backward: a rank out of inputs answers the others' (join), with whole layouts."""
+"""Autograd's number of no backward. Under join, a rank without inputs answers the others' backwards, with all
+buckets."""
 
 
-Outcome = torch.futures.Future[torch.Tensor | None]
-"""A bucket's mean, once it is there; ``None`` where it failed."""
+BucketMean = torch.futures.Future[torch.Tensor | None]
+"""Future of a bucket's mean; its result is ``None`` if the exchange failed."""
 
 
 class _Bucket:
-    """A bucket whose future is completed when all its parameters hold the mean."""
+    """A bucket in flight. Its future is completed when all its parameters hold the mean.
+
+    Args:
+        buffer: the bucket's flat buffer.
+        names: names of its parameters.
+        join: makes the present stream wait for earlier jobs.
+    """
 
     def __init__(self, buffer: torch.Tensor, names: Names, join: Callable[[], None]) -> None:
         self.buffer = buffer
@@ -51,31 +58,31 @@ class _Bucket:
         self.names = set(names)
         self.failure: BaseException | None = None
         devices = [buffer.device] if buffer.device.type != "cpu" else None
-        self.future: Outcome = torch.futures.Future(devices=devices)  # type: ignore[arg-type]
+        self.future: BucketMean = torch.futures.Future(devices=devices)  # type: ignore[arg-type]
 
     def done(self, names: Names) -> None:
-        """Some of its parameters hold the mean."""
+        """Take note that some parameters hold the mean; complete the future if all do."""
         self.names.difference_update(names)
         self.groups += 1
         if not self.names and not self.future.done():
             if self.groups > 1:
                 self.join()
-            # the tensor itself: of what is not in its result, a future does not know which stream made it
+            # the result must be the tensor itself: only of its result does a future know which stream wrote it
             self.future.set_result(self.buffer)
 
     def fail(self, failure: BaseException) -> None:
-        """The exchange failed; ``backward()`` will say so."""
+        """Complete the future with a failure of the exchange, which ``backward()`` will raise."""
         if not self.future.done():
             self.failure = failure
             self.future.set_result(None)
 
-    def fails_with(self, runs: "Future[Candidate]") -> None:
-        """Fail if the step's beginning did."""
-        if (failure := runs.exception()) is not None:
+    def fails_with(self, decided: "Future[Candidate]") -> None:
+        """Fail if the beginning of the step failed."""
+        if (failure := decided.exception()) is not None:
             self.fail(failure)
 
-    def outcome(self, _: Outcome) -> torch.Tensor:
-        """What DDP gets: the buffer, averaged in place."""
+    def outcome(self, _: BucketMean) -> torch.Tensor:
+        """Return the buffer to DDP, averaged in place; raise if the exchange failed."""
         if self.failure is not None:
             raise self.failure
         return self.buffer
@@ -85,27 +92,27 @@ class DDPAdapter:
     """Hands a DDP module's gradients over, bucket by bucket.
 
     Args:
-        engine: takes the gradients in.
+        engine: averages the gradients.
 
     Attributes:
-        decided: candidate that was decided when the last step began; ``None`` before the first.
-        send_whole: whether the next step sends all residuals, dense, whatever was decided.
+        decided: future of the candidate of the last step that began; ``None`` before the first.
+        send_residuals: whether the next step sends all residuals, dense, whatever the controller decided.
         layout: exchange groups.
         names: parameters' names, by ``id``.
-        loss_scale: tells the present loss scale; ``None`` without a scaler.
-        optimizer: optimizer whose learning rate is told; ``None``: it is not.
+        loss_scale: returns the present loss scale; ``None`` without a scaler.
+        optimizer: optimizer whose learning rate the controller learns; ``None``: it learns none.
     """
 
     def __init__(self, engine: Engine) -> None:
         self.decided: Future[Candidate] | None = None
-        self.send_whole = False
+        self.send_residuals = False
         self.layout = ExchangeLayout()
         self.names: dict[int, str] = {}
         self.loss_scale: Callable[[], Number] | None = None
         self.optimizer: torch.optim.Optimizer | None = None
         self._engine = engine
-        self._task: int | None = None  # of the backward under way; NONE_RUNS in a join
-        self._cuts: dict[int, tuple[torch.Tensor, list[Piece]]] = {}
+        self._task: int | None = None  # autograd's number of the backward under way; NONE_RUNS in a join
+        self._cuts: dict[int, tuple[torch.Tensor, list[Piece]]] = {}  # by bucket index
         self._arrived: dict[str, tuple[Piece, _Bucket]] = {}
         self._inputs: Mark | None = None
         self._optimized: Mark | None = None
@@ -113,31 +120,31 @@ class DDPAdapter:
         self._watched: list[torch.utils.hooks.RemovableHandle] = []
 
     def bind(self, module: torch.nn.Module) -> None:
-        """Learn the parameters' names and shapes, without the wrappers' prefixes; not of those that DDP leaves out.
+        """Learn names, without wrappers' prefixes, and shapes of the parameters, except for those that DDP ignores.
 
         Raises:
             TypeError: a parameter to train is complex.
         """
         named = averaged_parameters(module)
-        self._engine.know({canonical(name): p for name, p in named.items() if p.requires_grad})
+        self._engine.know({canonical(name): parameter for name, parameter in named.items() if parameter.requires_grad})
         self.names = {id(parameter): canonical(name) for name, parameter in named.items()}
 
     def follow(self, ddp: DistributedDataParallel, optimizer: torch.optim.Optimizer | None) -> None:
-        """Know the module whose gradients come, and the optimizer's learning rate."""
+        """Set the module whose gradients are averaged, and the optimizer whose learning rate is read."""
         self._ddp, self.optimizer = weakref.ref(ddp), optimizer
 
     def watch(self) -> None:
-        """Take the times at which forward starts and the optimizer's step ends, where nothing else tells them."""
+        """Register hooks that record when forward starts and the optimizer's step ends, if no switch calls these."""
         assert self.ddp is not None
-        self._watched = [self.ddp.register_forward_pre_hook(LeftBehind(self._sees_forward))]
+        self._watched = [self.ddp.register_forward_pre_hook(UncopiedHook(self._sees_forward))]
         if self.optimizer is not None:
             self._watched.append(self.optimizer.register_step_post_hook(self.step_ended))
 
     def detach(self) -> None:
-        """Give the watched module a reducer without the hook. Names and groups stay: residuals are kept by them.
+        """Give the watched module a reducer without the hook. Names and groups stay, since residuals depend on them.
 
         Raises:
-            RuntimeError: no module is being watched, or see ``rebuild_reducer``; nothing was changed.
+            RuntimeError: no module is being watched, or ``rebuild_reducer`` raised; nothing was changed.
         """
         ddp = self.ddp
         if ddp is None:
@@ -157,11 +164,11 @@ class DDPAdapter:
 
     @property
     def ddp(self) -> DistributedDataParallel | None:
-        """The module being watched, as long as it lives."""
+        """The module being watched; ``None`` if there is none, or if it was deleted."""
         return self._ddp() if self._ddp is not None else None
 
     def rest(self) -> None:
-        """Forget what is known of the step under way: no gradients will come for some steps."""
+        """Forget the moments and buckets of the step under way: the next steps have no gradients to exchange."""
         self._inputs = self._optimized = None
         self._cuts.clear()
 
@@ -170,28 +177,28 @@ class DDPAdapter:
             self.forward_starts()
 
     def forward_starts(self) -> None:
-        """A forward with gradients begins."""
+        """Record the moment: a forward with gradients begins."""
         if self._inputs is None:
             self._inputs = self._engine.mark()
 
     def step_ended(self, *_: object) -> None:
-        """The optimizer's step has ended."""
+        """Record the moment: the optimizer's step has ended."""
         self._optimized = self._engine.mark()
 
     def hook(self, bucket: GradBucket) -> torch.futures.Future[torch.Tensor]:
-        """The communication hook's body: see the module's text.
+        """Enqueue a bucket, as the communication hook.
 
         Args:
             bucket: gradients that are ready, one after the other in a flat buffer.
 
         Returns:
-            A future of that buffer, flat, which then holds the mean over the ranks.
+            Future of that buffer, flat, in which the mean over the ranks replaces the gradients.
 
         Raises:
             TypeError: compiled autograd handed over a gradient by itself.
         """
         if isinstance(bucket, tuple):
-            # torch ignores what is returned here, so a failed future would leave ranks silently apart
+            # torch ignores the returned future here, so a failed one would let ranks differ in silence
             raise TypeError(
                 "compiled autograd hands over gradients one by one (python reducer), which gravac does not support; "
                 "compile without it: torch._dynamo.config.compiled_autograd = False, optimize_ddp = 'ddp_optimizer'"
@@ -213,24 +220,24 @@ class DDPAdapter:
         begins = self._task != torch._C._current_graph_task_id()
         if begins:
             self._engine.device = buffer.device
-            self._engine.open()  # before anything is under way that a failure would leave so
+            self._engine.open()  # first, since this may fail, and nothing is in flight yet
         in_flight = _Bucket(buffer, names, self._engine.executor.join)
         averaged = in_flight.future.then(in_flight.outcome)
-        # what follows only enqueues: a torch call after the exchange thread woke would wait for it to let go of the GIL
+        # only enqueue from here on: when the exchange thread has woken, a torch call would wait until it frees the GIL
         if begins:
             self._begin([(piece.shape, piece.flat.dtype) for piece in pieces], in_flight)
         for piece in pieces:
             self._arrived[piece.name] = piece, in_flight
         complete = self.layout.arrive(names)
         for position, group in enumerate(complete, 1):
-            last = bucket.is_last() and position == len(complete)
-            self._exchange(group, buffer if group == names else None, last)
+            is_last = bucket.is_last() and position == len(complete)
+            self._exchange(group, buffer if group == names else None, is_last)
         if self._task == NONE_RUNS and bucket.is_last():
             self._end()
         return averaged
 
     def _begin(self, forms: list[Form], bucket: "_Bucket") -> None:
-        """The first bucket of a backward."""
+        """Begin the engine's step with the first bucket of a backward."""
         self._task = torch._C._current_graph_task_id()
         if self._task != NONE_RUNS:
             Variable._execution_engine.queue_callback(self._end)
@@ -240,14 +247,14 @@ class DDPAdapter:
             learning_rate=learning_rate(self.optimizer) if self.optimizer is not None else math.nan,
             takes_part=self._task != NONE_RUNS if counted else None,
             forms=forms,
-            dense=self.send_whole,
+            dense=self.send_residuals,
         )
-        self.send_whole = False
+        self.send_residuals = False
         self.decided = self._engine.begin(inputs)
         self.decided.add_done_callback(bucket.fails_with)
 
     def _end(self) -> None:
-        """Backward is over, all hooks have run, and DDP has not yet waited for their futures."""
+        """End the engine's step: backward and all hooks have run, and DDP has not yet waited for their futures."""
         inputs, optimized, backward = self._inputs, self._optimized, self._engine.mark()
 
         def fill(measurement: LocalMeasurement) -> None:
@@ -261,7 +268,7 @@ class DDPAdapter:
         self._engine.state.layout = self.layout.fixed
         self._engine.end(fill)
 
-    def _exchange(self, group: Names, buffer: torch.Tensor | None, last: bool = False) -> None:
+    def _exchange(self, group: Names, buffer: torch.Tensor | None, is_last: bool = False) -> None:
         pieces = [self._arrived[name][0] for name in group]
         buckets = dict.fromkeys(self._arrived[name][1] for name in group)
 
@@ -272,30 +279,34 @@ class DDPAdapter:
                     continue
                 try:
                     bucket.done(group)
-                except BaseException as error:  # backward() would wait for the bucket for ever
+                except BaseException as error:  # otherwise backward() would wait for the bucket for ever
                     bucket.fail(error)
 
-        self._engine.exchange(pieces, buffer, last, ended)
+        self._engine.exchange(pieces, buffer, is_last, ended)
 
     def _cut(self, bucket: GradBucket, buffer: torch.Tensor) -> list[Piece]:
-        """The bucket's parameters as flat views of its buffer, which stays the same until DDP lays buckets anew."""
-        before, pieces = self._cuts.get(bucket.index(), (None, []))
-        if before is not None and before.data_ptr() == buffer.data_ptr() and before.numel() == buffer.numel():
-            return pieces  # they keep the buffer alive, so nothing else can lie there
+        """Return the bucket's parameters as flat views of its buffer, cached until DDP rebuilds its buckets."""
+        cut_buffer, pieces = self._cuts.get(bucket.index(), (None, []))
+        if (
+            cut_buffer is not None
+            and cut_buffer.data_ptr() == buffer.data_ptr()
+            and cut_buffer.numel() == buffer.numel()
+        ):
+            return pieces  # they keep the buffer alive, so no other tensor can have its memory
         pieces, offset = [], 0
         for parameter in bucket.parameters():
             name = self.names.setdefault(id(parameter), f"parameter{len(self.names)}")
-            refuse_complex({name: parameter})  # whose gradient is two reals an element in the buffer
+            refuse_complex({name: parameter})  # a complex gradient has two reals an element in the buffer
             pieces.append(Piece(name, buffer[offset : offset + parameter.numel()], memory_shape(parameter)))
             offset += parameter.numel()
-        if before is not None:
+        if cut_buffer is not None:
             self._cuts.clear()
         self._cuts[bucket.index()] = (buffer, pieces)
         return pieces
 
 
 def learning_rate(optimizer: torch.optim.Optimizer) -> float:
-    """The highest learning rate of the parameter groups; nan where reading it would wait for a device."""
+    """Return the highest learning rate of the parameter groups; nan if reading it would wait for a device."""
     rates = [group["lr"] for group in optimizer.param_groups if "lr" in group]
     if not rates or any(isinstance(rate, torch.Tensor) and rate.device.type != "cpu" for rate in rates):
         return math.nan
@@ -303,12 +314,12 @@ def learning_rate(optimizer: torch.optim.Optimizer) -> float:
 
 
 def refuse_unfit(ddp: object, base: Compressor, optimizer: torch.optim.Optimizer | None) -> None:
-    """Raise where a module cannot be attached to, or an optimizer would do momentum a second time.
+    """Refuse a module that gravac cannot be attached to, and an optimizer that would apply momentum a second time.
 
     Raises:
         TypeError: ``ddp`` is not a DistributedDataParallel module.
         RuntimeError: the module has a communication hook already.
-        ValueError: base and optimizer both do momentum, as SGD or as Adam's first moment.
+        ValueError: base and optimizer both apply momentum, as SGD does or as Adam's first moment.
     """
     if not isinstance(ddp, DistributedDataParallel):
         raise TypeError(
@@ -324,22 +335,22 @@ def refuse_unfit(ddp: object, base: Compressor, optimizer: torch.optim.Optimizer
 
 
 def refuse_momentum(base: Compressor, optimizer: torch.optim.Optimizer | None) -> None:
-    """Raise where an optimizer would do momentum a second time.
+    """Refuse an optimizer that would apply momentum a second time.
 
     Raises:
-        ValueError: base and optimizer both do momentum, as SGD or as Adam's first moment.
+        ValueError: base and optimizer both apply momentum, as SGD does or as Adam's first moment.
     """
     for group in optimizer.param_groups if base.owns_momentum and optimizer is not None else ():
-        for field, value in (("momentum", group.get("momentum", 0)), ("betas[0]", group.get("betas", (0,))[0])):
-            if value:
+        for field, momentum in (("momentum", group.get("momentum", 0)), ("betas[0]", group.get("betas", (0,))[0])):
+            if momentum:
                 raise ValueError(
-                    f"optimizer: {type(optimizer).__name__} has {field}={value:g}, and {base.name} does momentum "
+                    f"optimizer: {type(optimizer).__name__} has {field}={momentum:g}, and {base.name} does momentum "
                     "itself; give the optimizer none (torch.optim.SGD(..., momentum=0)) or use another compressor"
                 )
 
 
 def failed(failure: BaseException) -> torch.futures.Future[torch.Tensor]:
-    """A future of a flat buffer that fails: the only way for a hook to raise without breaking the reducer."""
+    """Return a failed future of a flat buffer: only so can a hook raise without breaking the reducer."""
 
     def throw(_: object) -> torch.Tensor:
         raise failure
@@ -350,5 +361,5 @@ def failed(failure: BaseException) -> torch.futures.Future[torch.Tensor]:
 
 
 def canonical(name: str) -> str:
-    """A parameter's name without the parts that torch.compile puts into it."""
-    return ".".join(part for part in name.split(".") if part != "_orig_mod")
+    """Return a parameter's name without the components that torch.compile inserts."""
+    return ".".join(component for component in name.split(".") if component != "_orig_mod")

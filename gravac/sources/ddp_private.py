@@ -1,8 +1,8 @@
 # SPDX-FileCopyrightText: 2026 The gravac developers
 # SPDX-License-Identifier: Apache-2.0
-"""What DistributedDataParallel offers nobody: steering its exchange, taking a hook off, copies that leave one behind.
+"""Private parts of DistributedDataParallel: steers its exchange, removes a hook, and keeps hooks out of copies.
 
-All names of DDP with an underscore that gravac uses stand here, and each function checks that they are there.
+All of DDP's private names that gravac uses are in this file, and each function checks that they exist.
 """
 
 import weakref
@@ -40,7 +40,7 @@ STEERING = (
 """Names of DDP that ``Reducer`` needs."""
 
 STEERING_STATIC = ("_static_graph_delay_allreduce_enqueued", "reducer._set_static_graph", "logger._set_static_graph")
-"""Names of DDP that ``Reducer`` needs besides if the module has ``static_graph``."""
+"""Names of DDP that ``Reducer`` also needs if the module has ``static_graph``."""
 
 STEERING_TORCH = (
     "torch._C._current_graph_task_id",
@@ -50,55 +50,55 @@ STEERING_TORCH = (
 """Names of torch that ``Reducer`` needs."""
 
 
-class LeftBehind:
-    """A module's hook that stays with the module it was registered on: in copies and pickles something empty stands.
+class UncopiedHook:
+    """A module's hook that copies and pickles of the module do not have: they have a function that does nothing.
 
     Args:
-        function: called with what the hook is called with; what it returns is not used.
+        function: called with the hook's arguments; its return value is not used.
     """
 
     def __init__(self, function: Callable[..., object]) -> None:
         self._function = function
 
     @_disable_dynamo  # a compiled module must not compile the hook; torch.compiler.disable would import dynamo here
-    def __call__(self, *given: object) -> None:
+    def __call__(self, *arguments: object) -> None:
         """Call the function, and return nothing."""
-        self._function(*given)
+        self._function(*arguments)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        # takes anything, returns None, and is loaded where there is no gravac
+        # this method takes any arguments, returns None, and can be loaded without gravac
         return getattr, (nullcontext(), "__exit__")
 
 
-class HooksLeftBehind(list[Any]):
-    """DDP's list of communication hooks: a copy of the module has a new reducer without them, so an empty list."""
+class UncopiedHooks(list[Any]):
+    """DDP's list of communication hooks; copies are empty, since a copied module has a new reducer without hooks."""
 
     def __reduce__(self) -> tuple[Any, ...]:
         return list, ()
 
 
 def has_hook(ddp: DistributedDataParallel) -> bool:
-    """Tell whether a communication hook is registered."""
+    """True if a communication hook is registered."""
     return bool(ddp._comm_hooks)
 
 
 def register(ddp: DistributedDataParallel, hook: Callable[..., Any]) -> None:
-    """Register a communication hook that copies and pickles of the module leave behind."""
+    """Register a communication hook that copies and pickles of the module do not have."""
     if ddp.static_graph and getattr(ddp, "_static_graph_delay_allreduce_enqueued", False):
-        # a copy believes that its first backward, which is another one with static_graph, was made already
+        # this flag of a copied module says wrongly that its first backward, special with static_graph, has run
         rebuild_reducer(ddp, forward_pending=False)
     ddp.register_comm_hook(None, hook)
-    ddp._comm_hooks = HooksLeftBehind(ddp._comm_hooks)
+    ddp._comm_hooks = UncopiedHooks(ddp._comm_hooks)
 
 
 def averaged_parameters(module: torch.nn.Module) -> dict[str, torch.nn.Parameter]:
-    """Return a model's parameters by name, given the model or its DDP, but for those that DDP leaves out."""
+    """Return a model's parameters by name, except for those that DDP ignores; ``module`` is the model or its DDP."""
     model = module.module if isinstance(module, DistributedDataParallel) else module
     return {name: parameter for name, parameter in model.named_parameters() if not _is_left_out(module, name)}
 
 
 def left_out_buffers(module: torch.nn.Module) -> tuple[str, ...]:
-    """Return the names of a model's buffers that DDP leaves out, given the model or its DDP."""
+    """Return the names of a model's buffers that DDP ignores; ``module`` is the model or its DDP."""
     model = module.module if isinstance(module, DistributedDataParallel) else module
     return tuple(name for name, _ in model.named_buffers() if _is_left_out(module, name))
 
@@ -108,22 +108,22 @@ def _is_left_out(module: torch.nn.Module, name: str) -> bool:
         ignored = getattr(module, "parameters_to_ignore", ())
     else:
         ignored = getattr(module, "_ddp_params_and_buffers_to_ignore", ())
-    # DDP looks for "module.name", of which that of the model itself is empty: "name" alone leaves nothing out
+    # DDP looks for "module.name", and the model's own module name is empty: "name" without a dot has no effect
     return (name if "." in name else f".{name}") in ignored
 
 
 def rebuild_reducer(ddp: DistributedDataParallel, forward_pending: bool) -> None:
-    """Give a module a new reducer, as a fresh DistributedDataParallel has one: without a communication hook.
+    """Give a module a new reducer without a communication hook, as a new DistributedDataParallel has.
 
     No collective is needed. Called on every rank between the same two steps.
 
     Args:
         ddp: the module; its gradients stay as they are.
-        forward_pending: whether the backward of a forward that has run already may still come, and is to be averaged.
+        forward_pending: whether a forward has run whose backward may still follow, and is to be averaged.
 
     Raises:
-        RuntimeError: a backward is running, or pending where that cannot be handed over, or this torch's
-            DistributedDataParallel lacks what it takes; nothing was changed.
+        RuntimeError: a backward is running, or is pending and would not be averaged, or this torch's
+            DistributedDataParallel lacks a name that is needed; nothing was changed.
     """
     missing = [name for name in REBUILDING if not hasattr(ddp, name)]
     if missing:
@@ -154,7 +154,7 @@ def rebuild_reducer(ddp: DistributedDataParallel, forward_pending: bool) -> None
 
 
 def scale_of(scaler: torch.amp.GradScaler, device: bool) -> Callable[[], Number]:
-    """Return what tells a scaler's scale: a number, or with ``device`` the tensor there, which nobody waits for."""
+    """Return a function that returns a scaler's scale: a number, or with ``device`` a tensor, without a wait."""
 
     def scale() -> Number:
         tensor = scaler._get_scale_async()
@@ -164,17 +164,17 @@ def scale_of(scaler: torch.amp.GradScaler, device: bool) -> Callable[[], Number]
 
 
 def divides_by_those_with_inputs(ddp: DistributedDataParallel) -> bool:
-    """Tell whether training runs under ``ddp.join(divide_by_initial_world_size=False)``; the same on all its ranks."""
+    """True if training runs under ``ddp.join(divide_by_initial_world_size=False)``; the same on all its ranks."""
     config = getattr(ddp, "_join_config", None)
     return bool(config is not None and config.enable and not getattr(ddp, "_divide_by_initial_world_size", True))
 
 
 class _Flags(NamedTuple):
-    """A user's flags, as a forward found them.
+    """Flags of DDP that a user has set, as they were when a forward began.
 
     Attributes:
-        backward: ``require_backward_grad_sync``.
-        forward: ``require_forward_param_sync``.
+        backward: DDP's ``require_backward_grad_sync``.
+        forward: DDP's ``require_forward_param_sync``.
     """
 
     backward: bool
@@ -182,9 +182,9 @@ class _Flags(NamedTuple):
 
 
 class Reducer:
-    """DDP's own exchange, steered from outside: silent while ranks train apart, new again when they train together.
+    """Steers DDP's own exchange: silences it while ranks train apart, and renews the reducer afterwards.
 
-    The module is kept by a weak reference.
+    The module is referred to by a weak reference.
 
     Args:
         ddp: the module.
@@ -196,7 +196,7 @@ class Reducer:
     def __init__(self, ddp: DistributedDataParallel) -> None:
         _check_names(ddp)
         self._module = weakref.ref(ddp)
-        self._users: _Flags | None = None
+        self._user_flags: _Flags | None = None  # while DDP is silenced
         self._averaged = False
         self._stats = _stats(ddp)
         self._enqueued = _enqueued(ddp)
@@ -206,7 +206,7 @@ class Reducer:
         """The module.
 
         Raises:
-            RuntimeError: it was deleted.
+            RuntimeError: the module was deleted.
         """
         ddp = self._module()
         if ddp is None:
@@ -215,52 +215,52 @@ class Reducer:
 
     @property
     def synced(self) -> bool:
-        """The user's own ``require_backward_grad_sync``: whether the next forward's gradients are to be averaged."""
-        return bool(self.ddp.require_backward_grad_sync) if self._users is None else self._users.backward
+        """The user's ``require_backward_grad_sync``: true if the next forward's gradients are to be averaged."""
+        return bool(self.ddp.require_backward_grad_sync) if self._user_flags is None else self._user_flags.backward
 
     @property
     def counts_surely(self) -> bool:
-        """Whether ``has_averaged`` sees each backward: not if the module has a single parameter.
+        """True if ``has_averaged`` detects each backward: false if the module has a single parameter.
 
-        Of 40 000 backwards of some 25 us each, 78 took the same nanoseconds as the one before with one parameter, and
-        none with two.
+        Measured in 40 000 backwards of some 25 us each: with one parameter, 78 took the same nanoseconds as the last
+        one; with two parameters, none did.
         """
         return len(self._stats) > 1
 
     @property
     def in_join(self) -> bool:
-        """Whether training runs under ``ddp.join()``, or did: DDP never takes that back, and each forward exchanges."""
+        """True if training runs under ``ddp.join()``, or did: DDP never resets that, and exchanges in each forward."""
         return bool(self.ddp._join_config.enable)
 
     def silence(self) -> None:
-        """Let the forward that follows, and its backward, exchange nothing. Called by a forward pre-hook.
+        """Keep DDP from exchanging in the forward that begins, and in its backward. Called by a forward pre-hook.
 
-        DDP reads its flags in forward only, so ``restore`` gives the user's back as soon as forward ends. Before a
+        DDP reads its flags in forward only, so ``restore`` restores the user's flags as soon as forward ends. Before a
         forward that exchanges again, each rank calls ``renew``.
         """
         ddp = self.ddp
         self._look()
-        if self._users is None:  # otherwise no hook was called after the last forward
-            self._users = _Flags(ddp.require_backward_grad_sync, ddp.require_forward_param_sync)
+        if self._user_flags is None:  # otherwise no hook was called after the last forward
+            self._user_flags = _Flags(ddp.require_backward_grad_sync, ddp.require_forward_param_sync)
         ddp.require_backward_grad_sync = ddp.require_forward_param_sync = False
         if ddp.static_graph:
-            # DDP would put a node into the graph whose backward expects the reducer to exchange
+            # otherwise DDP would add a node to the graph whose backward expects the reducer to exchange
             ddp._static_graph_delay_allreduce_enqueued = self._enqueued = True
 
     def restore(self) -> None:
-        """Give the user's flags back. Called by a forward hook that was registered with ``always_call=True``."""
-        if self._users is None:
+        """Restore the user's flags. Called by a forward hook that was registered with ``always_call=True``."""
+        if self._user_flags is None:
             return
-        users, self._users = self._users, None
-        self.ddp.require_backward_grad_sync = users.backward
-        # as DDP itself leaves it behind a forward: buffers are synced in the forward after one with the flag
-        self.ddp.require_forward_param_sync = users.backward if torch.is_grad_enabled() else users.forward
+        flags, self._user_flags = self._user_flags, None
+        self.ddp.require_backward_grad_sync = flags.backward
+        # as DDP itself sets the flag in a forward: buffers are synced in the forward after one with the backward flag
+        self.ddp.require_forward_param_sync = flags.backward if torch.is_grad_enabled() else flags.forward
 
     def has_averaged(self) -> bool:
-        """Return whether the reducer was in a synced backward since the last call; no Python runs in backward.
+        """Return whether the reducer ran in a synced backward since the last call; no Python runs in backward.
 
-        The reducer notes for each parameter the nanoseconds from forward to its gradient. They change in a synced
-        backward alone. Two backwards of the same nanoseconds for each parameter are taken for a single backward: see
+        The reducer records, for each parameter, the nanoseconds from forward to its gradient. These numbers change in a
+        synced backward only. Two backwards with equal numbers for all parameters count as a single backward: see
         ``counts_surely``. A backward that failed halfway counts.
         """
         self._look()
@@ -268,7 +268,7 @@ class Reducer:
         return averaged
 
     def renew(self) -> None:
-        """Give the module a new reducer, which has no hook and averages float32. Called on every rank between steps.
+        """Give the module a new reducer, without a hook, averaging in float32. Called on every rank between steps.
 
         Raises:
             RuntimeError: a backward is running.
@@ -279,20 +279,20 @@ class Reducer:
         self._stats, self._enqueued = _stats(ddp), _enqueued(ddp)
 
     def use_float16(self) -> None:
-        """Have the reducer average float16, by torch's own C++ hook, until ``renew``. Called on every rank.
+        """Make the reducer average in float16, by torch's C++ hook, until ``renew``. Called on every rank.
 
         Raises:
-            RuntimeError: the reducer has a hook; ``renew`` takes it off.
+            RuntimeError: the reducer has a hook; ``renew`` removes it.
         """
         private: Any = self.ddp
         hooks: Any = dist
         private._register_builtin_comm_hook(hooks.BuiltinCommHookType.FP16_COMPRESS)
 
     def _look(self) -> None:
-        """Note whether the reducer was in a synced backward since the last look."""
+        """Record whether the reducer ran in a synced backward since the last look."""
         ddp = self.ddp
         stats, enqueued = _stats(ddp), _enqueued(ddp)
-        # a reducer that is new begins with zeros; the first backward of a static graph leaves no times, but a flag
+        # a new reducer begins with zeros; the first backward of a static graph sets no times, but a flag
         self._averaged |= (any(stats) and stats != self._stats) or (enqueued and not self._enqueued)
         self._stats, self._enqueued = stats, enqueued
 
@@ -318,31 +318,32 @@ def _check_names(ddp: DistributedDataParallel) -> None:
         *(STEERING_STATIC if getattr(ddp, "static_graph", False) else ()),
         "_register_builtin_comm_hook",
     )
-    for owner, known_as, names in ((ddp, "DistributedDataParallel.", of_ddp), (torch, "torch.", STEERING_TORCH)):
+    for owner, prefix, names in ((ddp, "DistributedDataParallel.", of_ddp), (torch, "torch.", STEERING_TORCH)):
         for name in names:
             inner: Any = owner
-            for part in name.removeprefix("torch.").split("."):
-                if not hasattr(inner, part):
+            for component in name.removeprefix("torch.").split("."):
+                if not hasattr(inner, component):
                     raise SettingsError(
-                        f"every, native: torch {torch.__version__} has no {known_as}{name.removeprefix('torch.')}, "
+                        f"every, native: torch {torch.__version__} has no {prefix}{name.removeprefix('torch.')}, "
                         "which training apart and DDP's own exchange need; use every=1, native=False, which do without"
                     )
-                inner = getattr(inner, part)
+                inner = getattr(inner, component)
 
 
 def refuse_apart(module: torch.nn.Module, optimizers: Iterable[torch.optim.Optimizer]) -> None:
-    """Refuse what cannot train apart, or would not be equal on all ranks afterwards.
+    """Refuse modules and optimizers that cannot train apart, or that ranks could not make equal afterwards.
 
     Args:
-        module: what trains: a DistributedDataParallel, or a module without.
-        optimizers: torch's optimizers that train it, without a framework's wrapper.
+        module: module that is trained: a DistributedDataParallel, or a module without.
+        optimizers: torch's optimizers that train the module, without a framework's wrapper.
 
     Raises:
-        SettingsError: one of them exchanges in each step, or keeps what ranks cannot average; it is named.
+        SettingsError: the module or an optimizer exchanges in each step, or has state that ranks cannot average; the
+            message names it.
     """
     for optimizer in optimizers:
         name = type(optimizer).__name__
-        ancestors = {ancestor.__name__ for ancestor in type(optimizer).__mro__}  # to import one takes long
+        ancestors = {ancestor.__name__ for ancestor in type(optimizer).__mro__}  # importing the class takes long
         if isinstance(optimizer, torch.optim.LBFGS):
             raise _cannot(f"{name} keeps its state in lists, which ranks cannot average", "another optimizer")
         if "ZeroRedundancyOptimizer" in ancestors:
@@ -364,5 +365,5 @@ def refuse_apart(module: torch.nn.Module, optimizers: Iterable[torch.optim.Optim
         )
 
 
-def _cannot(reason: str, instead: str) -> SettingsError:
-    return SettingsError(f"every: ranks cannot train apart here: {reason}; use {instead}, or every=1")
+def _cannot(reason: str, remedy: str) -> SettingsError:
+    return SettingsError(f"every: ranks cannot train apart here: {reason}; use {remedy}, or every=1")

@@ -1,6 +1,6 @@
 # SPDX-FileCopyrightText: 2026 The gravac developers
 # SPDX-License-Identifier: Apache-2.0
-"""A DDP module whose gradients are exchanged by the hook, by DDP itself, or not at all, from step to step."""
+"""A source whose gradients are exchanged by the hook, by DDP itself, or not at all; this may change at each step."""
 
 from collections.abc import Callable
 from concurrent.futures import Future
@@ -15,15 +15,15 @@ from gravac.sources.ddp_private import Reducer, register
 
 
 class SteeredDDP:
-    """See ``gravac.modes.switch.Source``.
+    """A DDP module as a source of gradients; see ``gravac.modes.switch.Source``.
 
     Args:
         adapter: hands gradients to the engine.
         ddp: module that is trained.
-        hook: communication hook; it is registered.
+        hook: communication hook, which is registered already.
 
     Raises:
-        SettingsError: this torch's DistributedDataParallel lacks what steering it takes.
+        SettingsError: this torch's DistributedDataParallel lacks a name that steering needs.
     """
 
     def __init__(self, adapter: DDPAdapter, ddp: DistributedDataParallel, hook: Callable[..., Any]) -> None:
@@ -34,7 +34,7 @@ class SteeredDDP:
 
     @property
     def decided(self) -> "Future[Candidate] | None":
-        """Candidate that was decided when the last step by the hook began."""
+        """Future of the candidate of the last hook step that began."""
         return self._adapter.decided
 
     @decided.setter
@@ -42,27 +42,27 @@ class SteeredDDP:
         self._adapter.decided = decided
 
     @property
-    def send_whole(self) -> bool:
-        """Whether the next step by the hook sends all residuals, dense."""
-        return self._adapter.send_whole
+    def send_residuals(self) -> bool:
+        """True if the next hook step sends all residuals, dense."""
+        return self._adapter.send_residuals
 
-    @send_whole.setter
-    def send_whole(self, send_whole: bool) -> None:
-        self._adapter.send_whole = send_whole
+    @send_residuals.setter
+    def send_residuals(self, send_residuals: bool) -> None:
+        self._adapter.send_residuals = send_residuals
 
     @property
     def synced(self) -> bool:
-        """Whether DDP would average in the backward of a forward that begins now."""
+        """True if DDP would average in the backward of a forward that begins here."""
         return self._reducer.synced
 
     @property
     def in_join(self) -> bool:
-        """Whether training runs under ``join()``, where ranks that have no inputs left answer no round."""
+        """True if training runs under ``join()``: ranks without inputs take part in no exchange of outer steps."""
         return self._reducer.in_join
 
     @property
     def shares_buffers(self) -> bool:
-        """Whether DDP has all ranks take rank 0's buffers in each forward."""
+        """True if DDP copies rank 0's buffers to all ranks in each forward."""
         return bool(self._ddp.broadcast_buffers)
 
     def use_hook(self) -> None:
@@ -71,32 +71,32 @@ class SteeredDDP:
         register(self._ddp, self._hook)
 
     def use_native(self, cf: float) -> None:
-        """Exchange by DDP: give it a new reducer without gravac's hook; for CF 2 with torch's float16 hook."""
+        """Exchange by DDP: give it a new reducer without gravac's hook; for CF 2, with torch's float16 hook."""
         self._adapter.rest()
         self._reducer.renew()
         if cf == 2:
             self._reducer.use_float16()
 
-    def part(self) -> None:
-        """Exchange nothing: DDP is silenced in each forward."""
+    def stop_exchange(self) -> None:
+        """Exchange nothing: ``silence`` is called in each forward."""
         self._adapter.rest()
 
     def silence(self) -> None:
-        """Have DDP average nothing in the backward of the forward that begins."""
+        """Keep DDP from averaging in the backward of the forward that begins."""
         self._reducer.silence()
 
     def restore(self) -> None:
-        """Give DDP the training loop's own flags back."""
+        """Restore DDP's flags as the training loop had set them."""
         self._reducer.restore()
 
-    def averaged(self) -> bool:
-        """Whether DDP has averaged gradients since the last call."""
+    def has_averaged(self) -> bool:
+        """True if DDP has averaged gradients since the last call."""
         return self._reducer.has_averaged()
 
     def forward_starts(self) -> None:
-        """See ``Source``."""
+        """Record the moment: a forward with gradients begins, of a hook step."""
         self._adapter.forward_starts()
 
     def step_ended(self) -> None:
-        """See ``Source``."""
+        """Record the moment: an optimizer's step has ended, of a hook step."""
         self._adapter.step_ended()

@@ -1,10 +1,10 @@
 # SPDX-FileCopyrightText: 2026 The gravac developers
 # SPDX-License-Identifier: Apache-2.0
-"""Exchange groups: ordered lists of parameter names that travel together.
+"""Exchange groups: ordered lists of the names of parameters that are exchanged together.
 
-DDP's first backward has one bucket with everything; it lays buckets anew after the first step (the second with
-``static_graph``), and a resumed run starts over. Sums depend on what is summed together, so groups are fixed from the
-first rebuilt layout and saved; whatever buckets come later are cut into them.
+DDP's first backward has one bucket with all gradients. DDP rebuilds its buckets after the first step (the second with
+``static_graph``), and so does a resumed run. Sums depend on which gradients are summed together, so groups are fixed
+from the first rebuilt layout, and saved. Later buckets are cut into these groups.
 """
 
 from collections.abc import Sequence
@@ -13,14 +13,17 @@ Names = tuple[str, ...]
 """Names of parameters, in order."""
 
 SETTLED = 3
-"""Number of steps with one layout after which it is taken for final (``find_unused_parameters`` never rebuilds)."""
+"""Number of steps with the same layout after which it is fixed (with ``find_unused_parameters`` DDP never rebuilds)."""
 
 
 class ExchangeLayout:
-    """Turns buckets, as they arrive, into groups that are complete.
+    """Turns arriving buckets into complete exchange groups.
 
     Args:
-        fixed: the groups of an earlier run; empty to learn them.
+        fixed: groups of an earlier run; empty to learn them.
+
+    Attributes:
+        fixed: the groups; empty while they are not known.
     """
 
     def __init__(self, fixed: Sequence[Names] = ()) -> None:
@@ -31,7 +34,7 @@ class ExchangeLayout:
         self._fix(tuple(tuple(names) for names in fixed))
 
     def arrive(self, names: Names) -> list[Names]:
-        """Take in a bucket: return the groups it completes, in their fixed order, or itself while none are fixed."""
+        """Add a bucket; return the groups that it completes, in fixed order; the bucket while no groups are fixed."""
         self._arrived.append(names)
         if not self.fixed:
             return [names]
@@ -49,8 +52,8 @@ class ExchangeLayout:
         return ready
 
     def end(self) -> list[Names]:
-        """End a backward: return what is left of groups whose other members never came, and learn from the step."""
-        left = [
+        """End a backward: return the arrived members of incomplete groups, and learn the groups from the step."""
+        incomplete = [
             tuple(name for name in group if name in self._waiting)
             for group in self.fixed
             if not self._waiting.isdisjoint(group)
@@ -59,7 +62,7 @@ class ExchangeLayout:
             self._learn(tuple(self._arrived))
         self._arrived.clear()
         self._waiting.clear()
-        return left
+        return incomplete
 
     def _learn(self, layout: tuple[Names, ...]) -> None:
         self._steps += 1

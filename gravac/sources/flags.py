@@ -1,18 +1,18 @@
 # SPDX-FileCopyrightText: 2026 The gravac developers
 # SPDX-License-Identifier: Apache-2.0
-"""Flags of all ranks in a few numbers: a sum over the ranks tells how many ranks set each."""
+"""Packs flags of all ranks into a few numbers: a sum over the ranks counts the ranks that set each flag."""
 
 from collections.abc import Sequence
 
 EXACT_BITS = 52
-"""Bits of a float64 that sums of counts may use and stay exact."""
+"""Number of bits of a float64 that sums of counts may use and stay exact."""
 
 
 def pack(flags: Sequence[bool], world: int) -> list[float]:
-    """Return flags as numbers whose sums over the ranks tell how many ranks set each; see ``unpack``.
+    """Return flags as numbers, from whose sums over the ranks ``unpack`` counts the ranks that set each flag.
 
     Args:
-        flags: this rank's.
+        flags: this rank's flags.
         world: number of ranks.
 
     Example:
@@ -20,22 +20,22 @@ def pack(flags: Sequence[bool], world: int) -> list[float]:
         [2, 0, 2]
     """
     bits = world.bit_length()
-    each = EXACT_BITS // bits
+    flags_per_number = EXACT_BITS // bits
     return [
-        float(sum(1 << bits * place for place, flag in enumerate(flags[start : start + each]) if flag))
-        for start in range(0, len(flags), each)
+        float(sum(1 << bits * n for n, flag in enumerate(flags[start : start + flags_per_number]) if flag))
+        for start in range(0, len(flags), flags_per_number)
     ]
 
 
 def unpack(sums: Sequence[float], number: int, world: int) -> list[int]:
-    """Return how many ranks set each flag, of the sums of what ``pack`` returned.
+    """Return the number of ranks that set each flag.
 
     Args:
-        sums: sums over the ranks.
+        sums: sums over the ranks of the numbers that ``pack`` returned.
         number: number of flags.
         world: number of ranks.
     """
     bits = world.bit_length()
-    each = EXACT_BITS // bits
+    flags_per_number = EXACT_BITS // bits
     mask = (1 << bits) - 1
-    return [int(sums[place // each]) >> bits * (place % each) & mask for place in range(number)]
+    return [int(sums[n // flags_per_number]) >> bits * (n % flags_per_number) & mask for n in range(number)]

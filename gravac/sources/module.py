@@ -1,16 +1,16 @@
 # SPDX-FileCopyrightText: 2026 The gravac developers
 # SPDX-License-Identifier: Apache-2.0
-"""A module without DistributedDataParallel: hooks on its parameters hand gradients to the engine while backward runs.
+"""A source without DistributedDataParallel: hooks on parameters hand gradients to the engine while backward runs.
 
-A *step* is a backward whose gradients are exchanged. Its order is the same on all ranks, whatever order the gradients
-are ready in, and whatever fails on one of them:
+A *step* is a backward whose gradients are exchanged. Its exchanges have the same order on all ranks, whatever the order
+in which gradients become ready, and whatever fails on a rank:
 
 1. The engine's step begins, with the first gradient.
-2. Rank 0's buffers leave, those that training changes.
-3. The gradients leave, in groups of fixed order: a group as soon as it and all groups before it are ready.
-4. Backward ends: the groups that are left leave, then marks: which parameters have a gradient on this rank, which
+2. Rank 0 sends its buffers that training changes.
+3. Gradients are sent in groups of fixed order: a group as soon as it and all earlier groups are ready.
+4. Backward ends. The remaining groups are sent, then marks: which parameters have a gradient on this rank, which
    buffers changed, and whether backward failed.
-5. The engine's step ends. ``wait`` then has the means in ``.grad``.
+5. The engine's step ends. ``wait`` then puts the means into ``.grad``.
 """
 
 import functools
@@ -37,15 +37,15 @@ from gravac.guarded import Guarded
 from gravac.measurement import LocalMeasurement
 from gravac.sources.buffers import SentBuffers
 from gravac.sources.ddp import canonical, learning_rate
-from gravac.sources.ddp_private import LeftBehind
+from gravac.sources.ddp_private import UncopiedHook
 from gravac.sources.flags import pack, unpack
 from gravac.sources.weights import check_memory
 
 FIRST_GROUP = 1 << 20
-"""Bytes of the first group, small as DDP's first bucket is, so that the link is busy soon."""
+"""Number of bytes of the first group, as small as DDP's first bucket, so that the link is busy soon."""
 
 GROUP = 25 << 20
-"""Bytes of each other group, as many as DDP's buckets have. A larger parameter is a group by itself."""
+"""Number of bytes of each other group, as in DDP's buckets. A larger parameter is a group by itself."""
 
 
 @dataclass(eq=False, slots=True)
@@ -53,9 +53,9 @@ class _Backward:
     """A backward under way.
 
     Attributes:
-        task: autograd's number of the outermost backward; activation checkpointing runs others inside of it.
-        synced: whether its gradients are exchanged.
-        callback: dies with the backward, whether that ended or failed.
+        task: autograd's number of the outermost backward; activation checkpointing runs others within it.
+        synced: whether the backward's gradients are exchanged.
+        callback: reference that is dead once the backward has ended or failed.
     """
 
     task: int
@@ -64,7 +64,7 @@ class _Backward:
 
 
 class _AtEnd:
-    """What autograd calls when a backward has ended; nothing else refers to it."""
+    """Callback that autograd calls when a backward has ended; only autograd refers to it."""
 
     def __init__(self, function: Callable[[], None]) -> None:
         self._function = function
@@ -75,19 +75,20 @@ class _AtEnd:
 
 @dataclass(eq=False, slots=True)
 class _Step:
-    """A step that was begun.
+    """A step under way.
 
     Attributes:
-        late: whether groups leave when backward has ended, not before.
-        waiting_for: numbers of gradients that each group still waits for.
+        late: whether groups are sent only when backward has ended.
+        waiting_for: number of gradients that each group still waits for.
         arrived: names of parameters whose gradients were accumulated.
-        groups: number of groups that left.
-        handles: all that is in flight.
-        lacking: stand-ins of this rank's missing gradients, zeros that become the mean, by name.
-        copies: gradients that do not lie in memory as their parameters do, each with what is exchanged instead.
-        buffers: rank 0's buffers as bytes, ``[bytes]``, with their names; ``None``: none are sent.
-        marks: the ranks' sum of what step 4 tells, float64.
-        failure: why this rank's gradients are not what they ought to be.
+        repeats: whether a gradient was accumulated several times, or within a nested backward.
+        groups: number of groups that have been sent.
+        handles: handles of all exchanges in flight.
+        lacking: zeros in place of this rank's missing gradients, which become the mean, by name.
+        copies: gradients whose memory layout differs from their parameters', each with the copy that is exchanged.
+        buffers: names of the buffers that rank 0 sends, and their bytes, ``[bytes]``; ``None``: none are sent.
+        marks: sum over the ranks of the packed marks, float64; see 4. above.
+        failure: error because of which this rank's gradients are wrong; ``None`` if there is none.
     """
 
     late: bool
@@ -106,28 +107,28 @@ class _Step:
 class ModuleSource:
     """Averages the gradients of a module over the ranks, while backward runs.
 
-    When ``backward()`` returns, each ``.grad`` holds the mean over the ranks. As with DDP it is the mean of ``.grad``
-    with all that was accumulated before: in ``accumulate()``, or by an earlier backward, whose mean is then in it.
+    When ``backward()`` returns, each ``.grad`` holds the mean over the ranks. As with DDP the mean includes all that
+    ``.grad`` held before: gradients accumulated in ``accumulate()``, or the mean of an earlier backward.
 
-    - *Which backward is a step.* Each that reaches a parameter outside of ``accumulate()``, unless the source is
-      ``quiet``. Two backwards between two optimizer steps are two steps. The second exchanges the first's mean and its
-      gradients together, of all parameters. All ranks make the same steps.
-    - *No gradient.* A parameter that this rank's step does not reach takes part with the ``.grad`` it has, or with
-      zeros. Afterwards it has the mean. If no rank had a gradient, its ``.grad`` stays ``None``, so that no optimizer
-      changes it. This is what ``find_unused_parameters=True`` does in DDP. It takes a message of some bytes a step.
-      Over NCCL the host of a rank without a gradient waits for that message.
-    - *Buffers.* Running statistics must be the same on all ranks when they evaluate. DDP sends rank 0's in each
-      forward, which waits for them. Here rank 0's leave when backward begins, beside the gradients, and are in place
-      when ``backward()`` returns: after a step all ranks have the same. Buffers of normalization layers are sent
-      in each step. Another one that changes on any rank is sent with the step after. So constants, such as masks, cost
-      nothing.
+    - *Which backward is a step.* Each backward that reaches a parameter outside of ``accumulate()`` is a step, unless
+      the source is ``quiet``. Two backwards between two optimizer steps are two steps. The second step exchanges the
+      sum of the first step's mean and its own gradients, of all parameters. All ranks make the same steps.
+    - *No gradient.* For a parameter that this rank's step does not reach, the present ``.grad`` is exchanged, or zeros.
+      Afterwards the parameter has the mean. If no rank had a gradient, its ``.grad`` stays ``None``, so that no
+      optimizer changes it. DDP does the same with ``find_unused_parameters=True``. This takes a message of some bytes a
+      step. Over NCCL the host of a rank without a gradient waits for that message.
+    - *Buffers.* Running statistics must be the same on all ranks when they evaluate. DDP sends rank 0's buffers in each
+      forward, which waits for them. Here rank 0's buffers are sent when backward begins, beside the gradients, and are
+      in place when ``backward()`` returns. After a step all ranks have the same buffers. Buffers of normalization
+      layers are sent in each step. Any other buffer is sent in the step after it changed on any rank. So constants,
+      such as masks, cost nothing.
     - *Activation checkpointing.* In its reentrant form autograd may accumulate a parameter's gradient several times in
-      one backward. The first step, and each after one in which that happened, exchanges nothing before backward has
-      ended. If it happens to a gradient that has left already, that step fails on all ranks.
-    - *Failures* surface from ``backward()``. A backward may end with an exception after it reached the module's
-      outputs. Then this rank's next forward or backward completes that step with zeros, so that ranks keep count of
-      each other. The other ranks' ``backward()`` raises, where the host looks at data (not over NCCL).
-    - *Parameters* are found by ``bind``. A parameter that is replaced later is not exchanged.
+      one backward. In the first step, and in each step after one in which that happened, gradients are exchanged only
+      when backward has ended. If it happens to a gradient that has been sent already, that step fails on all ranks.
+    - *Failures* are raised by ``backward()``. A backward may end with an exception after it reached the module's
+      outputs. Then this rank's next forward or backward completes that step with zeros, so that all ranks make the same
+      steps. The other ranks' ``backward()`` raises if the host looks at tensors (not over NCCL).
+    - *Parameters* are those that the module had in ``bind``. A parameter that is replaced later is not exchanged.
 
     Args:
         engine: averages the gradients.
@@ -138,17 +139,17 @@ class ModuleSource:
     Attributes:
         quiet: whether gradients stay local and nothing is exchanged, as in outer steps. Changed on all ranks between
             two steps.
-        loss_scale: returns the factor that gradients were multiplied with; ``None``: without a scaler.
-        optimizer: applies the gradients.
-        runs: future of the candidate that was decided when the last step began; ``None`` before the first.
-        send_whole: whether the next step sends all residuals, dense, whatever was decided.
+        loss_scale: returns the factor that gradients were multiplied by; ``None`` without a scaler.
+        optimizer: optimizer that applies the gradients.
+        decided: future of the candidate of the last step that began; ``None`` before the first.
+        send_residuals: whether the next step sends all residuals, dense, whatever the controller decided.
     """
 
     def __init__(self, engine: Engine, *, broadcast_buffers: bool = True, waits: bool = True) -> None:
-        self.quiet = self.send_whole = False
+        self.quiet = self.send_residuals = False
         self.loss_scale: Callable[[], Number] | None = None
         self.optimizer: torch.optim.Optimizer | None = None
-        self.runs: Future[Candidate] | None = None
+        self.decided: Future[Candidate] | None = None
         self._engine, self._waits = engine, waits
         self._broadcasts_buffers = broadcast_buffers
         self._guarded = Guarded()
@@ -164,13 +165,13 @@ class ModuleSource:
         self._backward: _Backward | None = None
         self._step: _Step | None = None
         self._ended: _Step | None = None
-        self._unread: torch.Tensor | None = None  # marks of the last step, which nobody has read
+        self._unread: torch.Tensor | None = None  # marks of the last step, if nobody has read them
         self._inputs: Mark | None = None
         self._optimized: Mark | None = None
 
     @property
     def module(self) -> torch.nn.Module | None:
-        """The module being watched, as long as it lives."""
+        """The module being watched; ``None`` if there is none, or if it was deleted."""
         return self._module() if self._module is not None else None
 
     def bind(self, module: torch.nn.Module) -> None:
@@ -179,8 +180,8 @@ class ModuleSource:
         Raises:
             TypeError: the module is a DistributedDataParallel, its parameters are in shards (FSDP, DTensor), or a
                 parameter to train is complex.
-            ValueError: there is nothing to train, it lies on several devices, has no memory yet, or cannot be exchanged
-                as it lies in memory.
+            ValueError: there is no parameter to train, or parameters are on several devices, or have no memory yet. Or
+                the memory layout of a tensor does not allow an exchange.
         """
         if isinstance(module, DistributedDataParallel):
             raise TypeError("module: it is a DistributedDataParallel, which averages gradients; give ddp.module")
@@ -198,26 +199,26 @@ class ModuleSource:
 
     @property
     def accumulating(self) -> bool:
-        """Whether a backward that begins now exchanges nothing, within ``accumulate``."""
+        """True within ``accumulate``: a backward that begins here exchanges nothing."""
         return self._accumulating > 0
 
     @property
     def same(self) -> dict[str, str]:
-        """What must be the same on all ranks besides the engine's ``described``: the buffers, in words."""
+        """Texts that describe the buffers, by field; must be the same on all ranks, as the engine's ``described``."""
         return described(self._buffers.present, "buffer")
 
     def watch(self, module: torch.nn.Module, optimizer: torch.optim.Optimizer | None) -> None:
         """Average the gradients of a module from the next backward on; ``bind`` was called with it.
 
-        Called on every rank, which all have the same weights: see ``gravac.sources.weights.share``.
+        Called on every rank. All ranks have the same weights: see ``gravac.sources.weights.broadcast_weights``.
 
         Args:
             module: the module, compiled or not.
-            optimizer: tells when it has made its step, and its learning rate.
+            optimizer: optimizer whose steps and learning rate are observed; ``None``: neither is known.
 
         Raises:
-            RuntimeError: something else takes a parameter's gradient as soon as it is accumulated, such as an optimizer
-                that makes its steps within backward; nothing was changed.
+            RuntimeError: another hook uses a parameter's gradient as soon as it is accumulated, such as that of an
+                optimizer that makes its steps within backward; nothing was changed.
         """
         for name, parameter in self._parameters.items():
             if getattr(parameter, "_post_accumulate_grad_hooks", None):
@@ -228,7 +229,7 @@ class ModuleSource:
                 )
         self._module = weakref.ref(module)
         disable: Any = torch.compiler.disable  # in a module that is compiled in place, hooks would be compiled with it
-        starts, ended = LeftBehind(disable(self._forward_starts)), LeftBehind(disable(self._forward_ended))
+        starts, ended = UncopiedHook(disable(self._forward_starts)), UncopiedHook(disable(self._forward_ended))
         self._watched = [module.register_forward_pre_hook(starts), module.register_forward_hook(ended)]
         trained: dict[str, Any] = {**self._parameters}
         for name, parameter in trained.items():
@@ -259,7 +260,9 @@ class ModuleSource:
 
     @contextmanager
     def accumulate(self) -> Iterator[None]:
-        """Exchange nothing in the backwards within; the next outside exchanges the sum. Entered alike on all ranks.
+        """Exchange nothing in backwards within the context; the next backward outside exchanges the sum.
+
+        Entered alike on all ranks.
 
         Example:
             >>> with source.accumulate():  # doctest: +SKIP
@@ -273,22 +276,22 @@ class ModuleSource:
             self._accumulating -= 1
 
     def wait(self) -> None:
-        """Wait for the step whose backward ended last: afterwards gradients and buffers hold what all ranks agree on.
+        """Wait for the step whose backward ended last; put the means into ``.grad``, and rank 0's buffers into place.
 
         Raises:
             ExchangeError: a rank did not answer.
             TypeError: a gradient is sparse.
-            RuntimeError: backward failed on some ranks; of ranks in memory, not all have made their backward.
+            RuntimeError: backward failed on some ranks, or ranks in memory have not all made their backward.
         """
         step, self._ended = self._ended, None
         if step is None:
             return
         for handle in step.handles:
             handle.wait()
-        if self.runs is not None and self.runs.done() and (failure := self.runs.exception()) is not None:
+        if self.decided is not None and self.decided.done() and (failure := self.decided.exception()) is not None:
             raise failure
         self._unread = step.marks
-        counts = self._read() if self._engine.schedule.looks or step.lacking else None
+        counts = self._read() if self._engine.schedule.host_looks or step.lacking else None
         with torch.no_grad():
             for gradient, copy in step.copies:
                 gradient.copy_(copy)
@@ -296,7 +299,8 @@ class ModuleSource:
                 if counts is not None and counts.gradients[name]:
                     self._parameters[name].grad = mean
             if step.buffers is not None and self._engine.state.rank:
-                self._buffers.put(*step.buffers)
+                names, flat = step.buffers
+                self._buffers.put(names, flat)
         if step.failure is not None:
             raise step.failure
         if counts is not None and counts.failed:
@@ -309,7 +313,7 @@ class ModuleSource:
 
     def _forward_starts(self, *_: object) -> None:
         if not torch.is_grad_enabled() or torch._C._current_graph_task_id() != -1:
-            return  # evaluation, or a checkpoint that is computed again
+            return  # evaluation, or activation checkpointing, which computes a forward again
         self._complete(self._waits)
         if self.quiet:
             return
@@ -322,10 +326,10 @@ class ModuleSource:
         if self._inputs is None:
             self._inputs = self._engine.mark()
 
-    def _forward_ended(self, module: object, given: object, outputs: object) -> None:
+    def _forward_ended(self, module: object, inputs: object, outputs: object) -> None:
         if torch.is_grad_enabled() and not self.quiet:
-            found: Iterator[Any] = _tensors(outputs)
-            for tensor in found:
+            tensors: Iterator[Any] = _tensors(outputs)
+            for tensor in tensors:
                 if tensor.requires_grad:
                     tensor.register_hook(self._backward_starts)
 
@@ -346,12 +350,12 @@ class ModuleSource:
 
     @property
     def _running(self) -> _Backward | None:
-        """The backward under way; ``None`` after its end, or if it failed."""
+        """The backward under way; ``None`` if the last one has ended or failed."""
         backward = self._backward
         return None if backward is None or backward.callback() is None else backward
 
     def _enter(self) -> _Backward:
-        """Return the backward under way, the outermost; its end is noticed if this is the first that is seen of it."""
+        """Return the outermost backward under way; if it has just begun, queue a callback for its end."""
         if (running := self._running) is not None:
             return running
         task = torch._C._current_graph_task_id()
@@ -375,9 +379,12 @@ class ModuleSource:
                 self.wait()
 
     def _complete(self, waits: bool) -> None:
-        """Complete the step of a backward that ended with an exception, so that no other rank waits for this one.
+        """Complete the step of a backward that ended with an exception, so that no other rank waits for this rank.
 
-        If that backward had reached no parameter yet, the step begins here.
+        If that backward had reached no parameter yet, its step begins here.
+
+        Args:
+            waits: whether to wait for the step's exchanges.
         """
         backward = self._backward
         if backward is None or self._running is not None:
@@ -391,7 +398,7 @@ class ModuleSource:
         if waits:
             self._ended, self._unread = None, step.marks
             for handle in step.handles:
-                handle.wait()  # gradients may have been zeroed since: the means change none
+                handle.wait()  # means are not written: gradients may have been zeroed since
 
     # a step
 
@@ -403,10 +410,10 @@ class ModuleSource:
         inputs = StepInputs(
             loss_scale=self.loss_scale() if self.loss_scale is not None else None,
             learning_rate=learning_rate(self.optimizer) if self.optimizer is not None else math.nan,
-            dense=self.send_whole,
+            dense=self.send_residuals,
         )
-        self.send_whole = False
-        self.runs = engine.begin(inputs)
+        self.send_residuals = False
+        self.decided = engine.begin(inputs)
         self._step = step = _Step(self._late, [len(names) for names in self._groups])
         self._buffers.look()
         if self._buffers.sent:
@@ -416,7 +423,12 @@ class ModuleSource:
         return step
 
     def _arrive(self, name: str, nested: bool) -> None:
-        """A gradient was accumulated, perhaps not for the last time."""
+        """Take note that a gradient was accumulated, and send groups that are complete.
+
+        Args:
+            name: the parameter's name.
+            nested: whether the gradient was accumulated in a backward within the outermost one.
+        """
         step = self._step or self._begin()
         if nested or name in step.arrived:
             step.late = step.repeats = True
@@ -433,11 +445,11 @@ class ModuleSource:
             self._hand_over(step)
 
     def _hand_over(self, step: _Step, empty: bool = False) -> None:
-        """The next group leaves.
+        """Hand the next group over to the engine.
 
         Args:
             step: the step under way.
-            empty: whether zeros leave instead of gradients.
+            empty: whether zeros are sent instead of gradients.
         """
         names = self._groups[step.groups]
         step.groups += 1
@@ -445,7 +457,7 @@ class ModuleSource:
         step.handles.append(self._engine.ready(tensors))
 
     def _tensor(self, step: _Step, name: str, empty: bool) -> torch.Tensor:
-        """Return what takes part in the exchange: a gradient, in its parameter's memory format."""
+        """Return the tensor to exchange: a gradient in its parameter's memory format, a copy of it, or zeros."""
         parameter = self._parameters[name]
         gradient = None if empty else parameter.grad
         if gradient is not None and gradient.layout != torch.strided:
@@ -464,7 +476,7 @@ class ModuleSource:
         return copy
 
     def _end(self, step: _Step) -> None:
-        """All gradients leave that have not, and the engine's step ends."""
+        """Hand over the remaining groups and the marks, and end the engine's step."""
         inputs, optimized, backward = self._inputs, self._optimized, self._engine.mark()
         self._inputs = self._step = None
         self._late = step.repeats
@@ -472,9 +484,9 @@ class ModuleSource:
         def fill(measurement: LocalMeasurement) -> None:
             measurement.inputs, measurement.optimized, measurement.backward = inputs, optimized, backward
 
-        given_up = step.failure is not None and not isinstance(step.failure, TypeError)
+        send_zeros = step.failure is not None and not isinstance(step.failure, TypeError)
         while step.groups < len(self._groups):
-            self._hand_over(step, empty=given_up)
+            self._hand_over(step, empty=send_zeros)
         self._engine.flush()
         flags = [step.failure is not None, *(name not in step.lacking for name in self._parameters)]
         packed = pack([*flags, *self._buffers.changed], self._engine.state.world)
@@ -484,18 +496,18 @@ class ModuleSource:
         self._ended = step
 
     def _exchange(self, job: Job) -> Handle:
-        """Run a job that is no averaging."""
+        """Run a job that averages no gradients; return its handle."""
         handle = Handle(self._engine, self._guarded)
 
-        def whole() -> Job:
+        def job_and_end() -> Job:
             yield from job
             handle.ends()
 
-        self._engine.executor.exchange(whole(), handle.ends, self._engine.device, lambda: True)
+        self._engine.executor.exchange(job_and_end(), handle.ends, self._engine.device, lambda: True)
         return handle
 
     def _read(self) -> "_Counts | None":
-        """Read what the ranks told of the last step, if nobody has."""
+        """Read the marks of the last step, and return their counts; ``None`` if somebody has read them already."""
         marks, self._unread = self._unread, None
         if marks is None:
             return None
@@ -508,11 +520,11 @@ class ModuleSource:
 
 @dataclass(frozen=True, slots=True)
 class _Counts:
-    """Numbers of ranks.
+    """Counts of ranks in a step.
 
     Attributes:
-        failed: whose backward failed.
-        gradients: that have a gradient, by the parameter's name.
+        failed: number of ranks whose backward failed.
+        gradients: number of ranks that have a gradient, by parameter name.
     """
 
     failed: int
@@ -520,37 +532,37 @@ class _Counts:
 
 
 def _sum(tensor: torch.Tensor) -> Job:
-    """Make a tensor its sum over the ranks."""
+    """Replace a tensor by its sum over the ranks, in place."""
     (total,) = yield [AllReduce(tensor)]
     if total is not tensor:
         tensor.copy_(total)
 
 
 def _broadcast(tensor: torch.Tensor) -> Job:
-    """Make a tensor that of rank 0."""
+    """Replace a tensor by rank 0's, in place."""
     (sent,) = yield [Broadcast(tensor, 0)]
     if sent is not tensor:
         tensor.copy_(sent)
 
 
 def _grouped(parameters: Mapping[str, torch.nn.Parameter]) -> list[list[str]]:
-    """Names in groups that are exchanged together: last parameters first, since backward has their gradients first."""
+    """Return names in exchange groups, last parameters first, since backward computes their gradients first."""
     groups: list[list[str]] = []
-    room = 0
+    remaining_bytes = 0
     for name, parameter in reversed([*parameters.items()]):
         size = parameter.numel() * parameter.element_size()
-        if not groups or size > room:
-            room = GROUP if groups else FIRST_GROUP
+        if not groups or size > remaining_bytes:
+            remaining_bytes = GROUP if groups else FIRST_GROUP
             groups.append([])
         groups[-1].append(name)
-        room -= size
+        remaining_bytes -= size
     return groups
 
 
 def _refuse_sharded(module: torch.nn.Module, parameters: Mapping[str, torch.nn.Parameter]) -> None:
-    """Refuse parameters of which a rank has a part only."""
-    for path, part in module.named_modules():
-        if any(kind.__name__ == "FullyShardedDataParallel" for kind in type(part).__mro__):
+    """Refuse parameters of which each rank has only a shard."""
+    for path, child in module.named_modules():
+        if any(kind.__name__ == "FullyShardedDataParallel" for kind in type(child).__mro__):
             raise TypeError(
                 f"module: {path or 'it'} is in shards (FullyShardedDataParallel), whose gradients FSDP exchanges; "
                 "use the plain module"
@@ -564,7 +576,7 @@ def _refuse_sharded(module: torch.nn.Module, parameters: Mapping[str, torch.nn.P
 
 
 def _refuse_unplaced(named: Mapping[str, torch.nn.Parameter], parameters: Mapping[str, torch.nn.Parameter]) -> None:
-    """Refuse if there is nothing to train, or not in the memory of one device."""
+    """Refuse a module without parameters to train, or whose parameters lack memory or are on several devices."""
     if not parameters:
         raise ValueError("module: it has no parameter that requires a gradient")
     for name, parameter in named.items():
@@ -572,23 +584,23 @@ def _refuse_unplaced(named: Mapping[str, torch.nn.Parameter], parameters: Mappin
             raise ValueError(f"module: parameter {name} has no memory yet; make a forward, or move the module, before")
     devices = {parameter.device: name for name, parameter in parameters.items()}
     if len(devices) > 1:
-        places = ", ".join(f"{name} on {device}" for device, name in devices.items())
-        raise ValueError(f"module: parameters lie on several devices ({places}); gravac exchanges those of one")
+        listed = ", ".join(f"{name} on {device}" for device, name in devices.items())
+        raise ValueError(f"module: parameters lie on several devices ({listed}); gravac exchanges those of one")
 
 
 def _tensors(outputs: object) -> Iterator[torch.Tensor]:
-    """Return the tensors in what a forward returned: alone, in lists, tuples, dicts or dataclasses."""
+    """Yield the tensors in a forward's outputs: a tensor, or lists, tuples, dicts and dataclasses of tensors."""
     if isinstance(outputs, torch.Tensor):
         yield outputs
     elif isinstance(outputs, Mapping):
-        yield from (tensor for value in outputs.values() for tensor in _tensors(value))
+        yield from (tensor for entry in outputs.values() for tensor in _tensors(entry))
     elif isinstance(outputs, list | tuple):
-        yield from (tensor for value in outputs for tensor in _tensors(value))
+        yield from (tensor for entry in outputs for tensor in _tensors(entry))
     elif is_dataclass(outputs) and not isinstance(outputs, type):
-        yield from (tensor for each in fields(outputs) for tensor in _tensors(getattr(outputs, each.name)))
+        yield from (tensor for entry in fields(outputs) for tensor in _tensors(getattr(outputs, entry.name)))
 
 
 def _lies_alike(gradient: torch.Tensor, parameter: torch.Tensor) -> bool:
-    """Whether a gradient lies in memory as its parameter does."""
+    """True if a gradient has the same memory order as its parameter."""
     strides = zip(gradient.shape, gradient.stride(), parameter.stride(), strict=True)
     return all(of_gradient == of_parameter for size, of_gradient, of_parameter in strides if size > 1)

@@ -1,6 +1,6 @@
 # SPDX-FileCopyrightText: 2026 The gravac developers
 # SPDX-License-Identifier: Apache-2.0
-"""A module without DDP whose gradients are exchanged by gravac, or not at all, from step to step."""
+"""A source without DDP whose gradients are exchanged by gravac, or not at all; this may change at each step."""
 
 from concurrent.futures import Future
 
@@ -11,7 +11,7 @@ from gravac.sources.module import ModuleSource
 
 
 class SteeredModule:
-    """See ``gravac.modes.switch.Source``.
+    """A module without DDP as a source of gradients; see ``gravac.modes.switch.Source``.
 
     Args:
         source: hands gradients to the engine.
@@ -26,25 +26,25 @@ class SteeredModule:
 
     @property
     def decided(self) -> "Future[Candidate] | None":
-        """Candidate that was decided when the last step by the hook began."""
-        return self.source.runs
+        """Future of the candidate of the last exchanged step that began."""
+        return self.source.decided
 
     @decided.setter
     def decided(self, decided: "Future[Candidate] | None") -> None:
-        self.source.runs = decided
+        self.source.decided = decided
 
     @property
-    def send_whole(self) -> bool:
-        """Whether the next exchanged step sends all residuals, dense."""
-        return self.source.send_whole
+    def send_residuals(self) -> bool:
+        """True if the next exchanged step sends all residuals, dense."""
+        return self.source.send_residuals
 
-    @send_whole.setter
-    def send_whole(self, send_whole: bool) -> None:
-        self.source.send_whole = send_whole
+    @send_residuals.setter
+    def send_residuals(self, send_residuals: bool) -> None:
+        self.source.send_residuals = send_residuals
 
     @property
     def synced(self) -> bool:
-        """Whether the backward of a forward that begins now is a step."""
+        """True if the backward of a forward that begins here is a step."""
         return not self.source.accumulating
 
     def use_hook(self) -> None:
@@ -52,14 +52,14 @@ class SteeredModule:
         self.source.quiet = False
 
     def use_native(self, cf: float) -> None:
-        """See ``Source``.
+        """Raise: a module without DDP has no native steps.
 
         Raises:
-            RuntimeError: always: nothing but gravac exchanges a module's gradients.
+            RuntimeError: always: only gravac exchanges a module's gradients.
         """
         raise RuntimeError("a module without DistributedDataParallel has no exchange of its own")
 
-    def part(self) -> None:
+    def stop_exchange(self) -> None:
         """Exchange nothing."""
         self.source.quiet = True
 
@@ -67,10 +67,10 @@ class SteeredModule:
         """Do nothing: the source is quiet."""
 
     def restore(self) -> None:
-        """Do nothing."""
+        """Do nothing: ``silence`` changed nothing."""
 
-    def averaged(self) -> bool:
-        """Return ``False``: nothing else averages."""
+    def has_averaged(self) -> bool:
+        """Return ``False``: only gravac averages."""
         return False
 
     def forward_starts(self) -> None:

@@ -1,6 +1,6 @@
 # SPDX-FileCopyrightText: 2026 The gravac developers
 # SPDX-License-Identifier: Apache-2.0
-"""Tensors of a module that ranks exchange: how they must lie in memory, and rank 0's on all ranks at the start."""
+"""Checks the memory layout of a module's tensors that ranks exchange, and copies rank 0's tensors at the start."""
 
 from collections.abc import Mapping
 from typing import NamedTuple
@@ -15,86 +15,101 @@ def check_memory(module: torch.nn.Module) -> None:
     """Refuse tensors of a module that cannot be exchanged as they lie in memory.
 
     Raises:
-        ValueError: a parameter or buffer is sparse or quantized, or several of its elements are one place in memory; a
-            parameter to train has gaps in memory, or shares memory with another one or with a buffer.
+        ValueError: a parameter or buffer is sparse or quantized, or several of its elements share memory; a parameter
+            to train has gaps in memory, or shares memory with another parameter or with a buffer.
     """
     parameters, buffers = dict(module.named_parameters()), dict(module.named_buffers())
-    for what, named in (("parameter", parameters), ("buffer", buffers)):
+    for kind, named in (("parameter", parameters), ("buffer", buffers)):
         for name, tensor in named.items():
-            refuse_overlap(f"{what} {canonical(name)}", tensor)
-    trains = {f"parameter {canonical(name)}": p for name, p in parameters.items() if p.requires_grad}
-    for name, parameter in trains.items():
+            refuse_overlap(f"{kind} {canonical(name)}", tensor)
+    trained = {
+        f"parameter {canonical(name)}": parameter for name, parameter in parameters.items() if parameter.requires_grad
+    }
+    for name, parameter in trained.items():
         if not torch.ops.aten.is_non_overlapping_and_dense(parameter):
             raise ValueError(
                 f"module: {name} has shape {tuple(parameter.shape)} and strides {parameter.stride()}, which leave gaps "
                 "in memory; replace it by torch.nn.Parameter(parameter.detach().contiguous())"
             )
-    held = {f"buffer {name}": buffer for name, buffer in buffers.items()}
-    _refuse_shared(*({name: tensor for name, tensor in of.items() if tensor.numel()} for of in (trains, held)))
+    with_buffers = {f"buffer {name}": buffer for name, buffer in buffers.items()}
+    _refuse_shared(
+        {name: tensor for name, tensor in trained.items() if tensor.numel()},
+        {name: tensor for name, tensor in with_buffers.items() if tensor.numel()},
+    )
 
 
-def _refuse_shared(trains: Mapping[str, torch.Tensor], buffers: Mapping[str, torch.Tensor]) -> None:
-    """Refuse a parameter to train that shares memory with another one, or with a buffer."""
-    lies = [
-        _Lies.of(name, tensor, trained)
-        for trained, named in ((True, trains), (False, buffers))
+def _refuse_shared(trained: Mapping[str, torch.Tensor], buffers: Mapping[str, torch.Tensor]) -> None:
+    """Refuse a parameter to train that shares memory with another parameter, or with a buffer."""
+    ranges = [
+        _MemoryRange.of(name, tensor, is_trained)
+        for is_trained, named in ((True, trained), (False, buffers))
         for name, tensor in named.items()
     ]
-    before: _Lies | None = None
-    for one in sorted(lies):
-        together = before is not None and before.storage == one.storage
-        if before is not None and together and one.first < before.last and (one.trains or before.trains):
+    furthest: _MemoryRange | None = None  # of the ranges so far in this storage, the one with the highest end
+    for current in sorted(ranges):
+        same_storage = furthest is not None and furthest.storage == current.storage
+        if (
+            furthest is not None
+            and same_storage
+            and current.start < furthest.end
+            and (current.is_trained or furthest.is_trained)
+        ):
             raise ValueError(
-                f"module: {before.name} and {one.name} share memory, so that each exchange would change both; tie "
-                "parameters by giving one Parameter two names, and keep buffers in memory of their own"
+                f"module: {furthest.name} and {current.name} share memory, so that each exchange would change both; "
+                "tie parameters by giving one Parameter two names, and keep buffers in memory of their own"
             )
-        if before is None or not together or one.last > before.last:
-            before = one
+        if furthest is None or not same_storage or current.end > furthest.end:
+            furthest = current
 
 
-class _Lies(NamedTuple):
-    """Where a tensor lies in memory: from the first byte of a storage to one before the last; and what it is."""
+class _MemoryRange(NamedTuple):
+    """Range of bytes that a tensor covers in a storage, from ``start`` to before ``end``; its name and use."""
 
     storage: int
-    first: int
-    last: int
+    start: int
+    end: int
     name: str
-    trains: bool
+    is_trained: bool
 
     @classmethod
-    def of(cls, name: str, tensor: torch.Tensor, trains: bool) -> "_Lies":
-        size, first = tensor.element_size(), tensor.element_size() * int(tensor.storage_offset())
-        reach = sum(stride * (number - 1) for stride, number in zip(tensor.stride(), tensor.shape, strict=True))
-        return cls(tensor.untyped_storage()._cdata, first, first + size * (1 + reach), name, trains)
+    def of(cls, name: str, tensor: torch.Tensor, is_trained: bool) -> "_MemoryRange":
+        size, start = tensor.element_size(), tensor.element_size() * int(tensor.storage_offset())
+        last_index = sum(stride * (number - 1) for stride, number in zip(tensor.stride(), tensor.shape, strict=True))
+        return cls(tensor.untyped_storage()._cdata, start, start + size * (1 + last_index), name, is_trained)
 
 
-def refuse_overlap(what: str, tensor: torch.Tensor) -> None:
-    """Refuse a tensor that is not as many places in memory as it has elements.
+def refuse_overlap(subject: str, tensor: torch.Tensor) -> None:
+    """Refuse a tensor several of whose elements share memory.
 
     Args:
-        what: names the tensor in errors.
+        subject: text that names the tensor in errors.
         tensor: any tensor.
 
     Raises:
-        ValueError: it is sparse or quantized, or several of its elements are one place in memory.
+        ValueError: the tensor is sparse or quantized, or several of its elements share memory.
     """
     if tensor.layout != torch.strided or tensor.is_quantized:
         kind = "quantized" if tensor.is_quantized else f"of layout {tensor.layout}"
-        raise ValueError(f"module: {what} is {kind}, which ranks cannot exchange; use a dense tensor")
-    reach = 0
+        raise ValueError(f"module: {subject} is {kind}, which ranks cannot exchange; use a dense tensor")
+    last_index = 0  # in memory, of the dimensions so far
     for stride, size in sorted(zip(tensor.stride(), tensor.shape, strict=True)):
-        if size > 1 and tensor.numel() and stride <= reach:
+        if size > 1 and tensor.numel() and stride <= last_index:
             raise ValueError(
-                f"module: {what} has shape {tuple(tensor.shape)} and strides {tensor.stride()}, so that several of its "
-                "elements are one place in memory (expand() makes such tensors); replace it by its .contiguous() copy"
+                f"module: {subject} has shape {tuple(tensor.shape)} and strides {tensor.stride()}, so that several of "
+                "its elements are one place in memory (expand() makes such tensors); replace it by its .contiguous() "
+                "copy"
             )
-        reach += stride * (size - 1)
+        last_index += stride * (size - 1)
 
 
-def share(module: torch.nn.Module, group: dist.ProcessGroup | None) -> None:
-    """Give all ranks the weights and buffers of their first, bit for bit, however they lie in memory.
+def broadcast_weights(module: torch.nn.Module, group: dist.ProcessGroup | None) -> None:
+    """Copy rank 0's weights and buffers to all ranks, bit for bit, whatever their memory layout.
 
-    They are sent as bytes, so that number formats that a backend does not know are too.
+    Tensors are sent as bytes, so that a backend need not know their number formats.
+
+    Args:
+        module: the module, on every rank.
+        group: ranks that get the weights of their first; ``None``: the default group.
 
     Raises:
         RuntimeError: there is no process group.
@@ -103,9 +118,9 @@ def share(module: torch.nn.Module, group: dist.ProcessGroup | None) -> None:
         raise RuntimeError("no process group: call torch.distributed.init_process_group first")
     first = 0 if group is None else dist.get_global_rank(group, 0)
     for tensor in (*module.parameters(), *module.buffers()):
-        own = tensor.detach()
-        whole = own.resolve_conj().resolve_neg().contiguous()
-        if whole.numel():
-            dist.broadcast(whole.reshape(-1).view(torch.uint8), first, group=group)
-        if whole.data_ptr() != own.data_ptr() or own.is_conj() or own.is_neg():
-            own.copy_(whole)
+        local = tensor.detach()
+        contiguous = local.resolve_conj().resolve_neg().contiguous()
+        if contiguous.numel():
+            dist.broadcast(contiguous.reshape(-1).view(torch.uint8), first, group=group)
+        if contiguous.data_ptr() != local.data_ptr() or local.is_conj() or local.is_neg():
+            local.copy_(contiguous)

@@ -1,6 +1,6 @@
 # SPDX-FileCopyrightText: 2026 The gravac developers
 # SPDX-License-Identifier: Apache-2.0
-"""What a run tells the outside: records, and the sinks that write them down."""
+"""Records of a run, and the sinks that write them to files and trackers."""
 
 from gravac.telemetry.background import BackgroundSink
 from gravac.telemetry.jsonl import JSONLSink, read_jsonl

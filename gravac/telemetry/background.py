@@ -1,6 +1,6 @@
 # SPDX-FileCopyrightText: 2026 The gravac developers
 # SPDX-License-Identifier: Apache-2.0
-"""A sink on a thread of its own, for one that takes long: what a sink takes, all ranks would wait for."""
+"""A sink that runs another sink on a thread, so that ranks do not wait for a slow sink."""
 
 import queue
 import threading
@@ -14,13 +14,13 @@ from gravac.telemetry.records import Record, Sink
 class BackgroundSink:
     """Hands records to another sink on a thread, in order, so that a slow sink delays no training step.
 
-    The exchange thread calls the sinks, and while it does, no rank goes on. TensorBoard, JSONL and CSV files take
-    microseconds; a tracker that asks a server belongs in here. If the sink cannot keep up, records are dropped.
+    Without this class the exchange thread calls the sink, and all ranks wait meanwhile. TensorBoard, JSONL and CSV
+    files take microseconds; wrap a tracker that sends to a server. If the sink cannot keep up, records are dropped.
 
     Args:
-        sink: takes the records, on a thread of its own.
-        room: number of records that may wait; further ones are dropped.
-        seconds: longest time that ``close`` waits for the sink to take what waits.
+        sink: sink that takes the records, on a thread of its own.
+        room: number of records that may wait; further records are dropped.
+        seconds: longest time that ``close`` waits for the sink to take the waiting records, seconds.
 
     Attributes:
         dropped: number of records dropped.
@@ -51,7 +51,7 @@ class BackgroundSink:
         self._thread.start()
 
     def __call__(self, record: Record) -> None:
-        """Have a record handed on; never waits."""
+        """Queue a record for the sink; never waits."""
         if self._closed or self._failed:
             return
         try:
@@ -60,18 +60,21 @@ class BackgroundSink:
             self.dropped += 1
 
     def close(self) -> None:
-        """Have the sink take what waits, and close it. May be called again. Warns if records were dropped."""
+        """Wait until the sink has taken the waiting records, and close it. May be called again.
+
+        Warns if records were dropped.
+        """
         if self._closed:
             return
         self._closed = True
-        until = time.monotonic() + self._seconds
+        deadline = time.monotonic() + self._seconds
         try:
             self._waiting.put(None, timeout=self._seconds)
-            self._thread.join(max(0.0, until - time.monotonic()))
+            self._thread.join(max(0.0, deadline - time.monotonic()))
         except queue.Full:
             pass
-        left = self._waiting.qsize() if self._thread.is_alive() else 0
-        if lost := self.dropped + left:
+        remaining = self._waiting.qsize() if self._thread.is_alive() else 0
+        if lost := self.dropped + remaining:
             warn_without_raising(
                 f"gravac: {self._sink!r} was too slow: {lost} records were dropped; write fewer (every=...), or give "
                 f"BackgroundSink more room or seconds"

@@ -1,17 +1,17 @@
 # SPDX-FileCopyrightText: 2026 The gravac developers
 # SPDX-License-Identifier: Apache-2.0
-"""The page a reader of TensorBoard sees first: which charts, in which order, with which tags and units."""
+"""The page of TensorBoard that a reader sees first: charts, their order, tags and units."""
 
 from collections.abc import Sequence
 from typing import Any
 
 PREFIX = "gravac/"
-"""Beginning of every tag, so that a run's own scalars stay apart."""
+"""Prefix of every tag, which keeps gravac's scalars apart from those of the training program."""
 
 CF = PREFIX + "cf"
 """Tag of the compression factor that runs: 1 is dense."""
 OUTER_WIRE_RATIO = PREFIX + "wire_ratio_of_outer_steps"
-"""Tag of how many times fewer bytes outer steps send than dense float32 in each step: in place of a CF."""
+"""Tag of the wire ratio of outer steps, which is shown in place of a CF: outer steps have no CF of a step."""
 CF_LOG10 = PREFIX + "cf_log10"
 """Tag of the compression factor's decimal logarithm: 0 is dense."""
 GAIN = tuple(PREFIX + name for name in ("gain", "gain_low", "gain_high"))
@@ -36,50 +36,50 @@ STEPS = {
 """Tag of each mean over steps, by its name in ``StepRecord``."""
 
 EVERY = PREFIX + "every"
-"""Tag of the number of steps from one exchange to the next, where that is chosen."""
+"""Tag of the number of steps from one exchange to the next, of outer steps."""
 
 DELAY = PREFIX + "delay"
-"""Tag of the number of steps behind which an exchange travels."""
+"""Tag of the number of steps during which an exchange of outer steps is in flight."""
 
 STEPS_OF_RANKS = PREFIX + "steps_of_ranks/"
-"""Beginning of the tags of the number of steps that each rank makes in a round; the rank follows."""
+"""Prefix of the tags of the number of steps that each rank makes in a round; the rank follows."""
 
 DRIFT = PREFIX + "drift"
-"""Tag of how far ranks went the same way in a round, see ``Measurement``."""
+"""Tag of the drift of ranks in a round, see ``Measurement``."""
 
 STAIRS = ("achieved_cf", "wire_ratio", "payload_bytes", "wire_bytes")
-"""Fields that follow from the CF: their curves are staircases as the CF's is, so each gets a point where it changes."""
+"""Fields that follow from the CF: their curves are staircases, as the CF's is, and get a point when the CF changes."""
 
 WIRE_GIGABYTES = PREFIX + "wire_gigabytes"
-"""Tag of what one rank has sent so far, GB."""
+"""Tag of the bytes that a rank has sent so far, GB."""
 
 DENSE_WIRE_GIGABYTES = PREFIX + "dense_wire_gigabytes"
-"""Tag of what one rank would have sent so far by dense float32 all-reduces, GB."""
+"""Tag of the bytes that a rank would have sent so far by dense float32 all-reduces, GB."""
 
 END = "gravac_end/"
-"""Beginning of the tags of a run's totals: a group of their own, as a total is one point and no curve."""
+"""Prefix of the tags of a run's totals: a group of their own, because a total is a single point and no curve."""
 
 PROGRESS_TEXT = PREFIX + "progress"
-"""Tag of what trials showed of a candidate's progress, a text."""
+"""Tag of the results of trials of a candidate, a text."""
 
 MODE_TEXT = PREFIX + "mode"
-"""Tag of changes of mode in words, a text."""
+"""Tag of changes of mode, a text."""
 
 MODE_SECONDS = PREFIX + "seconds/change_of_mode"
 """Tag of the seconds that a change of mode took."""
 
 RUN_TEXT = PREFIX + "run"
-"""Tag of a run in words, a text."""
+"""Tag of the description of a run, a text."""
 
 DECISION_TEXT = PREFIX + "decision"
-"""Tag of each decision in words, a text."""
+"""Tag of the description of each decision, a text."""
 
 CHANGES_TEXT = PREFIX + "changes"
 """Tag of the table of all changes, a text."""
 
 
 def _lines(*tags: str) -> list[Any]:
-    # TensorBoard takes each as a regular expression that need only match a tag's beginning
+    # TensorBoard takes each tag as a regular expression, which it matches with the beginning of tags
     return ["Multiline", [tag + "$" for tag in tags]]
 
 
@@ -119,8 +119,8 @@ def layout(outer: bool, measured: Sequence[str] = ()) -> dict[str, dict[str, lis
     """Return the layout of a run.
 
     Args:
-        outer: whether ranks may exchange every so many steps: with charts of that.
-        measured: names of the candidates whose progress was measured: with a chart of each one's efficiency.
+        outer: whether the run may make outer steps: if so, with charts of rounds.
+        measured: names of the candidates whose progress was measured: each gets a chart of its efficiency.
     """
     rounds = {
         "Wire ratio of outer steps, which have no compression factor of a step": _lines(OUTER_WIRE_RATIO),

@@ -1,44 +1,43 @@
 # SPDX-FileCopyrightText: 2026 The gravac developers
 # SPDX-License-Identifier: Apache-2.0
-"""Steps as points of curves, for whatever draws curves: TensorBoard, or a tracker that takes numbers by name."""
+"""Points of curves from steps, for TensorBoard and for trackers that take numbers by name."""
 
 import math
 from collections.abc import Callable
 
 from gravac.telemetry import page
-from gravac.telemetry.means import means, of_a_step
+from gravac.telemetry.means import means, per_step
 from gravac.telemetry.records import StepRecord
 
 Write = Callable[[dict[str, float], int], None]
-"""Takes numbers by tag, all finite, and the step that they are of."""
+"""Function that takes numbers by tag, all finite, and the number of their training step."""
 
 
 class Points:
-    """Makes points of steps: means over ``every`` training steps, never across a change of what runs.
+    """Makes points from steps: means over ``every`` training steps, never across a change of the candidate.
 
-    ``gravac.telemetry.means`` says which means. The CF, and what follows from it, is written besides at the last step
-    before and the first step of a change, so its curve is a true staircase.
+    ``gravac.telemetry.means`` defines the means. The CF, and the fields that depend on it, are also written at the last
+    step before a change and at the first step after it, so that their curves are true staircases.
 
     Args:
-        every: steps per point, at least 1.
-        write: takes the points.
+        every: training steps per point, at least 1.
+        write: function that takes the points.
     """
 
     def __init__(self, every: int, write: Write) -> None:
         self._every, self._write = every, write
         self._steps: list[StepRecord] = []
-        self._last: StepRecord | None = None
+        self._previous: StepRecord | None = None
         self._gigabytes = [0.0, 0.0]
 
     def add(self, step: StepRecord) -> None:
-        """Take a step in, and write the point that it completes."""
-        if self._last is None or _what(self._last) != _what(step):
+        """Add a step, and write the point that it completes, if it completes one."""
+        if self._previous is None or _identity(self._previous) != _identity(step):
             self.flush()
-            self._finite(
-                _runs(step) | {page.STEPS[name]: of_a_step(step, name) or 0.0 for name in page.STAIRS}, step.step
-            )
+            stairs = {page.STEPS[name]: per_step(step, name) or 0.0 for name in page.STAIRS}
+            self._write_finite(_candidate_numbers(step) | stairs, step.step)
         self._steps.append(step)
-        self._last = step
+        self._previous = step
         self._gigabytes[0] += step.wire_bytes / 1e9
         self._gigabytes[1] += step.dense_wire_bytes / 1e9
         if sum(step.steps for step in self._steps) >= self._every:
@@ -49,22 +48,29 @@ class Points:
         if not self._steps:
             return
         steps, self._steps = self._steps, []
-        values = _runs(steps[-1]) | {page.STEPS[name]: value for name, value in means(steps).items()}
-        values[page.WIRE_GIGABYTES], values[page.DENSE_WIRE_GIGABYTES] = self._gigabytes
-        self._finite(values, steps[-1].step)
+        numbers = _candidate_numbers(steps[-1]) | {page.STEPS[name]: mean for name, mean in means(steps).items()}
+        numbers[page.WIRE_GIGABYTES], numbers[page.DENSE_WIRE_GIGABYTES] = self._gigabytes
+        self._write_finite(numbers, steps[-1].step)
 
-    def _finite(self, values: dict[str, float], step: int) -> None:
-        self._write({tag: value for tag, value in values.items() if math.isfinite(value)}, step)
+    def _write_finite(self, numbers: dict[str, float], step: int) -> None:
+        """Write the numbers that are finite.
+
+        Args:
+            numbers: numbers by tag.
+            step: number of their training step.
+        """
+        self._write({tag: number for tag, number in numbers.items() if math.isfinite(number)}, step)
 
 
-def _what(step: StepRecord) -> tuple[object, ...]:
+def _identity(step: StepRecord) -> tuple[object, ...]:
+    """Return the fields that must be equal in all steps of a point: the candidate, and each rank's share of a round."""
     return step.mode, step.compressor, step.cf, step.every, step.delay, step.steps_of_ranks
 
 
-def _runs(step: StepRecord) -> dict[str, float]:
-    """What runs, as numbers: the CF of a step with an exchange; of outer steps, what a round sends and how often."""
+def _candidate_numbers(step: StepRecord) -> dict[str, float]:
+    """Return the candidate of a step as numbers by tag: its CF; of outer steps the wire ratio and the round's steps."""
     if step.mode != "outer":
         return {page.CF: step.cf, page.CF_LOG10: math.log10(step.cf)}
-    often = {page.EVERY: float(step.every), page.DELAY: float(step.delay), page.DRIFT: step.drift}
-    often |= {f"{page.STEPS_OF_RANKS}{rank}": float(made) for rank, made in enumerate(step.steps_of_ranks)}
-    return {page.OUTER_WIRE_RATIO: step.wire_ratio, **often}
+    round_numbers = {page.EVERY: float(step.every), page.DELAY: float(step.delay), page.DRIFT: step.drift}
+    round_numbers |= {f"{page.STEPS_OF_RANKS}{rank}": float(steps) for rank, steps in enumerate(step.steps_of_ranks)}
+    return {page.OUTER_WIRE_RATIO: step.wire_ratio, **round_numbers}

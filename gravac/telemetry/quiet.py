@@ -1,6 +1,6 @@
 # SPDX-FileCopyrightText: 2026 The gravac developers
 # SPDX-License-Identifier: Apache-2.0
-"""Training never dies of telemetry: the first failure of a sink warns, and from then on the sink is silent."""
+"""A guard that keeps failures of a sink from training: the first failure warns, and the sink is silent afterwards."""
 
 from types import TracebackType
 
@@ -8,10 +8,10 @@ from gravac.guarded import warn_without_raising
 
 
 class Quiet:
-    """A context that swallows every ``Exception`` of its body and warns about the first one.
+    """A context manager that swallows every ``Exception`` of its body, and warns about the first.
 
     Args:
-        name: what failed, for the warning: a sink and where it writes.
+        name: name of the sink and of the file or folder that it writes, for the warning.
 
     Attributes:
         failed: whether a body has raised; the owner then stops writing.

@@ -1,6 +1,6 @@
 # SPDX-FileCopyrightText: 2026 The gravac developers
 # SPDX-License-Identifier: Apache-2.0
-"""What a run tells the outside: plain, frozen records, handed to any callable."""
+"""Records of a run: frozen dataclasses that are handed to sinks, which are any callables."""
 
 import math
 from collections.abc import Callable
@@ -11,15 +11,15 @@ from gravac.candidate import Candidate, Dropped, Forecast, Mode
 
 @dataclass(frozen=True, slots=True)
 class RunRecord:
-    """What a run is: written once, before the first step.
+    """Settings and candidates of a run: written once, before the first step.
 
     Attributes:
         settings: every setting by dotted name, as plain values.
         world_size: number of ranks.
-        forecasts: what is expected of each candidate that may be chosen, dense first.
-        dropped: what may not be chosen, each with the cause.
-        timed: CFs of the candidates whose ``coding_s`` was timed on the gradients' device; that of the others comes
-            from what compressors cost on a CPU.
+        forecasts: forecast of each candidate that the controller may choose, dense first.
+        dropped: candidates that the controller may not choose, each with the cause.
+        timed: CFs of the candidates whose ``coding_s`` was timed on the gradients' device; ``coding_s`` of other
+            candidates is computed from what compressors cost on a CPU.
     """
 
     settings: dict[str, str | int | float | bool]
@@ -31,12 +31,12 @@ class RunRecord:
 
 @dataclass(frozen=True, slots=True)
 class ForecastsRecord:
-    """Candidates that were admitted anew while training, once more was known: they take the place of the run's.
+    """Candidates that were admitted anew during training, by new measurements. They replace those of ``RunRecord``.
 
     Attributes:
         step: number of training steps that were made and measured before.
-        forecasts: what is expected of each candidate that may be chosen from now on, dense first.
-        dropped: what may not be chosen, each with the cause.
+        forecasts: forecast of each candidate that the controller may choose from then on, dense first.
+        dropped: candidates that the controller may not choose, each with the cause.
     """
 
     step: int
@@ -46,44 +46,44 @@ class ForecastsRecord:
 
 @dataclass(frozen=True, slots=True)
 class StepRecord:
-    """One step, as this rank saw it; ``gain`` is agreed over the ranks.
+    """Measurements of a step on this rank; ``gain`` is agreed over the ranks.
 
-    It may stand for several training steps: a round of outer steps, or a stretch of native ones. Seconds are then those
-    of one of them, and bytes those of all.
+    A record may stand for several training steps: a round of outer steps, or a stretch of native steps. Its seconds are
+    then those of a single training step, and its bytes those of all.
 
     Attributes:
-        step: number of the training step, counted from 0; of the first one, if the record stands for several.
-        compressor: name of what ran.
-        cf: compression factor asked for (1 is dense float32, 2 is 16 bit).
+        step: number of the training step, counted from 0; of the first training step, if the record stands for several.
+        compressor: name of the compressor that ran.
+        cf: compression factor that was requested (1 is dense float32, 2 is 16 bit).
         achieved_cf: dense elements / sent elements of the compressed tensors; 1 when none was compressed.
         gain: ``1 - Σ‖g_ef - sent‖² / Σ‖g_ef‖²`` of this step, whole model, all ranks; ``None`` when not finite.
         wire_ratio: wire bytes of a dense float32 all-reduce / wire bytes really sent, whole model.
         payload_bytes: bytes handed to collectives by this rank.
-        wire_bytes: bytes this rank sent, by each collective's formula.
-        dense_wire_bytes: bytes a dense float32 all-reduce of the model would have sent.
+        wire_bytes: bytes that this rank sent, by each collective's formula.
+        dense_wire_bytes: bytes that a dense float32 all-reduce of the model would have sent.
         seconds: end-to-end step time, seconds.
         compute_seconds: time of forward, backward and optimizer, seconds.
         compress_seconds: time of encode, decode and error feedback, seconds; overlaps with compute.
-        exchange_seconds: time in which collectives were under way, seconds (on a GPU, in which they were waited for);
-            overlaps with compute.
+        exchange_seconds: time in which collectives were in flight, seconds (on a GPU: time spent in waiting for
+            collectives); overlaps with compute.
         input_wait_seconds: time from the end of the optimizer's step (of backward when no optimizer was given) to the
             next forward, seconds.
         t_system: samples per second over all ranks, this step alone.
         t_compression: ``t_system * max(gain, 0)``; ``None`` when the gain is not known.
-        shadow: each CF that was evaluated but not run, with its gain, ``(cf, gain)``.
-        energy: ``Σ‖g_ef‖²`` over the model and the ranks: what a window weighs its steps' gains with.
+        shadow: each CF that was evaluated but did not run, with its gain, ``(cf, gain)``.
+        energy: ``Σ‖g_ef‖²`` over the model and the ranks: weight of the step's gain in a window.
         waited_seconds: time in which the step waited for bytes, mean over ranks; nan when not known.
         coded_seconds: ``compress_seconds``, mean over ranks; nan when not known.
         exchanged_seconds: ``exchange_seconds``, mean over ranks; nan when not known.
         learning_rate: highest learning rate of the optimizer's parameter groups, mean over ranks; nan when no optimizer
             was given.
-        drift: ``Measurement``'s, where there are outer steps; nan when not known.
+        drift: drift of a round of outer steps, see ``Measurement``; nan when not known.
         loss: training loss reported by ``AdaptiveCompressor.loss``, mean over ranks; nan if a rank reported none.
         probe: loss on the run's fixed batches, mean over ranks, by the weights before the step; nan if it was not read.
-        every: number of training steps from one exchange to the next: 1, but for a round of outer steps.
-        delay: number of training steps behind which its exchange travels; 0: training waits for it.
-        steps_of_ranks: number of steps that each rank made in a round of outer steps; none in any other step.
-        steps: number of training steps that it stands for.
+        every: number of training steps from one exchange to the next: 1, except for a round of outer steps.
+        delay: number of training steps during which the exchange is in flight; 0: training waits for the exchange.
+        steps_of_ranks: number of steps that each rank made in a round of outer steps; empty for any other step.
+        steps: number of training steps that the record stands for.
         mode: who exchanged, see ``gravac.candidate.Mode``; of native steps only the times are known.
     """
 
@@ -121,24 +121,24 @@ class StepRecord:
 
 @dataclass(frozen=True, slots=True)
 class DecisionRecord:
-    """The end of a window, or a trigger, also when nothing changes: one entry of ``AdaptiveCompressor.history``.
+    """A decision of the controller, also if it changes nothing: an entry of ``AdaptiveCompressor.history``.
 
-    The same on every rank.
+    The controller decides at the end of a window, or when a trigger fires. The same on every rank.
 
     Attributes:
         step: the first training step that the decision holds for.
-        compressor: name of what will run.
+        compressor: name of the compressor that will run.
         cf: compression factor that will run.
-        changed: whether that differs from before.
+        changed: whether the decision changes the candidate.
         gain: gain of the window that ended (ratio of sums).
         gain_low: lowest gain of a step of that window.
         gain_high: highest gain of a step of that window.
         t_system: samples per second over all ranks, from the window's median step time.
         t_compression: ``t_system * max(gain, 0)``.
         phase: the controller's state while the window was measured.
-        reason: why it was decided, in words.
+        reason: reason of the decision, as text.
         every: number of training steps from one exchange to the next, as decided.
-        delay: number of these behind which the exchange travels, as decided.
+        delay: number of training steps during which the exchange is in flight, as decided.
         mode: who will exchange, see ``gravac.candidate.Mode``.
     """
 
@@ -160,14 +160,14 @@ class DecisionRecord:
 
 @dataclass(frozen=True, slots=True)
 class ModeRecord:
-    """A change of mode: who exchanges from a training step on, and what the change took.
+    """A change of mode, and its cost.
 
     Attributes:
-        step: number of training steps made before it.
-        before: mode of the steps before, see ``gravac.candidate.Mode``.
-        after: mode of the steps that follow.
-        seconds: time that it took on this rank, exchanges included, seconds.
-        wire_bytes: bytes that this rank sent for it.
+        step: number of training steps made before the change.
+        before: mode of the steps before the change, see ``gravac.candidate.Mode``.
+        after: mode of the steps after the change.
+        seconds: time that the change took on this rank, exchanges included, seconds.
+        wire_bytes: bytes that this rank sent for the change.
     """
 
     step: int
@@ -184,15 +184,15 @@ class ProgressRecord:
     The same on every rank. See ``gravac.controllers.progress``.
 
     Attributes:
-        step: number of training steps made before the stretch whose end was read last.
-        candidate: candidate that was tried.
+        step: number of training steps made before the newest stretch whose loss was read at its end.
+        candidate: candidate of the trials.
         reference: candidate that it was compared with.
         ratio: progress of a step of the candidate / progress of a step of the reference, as measured.
         error: standard error of ``ratio``.
         trials: number of trials so far.
         efficiency: median of the belief about the candidate's statistical efficiency, after these trials.
-        low: efficiency that it exceeds with a probability of 80 %.
-        high: efficiency that it stays below with a probability of 80 %.
+        low: bound that the efficiency exceeds with a probability of 80 %.
+        high: bound that the efficiency stays below with a probability of 80 %.
     """
 
     step: int
@@ -208,14 +208,14 @@ class ProgressRecord:
 
 @dataclass(frozen=True, slots=True)
 class EndRecord:
-    """What a run came to: written once, at ``close()``.
+    """Totals of a run: written once, at ``close()``.
 
     Attributes:
         steps: number of steps made.
-        metrics: totals and final values by name (``steps``, ``wire_bytes``, ``wire_ratio``, ``gain``, ``cf``,
-            ``share_dense``, 16 bit included, ``share_lowest_cf``, ``share_higher_cf``, ``share_native``,
-            ``share_outer``: of all training steps; ``norm_bytes``: payload of what ranks told each other of single
-            tensors, which ``wire_bytes``, like the agreement's, leaves out).
+        metrics: totals and final values by name: ``steps``, ``wire_bytes``, ``wire_ratio``, ``gain``, ``cf``; the
+            shares of all training steps ``share_dense`` (16 bit included), ``share_lowest_cf``, ``share_higher_cf``,
+            ``share_native`` and ``share_outer``; and ``norm_bytes``, payload bytes in which ranks exchanged norms of
+            single tensors. ``wire_bytes`` includes neither these nor the bytes by which ranks agree on measurements.
     """
 
     steps: int
@@ -223,7 +223,7 @@ class EndRecord:
 
 
 Record = RunRecord | ForecastsRecord | StepRecord | DecisionRecord | ModeRecord | ProgressRecord | EndRecord
-"""Whatever a run tells the outside."""
+"""Any record of a run."""
 
 Sink = Callable[[Record], None]
-"""Anything that can be called with a record. A sink with a ``close()`` method is closed with the run."""
+"""A callable that takes a record. A sink with a ``close()`` method is closed with the run."""

@@ -1,6 +1,6 @@
 # SPDX-FileCopyrightText: 2026 The gravac developers
 # SPDX-License-Identifier: Apache-2.0
-"""All sinks of a run as one, on rank 0. A sink that fails is dropped; training goes on."""
+"""Hands records to all sinks of a run, on rank 0. A sink that fails gets no more records; training continues."""
 
 import atexit
 import os
@@ -15,29 +15,30 @@ from gravac.telemetry.tensorboard import TensorBoardSink
 
 
 class Sinks:
-    """Hands records to the user's sinks, and to TensorBoard and JSONL when there is a folder.
+    """Hands records to the user's sinks, and to TensorBoard and JSONL if there is a folder for logs.
 
-    A process that is forked later has none of them: their files and threads are its parent's.
+    In a process that is forked later records are ignored: files and threads of the sinks belong to its parent.
 
     Args:
         sinks: the user's sinks.
-        log_dir: folder for TensorBoard and JSONL; ``None``: neither is written. Only the rank that opens looks at it.
+        log_dir: folder for TensorBoard and JSONL; ``None``: neither is written. Only the rank that calls ``open`` uses
+            the folder.
     """
 
     def __init__(self, sinks: Sequence[Sink], log_dir: Path | None) -> None:
         self._sinks: list[Sink] = []
-        self._given = list(sinks)
+        self._user_sinks = list(sinks)
         self._log_dir = log_dir
         self._pid = 0
 
     def open(self) -> None:
-        """Hand records on from now on, as rank 0 does. Logs are closed at exit, also of an interrupted run.
+        """Begin to hand records to the sinks; called on rank 0. Logs are closed at exit, also of an interrupted run.
 
         Raises:
             SettingsError: the folder cannot be written.
         """
         self._pid = os.getpid()
-        self._sinks = list(self._given)
+        self._sinks = list(self._user_sinks)
         if self._log_dir is not None:
             self._sinks.append(TensorBoardSink(self._log_dir))
             self._sinks.append(JSONLSink(self._log_dir / "gravac.jsonl"))
@@ -50,7 +51,7 @@ class Sinks:
         atexit.register(at_exit)
 
     def __call__(self, record: Record) -> None:
-        """Hand a record to each sink; one that fails gets no more."""
+        """Hand a record to each sink; a sink that fails gets no more records."""
         if os.getpid() != self._pid:
             return
         for sink in list(self._sinks):
@@ -63,7 +64,7 @@ class Sinks:
                 )
 
     def close(self) -> None:
-        """Close the sinks that can be closed, also after one that fails to; hand on nothing more."""
+        """Close the sinks that have ``close``, and hand out no more records. A failure does not keep others open."""
         if os.getpid() != self._pid:
             return
         sinks, self._sinks = self._sinks, []

@@ -17,18 +17,19 @@ from gravac.telemetry.quiet import Quiet
 from gravac.telemetry.records import DecisionRecord, EndRecord, Record, RunRecord, StepRecord
 
 Settings = Callable[[dict[str, Any]], object]
-"""Takes a run's settings, by dotted name, as plain values."""
+"""Function that takes a run's settings, by dotted name, as plain values."""
 
 
 class TrackerSink:
-    """A sink that hands a run to functions of a tracker: the tags and means that TensorBoard shows.
+    """A sink that hands the numbers of a run to functions of a tracker: the tags and means that TensorBoard shows.
 
     Never raises while training: the first failure warns, later records are then dropped.
 
     Args:
-        log: takes numbers by tag and the step that they are of, such as ``lambda values, step: run.log(values, step)``.
-        settings: takes the run's settings, before the first step; ``None``: they are not told.
-        every: steps per point, at least 1.
+        log: function that takes numbers by tag and the number of their training step, such as
+            ``lambda values, step: run.log(values, step)``.
+        settings: function that takes the run's settings, before the first step; ``None``: settings are not logged.
+        every: training steps per point, at least 1.
 
     Raises:
         SettingsError: ``every`` is below 1.
@@ -49,42 +50,42 @@ class TrackerSink:
         self._step = 0
 
     def __call__(self, record: Record) -> None:
-        """Hand one record on."""
+        """Take a record."""
         if not self._quiet.failed:
             with self._quiet:
-                self._take(record)
+                self._log_record(record)
 
-    def _take(self, record: Record) -> None:
+    def _log_record(self, record: Record) -> None:
         if isinstance(record, StepRecord):
             self._step = record.step
             self._points.add(record)
         elif isinstance(record, DecisionRecord):
-            pass  # a tracker's step never goes back, and a decision is of a step to come: the CF's staircase shows it
+            pass  # a decision is of a future step, and a tracker's step cannot go back; the CF's curve shows the change
         elif isinstance(record, EndRecord):
             self._points.flush()
-            totals = {page.END + name: value for name, value in record.metrics.items() if math.isfinite(value)}
+            totals = {page.END + name: total for name, total in record.metrics.items() if math.isfinite(total)}
             self._log(totals, self._step)
         elif isinstance(record, RunRecord) and self._settings is not None:
             self._settings({**plain_settings(record), "world_size": record.world_size})
 
     def close(self) -> None:
-        """Write what is pending."""
+        """Write the point of the steps since the last point."""
         if not self._quiet.failed:
             with self._quiet:
                 self._points.flush()
 
 
 def wandb_sink(run: Any = None, every: int = 10) -> TrackerSink:
-    """Make a sink of a run of Weights & Biases.
+    """Return a sink for a run of Weights & Biases.
 
-    Its steps are gravac's own (``gravac/step``), so that they do not collide with what else the run logs.
+    Its charts count steps by ``gravac/step``, so that they do not collide with the steps of the program's own logs.
 
     Args:
-        run: what ``wandb.init`` returned; ``None``: the run under way.
-        every: steps per point.
+        run: the run, as ``wandb.init`` returned it; ``None``: the active run.
+        every: training steps per point.
 
     Raises:
-        SettingsError: there is no run under way, or wandb is not installed.
+        SettingsError: no run is active, or wandb is not installed.
     """
     run = run or getattr(_module("wandb"), "run", None)
     if run is None:
@@ -92,32 +93,32 @@ def wandb_sink(run: Any = None, every: int = 10) -> TrackerSink:
     step = page.PREFIX + "step"
     run.define_metric(step)
     run.define_metric(page.PREFIX + "*", step_metric=step)
-    return TrackerSink(lambda values, at: run.log({**values, step: at}), run.config.update, every)
+    return TrackerSink(lambda numbers, number: run.log({**numbers, step: number}), run.config.update, every)
 
 
 def mlflow_sink(every: int = 10) -> TrackerSink:
-    """Make a sink of MLflow's run under way, on rank 0.
+    """Return a sink for MLflow's active run, on rank 0.
 
     Args:
-        every: steps per point.
+        every: training steps per point.
 
     Raises:
         SettingsError: mlflow is not installed.
     """
     mlflow = _module("mlflow")
 
-    def settings(found: dict[str, Any]) -> None:
-        mlflow.log_params({page.PREFIX + name: value for name, value in found.items()})
+    def log_settings(settings: dict[str, Any]) -> None:
+        mlflow.log_params({page.PREFIX + name: setting for name, setting in settings.items()})
 
-    return TrackerSink(lambda values, step: mlflow.log_metrics(values, step=step), settings, every)
+    return TrackerSink(lambda numbers, step: mlflow.log_metrics(numbers, step=step), log_settings, every)
 
 
 class CSVSink:
-    """A sink that appends steps, as means over ``every`` of them, to a CSV file with a column for each tag.
+    """A sink that writes means over ``every`` training steps to a CSV file with a column for each tag.
 
     Args:
-        path: file to write; its folder is made when missing, and a file that is there is replaced.
-        every: steps per row, at least 1.
+        path: file to write; its folder is created when missing, and an existing file is replaced.
+        every: training steps per row, at least 1.
 
     Raises:
         SettingsError: the file cannot be written, or ``every`` is below 1.
@@ -135,7 +136,7 @@ class CSVSink:
 
     def __init__(self, path: str | Path, every: int = 10) -> None:
         path = Path(path)
-        self._sink = TrackerSink(self._row, every=every)
+        self._sink = TrackerSink(self._write_row, every=every)
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
             self._file = path.open("w", encoding="utf-8", newline="", buffering=1)
@@ -148,26 +149,26 @@ class CSVSink:
         self._quiet = Quiet(f"CSVSink({str(path)!r})")
 
     def __call__(self, record: Record) -> None:
-        """Hand one record on; of a run only its steps are written."""
+        """Take a record; only records of steps are written."""
         if isinstance(record, StepRecord):
             self._sink(record)
 
     def close(self) -> None:
-        """Write what is pending and close the file. May be called again."""
+        """Write the row of the steps since the last row, and close the file. May be called again."""
         if not self._file.closed:
             self._sink.close()
             with self._quiet:
                 self._file.close()
 
-    def _row(self, values: dict[str, float], step: int) -> None:
-        self._writer.writerow({"step": step, **values})
+    def _write_row(self, numbers: dict[str, float], step: int) -> None:
+        self._writer.writerow({"step": step, **numbers})
 
 
 def _module(name: str) -> Any:
     """Import a tracker's package.
 
     Raises:
-        SettingsError: it is not installed.
+        SettingsError: the package is not installed.
     """
     try:
         return importlib.import_module(name)

@@ -112,7 +112,7 @@ class World:
         """Mean over ranks of all that is kept for a parameter, float64."""
         total = torch.zeros(SHAPES[name]).double().view(-1)
         for averager in self.averagers:
-            for store in (averager.feedback.residual, averager.feedback.held):
+            for store in (averager.feedback.residual, averager.feedback.releasing):
                 if name in store:
                     total += store[name].double()
         return total / self.ranks
@@ -247,7 +247,7 @@ def test_with_overflow_safety_a_non_finite_gradient_moves_no_residual(cf: float 
     world = World(safe=True)
     world.step(gradients(3, 0), 10.0, 0, LAYOUTS[1])
     before = [{k: v.clone() for k, v in a.feedback.residual.items()} for a in world.averagers]
-    held = [{k: v.clone() for k, v in a.feedback.held.items()} for a in world.averagers]
+    held = [{k: v.clone() for k, v in a.feedback.releasing.items()} for a in world.averagers]
     poisoned = gradients(3, 1)
     poisoned[2]["linear"][3, 4] = bad
     for engine in world.engines:
@@ -258,7 +258,7 @@ def test_with_overflow_safety_a_non_finite_gradient_moves_no_residual(cf: float 
     for averager, old, old_held in zip(world.averagers, before, held, strict=True):
         assert averager.feedback.residual.keys() == old.keys()
         assert all(torch.equal(averager.feedback.residual[k], old[k]) for k in old)
-        assert averager.feedback.held.keys() == old_held.keys()
+        assert averager.feedback.releasing.keys() == old_held.keys()
     outs = world.step(gradients(3, 2), cf, 2, LAYOUTS[1])
     assert all(out["linear"].isfinite().all() for out in outs)
 
@@ -373,7 +373,7 @@ def test_only_tensors_whose_cf_fell_release_their_residual() -> None:
     world = World(topk)
     world.step(gradients(3, 0), 50.0, 0, LAYOUTS[0])
     world.step(gradients(3, 1), 50.0, 1, LAYOUTS[0], cfs={"conv": 2.0})
-    assert all(set(averager.feedback.held) <= {"conv"} for averager in world.averagers)
+    assert all(set(averager.feedback.releasing) <= {"conv"} for averager in world.averagers)
     assert all("linear" in averager.feedback.residual for averager in world.averagers)
 
 

@@ -147,7 +147,7 @@ def test_together_each_comes_out_as_by_itself(
             alike(together.step(number, groups, True, poisoned), alone.step(number, groups, False, poisoned), dtype)
             for one, other in zip(together.averagers, alone.averagers, strict=True):
                 alike(one.feedback.residual, other.feedback.residual, dtype)
-                alike(one.memory.kept, other.memory.kept, dtype)
+                alike(one.memory.stored, other.memory.stored, dtype)
                 alike(float(one.measurement.error), float(other.measurement.error), torch.float32)
                 assert one.measurement.achieved_cf == pytest.approx(other.measurement.achieved_cf)
     assert together.ledgers[0].payload_bytes == alone.ledgers[0].payload_bytes
@@ -189,14 +189,14 @@ def test_what_chooses_coordinates_comes_out_to_the_bit(
         poisoned, groups = spoilt if number == 2 and not host_looks else None, _groups(numbers)
         if falls and number == 1:
             for averager in (*together.averagers, *alone.averagers):
-                averager.feedback.hold()
+                averager.feedback.set_aside()
         outs = [one.step(number, groups, side, poisoned) for one, side in ((together, True), (alone, False))]
         for mine, other in zip(*outs, strict=True):
             assert all(torch.equal(a.nan_to_num(), b.nan_to_num()) for a, b in zip(mine, other, strict=True))
         for one, another in zip(together.averagers, alone.averagers, strict=True):
             for ours, theirs in (
                 (one.feedback.residual, another.feedback.residual),
-                (one.feedback.held, another.feedback.held),
+                (one.feedback.releasing, another.feedback.releasing),
             ):
                 assert ours.keys() == theirs.keys()
                 assert all(torch.equal(ours[name], theirs[name]) for name in ours)
@@ -212,8 +212,8 @@ def test_a_checkpoint_of_a_batch_goes_on_alone() -> None:
     for number in range(2):
         runs[0].step(number, everything, True)
     for saved, fresh in zip(runs[0].averagers, runs[1].averagers, strict=True):
-        fresh.memory.load(saved.memory.kept)
-        fresh.feedback.load(saved.feedback.residual, saved.feedback.held)
+        fresh.memory.load(saved.memory.stored)
+        fresh.feedback.load(saved.feedback.residual, saved.feedback.releasing)
     alike(runs[0].step(2, everything, True), runs[1].step(2, everything, False), torch.float64)
 
 

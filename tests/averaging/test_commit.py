@@ -5,7 +5,7 @@
 import pytest
 import torch
 
-from gravac.averaging.commit import Apart, InPlace, Masked
+from gravac.averaging.commit import AtStepEnd, InPlace, Masked
 from gravac.averaging.feedback import Feedback
 
 TRUE, FALSE = torch.tensor(True), torch.tensor(False)
@@ -21,7 +21,7 @@ def feedback(host_looks: bool, safe: bool = False) -> Feedback:
 
 def test_settings_and_executor_choose_the_policy() -> None:
     kinds = {(looks, safe): type(feedback(looks, safe).commits) for looks in (True, False) for safe in (True, False)}
-    assert kinds == {(True, False): InPlace, (False, False): Masked, (True, True): Apart, (False, True): Apart}
+    assert kinds == {(True, False): InPlace, (False, False): Masked, (True, True): AtStepEnd, (False, True): AtStepEnd}
 
 
 def test_guard_turns_overflow_safety_on_unless_set_or_groups_are_refused() -> None:

@@ -10,7 +10,7 @@ import torch
 from gravac import Compressor, dense, natural, quantize, topk, topkc
 from gravac.averaging.average import Averager
 from gravac.averaging.feedback import Feedback
-from gravac.averaging.norms import energies_of, lost
+from gravac.averaging.norms import energies_of, unsent_energy
 from gravac.averaging.plan import Piece
 from gravac.candidate import DENSE, Candidate
 from gravac.compressors.sparse import Sparse
@@ -42,9 +42,9 @@ def test_an_energy_is_right_for_all_magnitudes_of_float32(magnitude: float, dtyp
         assert size.dtype == torch.float64
         assert float(size) / most / most == pytest.approx(wanted, rel=1e-5)
     assert float(norm(x)) / most == pytest.approx(wanted**0.5, rel=1e-5)
-    assert float(lost(x, energy(x), torch.zeros_like(x))) / most / most == pytest.approx(wanted, rel=1e-5)
+    assert float(unsent_energy(x, energy(x), torch.zeros_like(x))) / most / most == pytest.approx(wanted, rel=1e-5)
     half = torch.arange(500)
-    left = float(lost(x, energy(x), Sparse(((half, x[:500]),)))) / most / most
+    left = float(unsent_energy(x, energy(x), Sparse(((half, x[:500]),)))) / most / most
     assert left == pytest.approx(exact(x[500:]) * (float(x[500:].double().abs().max()) / most) ** 2, rel=1e-4)
 
 
@@ -115,13 +115,13 @@ def test_gradients_of_any_magnitude_of_float32_reach_all_ranks_finite(
 @pytest.mark.parametrize("magnitude", [1e-30, 1.0, 1e19])
 def test_what_is_held_is_released_by_the_gradients_norm_at_any_magnitude(magnitude: float) -> None:
     feedback = Feedback(release=1.0)
-    feedback.held["w"] = torch.full((100,), 3 * magnitude)
+    feedback.releasing["w"] = torch.full((100,), 3 * magnitude)
     gradient = torch.full((100,), magnitude)
     folded = feedback.fold("w", gradient, keep=True)
     assert torch.allclose(folded, 2 * gradient)
     feedback.settle(["w"], None)
     feedback.commits.commit(True)
-    assert torch.allclose(feedback.held["w"], 2 * gradient)
+    assert torch.allclose(feedback.releasing["w"], 2 * gradient)
     assert all(float(size) > 0 for size in feedback.leftover(lambda _: False).values())
 
 

@@ -177,18 +177,18 @@ class Machine:
     """A rank of two that share a directory, or do not, whose listings of folders are a minute old: empty."""
 
     def __init__(self, rank: int, said: list[int]) -> None:
-        self.rank, self.world, self.place = rank, len(said), (rank, len(said))
+        self.rank, self.world, self.rank_and_world = rank, len(said), (rank, len(said))
         self._said = said
 
-    def tell(self, value: Any) -> list[Any]:
-        if isinstance(value, str):  # the folder's name
+    def all_gather(self, message: Any) -> list[Any]:
+        if isinstance(message, str):  # the folder's name
             return ["gravac-step1-00000000"] * self.world
-        if isinstance(value, int):
-            self._said[self.rank] = value
+        if isinstance(message, int):
+            self._said[self.rank] = message
             return [*self._said]
-        return [value] * self.world
+        return [message] * self.world
 
-    def together(self, action: Any) -> Any:
+    def run_on_all(self, action: Any) -> Any:
         return action()
 
 

@@ -194,7 +194,7 @@ def test_all_ranks_are_told_which_one_could_not_write(tmp_path: Path) -> None:
 
 def in_small_pieces(rank: int, world: int) -> list[bytes] | None:
     ranks.CHUNK_BYTES = 300
-    return ranks.Ranks(None).collect(bytes([rank]) * (1000 * rank + 3))
+    return ranks.Ranks(None).gather(bytes([rank]) * (1000 * rank + 3))
 
 
 def test_bytes_of_any_length_are_collected_piece_by_piece() -> None:

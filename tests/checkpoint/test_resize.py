@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gravac import AdaptiveCompressor, SettingsError, topk
-from gravac.checkpoint.resize import OnResize, taken_over
+from gravac.checkpoint.resize import OnResize, state_to_load
 
 NAMES = ("v", "w")
 
@@ -41,7 +41,7 @@ def total(ranks: list[dict[str, Any]], name: str) -> torch.Tensor:
 
 
 def after(old: list[dict[str, Any]], now: int, mode: OnResize) -> list[dict[str, Any]]:
-    return [taken_over(len(old), now, rank, mode, old.__getitem__) for rank in range(now)]
+    return [state_to_load(len(old), now, rank, mode, old.__getitem__) for rank in range(now)]
 
 
 worlds = st.integers(1, 5)
@@ -113,6 +113,6 @@ def test_for_dropping_one_state_is_read() -> None:
         asked.append(rank)
         return old[rank]
 
-    taken_over(3, 2, 1, "drop", state_of)
-    taken_over(3, 3, 1, "mean", state_of)
+    state_to_load(3, 2, 1, "drop", state_of)
+    state_to_load(3, 3, 1, "mean", state_of)
     assert asked == [0, 1]

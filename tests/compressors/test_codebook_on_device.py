@@ -52,7 +52,7 @@ def test_messages_of_many_ranks_are_decoded_at_once(
     made = [encode(randn(shards * 7 * 40, seed=part), bits, kind, 40, shards)[0] for part in range(parts)]
     wider = torch.nn.functional.pad(torch.stack(made, dim=1), (offset, 5))  # cut out of longer ones, maybe unaligned
     messages = Messages(wider[..., offset:-5], bits, kind, 40)
-    got, want = messages._at_once(), messages.decoded()
+    got, want = messages._decoded_on_device(), messages.decoded()
     if parts <= 2:
         assert torch.equal(got, want)
     else:  # torch's sum has an order of its own

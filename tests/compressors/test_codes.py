@@ -71,7 +71,7 @@ def test_a_block_is_coded_by_the_nearest_levels(bits: int, kind: Kind, seed: int
     assert bool(on_threshold(x[0], bits, kind)[off].all()), "a number far from any threshold has another level"
     fitted = (x[0].double() @ decoded) / (decoded @ decoded)
     assert abs(float(scale / fitted) - 1) <= 2.0**-8, "the scale is the least-squares one, rounded"
-    assert torch.equal(mean(coded.of_one(), bits, kind, torch.empty_like(x)), out)
+    assert torch.equal(mean(coded.as_single_rank(), bits, kind, torch.empty_like(x)), out)
 
 
 @given(

@@ -68,7 +68,7 @@ def test_multilevel_selects_what_direct_selection_does(elements: int, cfs: list[
     ctx = Context()
     foreseen = topk.errors(x, sorted(cfs), Context())
     for cf, error in zip(sorted(cfs), foreseen, strict=True):
-        level = multilevel.at(topk.select, x, cf, ctx)
+        level = multilevel.select_at(topk.select, x, cf, ctx)
         direct = topk.select(x, k_for(elements, cf))
         assert float(error) == pytest.approx(float(energy(x) - energy(direct.values)), abs=1e-4 * float(energy(x)))
         assert torch.equal(level.indices, direct.indices)
@@ -95,7 +95,7 @@ def test_gain_of_topk_is_at_least_one_over_cf(elements: int, cf: float, seed: in
 @given(elements=st.integers(1, 3000), share=st.floats(0, 1), seed=st.integers(0, 1000))
 def test_draws_are_without_replacement_and_of_the_right_number(elements: int, share: float, seed: int) -> None:
     k = round(share * elements)
-    chosen = Draws(str(seed)).chosen(elements, k)
+    chosen = Draws(str(seed)).sample(elements, k)
     assert torch.equal(chosen, chosen.sort().values)
     assert chosen.numel() == k
     assert chosen.unique().numel() == k
@@ -107,7 +107,7 @@ def test_draws_are_uniform(k: int) -> None:
     elements, trials = 60, 6000
     counts = torch.zeros(elements)
     for trial in range(trials):
-        counts[Draws(str(trial)).chosen(elements, k)] += 1
+        counts[Draws(str(trial)).sample(elements, k)] += 1
     expected = trials * k / elements
     chi2 = float(((counts - expected) ** 2 / expected).sum()) / (1 - k / elements)
     assert chi2 < 110, f"chi-squared {chi2:.0f} for 59 degrees of freedom"

@@ -87,7 +87,7 @@ def test_the_second_error_comes_back_in_the_next_step() -> None:
         applied += outs[0]
     mean = torch.stack(xs).mean(0)
     assert float(energy((applied / 60 - mean).view(-1)) / energy(mean.view(-1))) < 2e-3
-    assert all("second" in a.memory.kept["w"] for a in averagers)
+    assert all("second" in a.memory.stored["w"] for a in averagers)
 
 
 @pytest.mark.parametrize("ranks", [1, 2, 5, 16, 64])

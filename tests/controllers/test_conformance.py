@@ -24,7 +24,7 @@ from gravac.controllers import (
     Static,
     Warmup,
 )
-from gravac.controllers.base import at_latency
+from gravac.controllers.base import adapt_to_latency
 from gravac.controllers.static import StaticState
 from gravac.settings import SettingsError
 from gravac.testing import controller_laws as conformance
@@ -58,7 +58,7 @@ class Late:
     latency = 3
 
     def __init__(self, controller: Any) -> None:
-        self._controller = at_latency(controller, self.latency)
+        self._controller = adapt_to_latency(controller, self.latency)
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._controller, name)
@@ -86,7 +86,7 @@ def test_obeys_where_decisions_take_three_steps(name: str, law: Law) -> None:
 def test_a_warm_up_is_on_time_at_either_latency() -> None:
     warmup = Warmup(cf=64, first=4, factor=4, every=10)
     for latency in (2, 3):
-        controller = at_latency(warmup, latency)
+        controller = adapt_to_latency(warmup, latency)
         forecasts = conformance.forecasts_of(controller, (1.0, 100.0))
         ran = [step.ran.candidate.cf for step in conformance.drive(controller, forecasts, conformance.turbulent, 30)]
         assert ran == [4.0] * 10 + [16.0] * 10 + [64.0] * 10
@@ -94,7 +94,7 @@ def test_a_warm_up_is_on_time_at_either_latency() -> None:
 
 def test_an_epoch_shorter_than_the_latency_is_refused() -> None:
     with pytest.raises(SettingsError, match="epoch: 3 steps, and a decision takes 3"):
-        at_latency(Accordion(epoch=3), 3)
+        adapt_to_latency(Accordion(epoch=3), 3)
 
 
 def test_every_controller_by_name_is_here() -> None:

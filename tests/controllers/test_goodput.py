@@ -20,7 +20,7 @@ from gravac.controllers.goodput import HARMLESS
 from gravac.controllers.goodput_state import GoodputEntry, GoodputState
 from gravac.controllers.window import Window
 from gravac.engine.admission import Admission
-from gravac.modes.outer.candidates import widened
+from gravac.modes.outer.candidates import with_outer
 from gravac.testing import controller_laws as conformance
 from gravac.testing.controller_laws import Step, drive
 
@@ -396,7 +396,7 @@ def test_of_a_round_no_more_hides_than_may_travel(behind: float | None, least: f
     state = GoodputState(
         tuple(sends), "hold", 1, 1, Window(sends[1].candidate), (GoodputEntry(1, 0.2, 1, 0.95, (0.1, 0, 0.1)),)
     )
-    bound = state._foreseen(sends[0])
+    bound = state._shortest_by_probe(sends[0])
     assert bound == pytest.approx(least + (0.1 / 3 if behind is None else 0.0))
 
 
@@ -405,7 +405,7 @@ def test_of_a_round_no_more_hides_than_may_travel(behind: float | None, least: f
 def test_rounds_are_found_at_once_where_the_link_is_as_foreseen(dense: float, delay: int) -> None:
     """What a search tries besides the best costs at most a fiftieth of thirty rounds."""
     cluster = Cluster(0.08, lambda step: dense, CODING, booked=True)
-    forecasts = widened(Admission(cluster.foreseen()), (2, 5, 10, 20, 50), 0.08, delay, False).forecasts
+    forecasts = with_outer(Admission(cluster.foreseen()), (2, 5, 10, 20, 50), 0.08, delay, False).forecasts
     expected = {forecast.candidate: forecast for forecast in forecasts}
 
     def goodput(forecast: Forecast) -> float:

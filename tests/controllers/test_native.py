@@ -17,11 +17,11 @@ from gravac.candidate import Candidate, Forecast
 from gravac.controllers import Decision, Measurement
 from gravac.controllers.base import WATCH
 from gravac.controllers.goodput import EXPOSED
-from gravac.controllers.goodput_state import GoodputEntry, GoodputState, exchange_share
+from gravac.controllers.goodput_state import GoodputEntry, GoodputState, exchange_fraction
 from gravac.controllers.native import LARGEST, LONGEST, LOOK_S, fits_float16
 from gravac.controllers.window import Window
 from gravac.engine.admission import Admission, with_native
-from gravac.modes.outer.candidates import widened
+from gravac.modes.outer.candidates import with_outer
 from gravac.testing.controller_laws import Step, drive
 from tests.controllers.test_goodput import LADDER
 
@@ -80,7 +80,7 @@ class Site:
         sixteen_bit = replace(known[1], candidate=Candidate("hook", "dense", 2.0))
         admission = Admission((known[0], sixteen_bit, *known[2:]))
         if self.every != (1,):
-            admission = widened(admission, self.every, self.compute, "auto", False, leaving_s=self.leaving_s)
+            admission = with_outer(admission, self.every, self.compute, "auto", False, leaving_s=self.leaving_s)
         return with_native(admission, (1.0, 2.0)).forecasts
 
     @functools.cached_property
@@ -155,7 +155,7 @@ def test_where_dense_in_the_hook_is_best_native_is_tried_before_what_compresses(
     state = GoodputState(
         forecasts, "hold", at, at, Window(forecasts[at].candidate), (entry,), steps=12, elapsed=12 * seconds
     )
-    after, _ = Goodput()._go_on(state, "")
+    after, _ = Goodput()._try_or_hold(state, "")
     assert after.running.mode == "native"
 
 
@@ -215,7 +215,7 @@ def test_native_is_never_left_for_what_cannot_be_better(native: float, others: l
         forecasts, "hold", 0, 0, Window(NATIVE), tuple(measured), windows=6, steps=steps, elapsed=steps * native
     )
     goodput = Goodput()
-    after, _ = goodput._go_on(state, "")
+    after, _ = goodput._try_or_hold(state, "")
     chosen = after.position
     if chosen != 0:
         bound = after.least_efficiency(chosen) / after.fastest(chosen, goodput.expire)
@@ -309,7 +309,7 @@ def test_the_bound_of_an_exchange_by_other_steps_is_never_above_what_it_takes(
         entries.append(GoodputEntry(at, compute + coded + waited, 1, 1.0, saved))
     state = GoodputState(forecasts, "hold", entries[0].position, 0, Window(NATIVE), tuple(entries), moved=True)
     for forecast in forecasts:
-        assert state._exchange_at_least(forecast) <= exchange(forecast) * (1 + 1e-9) + 1e-12
+        assert state._shortest_exchange(forecast) <= exchange(forecast) * (1 + 1e-9) + 1e-12
 
 
 @pytest.mark.parametrize("at", range(130, 160))
@@ -345,7 +345,7 @@ def test_on_a_slower_link_larger_exchanges_are_risky_until_two_sizes_were_timed(
 
     risky = [at for at in range(len(forecasts)) if after.risky(at)]
     assert not any(before.risky(at) for at in range(len(forecasts)))
-    larger = [at for at, f in enumerate(forecasts) if exchange_share(f) > exchange_share(forecasts[held])]
+    larger = [at for at, f in enumerate(forecasts) if exchange_fraction(f) > exchange_fraction(forecasts[held])]
     assert risky == (larger if factor > 1 else [])
     others = [at for at, f in enumerate(forecasts) if f.candidate.every == 1 and f.candidate.mode == "hook"][:2]
     two = (*(GoodputEntry(at, 0.1, 1, 1.0, (0.0, 0.0, 0.0)) for at in others if at != held), entry)

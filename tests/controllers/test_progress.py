@@ -171,4 +171,4 @@ def test_errors_grow_where_trials_differ() -> None:
 
 @given(advantage=st.floats(-1, 1), scatter=st.floats(0.1, 1.0))
 def test_what_is_known_is_not_worth_measuring(advantage: float, scatter: float) -> None:
-    assert value_of_trials(advantage, 0.0, scatter, trials=4, chosen=advantage > 0) <= 0
+    assert value_of_trials(advantage, 0.0, scatter, trials=4, preferred=advantage > 0) <= 0

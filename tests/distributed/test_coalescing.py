@@ -13,7 +13,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from gravac import AdaptiveCompressor, Static, quantize
 from gravac.compressors import Context, Profile, Quantize, Rounds
-from gravac.engine.coalescing import PARTS
+from gravac.engine.coalescing import FEWEST_JOBS
 from gravac.exchange.link_probe import LinkProbe
 from tests.distributed.training import batch, parallel, sgd, train, weights
 from tests.ranks import processes
@@ -57,8 +57,8 @@ def fewer(rank: int, world: int) -> tuple[list[int], list[int], torch.Tensor]:
 
 def test_compressed_groups_go_in_a_few_parts_and_dense_ones_as_they_come() -> None:
     (dense, compressed, one), (_, _, other) = processes(fewer, 2)
-    assert all(count > PARTS for count in dense[2:])
-    assert all(1 < count <= PARTS for count in compressed[2:])
+    assert all(count > FEWEST_JOBS for count in dense[2:])
+    assert all(1 < count <= FEWEST_JOBS for count in compressed[2:])
     assert torch.equal(one, other)
 
 

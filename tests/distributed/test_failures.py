@@ -20,7 +20,7 @@ import gravac.adaptive
 from gravac import AdaptiveCompressor, Static, topk
 from gravac.compressors import Context, Rounds, TopK
 from gravac.exchange import fifo
-from gravac.exchange.group import own_group
+from gravac.exchange.group import private_group
 from tests.distributed.training import batch, network, parallel
 from tests.outer.by_hand import OuterByHand
 from tests.ranks import processes
@@ -174,7 +174,7 @@ def opened_and_closed(rank: int, world: int, times: int) -> list[tuple[int, int]
             handle.wait()
         dist.barrier()  # the other side's connections are closed, too
         found.append(held())
-    later = own_group(None)  # its name is none that a group had before: else it would hang
+    later = private_group(None)  # its name is none that a group had before: else it would hang
     total = torch.ones(2)
     dist.all_reduce(total, group=later)
     assert total.tolist() == [world] * 2

@@ -12,7 +12,7 @@ import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
 from gravac import AdaptiveCompressor, Static, topk
-from gravac.exchange.group import own_group, timeout_of
+from gravac.exchange.group import private_group, timeout_of
 from tests.distributed.training import batch, network
 from tests.ranks import processes
 
@@ -60,7 +60,7 @@ def inherited(rank: int, world: int) -> list[float | None]:
     assert isinstance(apart, dist.ProcessGroup)
     assert isinstance(other, dist.ProcessGroup)
     dist.distributed_c10d._set_pg_timeout(datetime.timedelta(seconds=90))
-    found = [timeout_of(own_group(one)) for one in (apart, other, None)]
+    found = [timeout_of(private_group(one)) for one in (apart, other, None)]
     torch.manual_seed(0)
     return [None if one is None else one.total_seconds() for one in found]
 

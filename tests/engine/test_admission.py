@@ -15,7 +15,7 @@ from gravac.candidate import Candidate, Forecast
 from gravac.compressors import dense
 from gravac.controllers import Goodput, GraVAC, Static, Warmup
 from gravac.engine.admission import Admission, admit
-from gravac.telemetry.words import dropped_words
+from gravac.telemetry.words import describe_dropped
 
 Shapes = list[tuple[int, ...]]
 
@@ -139,5 +139,5 @@ def test_gradients_of_16_bit_have_no_other_16_bit_beside_them() -> None:
 def test_what_sends_no_less_than_16_bit_is_dropped() -> None:
     """Over six ranks top-k 10x, of values and indices, sends 0.6 of what float32 does."""
     words = "topk 10x: would send 1.20 times the bytes of dense bfloat16 over 6 ranks"
-    assert words in [dropped_words(one, 6) for one in admitted(topk_policy(), SQUARE, world=6).dropped]
+    assert words in [describe_dropped(one, 6) for one in admitted(topk_policy(), SQUARE, world=6).dropped]
     assert "topk 10x" in names(topk_policy(sixteen_bit=False), world=6)

@@ -14,12 +14,12 @@ from gravac.averaging.plan import Piece
 from gravac.compressors.profile import CODING_BYTES
 from gravac.engine import coalescing
 from gravac.engine.coalescing import (
+    ALWAYS_ENOUGH,
+    FEWEST_JOBS,
+    JOB_SECONDS,
     LARGEST,
-    LEAST,
-    MOST,
-    PARTS,
+    MOST_JOBS,
     TEMPORARIES,
-    WORTH,
     ReadyGroup,
     Waiting,
     cut,
@@ -34,13 +34,13 @@ def group(*sizes: int) -> ReadyGroup:
 
 
 def test_a_small_model_goes_in_parts_and_a_large_one_does_not_wait() -> None:
-    assert enough(1050) == 1050 // PARTS
-    assert enough(1 << 26) == LEAST
+    assert enough(1050) == 1050 // FEWEST_JOBS
+    assert enough(1 << 26) == ALWAYS_ENOUGH
 
 
 def test_on_a_slow_link_parts_are_smaller_down_to_a_bound() -> None:
-    sizes = [enough(10_000, seconds) for seconds in (0.0, WORTH, 5 * WORTH, 100 * WORTH)]
-    assert sizes == [-(-10_000 // parts) for parts in (PARTS, PARTS, 5, MOST)]
+    sizes = [enough(10_000, seconds) for seconds in (0.0, JOB_SECONDS, 5 * JOB_SECONDS, 100 * JOB_SECONDS)]
+    assert sizes == [-(-10_000 // parts) for parts in (FEWEST_JOBS, FEWEST_JOBS, 5, MOST_JOBS)]
 
 
 def test_elements_are_those_of_all_pieces() -> None:
@@ -70,14 +70,14 @@ def test_parts_are_the_group_in_order_each_of_few_elements_or_one_tensor(sizes: 
 @given(st.lists(st.integers(1, 60), min_size=1, max_size=12), st.sampled_from([50, 120]))
 def test_what_goes_together_is_bounded_though_parts_wait_for_each_other(sizes: list[int], most: int) -> None:
     waiting, gone = Waiting(), list[ReadyGroup]()
-    waiting.enough, waiting.most = 10, most
+    waiting.enough, waiting.maximum = 10, most
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr(coalescing, "LARGEST", 40)
         for part in cut(group(*sizes), lambda: None):
             together = waiting.take(part, at_once=False)
             assert elements(together) <= most or len(together[-1].pieces) == 1
-            if together and together[-1].more:
-                assert elements(together) + together[-1].more > most  # the next part did not fit
+            if together and together[-1].next_elements:
+                assert elements(together) + together[-1].next_elements > most  # the next segment did not fit
             gone += together
     gone += waiting.take(None, at_once=True)
     assert [piece.flat.numel() for one in gone for piece in one.pieces] == sizes
@@ -91,7 +91,7 @@ def test_more_goes_together_where_coding_takes_less() -> None:
     assert averager.coding_bytes(averager.plan(0, 16.0)) == low_rank < CODING_BYTES
     assert averager.coding_bytes(averager.plan(0, None)) == CODING_BYTES
     assert narrow.coding_bytes(narrow.plan(0, 16.0)) > low_rank  # a residual is rounded as it is kept
-    for on_cpu, most in ((False, TEMPORARIES // low_rank), (True, LARGEST + LEAST)):
+    for on_cpu, most in ((False, TEMPORARIES // low_rank), (True, LARGEST + ALWAYS_ENOUGH)):
         waiting.set_limits(low_rank, 1 << 24, on_cpu=on_cpu)
-        assert waiting.most == most
+        assert waiting.maximum == most
     assert ladder.profile(128.0).coding_bytes == powersgd.profile(128.0).coding_bytes  # that of what serves it

@@ -32,7 +32,7 @@ from gravac.exchange.link_probe import LinkProbe
 from gravac.exchange.opening import Opened, open_executor
 from gravac.exchange.streams import StreamExecutor
 from gravac.telemetry.records import RunRecord
-from gravac.telemetry.words import run_words
+from gravac.telemetry.words import describe_run
 from tests.device.idle import Idle
 from tests.distributed.training import parallel, sgd, train
 from tests.ranks import processes
@@ -300,13 +300,13 @@ def test_a_run_off_the_cpu_times_its_candidates_when_it_is_attached() -> None:
     (candidates, ran, (run,)), (others, other_ran, none) = processes(trained, 2, 1.0)
     assert (candidates, ran, none) == (others, other_ran, [])
     assert run.timed == tuple(forecast.candidate.cf for forecast in run.forecasts if not forecast.candidate.dense) != ()
-    assert f"Coding was timed where the gradients lie, at topk {run.timed[0]:g}x" in run_words(run)
+    assert f"Coding was timed where the gradients lie, at topk {run.timed[0]:g}x" in describe_run(run)
 
 
 def test_a_run_on_the_cpu_does_not() -> None:
     (_, _, (run,)), _ = processes(trained, 2, None)
     assert run.timed == ()
-    assert "timed" not in run_words(run)
+    assert "timed" not in describe_run(run)
 
 
 def on_cpu(rank: int, world: int) -> bool:

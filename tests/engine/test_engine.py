@@ -271,8 +271,8 @@ class FoldsItself(TopK):
         if (fold := ctx.fold) is not None:
             x = x.float() if fold.residual is None else x + fold.residual
             fold.energy = energy(x)
-            fold.left = x if fold.left is None else fold.left.copy_(x)
-            x = fold.left
+            fold.unsent = x if fold.unsent is None else fold.unsent.copy_(x)
+            x = fold.unsent
         return (yield from super().rounds(x, cf, ctx))
 
 

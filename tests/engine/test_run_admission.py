@@ -15,7 +15,7 @@ from gravac.engine.admission import averager_of
 from gravac.engine.run_state import RunState
 from gravac.exchange.link_probe import LinkProbe
 from gravac.policy import Policy, RunSettings
-from gravac.telemetry.words import dropped_words
+from gravac.telemetry.words import describe_dropped
 
 FORMS = [((512, 512), torch.float32)] * 4
 NATIVE, NATIVE16 = Candidate("native", "dense", 1.0), Candidate("native", "dense", 2.0)
@@ -102,7 +102,7 @@ def test_what_makes_too_little_progress_is_told_with_the_figures() -> None:
     too_little = [one for one in dropped if one.cause == "too_little_progress"]
     assert too_little and all(one.ratio < 1 for one in too_little)
     for one in too_little:
-        words = dropped_words(one, 2)
+        words = describe_dropped(one, 2)
         bound = f"{one.forecast.least_efficiency:.2g}"
         assert words.endswith(f": lower bound of efficiency {bound}, below least_efficiency 0.98")
     assert not any(one.cause == "too_little_progress" for one in admitted()[1](RunState(world=2), FORMS).dropped)

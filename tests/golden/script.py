@@ -73,6 +73,6 @@ def scripted(elements: int) -> Iterator[Script]:
     with (
         mock.patch("gravac.exchange.opening.probe_link", return_value=LINK),
         mock.patch.object(LocalMeasurement, "_time", scripted_time),
-        mock.patch.object(Rounds, "_now", side_effect=now),
+        mock.patch.object(Rounds, "_synchronized_time", side_effect=now),
     ):
         yield script

@@ -7,7 +7,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gravac.compressors.chunks import chunk_energies, gather, in_order, scatter
+from gravac.compressors.chunks import chunk_energies, gather, scatter, sending_order
 from gravac.compressors.dtypes import narrow
 from gravac.compressors.topkc import choose
 from tests.kernels import DEVICE, kernels
@@ -75,7 +75,7 @@ def test_values_taken_are_those_of_operators_and_what_is_not_sent_is_left(
     kept, powers, order = (
         x.to(DEVICE),
         energies.double().to(DEVICE),
-        in_order(energies.view(1, -1), k, chunk).to(DEVICE),
+        sending_order(energies.view(1, -1), k, chunk).to(DEVICE),
     )
     took = chunks.take(kept, powers, order, k, chunk, dtype, world)
     assert torch.equal(took[0].cpu(), sent)
@@ -109,7 +109,7 @@ def test_a_group_is_taken_as_each_of_its_tensors_wherever_they_lie(
         assert torch.equal(folded[one * 64 : one * 64 + 64], alone)
         assert torch.equal(energies.view(count, -1)[one], its) and torch.equal(wire.view(count, -1)[one], its_wire)
     assert torch.equal(wire, (energies.float() / 3).bfloat16())
-    order = in_order(wire.view(count, -1).cpu(), 24, 16).to(DEVICE)
+    order = sending_order(wire.view(count, -1).cpu(), 24, 16).to(DEVICE)
     values = chunks.take(folded, energies, order, 24, 16, torch.float32, multiple=32)
     assert values.shape == (count, 32) and not values[:, 24:].any()
     decodes.decode(gradients, values, order, 24, 16)

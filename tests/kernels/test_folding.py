@@ -73,7 +73,7 @@ class Ranks:
         """Residuals, copied, and what compressors keep."""
         return [
             {name: one.clone() for name, one in averager.feedback.residual.items()}
-            | {f"{name} {key}": one.clone() for name, of in averager.memory.kept.items() for key, one in of.items()}
+            | {f"{name} {key}": one.clone() for name, of in averager.memory.stored.items() for key, one in of.items()}
             for averager in self.averagers
         ]
 

@@ -8,7 +8,7 @@ import math
 import random
 from typing import Any
 
-from gravac.lab.tta.record import CurvePoint, Split, TrainingRecord, Turn
+from gravac.lab.tta.record import CurvePoint, DecisionPoint, Split, TrainingRecord
 
 DENSE_BYTES = 8_000_000
 """A step of float32 over the wire."""
@@ -134,7 +134,7 @@ def realistic(task: str, link: str, method: str, seed: int) -> TrainingRecord:
     )
 
 
-def _turns(method: str, steps: int, step_s: float, chance: random.Random) -> tuple[Turn, ...]:
+def _turns(method: str, steps: int, step_s: float, chance: random.Random) -> tuple[DecisionPoint, ...]:
     ladder = (2.0, 10.0, 31.6, 100.0, 316.0, 1000.0)
     rung, turns = 0, []
     for step in range(0, steps, max(1, steps // 25)):
@@ -142,7 +142,7 @@ def _turns(method: str, steps: int, step_s: float, chance: random.Random) -> tup
         move = 1 if step == 0 or (gain or 0) > 0.72 else -1 if (gain or 0) < 0.55 else 0
         was, rung = rung, min(max(rung + move, 0), len(ladder) - 1)
         turns.append(
-            Turn(
+            DecisionPoint(
                 step=step,
                 seconds=step * step_s,
                 compressor=f"topk@{ladder[rung]:g}",

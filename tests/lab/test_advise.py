@@ -30,7 +30,7 @@ from gravac.lab import calibrate
 from gravac.lab.advise import Advice, advise, shapes_of
 from gravac.lab.advise.option import Option
 from gravac.lab.advise.outer_steps import code
-from gravac.lab.calibrate import Calibration, line, read_calibration
+from gravac.lab.calibrate import Calibration, fit_line, read_calibration
 from gravac.lab.shapes import MODELS as SHAPES
 from gravac.lab.tta.observed import hold_out, observations
 from gravac.lab.tta.record import Split
@@ -311,7 +311,7 @@ def test_a_missing_calibration_fails(tmp_path: Path, capsys: pytest.CaptureFixtu
 @pytest.mark.parametrize("network", [Network(2e-4, 1e8), Network(0.0, 1e9)])
 def test_the_line_through_all_reduces_gives_latency_and_bandwidth(network: Network) -> None:
     seconds = tuple(collective_seconds(AllReduce, size, 4, network) for size in calibrate.SIZES)
-    alpha, bandwidth = line(calibrate.SIZES, seconds, 4)
+    alpha, bandwidth = fit_line(calibrate.SIZES, seconds, 4)
     assert alpha == pytest.approx(network.alpha, abs=1e-9)
     assert bandwidth == pytest.approx(network.bandwidth, rel=1e-3)
 

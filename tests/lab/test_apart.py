@@ -16,7 +16,7 @@ from gravac.lab.training.methods import Method
 from gravac.lab.training.run import TrainingRun, TrainingSettings
 from gravac.lab.training.session import Leg
 from gravac.lab.training.shuffled import BLOCK, Play, Shuffled, plays, shuffled
-from gravac.lab.tta.record import Turn
+from gravac.lab.tta.record import DecisionPoint
 from gravac.testing import controller_laws as conformance
 
 REASON = available()
@@ -96,7 +96,7 @@ def test_each_choice_is_played_for_as_many_rounds(rounds: list[int], seed: int) 
 
 def test_the_decisions_of_a_run_become_plays_of_its_rounds() -> None:
     turns = [
-        Turn(step=step, compressor="quantize", cf=cf, every=every, changed=True, reason="")
+        DecisionPoint(step=step, compressor="quantize", cf=cf, every=every, changed=True, reason="")
         for step, cf, every in ((0, 8, 10), (20, 16, 5), (20, 4, 2), (27, 8, 10))
     ]
     assert [(one.cf, one.every, one.rounds) for one in plays(turns, 32)] == [(8, 10, 2), (4, 2, 4), (8, 10, 1)]

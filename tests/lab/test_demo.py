@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 
 from gravac.lab.links.network import available
-from gravac.lab.links.owner import started
+from gravac.lab.links.owner import start_ticks
 from gravac.lab.training.run import RunFailed, TrainingRun, TrainingSettings
 from gravac.lab.training.session import Leg
 
@@ -132,7 +132,7 @@ def test_killed_worker_ends_the_run_with_its_name_and_no_process(tmp_path: Path)
         for event in run.events():
             if event["event"] == "step":
                 os.kill(pids[1], signal.SIGKILL)
-    assert [pid for pid in pids if started(pid)] == []
+    assert [pid for pid in pids if start_ticks(pid)] == []
 
 
 @pytest.fixture
@@ -158,12 +158,12 @@ def test_a_worker_that_was_just_started_is_ended_too(tmp_path: Path, monkeypatch
     settings = TrainingSettings(workers=2, link="100mbit", slowest=1e8, log_dir=tmp_path)
     with pytest.raises(KeyboardInterrupt), TrainingRun([Leg("fp16", "dense-fp16", seconds=60)], settings, None):
         pass
-    assert [started(pid) for pid in pids] == [None]  # it was waited for
+    assert [start_ticks(pid) for pid in pids] == [None]  # it was waited for
 
 
 def alive_after(pids: list[int], seconds: float) -> list[int]:
     """Those of some processes that live, once none does or so many seconds are over: a killed one takes time to die."""
     until = time.monotonic() + seconds
-    while (alive := [pid for pid in pids if started(pid)]) and time.monotonic() < until:
+    while (alive := [pid for pid in pids if start_ticks(pid)]) and time.monotonic() < until:
         time.sleep(0.05)
     return alive

@@ -50,17 +50,17 @@ def test_seconds_in_hooks_registered_between_are_told_once(monkeypatch: pytest.M
     optimizer = torch.optim.SGD(module.parameters(), lr=0.1)
     watch = Stopwatch()
     module.register_forward_pre_hook(takes(100.0))
-    watch.starts_at(module, optimizer)
+    watch.start_before_hooks(module, optimizer)
     module.register_forward_pre_hook(takes(1.0))
     optimizer.register_step_post_hook(takes(2.0))
-    watch.stops_at(module, optimizer)
+    watch.stop_after_hooks(module, optimizer)
     optimizer.register_step_post_hook(takes(100.0))
     module(torch.zeros(1, 2)).sum().backward()
     optimizer.step()
-    assert watch.taken() == 3.0 and watch.taken() == 0.0
+    assert watch.read_and_reset() == 3.0 and watch.read_and_reset() == 0.0
     with watch.running():
         takes(5.0)()
-    assert watch.taken() == 5.0
+    assert watch.read_and_reset() == 5.0
 
 
 NUMBERS = st.lists(st.tuples(st.floats(0, 10), st.integers(1, 9)), min_size=1, max_size=6)

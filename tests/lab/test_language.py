@@ -11,8 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gravac.lab.tasks import make
-from gravac.lab.tasks.characters import NOT_ASKED
-from gravac.lab.tasks.language import BYTES, MASK, MASKED, SHOWN_AS, masked
+from gravac.lab.tasks.characters import NO_TARGET
+from gravac.lab.tasks.language import BYTES, MASK, MASK_FRACTION, RANDOM_FRACTION, TARGET_FRACTION, mask_bytes
 from gravac.settings import SettingsError
 
 with_transformers = pytest.mark.skipif(
@@ -23,21 +23,20 @@ with_transformers = pytest.mark.skipif(
 @given(count=st.integers(1, 5), length=st.integers(1, 70), seed=st.integers(0, 2**32))
 def test_what_is_asked_for_was_there_and_nothing_else_is_changed(count: int, length: int, seed: int) -> None:
     sequences = torch.from_numpy(np.random.default_rng(seed).integers(0, BYTES, (count, length)))
-    shown, targets = masked(sequences, np.random.default_rng(seed)).unbind(1)
-    asked = targets != NOT_ASKED
-    assert torch.equal(asked.sum(1), torch.full((count,), max(1, round(MASKED * length))))
+    shown, targets = mask_bytes(sequences, np.random.default_rng(seed)).unbind(1)
+    asked = targets != NO_TARGET
+    assert torch.equal(asked.sum(1), torch.full((count,), max(1, round(TARGET_FRACTION * length))))
     assert torch.equal(targets[asked], sequences[asked]) and torch.equal(shown[~asked], sequences[~asked])
     assert int(shown.min()) >= 0 and int(shown.max()) <= MASK
-    assert torch.equal(masked(sequences, np.random.default_rng(seed))[:, 0], shown)
+    assert torch.equal(mask_bytes(sequences, np.random.default_rng(seed))[:, 0], shown)
 
 
 def test_most_are_shown_as_the_mask_some_as_another_byte_and_some_as_they_are() -> None:
     sequences = torch.full((400, 100), 7)
-    shown, targets = masked(sequences, np.random.default_rng(0)).unbind(1)
-    hidden = shown[targets != NOT_ASKED]
-    as_mask, as_other = SHOWN_AS
-    assert float((hidden == MASK).float().mean()) == pytest.approx(as_mask, abs=0.02)
-    assert float(((hidden != MASK) & (hidden != 7)).float().mean()) == pytest.approx(as_other, abs=0.02)
+    shown, targets = mask_bytes(sequences, np.random.default_rng(0)).unbind(1)
+    hidden = shown[targets != NO_TARGET]
+    assert float((hidden == MASK).float().mean()) == pytest.approx(MASK_FRACTION, abs=0.02)
+    assert float(((hidden != MASK) & (hidden != 7)).float().mean()) == pytest.approx(RANDOM_FRACTION, abs=0.02)
 
 
 @pytest.mark.framework

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gravac.lab.links.link import LONGEST_DELAY, MOST_LOSS, SHORTEST_PHASE, SMALLEST, Link, Phase, parse_link
+from gravac.lab.links.link import LONGEST_DELAY, MAX_LOSS, SHORTEST_PHASE, SMALLEST, Link, Phase, parse_link
 from gravac.lab.links.rates import HIGHEST, LOWEST
 
 pytestmark = pytest.mark.timeout(60)
@@ -23,7 +23,7 @@ def links(draw: st.DrawFn) -> Link:
     return Link(
         tuple(Phase(time, draw(RATES), draw(RATES)) for time in times),
         draw(st.just(0.0) | st.floats(SMALLEST, LONGEST_DELAY)),
-        draw(st.just(0.0) | st.floats(SMALLEST, MOST_LOSS)),
+        draw(st.just(0.0) | st.floats(SMALLEST, MAX_LOSS)),
         tuple((rank, Phase(0.0, draw(RATES), draw(RATES))) for rank in sorted(draw(st.sets(st.integers(0, 7))))),
     )
 
@@ -42,7 +42,7 @@ def test_words_are_canonical(link: Link) -> None:
 
 @given(links(), st.floats(0, 1e5))
 def test_a_phase_holds_from_its_time_on(link: Link, seconds: float) -> None:
-    phase = link.at(seconds)
+    phase = link.phase_at(seconds)
     following = [later.at_seconds for later in link.phases if later.at_seconds > phase.at_seconds]
     assert phase.at_seconds <= seconds < min(following, default=float("inf"))
 

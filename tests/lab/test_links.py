@@ -18,7 +18,7 @@ from gravac.lab.links import network as links
 from gravac.lab.links.link import Phase, parse_link
 from gravac.lab.links.link_rate import Sample, stream, tcp_rate
 from gravac.lab.links.network import EmulatedNetwork, LinkError, available, netem_missing, remove_leftovers
-from gravac.lab.links.owner import mark, orphaned, place, started
+from gravac.lab.links.owner import mark, orphaned, pid_scope, start_ticks
 
 HUNG = 120.0
 """Seconds after which a test gives up on what should have happened; no test passes by waiting for so long."""
@@ -108,7 +108,7 @@ def rates(network: EmulatedNetwork, worker: int) -> list[float | None]:
 
 def runs(pid: int) -> bool:
     """Whether a process is alive; one that nobody waited for is not."""
-    return started(pid) is not None
+    return start_ticks(pid) is not None
 
 
 @pytest.fixture
@@ -249,7 +249,7 @@ def test_a_stream_tells_how_far_it_came() -> None:
     with EmulatedNetwork(2, 100e6) as network, stream(network, 0.3) as samples:
         assert not samples
     assert samples
-    assert all(later.at > one.at and later.received > one.received for one, later in pairwise(samples))
+    assert all(later.time > one.time and later.received > one.received for one, later in pairwise(samples))
 
 
 def test_a_rate_is_taken_once_the_stream_has_settled(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -324,7 +324,7 @@ def test_owner_is_told_by_pid_start_time_and_place() -> None:
     living = f"{mark()}-0-hub"
     assert not orphaned(living)
     _, pid, start, here, *_ = living.split("-")
-    assert here == place()
+    assert here == pid_scope()
     assert orphaned(f"gravac-{pid}-{int(start) + 1}-{here}-0-hub")  # the pid is in use again
     assert orphaned(f"gravac-{2**30}-{start}-{here}-0-hub")  # no such pid
     assert not orphaned("gravac-something-else")

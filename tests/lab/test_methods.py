@@ -44,33 +44,37 @@ def test_an_adaptive_method_is_a_controller_over_a_compressor_and_a_range() -> N
 def test_outer_steps_have_one_every_or_a_choice() -> None:
     chosen = Method.parse("outer(fragments=2, delay=1):ladder")
     assert (chosen.modes.every, chosen.modes.outer.delay, chosen.cf_range) == ((1, 100), 1, (2, 1000))
-    assert chosen.adaptive and chosen.apart and not chosen.factored
+    assert chosen.adaptive and chosen.local_steps and not chosen.factored
     fixed = Method.parse("outer(every=10):quantize(2)")
     assert (fixed.cf, fixed.adaptive, fixed.factored) == (16, False, False)
     assert Method.parse("outer(every=10):dense").cf == 1
     assert Method.parse("outer(every=10):quantize@2-16").adaptive, "the CF is a choice"
     assert Method.parse("outer(every=(5, 50)):ladder@2-64").cf_range == (2, 64)
     matched = Method.parse("matched:outer:ladder@2-64")
-    assert (matched.of, matched.adaptive, matched.cf_range) == ("outer:ladder@2-64", True, (2, 64))
+    assert (matched.matched_to, matched.adaptive, matched.cf_range) == ("outer:ladder@2-64", True, (2, 64))
 
 
 def test_the_one_object_has_words_of_its_own() -> None:
     plain, often = Method.parse("adaptive"), Method.parse("adaptive(every=(1, 100), rate=0.7)")
-    assert plain.sends == Method.parse("goodput:ladder@2-1000").sends == Method.parse("adaptive:ladder@2-1000").sends
-    assert (plain.modes, plain.apart, plain.adaptive) == (Modes(), False, True)
-    assert (often.modes.every, often.modes.native, often.apart) == ((1, 100), True, True)
+    assert (
+        plain.arguments
+        == Method.parse("goodput:ladder@2-1000").arguments
+        == Method.parse("adaptive:ladder@2-1000").arguments
+    )
+    assert (plain.modes, plain.local_steps, plain.adaptive) == (Modes(), False, True)
+    assert (often.modes.every, often.modes.native, often.local_steps) == ((1, 100), True, True)
     assert often.modes.outer.optimizer([torch.zeros(2, requires_grad=True)]).param_groups[0]["lr"] == 0.7
-    assert Method.parse("outer:ladder").sends == Method.parse("adaptive(every=(1, 100))").sends
-    assert not Method.parse("adaptive(native=False)").sends["native"]
-    assert Method.parse("adaptive(controller='gravac'):topk@10-100").sends["controller"] == "gravac"
-    assert Method.parse("matched:adaptive(every=(1, 50))").of == "adaptive(every=(1, 50))"
+    assert Method.parse("outer:ladder").arguments == Method.parse("adaptive(every=(1, 100))").arguments
+    assert not Method.parse("adaptive(native=False)").arguments["native"]
+    assert Method.parse("adaptive(controller='gravac'):topk@10-100").arguments["controller"] == "gravac"
+    assert Method.parse("matched:adaptive(every=(1, 50))").matched_to == "adaptive(every=(1, 50))"
 
 
 @pytest.mark.parametrize(
     "text", ["fp32", "fp16", "bf16", "topk@10", "outer(every=10):topk@10", "outer(every=5):ladder@2-9"]
 )
 def test_a_method_of_one_mode_never_leaves_steps_to_ddp(text: str) -> None:
-    assert not Method.parse(text).sends["native"]
+    assert not Method.parse(text).arguments["native"]
 
 
 def test_what_paces_itself_never_leaves_steps_to_ddp() -> None:

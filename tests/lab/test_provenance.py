@@ -15,7 +15,7 @@ from rich.console import Console
 
 from gravac.cli import main
 from gravac.lab import provenance
-from gravac.lab.provenance import UNRECORDED, Stamp, one_commit, stamp
+from gravac.lab.provenance import UNRECORDED, Stamp, commits_note, stamp
 from gravac.lab.report.markdown import tables
 from gravac.lab.tta import record
 from gravac.lab.tta.display import TtaLive
@@ -84,15 +84,15 @@ def test_the_code_in_words_tells_a_changed_tree_from_its_commit() -> None:
 
 
 def test_one_commit_is_nothing_to_speak_of_and_none_is_said() -> None:
-    assert one_commit([OLD, OLD.now()], "a.json") == ""
-    assert one_commit([None, None], "a.json") == "the commit of these runs was not recorded"
+    assert commits_note([OLD, OLD.with_current_time()], "a.json") == ""
+    assert commits_note([None, None], "a.json") == "the commit of these runs was not recorded"
 
 
 @pytest.mark.parametrize("stamps", [(OLD, CHANGED), (OLD, None), (None, OLD, OLD)])
 def test_several_commits_are_refused_and_with_mixed_told(stamps: tuple[Stamp | None, ...]) -> None:
     with pytest.raises(SettingsError, match=r"a\.json: holds what 2 commits measured: .*0123456789.*--mixed"):
-        one_commit(stamps, "a.json")
-    assert one_commit(stamps, "a.json", mixed=True).startswith("runs of 2 commits: ")
+        commits_note(stamps, "a.json")
+    assert commits_note(stamps, "a.json", mixed=True).startswith("runs of 2 commits: ")
 
 
 def test_runs_keep_their_stamp_in_a_file_and_older_files_have_none(tmp_path: Path) -> None:
@@ -131,7 +131,7 @@ def test_a_report_of_several_commits_is_refused_and_with_mixed_says_so(
 
 def test_markdown_tables_say_that_the_commit_is_not_known() -> None:
     runs = [made_up("fp32"), made_up()]
-    made_with = record.of_one_commit([Path("runs.json")], runs)
+    made_with = record.commits_of([Path("runs.json")], runs)
     assert tables(runs, made_with).startswith("The commit of these runs was not recorded.\n")
 
 

@@ -17,7 +17,7 @@ import pytest
 from gravac.lab.report.numbers import DENSE, ReportRow, amount, bytes_per_step, faster
 from gravac.lab.report.summary import Section, link_order, sections
 from gravac.lab.report.words import times
-from gravac.lab.tta.record import Split, TrainingRecord, Turn
+from gravac.lab.tta.record import DecisionPoint, Split, TrainingRecord
 from gravac.settings import SettingsError
 from tests.lab.made_up_runs import DENSE_BYTES, METHODS, made_up, realistic
 
@@ -49,7 +49,7 @@ def free(*ttas: float | None) -> list[TrainingRecord]:
 
 
 def on(link: str, runs: list[TrainingRecord]) -> Section:
-    return next(section for section in sections(runs) if section.place.link == link)
+    return next(section for section in sections(runs) if section.setup.link == link)
 
 
 def test_medians_and_range_over_seeds() -> None:
@@ -154,7 +154,7 @@ def test_wire_ratio_bytes_and_compress_share() -> None:
     found = row(section, "topk@10")
     assert found.bytes_per_step == DENSE_BYTES / 10
     assert found.wire_ratio == pytest.approx(10)
-    assert found.compress_share == pytest.approx(0.25)
+    assert found.compress_fraction == pytest.approx(0.25)
     assert row(section, "fp16").wire_ratio is None
     assert bytes_per_step(made_up(steps=0)) is None
 
@@ -205,8 +205,8 @@ def test_links_are_ordered_by_rate() -> None:
 
 def test_bytes_follow_the_decisions() -> None:
     turns = (
-        Turn(step=0, compressor="dense", cf=1.0, changed=True, reason="start"),
-        Turn(step=60, compressor="topk@9", cf=9.0, changed=True, reason="more"),
+        DecisionPoint(step=0, compressor="dense", cf=1.0, changed=True, reason="start"),
+        DecisionPoint(step=60, compressor="topk@9", cf=9.0, changed=True, reason="more"),
     )
     run = made_up("gravac:topk", turns=turns, wire_bytes=200_000_000)
     sent = curves.bytes_sent(run)
@@ -217,7 +217,7 @@ def test_bytes_follow_the_decisions() -> None:
 
 def test_looks_differ_and_adaptive_ones_are_thick() -> None:
     names = ["fp32", "fp16", *(f"topk@{cf}" for cf in range(12)), "gravac:topk", "gravac:ladder"]
-    drawn = style.looks(names, ["gravac:topk", "gravac:ladder"])
+    drawn = style.assign_looks(names, ["gravac:topk", "gravac:ladder"])
     assert len({(look.colour, look.dash) for look in drawn.values()}) == len(names)
     assert drawn["gravac:topk"].width > drawn["fp16"].width
 
@@ -225,7 +225,7 @@ def test_looks_differ_and_adaptive_ones_are_thick() -> None:
 def test_pictures_keep_the_colours_of_methods() -> None:
     runs = [realistic("charlm", "100mbit", method, 0) for method in METHODS]
     section = only(runs)
-    drawn = style.looks(list(METHODS), [run.method for run in runs if run.adaptive])
+    drawn = style.assign_looks(list(METHODS), [run.method for run in runs if run.adaptive])
     for figure in (curves.metric_against_time(section, drawn), plots.frontier(section, drawn)):
         assert figure is not None
         with Image.open(io.BytesIO(style.png(figure))) as opened:
@@ -237,7 +237,7 @@ def test_pictures_keep_the_colours_of_methods() -> None:
 
 def test_what_ended_before_fp32s_steps_is_left_out_of_the_frontier() -> None:
     section = only(seeds("fp32", 8.0) + seeds("topk@10", None, steps=50) + seeds("topk@20", None, steps=150))
-    figure = plots.frontier(section, style.looks(["fp32", "topk@10", "topk@20"], []))
+    figure = plots.frontier(section, style.assign_looks(["fp32", "topk@10", "topk@20"], []))
     assert figure is not None
     labels = {text.get_text() for legend in figure.legends for text in legend.get_texts()}
     assert labels == {"fp32", "topk@20: not reached", "frontier"}
@@ -318,7 +318,7 @@ def test_reasons_are_listed_by_number(report: Path) -> None:
 
 def test_names_are_escaped_and_files_stay_in_the_folder(tmp_path: Path) -> None:
     bad = '<b onload="x">&../$x$'
-    turn = Turn(step=0, compressor=bad, cf=2.0, changed=True, reason=bad)
+    turn = DecisionPoint(step=0, compressor=bad, cf=2.0, changed=True, reason=bad)
     given: dict[str, Any] = {"task": bad, "link": bad, "metric": bad, "turns": (turn,)}
     page = write_report([made_up(bad, adaptive=True, **given)], tmp_path)
     text = page.read_text(encoding="utf-8")

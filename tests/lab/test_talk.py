@@ -6,14 +6,16 @@ from typing import Any
 
 import pytest
 
-from gravac.lab.tta.record import TrainingRecord, Turn
+from gravac.lab.tta.record import DecisionPoint, TrainingRecord
 from tests.lab.made_up_runs import made_up
 from tests.measure.talk import ADAPTIVE, STATIC, floats_saved, steps_at, table
 
 
 def switched(method: str, *turns: tuple[int, float], **given: Any) -> TrainingRecord:
     """A run that decided these CFs from these steps on."""
-    decided = tuple(Turn(step=step, compressor="topk", cf=cf, changed=step > 0, reason="so") for step, cf in turns)
+    decided = tuple(
+        DecisionPoint(step=step, compressor="topk", cf=cf, changed=step > 0, reason="so") for step, cf in turns
+    )
     return made_up(method, turns=decided, adaptive=True, **{"steps": 100, **given})
 
 

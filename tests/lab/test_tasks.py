@@ -117,8 +117,8 @@ def test_scale_is_about_linear_in_parameters(task: Task) -> None:
 
 
 def test_sixty_dense_steps_improve_the_metric(task: Task) -> None:
-    before = task.metric.value(task.validate(task.model()))
-    (steps, after), *more = sweep.dense_values(task, 1, [60])
+    before = task.metric.compute(task.validate(task.model()))
+    (steps, after), *more = sweep.dense_metrics(task, 1, [60])
     gain = IMPROVEMENT[task.name] * (1 if task.metric.higher_is_better else -1)
     assert steps == 60 and not more
     assert task.metric.reached(after, before + gain), (before, after)
@@ -126,7 +126,7 @@ def test_sixty_dense_steps_improve_the_metric(task: Task) -> None:
 
 def test_denoising_beats_its_noisy_input() -> None:
     task = make("denoise", scale=0.1)
-    (_, cleaned), *_ = sweep.dense_values(task, 1, [60])
+    (_, cleaned), *_ = sweep.dense_metrics(task, 1, [60])
     assert cleaned > 20 + 4  # of noise with deviation 0.1: 20 dB
     assert set(photographs()) == {"china", "flower"}
     assert all(picture.min() >= 0 and picture.max() <= 1 for picture in photographs().values())
@@ -134,9 +134,9 @@ def test_denoising_beats_its_noisy_input() -> None:
 
 def test_metric_values_and_targets() -> None:
     loss, psnr = Metric("loss", "nats"), Metric("PSNR", "dB", higher_is_better=True, decibels=True)
-    assert loss.value(Score(6.0, 4)) == 1.5
-    assert psnr.value(Score(0.4, 40)) == pytest.approx(20)
-    assert math.isnan(psnr.value(Score(0.0, 40)))
+    assert loss.compute(Score(6.0, 4)) == 1.5
+    assert psnr.compute(Score(0.4, 40)) == pytest.approx(20)
+    assert math.isnan(psnr.compute(Score(0.0, 40)))
     assert [loss.reached(value, 1.5) for value in (1.4, 1.5, 1.6, math.nan)] == [True, True, False, False]
     assert [psnr.reached(value, 20) for value in (21, 20, 19, math.nan)] == [True, True, False, False]
 

@@ -42,11 +42,11 @@ class Notes:
         self.labels: list[str] = []
         self.codes: tuple[str, Sequence[str]] = ("", ())
 
-    def planned(self, records: int, there: int) -> None:
-        self.plan = (records, there)
+    def planned(self, records: int, existing: int) -> None:
+        self.plan = (records, existing)
 
-    def stamped(self, code: str, there: Sequence[str]) -> None:
-        self.codes = (code, there)
+    def stamped(self, code: str, existing: Sequence[str]) -> None:
+        self.codes = (code, existing)
 
     def starting(self, cell: str, leg: Leg) -> None:
         self.started.append(leg.method)

@@ -40,7 +40,7 @@ def main() -> None:
     parser.add_argument("--mixed", action="store_true", help="count runs of several commits together, and say so")
     arguments = parser.parse_args()
     there = record.read([arguments.runs])
-    print(record.of_one_commit([arguments.runs], there, arguments.mixed))
+    print(record.commits_of([arguments.runs], there, arguments.mixed))
     runs = [run for run in there if run.link == UNTHROTTLED and not run.adaptive]
     dense = {(run.task, run.seed): run.steps_to_target for run in runs if run.method == REFERENCE}
     worths: dict[str, dict[str, list[float]]] = defaultdict(lambda: defaultdict(list))

@@ -150,7 +150,7 @@ def main() -> None:
                 )
                 run_matrix(matrix, live)
     runs = record.read([arguments.json])
-    print(record.of_one_commit([arguments.json], runs, arguments.mixed))
+    print(record.commits_of([arguments.json], runs, arguments.mixed))
     print(table(verdicts(runs, best, arguments.adaptive)))
 
 

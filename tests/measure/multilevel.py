@@ -57,7 +57,7 @@ def measure(model: str, rounds: int) -> dict[str, object]:
         for x in flats:
             ctx = Context()
             for cf in cfs:
-                multilevel.at(topk.select, x, cf, ctx)
+                multilevel.select_at(topk.select, x, cf, ctx)
 
     def errors(*cfs: float) -> None:
         for x in flats:

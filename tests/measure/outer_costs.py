@@ -116,7 +116,7 @@ def train(work: tuple[Case, float]) -> dict[str, Any]:
         for one in outer:
             one.arrive()
         with outer[0].synced():
-            value = task.metric.value(task.validate(models[0]))
+            value = task.metric.compute(task.validate(models[0]))
         curve.append((sum(made) // case.ranks, value))
         if not math.isfinite(value) or task.metric.reached(value, target):
             break

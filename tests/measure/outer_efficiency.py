@@ -152,7 +152,7 @@ def trained(case: Case, steps: int, between: int = 10, target: float | None = No
             for one in outer:
                 one.arrive()
         if (step + 1) % evaluate == 0:
-            value = task.metric.value(task.validate(models[0]))
+            value = task.metric.compute(task.validate(models[0]))
             curve.append((step + 1, value))
             if not math.isfinite(value) or (target is not None and task.metric.reached(value, target)):
                 break

@@ -29,7 +29,7 @@ def main() -> None:
     parser.add_argument("--mixed", action="store_true", help="count runs of several commits together, and say so")
     arguments = parser.parse_args()
     there = record.read([arguments.runs])
-    print(record.of_one_commit([arguments.runs], there, arguments.mixed))
+    print(record.commits_of([arguments.runs], there, arguments.mixed))
     steps = observations(run for run in there if run.seed == 0 and run.link in LINKS)
     rows: list[dict[str, Any]] = []
     tried = [hold_out(steps, seed=seed) for seed in range(SPLITS)]

@@ -229,7 +229,7 @@ class Ranks:
 
     def value(self) -> float:
         """Return the first rank's metric."""
-        return self.task.metric.value(self.task.validate(self.models[0]))
+        return self.task.metric.compute(self.task.validate(self.models[0]))
 
 
 def train(work: tuple[Case, str | None]) -> dict[str, Any]:
@@ -258,7 +258,7 @@ def _in_each_step(case: Case, task: Task, clip: float | None) -> dict[str, Any]:
 
     def after(step: int) -> None:
         if (step + 1) % between == 0 or step + 1 in (last, case.steps):
-            curve.append((step + 1, task.metric.value(task.validate(model))))
+            curve.append((step + 1, task.metric.compute(task.validate(model))))
 
     came = simulate.train(
         model,

@@ -12,7 +12,7 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from gravac.lab.report.numbers import Amount
-from gravac.lab.report.summary import Place, ReportRow, Section, sections
+from gravac.lab.report.summary import ReportRow, Section, Setup, sections
 from gravac.lab.tta import record
 from gravac.lab.tta.record import TrainingRecord
 from tests.measure import results
@@ -41,7 +41,7 @@ def runs(name: str) -> tuple[TrainingRecord, ...]:
     """
     path = FOLDER / f"{name}.json"
     found = record.read([path])
-    record.of_one_commit([path], found, MIXED[0])
+    record.commits_of([path], found, MIXED[0])
     return tuple(found)
 
 
@@ -61,18 +61,18 @@ def commits(name: str) -> str:
     """What is said of the commits of a file's runs or rows."""
     content = (FOLDER / f"{name}.json").read_text(encoding="utf-8")[:400]
     if '"task"' in content and '"link"' in content and content.lstrip().startswith("["):
-        return record.of_one_commit([FOLDER / f"{name}.json"], runs(name), MIXED[0])
+        return record.commits_of([FOLDER / f"{name}.json"], runs(name), MIXED[0])
     return _rows(name)[1]
 
 
 @functools.cache
-def _sections(name: str) -> dict[Place, Section]:
-    return {section.place: section for section in sections(runs(name))}
+def _sections(name: str) -> dict[Setup, Section]:
+    return {section.setup: section for section in sections(runs(name))}
 
 
 def section(task: str, link: str, name: str = "tta") -> Section:
     """A cell of the matrix."""
-    return _sections(name)[Place(task, SCALES[task], link, 2)]
+    return _sections(name)[Setup(task, SCALES[task], link, 2)]
 
 
 def row(task: str, link: str, method: str, name: str = "tta") -> ReportRow:

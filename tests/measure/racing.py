@@ -23,10 +23,10 @@ from gravac.lab.tasks import make
 from gravac.lab.training.run import RunFailed, TrainingRun, TrainingSettings
 from gravac.lab.training.session import Leg
 from gravac.lab.tta.record import CurvePoint, first_reached
-from gravac.lab.tta.runner import AROUND, TARGET_AT, target_of
+from gravac.lab.tta.runner import TARGET_FRACTION, TARGET_WIDTH, target_of
 from tests.measure.results import Rows, keep, read, todays
 
-AT = TARGET_AT
+AT = TARGET_FRACTION
 """Share of native's steps at which its loss is the one to reach."""
 
 WORKERS = 2
@@ -152,7 +152,7 @@ def ended(training: Training, link: str, seed: int, legs: Sequence[Leg]) -> Iter
 def target_row(training: Training, seed: int) -> dict[str, Any]:
     """Train native DDP over an unthrottled link; return the loss that others are to reach."""
     task = make(training.task, scale=training.scale, seed=seed)
-    steps = math.ceil((AT + AROUND) * training.steps)  # no later evaluation counts
+    steps = math.ceil((AT + TARGET_WIDTH) * training.steps)  # no later evaluation counts
     leg = Leg(NATIVE, NATIVE, steps=steps, every_steps=task.every)
     _, curve, end = next(iter([*ended(training, UNTHROTTLED, seed, [leg])]))
     target = target_of(curve, training.steps)

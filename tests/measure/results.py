@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from gravac.lab.provenance import Stamp, one_commit, stamp
+from gravac.lab.provenance import Stamp, commits_note, stamp
 
 Rows = list[dict[str, Any]]
 
@@ -58,12 +58,12 @@ def read(path: str | Path) -> Rows:
 
 
 def commits(rows: Rows, where: str | Path, mixed: bool = False) -> str:
-    """What is said of the commits of rows in one table; see ``gravac.lab.provenance.one_commit``.
+    """What is said of the commits of rows in one table; see ``gravac.lab.provenance.commits_note``.
 
     Raises:
         SettingsError: there are several, and they are not to be mixed.
     """
-    return one_commit((row.get(STAMP) for row in rows), str(where), mixed)
+    return commits_note((row.get(STAMP) for row in rows), str(where), mixed)
 
 
 @functools.cache

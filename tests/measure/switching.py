@@ -87,7 +87,7 @@ def train(case: Case) -> dict[str, Any]:
 
     def after(step: int) -> None:
         if step + 1 >= aim / 2 and (step + 1) % EVERY == 0:
-            curve.append((step + 1, task.metric.value(task.validate(model))))
+            curve.append((step + 1, task.metric.compute(task.validate(model))))
 
     simulate.train(
         model,

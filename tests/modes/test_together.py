@@ -22,9 +22,9 @@ from gravac.modes import together
 from gravac.modes.together import (
     average_states,
     checksum,
-    come_together,
     copy_from_first,
     differing_ranks,
+    equalize_ranks,
     share_scaler,
 )
 from gravac.settings import SettingsError
@@ -292,7 +292,7 @@ def test_ranks_that_differ_are_told_and_made_equal() -> None:
             parameter.data.copy_(other.data)
     weights[1][-1].data += 1
     for expected in ([1], []):
-        jobs = [come_together(held, [o], None, CPU) for held, o in zip(weights, optimizers, strict=True)]
+        jobs = [equalize_ranks(held, [o], None, CPU) for held, o in zip(weights, optimizers, strict=True)]
         assert memory.run(jobs) == [expected] * 3
 
 
@@ -349,7 +349,7 @@ def test_engines_in_memory_run_a_job_between_steps() -> None:
         for pending in results:
             with pytest.raises(RuntimeError, match="not every rank in memory has handed over the optimizers"):
                 pending.result()
-        job = come_together([], [optimizer], scaler, engine.device)
+        job = equalize_ranks([], [optimizer], scaler, engine.device)
         results.append(engine.run_between_steps("the optimizers' states", job))
     assert [result.result() for result in results] == [[]] * 3
     assert same_bits(optimizers)
@@ -376,7 +376,7 @@ def returned(rank: int, world: int, make: str, case: str) -> dict[str, Any]:
     with AdaptiveCompressor(topk, controller=Static(cf=1)) as compressor:
         engine = compressor.door({"w": torch.zeros(4)})
         engine.open()
-        job = come_together([*module.parameters()], [optimizer], scaler, engine.device)
+        job = equalize_ranks([*module.parameters()], [optimizer], scaler, engine.device)
         differing = engine.run_between_steps("the optimizers' states", job).result()
     silent.clear()
     reducer.renew()
@@ -418,7 +418,7 @@ def differs(rank: int, world: int) -> tuple[list[int], int]:
     with AdaptiveCompressor(topk, controller=Static(cf=1)) as compressor:
         engine = compressor.door({"w": torch.zeros(4)})
         engine.open()
-        job = come_together([*module.parameters()], [optimizer], None, engine.device)
+        job = equalize_ranks([*module.parameters()], [optimizer], None, engine.device)
         differing = engine.run_between_steps("weights", job).result()
     return differing, checksum([*module.parameters()], [optimizer])
 
@@ -442,7 +442,7 @@ def test_on_streams_nothing_races_for_the_states(make: str, monkeypatch: pytest.
                 parameter.grad = torch.ones(8, 16)
             optimizer.step()
             before = [state.clone() for state in tensors_of(optimizer).values()]
-            job = come_together([*module], [optimizer], None, engine.device)
+            job = equalize_ranks([*module], [optimizer], None, engine.device)
             assert engine.run_between_steps("the optimizers' states", job).result() == []
             after = [*tensors_of(optimizer).values()]
             assert all(torch.equal(then, now) for then, now in zip(before, after, strict=True))

@@ -23,13 +23,13 @@ from gravac.engine.admission import Admission, admit
 from gravac.engine.run_state import RunState
 from gravac.exchange.alike import check_alike
 from gravac.exchange.executor import Executor
-from gravac.live import Live
+from gravac.live import Closeable
 from gravac.modes.outer import candidates
 from gravac.modes.outer.apart import OuterSteps
 from gravac.modes.outer.starting import device_of, same_on_all_ranks
 from gravac.policy import OuterSettings
 from gravac.settings import SettingsError
-from gravac.sources.weights import check_memory, share
+from gravac.sources.weights import broadcast_weights, check_memory
 from gravac.telemetry.records import DecisionRecord
 
 OUTER = tuple(OuterSettings.model_fields)
@@ -65,7 +65,7 @@ class ApartAlone:
         return in_each_step._replace(forecasts=screened)
 
 
-class OuterByHand(Live):
+class OuterByHand(Closeable):
     """Ranks that train apart from their first step on, to the end.
 
     Args:
@@ -95,12 +95,12 @@ class OuterByHand(Live):
             check_alike(texts, device_of(module), group)
         check_memory(module)
         if executor is None:
-            share(module, group)
+            broadcast_weights(module, group)
         engine = self.compressor._engine
         engine.deciding._admit = ApartAlone(self.compressor._admission)
         self.inner = inner
         self.steps = OuterSteps(engine, module, [inner], given, policy.every, policy.seed)
-        self._engine = self.compressor.door(self.steps.travelling, executor=executor)
+        self._engine = self.compressor.door(self.steps.like_pieces, executor=executor)
         self._engine.change_mode("outer")
         self._state = self._engine.state.outer = self.steps.state
         self._rounds = self.steps._rounds
@@ -119,11 +119,11 @@ class OuterByHand(Live):
         """The first half of ``step``."""
         if self._closed:
             raise RuntimeError("this is closed; make a new one")
-        self.steps.leave()
+        self.steps.send()
 
     def arrive(self) -> None:
         """The other half."""
-        self.steps.arrive()
+        self.steps.apply()
 
     def synchronize(self) -> None:
         """End the round."""
@@ -211,7 +211,7 @@ class OuterByHand(Live):
         """This rank's state."""
         self.steps.prepare_to_save()
         packed = self.compressor.state_dict()
-        return {**packed, "outer": self.steps.with_own_weights(packed["outer"])}
+        return {**packed, "outer": self.steps.with_local_weights(packed["outer"])}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Go on where ``state_dict`` was taken."""
@@ -223,9 +223,9 @@ class OuterByHand(Live):
         if plain is None:
             raise SettingsError("outer: the state is of ranks that do not train apart")
         self.steps.check(plain, state.get("world"))
-        with self.steps.restoring(plain, of_other_ranks=state.get("world") is None):
+        with self.steps.restoring(plain, merged=state.get("world") is None):
             self.compressor.load_state_dict({**state, "outer": None})
-        self.steps.release()
+        self.steps.restore_local()
 
     def close(self) -> None:
         """End."""

@@ -127,7 +127,7 @@ class Ranks:
     def synchronize(self) -> None:
         """End the round on all ranks, which in memory takes two calls each."""
         for outer in self.outer:
-            outer._rounds.leave_now(0.05, end_round=True)
+            outer._rounds.send_rest(0.05, end_round=True)
         self.lockstep.run()
         for outer in self.outer:
             outer.synchronize()
@@ -153,7 +153,7 @@ def at_speed(outer: OuterByHand, seconds: float) -> None:
 
 def _left(outer: OuterByHand) -> int:
     """Number of fragments that left so far."""
-    return outer.rounds * len(outer._fragments) + len(outer._rounds._journeys)
+    return outer.rounds * len(outer._fragments) + len(outer._rounds._sent)
 
 
 def equal(tensors: Sequence[torch.Tensor]) -> bool:

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gravac import SettingsError
-from gravac.modes.outer.anchors import Keeping
+from gravac.modes.outer.anchors import AnchorStorage
 from tests.measure.outer_memory import MATRICES, needs
 from tests.outer.ranks import Ranks, equal, network
 from tests.outer.test_outer import FOUR_BITS, MOMENTUM, saved
@@ -48,10 +48,10 @@ def test_rounded_anchors_are_the_same_on_all_ranks(every: int, fragments: int, d
 @given(strides=st.booleans(), step=st.floats(2**-12, 2**-9))
 def test_what_is_too_small_for_the_format_counts_in_the_mean(strides: bool, step: float) -> None:
     weights = torch.ones(64, 64, 2).transpose(0, 2) if strides else torch.ones(2, 64, 64)
-    keeping = Keeping(bfloat16=True)
-    anchor = keeping.anchor("w", weights)
+    storage = AnchorStorage(bfloat16=True)
+    anchor = storage.anchor("w", weights)
     for number in range(16):
-        with keeping.in_full({"w": anchor}, number), torch.no_grad():
+        with storage.in_exchange_dtype({"w": anchor}, number), torch.no_grad():
             assert anchor.dtype == torch.float32
             anchor.sub_(step)
     assert anchor.stride() == weights.stride()
@@ -61,11 +61,11 @@ def test_what_is_too_small_for_the_format_counts_in_the_mean(strides: bool, step
 @given(strides=st.booleans(), momentum=st.floats(0.5, 0.99))
 def test_momentum_that_is_rounded_is_right_in_the_mean(strides: bool, momentum: float) -> None:
     weights = torch.zeros(64, 64, 2).transpose(0, 2) if strides else torch.zeros(2, 64, 64)
-    keeping = Keeping(bfloat16=True)
-    anchor = keeping.anchor("w", weights)
+    storage = AnchorStorage(bfloat16=True)
+    anchor = storage.anchor("w", weights)
     outer = torch.optim.SGD([anchor], lr=0.0, momentum=momentum)
     for number in range(16):
-        with keeping.in_full({"w": anchor}, number, outer.state):
+        with storage.in_exchange_dtype({"w": anchor}, number, outer.state):
             anchor.grad = torch.full_like(anchor, 1 / 3)
             outer.step()
             anchor.grad = None

@@ -21,7 +21,7 @@ from gravac.controllers.window import Window
 from gravac.engine.admission import Admission
 from gravac.exchange.lockstep import Lockstep
 from gravac.measurement import LocalMeasurement
-from gravac.modes.outer.candidates import delays, delays_if_continued, offered, widened
+from gravac.modes.outer.candidates import delays, delays_if_continued, offered, with_outer
 from tests.outer.ranks import Ranks, averaged, equal
 from tests.outer.test_outer import MOMENTUM, saved
 
@@ -173,8 +173,8 @@ def test_who_does_not_choose_gets_what_promises_more() -> None:
     quick = Forecast(Candidate("hook", "topk", 64.0), 30.0, 0.5, "topk", coding_s=0.0, exchange_s=0.001)
     with mock.patch("gravac.modes.outer.candidates.delays", delays):
         admission = Admission((slow, quick))
-        both = widened(admission, (10,), 0.2, "auto", keep_all=True).forecasts
-        one = widened(admission, (10,), 0.2, "auto", keep_all=True, chooses=False).forecasts
+        both = with_outer(admission, (10,), 0.2, "auto", keep_all=True).forecasts
+        one = with_outer(admission, (10,), 0.2, "auto", keep_all=True, chooses=False).forecasts
     assert [(it.candidate.cf, it.candidate.delay) for it in both] == [(8, 0), (8, 5), (64, 0), (64, 1)]
     assert [(it.candidate.cf, it.candidate.delay) for it in one] == [(8, 5), (64, 0)]
 
@@ -187,8 +187,8 @@ def test_delays_that_a_continued_run_had_stay_whatever_the_link_promises_now(cho
     before = offered([["outer", "topk", 8.0, 10, 3]] + [["outer", "topk", 8.0, 10, 0]] * chooses)
     with mock.patch("gravac.modes.outer.candidates.delays", delays):
         how: tuple[Any, ...] = (0.2, "auto", True, 1, chooses, 2, before)
-        auto = widened(Admission(bases), (10,), *how).forecasts
-        fixed = widened(Admission(bases), (10,), 0.2, 7, True, before=before).forecasts
+        auto = with_outer(Admission(bases), (10,), *how).forecasts
+        fixed = with_outer(Admission(bases), (10,), 0.2, 7, True, checkpointed=before).forecasts
     found, given = ([forecast.candidate for forecast in forecasts] for forecasts in (auto, fixed))
     assert [one.delay for one in found if one.cf == 8] == ([0, 3] if chooses else [3])
     assert max(one.delay for one in found if one.cf == 64) == 5
@@ -253,7 +253,7 @@ def test_goodput_takes_what_hides() -> None:
         Forecast(Candidate("hook", "quantize", 16.0), 15.0, 0.96, "quantize", coding_s=0.0, exchange_s=0.3),
     )
     with mock.patch("gravac.modes.outer.candidates.delays", delays):
-        forecasts = widened(Admission(bases), (1, 10, 100), 0.1, "auto", keep_all=False).forecasts
+        forecasts = with_outer(Admission(bases), (1, 10, 100), 0.1, "auto", keep_all=False).forecasts
     exchange_s = {forecast.candidate: forecast.exchange_s or 0.0 for forecast in forecasts}
     controller = Goodput()
     state, decision = controller.start(forecasts)

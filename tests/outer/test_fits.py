@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from gravac import Static, dense
-from gravac.sources.weights import share
+from gravac.sources.weights import broadcast_weights
 from tests.outer.by_hand import OuterByHand
 from tests.outer.ranks import SGD, Ranks, equal, inner_step, network
 from tests.outer.test_outer import saved
@@ -271,7 +271,7 @@ def shared(rank: int) -> tuple[dict[str, torch.Tensor], list[torch.Tensor]]:
         module.register_buffer(name, make().add_(1 + rank))
     weight = torch.full((9, 9), GUARD)[2:5, 3:7].fill_(1 + rank)
     module.register_parameter("weight", torch.nn.Parameter(weight, requires_grad=False))
-    share(module, None)
+    broadcast_weights(module, None)
     tensors = {name: one.detach() for name, one in (*module.named_buffers(), *module.named_parameters())}
     whole = {name: one.to(torch.complex128).resolve_conj() for name, one in tensors.items()}
     return whole, [around(tensors[name]) for name in ("slice", "weight")]

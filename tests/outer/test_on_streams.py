@@ -51,23 +51,23 @@ def test_the_host_waits_for_no_verdict(base: Compressor, cf: float, settings: di
 @pytest.mark.parametrize("spoilt", [False, True])
 def test_streams_race_for_nothing_and_the_host_reads_verdicts_that_are_there(fragments: int, spoilt: bool) -> None:
     device = FakeDevice()
-    read, read_verdicts = [0], Rounds._read
+    read, read_verdicts = [0], Rounds._read_verdicts
 
-    def looked_at(rounds: Rounds, last: int) -> None:
-        there = [journey.verdicts for _, journey in rounds._unread if journey.number <= last]
+    def looked_at(rounds: Rounds, newest: int) -> None:
+        there = [pending.verdicts for _, pending in rounds._unread if pending.number <= newest]
         device.access(HOST, _places(there), set(), "the host reads verdicts")
         read[0] += len(there)
-        read_verdicts(rounds, last)
+        read_verdicts(rounds, newest)
 
-    with device, mock.patch.object(Rounds, "_read", looked_at):
+    with device, mock.patch.object(Rounds, "_read_verdicts", looked_at):
         module = torch.nn.ParameterList([torch.zeros(8, 16) for _ in range(4)])
         outer = outer_of(module, topk, 10.0, executor=StreamExecutor(Alike(device), device), fragments=fragments)
         for step in range(6 * EVERY):
             with torch.no_grad():
                 for parameter in module:
                     parameter.add_(float("nan") if spoilt and step == EVERY else 0.01)
-            outer._rounds.leave(0.1)
-            outer._rounds._take_up_due()
+            outer._rounds.send_due(0.1)
+            outer._rounds._finish_due()
     assert device.errors == []
     assert read[0] == 4 * fragments
     assert outer.skipped == (2 * fragments if spoilt else 0)

@@ -23,7 +23,7 @@ from gravac import (
 )
 from gravac.candidate import Candidate, Forecast
 from gravac.modes.outer.candidates import outer_efficiency
-from gravac.modes.outer.rounds import leaves_at
+from gravac.modes.outer.rounds import sending_steps
 from gravac.modes.outer.sgd import OuterSGD
 from tests.measure.beliefs import before
 from tests.measure.outer_efficiency import best, points, rate_of_record, tuned
@@ -83,11 +83,11 @@ def test_nothing_is_lost_of_what_is_learned_behind_a_delay(every: int, fragments
 
 @given(length=st.integers(1, 200), number=st.integers(1, 12))
 def test_every_fragment_leaves_once_and_the_last_at_the_end(length: int, number: int) -> None:
-    at = leaves_at(length, number)
-    assert len(at) == number
-    assert at == sorted(at)
-    assert at[0] >= 1
-    assert at[-1] == length
+    steps = sending_steps(length, number)
+    assert len(steps) == number
+    assert steps == sorted(steps)
+    assert steps[0] >= 1
+    assert steps[-1] == length
 
 
 def test_synced_puts_back_what_a_rank_has() -> None:

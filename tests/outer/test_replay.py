@@ -29,7 +29,7 @@ def record(folder: Path, steps: int = 120, ranks: int = 2, **settings: Any) -> T
     given = {"base": topk, "cf_range": (2, 64), "controller": SEARCH, "every": (1, 20), "log_dir": folder, **settings}
     trained = Ranks(ranks, clock=0.01, **given).train(steps)
     for outer in trained.outer:
-        outer._rounds.leave_now(0.05, end_round=True)  # a last round, shorter than was decided
+        outer._rounds.send_rest(0.05, end_round=True)  # a last round, shorter than was decided
     trained.lockstep.run()
     trained.outer[0].close()
     return read_trace(folder / "gravac.jsonl")

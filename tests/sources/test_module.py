@@ -288,7 +288,7 @@ def test_quiet_leaves_gradients_local() -> None:
         source.quiet = True
     found = group.step(plain)
     assert not ranks_agree(found)
-    assert group.sources[0].runs is None
+    assert group.sources[0].decided is None
     for source in group.sources:
         source.quiet = False
     assert ranks_agree(group.step(plain))
@@ -302,7 +302,7 @@ def test_evaluation_and_a_backward_that_reaches_no_parameter_exchange_nothing() 
         loss(module, 0)
     x = torch.ones(2, 96, requires_grad=True)
     torch.autograd.grad(module(x).sum(), x)
-    assert group.sources[0].runs is None
+    assert group.sources[0].decided is None
     assert ranks_agree(group.step(plain))
 
 

@@ -21,7 +21,7 @@ from torch.nn.parallel import DistributedDataParallel
 from gravac import AdaptiveCompressor, Static, topk
 from gravac.sources import module as source_of_module
 from gravac.sources.module import ModuleSource
-from gravac.sources.weights import share
+from gravac.sources.weights import broadcast_weights
 from tests.distributed.training import batch, network
 from tests.ranks import processes
 
@@ -39,7 +39,7 @@ def attached(
     engine = compressor.door(dict(module.named_parameters()), group=group)
     source = ModuleSource(engine)
     source.bind(module)
-    share(module, group)
+    broadcast_weights(module, group)
     source.watch(module, optimizer)
     return compressor, source
 

@@ -15,7 +15,7 @@ from gravac.candidate import Candidate, Forecast
 from gravac.controllers import Goodput
 from gravac.engine.admission import admit
 from gravac.telemetry import DecisionRecord, RunRecord
-from gravac.telemetry.words import decision_words, described, forecast_of, reason_words, run_words
+from gravac.telemetry.words import describe_candidate, describe_decision, describe_reason, describe_run, forecast_of
 
 RANK = Forecast(Candidate("hook", "ladder", 32.0), 15.2, method="low rank 16")
 BIT = Forecast(Candidate("hook", "ladder", 28.44), 23.4, method="1 bit")
@@ -52,15 +52,15 @@ def test_every_candidate_of_a_run_is_shown_by_method_and_bytes() -> None:
     averager = Averager(policy.base, policy.dense_format, policy.error_feedback, policy.dense_below, Feedback())
     averager.world = 2
     forecasts, dropped = admit(policy, averager, [((1024, 1024), torch.float32)])
-    shown = [described(forecast) for forecast in forecasts]
+    shown = [describe_candidate(forecast) for forecast in forecasts]
     assert shown[:3] == ["dense float32", "dense bfloat16, 2x fewer bytes", "8 bits, 3.9x fewer bytes"]
     assert {"1 bit, 28x fewer bytes", "low rank 16, 32x fewer bytes"} <= set(shown)
     assert not any("ladder" in words for words in shown)
-    assert "ladder" not in run_words(RunRecord({}, 2, forecasts, dropped))
+    assert "ladder" not in describe_run(RunRecord({}, 2, forecasts, dropped))
 
 
 def test_a_decision_and_its_reason_name_methods_and_bytes() -> None:
-    words = decision_words(decision(32.0), decision(28.44), [RANK, BIT])
+    words = describe_decision(decision(32.0), decision(28.44), [RANK, BIT])
     assert words == (
         "**1 bit, 23x fewer bytes → low rank 16, 15x fewer bytes**: "
         "start at low rank 16, 15x fewer bytes: the best goodput"
@@ -70,15 +70,15 @@ def test_a_decision_and_its_reason_name_methods_and_bytes() -> None:
 
 def test_a_decision_of_outer_steps_counts_bytes_by_its_own_number_of_steps() -> None:
     ran = forecast_of(decision(28.44, every=10, delay=5), [RANK, BIT])
-    assert described(ran) == "1 bit, 234x fewer bytes, every 10 steps, behind 5"
+    assert describe_candidate(ran) == "1 bit, 234x fewer bytes, every 10 steps, behind 5"
 
 
 def test_what_a_record_does_not_know_is_left_out() -> None:
-    assert described(forecast_of(decision(32.0), [])) == "ladder 32x"
-    assert reason_words("down to ladder 320x, from ladder 32x", [RANK]) == (
+    assert describe_candidate(forecast_of(decision(32.0), [])) == "ladder 32x"
+    assert describe_reason("down to ladder 320x, from ladder 32x", [RANK]) == (
         "down to ladder 320x, from low rank 16, 15x fewer bytes"
     )
-    assert reason_words("hold", []) == "hold"
+    assert describe_reason("hold", []) == "hold"
 
 
 def test_the_mode_is_named_where_it_changes() -> None:
@@ -86,7 +86,7 @@ def test_the_mode_is_named_where_it_changes() -> None:
     rank = Forecast(Candidate("hook", "ladder", 32.0), 15.1, method="low rank 16")
     before = DecisionRecord(0, "dense", 1.0, True, 1, 1, 1, None, None, "", "", mode="native")
     after = replace(before, step=9, compressor="ladder", cf=32.0, mode="hook", reason="try ladder 32x")
-    assert decision_words(after, before, (native, rank)).startswith(
+    assert describe_decision(after, before, (native, rank)).startswith(
         "**native float32 → low rank 16, 15x fewer bytes (DDP exchanges by itself → gravac exchanges gradients in each "
         "step)**: try low rank 16, 15x fewer bytes"
     )

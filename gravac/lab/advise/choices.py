@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Predicts the step time of every compressor and CF for a model, and says whether compressing is worth it.
 
-What is predicted is time, by ``gravac.costmodel``. What a compressed step loses in progress is a prior only, from what
-was measured before; a run of ``gravac bench tta`` measures it.
+``gravac.costmodel`` predicts time. The progress that a compressed step loses is only a belief, from measurements on
+other tasks; ``gravac bench tta`` measures the loss.
 """
 
 from __future__ import annotations
@@ -21,21 +21,21 @@ from gravac.compressors import COMPRESSORS, Compressor, Dense, ladder
 from gravac.costmodel import Format, Machine, Network, Prediction, break_even, load
 from gravac.engine.admission import efficiency_belief
 from gravac.lab.advise.option import Option
-from gravac.lab.advise.outer_steps import Exchanged, bandwidth_below, code, outer_steps
-from gravac.lab.advise.verdict import expected, in_each_step, line, with_outer_steps
+from gravac.lab.advise.outer_steps import CompressorLoad, bandwidth_below, code, outer_steps
+from gravac.lab.advise.verdict import adaptive_code, each_step_verdict, expected_choice, outer_steps_verdict
 from gravac.lab.shapes import MODELS, Shape
 
-REACH = (1.0, 1000.0)
+CF_RANGE = (1.0, 1000.0)
 """Lowest and highest CF considered."""
 
-TRIED = (10.0, 100.0, 1000.0)
-"""CFs predicted for a compressor that can do any, unless the user says otherwise."""
+USUAL_CFS = (10.0, 100.0, 1000.0)
+"""CFs predicted for a compressor that supports any CF, unless the user names others."""
 
 LATENCY = 50e-6
-"""Seconds that a message takes where nothing was calibrated: TCP in one data centre."""
+"""Latency of a message in seconds, without a calibration: TCP in a data centre."""
 
 COPY = 14e9
-"""Bytes per second of a copy where nothing was calibrated: one core of the CPU that coding costs were measured on."""
+"""Bytes per second of a copy, without a calibration: one core of the CPU that coding costs were measured on."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,13 +44,13 @@ class Advice:
 
     Attributes:
         choices: float32 and 16 bit by DDP itself, then every compressor and CF in each step, then outer steps.
-        each_step: which choice is best with an exchange of gradients in each step, in words.
-        outer: which choice is best with outer steps, in words.
-        verdict: which mode gravac is expected to run, and why, in words.
-        mode: that mode.
-        reason: what a step takes with an exchange in each, and what else comes near, in words.
-        code: the line to paste, by which gravac decides while training.
-        fixed: the line that makes the expected choice without deciding.
+        each_step: text that names the best choice with an exchange of gradients in each step.
+        outer: text that names the best choice with outer steps.
+        verdict: text that names the mode that gravac is expected to run, and the reason.
+        mode: mode that gravac is expected to run.
+        reason: text about the times of steps with an exchange in each, and about choices that are nearly as good.
+        code: line of code to paste, by which gravac decides while training.
+        fixed: line of code that fixes the expected choice.
         workers: number of ranks.
         network: network between the workers.
         machine: speed of each worker.
@@ -74,11 +74,15 @@ class Advice:
 
     @property
     def by_progress(self) -> tuple[Option, ...]:
-        """All choices, those by which the same accuracy is expected soonest first."""
+        """All choices; first the choice that is expected to reach an accuracy soonest."""
         return tuple(sorted(self.choices, key=lambda choice: -choice.progress))
 
     def best(self, count: int) -> tuple[Option, ...]:
-        """The first ``count`` of them; among them DDP's own, and the best that compresses in each step."""
+        """Return the best choices by progress, always with DDP's own and the best that compresses in each step.
+
+        Args:
+            count: number of choices, unless fewer than those that are always returned.
+        """
         always = [choice for choice in self.by_progress if choice.reference]
         always += [choice for choice in self.by_progress if choice.mode == "hook"][:1]
         others = [choice for choice in self.by_progress if choice not in always][: max(0, count - len(always))]
@@ -86,17 +90,20 @@ class Advice:
 
 
 def shapes_of(model: str | torch.nn.Module | Sequence[Shape]) -> list[Shape]:
-    """Return parameter shapes: of a model by name, of a module's parameters that are trained, or as given.
+    """Return the shapes of the parameters that training updates.
+
+    Args:
+        model: name of a model of ``gravac.lab.shapes.MODELS``, a module, or the shapes themselves.
 
     Raises:
-        ValueError: the name is unknown, or there is nothing to train; names it.
+        ValueError: the name is unknown, or the model has nothing to train; names the model.
     """
     if isinstance(model, str):
         if model not in MODELS:
             raise ValueError(f"model: {model!r} is unknown; known: {', '.join(MODELS)}")
         return MODELS[model]()
     if isinstance(model, torch.nn.Module):
-        shapes = [tuple(p.shape) for p in model.parameters() if p.requires_grad]
+        shapes = [tuple(parameter.shape) for parameter in model.parameters() if parameter.requires_grad]
     else:
         shapes = [tuple(shape) for shape in model]
     if not shapes:
@@ -110,38 +117,43 @@ def candidates(
     """Return the compressors and CFs to predict.
 
     Args:
-        names: names of compressors; ``None`` for all whose cost the machine knows, without ``ladder``, whose members
-            are among them.
-        cfs: wanted compression factors; a compressor that has but a few takes part with those within a tenth of a
-            wanted one. ``None`` for ``TRIED``, or for all that it has.
-        shapes: parameter shapes of the model.
-        machine: machine that knows the costs.
+        names: names of compressors; ``None`` for all with known costs except ``ladder``, whose members are among them.
+        cfs: requested compression factors. Of a compressor with a list of CFs, those within 10 % of a requested CF are
+            predicted. ``None`` requests ``USUAL_CFS``, and all CFs of a list.
+        machine: machine whose table has the compressors' costs.
 
     Raises:
-        ValueError: a compressor is unknown, a CF below 1, or no compressor does any of the CFs.
+        ValueError: a compressor is unknown, a CF is below 1, or no compressor supports any of the CFs.
     """
-    measured = {name: one for name, one in COMPRESSORS.items() if one.compresses and machine.coding(one, 1.0)}
+    measured = {
+        name: compressor
+        for name, compressor in COMPRESSORS.items()
+        if compressor.compresses and machine.coding(compressor, 1.0)
+    }
     for name in names or ():
         if COMPRESSORS.get(name) is None or name not in measured:
-            known = ", ".join(measured)
-            raise ValueError(f"compressors: {name!r} is unknown or its cost was never measured; known: {known}")
+            available = ", ".join(measured)
+            raise ValueError(f"compressors: {name!r} is unknown or its cost was never measured; known: {available}")
     for cf in cfs or ():
         if not (math.isfinite(cf) and cf >= 1):
             raise ValueError(f"cf: {cf!r} is no compression factor; give 1 or more, such as 10")
-    chosen: list[tuple[Compressor, float]] = []
+    selection: list[tuple[Compressor, float]] = []
     for name, compressor in measured.items():
         if name not in (names or measured) or (name == ladder.name and not names):
             continue
-        low, high = min(REACH[0], *(cfs or REACH)), max(REACH[1], *(cfs or REACH))
-        reach = compressor.candidates((low, high))
-        if isinstance(reach, Span):
-            chosen += [(compressor, cf) for cf in sorted(cfs or TRIED) if reach.low <= cf <= reach.high]
+        low, high = min(CF_RANGE[0], *(cfs or CF_RANGE)), max(CF_RANGE[1], *(cfs or CF_RANGE))
+        supported_cfs = compressor.candidates((low, high))
+        if isinstance(supported_cfs, Span):
+            within = [cf for cf in sorted(cfs or USUAL_CFS) if supported_cfs.low <= cf <= supported_cfs.high]
+            selection += [(compressor, cf) for cf in within]
         else:
-            near = [cf for cf in reach if cfs is None or any(abs(cf / wanted - 1) <= 0.1 for wanted in cfs)]
-            chosen += [(compressor, cf) for cf in near]
-    if not chosen:
-        raise ValueError(f"cf: none of the compressors does any of {list(cfs or TRIED)}; try --cf 10 32 100")
-    return chosen
+            near = [
+                cf for cf in supported_cfs if cfs is None or any(abs(cf / requested - 1) <= 0.1 for requested in cfs)
+            ]
+            selection += [(compressor, cf) for cf in near]
+    if not selection:
+        raise ValueError(f"cf: none of the compressors does any of {list(cfs or USUAL_CFS)}; try --cf 10 32 100")
+    return selection
 
 
 def advise(
@@ -155,21 +167,21 @@ def advise(
     price_per_hour: float | None = None,
     dense: Format = "bfloat16",
 ) -> Advice:
-    """Predict the step time of every choice, and say which is best.
+    """Predict the step time of every choice, and name the best.
 
     Args:
-        model: a name of ``gravac.lab.shapes.MODELS``, a module, or shapes.
+        model: name of a model of ``gravac.lab.shapes.MODELS``, a module, or shapes.
         batch_s: seconds of forward, backward and optimizer of one batch on one worker.
         workers: number of ranks, 1 or more.
         network: network between the workers.
         machine: speed of each worker; ``None`` for one CPU core.
         compressors: names of compressors; ``None`` for all.
-        cfs: compression factors; ``None`` for some usual ones.
+        cfs: compression factors; ``None`` for some usual factors.
         price_per_hour: price of one worker's hour, in any currency.
-        dense: the 16-bit format that is compared with.
+        dense: the 16-bit format of the baseline.
 
     Raises:
-        ValueError: an argument is out of range or unknown; names it.
+        ValueError: an argument is out of range or unknown; names the argument.
     """
     machine = machine or Machine(COPY)
     if not (math.isfinite(batch_s) and batch_s > 0):
@@ -185,69 +197,80 @@ def advise(
     def cost(step_s: float) -> float | None:
         return None if price_per_hour is None else 1000 * step_s / 3600 * workers * price_per_hour
 
-    def choice(name: str, cf: float, predicted: Prediction, belief: Belief, even: float | None = None) -> Option:
+    def choice(name: str, cf: float, predicted: Prediction, belief: Belief, threshold: float | None = None) -> Option:
         return Option(
             compressor=name,
             cf=cf,
             step_s=predicted.step_s,
             compress_s=predicted.compress_s,
             exposed_s=predicted.exposed_s,
-            speed_up=sixteen.step_s / predicted.step_s,
+            speed_up=sixteen_bit.step_s / predicted.step_s,
             wire_ratio=wire_ratio(full, predicted.wire_bytes),
-            break_even=even,
+            break_even=threshold,
             efficiency=belief.efficiency,
             deviation=belief.deviation,
             cost=cost(predicted.step_s),
         )
 
-    def outer_choice(way: Exchanged, forecast: Forecast) -> Option:
+    def outer_choice(compressor_load: CompressorLoad, forecast: Forecast) -> Option:
         assert forecast.step_s is not None
         assert forecast.coding_s is not None
         candidate = forecast.candidate
-        even = bandwidth_below(way, candidate.every, candidate.delay, in_sixteen, network, machine)
+        threshold = bandwidth_below(
+            compressor_load, candidate.every, candidate.delay, sixteen_bit_load, network, machine
+        )
         return Option(
             compressor=candidate.compressor,
             cf=candidate.cf,
             step_s=forecast.step_s,
             compress_s=forecast.coding_s,
             exposed_s=forecast.step_s - forecast.coding_s - batch_s,
-            speed_up=sixteen.step_s / forecast.step_s,
+            speed_up=sixteen_bit.step_s / forecast.step_s,
             wire_ratio=forecast.wire_ratio,
-            break_even=_always_or_never(even, forecast.step_s < sixteen.step_s),
+            break_even=_always_or_never(threshold, forecast.step_s < sixteen_bit.step_s),
             efficiency=forecast.efficiency,
             deviation=forecast.deviation,
             cost=cost(forecast.step_s),
             every=candidate.every,
         )
 
-    in_single = load(shapes, None, 1, batch_s, workers, machine, dense="float32")
-    in_sixteen = load(shapes, None, 1, batch_s, workers, machine, dense=dense)
-    sixteen = in_sixteen.over(network, machine)
-    denses = [Exchanged(Dense(), 1.0, in_single), Exchanged(Dense(dtype=dense), 2.0, in_sixteen)]
-    in_each = [
-        choice(DENSE, way.cf, way.load.over(network, machine), efficiency_belief(way.compressor.profile(way.cf)))
-        for way in denses
+    float32_load = load(shapes, None, 1, batch_s, workers, machine, dense="float32")
+    sixteen_bit_load = load(shapes, None, 1, batch_s, workers, machine, dense=dense)
+    sixteen_bit = sixteen_bit_load.over(network, machine)
+    dense_loads = [
+        CompressorLoad(Dense(), 1.0, float32_load),
+        CompressorLoad(Dense(dtype=dense), 2.0, sixteen_bit_load),
     ]
-    ways: list[Exchanged] = []
+    in_each = [
+        choice(
+            DENSE,
+            dense_load.cf,
+            dense_load.load.over(network, machine),
+            efficiency_belief(dense_load.compressor.profile(dense_load.cf)),
+        )
+        for dense_load in dense_loads
+    ]
+    compressed_loads: list[CompressorLoad] = []
     for compressor, cf in candidates(compressors, cfs, machine):
-        ways.append(Exchanged(compressor, cf, load(shapes, compressor, cf, batch_s, workers, machine, dense=dense)))
-        predicted = ways[-1].load.over(network, machine)
-        even = break_even(shapes, compressor, cf, batch_s, workers, machine, network.alpha, dense=dense)
-        even = _always_or_never(even, predicted.step_s < sixteen.step_s)
-        in_each.append(choice(compressor.name, cf, predicted, efficiency_belief(compressor.profile(cf)), even))
-    apart = outer_steps(denses, ways, full, network, machine, workers) if workers > 1 else []
-    outer = [outer_choice(way, forecast) for way, forecast in apart]
-    best, reason = in_each_step(in_each[2:], sixteen)
-    chosen, verdict = expected(in_each, outer)
+        compressed_load = load(shapes, compressor, cf, batch_s, workers, machine, dense=dense)
+        compressed_loads.append(CompressorLoad(compressor, cf, compressed_load))
+        predicted = compressed_load.over(network, machine)
+        threshold = break_even(shapes, compressor, cf, batch_s, workers, machine, network.alpha, dense=dense)
+        threshold = _always_or_never(threshold, predicted.step_s < sixteen_bit.step_s)
+        in_each.append(choice(compressor.name, cf, predicted, efficiency_belief(compressor.profile(cf)), threshold))
+    forecasts = outer_steps(dense_loads, compressed_loads, full, network, machine, workers) if workers > 1 else []
+    outer = [outer_choice(compressor_load, forecast) for compressor_load, forecast in forecasts]
+    best, reason = each_step_verdict(in_each[2:], sixteen_bit)
+    expected, verdict = expected_choice(in_each, outer)
     return Advice(
         choices=(*in_each, *outer),
         each_step=best,
-        outer=with_outer_steps(outer),
+        outer=outer_steps_verdict(outer),
         verdict=verdict,
-        mode=chosen.mode,
+        mode=expected.mode,
         reason=reason,
-        code=line(chosen),
-        fixed=code(chosen, dense),
+        code=adaptive_code(expected),
+        fixed=code(expected, dense),
         workers=workers,
         network=network,
         machine=machine,
@@ -256,6 +279,11 @@ def advise(
     )
 
 
-def _always_or_never(even: float | None, wins: bool) -> float:
-    """Return a bandwidth of ``break_even``; where there is none, what holds at all of them."""
-    return even if even is not None else math.inf if wins else 0.0
+def _always_or_never(threshold: float | None, wins: bool) -> float:
+    """Return a bandwidth for ``Option.break_even``, in bits per second.
+
+    Args:
+        threshold: bandwidth below which an option is faster than 16 bit; ``None``: the same holds at every bandwidth.
+        wins: whether the option is faster at the bandwidth of the network.
+    """
+    return threshold if threshold is not None else math.inf if wins else 0.0

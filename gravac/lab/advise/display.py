@@ -1,6 +1,6 @@
 # SPDX-FileCopyrightText: 2026 The gravac developers
 # SPDX-License-Identifier: Apache-2.0
-"""Advice as a table, as JSON and as a picture. The table needs rich, the picture matplotlib."""
+"""Shows advice as a table, as JSON and as a plot. The table needs rich, the plot matplotlib."""
 
 from __future__ import annotations
 
@@ -30,27 +30,26 @@ BANDWIDTHS = tuple(10 ** (7 + step / 10) for step in range(41))
 WORKERS = tuple(2**power for power in range(1, 13))
 """Numbers of workers on the plot's axis: 2 to 4096."""
 
-
 SHOWN = 10
-"""Choices in the table, unless all are asked for."""
+"""Number of choices in the table, unless the user requests all."""
 
 CHECK = "Predicted, not measured. The first line of code finds it out while training; gravac bench tta measures it."
 
 
 def show(advice: Advice, console: Console | None = None, count: int | None = SHOWN) -> None:
-    """Print the answer in a few lines, what it rests on, and the table of the best choices below it. Needs rich.
+    """Print the verdicts, the code to paste and the reason, a line each, then a table of the best choices. Needs rich.
 
     Args:
-        advice: what to show.
-        console: where; ``None``: standard output.
-        count: number of choices in the table; ``None``: all.
+        advice: advice to show.
+        console: console to print on; ``None`` for standard output.
+        count: number of choices in the table; ``None`` for all.
     """
     from rich.box import SIMPLE_HEAVY
     from rich.table import Table
 
-    from gravac.lab.console import wide
+    from gravac.lab.console import wide_console
 
-    console = wide(console)
+    console = wide_console(console)
     for line in (
         f"in each step: {advice.each_step}",
         f"outer steps: {advice.outer}",
@@ -63,13 +62,13 @@ def show(advice: Advice, console: Console | None = None, count: int | None = SHO
         console.print(line, highlight=False, soft_wrap=True)
     network, machine = advice.network, advice.machine
     shown = advice.by_progress if count is None else advice.best(count)
-    rest = len(advice.choices) - len(shown)
+    hidden = len(advice.choices) - len(shown)
     table = Table(
         box=SIMPLE_HEAVY,
         title=f"{advice.elements / 1e6:.1f} M parameters, {advice.workers} workers, "
         f"{1e3 * advice.batch_s:g} ms a batch, {format_rate(float(f'{network.bandwidth:.4g}'))}, "
         f"{1e6 * network.alpha:.4g} µs a message",
-        caption=f"Soonest to an accuracy first{f'; {rest} more with --all' if rest else ''}. Coding costs as many "
+        caption=f"Soonest to an accuracy first{f'; {hidden} more with --all' if hidden else ''}. Coding costs as many "
         f"copies as on a CPU, at {machine.copy_bytes_per_s / 1e9:.4g} GB/s; {machine.overlap:.0%} of backward hides "
         "exchange. H: steps from one exchange to the next; native: by DDP itself.",
     )
@@ -102,7 +101,7 @@ def show(advice: Advice, console: Console | None = None, count: int | None = SHO
             f"{choice.speed_up:.2f}",
             f"{choice.efficiency:.2f}",
             f"{choice.wire_ratio:.2f}",
-            _even(choice.break_even),
+            _break_even_text(choice.break_even),
             *([f"{choice.cost:.2f}"] if choice.cost is not None else []),
         ]
         style = "bold green" if not choice.reference and choice.progress > MARGIN else None
@@ -110,7 +109,7 @@ def show(advice: Advice, console: Console | None = None, count: int | None = SHO
     console.print(table)
 
 
-def _even(bandwidth: float | None) -> str:
+def _break_even_text(bandwidth: float | None) -> str:
     if bandwidth is None:
         return "-"
     if bandwidth == 0:
@@ -122,11 +121,11 @@ def as_json(advice: Advice) -> dict[str, Any]:
     """Return advice as JSON values; ``break_even`` is bits per second, ``"always"`` or ``"never"``."""
 
     def row(choice: Option) -> dict[str, Any]:
-        even: float | str | None = choice.break_even
-        if even in (0.0, math.inf):
-            even = "never" if even == 0.0 else "always"
-        named = {name: getattr(choice, name) for name in (*Option.__slots__, "mode", "safe_progress")}
-        return {**named, "break_even": even}
+        threshold: float | str | None = choice.break_even
+        if threshold in (0.0, math.inf):
+            threshold = "never" if threshold == 0.0 else "always"
+        fields = {name: getattr(choice, name) for name in (*Option.__slots__, "mode", "safe_progress")}
+        return {**fields, "break_even": threshold}
 
     return {
         **{
@@ -151,15 +150,15 @@ def save(advice: Advice, path: Path) -> None:
 def plot(
     advice: Advice, model: str | torch.nn.Module | Sequence[Shape], path: Path, dense: Format = "bfloat16"
 ) -> None:
-    """Draw speed-up over 16 bit by bandwidth, and by workers, of each compressor's best choice in each step.
+    """Plot the speed-up over 16 bit by bandwidth, and by number of workers. Needs matplotlib.
 
-    Needs matplotlib.
+    Each compressor has a curve for its best choice in each step.
 
     Args:
         advice: predictions for the model.
-        model: the model that ``advise`` was given.
+        model: model that the advice is about.
         path: PNG file to write.
-        dense: the 16-bit format that ``advise`` was given.
+        dense: 16-bit format that the advice compares with.
     """
     from matplotlib.figure import Figure
 
@@ -173,23 +172,24 @@ def plot(
             best[choice.compressor] = choice
     shown = sorted(best.values(), key=lambda choice: -choice.progress)[:8]
 
-    def held(choice: Option | None, workers: int) -> Load:
+    def load_of(choice: Option | None, workers: int) -> Load:
         compressor, cf = (None, 1.0) if choice is None else (COMPRESSORS[choice.compressor], choice.cf)
         return load(shapes, compressor, cf, advice.batch_s, workers, machine, dense=dense)
 
-    def speed_ups(ours: Load, sixteen: Load, networks: Sequence[Network]) -> list[float]:
-        return [sixteen.over(at, machine).step_s / ours.over(at, machine).step_s for at in networks]
+    def speed_ups(compressed: Load, sixteen_bit: Load, networks: Sequence[Network]) -> list[float]:
+        return [sixteen_bit.over(net, machine).step_s / compressed.over(net, machine).step_s for net in networks]
 
     figure = Figure(figsize=(11, 4.5), layout="constrained")
     by_bandwidth, by_workers = figure.subplots(1, 2)
     networks = [Network(network.alpha, bandwidth) for bandwidth in BANDWIDTHS]
-    sixteen = held(None, advice.workers)
-    dense_by_workers = {workers: held(None, workers) for workers in WORKERS}
+    sixteen_bit = load_of(None, advice.workers)
+    dense_by_workers = {workers: load_of(None, workers) for workers in WORKERS}
+    gbits = [bandwidth / 1e9 for bandwidth in BANDWIDTHS]
     for choice in shown:
-        ours = held(choice, advice.workers)
-        by_bandwidth.plot([b / 1e9 for b in BANDWIDTHS], speed_ups(ours, sixteen, networks), label=str(choice))
-        lines = [speed_ups(held(choice, n), dense_by_workers[n], [network])[0] for n in WORKERS]
-        by_workers.plot(WORKERS, lines, label=str(choice))
+        compressed = load_of(choice, advice.workers)
+        by_bandwidth.plot(gbits, speed_ups(compressed, sixteen_bit, networks), label=str(choice))
+        curve = [speed_ups(load_of(choice, n), dense_by_workers[n], [network])[0] for n in WORKERS]
+        by_workers.plot(WORKERS, curve, label=str(choice))
     _axes(by_bandwidth, f"{advice.workers} workers", "bandwidth, Gbit/s", network.bandwidth / 1e9)
     rate = format_rate(float(f"{network.bandwidth:.3g}"))
     _axes(by_workers, rate, "workers", advice.workers)
@@ -198,11 +198,12 @@ def plot(
     figure.savefig(path, format="png", dpi=120)
 
 
-def _axes(axes: Axes, title: str, label: str, here: float) -> None:
+def _axes(axes: Axes, title: str, label: str, current: float) -> None:
+    """Format axes; a dotted line marks the bandwidth or number of workers that the advice is about."""
     axes.set_xscale("log")
     axes.set_yscale("log")
     axes.axhline(1, color="black", linewidth=0.8)
-    axes.axvline(here, color="black", linewidth=0.8, linestyle=":")
+    axes.axvline(current, color="black", linewidth=0.8, linestyle=":")
     axes.set_title(title)
     axes.set_xlabel(label)
     axes.grid(alpha=0.3)

@@ -1,6 +1,6 @@
 # SPDX-FileCopyrightText: 2026 The gravac developers
 # SPDX-License-Identifier: Apache-2.0
-"""Outer steps among the choices: those that gravac would admit with ``every=(1, 100)``, with what a step takes."""
+"""Outer steps among the choices: candidates that gravac would admit with ``every=(1, 100)``, and their forecasts."""
 
 from __future__ import annotations
 
@@ -13,25 +13,25 @@ from gravac.compressors import Compressor
 from gravac.costmodel import Load, Machine, Network, crossing
 from gravac.engine.admission import Admission, efficiency_belief
 from gravac.lab.advise.option import Option
-from gravac.modes.outer.candidates import at_every, choices, widened
+from gravac.modes.outer.candidates import at_every, choices, with_outer
 
-MOST_EVERY = 100
+MAX_EVERY = 100
 """Largest number of steps from one exchange to the next."""
 
-EVERY = choices(1, MOST_EVERY)[1:]
-"""Numbers of steps from one exchange to the next: those that ``every=(1, 100)`` chooses from, besides 1."""
+EVERY = choices(1, MAX_EVERY)[1:]
+"""Numbers of steps from one exchange to the next that ``every=(1, 100)`` chooses from, without 1."""
 
-MOST = 32.0
-"""Highest CF that is taken into account: that of one bit, the least that was measured at more than one step
+MAX_CF = 32.0
+"""Highest CF considered: that of one bit. Fewer bits were never measured with several steps between exchanges
 (``docs/outer.md``)."""
 
 
 @dataclass(frozen=True, slots=True)
-class Exchanged:
-    """One way of exchanging what a model has, and what it puts on machine and network.
+class CompressorLoad:
+    """A compressor at a CF, and the load that its exchange of a model puts on machine and network.
 
     Attributes:
-        compressor: what compresses; a ``Dense`` for none.
+        compressor: the compressor; a ``Dense`` if nothing is compressed.
         cf: compression factor.
         load: load of a step that exchanges.
     """
@@ -41,7 +41,7 @@ class Exchanged:
     load: Load
 
     def forecast(self, full: int, network: Network, machine: Machine) -> Forecast:
-        """Return the forecast of an exchange in each step, which backward does not hide.
+        """Return the forecast of an exchange in each step that backward does not hide.
 
         Args:
             full: wire bytes of a dense float32 all-reduce of the model.
@@ -62,21 +62,30 @@ class Exchanged:
         )
 
     def step_s(self, every: int, delay: int, network: Network, machine: Machine) -> float:
-        """Return the seconds of a step where it is exchanged every so many, and taken up so many later."""
+        """Return the seconds of a step if ranks exchange every ``every`` steps.
+
+        Args:
+            every: number of steps from one exchange to the next.
+            delay: number of steps that an exchange is in flight before its mean is applied.
+            network: network between the workers.
+            machine: speed of each worker.
+        """
         seconds = at_every(self.forecast(1, network, machine), every, self.load.compute_s, delay).step_s
         assert seconds is not None
         return seconds
 
 
 def outer_steps(
-    dense: Sequence[Exchanged],
-    compressed: Sequence[Exchanged],
+    dense: Sequence[CompressorLoad],
+    compressed: Sequence[CompressorLoad],
     full: int,
     network: Network,
     machine: Machine,
     workers: int,
-) -> list[tuple[Exchanged, Forecast]]:
-    """Return all that gravac would choose from up to ``MOST``, over all bases, each with its forecast.
+) -> list[tuple[CompressorLoad, Forecast]]:
+    """Return the outer steps that gravac would choose from with any base compressor, each with its forecast.
+
+    CFs above ``MAX_CF`` are left out.
 
     Args:
         dense: float32 and 16 bit.
@@ -86,39 +95,52 @@ def outer_steps(
         machine: speed of each worker.
         workers: number of ranks.
     """
-    outer: dict[tuple[str, float, int], tuple[Exchanged, Forecast]] = {}
-    for base in dict.fromkeys(one.compressor.name for one in (*compressed, *dense)):
-        ways = [*dense, *(one for one in compressed if one.compressor.name == base and one.cf <= MOST)]
-        forecasts = [way.forecast(full, network, machine) for way in ways]
-        way_of = {forecast.candidate: way for forecast, way in zip(forecasts, ways, strict=True)}
-        fewest = max(forecast.wire_ratio for forecast in forecasts if forecast.candidate.dense)
-        compute_s = ways[0].load.compute_s
-        fewer = tuple(forecast for forecast in forecasts if forecast.candidate.dense or forecast.wire_ratio > fewest)
-        apart = widened(Admission(fewer), EVERY, compute_s, "auto", keep_all=False, chooses=False, world=workers)
-        for forecast in apart.forecasts:
-            chosen = forecast.candidate
-            way = way_of[Candidate("hook", chosen.compressor, chosen.cf)]
-            outer[chosen.compressor, chosen.cf, chosen.every] = way, forecast
+    outer: dict[tuple[str, float, int], tuple[CompressorLoad, Forecast]] = {}
+    for base in dict.fromkeys(load.compressor.name for load in (*compressed, *dense)):
+        loads = [*dense, *(load for load in compressed if load.compressor.name == base and load.cf <= MAX_CF)]
+        forecasts = [load.forecast(full, network, machine) for load in loads]
+        load_of = {forecast.candidate: load for forecast, load in zip(forecasts, loads, strict=True)}
+        dense_ratio = max(forecast.wire_ratio for forecast in forecasts if forecast.candidate.dense)
+        compute_s = loads[0].load.compute_s
+        saving = tuple(
+            forecast for forecast in forecasts if forecast.candidate.dense or forecast.wire_ratio > dense_ratio
+        )
+        admission = with_outer(
+            Admission(saving), EVERY, compute_s, "auto", keep_all=False, chooses=False, world=workers
+        )
+        for forecast in admission.forecasts:
+            candidate = forecast.candidate
+            load = load_of[Candidate("hook", candidate.compressor, candidate.cf)]
+            outer[candidate.compressor, candidate.cf, candidate.every] = load, forecast
     return list(outer.values())
 
 
 def bandwidth_below(
-    one: Exchanged, every: int, delay: int, sixteen: Load, network: Network, machine: Machine
+    load: CompressorLoad, every: int, delay: int, sixteen_bit: Load, network: Network, machine: Machine
 ) -> float | None:
-    """Return the bandwidth below which its step is shorter than one of DDP's in 16 bit; see ``break_even``."""
+    """Return the bandwidth below which an outer step is shorter than DDP's step in 16 bit; see ``break_even``.
+
+    Args:
+        load: compressor and CF of the outer steps.
+        every: number of steps from one exchange to the next.
+        delay: number of steps that an exchange is in flight before its mean is applied.
+        sixteen_bit: load of DDP's step in 16 bit.
+        network: network between the workers, whose latency is kept.
+        machine: speed of each worker.
+    """
 
     def wins(bandwidth: float) -> bool:
-        at = Network(network.alpha, bandwidth)
-        return one.step_s(every, delay, at, machine) < sixteen.over(at, machine).step_s
+        varied = Network(network.alpha, bandwidth)
+        return load.step_s(every, delay, varied, machine) < sixteen_bit.over(varied, machine).step_s
 
     return crossing(wins)
 
 
 def code(option: Option, dense: str) -> str:
-    """Return the line that makes just that choice, and no other.
+    """Return the line of code that fixes an option, without deciding while training.
 
     Args:
-        option: the choice.
+        option: option to fix.
         dense: the 16-bit format.
 
     Example:
@@ -132,5 +154,5 @@ def code(option: Option, dense: str) -> str:
     base = f'base="{option.compressor}"'
     if option.compressor == DENSE:
         base = f'base=dense(dtype="{"float32" if option.cf == 1 else dense}"), cf_range=(1, 2)'
-    often = f"every={option.every}" if option.every > 1 else "native=False"
-    return f"AdaptiveCompressor({base}, controller=Static(cf={option.cf:.6g}), {often}).attach(ddp, optimizer)"
+    argument = f"every={option.every}" if option.every > 1 else "native=False"
+    return f"AdaptiveCompressor({base}, controller=Static(cf={option.cf:.6g}), {argument}).attach(ddp, optimizer)"

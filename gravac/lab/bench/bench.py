@@ -1,6 +1,6 @@
 # SPDX-FileCopyrightText: 2026 The gravac developers
 # SPDX-License-Identifier: Apache-2.0
-"""Settings of the compressor bench: sizes, factors, names, and all that is to be measured."""
+"""Settings of the compressor bench: sizes, factors, names, and the list of compressors to measure."""
 
 from __future__ import annotations
 
@@ -12,17 +12,17 @@ from pathlib import Path
 
 from gravac.candidate import Span
 from gravac.compressors import COMPRESSORS, Compressor
-from gravac.lab.bench.ranks import TORCH, MakeRank, OurRank, Rank, Shape
+from gravac.lab.bench.ranks import TORCH, GravacRank, MakeRank, Rank, Shape
 from gravac.lab.shapes import MODELS
 from gravac.lab.training.expression import compressor
 
 SMALL = 1024
-"""Number of elements below which a tensor is left out, as are those of one dimension: training sends them dense."""
+"""Number of elements below which the bench omits a tensor, as it omits vectors: training sends both dense."""
 
-MOST_CF = 1e6
+MAX_CF = 1e6
 
-MOST_LISTED = 8
-"""Number of CFs above which a compressor with a list is measured only at those next to the ones asked for."""
+MAX_LISTED = 8
+"""Length of a compressor's list of CFs above which the bench measures only the CFs nearest to the requested CFs."""
 
 
 @dataclass(frozen=True)
@@ -30,14 +30,14 @@ class Bench:
     """Settings of the bench; wrong values are refused at construction.
 
     Attributes:
-        elements: number of elements of the tensor, which is about square; rounded down to whole rows.
-        model: name of a model whose tensors are compressed instead, each on its own.
-        cfs: compression factors for what can do any.
+        elements: number of elements of the tensor, which is about square; rounded down to complete rows.
+        model: name of a model whose tensors are compressed instead, each by itself.
+        cfs: compression factors for compressors that support any.
         workers: number of ranks, 2 to 64.
         repeats: number of timed calls.
         only: compressors to measure, by name or, with settings, as in Python (``"randomk(block=64)"``); empty for all.
-        also: compressors that are measured besides, written in the same way.
-        json: file for the rows; ``None`` writes none.
+        also: additional compressors to measure, written in the same way.
+        json: file for the rows; ``None`` writes no file.
 
     Raises:
         ValueError: names the argument, the value and what is allowed.
@@ -58,8 +58,8 @@ class Bench:
         if self.model is not None and self.model not in MODELS:
             raise ValueError(f"shapes: {self.model!r} is unknown; known: {', '.join(MODELS)}")
         for cf in self.cfs:
-            if not 1 <= cf <= MOST_CF:
-                raise ValueError(f"cf: {cf:g} is outside 1 to {MOST_CF:g}; use 10 100 1000")
+            if not 1 <= cf <= MAX_CF:
+                raise ValueError(f"cf: {cf:g} is outside 1 to {MAX_CF:g}; use 10 100 1000")
         if not 2 <= self.workers <= 64:
             raise ValueError(f"workers: {self.workers} is outside 2 to 64; use 2")
         if self.repeats < 1:
@@ -89,9 +89,9 @@ class Contender:
 
     Attributes:
         name: name of the compressor.
-        cf: compression factor asked for.
-        make: makes one rank of it.
-        host_waits: whether on a GPU the host waits for what it encodes; ``None``: not known.
+        cf: requested compression factor.
+        make: function that makes a rank of the compressor.
+        host_waits: whether on a GPU the host waits for the encoder; ``None``: not known.
     """
 
     name: str
@@ -101,45 +101,46 @@ class Contender:
 
 
 def contenders(bench: Bench) -> list[Contender]:
-    """Return all compressors that are asked for, ours first."""
-    wanted = {*(bench.only or (*COMPRESSORS, *TORCH)), *bench.also}
-    known = [*COMPRESSORS, *(name for name in (*bench.only, *bench.also) if name not in TORCH), *TORCH]
-    found = []
-    for name in dict.fromkeys(name for name in known if name in wanted):
+    """Return all compressors to measure, each at each of its CFs; gravac's come before PyTorch's."""
+    requested = {*(bench.only or (*COMPRESSORS, *TORCH)), *bench.also}
+    ordered = [*COMPRESSORS, *(name for name in (*bench.only, *bench.also) if name not in TORCH), *TORCH]
+    selection = []
+    for name in dict.fromkeys(name for name in ordered if name in requested):
         if name in TORCH:
             cfs = (2.0,) if name == "torch fp16" else bench.cfs
-            found += [Contender(name, cf, _theirs(TORCH[name], cf)) for cf in cfs]
+            selection += [Contender(name, cf, _torch_rank(TORCH[name], cf)) for cf in cfs]
         else:
-            ours = compressor(name)
-            found += [Contender(name, cf, _ours(ours, cf), ours.host_waits) for cf in _cfs(ours, bench)]
-    return found
+            base = compressor(name)
+            selection += [Contender(name, cf, _gravac_rank(base, cf), base.host_waits) for cf in _cfs(base, bench)]
+    return selection
 
 
 def _check(argument: str, name: str) -> None:
+    """Raise a ``ValueError`` unless ``name`` is a compressor, or a call of a compressor with valid settings."""
     if name in TORCH:
         return
     try:
         compressor(name)
     except ValueError as error:
-        known = ", ".join(map(repr, (*COMPRESSORS, *TORCH)))
+        available = ", ".join(map(repr, (*COMPRESSORS, *TORCH)))
         if name in COMPRESSORS:
             raise ValueError(f"{argument}: {error}") from None
-        why = f": {error}" if "(" in name else ""
-        raise ValueError(f"{argument}: {name!r} is unknown{why}; known: {known}") from None
+        reason = f": {error}" if "(" in name else ""
+        raise ValueError(f"{argument}: {name!r} is unknown{reason}; known: {available}") from None
 
 
 def _cfs(compressor: Compressor, bench: Bench) -> tuple[float, ...]:
-    reach = compressor.candidates((1.0, MOST_CF))
-    if isinstance(reach, Span):
-        return tuple(cf for cf in bench.cfs if reach.low <= cf <= reach.high)
-    if len(reach) <= MOST_LISTED:
-        return reach
-    return tuple(sorted({min(reach, key=lambda listed: abs(math.log(listed / cf))) for cf in bench.cfs}))
+    supported_cfs = compressor.candidates((1.0, MAX_CF))
+    if isinstance(supported_cfs, Span):
+        return tuple(cf for cf in bench.cfs if supported_cfs.low <= cf <= supported_cfs.high)
+    if len(supported_cfs) <= MAX_LISTED:
+        return supported_cfs
+    return tuple(sorted({min(supported_cfs, key=lambda listed: abs(math.log(listed / cf))) for cf in bench.cfs}))
 
 
-def _ours(compressor: Compressor, cf: float) -> MakeRank:
-    return lambda rank, world: OurRank(compressor, cf, rank, world)
+def _gravac_rank(compressor: Compressor, cf: float) -> MakeRank:
+    return lambda rank, world: GravacRank(compressor, cf, rank, world)
 
 
-def _theirs(make: Callable[[float, int], Rank], cf: float) -> MakeRank:
+def _torch_rank(make: Callable[[float, int], Rank], cf: float) -> MakeRank:
     return lambda rank, world: make(cf, world)

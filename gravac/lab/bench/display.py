@@ -1,6 +1,6 @@
 # SPDX-FileCopyrightText: 2026 The gravac developers
 # SPDX-License-Identifier: Apache-2.0
-"""Runs the compressor bench and shows it: progress meanwhile, one table afterwards. Needs rich."""
+"""Runs the compressor bench and shows it: progress while it runs, a table afterwards. Needs rich."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from rich.table import Table
 
 from gravac.lab.bench.bench import Bench, Contender, contenders
 from gravac.lab.bench.measure import BenchRow, Gradients, measure
-from gravac.lab.console import wide
+from gravac.lab.console import wide_console
 from gravac.lab.json_file import write_json
 from gravac.lab.provenance import stamp
 
@@ -22,44 +22,46 @@ from gravac.lab.provenance import stamp
 def run_bench(bench: Bench, console: Console | None = None) -> list[BenchRow]:
     """Measure all contenders, one after another; show, write and return the rows.
 
-    Interrupted, it shows and writes the rows that are finished.
+    An interrupted bench shows and writes the finished rows.
     """
-    console = wide(console)
+    console = wide_console(console)
     rows: list[BenchRow] = []
-    taken = stamp()
+    provenance = stamp()
     try:
         _measure_all(bench, console, rows)
     finally:
         if rows:
             console.print(table(bench, rows))
         if rows and bench.json is not None:
-            content = {"stamp": taken.model_dump(), "rows": [asdict(row) for row in rows]}
+            content = {"stamp": provenance.model_dump(), "rows": [asdict(row) for row in rows]}
             write_json(bench.json.absolute(), content)
     return rows
 
 
 def _measure_all(bench: Bench, console: Console, rows: list[BenchRow]) -> None:
-    waiting = contenders(bench)
+    pending = contenders(bench)
     gradients = Gradients(bench.workers)
     if not console.is_terminal:
-        for number, contender in enumerate(waiting, 1):
+        for number, contender in enumerate(pending, 1):
             rows.append(measure(bench, contender, gradients))
-            console.print(f"{number}/{len(waiting)} {_line(rows[-1])}", highlight=False, soft_wrap=True, markup=False)
+            console.print(f"{number}/{len(pending)} {_line(rows[-1])}", highlight=False, soft_wrap=True, markup=False)
         return
     columns = (TextColumn("{task.description}"), BarColumn(bar_width=24), MofNCompleteColumn())
-    # Without its own thread, which would run while we time.
+    # auto_refresh starts a thread, which would run while a compressor is timed.
     with Progress(*columns, console=console, auto_refresh=False, transient=True) as progress:
-        task = progress.add_task("", total=len(waiting))
-        for contender in waiting:
+        task = progress.add_task("", total=len(pending))
+        for contender in pending:
             progress.update(task, description=_title(contender), refresh=True)
             rows.append(measure(bench, contender, gradients))
             progress.update(task, advance=1, refresh=True)
 
 
 def table(bench: Bench, rows: Sequence[BenchRow]) -> Table:
-    """Return one line per row; times in copies of the tensors."""
-    what = bench.model or " x ".join(map(str, bench.shapes[0]))
-    title = f"{what}: {rows[0].elements:,} elements, {bench.workers} workers, one thread; times in copies of the tensor"
+    """Return a table with a line per row; its unit of time is a copy of the tensors."""
+    subject = bench.model or " x ".join(map(str, bench.shapes[0]))
+    title = (
+        f"{subject}: {rows[0].elements:,} elements, {bench.workers} workers, one thread; times in copies of the tensor"
+    )
     shown = Table(title=title, box=SIMPLE_HEAVY, pad_edge=False, collapse_padding=True)
     shown.add_column("\ncompressor", no_wrap=True)
     for heading in (

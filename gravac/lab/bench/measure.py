@@ -1,17 +1,17 @@
 # SPDX-FileCopyrightText: 2026 The gravac developers
 # SPDX-License-Identifier: Apache-2.0
-"""The compressor bench: what each costs in time and memory, and what it loses, on this machine and without a network.
+"""Measures compressors: their time, their memory and their loss, on this machine and without a network.
 
-N ranks are stepped in lock step in this process on one thread, and only rank 0's own segments are timed. Encode lasts
-from the gradient to the first collective, the residual's part included; decode is all the rest: what follows each
-answer, the mean written to the gradient, the residual and the stats of gain. Time is told in copies: right before each
-call, the gradient is copied once into the buffer that the call works on, and that copy is timed.
+The bench steps N ranks in lock step in this process, on one thread, and times only rank 0's segments. Encode lasts from
+the gradient to the first collective, and includes adding the residual. Decode is all the rest: it follows the result of
+each collective, and includes writing the mean, the residual and the statistics of gain. The unit of time is a copy:
+right before each call, the gradient is copied once into the call's buffer, and that copy is timed.
 
-Loss is that of the first step, without a residual: ``gain`` of rank 0, and ``vnmse``, the squared error of the averaged
-gradient over the squared norm of the true mean.
+The loss is measured in the first step, without a residual: ``gain`` of rank 0, and ``vnmse``, the squared error of the
+averaged gradient over the squared norm of the true mean.
 
-The gradients are a mixture of normals (1 in 20 elements is 8 times larger), half common to the ranks and half their
-own, multiplied by a log-normal scale of the row, as neighbours in a layer's gradient are alike.
+The gradients are a mixture of normals (1 in 20 elements is 8 times larger). Half is common to all ranks, half is
+private to each rank. Each row is multiplied by a log-normal scale, since neighbours in a layer's gradient are alike.
 """
 
 from __future__ import annotations
@@ -39,23 +39,22 @@ TYPICAL = 1e-3
 
 @dataclass(frozen=True, slots=True)
 class BenchRow:
-    """The measurement of one compressor at one CF.
+    """Measurement of one compressor at one CF.
 
     Attributes:
         compressor: name of the compressor.
-        cf: compression factor asked for.
+        cf: requested compression factor.
         achieved_cf: elements / elements sent; for quantizers 32 / bits.
-        wire_ratio: wire bytes of a dense float32 all-reduce / those booked, per rank, flags and padding included.
-        gain: ``1 - ‖x - sent‖² / ‖x‖²`` of rank 0; below 0 where what is sent is noisier than it is near.
+        wire_ratio: wire bytes of a dense float32 all-reduce / booked wire bytes, per rank, with flags and padding.
+        gain: ``1 - ‖x - sent‖² / ‖x‖²`` of rank 0; below 0 if the error of ``sent`` is larger than ``x``.
         vnmse: ``‖mean - averaged‖² / ‖mean‖²``.
         encode_over_copy: time of encode / time of a copy, median over the repeats.
         decode_over_copy: the same ratio for decode.
         total_over_copy: the same ratio for encode and decode together.
         total_over_copy_low: lower quartile of that ratio.
         total_over_copy_high: upper quartile of that ratio.
-        extra_bytes: largest number of bytes that rank 0's call on the largest tensor held at one time of what it
-            allocated itself, in the second step: the residual is there already, and what a collective delivered is not
-            counted.
+        extra_bytes: peak of the bytes that rank 0's call on the largest tensor allocated, in the second step. The
+            residual exists by then, and results of collectives are not counted.
         gb_per_s: bytes of the float32 tensors / median total time / 1e9.
         workers: number of ranks.
         elements: number of elements of all tensors.
@@ -81,7 +80,13 @@ class BenchRow:
 
 
 def measure(bench: Bench, contender: Contender, gradients: Gradients) -> BenchRow:
-    """Measure one compressor at one CF; return its row. It takes seconds to minutes, and keeps nothing."""
+    """Measure one compressor at one CF and return its row; this takes seconds to minutes.
+
+    Args:
+        bench: settings of the bench.
+        contender: compressor and CF.
+        gradients: source of the ranks' gradients.
+    """
     sums = _Sums(bench.repeats)
     shapes = bench.shapes
     with _one_thread():
@@ -114,25 +119,25 @@ def measure(bench: Bench, contender: Contender, gradients: Gradients) -> BenchRo
 
 
 class Gradients:
-    """Synthetic gradients by shape, flat, one per rank; made at first use and kept, so tensors alike share them."""
+    """Synthetic gradients by shape, flat, one per rank; created at first use, and shared by tensors of a shape."""
 
     def __init__(self, workers: int) -> None:
         self._workers = workers
-        self._made: dict[Shape, list[torch.Tensor]] = {}
+        self._by_shape: dict[Shape, list[torch.Tensor]] = {}
 
     def __call__(self, shape: Shape) -> list[torch.Tensor]:
-        """Return each rank's gradient of a shape, flat, float32. It must not be written to."""
-        if shape not in self._made:
-            generator = torch.Generator().manual_seed(len(self._made))
+        """Return each rank's gradient of a shape, flat, float32; callers must not write to the gradients."""
+        if shape not in self._by_shape:
+            generator = torch.Generator().manual_seed(len(self._by_shape))
             rows = torch.randn(shape[0], 1, generator=generator).mul_(0.7).exp_().mul_(TYPICAL)
             common = _heavy_tailed(shape, generator)
             private = (_heavy_tailed(shape, generator) for _ in range(self._workers))
-            self._made[shape] = [one.add_(common).mul_(0.5**0.5).mul_(rows).view(-1) for one in private]
-        return self._made[shape]
+            self._by_shape[shape] = [gradient.add_(common).mul_(0.5**0.5).mul_(rows).view(-1) for gradient in private]
+        return self._by_shape[shape]
 
 
 def _heavy_tailed(shape: Shape, generator: torch.Generator) -> torch.Tensor:
-    """``[rows, columns]``: standard normal, 1 in 20 times 8."""
+    """Return a tensor ``[rows, columns]`` of standard normal elements, of which 1 in 20 is multiplied by 8."""
     size = (shape[0], math.prod(shape[1:]))
     rare = torch.rand(size, generator=generator) < 0.05
     return torch.randn(size, generator=generator).mul_(rare.float().mul_(7).add_(1))
@@ -140,7 +145,7 @@ def _heavy_tailed(shape: Shape, generator: torch.Generator) -> torch.Tensor:
 
 @dataclass
 class _Sums:
-    """Over the tensors: seconds by repeat, and what the first step sent and lost."""
+    """Sums over the tensors: seconds of each repeat, and bytes, elements and errors of the first step."""
 
     repeats: int
     copy: list[float] = field(init=False)
@@ -158,6 +163,7 @@ class _Sums:
 
 
 def _measure_tensor(contender: Contender, shape: Shape, sources: Sequence[torch.Tensor], sums: _Sums) -> None:
+    """Measure one tensor, whose gradients on the ranks are ``sources``, and add the results to ``sums``."""
     world = len(sources)
     ranks = [contender.make(rank, world) for rank in range(world)]
     buffers = [source.clone() for source in sources]
@@ -194,7 +200,7 @@ def _step(
     ledgers: Sequence[Ledger] = (),
     wrap: Callable[[Steps], Steps] = lambda steps: steps,
 ) -> None:
-    """Run one step of all ranks; ``wrap`` is put around rank 0."""
+    """Run one step of all ranks; ``wrap`` wraps rank 0's generator."""
     running = [rank.average(buffer, shape, step) for rank, buffer in zip(ranks, buffers, strict=True)]
     memory.run([wrap(running[0]), *running[1:]], ledgers)
     for rank in ranks:
@@ -202,62 +208,66 @@ def _step(
 
 
 def _timed(steps: Steps, seconds: list[float]) -> Steps:
-    """Return the same steps; append how long each took, up to a collective or the end."""
+    """Yield the same collectives; append the seconds of each segment up to a collective or the end."""
     answers: Any = None
     while True:
         start = time.perf_counter()
         try:
-            asked = steps.send(answers)
+            collectives = steps.send(answers)
         except StopIteration:
             return
         finally:
             seconds.append(time.perf_counter() - start)
-        answers = yield asked
+        answers = yield collectives
 
 
 def _extra_bytes(contender: Contender, shape: Shape, sources: Sequence[torch.Tensor]) -> int:
-    """Two steps of all ranks, then rank 0's alone again with the same answers, the second one watched."""
+    """Return the peak of the bytes that rank 0 allocates in its second step; see ``BenchRow.extra_bytes``.
+
+    All ranks run two steps. Then a new rank 0 runs alone, with the recorded results, and its second step is profiled.
+    """
     world = len(sources)
     ranks = [contender.make(rank, world) for rank in range(world)]
-    heard: list[list[list[Any]]] = [[], []]
-    for step, answers in enumerate(heard):
-        _step(ranks, [s.clone() for s in sources], shape, step, wrap=partial(_overheard, heard=answers))
+    recorded: list[list[list[Any]]] = [[], []]
+    for step, answers in enumerate(recorded):
+        _step(ranks, [source.clone() for source in sources], shape, step, wrap=partial(_recording, recorded=answers))
     del ranks
     alone = contender.make(0, world)
     buffer = sources[0].clone()
-    _replay(alone.average(buffer, shape, 0), heard[0])
+    _replay(alone.average(buffer, shape, 0), recorded[0])
     alone.commit()
     steps = alone.average(buffer.copy_(sources[0]), shape, 1)
     with _silent(), torch.autograd.profiler.profile(profile_memory=True) as profile:
-        _replay(steps, heard[1])
+        _replay(steps, recorded[1])
     assert profile.kineto_results is not None
     events = [event for event in profile.kineto_results.events() if event.name() == "[memory]"]
-    held = most = 0
+    allocated = peak = 0
     for event in sorted(events, key=lambda event: event.start_ns()):
-        held += event.nbytes()
-        most = max(most, held)
-    return most
+        allocated += event.nbytes()
+        peak = max(peak, allocated)
+    return peak
 
 
-def _overheard(steps: Steps, heard: list[list[Any]]) -> Steps:
-    """Return the same steps; keep copies of the answers, which a rank may write to."""
+def _recording(steps: Steps, recorded: list[list[Any]]) -> Steps:
+    """Yield the same collectives; append copies of their results, since a rank may write to the results."""
     answers: Any = None
     while True:
         try:
-            asked = steps.send(answers)
+            collectives = steps.send(answers)
         except StopIteration:
             return
-        answers = yield asked
-        heard.append([_copy(answer) for answer in answers])
+        answers = yield collectives
+        recorded.append([_copy(answer) for answer in answers])
 
 
 def _copy(answer: Any) -> Any:
     return tuple(map(torch.clone, answer)) if isinstance(answer, tuple) else answer.clone()
 
 
-def _replay(steps: Steps, heard: Sequence[list[Any]]) -> None:
+def _replay(steps: Steps, recorded: Sequence[list[Any]]) -> None:
+    """Run a rank's generator to its end with recorded results of its collectives."""
     next(steps, None)
-    for answers in heard:
+    for answers in recorded:
         try:
             steps.send(answers)
         except StopIteration:
@@ -274,6 +284,7 @@ def _median_ratio(times: Sequence[float], copies: Sequence[float]) -> float:
 
 @contextmanager
 def _one_thread() -> Iterator[None]:
+    """Run the block with one thread of PyTorch."""
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
@@ -284,13 +295,13 @@ def _one_thread() -> Iterator[None]:
 
 @contextmanager
 def _silent() -> Iterator[None]:
-    """Without what PyTorch's profiler prints on standard error, from C++."""
-    before = os.dup(2)
-    nowhere = os.open(os.devnull, os.O_WRONLY)
-    os.dup2(nowhere, 2)
+    """Discard the text that PyTorch's profiler prints on standard error, from C++."""
+    stderr = os.dup(2)
+    devnull = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(devnull, 2)
     try:
         yield
     finally:
-        os.dup2(before, 2)
-        os.close(before)
-        os.close(nowhere)
+        os.dup2(stderr, 2)
+        os.close(stderr)
+        os.close(devnull)

@@ -1,9 +1,9 @@
 # SPDX-FileCopyrightText: 2026 The gravac developers
 # SPDX-License-Identifier: Apache-2.0
-"""What the compressor bench times: one rank's average of one tensor, by a compressor of ours or by plain PyTorch code.
+"""Ranks that the compressor bench times: each averages one tensor, by a compressor of gravac or by plain PyTorch code.
 
-The PyTorch ones repeat the arithmetic of ``torch.distributed.algorithms.ddp_comm_hooks`` (fp16_compress_hook,
-powerSGD_hook), and of a top-k as one writes it with ``torch.topk``, over our collectives.
+The PyTorch ranks repeat the arithmetic of ``torch.distributed.algorithms.ddp_comm_hooks`` (fp16_compress_hook,
+powerSGD_hook), and of a usual top-k by ``torch.topk``, over gravac's collectives.
 """
 
 from collections.abc import Callable, Generator
@@ -28,7 +28,13 @@ Steps = Generator[list[Collective], list[Any], None]
 
 @dataclass(frozen=True, slots=True)
 class Loss:
-    """Loss of one tensor on one rank: ``‖x - sent‖²``, ``‖x‖²``, and the number of elements sent by the CF achieved."""
+    """Loss of a tensor on a rank.
+
+    Attributes:
+        error: ``‖x - sent‖²``.
+        energy: ``‖x‖²``.
+        sent: number of elements sent, as the achieved CF counts them.
+    """
 
     error: float
     energy: float
@@ -36,35 +42,35 @@ class Loss:
 
 
 class Rank(Protocol):
-    """One rank that averages one tensor, with its memory of the steps before."""
+    """A rank that averages a tensor, with its memory of previous steps."""
 
     def average(self, flat: torch.Tensor, shape: Shape, step: int) -> Steps:
-        """Average a tensor over the ranks in place; yields collectives, and is resumed with their results.
+        """Average a tensor over the ranks in place; the generator yields collectives and receives their results.
 
         Args:
             flat: this rank's gradient, ``(elements,)``, float32; the mean afterwards.
-            shape: the tensor's own shape.
+            shape: shape of the tensor before it was flattened.
             step: number of the step, from 0.
         """
 
     def commit(self) -> None:
-        """End the step: what was not sent is kept for the next."""
+        """End the step: retain the error of the sent gradient for the next step."""
 
     def loss(self, x: torch.Tensor, shape: Shape) -> Loss:
-        """Return the loss of the first step, just done.
+        """Return the loss of the first step, right after that step.
 
         Args:
             x: the gradient, ``(elements,)``, float32.
-            shape: the tensor's own shape.
+            shape: shape of the tensor before it was flattened.
         """
 
 
 MakeRank = Callable[[int, int], Rank]
-"""Function of (rank, world) that makes one rank."""
+"""Function of (rank, world) that makes a rank."""
 
 
-class OurRank:
-    """A compressor as training runs it on one flat tensor, with error feedback at the compressor's own strength."""
+class GravacRank:
+    """A compressor of gravac on a flat tensor, as training runs it, with the compressor's default error feedback."""
 
     def __init__(self, compressor: Compressor, cf: float, rank: int, world: int) -> None:
         self._cf = cf
@@ -81,34 +87,35 @@ class OurRank:
         self._averager.commit()
 
     def loss(self, x: torch.Tensor, shape: Shape) -> Loss:
-        """Return the loss that the averager counted; of one that leaves nothing out, none of ``x``, flat."""
+        """Return the loss that the averager measured on the flat ``x``; 0 if the compressor sends all of ``x``."""
         measurement = self._averager.measurement
         if not self._averager.base.compresses:
             return Loss(0.0, float(energy(x)), x.numel() / self._cf)
         return Loss(float(measurement.error), float(measurement.energy), measurement.sent)
 
 
-class _Torch:
-    """The common part of plain PyTorch's ranks."""
+class _TorchRank:
+    """Base class of plain PyTorch's ranks."""
 
     def __init__(self, cf: float, world: int) -> None:
         self._cf = cf
         self._world = world
 
     def commit(self) -> None:
-        """Do nothing: nothing is pending."""
+        """Do nothing: ``average`` retains the error itself, if at all."""
 
     def loss(self, x: torch.Tensor, shape: Shape) -> Loss:
-        """Compute the loss from what was sent."""
+        """Compute the loss from ``x`` and the tensor that was sent, both flat."""
         sent, elements = self._sent(x, shape)
         return Loss(float(energy(x - sent)), float(energy(x)), elements)
 
     def _sent(self, x: torch.Tensor, shape: Shape) -> tuple[torch.Tensor, float]:
+        """Return the tensor that was sent, decoded, and the number of elements sent."""
         raise NotImplementedError
 
 
-class TorchFp16(_Torch):
-    """``fp16_compress_hook`` on one flat tensor: to float16, divided by the world size, summed, copied back."""
+class TorchFp16(_TorchRank):
+    """``fp16_compress_hook`` on a flat tensor: to float16, divided by the world size, summed, copied back."""
 
     def average(self, flat: torch.Tensor, shape: Shape, step: int) -> Steps:
         """See ``Rank``."""
@@ -119,49 +126,49 @@ class TorchFp16(_Torch):
         return x.to(torch.float16).div_(self._world).float().mul_(self._world), x.numel() / 2
 
 
-class TorchTopK(_Torch):
-    """``x.abs().topk(k)`` on one flat tensor, and a gather of values and int32 indices; no error feedback."""
+class TorchTopK(_TorchRank):
+    """``x.abs().topk(k)`` on a flat tensor, and an all-gather of values and int32 indices; no error feedback."""
 
     def average(self, flat: torch.Tensor, shape: Shape, step: int) -> Steps:
         """See ``Rank``."""
-        self._chosen = flat.abs().topk(k_for(flat.numel(), self._cf), sorted=False).indices
-        ((values, indices),) = yield [AllGather(flat[self._chosen], self._chosen.to(torch.int32))]
+        self._selected = flat.abs().topk(k_for(flat.numel(), self._cf), sorted=False).indices
+        ((values, indices),) = yield [AllGather(flat[self._selected], self._selected.to(torch.int32))]
         flat.zero_()
-        for row, value in zip(indices, values, strict=True):
-            flat.index_add_(0, row, value)
+        for rank_indices, rank_values in zip(indices, values, strict=True):
+            flat.index_add_(0, rank_indices, rank_values)
         flat.div_(self._world)
 
     def _sent(self, x: torch.Tensor, shape: Shape) -> tuple[torch.Tensor, float]:
-        return torch.zeros_like(x).index_copy_(0, self._chosen, x[self._chosen]), float(self._chosen.numel())
+        return torch.zeros_like(x).index_copy_(0, self._selected, x[self._selected]), float(self._selected.numel())
 
 
-class TorchPowerSGD(_Torch):
-    """``powerSGD_hook`` on one tensor M as a matrix, with its defaults: error feedback, warm start, no epsilon.
+class TorchPowerSGD(_TorchRank):
+    """``powerSGD_hook`` on a tensor M as a matrix, with the hook's defaults: error feedback, warm start, no epsilon.
 
-    P = MQ is summed and made orthogonal, Q = MᵀP averaged, the mean is PQᵀ. The rank is the largest that reaches the
-    CF, elements / (rank (rows + columns)), and at least 1.
+    P = MQ is summed and made orthogonal, Q = MᵀP is averaged, and the mean is PQᵀ. The rank is the largest with a CF,
+    elements / (rank (rows + columns)), no lower than the requested CF, and at least 1.
     """
 
     def __init__(self, cf: float, world: int) -> None:
         super().__init__(cf, world)
-        self._error: torch.Tensor | None = None
+        self._residual: torch.Tensor | None = None
         self._p = self._q = torch.empty(0)
 
     def average(self, flat: torch.Tensor, shape: Shape, step: int) -> Steps:
         """See ``Rank``."""
         matrix = flat.view(1, shape[0], -1)
-        if self._error is None:
+        if self._residual is None:
             self._start(matrix)
         else:
-            flat.add_(self._error)
-        before = flat.clone()
+            flat.add_(self._residual)
+        with_residual = flat.clone()
         _orthogonalize(self._q)
         (self._p,) = yield [AllReduce(torch.bmm(matrix, self._q))]
         _orthogonalize(self._p)
         (self._q,) = yield [AllReduce(torch.bmm(matrix.transpose(1, 2), self._p))]
         self._q.div_(self._world)
         torch.bmm(self._p, self._q.transpose(1, 2), out=matrix)
-        self._error = torch.sub(before, flat, out=self._error)
+        self._residual = torch.sub(with_residual, flat, out=self._residual)
 
     def _start(self, matrix: torch.Tensor) -> None:
         _, rows, columns = matrix.shape
@@ -174,8 +181,8 @@ class TorchPowerSGD(_Torch):
 
 
 def _orthogonalize(matrices: torch.Tensor) -> None:
-    torchs_own: Any = powerSGD_hook._orthogonalize
-    torchs_own(matrices)
+    orthogonalize: Any = powerSGD_hook._orthogonalize
+    orthogonalize(matrices)
 
 
 TORCH: dict[str, Callable[[float, int], Rank]] = {
@@ -183,4 +190,4 @@ TORCH: dict[str, Callable[[float, int], Rank]] = {
     "torch.topk": TorchTopK,
     "torch PowerSGD": TorchPowerSGD,
 }
-"""Plain PyTorch's ranks by name; each is called with (cf, world)."""
+"""Classes of plain PyTorch's ranks by name; each is called with (cf, world)."""

@@ -1,6 +1,6 @@
 # SPDX-FileCopyrightText: 2026 The gravac developers
 # SPDX-License-Identifier: Apache-2.0
-"""What the demo shows: live progress while runs train, one table afterwards. Needs rich."""
+"""Shows the demo: live progress while runs train, a table afterwards. Needs rich."""
 
 from __future__ import annotations
 
@@ -16,28 +16,28 @@ from rich.progress import BarColumn, Progress, TaskID, TextColumn
 from rich.table import Table
 
 from gravac.candidate import Mode
-from gravac.lab.console import PLAIN_SECONDS, Shown
+from gravac.lab.console import PROGRESS_SECONDS, ProgressDisplay
 from gravac.lab.demo.decided import change_words, running_words
 from gravac.lab.demo.outcome import LABELS, Comparison, DemoOutcome
 from gravac.lab.demo.plot import in_terminal
 from gravac.lab.links.link import PACED
 from gravac.lab.links.rates import format_rate
 
-MOST_TURNS = 10
-"""Number of changes that are printed of a run; more are cut in the middle."""
+MAX_CHANGES = 10
+"""Maximum number of a run's changes to print; the middle of a longer list is left out."""
 
 MODES: Mapping[Mode, str] = {"native": "by DDP itself", "hook": "by gravac's hook", "outer": "apart"}
-"""Each mode in words, after a share of steps."""
+"""Text about each mode, which follows the fraction of steps in that mode."""
 
 
-class DemoLive(Shown):
-    """Progress of the runs: a line each with a bar on a terminal, otherwise a plain line every few seconds.
+class DemoLive(ProgressDisplay):
+    """Progress of the runs: on a terminal a line with a bar for each, otherwise a line of text every few seconds.
 
     Args:
         console: console to print on.
         seconds: training time of each run.
-        methods: names of all the runs, in order.
-        paced: whether every line must say so.
+        methods: names of all runs, in order.
+        paced: whether the exchange slows itself down, which every line then mentions.
     """
 
     def __init__(self, console: Console, seconds: float, methods: list[str], paced: bool) -> None:
@@ -45,7 +45,7 @@ class DemoLive(Shown):
         self._seconds = seconds
         self._note = f" ({PACED})" if paced else ""
         self._tasks: dict[str, TaskID] = {}
-        self._last = 0.0
+        self._last_shown = 0.0
         self._val_loss = "-"
         if console.is_terminal:
             columns = [TextColumn("{task.description}"), BarColumn(bar_width=16), TextColumn("{task.fields[state]}")]
@@ -56,39 +56,46 @@ class DemoLive(Shown):
                 )
 
     def starting(self, method: str) -> None:
-        """Note that a run's processes have been started."""
+        """Show that a run's processes have been started."""
         self._val_loss = "-"
-        self._last = 0.0
+        self._last_shown = 0.0
         self._show(method, 0.0, "starting: importing torch, connecting")
 
     def event(self, method: str, event: dict[str, Any]) -> None:
-        """Show a report of a run's rank 0."""
+        """Show an event that a run's rank 0 reported."""
         kind = event["event"]
         if kind == "evaluation":
             self._val_loss = f"{event['metric']:.3f}"
         elif kind == "end":
-            self._last = 0.0
+            self._last_shown = 0.0
             self._show(method, event["seconds"], f"done: {event['step']} steps, validation loss {self._val_loss}")
         elif kind == "step":
             gain = "-" if event["gain"] is None else f"{event['gain']:.3f}"
-            left = max(0.0, self._seconds - event["seconds"])
+            remaining = max(0.0, self._seconds - event["seconds"])
             state = (
                 f"step {event['step']:>4}  loss {event['loss']:.3f}  validation {self._val_loss}  "
                 f"{running_words(event)}  gain {gain}  "
-                f"{event['samples_per_s']:.1f} samples/s  {left:.0f} s left"
+                f"{event['samples_per_s']:.1f} samples/s  {remaining:.0f} s left"
             )
             self._show(method, event["seconds"], state)
 
     def _show(self, method: str, done: float, state: str) -> None:
         if self._progress:
             self._progress.update(self._tasks[method], completed=min(done, self._seconds), state=state)
-        elif time.monotonic() - self._last >= PLAIN_SECONDS:
-            self._last = time.monotonic()
+        elif time.monotonic() - self._last_shown >= PROGRESS_SECONDS:
+            self._last_shown = time.monotonic()
             self._console.print(f"{LABELS[method]}{self._note}: {state}", highlight=False, soft_wrap=True)
 
 
 def result_table(comparison: Comparison, *, rate: float, workers: int, paced: bool) -> Table:
-    """Return the table of what each method did in the same time."""
+    """Return a table of each method's results after the same time.
+
+    Args:
+        comparison: runs to compare.
+        rate: bits per second of each worker's link.
+        workers: number of workers.
+        paced: whether the exchange slowed itself down instead of using emulated links.
+    """
     link = f"{workers} workers at {format_rate(rate)}, {comparison.equal_seconds:.0f} s of training each"
     table = Table(title=f"{link}\n{PACED}" if paced else link, box=SIMPLE_HEAVY, pad_edge=False, collapse_padding=True)
     table.add_column("\nmethod", no_wrap=True)
@@ -126,7 +133,16 @@ def _row(comparison: Comparison, outcome: DemoOutcome, best: float) -> list[str]
 def show_result(
     console: Console, comparison: Comparison, *, rate: float, workers: int, paced: bool, logs: Path
 ) -> None:
-    """Print the plot, the table, the verdicts, what was decided, and where picture and logs are."""
+    """Print the plot, the table, the verdicts, the decisions, and the paths of picture and logs.
+
+    Args:
+        console: console to print on.
+        comparison: runs to compare.
+        rate: bits per second of each worker's link.
+        workers: number of workers.
+        paced: whether the exchange slowed itself down instead of using emulated links.
+        logs: folder of the picture and the TensorBoard logs.
+    """
     console.print(in_terminal(comparison), highlight=False, markup=False, soft_wrap=True)
     console.print(result_table(comparison, rate=rate, workers=workers, paced=paced))
     suffix = f" ({PACED})" if paced else ""
@@ -142,15 +158,16 @@ def show_result(
 
 
 def _show_changes(console: Console, outcome: DemoOutcome, suffix: str) -> None:
-    shares = outcome.share_by_mode()
-    modes = ", ".join(f"{shares[mode]:.0%} {words}" for mode, words in MODES.items() if shares.get(mode))
-    said = f"\nWhat {outcome.label} decided{suffix}, one entry per change; of its steps {modes}:"
-    console.print(said, highlight=False, soft_wrap=True, markup=False)
-    path, half = outcome.cf_path, MOST_TURNS // 2
-    cut = len(path) > MOST_TURNS
-    for turn in path[:half] if cut else path:
-        console.print(escape(change_words(turn)), highlight=False, soft_wrap=True)
-    if cut:
-        console.print(f"  ... {len(path) - 2 * half} more ...", highlight=False)
-        for turn in path[-half:]:
-            console.print(escape(change_words(turn)), highlight=False, soft_wrap=True)
+    """Print the changes of a run's candidate, a line each."""
+    fractions = outcome.fraction_by_mode()
+    modes = ", ".join(f"{fractions[mode]:.0%} {text}" for mode, text in MODES.items() if fractions.get(mode))
+    heading = f"\nWhat {outcome.label} decided{suffix}, one entry per change; of its steps {modes}:"
+    console.print(heading, highlight=False, soft_wrap=True, markup=False)
+    changes, half = outcome.cf_path, MAX_CHANGES // 2
+    too_long = len(changes) > MAX_CHANGES
+    for change in changes[:half] if too_long else changes:
+        console.print(escape(change_words(change)), highlight=False, soft_wrap=True)
+    if too_long:
+        console.print(f"  ... {len(changes) - 2 * half} more ...", highlight=False)
+        for change in changes[-half:]:
+            console.print(escape(change_words(change)), highlight=False, soft_wrap=True)

@@ -1,6 +1,6 @@
 # SPDX-FileCopyrightText: 2026 The gravac developers
 # SPDX-License-Identifier: Apache-2.0
-"""Results of runs: the numbers of one run, how several compare, and their JSON."""
+"""Results of the demo: the numbers of a run, the comparison of several runs, and their JSON."""
 
 from __future__ import annotations
 
@@ -20,24 +20,25 @@ LABELS = {
     "adaptive": "every=1",
     "adaptive-100": "every=(1, 100)",
 }
-"""Names of runs as they are shown: dense ones, and ``AdaptiveCompressor`` with an argument."""
+"""Labels of methods: the number format of dense runs, the argument of ``AdaptiveCompressor`` otherwise."""
 
 DRAW = 0.01
-"""Difference of validation losses (nats) below which they are called equal: another seed makes as much."""
+"""Difference of validation losses (nats) below which they count as equal: another seed changes them as much."""
 
 
 @dataclass(frozen=True)
 class DemoOutcome:
-    """The result of one run.
+    """Result of a run.
 
     Attributes:
         method: name of the method.
-        steps: number of steps made.
-        seconds: training time spent, without evaluation.
+        steps: number of steps.
+        seconds: training time without evaluation.
         samples_per_s: samples per second over all ranks.
-        wire_bytes: bytes a rank sent in the run, mean over the ranks.
-        curve: the validation loss over the run, first and last moment included.
-        cf_path: what ran first, and each change: ``{"step", "mode", "compressor", "cf", "every", "delay", "reason"}``.
+        wire_bytes: bytes that a rank sent in the run, mean over the ranks.
+        curve: validation loss over the run, from its start to its end.
+        cf_path: the first candidate and each later candidate, as ``{"step", "mode", "compressor", "cf", "every",
+            "delay", "reason"}``; ``"step"`` is the candidate's first step.
     """
 
     method: str
@@ -50,20 +51,20 @@ class DemoOutcome:
 
     @property
     def label(self) -> str:
-        """The name that is shown."""
+        """Label of the method, for people."""
         return LABELS.get(self.method, self.method)
 
-    def share_by_mode(self) -> dict[Mode, float]:
-        """Return the share of steps that was made in each mode."""
-        ends = [*(turn["step"] for turn in self.cf_path[1:]), self.steps]
-        made: Counter[Mode] = Counter()
-        for turn, end in zip(self.cf_path, ends, strict=True):
-            made[turn["mode"]] += max(0, min(end, self.steps) - turn["step"])
-        return {mode: steps / self.steps for mode, steps in made.items()}
+    def fraction_by_mode(self) -> dict[Mode, float]:
+        """Return the fraction of steps in each mode."""
+        ends = [*(change["step"] for change in self.cf_path[1:]), self.steps]
+        steps_by_mode: Counter[Mode] = Counter()
+        for change, end in zip(self.cf_path, ends, strict=True):
+            steps_by_mode[change["mode"]] += max(0, min(end, self.steps) - change["step"])
+        return {mode: steps / self.steps for mode, steps in steps_by_mode.items()}
 
     @property
     def bytes_per_step(self) -> float:
-        """Bytes a rank sent per step."""
+        """Bytes that a rank sent per step."""
         return self.wire_bytes / self.steps
 
     @property
@@ -80,14 +81,14 @@ class DemoOutcome:
         return _interpolate([(point.seconds, point.metric) for point in self.curve], seconds)
 
     def time_to(self, loss: float) -> float | None:
-        """Return seconds until the validation loss was first at ``loss``; ``None`` when it never was."""
+        """Return the seconds until the validation loss first reached ``loss``; ``None`` if the loss never did."""
         reached = first_reached(self.curve, loss, higher_is_better=False)
         return reached[0] if reached else None
 
 
 @dataclass(frozen=True)
 class Comparison:
-    """Runs of the same budget, side by side. ``outcomes`` holds each of ``LABELS``."""
+    """Comparison of runs that trained for the same time. ``outcomes`` has a run of each method in ``LABELS``."""
 
     outcomes: tuple[DemoOutcome, ...]
 
@@ -96,25 +97,25 @@ class Comparison:
 
     @property
     def equal_steps(self) -> int:
-        """Steps that every run made."""
+        """Number of steps that every run made."""
         return min(outcome.steps for outcome in self.outcomes)
 
     @property
     def equal_seconds(self) -> float:
-        """Training time that every run had."""
+        """Training time that every run had, in seconds."""
         return min(outcome.seconds for outcome in self.outcomes)
 
     def wire_ratio(self, outcome: DemoOutcome) -> float:
-        """Return bytes a step of dense float32 / bytes a step of this run, counted the same way."""
+        """Return bytes per step of dense float32 / bytes per step of a run, counted in the same way."""
         return self["dense-fp32"].bytes_per_step / outcome.bytes_per_step if outcome.bytes_per_step else float("inf")
 
     @property
     def target(self) -> float:
-        """The validation loss that 16 bit reached at the end."""
+        """Final validation loss of the dense run in 16 bit, nats."""
         return self["dense-fp16"].val_loss
 
     def verdict(self) -> str:
-        """Say in words whether compressed gradients won against dense ones, or lost."""
+        """Return a text that says whether compressed gradients won against dense gradients."""
         adaptive = self["adaptive"].at_time(self.equal_seconds)
         best = min((self["dense-fp32"], self["dense-fp16"]), key=lambda outcome: outcome.at_time(self.equal_seconds))
         rival = best.at_time(self.equal_seconds)
@@ -124,23 +125,29 @@ class Comparison:
             return f"With every=1 a draw: {figures}. The simpler one is then the better choice: {best.label}."
         if adaptive > rival:
             return f"With every=1 it LOST: {figures}. On this link, with this model and in this time, use {best.label}."
-        reached, its_time = self["adaptive"].time_to(self.target), self["dense-fp16"].time_to(self.target)
-        if not reached or not its_time:
+        adaptive_s, dense_s = self["adaptive"].time_to(self.target), self["dense-fp16"].time_to(self.target)
+        if not adaptive_s or not dense_s:
             return f"With every=1 it won: {figures}."
-        faster = f"{its_time / reached:.1f} times as fast"
+        faster = f"{dense_s / adaptive_s:.1f} times as fast"
         return f"With every=1 it won: {figures}. It reached the final loss of float16 {faster}."
 
     def verdict_of_outer_steps(self) -> str:
-        """Say in words what it brought that ranks may train apart."""
-        apart, each = self["adaptive-100"], self["adaptive"]
-        losses = [run.at_time(self.equal_seconds) for run in (apart, each)]
+        """Return a text that compares the run that may take outer steps with the run that exchanges in each step."""
+        losses = [self[method].at_time(self.equal_seconds) for method in ("adaptive-100", "adaptive")]
         figures = f"validation loss {losses[0]:.3f} against {losses[1]:.3f} of every=1 after {self.equal_seconds:.0f} s"
         if abs(losses[0] - losses[1]) < DRAW:
             return f"With every=(1, 100) a draw: {figures}."
         return f"With every=(1, 100) it {'won' if losses[0] < losses[1] else 'LOST'}: {figures}."
 
     def to_json(self, *, rate: float, workers: int, paced: bool, log_dir: Path) -> dict[str, Any]:
-        """Return the content of the JSON file; rate in bits per second, bytes per rank and run, loss in nats."""
+        """Return the content of the JSON file: bytes are per rank and run, losses in nats.
+
+        Args:
+            rate: bits per second of each worker's link.
+            workers: number of workers.
+            paced: whether the exchange slowed itself down instead of using emulated links.
+            log_dir: folder of the TensorBoard logs.
+        """
         runs = [
             {
                 "method": outcome.method,
@@ -158,8 +165,9 @@ class Comparison:
         return {"rate": rate, "workers": workers, "paced": paced, "log_dir": str(log_dir), "runs": runs}
 
 
-def _interpolate(points: Sequence[tuple[float, float]], at: float) -> float:
+def _interpolate(points: Sequence[tuple[float, float]], x: float) -> float:
+    """Return y at ``x``, linear between the points (x, y), which ascend by x, and constant outside."""
     for (x0, y0), (x1, y1) in itertools.pairwise(points):
-        if x0 <= at <= x1:
-            return y0 + (y1 - y0) * (at - x0) / (x1 - x0) if x1 > x0 else y1
-    return points[0][1] if at < points[0][0] else points[-1][1]
+        if x0 <= x <= x1:
+            return y0 + (y1 - y0) * (x - x0) / (x1 - x0) if x1 > x0 else y1
+    return points[0][1] if x < points[0][0] else points[-1][1]

@@ -1,6 +1,6 @@
 # SPDX-FileCopyrightText: 2026 The gravac developers
 # SPDX-License-Identifier: Apache-2.0
-"""The demo's plot: validation loss against seconds of training, in the terminal and as a PNG (needs matplotlib)."""
+"""Plots validation loss against seconds of training, in the terminal and as a PNG (needs matplotlib)."""
 
 from __future__ import annotations
 
@@ -10,24 +10,24 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
-from gravac.lab.demo.decided import mostly
+from gravac.lab.demo.decided import longest_running
 from gravac.lab.demo.outcome import Comparison, DemoOutcome
 
 COLUMNS, ROWS = 49, 16
-"""Size of the terminal's plot in characters; names stand to its right, within 80 columns."""
+"""Size of the terminal's plot in characters; labels stand to the right of the plot, within 80 columns."""
 
 MARKS = {"dense-fp32": ".", "dense-fp16": "o", "adaptive": "+", "adaptive-100": "#"}
 """Character of each run in the terminal's plot."""
 
 COLOURS = {"dense-fp32": "#8a8a8a", "dense-fp16": "#222222", "adaptive": "#0072b2", "adaptive-100": "#d55e00"}
-"""Colour of each run in the PNG, told apart with every kind of colour blindness."""
+"""Colour of each run in the PNG; people with any kind of colour blindness can tell them apart."""
 
 EARLY = 0.1
-"""Share of a run before which the loss falls so fast that it would take most of the plot's height: it is cut off."""
+"""Fraction of a run to cut off at its beginning: its steep fall would take most of the plot's height."""
 
 
 def loss_range(comparison: Comparison) -> tuple[float, float]:
-    """Return the lowest and the highest loss that are drawn: what comes after the steep beginning."""
+    """Return the lowest and the highest loss to plot, without the steep beginning."""
     runs, seconds = comparison.outcomes, comparison.equal_seconds
     low = min(point.metric for run in runs for point in run.curve)
     high = max(run.at_time(EARLY * seconds) for run in runs)
@@ -51,18 +51,18 @@ def in_terminal(comparison: Comparison) -> str:
                 grid[row][column] = MARKS[run.method]
     ends = {run.method: run.at_time(seconds) for run in comparison.outcomes}
     rows = spread([row_of(loss) for loss in ends.values()], 1, (0, ROWS - 1))
-    names = {math.floor(row + 0.5): run for row, run in zip(rows, comparison.outcomes, strict=True)}
+    run_at_row = {math.floor(row + 0.5): run for row, run in zip(rows, comparison.outcomes, strict=True)}
     lines = ["validation loss, nats"]
-    for at, cells in enumerate(grid):
-        axis = f"{high - (high - low) * at / (ROWS - 1):5.2f} |" if at % 3 == 0 else "      |"
-        ended = names.get(at)
-        name = f" {MARKS[ended.method]} {ended.label} {ends[ended.method]:.3f}" if ended else ""
-        lines.append((axis + "".join(cells) + name).rstrip())
-    ticks = [f"{seconds * share / 4:.0f}" for share in range(5)]
+    for row, cells in enumerate(grid):
+        axis = f"{high - (high - low) * row / (ROWS - 1):5.2f} |" if row % 3 == 0 else "      |"
+        ending = run_at_row.get(row)
+        label = f" {MARKS[ending.method]} {ending.label} {ends[ending.method]:.3f}" if ending else ""
+        lines.append((axis + "".join(cells) + label).rstrip())
+    ticks = [f"{seconds * quarter / 4:.0f}" for quarter in range(5)]
     scale = [" "] * (COLUMNS + 3)
-    for share, tick in enumerate(ticks):
-        at = round((COLUMNS - 1) * share / 4)
-        scale[at : at + len(tick)] = tick
+    for quarter, tick in enumerate(ticks):
+        column = round((COLUMNS - 1) * quarter / 4)
+        scale[column : column + len(tick)] = tick
     return "\n".join(
         [*lines, "      +" + "-" * COLUMNS, ("       " + "".join(scale)).rstrip() + " seconds of training"]
     )
@@ -72,9 +72,9 @@ def draw(comparison: Comparison, title: str, path: Path) -> None:
     """Write the plot as a PNG.
 
     Args:
-        comparison: runs to draw.
-        title: the link, and whatever else holds for all runs.
-        path: file to write.
+        comparison: runs to plot.
+        title: text about the link, and about other facts that hold for all runs.
+        path: PNG file to write.
     """
     from matplotlib.figure import Figure
 
@@ -82,23 +82,24 @@ def draw(comparison: Comparison, title: str, path: Path) -> None:
     low, high = loss_range(comparison)
     figure = Figure(figsize=(8.6, 4.6), dpi=130, layout="constrained", facecolor="white")
     axes = figure.add_subplot()
-    reach: dict[str, Any] = {
+    target_style: dict[str, Any] = {
         "color": COLOURS["dense-fp16"],
         "linewidth": 0.9,
         "linestyle": (0, (1, 3)),
         "label": "float16's final loss",
     }
-    reaches = [_reached(run, target) for run in comparison.outcomes]
-    soonest = min((time for time in reaches if time is not None), default=0.0)
-    for run, reached in zip(comparison.outcomes, reaches, strict=True):
-        ours = run.method.startswith("adaptive")
+    target_times = [_time_to_target(run, target) for run in comparison.outcomes]
+    soonest = min((time for time in target_times if time is not None), default=0.0)
+    for run, reached in zip(comparison.outcomes, target_times, strict=True):
+        adaptive = run.method.startswith("adaptive")
         times, losses = [point.seconds for point in run.curve], [point.metric for point in run.curve]
-        look: dict[str, Any] = {
+        style: dict[str, Any] = {
             "color": COLOURS[run.method],
-            "linewidth": 2.4 if ours else 1.5,
-            "zorder": 3 if ours else 2,
+            "linewidth": 2.4 if adaptive else 1.5,
+            "zorder": 3 if adaptive else 2,
         }
-        axes.plot(times, losses, label=f"{run.label}: mostly {mostly(run)}" if ours else run.label, **look)
+        label = f"{run.label}: mostly {longest_running(run)}" if adaptive else run.label
+        axes.plot(times, losses, label=label, **style)
         if reached:
             axes.plot(reached, target, marker="o", markersize=6, color=COLOURS[run.method], zorder=4)
             axes.annotate(
@@ -110,13 +111,13 @@ def draw(comparison: Comparison, title: str, path: Path) -> None:
                 color=COLOURS[run.method],
                 fontsize=9,
             )
-    axes.plot([0, seconds], [target] * 2, zorder=1, **reach)
+    axes.plot([0, seconds], [target] * 2, zorder=1, **target_style)
     axes.legend(loc="upper right", frameon=False, fontsize=9, handlelength=2.2)
     ends = [run.at_time(seconds) for run in comparison.outcomes]
-    for run, at in zip(comparison.outcomes, spread(ends, 0.065 * (high - low), (low, high)), strict=True):
+    for run, height in zip(comparison.outcomes, spread(ends, 0.065 * (high - low), (low, high)), strict=True):
         axes.annotate(
             f"{run.label}  {run.at_time(seconds):.2f}",
-            (seconds, at),
+            (seconds, height),
             xytext=(8, 0),
             textcoords="offset points",
             va="center",
@@ -136,33 +137,38 @@ def draw(comparison: Comparison, title: str, path: Path) -> None:
     figure.savefig(path, format="png")
 
 
-def _reached(run: DemoOutcome, target: float) -> float | None:
-    """Return the seconds of training after which a run with gravac reached the target loss; ``None`` of other runs."""
+def _time_to_target(run: DemoOutcome, target: float) -> float | None:
+    """Return the seconds until a run with gravac reached the target loss; ``None`` for other runs, or if never."""
     return run.time_to(target) if run.method.startswith("adaptive") else None
 
 
-def spread(places: Sequence[float], apart: float, within: tuple[float, float]) -> list[float]:
-    """Return places moved so that each is at least so far from its neighbours, in the order they were in.
+def spread(positions: Sequence[float], distance: float, bounds: tuple[float, float]) -> list[float]:
+    """Return positions moved until neighbours are at least ``distance`` apart, in the original order.
 
-    Those that would touch are moved about their mean, as little as it takes.
+    Positions that are too near each other move about their mean, by the smallest change that separates them.
+
+    Args:
+        positions: positions to move.
+        distance: minimum distance of neighbours.
+        bounds: lowest and highest position that is allowed.
 
     Example:
         >>> spread([3, 1, 3], 1, (0, 9))
         [2.5, 1.0, 3.5]
     """
-    order = sorted(range(len(places)), key=lambda at: places[at])
-    groups: list[list[float]] = []  # of places, less what lies between them
-    for number, at in enumerate(order):
-        groups.append([places[at] - number * apart])
+    order = sorted(range(len(positions)), key=lambda index: positions[index])
+    groups: list[list[float]] = []  # positions of neighbours that touch, less the distances below each of them
+    for i, index in enumerate(order):
+        groups.append([positions[index] - i * distance])
         while len(groups) > 1 and fmean(groups[-2]) > fmean(groups[-1]):
-            last = groups.pop()
-            groups[-1] += last
+            upper = groups.pop()
+            groups[-1] += upper
     moved = [fmean(group) for group in groups for _ in group]
-    moved = [place + number * apart for number, place in enumerate(moved)]
-    low, high = within
-    for number in range(len(moved)):
-        moved[number] = max(moved[number], low + number * apart)
-    for number in range(len(moved)):
-        moved[-1 - number] = min(moved[-1 - number], high - number * apart)
-    by_place = dict(zip(order, moved, strict=True))
-    return [by_place[at] for at in range(len(places))]
+    moved = [position + i * distance for i, position in enumerate(moved)]
+    low, high = bounds
+    for i in range(len(moved)):
+        moved[i] = max(moved[i], low + i * distance)
+    for i in range(len(moved)):
+        moved[-1 - i] = min(moved[-1 - i], high - i * distance)
+    by_index = dict(zip(order, moved, strict=True))
+    return [by_index[index] for index in range(len(positions))]

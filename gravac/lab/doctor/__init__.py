@@ -1,6 +1,6 @@
 # SPDX-FileCopyrightText: 2026 The gravac developers
 # SPDX-License-Identifier: Apache-2.0
-"""``gravac doctor``: what is installed, what there is to train on, whether ranks find each other, and what to do."""
+"""``gravac doctor``: reports packages and devices, checks that ranks connect and train alike, and gives advice."""
 
 from gravac.lab.doctor.facts import Facts, facts
 from gravac.lab.doctor.memory import Memory, memory_of_modes

@@ -1,6 +1,6 @@
 # SPDX-FileCopyrightText: 2026 The gravac developers
 # SPDX-License-Identifier: Apache-2.0
-"""What is installed here, and what there is to train on."""
+"""Facts about this machine: installed packages, devices, and environment variables that matter."""
 
 from __future__ import annotations
 
@@ -19,23 +19,23 @@ PACKAGES = ("gravac", "torch", "numpy", "pydantic", "tensorboard")
 OPTIONAL = ("rich", "matplotlib", "scikit-learn", "triton", "lightning", "accelerate", "transformers", "wandb")
 
 VARIABLES = ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME", "NCCL_LAUNCH_ORDER_IMPLICIT", "OMP_NUM_THREADS")
-"""Environment variables that change how ranks find each other, or how fast they are."""
+"""Environment variables that change how ranks connect, or how fast they are."""
 
 
 class Facts(Settings):
-    """What is installed here, and what there is to train on.
+    """Facts about this machine: installed packages, devices, and environment variables that matter.
 
     Attributes:
         python: version of Python.
-        packages: versions of what gravac needs, by name.
-        optional: versions of what extras and integrations need; ``None`` where it is not installed.
+        packages: versions of the packages that gravac needs, by name.
+        optional: versions of the packages that extras and integrations need; ``None`` if a package is not installed.
         backends: torch.distributed's backends that this torch has.
-        cuda: version of CUDA that torch was built for; ``None`` for none.
-        nccl: version of NCCL; ``None`` without it, or without a GPU.
+        cuda: version of CUDA that torch was built for; ``None`` if torch was built without CUDA.
+        nccl: version of NCCL; ``None`` without NCCL or without a GPU.
         devices: names of the GPUs, with their compute capability.
         cores: number of cores that the process may use.
-        variables: environment variables that matter, where they are set.
-        links: why links cannot be emulated here; ``None`` where they can.
+        variables: environment variables that matter and are set, by name.
+        links: reason why this machine cannot emulate links; ``None`` if it can.
     """
 
     python: str
@@ -51,16 +51,16 @@ class Facts(Settings):
 
 
 def facts() -> Facts:
-    """Look around. It takes a moment: whether links can be emulated is tried."""
-    here = torch.cuda.is_available()
+    """Return the facts about this machine. This takes a moment, since it tries to emulate links."""
+    has_gpu = torch.cuda.is_available()
     return Facts(
         python=platform.python_version(),
         packages={name: metadata.version(name) for name in PACKAGES},
         optional={name: _version(name) for name in OPTIONAL},
         backends=tuple(name for name in ("gloo", "nccl", "mpi", "ucc") if getattr(dist, f"is_{name}_available")()),
         cuda=torch.version.cuda,
-        nccl=_nccl() if here and dist.is_nccl_available() else None,
-        devices=tuple(_device(index) for index in range(torch.cuda.device_count())) if here else (),
+        nccl=_nccl() if has_gpu and dist.is_nccl_available() else None,
+        devices=tuple(_device(index) for index in range(torch.cuda.device_count())) if has_gpu else (),
         cores=len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1,
         variables={name: os.environ[name] for name in VARIABLES if name in os.environ},
         links=links.available(),

@@ -1,6 +1,6 @@
 # SPDX-FileCopyrightText: 2026 The gravac developers
 # SPDX-License-Identifier: Apache-2.0
-"""What each mode takes of a rank's memory, beside the model, its gradients and its optimizer."""
+"""Predicts the memory that each mode takes on a rank, beside the model, its gradients and its optimizer."""
 
 from __future__ import annotations
 
@@ -14,18 +14,18 @@ from gravac.modes.together import CHUNK_BYTES
 from gravac.settings import Settings
 
 AVERAGING = 3
-"""Memory that averaging a group of moments takes, in sizes of the group."""
+"""Memory that averaging a group of an optimizer's moments takes, in sizes of the group."""
 
 
 class Memory(Settings):
-    """What a part of a mode takes of a rank's memory.
+    """Memory on a rank that a mode takes for one purpose.
 
     Attributes:
         mode: the mode.
-        part: what takes the memory, in words.
-        when: moments between which it takes the memory, in words.
-        sizes: its size in float32 models, of 4 bytes a parameter.
-        extra_bytes: bytes that it takes besides, whatever the model.
+        part: text that names the purpose, such as "residuals".
+        when: text that says during which time the memory is taken.
+        sizes: memory in sizes of the model in float32, of 4 bytes a parameter.
+        extra_bytes: additional bytes, the same for every model.
     """
 
     mode: Mode
@@ -36,9 +36,12 @@ class Memory(Settings):
 
 
 def memory_of_modes(shapes: Sequence[Shape] | None = None) -> tuple[Memory, ...]:
-    """Return what each mode takes, of a model of these shapes, or of any.
+    """Return the memory that each mode takes.
 
-    Moments are averaged in groups of 16 MiB, or by themselves if they are larger.
+    An optimizer's moments are averaged in groups of 16 MiB; a larger tensor is a group by itself.
+
+    Args:
+        shapes: parameter shapes of the model; ``None`` for a model without larger tensors.
     """
     largest = 0 if shapes is None else 4 * max(map(math.prod, shapes))
     group = max(CHUNK_BYTES, largest)
@@ -59,12 +62,16 @@ def memory_of_modes(shapes: Sequence[Shape] | None = None) -> tuple[Memory, ...]
     )
 
 
-def in_words(memory: Memory, elements: int | None) -> str:
-    """Return what a part takes, in words: bytes for a model of so many parameters, else multiples of its size.
+def describe(memory: Memory, elements: int | None) -> str:
+    """Return a text about a mode's memory, in bytes or in multiples of the model's size.
+
+    Args:
+        memory: memory that a mode takes for one purpose.
+        elements: number of the model's parameters; ``None`` gives multiples of the model's size.
 
     Example:
         >>> anchor = Memory(mode="outer", part="the anchor", when="all the time", sizes=1)
-        >>> in_words(anchor, None), in_words(anchor, 25_000_000)
+        >>> describe(anchor, None), describe(anchor, 25_000_000)
         ('the anchor: 1 x the model, all the time', 'the anchor: 100 MB, all the time')
     """
     if not memory.sizes and not memory.extra_bytes:

@@ -1,6 +1,6 @@
 # SPDX-FileCopyrightText: 2026 The gravac developers
 # SPDX-License-Identifier: Apache-2.0
-"""Whether ranks find each other and train alike: a few compressed steps of a small model, and the link probed."""
+"""Checks that ranks connect and train alike, by a few compressed steps of a small model, and probes the link."""
 
 from __future__ import annotations
 
@@ -22,22 +22,23 @@ from gravac.sources.ddp_private import Reducer
 WIDTH, STEPS, CF = 256, 4, 10.0
 
 PATIENCE = 60.0
-"""Seconds after which two ranks of this machine are given up."""
+"""Seconds after which ``check_here`` gives up waiting for its two ranks."""
 
 
 class Check(Settings):
-    """What ranks found.
+    """Result of a check of ranks.
 
     Attributes:
         ranks: number of ranks.
-        hosts: number of machines that they run on.
-        backend: what carries the gradients' bytes.
-        device: type of the device that they lie on.
-        link: latency (s), bandwidth (bit/s) and bytes per second of a copy; ``None`` where there is one rank.
-        wire_ratio: wire bytes of a dense step over those of the compressed one that was made.
-        same: whether all ranks hold the same weights after it.
-        loopback: whether the ranks were started here, so that the link is no network.
-        lacks: what this torch lacks for native and outer steps, and what to do; ``None`` if it lacks nothing.
+        hosts: number of machines that the ranks run on.
+        backend: backend that carries the gradients' bytes.
+        device: type of the device that holds the gradients.
+        link: latency (s), bandwidth (bit/s) and bytes per second of a copy; ``None`` for a single rank.
+        wire_ratio: wire bytes of a dense step / wire bytes of a compressed step.
+        same: whether all ranks hold the same weights after the steps.
+        loopback: whether the check started the ranks on this machine, so that the link is no network.
+        lacks: text that names what this torch lacks for native and outer steps, and the remedy; ``None`` if it lacks
+            nothing.
     """
 
     ranks: int
@@ -52,21 +53,21 @@ class Check(Settings):
 
 
 def check_launched() -> Check | None:
-    """Check with the ranks that a launcher started; ``None`` on all but rank 0.
+    """Check the ranks that a launcher started; return ``None`` on all ranks but rank 0.
 
     Raises:
-        RuntimeError: ranks do not find each other, or the exchange failed.
+        RuntimeError: ranks cannot connect, or the exchange failed.
     """
     with local_ranks.launched() as rank:
-        found = check()
-        return found if rank == 0 else None
+        result = check()
+        return result if rank == 0 else None
 
 
 def check_here() -> Check:
-    """Check with two ranks that are started on this machine, over loopback.
+    """Start two ranks on this machine and check them, over loopback.
 
     Raises:
-        RuntimeError: one failed, or they took too long.
+        RuntimeError: a rank failed, or the ranks took longer than ``PATIENCE``.
     """
     with tempfile.TemporaryDirectory(prefix="gravac-doctor-") as name:
         local_ranks.spawn("gravac.lab.doctor", Path(name), 2, patience=PATIENCE)
@@ -74,7 +75,11 @@ def check_here() -> Check:
 
 
 def check(loopback: bool = False) -> Check:
-    """Train a small model for a few steps over the default group, all of whose ranks must call it."""
+    """Train a small model for a few steps over the default group, all of whose ranks must call this function.
+
+    Args:
+        loopback: whether the ranks were started on this machine, for the result.
+    """
     device = torch.device("cuda", torch.cuda.current_device()) if dist.get_backend() == "nccl" else torch.device("cpu")
     world = dist.get_world_size()
     group = dist.group.WORLD
@@ -94,25 +99,28 @@ def check(loopback: bool = False) -> Check:
             optimizer.step()
         ratio = compressor.wire_ratio
     flat = torch.cat([parameter.detach().flatten() for parameter in model.parameters()])
-    theirs = [torch.empty_like(flat) for _ in range(world)]
-    dist.all_gather(theirs, flat)
-    names: list[str] = [""] * world
-    dist.all_gather_object(names, socket.gethostname())
+    weights = [torch.empty_like(flat) for _ in range(world)]
+    dist.all_gather(weights, flat)
+    hostnames: list[str] = [""] * world
+    dist.all_gather_object(hostnames, socket.gethostname())
     return Check(
         ranks=world,
-        hosts=len(set(names)),
+        hosts=len(set(hostnames)),
         backend=backend_of(None, device),
         device=device.type,
         link=link,
         wire_ratio=ratio,
-        same=all(torch.equal(one, flat) for one in theirs),
+        same=all(torch.equal(rank_weights, flat) for rank_weights in weights),
         loopback=loopback,
         lacks=lacks,
     )
 
 
 def lacking(ddp: DistributedDataParallel) -> str | None:
-    """Return which private name of torch native and outer steps need and do not find, and the remedy."""
+    """Return a text that names a private name of torch that native and outer steps need and this torch lacks.
+
+    The text names the remedy, too. ``None`` if torch lacks no name.
+    """
     try:
         Reducer(ddp)
     except SettingsError as error:

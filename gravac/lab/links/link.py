@@ -1,14 +1,14 @@
 # SPDX-FileCopyrightText: 2026 The gravac developers
 # SPDX-License-Identifier: Apache-2.0
-"""A link in words: its rates, how they change over time, its delay and loss; ``network`` makes it.
+"""Links and their text: rates, changes of rates over time, delay and loss; ``network`` emulates a link.
 
-The words::
+A link as text::
 
     100mbit                        both directions
     50mbit/10mbit                  download/upload of each worker
     unthrottled                    no limit
-    1gbit,30s:50mbit,60s:1gbit     a schedule: seconds since training began, and what holds from then on
-    100mbit,rank1:100mbit/20mbit   a rank with rates of its own, all the time
+    1gbit,30s:50mbit,60s:1gbit     a schedule: seconds since training began, and the rates from then on
+    100mbit,rank1:100mbit/20mbit   rank 1 has rates of its own, all the time
     100mbit+20ms+0.1%              one-way delay and loss, on each direction of each worker's link
 """
 
@@ -28,13 +28,13 @@ PACED = "paced, not a real link"
 EXAMPLES = "such as 100mbit, 50mbit/10mbit, 1gbit,30s:50mbit, 100mbit,rank1:20mbit, 100mbit+20ms+0.1% or unthrottled"
 
 SHORTEST_PHASE = 0.5
-"""Seconds that a phase must last at least: rates are changed by commands that take up to 0.2 s on a busy machine."""
+"""Minimum seconds of a phase: the commands that change rates take up to 0.2 s on a busy machine."""
 
 LONGEST = 86_400.0
-"""Seconds that a schedule may last at most."""
+"""Maximum seconds of a schedule."""
 
-SMALLEST, LONGEST_DELAY, MOST_LOSS = 0.001, 10_000.0, 50.0
-"""Smallest delay (ms) and loss (%) other than 0, largest delay in milliseconds, and largest loss in percent."""
+SMALLEST, LONGEST_DELAY, MAX_LOSS = 0.001, 10_000.0, 50.0
+"""Smallest delay (ms) and loss (%) above 0, longest delay in milliseconds, and maximum loss in percent."""
 
 _RANK = re.compile(r"\s*rank(\d+)\s*:(.*)")
 _NUMBER = re.compile(r"[0-9]*\.?[0-9]+")
@@ -42,12 +42,12 @@ _NUMBER = re.compile(r"[0-9]*\.?[0-9]+")
 
 @dataclass(frozen=True)
 class Phase:
-    """The rates of a link from some time on.
+    """Rates of a link from a time on.
 
     Attributes:
-        at_seconds: wall time since training began, in seconds.
-        down: bits per second towards the worker; ``None`` is unthrottled.
-        up: bits per second from the worker; ``None`` is unthrottled.
+        at_seconds: time since training began from which the rates hold, in seconds of wall time.
+        down: bits per second towards the worker; ``None`` if unthrottled.
+        up: bits per second from the worker; ``None`` if unthrottled.
     """
 
     at_seconds: float
@@ -55,22 +55,24 @@ class Phase:
     up: float | None
 
     def __str__(self) -> str:
-        rates = _rate(self.down) if self.down == self.up else f"{_rate(self.down)}/{_rate(self.up)}"
-        return f"{_number(self.at_seconds)}s:{rates}" if self.at_seconds else rates
+        rates = _rate_text(self.down)
+        if self.down != self.up:
+            rates += f"/{_rate_text(self.up)}"
+        return f"{_number_text(self.at_seconds)}s:{rates}" if self.at_seconds else rates
 
 
 @dataclass(frozen=True)
 class Link:
-    """The link of every worker.
+    """Link of every worker.
 
     Attributes:
-        phases: phases in the order of time, the first at 0.
-        delay_ms: milliseconds added to each packet, in each direction; between two workers lie two links.
-        loss_percent: share of packets lost in each direction, in percent.
+        phases: phases by ascending time; the first begins at 0.
+        delay_ms: milliseconds by which each packet is delayed, in each direction; two links lie between two workers.
+        loss_percent: percentage of packets lost in each direction.
         of_ranks: ``(rank, rates)`` of ranks that have rates of their own, by ascending rank; their ``at_seconds`` is 0.
 
     Raises:
-        ValueError: a rate, time, delay or loss is out of range; names it and the remedy.
+        ValueError: a rate, time, delay or loss is out of range; names the number and the remedy.
     """
 
     phases: tuple[Phase, ...]
@@ -82,17 +84,18 @@ class Link:
         if not self.phases or self.phases[0].at_seconds != 0:
             raise ValueError(f"link: the first phase must begin at 0 s, {EXAMPLES}")
         ranks = [rank for rank, _ in self.of_ranks]
-        if any(after <= before for before, after in pairwise([-1, *ranks])):
+        if any(following <= previous for previous, following in pairwise([-1, *ranks])):
             raise ValueError(
                 f"link: {str(self)!r} names its ranks twice or not in ascending order; use each once, such as "
                 "100mbit,rank0:20mbit,rank1:50mbit"
             )
         times = [phase.at_seconds for phase in self.phases]
-        for before, time in pairwise(times):
-            if not before + SHORTEST_PHASE <= time <= LONGEST:
+        for previous, time in pairwise(times):
+            if not previous + SHORTEST_PHASE <= time <= LONGEST:
                 raise ValueError(
-                    f"link: {str(self)!r} changes at {_number(time)} s after {_number(before)} s; use ascending "
-                    f"times at least {SHORTEST_PHASE:g} s apart and up to {LONGEST:g} s, such as 1gbit,30s:50mbit"
+                    f"link: {str(self)!r} changes at {_number_text(time)} s after {_number_text(previous)} s; use "
+                    f"ascending times at least {SHORTEST_PHASE:g} s apart and up to {LONGEST:g} s, such as "
+                    "1gbit,30s:50mbit"
                 )
         for rate in self._rates():
             if not LOWEST <= rate <= HIGHEST:
@@ -100,44 +103,47 @@ class Link:
                     f"link: {str(self)!r} has a rate of {rate:g} bit/s, outside {format_rate(LOWEST)} to "
                     f"{format_rate(HIGHEST)}; use one in that range, {EXAMPLES}"
                 )
-        for value, most, what in (
+        for impairment, maximum, description in (
             (self.delay_ms, LONGEST_DELAY, "a delay in milliseconds"),
-            (self.loss_percent, MOST_LOSS, "a loss in percent"),
+            (self.loss_percent, MAX_LOSS, "a loss in percent"),
         ):
-            if value != 0 and not SMALLEST <= value <= most:
+            if impairment != 0 and not SMALLEST <= impairment <= maximum:
                 raise ValueError(
-                    f"link: {str(self)!r} has {what} outside {SMALLEST:g} to {most:g}; use one in that range, such as "
-                    "100mbit+20ms+0.1%"
+                    f"link: {str(self)!r} has {description} outside {SMALLEST:g} to {maximum:g}; use one in that "
+                    "range, such as 100mbit+20ms+0.1%"
                 )
 
     def __str__(self) -> str:
-        words = ",".join([*map(str, self.phases), *(f"rank{rank}:{phase}" for rank, phase in self.of_ranks)])
+        text = ",".join([*map(str, self.phases), *(f"rank{rank}:{phase}" for rank, phase in self.of_ranks)])
         if self.delay_ms:
-            words += f"+{_number(self.delay_ms)}ms"
+            text += f"+{_number_text(self.delay_ms)}ms"
         if self.loss_percent:
-            words += f"+{_number(self.loss_percent)}%"
-        return words
+            text += f"+{_number_text(self.loss_percent)}%"
+        return text
 
     @property
     def slowest(self) -> float | None:
-        """The lowest rate of any phase and direction, bits per second; ``None`` when none is throttled."""
+        """Lowest rate of any rank, phase and direction, bits per second; ``None`` if none is throttled."""
         return min(self._rates(), default=None)
 
-    def at(self, seconds: float) -> Phase:
-        """Return the phase that holds at a time in seconds; before 0 the first.
+    def phase_at(self, seconds: float) -> Phase:
+        """Return the phase that holds at a time; before 0, the first phase.
+
+        Args:
+            seconds: time since training began, in seconds.
 
         Example:
-            >>> parse_link("1gbit,30s:50mbit").at(45.0).down
+            >>> parse_link("1gbit,30s:50mbit").phase_at(45.0).down
             50000000.0
         """
         return next((phase for phase in reversed(self.phases) if phase.at_seconds <= seconds), self.phases[0])
 
-    def of_rank(self, rank: int, phase: Phase) -> Phase:
+    def rates_of_rank(self, rank: int, phase: Phase) -> Phase:
         """Return the rates of a rank while a phase holds.
 
         Example:
             >>> link = parse_link("100mbit,rank1:20mbit")
-            >>> [link.of_rank(rank, link.phases[0]).up for rank in range(2)]
+            >>> [link.rates_of_rank(rank, link.phases[0]).up for rank in range(2)]
             [100000000.0, 20000000.0]
         """
         return dict(self.of_ranks).get(rank, phase)
@@ -148,7 +154,7 @@ class Link:
 
 
 def parse_link(text: str) -> Link:
-    """Return a link from words; ``str`` of it gives the words back.
+    """Return the link that a text describes; ``str`` of a link returns its text.
 
     Example:
         >>> parse_link("50mbit/10mbit+20ms").phases
@@ -157,60 +163,65 @@ def parse_link(text: str) -> Link:
         '1gbit,30s:50mbit'
 
     Raises:
-        ValueError: not a link; names the text, what is wrong with it and an example.
+        ValueError: the text describes no link; names the text, the error and an example.
     """
-    rates, *tails = text.strip().lower().split("+")
-    tail: dict[str, float] = {}
-    for word in tails:
-        unit = "ms" if word.strip().endswith("ms") else "%"
-        number = word.strip().removesuffix(unit).strip()
-        if not word.strip().endswith(unit) or not _NUMBER.fullmatch(number) or unit in tail:
+    rates, *additions = text.strip().lower().split("+")
+    impairments: dict[str, float] = {}
+    for addition in additions:
+        unit = "ms" if addition.strip().endswith("ms") else "%"
+        number = addition.strip().removesuffix(unit).strip()
+        if not addition.strip().endswith(unit) or not _NUMBER.fullmatch(number) or unit in impairments:
             raise ValueError(
-                f"link: in {text!r}, {'+' + word!r} is no delay or loss, or the second of its kind; use milliseconds "
-                "and percent, each once, such as 100mbit+20ms+0.1%"
+                f"link: in {text!r}, {'+' + addition!r} is no delay or loss, or the second of its kind; use "
+                "milliseconds and percent, each once, such as 100mbit+20ms+0.1%"
             )
-        tail[unit] = float(number)
-    of_all = [words for words in rates.split(",") if not _RANK.fullmatch(words)]
-    phases = tuple(_phase(words, position == 0, text) for position, words in enumerate(of_all))
-    own = [found for words in rates.split(",") if (found := _RANK.fullmatch(words))]
-    of_ranks = tuple(sorted(((int(found[1]), _rates_of(found[2], text)) for found in own), key=lambda one: one[0]))
-    return Link(phases, tail.get("ms", 0.0), tail.get("%", 0.0), of_ranks)
+        impairments[unit] = float(number)
+    phase_entries = [entry for entry in rates.split(",") if not _RANK.fullmatch(entry)]
+    phases = tuple(_phase(entry, position == 0, text) for position, entry in enumerate(phase_entries))
+    rank_matches = [match for entry in rates.split(",") if (match := _RANK.fullmatch(entry))]
+    rank_rates = [(int(match[1]), _rates_of(match[2], text)) for match in rank_matches]
+    of_ranks = tuple(sorted(rank_rates, key=lambda pair: pair[0]))
+    return Link(phases, impairments.get("ms", 0.0), impairments.get("%", 0.0), of_ranks)
 
 
-def _phase(words: str, first: bool, text: str) -> Phase:
-    at, colon, rates = words.rpartition(":")
-    at = at.strip()
-    if first and colon:
+def _phase(entry: str, is_first: bool, text: str) -> Phase:
+    """Return the phase that an entry of a schedule describes; errors name the ``text`` of the link."""
+    time, colon, rates = entry.rpartition(":")
+    time = time.strip()
+    if is_first and colon:
         raise ValueError(f"link: {text!r} must begin with what holds from the start, such as 1gbit,30s:50mbit")
-    if not first and not (at.endswith("s") and _NUMBER.fullmatch(at[:-1].strip())):
+    if not is_first and not (time.endswith("s") and _NUMBER.fullmatch(time[:-1].strip())):
         raise ValueError(
-            f"link: in {text!r}, {words!r} does not say when; use seconds and a colon, such as 1gbit,30s:50mbit"
+            f"link: in {text!r}, {entry!r} does not say when; use seconds and a colon, such as 1gbit,30s:50mbit"
         )
-    return replace(_rates_of(rates, text), at_seconds=float(at[:-1]) if at else 0.0)
+    return replace(_rates_of(rates, text), at_seconds=float(time[:-1]) if time else 0.0)
 
 
 def _rates_of(rates: str, text: str) -> Phase:
+    """Return a phase at 0 s with the rates of ``rates``, such as ``50mbit/10mbit``; errors name the link's ``text``."""
     down, slash, up = rates.partition("/")
     try:
-        rate = _parse(down)
-        return Phase(0.0, rate, _parse(up) if slash else rate)
+        rate = _parse_rate(down)
+        return Phase(0.0, rate, _parse_rate(up) if slash else rate)
     except ValueError as error:
         raise ValueError(f"link: {text!r}: {error}; a link is {EXAMPLES}") from None
 
 
-def _parse(words: str) -> float | None:
-    return None if words.strip() == UNTHROTTLED else parse_rate(words)
+def _parse_rate(text: str) -> float | None:
+    """Return a rate in bits per second; ``None`` if unthrottled."""
+    return None if text.strip() == UNTHROTTLED else parse_rate(text)
 
 
-def _rate(rate: float | None) -> str:
+def _rate_text(rate: float | None) -> str:
+    """Return the text of a rate in bits per second, which ``_parse_rate`` reads back."""
     if rate is None:
         return UNTHROTTLED
     for unit in ("gbit", "mbit", "kbit"):
-        number = _number(rate / UNITS[unit])
+        number = _number_text(rate / UNITS[unit])
         if rate >= UNITS[unit] and float(number) * UNITS[unit] == rate:
             return f"{number}{unit}"
-    return f"{_number(rate)}bit"
+    return f"{_number_text(rate)}bit"
 
 
-def _number(value: float) -> str:
-    return str(int(value)) if float(value).is_integer() else repr(value)
+def _number_text(number: float) -> str:
+    return str(int(number)) if float(number).is_integer() else repr(number)

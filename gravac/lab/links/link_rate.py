@@ -1,6 +1,6 @@
 # SPDX-FileCopyrightText: 2026 The gravac developers
 # SPDX-License-Identifier: Apache-2.0
-"""The rate that a network really gives: one TCP stream from worker 1 to worker 0, payload bytes only."""
+"""Measures the rate of an emulated link by a TCP stream from worker 1 to worker 0; only payload bytes count."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from gravac.lab.links.network import EmulatedNetwork, LinkError
 PORT = 5077
 
 SETTLE = 0.3
-"""Seconds at the start of a stream that ``tcp_rate`` leaves out: TCP is finding the rate."""
+"""Seconds at the start of a stream that ``tcp_rate`` leaves out, while TCP adapts to the rate."""
 
 SAMPLE = 0.05
 """Seconds between two samples of a stream."""
@@ -52,57 +52,62 @@ with socket.create_connection((address, port), timeout=20) as connection:
 
 
 class Sample(NamedTuple):
-    """Progress of a stream: ``time.monotonic()``, and bytes received until then."""
+    """Progress of a stream: a time of ``time.monotonic()``, and the bytes received until that time."""
 
-    at: float
+    time: float
     received: int
 
 
 @contextmanager
 def stream(network: EmulatedNetwork, seconds: float) -> Iterator[list[Sample]]:
-    """Send for some seconds from worker 1 to worker 0, while the block runs.
+    """Send from worker 1 to worker 0 while the block runs.
 
     Args:
         network: network that was entered.
-        seconds: seconds that the sender sends; the block's end waits for what is still queued.
+        seconds: seconds during which the sender sends; the block's end waits for bytes that are still queued.
 
     Yields:
         A list that holds the stream's samples once the block has ended.
 
     Raises:
-        LinkError: sender or receiver failed; has what it said.
+        LinkError: sender or receiver failed; contains its output.
     """
     samples: list[Sample] = []
     listening = [_RECEIVE, network.address(0), str(PORT), str(SAMPLE)]
     sending = [_SEND, network.address(0), str(PORT), str(seconds)]
-    with _started(network, 0, listening) as receiver:
+    with _python(network, 0, listening) as receiver:
         if not _pipe(receiver).readline():
             raise _failed("receiver", receiver)
-        with _started(network, 1, sending) as sender:
+        with _python(network, 1, sending) as sender:
             yield samples
             for name, process in (("sender", sender), ("receiver", receiver)):
                 output, _ = process.communicate(timeout=seconds + 60)
                 if process.returncode != 0:
                     raise LinkError(f"the {name} of a test stream failed: {output.strip()}")
-            samples += [Sample(*sample) for sample in json.loads(output)]
+            samples += [Sample(time, received) for time, received in json.loads(output)]
 
 
 def tcp_rate(network: EmulatedNetwork, seconds: float = 2.0) -> float:
-    """Payload bits per second of one TCP stream from worker 1 to worker 0, once it has settled.
+    """Return the payload bits per second of a TCP stream from worker 1 to worker 0, once its rate has settled.
+
+    Args:
+        network: network that was entered.
+        seconds: seconds to measure.
 
     Raises:
-        LinkError: the stream failed, or brought too little to measure.
+        LinkError: the stream failed, or delivered too little to measure.
     """
     with stream(network, SETTLE + seconds) as samples:
         pass
-    settled = [sample for sample in samples if sample.at >= samples[0].at + SETTLE]
+    settled = [sample for sample in samples if sample.time >= samples[0].time + SETTLE]
     if len(settled) < 2:
         raise LinkError(f"a test stream brought nothing to measure in {seconds:g} s; measure for longer")
-    return (settled[-1].received - settled[0].received) * 8 / (settled[-1].at - settled[0].at)
+    return (settled[-1].received - settled[0].received) * 8 / (settled[-1].time - settled[0].time)
 
 
 @contextmanager
-def _started(network: EmulatedNetwork, worker: int, arguments: list[str]) -> Iterator[subprocess.Popen[str]]:
+def _python(network: EmulatedNetwork, worker: int, arguments: list[str]) -> Iterator[subprocess.Popen[str]]:
+    """Run a Python program in a worker's namespace while the block runs, and kill it at the block's end."""
     command = [*network.prefix(worker), sys.executable, "-c", *arguments]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) as process:
         try:

@@ -1,15 +1,15 @@
 # SPDX-FileCopyrightText: 2026 The gravac developers
 # SPDX-License-Identifier: Apache-2.0
-"""Emulated links: each worker in its own network namespace, joined by a bridge, at given rates.
+"""Emulates links: each worker runs in its own network namespace; a bridge joins the workers at the links' rates.
 
-One more namespace, the hub, holds the bridge, so nothing is added to the machine's own network::
+An additional namespace, the hub, holds the bridge, so nothing is added to the machine's own network::
 
     worker 0: eth0 == p0 :hub: p1 == eth0 :worker 1        tbf on eth0: upload; tbf on p0, p1: download
               eth1 == c0 :hub: c1 == eth1                  not throttled, by a bridge of its own
 
-A namespace's name carries the process that owns it, so what a killed process left behind is recognised, and removed
-the next time a network is made. What a link can be is in ``gravac.lab.links.link``, its changes over time in
-``gravac.lab.links.schedule``.
+A namespace's name identifies the process that owns it. So a new network recognises and removes the namespaces that a
+killed process left behind. ``gravac.lab.links.link`` describes links, ``gravac.lab.links.schedule`` applies their
+changes over time.
 """
 
 from __future__ import annotations
@@ -35,18 +35,18 @@ INTERFACE = "eth0"
 """Name of a worker's interface inside its namespace, for ``GLOO_SOCKET_IFNAME``."""
 
 CONTROL = "eth1"
-"""Name of another, as fast as the machine is, for what belongs to the measurement and not to what is measured."""
+"""Name of a second interface, as fast as the machine, for traffic of the measurement that must not be measured."""
 
-MOST_WORKERS = 8
+MAX_WORKERS = 8
 
 LARGEST_SEGMENT = 65_536
-"""Largest number of bytes that TCP hands to an interface at once, unless told otherwise."""
+"""Largest number of bytes that TCP by default hands to an interface at once."""
 
 _serial = itertools.count()
 
 
 class LinkError(RuntimeError):
-    """A namespace or link could not be made. The message holds the command and what it said."""
+    """A namespace or link could not be made. The message has the command and its output."""
 
 
 class Counters(NamedTuple):
@@ -63,12 +63,13 @@ class EmulatedNetwork:
 
     Args:
         workers: number of workers, 2 to 8.
-        link: link of every worker, full duplex: upload and download do not share. A plain rate, bits per second, holds
-            for both directions. The link's first phase is in force; ``gravac.lab.links.schedule`` applies the others.
+        link: link of every worker, as a ``Link``, as text, or as a rate of both directions in bits per second. Links
+            are full duplex: upload and download do not share a rate. The network applies the link's first phase;
+            ``gravac.lab.links.schedule`` applies the others.
 
     Raises:
         ValueError: the number of workers or the link is out of range.
-        LinkError: when entered: it could not be made, or the link asks for what the kernel cannot do.
+        LinkError: on entering: the network could not be made, or the kernel does not support the link.
 
     Example:
         >>> with EmulatedNetwork(2, 100e6) as network:                                        # doctest: +SKIP
@@ -76,26 +77,27 @@ class EmulatedNetwork:
     """
 
     def __init__(self, workers: int, link: Link | str | float) -> None:
-        if not 2 <= workers <= MOST_WORKERS:
-            raise ValueError(f"workers: {workers} is outside 2 to {MOST_WORKERS}; use 2")
+        if not 2 <= workers <= MAX_WORKERS:
+            raise ValueError(f"workers: {workers} is outside 2 to {MAX_WORKERS}; use 2")
         self.workers = workers
-        self.link = _link(link)
+        self.link = _as_link(link)
         if unknown := [rank for rank, _ in self.link.of_ranks if rank >= workers]:
             raise ValueError(f"link: {str(self.link)!r} names rank{unknown[0]}; ranks are 0 to {workers - 1}")
         self._stem = f"{mark()}-{next(_serial)}"
         self._impaired = bool(self.link.delay_ms or self.link.loss_percent)
         self._segment = LARGEST_SEGMENT
         if self.link.slowest is not None:
-            # each fits the smallest bucket, headers included: tbf need not cut it, and none gets stuck when rates fall
+            # A segment fits the smallest bucket, headers included: tbf need not cut segments, and none gets stuck when
+            # rates fall.
             self._segment = min(self._segment, int(_burst(self.link.slowest) / 1.05))
 
     @property
     def hub(self) -> str:
-        """The namespace of the bridge."""
+        """Name of the namespace that holds the bridge."""
         return f"{self._stem}-hub"
 
     def namespace(self, worker: int) -> str:
-        """Return the namespace of a worker."""
+        """Return the name of a worker's namespace."""
         return f"{self._stem}-w{worker}"
 
     def address(self, worker: int) -> str:
@@ -103,26 +105,26 @@ class EmulatedNetwork:
         return f"10.77.0.{worker + 1}"
 
     def prefix(self, worker: int) -> list[str]:
-        """Return what to put before a command to run it in a worker's namespace. The command keeps its pid."""
+        """Return the words that run the command after them in a worker's namespace. The command keeps its pid."""
         return ["ip", "netns", "exec", self.namespace(worker)]
 
     def set_rate(self, worker: int, rate: float) -> None:
-        """Set both directions of a worker's link, also while traffic flows. Bits per second."""
+        """Set both directions of a worker's link to a rate in bits per second, also while traffic flows."""
         self._shape({worker: Phase(0.0, rate, rate)})
 
     def apply(self, phase: Phase) -> None:
         """Set both directions of every worker's link to its rates in a phase, also while traffic flows."""
-        self._shape({worker: self.link.of_rank(worker, phase) for worker in range(self.workers)})
+        self._shape({worker: self.link.rates_of_rank(worker, phase) for worker in range(self.workers)})
 
     def interface_bytes(self, worker: int) -> tuple[int, int]:
-        """Return what a worker's interface has sent and received so far, headers included."""
-        counted = self.interface_counters(worker)
-        return counted.sent, counted.received
+        """Return the bytes that a worker's interface has sent and received so far, headers included."""
+        counters = self.interface_counters(worker)
+        return counters.sent, counters.received
 
     def interface_counters(self, worker: int, interface: str = INTERFACE) -> Counters:
-        """Return bytes and packets of one of a worker's interfaces so far.
+        """Return the bytes and packets that a worker's interface has sent and received so far.
 
-        A large segment that the link passes whole counts as one packet with one header.
+        A large segment that the link does not cut counts as a packet with a header.
         """
         (shown,) = json.loads(_command("ip", "-n", self.namespace(worker), "-s", "-j", "link", "show", interface))
         sent, received = shown["stats64"]["tx"], shown["stats64"]["rx"]
@@ -142,11 +144,16 @@ class EmulatedNetwork:
             raise
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, value: BaseException | None, at: TracebackType | None) -> None:
+    def __exit__(
+        self, error_type: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
         self.close()
 
     def close(self) -> None:
-        """Kill what still runs in the namespaces and remove them. May be called twice, and on half a network."""
+        """Kill the processes in the namespaces and remove the namespaces.
+
+        May be called twice, and on a network that was made only in part.
+        """
         try:
             self._remove()
         except BaseException:  # an interrupt in the middle of cleaning up
@@ -168,26 +175,37 @@ class EmulatedNetwork:
             if self._segment < LARGEST_SEGMENT:
                 try:
                     _command(*inside, "link", "set", INTERFACE, "gso_max_size", str(self._segment))
-                except LinkError:  # an old kernel: tbf cuts them, and a lower rate starts with an empty queue
+                except LinkError:  # an old kernel: tbf cuts segments, and a lower rate starts with an empty queue
                     self._segment = LARGEST_SEGMENT
             if self._impaired:
-                for where, device in ((namespace, INTERFACE), (self.hub, port)):
-                    _command("tc", "-n", where, "qdisc", "add", "dev", device, "root", "handle", "1:", *self._netem())
+                for location, device in ((namespace, INTERFACE), (self.hub, port)):
+                    qdisc = ("qdisc", "add", "dev", device, "root", "handle", "1:", *self._netem())
+                    _command("tc", "-n", location, *qdisc)
         self.apply(self.link.phases[0])
 
     def _join(self, worker: int, interface: str, port: str, bridge: str, address: str) -> None:
-        """Join a worker to a bridge of the hub."""
+        """Join a worker to a bridge of the hub.
+
+        Args:
+            worker: number of the worker.
+            interface: name of the interface in the worker's namespace.
+            port: name of the interface's peer in the hub.
+            bridge: name of the bridge.
+            address: IPv4 address of the worker's interface.
+        """
         inside = ("ip", "-n", self.namespace(worker))
         _command(*inside, "link", "add", interface, "type", "veth", "peer", "name", port, "netns", self.hub)
         _command(*inside, "address", "add", f"{address}/24", "dev", interface)
-        # no IPv6 addresses: gloo shall find one address, and the byte counters no neighbour discovery
+        # Without IPv6 addresses gloo finds a single address, and the byte counters count no neighbour discovery.
         _command(*inside, "link", "set", interface, "addrgenmode", "none", "up")
         _command("ip", "-n", self.hub, "link", "set", port, "addrgenmode", "none", "master", bridge, "up")
 
     def _shape(self, rates: Mapping[int, Phase]) -> None:
-        """Set the rates of workers' links, all at once, in one command per namespace."""
-        commands = {self.namespace(worker): self._shaping(INTERFACE, one.up) for worker, one in rates.items()}
-        commands[self.hub] = [line for worker, one in rates.items() for line in self._shaping(f"p{worker}", one.down)]
+        """Set the rates of workers' links concurrently, by a command per namespace."""
+        commands = {self.namespace(worker): self._shaping(INTERFACE, phase.up) for worker, phase in rates.items()}
+        commands[self.hub] = [
+            line for worker, phase in rates.items() for line in self._shaping(f"p{worker}", phase.down)
+        ]
         running = {
             namespace: subprocess.Popen(
                 ["tc", "-n", namespace, "-batch", "-"],
@@ -204,25 +222,26 @@ class EmulatedNetwork:
                 raise LinkError(f"tc -n {namespace}: {'; '.join(commands[namespace])}: {output.strip()}")
 
     def _shaping(self, device: str, rate: float | None) -> list[str]:
-        """Return what ``tc`` is told to give one direction a rate."""
-        # netem delays first, the bucket queues behind it: a packet that waits for the rate has not travelled meanwhile
-        place = f"dev {device} parent 1:1 handle 10:" if self._impaired else f"dev {device} root"
+        """Return the lines by which ``tc`` sets the rate of one direction; ``None`` removes the limit."""
+        # netem delays first, and the bucket queues behind it: a packet waits for the rate in addition to its delay.
+        position = f"dev {device} parent 1:1 handle 10:" if self._impaired else f"dev {device} root"
         if rate is None:
-            return [f"qdisc replace {place} " + ("pfifo limit 10000" if self._impaired else "noqueue")]
-        lines = [f"qdisc replace {place} {_token_bucket(rate)}"]
+            return [f"qdisc replace {position} " + ("pfifo limit 10000" if self._impaired else "noqueue")]
+        lines = [f"qdisc replace {position} {_token_bucket(rate)}"]
         if _burst(rate) < self._segment:
             # A queued segment larger than the new bucket would never fit and block the link for good: start empty.
             empty = "pfifo limit 10000" if self._impaired else "noqueue"
-            lines.insert(0, f"qdisc replace {place} {empty}")
+            lines.insert(0, f"qdisc replace {position} {empty}")
         return lines
 
     def _netem(self) -> list[str]:
-        words = ["netem", "limit", "100000"]
+        """Return the arguments of ``tc`` for the link's delay and loss."""
+        arguments = ["netem", "limit", "100000"]
         if self.link.delay_ms:
-            words += ["delay", f"{self.link.delay_ms:g}ms"]
+            arguments += ["delay", f"{self.link.delay_ms:g}ms"]
         if self.link.loss_percent:
-            words += ["loss", f"{self.link.loss_percent:g}%"]
-        return words
+            arguments += ["loss", f"{self.link.loss_percent:g}%"]
+        return arguments
 
     def _remove(self) -> None:
         for name in _namespaces():
@@ -231,7 +250,7 @@ class EmulatedNetwork:
 
 
 def available() -> str | None:
-    """``None`` when networks can be made here, otherwise the reason why not, in words."""
+    """Return the reason why networks cannot be made on this machine; ``None`` if they can."""
     if not sys.platform.startswith("linux"):
         return f"network namespaces exist on Linux only, this is {sys.platform}"
     for tool in ("ip", "tc"):
@@ -248,7 +267,7 @@ def available() -> str | None:
 
 
 def netem_missing() -> str | None:
-    """``None`` when the kernel has netem, which delays and loses packets, otherwise the reason why not, in words."""
+    """Return the reason why netem, which delays and loses packets, does not work; ``None`` if it works."""
     namespace = f"{mark()}-{next(_serial)}-netem"
     try:
         _command("ip", "netns", "add", namespace)
@@ -272,7 +291,7 @@ def remove_leftovers() -> list[str]:
     return leftovers
 
 
-def _link(link: Link | str | float) -> Link:
+def _as_link(link: Link | str | float) -> Link:
     if isinstance(link, Link):
         return link
     if isinstance(link, str):
@@ -282,13 +301,13 @@ def _link(link: Link | str | float) -> Link:
 
 
 def _burst(rate: float) -> int:
-    # The bucket holds 1 ms of the rate, at least two full packets: what a pause saves up must not let a small message
-    # pass for free. (tbf cuts larger segments itself.)
+    # The bucket holds 1 ms of the rate, and at least two full packets: the tokens that a pause saves up must not let a
+    # small message pass for free. (tbf cuts larger segments itself.)
     return max(3200, int(rate / 8 / 1000))
 
 
 def _token_bucket(rate: float) -> str:
-    # The queue behind the bucket holds 50 ms, and a few of TCP's segments.
+    # The queue behind the bucket holds 50 ms of the rate, and at least a few of TCP's segments.
     limit = _burst(rate) + max(256_000, int(rate / 8 * 0.05))
     return f"tbf rate {int(rate)}bit burst {_burst(rate)} limit {limit}"
 
@@ -300,7 +319,7 @@ def _namespaces() -> list[str]:
 
 
 def _remove(namespace: str) -> None:
-    # Two runs may clear away the same leftover at once, so each step may find that it is done.
+    # Two runs may remove the same leftover concurrently, so each command may find its work done.
     for _ in range(50):
         pids = _output("ip", "netns", "pids", namespace).split()
         if not pids:
@@ -317,8 +336,8 @@ def _output(*command: str) -> str:
 
 
 def _command(*command: str) -> str:
-    done = subprocess.run(command, capture_output=True, text=True, timeout=30, check=False)
-    if done.returncode != 0:
-        message = (done.stderr or done.stdout).strip() or f"exit status {done.returncode}"
+    completed = subprocess.run(command, capture_output=True, text=True, timeout=30, check=False)
+    if completed.returncode != 0:
+        message = (completed.stderr or completed.stdout).strip() or f"exit status {completed.returncode}"
         raise LinkError(f"{' '.join(command)}: {message}")
-    return done.stdout
+    return completed.stdout

@@ -1,10 +1,10 @@
 # SPDX-FileCopyrightText: 2026 The gravac developers
 # SPDX-License-Identifier: Apache-2.0
-"""Whose a namespace or folder is: its name carries the owning process, by pid, start time and place.
+"""Identifies the owner of a namespace or folder: its name carries the owning process's pid, start time and pid scope.
 
-So what a killed process left behind can be told from what a living one uses, also when its pid is in use again. A pid
-means a process only in the place where it was given: a machine since it was booted, and there a pid namespace, such as
-a container's. Of other places, and where the place is not known, nothing is told, and everything is left alone.
+So the leftovers of a killed process differ from the namespaces of a living process, even if a new process has the same
+pid. A pid identifies a process only within its scope: a machine since it was booted, and on that machine a pid
+namespace, such as a container's. Names of other scopes, and names of an unknown scope, are left alone.
 """
 
 from __future__ import annotations
@@ -14,22 +14,22 @@ import os
 import re
 from pathlib import Path
 
-_NAME = re.compile(r"gravac-(?P<pid>\d+)-(?P<start>\d+)-(?P<place>[0-9a-f]{8})-.+")
+_NAME = re.compile(r"gravac-(?P<pid>\d+)-(?P<start>\d+)-(?P<scope>[0-9a-f]{8})-.+")
 
 
 def mark() -> str:
-    """Return how names of things begin that this process owns: ``gravac-PID-START-PLACE``; a dash and more follow."""
-    return f"gravac-{os.getpid()}-{started(os.getpid()) or 'unknown'}-{place() or 'unknown'}"
+    """Return the beginning of names that this process owns: ``gravac-PID-START-SCOPE``; a dash and more text follow."""
+    return f"gravac-{os.getpid()}-{start_ticks(os.getpid()) or 'unknown'}-{pid_scope() or 'unknown'}"
 
 
 def orphaned(name: str) -> bool:
-    """Tell whether a name carries a process of this place that is no longer alive; false for all other names."""
+    """True if a name carries a process of this pid scope that is no longer alive."""
     match = _NAME.fullmatch(name)
-    return match is not None and match["place"] == place() and match["start"] != started(int(match["pid"]))
+    return match is not None and match["scope"] == pid_scope() and match["start"] != start_ticks(int(match["pid"]))
 
 
-def place() -> str | None:
-    """Return what tells the place of this process's pid from others: eight hexadecimal digits; ``None``: not known."""
+def pid_scope() -> str | None:
+    """Return eight hexadecimal digits that identify the scope of this process's pid; ``None`` if unknown."""
     try:
         booted = Path("/proc/sys/kernel/random/boot_id").read_text()
         namespace = os.readlink("/proc/self/ns/pid")
@@ -38,10 +38,10 @@ def place() -> str | None:
     return hashlib.blake2b(f"{booted}{namespace}".encode(), digest_size=4).hexdigest()
 
 
-def started(pid: int) -> str | None:
-    """When a process started, in clock ticks since boot.
+def start_ticks(pid: int) -> str | None:
+    """Return when a process started, in clock ticks since boot.
 
-    ``None`` when it is gone, or dead and not yet waited for, or where there is no ``/proc``.
+    ``None`` if the process is gone, is dead and was not yet waited for, or if the system has no ``/proc``.
     """
     try:
         stat = Path(f"/proc/{pid}/stat").read_text()

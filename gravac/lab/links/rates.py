@@ -1,6 +1,6 @@
 # SPDX-FileCopyrightText: 2026 The gravac developers
 # SPDX-License-Identifier: Apache-2.0
-"""Link rates in words and in bits per second."""
+"""Rates of links as text and in bits per second."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ def parse_rate(text: str | float) -> float:
         100000000.0
 
     Raises:
-        ValueError: not a rate, an unknown unit, or out of range; names the value and the remedy.
+        ValueError: the text is no rate, has an unknown unit, or is out of range; names the text and the remedy.
     """
     match = _RATE.fullmatch(str(text))
     if match is None or match[2].lower() not in UNITS:
-        known = ", ".join(unit for unit in UNITS if unit)
+        units = ", ".join(unit for unit in UNITS if unit)
         raise ValueError(
-            f"rate: {text!r} is no rate; use a number and a unit ({known}), such as 100mbit, or plain bits per second"
+            f"rate: {text!r} is no rate; use a number and a unit ({units}), such as 100mbit, or plain bits per second"
         )
     rate = float(match[1]) * UNITS[match[2].lower()]
     if not (math.isfinite(rate) and LOWEST <= rate <= HIGHEST):
@@ -41,7 +41,7 @@ def parse_rate(text: str | float) -> float:
 
 
 def format_rate(rate: float) -> str:
-    """Return a rate in words.
+    """Return the text of a rate in bits per second, for people.
 
     Example:
         >>> format_rate(1e8)

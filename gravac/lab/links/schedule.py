@@ -1,6 +1,6 @@
 # SPDX-FileCopyrightText: 2026 The gravac developers
 # SPDX-License-Identifier: Apache-2.0
-"""A link's schedule while training runs: each phase is applied at its time."""
+"""Applies the phases of a link's schedule, each at its time, while training runs."""
 
 from __future__ import annotations
 
@@ -13,21 +13,21 @@ from gravac.lab.links.network import EmulatedNetwork
 
 
 class Change(NamedTuple):
-    """A phase that was applied; seconds since ``Schedule.follow``."""
+    """Times at which a phase was due and at which it had been applied, in seconds since ``Schedule.follow``."""
 
-    asked: float
+    due: float
     applied: float
 
 
 class Schedule:
-    """Follows the schedule of a network's link; a context manager around one training run.
+    """Follower of the schedule of a network's link; a context manager around a training run.
 
-    Entering it puts the network into the link's first phase, so that runs that follow one another on a network begin
-    alike. ``follow`` is called when training begins. Leaving it ends the schedule where it stands, and raises what went
-    wrong in it, unless something else is already on its way.
+    Entering applies the link's first phase, so that successive runs on a network begin alike. ``follow`` is called when
+    training begins. Leaving ends the schedule in its current phase, and raises the schedule's error, unless
+    the block itself raises an error.
 
     Attributes:
-        changes: when each phase after the first was due, and when it was in force, so far.
+        changes: phases applied so far, except the first.
 
     Example:
         >>> link = parse_link("1gbit,30s:50mbit")  # doctest: +SKIP
@@ -43,7 +43,7 @@ class Schedule:
         self._error: BaseException | None = None
 
     def follow(self) -> None:
-        """Begin the schedule: training begins now. May be called again, without effect."""
+        """Begin the schedule when training begins. Further calls have no effect."""
         if self._thread is None and not self._over.is_set():
             self._thread = threading.Thread(
                 target=self._follow, args=(time.monotonic(),), name="gravac-schedule", daemon=True
@@ -54,19 +54,22 @@ class Schedule:
         self._network.apply(self._network.link.phases[0])
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, value: BaseException | None, at: TracebackType | None) -> None:
+    def __exit__(
+        self, error_type: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
         self._over.set()
         if self._thread is not None:
             self._thread.join()
-        if self._error is not None and value is None:
+        if self._error is not None and error is None:
             raise self._error
 
-    def _follow(self, began: float) -> None:
+    def _follow(self, start: float) -> None:
+        """Apply the phases after the first, in the thread; ``start`` is a time of ``time.monotonic()``."""
         try:
             for phase in self._network.link.phases[1:]:
-                if self._over.wait(max(0.0, began + phase.at_seconds - time.monotonic())):
+                if self._over.wait(max(0.0, start + phase.at_seconds - time.monotonic())):
                     return
                 self._network.apply(phase)
-                self.changes.append(Change(phase.at_seconds, time.monotonic() - began))
-        except BaseException as error:  # raised where the block ends
+                self.changes.append(Change(phase.at_seconds, time.monotonic() - start))
+        except BaseException as error:  # __exit__ raises the error at the end of the block
             self._error = error

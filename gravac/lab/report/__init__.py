@@ -1,3 +1,3 @@
 # SPDX-FileCopyrightText: 2026 The gravac developers
 # SPDX-License-Identifier: Apache-2.0
-"""``gravac report``: from the runs of ``bench tta`` to numbers, figures and one page. Figures need matplotlib."""
+"""``gravac report``: makes tables, figures and a page of the runs of ``bench tta``. Figures need matplotlib."""

@@ -1,6 +1,6 @@
 # SPDX-FileCopyrightText: 2026 The gravac developers
 # SPDX-License-Identifier: Apache-2.0
-"""Numbers of runs: amounts over seeds with their range, and what one run says of a method."""
+"""Numbers of runs: amounts over seeds with their range, and a method's row of numbers."""
 
 from __future__ import annotations
 
@@ -12,28 +12,29 @@ from dataclasses import dataclass
 from gravac.lab.tta.record import TrainingRecord
 
 LIMIT_METHOD, LIMIT_LINK = "fp32", "unthrottled"
-"""Method and link whose median time to target is the limit: what a network that costs nothing would give."""
+"""Method and link whose median time to target is the limit: the time on a network that costs nothing."""
 
 
 BASELINE = "fp16"
-"""Method that speed-ups are relative to: the compression that everybody has."""
+"""Method to which speed-ups are relative: the compression that everybody has."""
 
 
 DENSE = ("fp32", "fp16", "bf16")
+"""Texts of the dense methods."""
 
 
 @dataclass(frozen=True)
 class Amount:
-    """A number over seeds, some of which may be known only to lie above or below a value.
+    """A number over seeds; of a seed, only a lower or an upper bound may be known.
 
     Attributes:
-        median: median over seeds; a bound when ``sense`` is not empty.
-        low: smallest value of a seed.
-        high: largest value of a seed.
+        median: median over seeds; a bound of the median if ``sense`` is not empty.
+        low: lowest number of a seed.
+        high: highest number of a seed.
         runs: number of seeds.
-        sense: ``">"`` when the median is only known to be above ``median``, ``"<"`` when below, else empty.
-        low_sense: ``">"``, ``"<"`` or empty, for ``low``.
-        high_sense: ``">"``, ``"<"`` or empty, for ``high``.
+        sense: ``">"`` if the median is only known to be above ``median``, ``"<"`` if below, otherwise empty.
+        low_sense: ``">"``, ``"<"`` or empty, likewise for ``low``.
+        high_sense: ``">"``, ``"<"`` or empty, likewise for ``high``.
     """
 
     median: float
@@ -63,21 +64,24 @@ class Amount:
 
     @property
     def exact(self) -> bool:
-        """Tell whether the median itself is known."""
+        """True if the median is known, not only a bound of it."""
         return not self.sense
 
     @property
     def spread(self) -> float:
-        """(max - min) / median."""
+        """Spread over seeds, (high - low) / median."""
         return (self.high - self.low) / self.median if self.median else 0.0
 
 
 Interval = tuple[float, float]
-"""Lowest and highest value that a number may have; both are the same when it is known."""
+"""Lower and upper bound of a number; both are the same if the number is known."""
 
 
 def amount(intervals: Sequence[Interval]) -> Amount | None:
-    """Return the median of one interval per seed, ``(x, x)`` where x is known; ``None`` when nothing can be said of it.
+    """Return median and range of a number over seeds; ``None`` if nothing is known about its median.
+
+    Args:
+        intervals: interval of each seed; ``(x, x)`` if the number is known to be x.
 
     Example:
         >>> amount([(10.0, 10.0), (60.0, math.inf)])
@@ -85,44 +89,45 @@ def amount(intervals: Sequence[Interval]) -> Amount | None:
     """
     if not intervals:
         return None
-    lower, upper = [low for low, _ in intervals], [high for _, high in intervals]
-    at_least, at_most = statistics.median(lower), statistics.median(upper)
-    if math.isinf(at_most) and at_least == 0:
+    lower_bounds, upper_bounds = [low for low, _ in intervals], [high for _, high in intervals]
+    median_low, median_high = statistics.median(lower_bounds), statistics.median(upper_bounds)
+    if math.isinf(median_high) and median_low == 0:
         return None
-    sense = "" if at_least == at_most else ">" if math.isinf(at_most) else "<"
-    least, most = min(intervals), max(intervals, key=lambda interval: (interval[1], interval[0]))
+    sense = "" if median_low == median_high else ">" if math.isinf(median_high) else "<"
+    lowest, highest = min(intervals), max(intervals, key=lambda interval: (interval[1], interval[0]))
     return Amount(
-        median=at_most if sense == "<" else at_least,
-        low=least[0] or min(upper),
-        high=most[0] if math.isinf(most[1]) else most[1],
+        median=median_high if sense == "<" else median_low,
+        low=lowest[0] or min(upper_bounds),
+        high=highest[0] if math.isinf(highest[1]) else highest[1],
         runs=len(intervals),
         sense=sense,
-        low_sense="" if least[0] == least[1] else ">" if least[0] else "<",
-        high_sense="" if most[0] == most[1] else ">" if math.isinf(most[1]) else "<",
+        low_sense="" if lowest[0] == lowest[1] else ">" if lowest[0] else "<",
+        high_sense="" if highest[0] == highest[1] else ">" if math.isinf(highest[1]) else "<",
     )
 
 
 @dataclass(frozen=True)
 class ReportRow:
-    """One method at one place; ``None`` is what was not measured.
+    """The numbers of one method in one setup; ``None``: not measured.
 
     Attributes:
-        method: name of the method, as it was given.
+        method: text of the method.
         adaptive: whether a controller decides.
-        runs: its runs, by seed.
+        runs: runs of the method, by seed.
         reached: number of runs that reached the target.
         tta: seconds to the target.
         relative: ``tta`` in multiples of the limit.
-        speedup: fp16's time to target / its own, paired by seed.
+        speedup: time to target of fp16 / time to target of the method, paired by seed.
         steps: number of steps to the target.
-        every: number of steps from one exchange to the next, mean over a run.
+        every: mean number of steps from one exchange to the next.
         samples_per_s: samples per second over all ranks.
-        efficiency: samples per second over those of as many workers alone; 1 is linear scaling.
+        efficiency: samples per second over all ranks / samples per second of as many workers alone; 1 is linear
+            scaling.
         bytes_per_step: bytes on the wire, per rank and step.
-        wire_ratio: fp32's bytes a step / its own.
-        gain: mean over the steps.
-        compress_share: share of a step's time spent on compression.
-        spread: a note when seeds differ too much, or empty.
+        wire_ratio: bytes per step of fp32 / bytes per step of the method.
+        gain: mean gain over the steps.
+        compress_fraction: seconds of compression / seconds of a step.
+        spread: note if seeds differ too much; otherwise empty.
     """
 
     method: str
@@ -139,32 +144,32 @@ class ReportRow:
     bytes_per_step: float | None
     wire_ratio: float | None
     gain: float | None
-    compress_share: float | None
+    compress_fraction: float | None
     spread: str
 
     @property
     def paced(self) -> bool:
-        """Tell whether a run had no real link."""
+        """True if a run was paced, without a real link."""
         return any(run.paced for run in self.runs)
 
     @property
     def factored(self) -> bool:
-        """Tell whether steps of a run came from another link."""
+        """True if a run was factored, with steps from another link."""
         return any(run.factored for run in self.runs)
 
 
 def time_to_target(run: TrainingRecord) -> Interval:
-    """Return a run's seconds to the target; at least its length, when it did not reach the target."""
+    """Return a run's seconds to the target; if it did not reach the target, the run's length is a lower bound."""
     return (run.tta_s, run.tta_s) if run.tta_s is not None else (run.seconds, math.inf)
 
 
 def steps_to_target(run: TrainingRecord) -> Interval:
-    """Return a run's steps to the target; at least all it made, when it did not reach the target."""
+    """Return a run's steps to the target; if it did not reach the target, the run's steps are a lower bound."""
     return (run.steps_to_target, run.steps_to_target) if run.steps_to_target is not None else (run.steps, math.inf)
 
 
 def faster(run: TrainingRecord, other: TrainingRecord) -> Interval | None:
-    """Return how many times faster than ``other`` a run reached the target; ``None`` when nothing is known."""
+    """Return how many times faster than ``other`` a run reached the target; ``None`` if nothing is known about it."""
     (low, high), (other_low, other_high) = time_to_target(run), time_to_target(other)
     if low <= 0 or (math.isinf(high) and math.isinf(other_high)):
         return None
@@ -172,26 +177,31 @@ def faster(run: TrainingRecord, other: TrainingRecord) -> Interval | None:
 
 
 def bytes_per_step(run: TrainingRecord) -> float | None:
-    """Return the bytes on the wire, per rank and step; ``None`` when they are not known."""
+    """Return the bytes on the wire, per rank and step; ``None`` if they are not known."""
     return run.wire_bytes / run.steps if run.wire_bytes is not None and run.steps else None
 
 
-def compress_share(run: TrainingRecord) -> float | None:
-    """Return the share of a median step's time spent on compression, which overlaps with compute."""
+def compress_fraction(run: TrainingRecord) -> float | None:
+    """Return seconds of compression / seconds of a step; compression overlaps with compute. ``None`` if not known."""
     if run.split is None or run.split.compress is None or run.step_s <= 0:
         return None
     return run.split.compress / run.step_s
 
 
 def paired(runs: Sequence[TrainingRecord], others: Sequence[TrainingRecord]) -> Amount | None:
-    """Return how many times faster a method is than another, seed by seed; ``None`` without a seed in common."""
+    """Return how many times faster a method is than another, paired by seed; ``None`` without a common seed.
+
+    Args:
+        runs: runs of the method.
+        others: runs of the other method.
+    """
     by_seed = {run.seed: run for run in others}
-    pairs = [faster(run, by_seed[run.seed]) for run in runs if run.seed in by_seed]
-    return amount([pair for pair in pairs if pair is not None])
+    ratios = [faster(run, by_seed[run.seed]) for run in runs if run.seed in by_seed]
+    return amount([ratio for ratio in ratios if ratio is not None])
 
 
 def inside_spread(speedup: Amount) -> bool:
-    """Tell whether seeds disagree about who is faster; one seed alone cannot."""
+    """True if seeds disagree on which method is faster; false for a single seed."""
     low = 0.0 if speedup.low_sense == "<" else speedup.low
     high = math.inf if speedup.high_sense == ">" else speedup.high
     return speedup.runs > 1 and low <= 1 <= high

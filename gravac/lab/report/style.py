@@ -1,6 +1,6 @@
 # SPDX-FileCopyrightText: 2026 The gravac developers
 # SPDX-License-Identifier: Apache-2.0
-"""How the report's figures look: colours and marks of methods, axes, legends, PNGs. Needs matplotlib."""
+"""The looks of the report's figures: colours and marks of methods, axes, legends, PNGs. Needs matplotlib."""
 
 from __future__ import annotations
 
@@ -39,7 +39,8 @@ _ADAPTIVE_COLOURS = ("#d55e00", "#0072b2", "#882255", "#e69f00")
 
 
 _FIXED_COLOURS = ("#117733", "#88ccee", "#aa4499", "#999933", "#332288", "#44aa99", "#cc6677", "#c9b23c")
-"""Okabe and Ito's, and Tol's muted ones: told apart with every kind of colour blindness; lines and marks differ too."""
+"""Colours of Okabe and Ito, and of Tol's muted scheme. People with any kind of colour blindness can tell them apart;
+lines and marks differ, too."""
 
 
 DASHES: tuple[tuple[float, tuple[float, ...]], ...] = ((0, ()), (0, (4, 2)), (0, (6, 2, 1, 2)), (0, (1, 1.5)))
@@ -51,7 +52,14 @@ MARKS = ("o", "s", "^", "D", "v", "P", "X", "<", ">", "*", "h", "p")
 
 @dataclass(frozen=True)
 class Look:
-    """The look of a method, the same in every figure."""
+    """The look of a method, the same in every figure.
+
+    Attributes:
+        colour: colour as ``"#rrggbb"``.
+        dash: line style, as matplotlib takes it.
+        mark: marker, as matplotlib takes it.
+        width: width of lines in points.
+    """
 
     colour: str
     dash: tuple[float, tuple[float, ...]]
@@ -60,125 +68,145 @@ class Look:
 
 
 Looks = Mapping[str, Look]
+"""Look of each method, by the method's text."""
 
 
-def looks(methods: Sequence[str], adaptive: Iterable[str]) -> dict[str, Look]:
-    """Return a look for each method, by its place in the list; adaptive ones are thick, in the strongest colours."""
+def assign_looks(methods: Sequence[str], adaptive: Iterable[str]) -> dict[str, Look]:
+    """Return a look for each method, by its position in the list.
+
+    Args:
+        methods: texts of all methods.
+        adaptive: texts of the adaptive methods, whose lines are thick, in the strongest colours.
+    """
     thick = set(adaptive)
-    adaptives, fixed = itertools.count(), itertools.count()
-    found = {}
-    for at, method in enumerate(methods):
+    adaptive_numbers, fixed_numbers = itertools.count(), itertools.count()
+    looks = {}
+    for position, method in enumerate(methods):
         if method in _DENSE_COLOURS:
             colour, dash = _DENSE_COLOURS[method], DASHES[DENSE.index(method)]
         elif method in thick:
-            number = next(adaptives)
+            number = next(adaptive_numbers)
             colour, dash = _ADAPTIVE_COLOURS[number % 4], DASHES[number // 4 % len(DASHES)]
         else:
-            number = next(fixed)
+            number = next(fixed_numbers)
             colour, dash = _FIXED_COLOURS[number % 8], DASHES[(1 + number // 8) % len(DASHES) if number >= 8 else 0]
-        found[method] = Look(colour, dash, MARKS[at % len(MARKS)], 2.8 if method in thick else 1.4)
-    return found
+        looks[method] = Look(colour, dash, MARKS[position % len(MARKS)], 2.8 if method in thick else 1.4)
+    return looks
 
 
-def title(section: Section, what: str) -> str:
-    """Return the title of a figure: what it shows, where, and whether the link was real."""
-    place = section.place
-    text = f"{what}\n{place.task} on {place.link}, {place.workers} workers"
-    text += f", scale {place.scale:g}" if place.scale != 1 else ""
+def title(section: Section, subject: str) -> str:
+    """Return the title of a figure: its subject, the section's setup, and a note if the runs were paced."""
+    setup = section.setup
+    text = f"{subject}\n{setup.task} on {setup.link}, {setup.workers} workers"
+    text += f", scale {setup.scale:g}" if setup.scale != 1 else ""
     return text + (f" ({PACED})" if section.paced else "")
 
 
 def png(figure: Figure) -> bytes:
-    """Return a figure as PNG of its 256 most frequent colours: a third of the size; lines and marks keep theirs."""
+    """Return a figure as PNG of its 256 most frequent colours, which include those of lines and marks.
+
+    The PNG has a third of the size.
+    """
     full, small = io.BytesIO(), io.BytesIO()
     figure.savefig(full, format="png", pil_kwargs={"compress_level": 1})
     with Image.open(full) as opened:
         pixels = np.asarray(opened.convert("RGB"), dtype=np.int32)
-    codes, where, counts = np.unique(pixels @ (65536, 256, 1), return_inverse=True, return_counts=True)
+    codes, inverse, counts = np.unique(pixels @ (65536, 256, 1), return_inverse=True, return_counts=True)
     shades = np.stack([codes >> 16, codes >> 8 & 255, codes & 255], axis=1)
     frequent = np.argsort(-counts, kind="stable")[:256]
     nearest = np.abs(shades[:, None] - shades[None, frequent]).sum(axis=2).argmin(axis=1).astype(np.uint8)
-    picture = Image.fromarray(nearest[where.reshape(pixels.shape[:2])])
+    picture = Image.fromarray(nearest[inverse.reshape(pixels.shape[:2])])
     picture.putpalette(shades[frequent].astype(np.uint8).tobytes())
     picture.save(small, "PNG")
     return small.getvalue()
 
 
-def blank(height: float) -> Figure:
+def empty_figure(height: float) -> Figure:
     """Return an empty figure, ``height`` inches high."""
     return Figure(figsize=(WIDTH, height), dpi=DPI, layout="constrained", facecolor="white")
 
 
-def one_axes(height: float) -> tuple[Figure, Axes]:
-    """Return a figure with one pair of axes, ``height`` inches high."""
-    figure = blank(height)
+def single_axes(height: float) -> tuple[Figure, Axes]:
+    """Return a figure with a single pair of axes, ``height`` inches high."""
+    figure = empty_figure(height)
     axes = figure.add_subplot()
     tidy(axes)
     return figure, axes
 
 
 def tidy(axes: Axes) -> None:
-    """Give axes a pale grid, and no more frame than is needed."""
+    """Add a pale grid to axes, and remove the top and the right edge of their frame."""
     axes.grid(color="#dddddd", linewidth=0.7)
     axes.set_axisbelow(True)
     axes.spines[["top", "right"]].set_visible(False)
     axes.tick_params(labelsize=9)
 
 
-def finish(figure: Figure, axes: Axes, text: str, names: Sequence[Line2D | Patch]) -> Figure:
-    """Add a title, and the legend to the right of the axes, where no data is."""
+def finish(figure: Figure, axes: Axes, text: str, handles: Sequence[Line2D | Patch]) -> Figure:
+    """Add a title, and a legend to the right of the axes.
+
+    Args:
+        figure: figure to finish.
+        axes: axes of the figure.
+        text: title.
+        handles: lines and patches of the legend.
+    """
     axes.set_title(text, fontsize=11, loc="left")
-    figure.legend(handles=list(names), loc="outside right center", frameon=False, fontsize=9, handlelength=2.6)
+    figure.legend(handles=list(handles), loc="outside right center", frameon=False, fontsize=9, handlelength=2.6)
     return figure
 
 
-def names_of(rows: Sequence[ReportRow], drawn: Looks) -> list[Line2D | Patch]:
-    """Return what the legend shows of methods, in the order of rows."""
-    names: list[Line2D | Patch] = [
+def legend_lines(rows: Sequence[ReportRow], looks: Looks) -> list[Line2D | Patch]:
+    """Return the legend's lines of methods, in the order of rows, and of the target."""
+    lines: list[Line2D | Patch] = [
         Line2D(
             [],
             [],
-            color=drawn[row.method].colour,
-            linestyle=drawn[row.method].dash,
-            linewidth=drawn[row.method].width,
-            label=marked(row),
+            color=looks[row.method].colour,
+            linestyle=looks[row.method].dash,
+            linewidth=looks[row.method].width,
+            label=label_of(row),
         )
         for row in rows
     ]
-    return [*names, Line2D([], [], color=INK, linewidth=1, linestyle=(0, (1, 2)), label="target")]
+    return [*lines, Line2D([], [], color=INK, linewidth=1, linestyle=(0, (1, 2)), label="target")]
 
 
-def mark_of(row: ReportRow, drawn: Looks) -> Line2D:
-    """Return a method's mark, by itself: hollow where it is only a bound."""
-    look = drawn[row.method]
+def legend_mark(row: ReportRow, looks: Looks) -> Line2D:
+    """Return the legend's mark of a method, hollow if the method did not reach the target."""
+    look = looks[row.method]
     face = look.colour if row.steps.exact else "white"
-    label = marked(row) if row.steps.exact else f"{marked(row)}: not reached"
+    label = label_of(row) if row.steps.exact else f"{label_of(row)}: not reached"
     return Line2D([], [], color=look.colour, marker=look.mark, markerfacecolor=face, linestyle="", label=label)
 
 
-def marked(row: ReportRow) -> str:
-    """Return a method's name for a legend, cut where too long, with a dagger where factored."""
+def label_of(row: ReportRow) -> str:
+    """Return a method's text for a legend, cut if too long, with a dagger if the row has factored runs."""
     name = row.method if len(row.method) <= 30 else row.method[:29] + "…"
-    return literally(name) + ("†" if row.factored else "")
+    return escape_formula(name) + ("†" if row.factored else "")
 
 
-def literally(text: str) -> str:
-    """Return text that matplotlib does not read as a formula."""
+def escape_formula(text: str) -> str:
+    """Escape a text so that matplotlib does not read any of it as a formula."""
     return text.replace("$", r"\$")
 
 
-def plain_log(axes: Axes, which: str) -> None:
-    """Label a logarithmic axis with plain numbers; in between, too, when it spans little."""
+def label_log_axis(axes: Axes, which: str) -> None:
+    """Label a logarithmic axis with numbers instead of powers of ten; a short axis between the powers, too.
+
+    Args:
+        axes: axes that have the axis.
+        which: ``"x"`` or ``"y"``.
+    """
     axis = axes.xaxis if which == "x" else axes.yaxis
     low, high = axes.get_xlim() if which == "x" else axes.get_ylim()
-    plain = FuncFormatter(lambda value, _: f"{value:g}")
-    axis.set_major_formatter(plain)
-    few = low > 0 and high / low < 12
-    axis.set_minor_formatter(FuncFormatter(short) if few else NullFormatter())
+    axis.set_major_formatter(FuncFormatter(lambda number, _: f"{number:g}"))
+    is_short = low > 0 and high / low < 12
+    axis.set_minor_formatter(FuncFormatter(minor_label) if is_short else NullFormatter())
     axis.set_tick_params(which="minor", labelsize=8)
 
 
-def short(value: float, _: int | None = None) -> str:
-    """Return a label for 2, 3 and 5 times a power of ten, and none for others, which would touch."""
-    lead = value / 10 ** math.floor(math.log10(value)) if value > 0 else 0
-    return f"{value:g}" if any(abs(lead - kept) < 1e-6 for kept in (2, 3, 5)) else ""
+def minor_label(number: float, _: int | None = None) -> str:
+    """Return the label of a minor tick at 2, 3 or 5 times a power of ten; empty at others, whose labels would touch."""
+    lead = number / 10 ** math.floor(math.log10(number)) if number > 0 else 0
+    return f"{number:g}" if any(abs(lead - labelled) < 1e-6 for labelled in (2, 3, 5)) else ""

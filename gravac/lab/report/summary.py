@@ -1,6 +1,6 @@
 # SPDX-FileCopyrightText: 2026 The gravac developers
 # SPDX-License-Identifier: Apache-2.0
-"""The report's tables: runs grouped by where they ran, and one row per method."""
+"""The report's tables: a section for each setup in which methods ran, with a row per method."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from gravac.lab.report.numbers import (
     ReportRow,
     amount,
     bytes_per_step,
-    compress_share,
+    compress_fraction,
     paired,
     steps_to_target,
     time_to_target,
@@ -29,8 +29,15 @@ from gravac.lab.report.words import notes, spread_note, verdict
 from gravac.lab.tta.record import TrainingRecord
 
 
-class Place(NamedTuple):
-    """The place at which methods are compared: one section of the page."""
+class Setup(NamedTuple):
+    """The task, link and number of workers with which methods are compared: one section of the page.
+
+    Attributes:
+        task: name of the task.
+        scale: scale of the task.
+        link: text of the link.
+        workers: number of ranks.
+    """
 
     task: str
     scale: float
@@ -39,23 +46,24 @@ class Place(NamedTuple):
 
 
 UNKNOWN = Amount(0.0, 0.0, 0.0, 0, ">")
-"""Steps to the target of runs that made none."""
+"""Time and steps to the target of runs without any step."""
 
 
 @dataclass(frozen=True)
 class Section:
-    """All methods at one place.
+    """The comparison of all methods in one setup.
 
     Attributes:
-        place: task, scale, link and workers.
-        rows: methods, fastest first, those that did not reach the target last.
-        limit: seconds to the target on a network that costs nothing; ``None`` when not known.
-        dense_steps: what fp32 needs to the target, here or, when it did not get there, at the limit.
+        setup: task, scale, link and workers.
+        rows: methods, fastest first; methods that did not reach the target last.
+        limit: seconds to the target on a network that costs nothing; ``None`` if not known.
+        dense_steps: steps of fp32 to the target in the setup or, if it did not reach the target, on the limit's link;
+            ``None`` if not known.
         verdict: sentence on which method is fastest.
         notes: sentences that a reader must know before believing the numbers.
     """
 
-    place: Place
+    setup: Setup
     rows: tuple[ReportRow, ...]
     limit: float | None
     dense_steps: float | None
@@ -64,79 +72,87 @@ class Section:
 
     @property
     def run(self) -> TrainingRecord:
-        """Any run of the section: for what all of them share."""
+        """A run of the section, for fields that all its runs share."""
         return self.rows[0].runs[0]
 
     @property
     def paced(self) -> bool:
-        """Tell whether a run had no real link."""
+        """True if a run was paced, without a real link."""
         return any(row.paced for row in self.rows)
 
     @property
     def factored(self) -> bool:
-        """Tell whether steps of a run came from another link."""
+        """True if a run was factored, with steps from another link."""
         return any(row.factored for row in self.rows)
 
     @property
     def fastest(self) -> ReportRow | None:
-        """Fastest method; ``None`` when no method reached the target."""
+        """Row of the fastest method; ``None`` if no method reached the target."""
         return self.rows[0] if self.rows[0].tta.exact else None
 
     def row(self, method: str) -> ReportRow | None:
-        """Return the row of a method; ``None`` when it did not run."""
+        """Return the row of a method; ``None`` if the method did not run."""
         return next((row for row in self.rows if row.method == method), None)
 
 
 def sections(runs: Sequence[TrainingRecord]) -> list[Section]:
-    """Group runs by task, scale, workers and link, slow links first; of a run that is there twice the later counts."""
+    """Group runs by task, scale, workers and link, slow links first; of duplicate runs the later counts."""
     latest = {(run.cell, run.method): run for run in runs}
-    places: dict[Place, list[TrainingRecord]] = {}
+    by_setup: dict[Setup, list[TrainingRecord]] = {}
     for run in latest.values():
-        places.setdefault(Place(run.task, run.scale, run.link, run.workers), []).append(run)
-    order = sorted(places, key=lambda place: (place.task, place.scale, place.workers, link_order(place.link)))
-    return [_section(place, places[place], places) for place in order]
+        by_setup.setdefault(Setup(run.task, run.scale, run.link, run.workers), []).append(run)
+    order = sorted(by_setup, key=lambda setup: (setup.task, setup.scale, setup.workers, link_order(setup.link)))
+    return [_section(setup, by_setup[setup], by_setup) for setup in order]
 
 
 def link_order(link: str) -> tuple[float, str]:
-    """Return a sort key of links: slowest first, ``unthrottled`` and what is no rate last."""
+    """Return a sort key of links: slowest first; ``unthrottled`` and other texts without a rate last."""
     try:
         return parse_rate(link.split(",")[0]), link
     except ValueError:
         return math.inf, link
 
 
-def methods(found: Iterable[Section]) -> list[str]:
-    """Return all methods' names: dense ones first, then fixed ones, then adaptive ones."""
-    kinds = {row.method: row.adaptive for section in found for row in section.rows}
-    return sorted(kinds, key=lambda name: (kinds[name], _dense_order(name), name))
+def methods(sections: Iterable[Section]) -> list[str]:
+    """Return the texts of all methods: dense methods first, then other static methods, then adaptive methods."""
+    is_adaptive = {row.method: row.adaptive for section in sections for row in section.rows}
+    return sorted(is_adaptive, key=lambda name: (is_adaptive[name], _dense_order(name), name))
 
 
 def _dense_order(method: str) -> int:
     return DENSE.index(method) if method in DENSE else len(DENSE)
 
 
-def _section(place: Place, runs: Sequence[TrainingRecord], places: dict[Place, list[TrainingRecord]]) -> Section:
-    free = [run for run in places.get(place._replace(link=LIMIT_LINK), []) if run.method == LIMIT_METHOD]
-    limit_tta = amount([time_to_target(run) for run in free])
+def _section(setup: Setup, runs: Sequence[TrainingRecord], by_setup: dict[Setup, list[TrainingRecord]]) -> Section:
+    """Return the section of a setup.
+
+    Args:
+        setup: setup of the section.
+        runs: runs in the setup.
+        by_setup: runs in all setups, among them those of the limit.
+    """
+    limit_runs = [run for run in by_setup.get(setup._replace(link=LIMIT_LINK), []) if run.method == LIMIT_METHOD]
+    limit_tta = amount([time_to_target(run) for run in limit_runs])
     limit = limit_tta.median if limit_tta and limit_tta.exact and limit_tta.median > 0 else None
     by_method: dict[str, list[TrainingRecord]] = {}
     for run in sorted(runs, key=lambda run: run.seed):
         by_method.setdefault(run.method, []).append(run)
-    dense_bytes = _middle(by_method.get("fp32", free), bytes_per_step)
+    dense_bytes = _median(by_method.get("fp32", limit_runs), bytes_per_step)
     baseline = by_method.get(BASELINE, [])
-    rows = [_row(ran, limit, dense_bytes, baseline) for ran in by_method.values()]
+    rows = [_row(method_runs, limit, dense_bytes, baseline) for method_runs in by_method.values()]
     rows.sort(key=lambda row: (not row.tta.exact, row.tta.median, row.method))
     return Section(
-        place=place,
+        setup=setup,
         rows=tuple(rows),
         limit=limit,
-        dense_steps=_steps(by_method.get(LIMIT_METHOD, [])) or _steps(free),
+        dense_steps=_exact_steps(by_method.get(LIMIT_METHOD, [])) or _exact_steps(limit_runs),
         verdict=verdict(rows, limit),
         notes=tuple(notes(rows, limit, limit_tta, by_method, dense_bytes)),
     )
 
 
-def _steps(runs: Sequence[TrainingRecord]) -> float | None:
+def _exact_steps(runs: Sequence[TrainingRecord]) -> float | None:
+    """Return the median steps to the target; ``None`` if they are not known exactly."""
     steps = amount([steps_to_target(run) for run in runs])
     return steps.median if steps and steps.exact else None
 
@@ -146,7 +162,7 @@ def _row(
 ) -> ReportRow:
     tta = amount([time_to_target(run) for run in runs]) or UNKNOWN
     steps = amount([steps_to_target(run) for run in runs]) or UNKNOWN
-    own_bytes = _middle(runs, bytes_per_step)
+    method_bytes = _median(runs, bytes_per_step)
     return ReportRow(
         method=runs[0].method,
         adaptive=runs[0].adaptive,
@@ -158,15 +174,16 @@ def _row(
         steps=steps,
         every=statistics.median(run.every or 1 for run in runs),
         samples_per_s=statistics.median(run.samples_per_s for run in runs),
-        efficiency=_middle(runs, lambda run: run.efficiency),
-        bytes_per_step=own_bytes,
-        wire_ratio=dense_bytes / own_bytes if dense_bytes and own_bytes else None,
-        gain=_middle(runs, lambda run: run.gain),
-        compress_share=_middle(runs, compress_share),
+        efficiency=_median(runs, lambda run: run.efficiency),
+        bytes_per_step=method_bytes,
+        wire_ratio=dense_bytes / method_bytes if dense_bytes and method_bytes else None,
+        gain=_median(runs, lambda run: run.gain),
+        compress_fraction=_median(runs, compress_fraction),
         spread=spread_note(tta),
     )
 
 
-def _middle(runs: Iterable[TrainingRecord], get: Callable[[TrainingRecord], float | None]) -> float | None:
-    known = [value for value in map(get, runs) if value is not None]
-    return statistics.median(known) if known else None
+def _median(runs: Iterable[TrainingRecord], get: Callable[[TrainingRecord], float | None]) -> float | None:
+    """Return the median of a number over the runs that have it; ``None`` if no run has it."""
+    numbers = [number for number in map(get, runs) if number is not None]
+    return statistics.median(numbers) if numbers else None

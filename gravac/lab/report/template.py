@@ -1,6 +1,6 @@
 # SPDX-FileCopyrightText: 2026 The gravac developers
 # SPDX-License-Identifier: Apache-2.0
-"""What every page of the report holds alike: its style sheet, and how to read it."""
+"""The parts that all report pages have in common: the style sheet, and the section on how to read the page."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 # SPDX-FileCopyrightText: 2026 The gravac developers
 # SPDX-License-Identifier: Apache-2.0
-"""The lab's reference tasks, by name: one file each, on real data that is on every machine, ``cifar`` apart."""
+"""The lab's reference tasks, by name: one file each, on real data that every machine has, except for ``cifar``."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ from gravac.lab.tasks.lstm import LSTM
 TASKS: dict[str, type[Task]] = {
     task.name: task for task in (CharLM, LSTM, Denoise, GPT2, ModernBERT, Digits, ResNet101, VGG16)
 }
-"""Every task by its name."""
+"""Class of every task, by its name."""
 
-LARGEST = 1000.0
-"""Largest scale; what is above it is taken for a mistake."""
+MAX_SCALE = 1000.0
+"""Maximum scale; a larger scale is taken for a mistake."""
 
 
 def make(name: str, *, scale: float = 1.0, seed: int = 0, learning_rate: float | None = None, data: str = "") -> Task:
@@ -30,8 +30,8 @@ def make(name: str, *, scale: float = 1.0, seed: int = 0, learning_rate: float |
         name: key of ``TASKS``.
         scale: scale of the model; 1 suits two cores.
         seed: seed of the initial weights and of the batches.
-        learning_rate: learning rate; ``None`` is the one that is best for dense training at that scale.
-        data: folder of the data, for the tasks that need one.
+        learning_rate: learning rate; ``None``: the rate that is best for dense training at that scale.
+        data: folder of the data, for tasks that need a folder.
 
     Raises:
         ValueError: the name is unknown, the scale or the learning rate out of range, or the data missing or unwanted.
@@ -45,8 +45,8 @@ def make(name: str, *, scale: float = 1.0, seed: int = 0, learning_rate: float |
     """
     if name not in TASKS:
         raise ValueError(f"task: {name!r} is unknown; choose from {', '.join(TASKS)}")
-    if not 0 < scale <= LARGEST:
-        raise ValueError(f"scale: {scale!r} is not in (0, {LARGEST:g}]; 1 suits two cores")
+    if not 0 < scale <= MAX_SCALE:
+        raise ValueError(f"scale: {scale!r} is not in (0, {MAX_SCALE:g}]; 1 suits two cores")
     settings: dict[str, Any] = {"scale": scale, "seed": seed, "learning_rate": TASKS[name].tuned(scale)}
     if learning_rate is not None:
         if not 0 < learning_rate < float("inf"):

@@ -1,6 +1,6 @@
 # SPDX-FileCopyrightText: 2026 The gravac developers
 # SPDX-License-Identifier: Apache-2.0
-"""The interface of a task: model, data, optimizer, schedule and the metric its runs are judged by."""
+"""The interface of a task: model, data, optimizer, schedule, and the metric by which runs are compared."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from torch.optim import Optimizer
 
 @dataclass(frozen=True)
 class Score:
-    """A sum and the count it is over; scores of several ranks add up.
+    """A sum over validation data and the number of its terms; the scores of several ranks add up.
 
     Attributes:
         total: sum of losses, squared errors or hits.
@@ -28,17 +28,17 @@ class Score:
 
 @dataclass(frozen=True)
 class Metric:
-    """The metric that runs of a task are judged by, on data that is never trained on.
+    """The metric by which runs of a task are compared, on data that is never trained on.
 
     Attributes:
-        name: name in words, for tables and axes.
-        unit: unit of its values, such as ``"nats a character"``, ``"dB"`` or ``"%"``.
-        higher_is_better: whether more is better; false for a loss.
-        decibels: whether the value is ``-10 log10`` of the mean, and not the mean.
+        name: name of the metric, for tables and axes.
+        unit: unit of the metric, such as ``"nats a character"``, ``"dB"`` or ``"%"``.
+        higher_is_better: whether a higher metric is better; false for a loss.
+        decibels: whether the metric is ``-10 log10`` of the score's mean, instead of the mean.
 
     Example:
         >>> loss = Metric("loss", "nats", higher_is_better=False)
-        >>> loss.value(Score(total=6.0, count=4)), loss.reached(1.5, target=2.0)
+        >>> loss.compute(Score(total=6.0, count=4)), loss.reached(1.5, target=2.0)
         (1.5, True)
     """
 
@@ -47,25 +47,25 @@ class Metric:
     higher_is_better: bool = False
     decibels: bool = False
 
-    def value(self, score: Score) -> float:
-        """Return the metric of summed scores."""
+    def compute(self, score: Score) -> float:
+        """Return the metric of a score, in ``unit``."""
         mean = score.total / max(score.count, 1)
         if not self.decibels:
             return mean
         return -10 * math.log10(mean) if mean > 0 else math.nan
 
-    def reached(self, value: float, target: float) -> bool:
-        """Tell whether a value is at the target or past it."""
-        return value >= target if self.higher_is_better else value <= target
+    def reached(self, reading: float, target: float) -> bool:
+        """True if a reading of the metric is at the target, or better."""
+        return reading >= target if self.higher_is_better else reading <= target
 
 
 @dataclass(frozen=True)
 class Task(ABC):
-    """A reference task. Frozen settings: the same seed gives the same run of the same method on every link.
+    """A reference task with frozen settings: with the same seed, a method's run is the same on every link.
 
     Attributes:
-        scale: scale of the model; 1 suits two cores, a GPU takes 10 and more. Parameters and compute grow about
-            linearly.
+        scale: scale of the model; 1 suits two cores, 10 and more a GPU. The number of parameters and the compute grow
+            about linearly with the scale.
         seed: seed of the initial weights and of the batches.
         learning_rate: learning rate after the warm-up; the default is the best for *dense* training
             (``python -m gravac.lab.sweep``), and every method trains with it.
@@ -78,9 +78,9 @@ class Task(ABC):
     name: ClassVar[str]
     metric: ClassVar[Metric]
     budget: ClassVar[int]
-    """Number of steps of dense training; the default target is what dense reaches at 80 % of them."""
+    """Number of steps of dense training; the default target is dense training's metric at 80 % of these steps."""
     every: ClassVar[int]
-    """Number of steps between two evaluations, the same for every method and link."""
+    """Number of steps from one evaluation to the next, the same for every method and link."""
     warmup: ClassVar[int] = 20
     """Number of steps over which the learning rate rises linearly."""
 
@@ -96,7 +96,7 @@ class Task(ABC):
 
     @abstractmethod
     def model(self) -> nn.Module:
-        """Make a model: the same weights on every rank. The global random generator is left as it was."""
+        """Make a model with the same weights on every rank, without changing torch's global random state."""
 
     @abstractmethod
     def optimizer(self, model: nn.Module) -> Optimizer:
@@ -104,16 +104,25 @@ class Task(ABC):
 
     @abstractmethod
     def batch(self, step: int, rank: int) -> Any:
-        """Return the training batch of one step on one rank, a function of (seed, step, rank) alone."""
+        """Return the training batch of a step on a rank; it depends on (seed, step, rank) alone."""
 
     @abstractmethod
     def loss(self, model: nn.Module, batch: Any) -> Tensor:
         """Return the mean training loss of a batch, a scalar."""
 
     @abstractmethod
-    def validate(self, model: nn.Module, part: int = 0, parts: int = 1) -> Score:
-        """Return the metric's sums over the ``part``-th of ``parts`` shares of validation data, without gradients."""
+    def validate(self, model: nn.Module, shard: int = 0, shards: int = 1) -> Score:
+        """Return the score of a shard of the validation data, without gradients.
+
+        Args:
+            model: model to evaluate.
+            shard: number of the shard, from 0 on.
+            shards: number of shards into which the validation data is split.
+        """
 
     def learning_rate_at(self, step: int) -> float:
-        """Return the learning rate of a step, from 0 on; constant after the warm-up, as no run's length is known."""
+        """Return the learning rate of a step, counted from 0.
+
+        Constant after the warm-up: the task does not know how many steps a run will make.
+        """
         return self.learning_rate * min(1.0, (step + 1) / self.warmup)

@@ -2,8 +2,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """The task ``charlm``: a small character-level transformer on the source text of Python's standard library.
 
-A causal convolution over the last characters stands before the attention layers: without it such a model spends its
-first few hundred steps on learning to look at the character before, and a demo of a minute would show little else.
+A causal convolution over the latest characters comes before the attention layers. Without the convolution, such a
+model spends its first few hundred steps on learning to look at the previous character, and a demo of a minute would
+show little else.
 """
 
 from __future__ import annotations
@@ -47,11 +48,11 @@ HEAD = 32
 """Width of an attention head."""
 
 NEIGHBOURS = 4
-"""Number of characters that the convolution at the entry sees, the current one included."""
+"""Number of characters in the window of the convolution at the entry, the current character included."""
 
 
 class CharTransformer(nn.Module):
-    """Characters ``(batch, length)``, int64, to logits ``(batch, length, VOCABULARY)``, float32."""
+    """Transformer from characters ``(batch, length)``, int64, to logits ``(batch, length, VOCABULARY)``, float32."""
 
     def __init__(self, width: int, layers: int, heads: int, context: int) -> None:
         super().__init__()
@@ -70,8 +71,8 @@ class CharTransformer(nn.Module):
     def forward(self, characters: Tensor) -> Tensor:
         """Map characters ``(batch, length)`` to logits; see the class."""
         embedded = self.characters(characters)
-        before = F.pad(embedded.transpose(1, 2), (NEIGHBOURS - 1, 0))
-        x = embedded + self.entry(before).transpose(1, 2) + self.positions[: characters.shape[1]]
+        padded = F.pad(embedded.transpose(1, 2), (NEIGHBOURS - 1, 0))
+        x = embedded + self.entry(padded).transpose(1, 2) + self.positions[: characters.shape[1]]
         logits: Tensor = self.head(self.norm(self.blocks(x)))
         return logits
 
@@ -82,7 +83,7 @@ class CharLM(Characters):
 
     Attributes:
         width: width of the embedding at scale 1, a multiple of 32.
-        layers: number of pairs of an attention and a feed-forward layer.
+        layers: number of blocks, each of an attention and a feed-forward layer.
     """
 
     name: ClassVar[str] = "charlm"
@@ -100,7 +101,7 @@ class CharLM(Characters):
         return 4e-3 if scale < 0.7 else 2e-3
 
     def model(self) -> nn.Module:
-        """Return a freshly initialised model: the same weights on every rank."""
+        """Return a freshly initialised model with the same weights on every rank."""
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(self.seed)
             heads = max(1, round(self.width / HEAD * self.scale**0.5))

@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """The tasks ``resnet101`` and ``vgg16``: the usual networks on a local copy of CIFAR-10 or CIFAR-100.
 
-Only the *binary version* of the data is read (records of label bytes and 3072 pixel bytes), so nothing is unpickled,
-and nothing is downloaded. Scale 1 is the usual width, which wants a GPU; on two cores, take 0.01.
+They read only the *binary version* of the data (records of label bytes and 3072 pixel bytes), so nothing is unpickled,
+and nothing is downloaded. Scale 1 is the usual width, which needs a GPU; on two cores, use 0.01.
 """
 
 from __future__ import annotations
@@ -30,7 +30,15 @@ DEVIATION = np.array([0.247, 0.243, 0.262], np.float32).reshape(3, 1, 1)
 
 
 class ArchiveLayout(NamedTuple):
-    """Layout of a data set's binary version; a record is label bytes, of which the last counts, then pixels."""
+    """Layout of a data set's binary version: records of label bytes, whose last is the class, then pixel bytes.
+
+    Attributes:
+        folder: name of the folder in the archive.
+        train: names of the files with training records.
+        test: name of the file with test records.
+        labels: number of label bytes of a record.
+        classes: number of classes.
+    """
 
     folder: str
     train: tuple[str, ...]
@@ -56,22 +64,22 @@ REMEDY = (
 )
 
 
-def located(data: str) -> tuple[Path, ArchiveLayout]:
-    """Find the folder of the records, and their layout.
+def locate(folder: str) -> tuple[Path, ArchiveLayout]:
+    """Return the folder of the records, and their layout.
 
     Args:
-        data: the folder of the records, or the one it is in.
+        folder: the folder of the records, or its parent folder.
 
     Raises:
-        ValueError: there is no complete binary version.
+        ValueError: neither folder has a complete binary version.
     """
-    if not data:
-        raise ValueError(f"data: {data!r} names no folder; {REMEDY}")
+    if not folder:
+        raise ValueError(f"data: {folder!r} names no folder; {REMEDY}")
     for layout in LAYOUTS:
-        for folder in (Path(data), Path(data, layout.folder)):
-            if all((folder / name).is_file() for name in (*layout.train, layout.test)):
-                return folder, layout
-    raise ValueError(f"data: {data!r} has no CIFAR in it; {REMEDY}")
+        for records_folder in (Path(folder), Path(folder, layout.folder)):
+            if all((records_folder / name).is_file() for name in (*layout.train, layout.test)):
+                return records_folder, layout
+    raise ValueError(f"data: {folder!r} has no CIFAR in it; {REMEDY}")
 
 
 class Pictures(NamedTuple):
@@ -86,15 +94,15 @@ def pictures(folder: Path, layout: ArchiveLayout, train: bool) -> Pictures:
     """Read the training or the test records.
 
     Raises:
-        ValueError: a file is empty or not made of whole records, or a class is out of range.
+        ValueError: a file is empty or is no sequence of complete records, or a class is out of range.
     """
-    parts = []
+    records_of_files = []
     for path in (folder / name for name in (layout.train if train else (layout.test,))):
-        found = np.frombuffer(path.read_bytes(), np.uint8)
-        if not found.size or found.size % (layout.labels + PIXELS):
+        content = np.frombuffer(path.read_bytes(), np.uint8)
+        if not content.size or content.size % (layout.labels + PIXELS):
             raise ValueError(f"data: {path} is not made of records of {layout.labels + PIXELS} bytes; {REMEDY}")
-        parts.append(found.reshape(-1, layout.labels + PIXELS))
-    records = np.concatenate(parts)
+        records_of_files.append(content.reshape(-1, layout.labels + PIXELS))
+    records = np.concatenate(records_of_files)
     classes = records[:, layout.labels - 1].astype(np.int64)
     if classes.max() >= layout.classes:
         raise ValueError(f"data: {folder} has class {classes.max()}, of {layout.classes}; {REMEDY}")
@@ -102,7 +110,7 @@ def pictures(folder: Path, layout: ArchiveLayout, train: bool) -> Pictures:
 
 
 def normalised(images: npt.NDArray[np.uint8]) -> Tensor:
-    """Return pictures ``(count, 3, SIDE, SIDE)``, float32, of about zero mean and unit deviation in each colour."""
+    """Return pictures ``(count, 3, SIDE, SIDE)`` as float32, each colour with about zero mean and unit deviation."""
     return torch.from_numpy((images.astype(np.float32) / 255 - MEAN) / DEVIATION)
 
 
@@ -111,11 +119,11 @@ class Cifar(Task):
     """Data, augmentation, optimizer and metric of the tasks on CIFAR; see ``Task``. A *sample* is one picture.
 
     Attributes:
-        learning_rate: learning rate of SGD with momentum 0.9 and weight decay 5e-4; the usual value, not one found by
+        learning_rate: learning rate of SGD with momentum 0.9 and weight decay 5e-4; the usual rate, not the result of
             a sweep.
-        data: the folder with the binary version of CIFAR-10 or CIFAR-100.
+        data: folder with the binary version of CIFAR-10 or CIFAR-100.
         pictures: number of pictures per rank and step.
-        validation_pictures: largest number of test pictures that the accuracy is taken over; the same ones each time.
+        validation_pictures: maximum number of test pictures for the accuracy; always the same pictures.
     """
 
     metric: ClassVar[Metric] = Metric("test accuracy", "%", higher_is_better=True)
@@ -129,7 +137,7 @@ class Cifar(Task):
     validation_pictures: int = 10_000
 
     def __post_init__(self) -> None:
-        located(self.data)  # a wrong folder shows here, not in the first step of a rank
+        locate(self.data)  # raises for a wrong folder now, not in the first step of a rank
 
     @property
     def batch_size(self) -> int:
@@ -139,21 +147,21 @@ class Cifar(Task):
     @property
     def classes(self) -> int:
         """Number of classes of the data, 10 or 100."""
-        return located(self.data)[1].classes
+        return locate(self.data)[1].classes
 
     @cached_property
     def train(self) -> Pictures:
         """Pictures to train on."""
-        return pictures(*located(self.data), train=True)
+        return pictures(*locate(self.data), train=True)
 
     @cached_property
     def test(self) -> Pictures:
-        """Pictures to judge a run by."""
-        images, classes = pictures(*located(self.data), train=False)
+        """Pictures to evaluate a run on."""
+        images, classes = pictures(*locate(self.data), train=False)
         return Pictures(images[: self.validation_pictures], classes[: self.validation_pictures])
 
     def optimizer(self, model: nn.Module) -> torch.optim.Optimizer:
-        """SGD with momentum and weight decay over the model's parameters."""
+        """Return SGD with momentum and weight decay over the model's parameters."""
         return torch.optim.SGD(model.parameters(), lr=self.learning_rate, momentum=0.9, weight_decay=5e-4)
 
     def batch(self, step: int, rank: int) -> tuple[Tensor, Tensor]:
@@ -162,56 +170,57 @@ class Cifar(Task):
         Pictures are ``(batch_size, 3, SIDE, SIDE)``, float32; classes ``(batch_size,)``, int64.
         """
         generator = np.random.default_rng((self.seed, rank, step))
-        drawn = generator.integers(0, len(self.train.classes), self.batch_size)
-        rows, columns = (generator.integers(0, 2 * PAD + 1, (len(drawn), 1)) + np.arange(SIDE) for _ in range(2))
-        columns = np.where(generator.random((len(drawn), 1)) < 0.5, columns[:, ::-1], columns)
-        padded = np.pad(self.train.images[drawn], ((0, 0), (0, 0), (PAD, PAD), (PAD, PAD)))
-        picture, colour = np.arange(len(drawn))[:, None, None, None], np.arange(3)[:, None, None]
+        sampled = generator.integers(0, len(self.train.classes), self.batch_size)
+        rows, columns = (generator.integers(0, 2 * PAD + 1, (len(sampled), 1)) + np.arange(SIDE) for _ in range(2))
+        columns = np.where(generator.random((len(sampled), 1)) < 0.5, columns[:, ::-1], columns)
+        padded = np.pad(self.train.images[sampled], ((0, 0), (0, 0), (PAD, PAD), (PAD, PAD)))
+        picture, colour = np.arange(len(sampled))[:, None, None, None], np.arange(3)[:, None, None]
         images = padded[picture, colour, rows[:, None, :, None], columns[:, None, None, :]]
-        return normalised(images), torch.from_numpy(self.train.classes[drawn])
+        return normalised(images), torch.from_numpy(self.train.classes[sampled])
 
     def loss(self, model: nn.Module, batch: tuple[Tensor, Tensor]) -> Tensor:
         """Return the mean cross-entropy in nats, a scalar."""
         return F.cross_entropy(model(batch[0]), batch[1])
 
-    def validate(self, model: nn.Module, part: int = 0, parts: int = 1) -> Score:
-        """Return 100 for each hit, over the ``part``-th of ``parts`` shares of the test pictures."""
-        images, classes = self.test.images[part::parts], self.test.classes[part::parts]
+    def validate(self, model: nn.Module, shard: int = 0, shards: int = 1) -> Score:
+        """Return the score of a shard of the test pictures, 100 for each correct class; see ``Task``."""
+        images, classes = self.test.images[shard::shards], self.test.classes[shard::shards]
         hits = 0
         training = model.training
         model.eval()
         with torch.no_grad():
             for start in range(0, len(classes), 250):
-                guessed = model(normalised(images[start : start + 250])).argmax(1)
-                hits += int((guessed == torch.from_numpy(classes[start : start + 250])).sum())
+                predicted = model(normalised(images[start : start + 250])).argmax(1)
+                hits += int((predicted == torch.from_numpy(classes[start : start + 250])).sum())
         model.train(training)
         return Score(100.0 * hits, len(classes))
 
     def _widened(self, channels: int) -> int:
+        """Return the number of channels at this scale of a layer with ``channels`` channels at scale 1."""
         return max(4, round(channels * math.sqrt(self.scale)))
 
 
-def convolution(before: int, after: int, side: int, stride: int = 1) -> list[nn.Module]:
-    """Return a convolution and the normalisation that follows it."""
-    return [nn.Conv2d(before, after, side, stride, side // 2, bias=False), nn.BatchNorm2d(after)]
+def convolution(inputs: int, outputs: int, side: int, stride: int = 1) -> list[nn.Module]:
+    """Return a convolution of ``inputs`` to ``outputs`` channels, and the normalisation after it."""
+    return [nn.Conv2d(inputs, outputs, side, stride, side // 2, bias=False), nn.BatchNorm2d(outputs)]
 
 
 class Bottleneck(nn.Module):
-    """Convolutions of side 1, 3 and 1, added to their input; four times ``narrow`` channels come out."""
+    """Convolutions of side 1, 3 and 1, added to their input; the output has four times ``narrow`` channels."""
 
-    def __init__(self, before: int, narrow: int, stride: int) -> None:
+    def __init__(self, inputs: int, narrow: int, stride: int) -> None:
         super().__init__()
-        after = 4 * narrow
+        outputs = 4 * narrow
         self.branch = nn.Sequential(
-            *convolution(before, narrow, 1), nn.ReLU(),
+            *convolution(inputs, narrow, 1), nn.ReLU(),
             *convolution(narrow, narrow, 3, stride), nn.ReLU(),
-            *convolution(narrow, after, 1),
+            *convolution(narrow, outputs, 1),
         )  # fmt: skip
-        kept = before == after and stride == 1
-        self.shortcut = nn.Identity() if kept else nn.Sequential(*convolution(before, after, 1, stride))
+        same_shape = inputs == outputs and stride == 1
+        self.shortcut = nn.Identity() if same_shape else nn.Sequential(*convolution(inputs, outputs, 1, stride))
 
     def forward(self, x: Tensor) -> Tensor:
-        """Map ``(batch, before, side, side)`` to ``(batch, 4 narrow, side / stride, side / stride)``, float32."""
+        """Map ``(batch, inputs, side, side)`` to ``(batch, 4 narrow, side / stride, side / stride)``, float32."""
         out: Tensor = F.relu(self.branch(x) + self.shortcut(x))
         return out
 
@@ -248,10 +257,10 @@ class VGG16(Cifar):
             torch.manual_seed(self.seed)
             channels = 3
             layers: list[nn.Module] = []
-            for usual, count in ((64, 2), (128, 2), (256, 3), (512, 3), (512, 3)):
+            for width, count in ((64, 2), (128, 2), (256, 3), (512, 3), (512, 3)):
                 for _ in range(count):
-                    layers += [*convolution(channels, self._widened(usual), 3), nn.ReLU()]
-                    channels = self._widened(usual)
+                    layers += [*convolution(channels, self._widened(width), 3), nn.ReLU()]
+                    channels = self._widened(width)
                 layers.append(nn.MaxPool2d(2))
             return nn.Sequential(
                 *layers, nn.Flatten(),

@@ -1,10 +1,10 @@
 # SPDX-FileCopyrightText: 2026 The gravac developers
 # SPDX-License-Identifier: Apache-2.0
-"""The task ``denoise``: noise taken out of patches of a photograph, trained on one photograph and judged on another.
+"""The task ``denoise``: remove noise from patches of a photograph, trained on one photograph, evaluated on another.
 
-The net is a small VGG: a few convolutions with pooling, then wide fully connected layers that hold nearly all of its
-parameters and do little computation, so that communication holds it up as it does VGG16. It predicts the noise of the
-patch, which is then taken off (residual learning). The photographs come with scikit-learn.
+The net is a small VGG: a few convolutions with pooling, then wide fully connected layers. These layers have nearly all
+of the parameters and do little computation, so communication delays a step as it does for VGG16. The net predicts the
+noise of the patch, which is then subtracted (residual learning). The photographs come with scikit-learn.
 """
 
 from __future__ import annotations
@@ -25,12 +25,12 @@ SIDE = 16
 """Width and height of a patch, in pixels."""
 
 DETAIL = 0.2
-"""Rough standard deviation of a noisy patch around its mean; divided by it, the net sees numbers around 1."""
+"""Rough standard deviation of a noisy patch around its mean, which scales the net's inputs to numbers around 1."""
 
 
 @lru_cache(maxsize=1)
 def photographs() -> dict[str, npt.NDArray[np.float32]]:
-    """Scikit-learn's two sample photographs, by name, gray, in [0, 1]."""
+    """Return scikit-learn's two sample photographs, by name: gray, in [0, 1]."""
     from sklearn.datasets import load_sample_image
 
     return {
@@ -40,10 +40,10 @@ def photographs() -> dict[str, npt.NDArray[np.float32]]:
 
 
 class PatchNet(nn.Module):
-    """Noisy patches ``(batch, 1, SIDE, SIDE)`` to their noise, of the same shape.
+    """Net from noisy patches ``(batch, 1, SIDE, SIDE)`` to their noise, of the same shape.
 
-    Noise cannot be told from few features, what is below it can: the last layer says what of the patch to keep, and
-    the rest is the noise.
+    A few features predict the clean patch, but not the noise. So the last layer predicts the clean patch's detail, and
+    the rest of the noisy patch is the noise.
     """
 
     def __init__(self, channels: int, width: int) -> None:
@@ -52,21 +52,21 @@ class PatchNet(nn.Module):
             nn.Conv2d(1, channels, 3, padding=1), nn.ReLU(), nn.MaxPool2d(2),
             nn.Conv2d(channels, 2 * channels, 3, padding=1), nn.ReLU(), nn.MaxPool2d(2), nn.Flatten(),
         )  # fmt: skip
-        last = nn.Linear(width, SIDE * SIDE)
+        head = nn.Linear(width, SIDE * SIDE)
         self.connected = nn.Sequential(
-            nn.Linear(2 * channels * (SIDE // 4) ** 2, width), nn.ReLU(), nn.Linear(width, width), nn.ReLU(), last
+            nn.Linear(2 * channels * (SIDE // 4) ** 2, width), nn.ReLU(), nn.Linear(width, width), nn.ReLU(), head
         )
         for layer in self.modules():
             if isinstance(layer, nn.Conv2d | nn.Linear):
                 nn.init.kaiming_normal_(layer.weight, nonlinearity="relu")
                 nn.init.zeros_(layer.bias)  # type: ignore[arg-type]
-        nn.init.zeros_(last.weight)  # to begin with, all but the patch's mean is taken for noise
+        nn.init.zeros_(head.weight)  # so that the net first predicts the patch minus its mean as noise
 
     def forward(self, noisy: Tensor) -> Tensor:
         """Map noisy patches ``(batch, 1, SIDE, SIDE)`` to their noise; see the class."""
         detail = noisy - noisy.mean((2, 3), keepdim=True)
-        kept: Tensor = self.connected(self.features(detail / DETAIL)) * DETAIL
-        return detail - kept.view(noisy.shape)
+        clean_detail: Tensor = self.connected(self.features(detail / DETAIL)) * DETAIL
+        return detail - clean_detail.view(noisy.shape)
 
 
 @dataclass(frozen=True)
@@ -79,7 +79,7 @@ class Denoise(Task):
         sigma: standard deviation of the noise; pixels are in [0, 1].
         channels: number of channels of the first convolution at scale 1; the second has twice as many.
         width: width of the fully connected layers at scale 1.
-        validation_patches: number of patches for the PSNR; the same ones each time, under the same noise.
+        validation_patches: number of patches for the PSNR; always the same patches, with the same noise.
     """
 
     name: ClassVar[str] = "denoise"
@@ -105,45 +105,46 @@ class Denoise(Task):
         return self.patches
 
     def model(self) -> nn.Module:
-        """Return a freshly initialised model: the same weights on every rank."""
+        """Return a freshly initialised model with the same weights on every rank."""
         factor = self.scale**0.5
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(self.seed)
             return PatchNet(max(2, round(self.channels * factor)), max(16, round(self.width * factor)))
 
     def optimizer(self, model: nn.Module) -> torch.optim.Optimizer:
-        """SGD with momentum over the model's parameters."""
+        """Return SGD with momentum over the model's parameters."""
         return torch.optim.SGD(model.parameters(), lr=self.learning_rate, momentum=0.9)
 
     def batch(self, step: int, rank: int) -> tuple[Tensor, Tensor]:
-        """Noisy patches of one step on one rank and their noise, both ``(batch_size, 1, SIDE, SIDE)``."""
-        clean, noise = self._drawn("china", np.random.default_rng((self.seed, rank, step)), self.batch_size)
+        """Return the noisy patches of a step on a rank, and their noise, both ``(batch_size, 1, SIDE, SIDE)``."""
+        clean, noise = self._sample("china", np.random.default_rng((self.seed, rank, step)), self.batch_size)
         return clean + noise, noise
 
     def loss(self, model: nn.Module, batch: tuple[Tensor, Tensor]) -> Tensor:
-        """Return the mean squared error over the noise's own, a scalar: 1 for a model that takes nothing off."""
+        """Return mean squared error / variance of the noise, a scalar: 1 for a model that predicts no noise."""
         return F.mse_loss(model(batch[0]), batch[1]) / self.sigma**2
 
     @cached_property
     def validation(self) -> tuple[Tensor, Tensor]:
         """Clean patches and their noise, both ``(validation_patches, 1, SIDE, SIDE)``; the same for every seed."""
-        return self._drawn("flower", np.random.default_rng(0), self.validation_patches)
+        return self._sample("flower", np.random.default_rng(0), self.validation_patches)
 
-    def validate(self, model: nn.Module, part: int = 0, parts: int = 1) -> Score:
-        """Squared error of the cleaned pixels over the ``part``-th of ``parts`` shares of the validation patches."""
-        clean, noise = (data[part::parts] for data in self.validation)
+    def validate(self, model: nn.Module, shard: int = 0, shards: int = 1) -> Score:
+        """Return the squared error of the denoised pixels over a shard of the validation patches; see ``Task``."""
+        clean, noise = (patches[shard::shards] for patches in self.validation)
         noisy = clean + noise
         training = model.training
         model.eval()
         with torch.no_grad():
-            cleaned = (noisy - model(noisy)).clamp(0, 1)
+            denoised = (noisy - model(noisy)).clamp(0, 1)
         model.train(training)
-        return Score(float((cleaned - clean).double().square().sum()), clean.numel())
+        return Score(float((denoised - clean).double().square().sum()), clean.numel())
 
-    def _drawn(self, name: str, generator: np.random.Generator, count: int) -> tuple[Tensor, Tensor]:
+    def _sample(self, name: str, generator: np.random.Generator, count: int) -> tuple[Tensor, Tensor]:
+        """Return ``count`` random clean patches of a photograph, and random noise, ``(count, 1, SIDE, SIDE)``."""
         photograph = photographs()[name]
         rows, columns = (generator.integers(0, size - SIDE + 1, (count, 1, 1, 1)) for size in photograph.shape)
-        within = np.arange(SIDE)
-        clean = photograph[rows + within[:, None], columns + within]
+        offsets = np.arange(SIDE)
+        clean = photograph[rows + offsets[:, None], columns + offsets]
         noise = generator.standard_normal(clean.shape, dtype=np.float32) * np.float32(self.sigma)
         return torch.from_numpy(clean), torch.from_numpy(noise)

@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The task ``digits``: a small convolutional net on scikit-learn's 8x8 handwritten digits.
 
-A smoke test only: it saturates at 99 % within seconds, and from there on ranks methods by noise.
+A smoke test only: accuracy saturates at 99 % within seconds, and differences between methods are noise from then on.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ from torch import Tensor, nn
 
 from gravac.lab.tasks.base import Metric, Score, Task
 
-HELD = 500
-"""Number of pictures kept for validation, of 1797."""
+VALIDATION_PICTURES = 500
+"""Number of pictures for validation, of 1797."""
 
 
 @lru_cache(maxsize=1)
@@ -46,7 +46,7 @@ def net(factor: float) -> nn.Sequential:
 
 @dataclass(frozen=True)
 class Digits(Task):
-    """A smoke test only: it saturates at 99 % within seconds and ranks methods by noise. See ``Task``.
+    """Model, data, optimizer and metric of ``digits``, a smoke test only; see ``Task``. A *sample* is one picture.
 
     Attributes:
         learning_rate: learning rate of SGD with momentum 0.9.
@@ -67,28 +67,29 @@ class Digits(Task):
         return self.pictures
 
     def model(self) -> nn.Module:
-        """Return a freshly initialised model: the same weights on every rank."""
+        """Return a freshly initialised model with the same weights on every rank."""
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(self.seed)
             return net(self.scale**0.5)
 
     def optimizer(self, model: nn.Module) -> torch.optim.Optimizer:
-        """SGD with momentum over the model's parameters."""
+        """Return SGD with momentum over the model's parameters."""
         return torch.optim.SGD(model.parameters(), lr=self.learning_rate, momentum=0.9)
 
     def batch(self, step: int, rank: int) -> tuple[Tensor, Tensor]:
         """Return one rank's pictures of a step, ``(batch_size, 1, 8, 8)``, and their digits, ``(batch_size,)``."""
         images, targets = pictures()
-        drawn = np.random.default_rng((self.seed, rank, step)).integers(HELD, len(images), self.batch_size)
-        return images[drawn], targets[drawn]
+        generator = np.random.default_rng((self.seed, rank, step))
+        sampled = generator.integers(VALIDATION_PICTURES, len(images), self.batch_size)
+        return images[sampled], targets[sampled]
 
     def loss(self, model: nn.Module, batch: tuple[Tensor, Tensor]) -> Tensor:
         """Return the mean cross-entropy in nats, a scalar."""
         return F.cross_entropy(model(batch[0]), batch[1])
 
-    def validate(self, model: nn.Module, part: int = 0, parts: int = 1) -> Score:
-        """Cross-entropy over the ``part``-th of ``parts`` shares of the pictures held back."""
-        images, targets = (data[:HELD][part::parts] for data in pictures())
+    def validate(self, model: nn.Module, shard: int = 0, shards: int = 1) -> Score:
+        """Return the summed cross-entropy over a shard of the validation pictures; see ``Task``."""
+        images, targets = (tensor[:VALIDATION_PICTURES][shard::shards] for tensor in pictures())
         training = model.training
         model.eval()
         with torch.no_grad():

@@ -1,10 +1,11 @@
 # SPDX-FileCopyrightText: 2026 The gravac developers
 # SPDX-License-Identifier: Apache-2.0
-"""The tasks ``gpt2`` and ``modernbert``: transformers' own models from scratch, small, on ``charlm``'s text in bytes.
+"""The tasks ``gpt2`` and ``modernbert``: small models of transformers, from scratch, on ``charlm``'s text in bytes.
 
-Tied embeddings, places of the norms and activations are those of the models that people train; depth, width, batch and
-length are such that two cores make a step in a fraction of a second. Dropout is off: a run depends on its seed alone.
-BERT itself is not among them: so small, and in so few steps, it learns little more than how frequent each byte is.
+Tied embeddings, positions of the norms, and activations are those of the models that people train. Depth, width, batch
+and length are so small that two cores make a step in a fraction of a second. Dropout is off, so a run depends on its
+seed alone. BERT is not among the tasks: at this size, and in a few hundred steps, BERT learns little more than the
+frequency of each byte.
 """
 
 from __future__ import annotations
@@ -20,37 +21,37 @@ import torch
 from torch import Tensor, nn
 
 from gravac.lab.tasks.base import Metric
-from gravac.lab.tasks.characters import NOT_ASKED, Characters
+from gravac.lab.tasks.characters import NO_TARGET, Characters
 from gravac.settings import SettingsError
 
 BYTES = 256
-"""Number of bytes told apart."""
+"""Number of different bytes."""
 
 MASK = BYTES
-"""Token that stands where a byte is to be found."""
+"""Token that replaces a byte to predict."""
 
-MASKED = 0.15
-"""Share of a sequence's bytes that ``modernbert`` is to find."""
+TARGET_FRACTION = 0.15
+"""Fraction of a sequence's bytes that ``modernbert`` is to predict."""
 
-SHOWN_AS = (0.8, 0.1)
-"""Shares of those that are shown as ``MASK`` and as a random byte; the others are shown as they are (Devlin et al.,
+MASK_FRACTION, RANDOM_FRACTION = 0.8, 0.1
+"""Fractions of the bytes to predict that are replaced by ``MASK`` and by a random byte; the others stay (Devlin et al.,
 https://arxiv.org/abs/1810.04805, section 3.1)."""
 
 HEAD = 32
 """Width of an attention head."""
 
-VALIDATION = 2**32
-"""Seed of the masks of validation, above those of runs: the same masks for every seed, step and rank."""
+VALIDATION_SEED = 2**32
+"""Seed of the masks of validation, above the seeds of runs: the same masks for every seed, step and rank."""
 
 
 @dataclass(frozen=True)
 class Language(Characters):
-    """A task with a model of transformers; what is left to a subclass is which.
+    """A task with a model of the package transformers, which a subclass chooses.
 
     Attributes:
         width: width of the embedding at scale 1, a multiple of 32.
         layers: number of transformer blocks.
-        initializer_range: standard deviation of initial weights; transformers' own, 0.02, is for wider models.
+        initializer_range: standard deviation of initial weights; the default of transformers, 0.02, suits wider models.
 
     Raises:
         SettingsError: transformers is not installed.
@@ -69,14 +70,14 @@ class Language(Characters):
             raise SettingsError(f"task: {self.name!r} needs transformers; pip install 'gravac[transformers]'")
 
     def model(self) -> nn.Module:
-        """Return a freshly initialised model: the same weights on every rank."""
+        """Return a freshly initialised model with the same weights on every rank."""
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(self.seed)
             return self._model(max(1, round(self.width / HEAD * self.scale**0.5)))
 
     @abstractmethod
     def _model(self, heads: int) -> nn.Module:
-        """Make the model with so many heads of width ``HEAD``."""
+        """Return the model with ``heads`` attention heads of width ``HEAD``."""
 
     def _logits(self, model: nn.Module, characters: Tensor) -> Tensor:
         logits: Tensor = model(input_ids=characters).logits
@@ -85,7 +86,7 @@ class Language(Characters):
 
 @dataclass(frozen=True)
 class GPT2(Language):
-    """Model, data, optimizer and metric of ``gpt2``: the next byte; see ``Language`` and ``Characters``."""
+    """Model, data, optimizer and metric of ``gpt2``: predict the next byte. See ``Language`` and ``Characters``."""
 
     name: ClassVar[str] = "gpt2"
     metric: ClassVar[Metric] = Metric("validation loss", "nats a byte")
@@ -115,9 +116,9 @@ class GPT2(Language):
 
 @dataclass(frozen=True)
 class ModernBERT(Language):
-    """Model, data, optimizer and metric of ``modernbert``: masked bytes; see ``Language`` and ``Characters``.
+    """Model, data, optimizer and metric of ``modernbert``: predict masked bytes. See ``Language`` and ``Characters``.
 
-    Each sequence has the same number of masked bytes, so that the ranks' mean is that over all of them.
+    Each sequence has the same number of masked bytes, so the mean over ranks is the mean over all masked bytes.
     """
 
     name: ClassVar[str] = "modernbert"
@@ -128,17 +129,20 @@ class ModernBERT(Language):
     layers: int = 4
 
     def batch(self, step: int, rank: int) -> Tensor:
-        """Training sequences of one step on one rank: ``(batch_size, 2, context)``, int64; see ``masked``."""
-        return masked(super().batch(step, rank)[:, :-1], np.random.default_rng((self.seed, rank, step, MASK)))
+        """Return inputs and targets of a step on a rank, ``(batch_size, 2, context)``, int64; see ``mask_bytes``."""
+        return mask_bytes(super().batch(step, rank)[:, :-1], np.random.default_rng((self.seed, rank, step, MASK)))
 
     def _validation_batch(self, starts: npt.NDArray[np.int64]) -> Tensor:
         sequences = super()._validation_batch(starts)[:, :-1]
-        generators = (np.random.default_rng((VALIDATION, int(start))) for start in starts)  # whatever a share's others
-        return torch.cat([masked(one[None], generator) for one, generator in zip(sequences, generators, strict=True)])
+        # a generator for each sequence, so that its mask does not depend on the shard's other sequences
+        generators = (np.random.default_rng((VALIDATION_SEED, int(start))) for start in starts)
+        return torch.cat(
+            [mask_bytes(sequence[None], generator) for sequence, generator in zip(sequences, generators, strict=True)]
+        )
 
-    def _asked(self, batch: Tensor) -> tuple[Tensor, Tensor]:
-        shown, targets = batch.unbind(1)
-        return shown, targets
+    def _inputs_and_targets(self, batch: Tensor) -> tuple[Tensor, Tensor]:
+        inputs, targets = batch.unbind(1)
+        return inputs, targets
 
     def _model(self, heads: int) -> nn.Module:
         from transformers import ModernBertConfig, ModernBertForMaskedLM
@@ -161,29 +165,30 @@ class ModernBERT(Language):
         return model
 
 
-def masked(sequences: Tensor, generator: np.random.Generator) -> Tensor:
-    """Hide ``MASKED`` of the bytes of each sequence, at least one.
+def mask_bytes(sequences: Tensor, generator: np.random.Generator) -> Tensor:
+    """Choose a random ``TARGET_FRACTION`` of each sequence's bytes, at least one, and mask most of the chosen bytes.
 
     Args:
         sequences: bytes, shape ``(n, length)``, int64.
-        generator: where random numbers are taken from.
+        generator: source of random numbers.
 
     Returns:
-        What is shown and what is asked for, shape ``(n, 2, length)``, int64: of the first, some places hold ``MASK`` or
-        another byte; the second is ``NOT_ASKED`` elsewhere, and the byte that was there in these places.
+        Inputs and targets, shape ``(n, 2, length)``, int64. The inputs are the bytes, with ``MASK`` or another byte at
+        most of the chosen positions. The targets are the bytes at the chosen positions, and ``NO_TARGET`` elsewhere.
 
     Example:
-        >>> shown, asked = masked(torch.arange(20)[None], np.random.default_rng(0))[0]
-        >>> int((asked != NOT_ASKED).sum()), int((shown != torch.arange(20)).sum())
+        >>> inputs, targets = mask_bytes(torch.arange(20)[None], np.random.default_rng(0))[0]
+        >>> int((targets != NO_TARGET).sum()), int((inputs != torch.arange(20)).sum())
         (3, 3)
     """
     count, length = sequences.shape
-    places = torch.from_numpy(np.argsort(generator.random((count, length)))[:, : max(1, round(MASKED * length))])
-    originals = sequences.gather(1, places)
-    draw = torch.from_numpy(generator.random(places.shape))
-    others = torch.from_numpy(generator.integers(0, BYTES, places.shape))
-    as_mask, as_other = SHOWN_AS
-    hidden = originals.where(draw >= as_mask + as_other, others).masked_fill(draw < as_mask, MASK)
-    shown = sequences.scatter(1, places, hidden)
-    asked = torch.full_like(sequences, NOT_ASKED).scatter(1, places, originals)
-    return torch.stack((shown, asked), dim=1)
+    positions = torch.from_numpy(
+        np.argsort(generator.random((count, length)))[:, : max(1, round(TARGET_FRACTION * length))]
+    )
+    originals = sequences.gather(1, positions)
+    uniform = torch.from_numpy(generator.random(positions.shape))
+    random_bytes = torch.from_numpy(generator.integers(0, BYTES, positions.shape))
+    replaced = originals.where(uniform >= MASK_FRACTION + RANDOM_FRACTION, random_bytes)
+    inputs = sequences.scatter(1, positions, replaced.masked_fill(uniform < MASK_FRACTION, MASK))
+    targets = torch.full_like(sequences, NO_TARGET).scatter(1, positions, originals)
+    return torch.stack((inputs, targets), dim=1)

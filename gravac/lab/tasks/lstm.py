@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """The task ``lstm``: a two-layer character LSTM on the same text as ``charlm``.
 
-A recurrent net has few, wide matrices that are used at every character, and many more parameters per computation than
-a convolutional net: one of the kinds of model that communication holds up.
+A recurrent net applies a few wide matrices at every character, and has many more parameters per computation than a
+convolutional net. It is one of the kinds of model whose training waits for communication.
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ from gravac.lab.tasks.text import VOCABULARY
 
 
 class CharLSTM(nn.Module):
-    """Characters ``(batch, length)``, int64, to logits ``(batch, length, VOCABULARY)``, float32."""
+    """LSTM from characters ``(batch, length)``, int64, to logits ``(batch, length, VOCABULARY)``, float32."""
 
     def __init__(self, width: int, layers: int) -> None:
         super().__init__()
         self.characters = nn.Embedding(VOCABULARY, width)
         self.lstm = nn.LSTM(width, width, layers, batch_first=True)
         self.head = nn.Linear(width, VOCABULARY)
-        for layer in range(layers):  # half of the forget bias; its other half is near 0: remember, to begin with
+        for layer in range(layers):  # forget gates start open; torch adds a second forget bias, which stays near 0
             getattr(self.lstm, f"bias_ih_l{layer}").data[width : 2 * width] = 1.0
 
     def forward(self, characters: Tensor) -> Tensor:
@@ -56,7 +56,7 @@ class LSTM(Characters):
     layers: int = 2
 
     def model(self) -> nn.Module:
-        """Return a freshly initialised model: the same weights on every rank."""
+        """Return a freshly initialised model with the same weights on every rank."""
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(self.seed)
             return CharLSTM(max(1, round(self.width * self.scale**0.5 / 8)) * 8, self.layers)

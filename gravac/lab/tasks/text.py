@@ -1,6 +1,6 @@
 # SPDX-FileCopyrightText: 2026 The gravac developers
 # SPDX-License-Identifier: Apache-2.0
-"""Real text that is on every machine: the source of Python's standard library, as training and validation text."""
+"""Real text that every machine has: the source of Python's standard library, split for training and validation."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ import numpy as np
 import numpy.typing as npt
 
 VOCABULARY = 128
-"""Number of characters told apart: ASCII; every byte of a character outside ASCII counts as character 0."""
+"""Number of different characters: ASCII; every byte of a character outside ASCII counts as character 0."""
 
-LEFT_OUT = frozenset({"site-packages", "dist-packages", "test", "tests", "idle_test", "lib2to3", "__pycache__"})
-"""Folders that are not the library itself, or are repetitive test data."""
+EXCLUDED_FOLDERS = frozenset({"site-packages", "dist-packages", "test", "tests", "idle_test", "lib2to3", "__pycache__"})
+"""Folders that do not belong to the library, or have repetitive test data."""
 
 VALIDATION_EVERY = 12
-"""Number of files of which one is kept for validation, so that no validation text is ever trained on."""
+"""Each twelfth file is for validation, so that no validation text is ever trained on."""
 
-_TO_CHARACTERS = bytes(b if b < VOCABULARY else 0 for b in range(256))
+_TO_CHARACTERS = bytes(byte if byte < VOCABULARY else 0 for byte in range(256))
 
 
 @dataclass(frozen=True)
@@ -40,28 +40,28 @@ class Text:
 
 
 def library_text(folder: Path | None = None, limit: int = 8_000_000) -> Text:
-    """Read the ``*.py`` files of the standard library, sorted by path, up to ``limit`` bytes in all.
+    """Read the ``*.py`` files of the standard library, sorted by path, up to a total of ``limit`` bytes.
 
-    The same machine and Python version give the same text every time; other versions give slightly other text.
+    The same machine and Python version always give the same text; other versions give slightly different text.
 
     Args:
         folder: folder to read; by default ``sysconfig.get_paths()["stdlib"]``.
-        limit: largest number of bytes to read.
+        limit: maximum number of bytes to read.
 
     Raises:
         FileNotFoundError: the folder has too little Python source to train on.
     """
     root = folder or Path(sysconfig.get_paths()["stdlib"])
-    parts: tuple[list[bytes], list[bytes]] = ([], [])
+    sources: tuple[list[bytes], list[bytes]] = ([], [])  # for training, for validation
     size = files = 0
     for path in _sources(root):
         source = path.read_bytes()
         if size + len(source) > limit:
             break
-        parts[files % VALIDATION_EVERY == VALIDATION_EVERY - 1].append(source)
+        sources[files % VALIDATION_EVERY == VALIDATION_EVERY - 1].append(source)
         size += len(source)
         files += 1
-    train, validation = (_characters(b"\n".join(part)) for part in parts)
+    train, validation = (_characters(b"\n".join(split)) for split in sources)
     if min(len(train), len(validation)) < 10_000:
         raise FileNotFoundError(
             f"standard library source: only {size} bytes of *.py files in {root}; install Python with its library's "
@@ -71,11 +71,11 @@ def library_text(folder: Path | None = None, limit: int = 8_000_000) -> Text:
 
 
 def _sources(root: Path) -> list[Path]:
-    found = []
-    for folder, below, names in os.walk(root):
-        below[:] = [name for name in below if name not in LEFT_OUT]  # what is taken out here is not walked into
-        found += [Path(folder, name) for name in names if name.endswith(".py")]
-    return sorted(found, key=Path.as_posix)
+    paths = []
+    for folder, subfolders, names in os.walk(root):
+        subfolders[:] = [name for name in subfolders if name not in EXCLUDED_FOLDERS]  # os.walk skips removed folders
+        paths += [Path(folder, name) for name in names if name.endswith(".py")]
+    return sorted(paths, key=Path.as_posix)
 
 
 def _characters(source: bytes) -> npt.NDArray[np.uint8]:

@@ -1,8 +1,8 @@
 # SPDX-FileCopyrightText: 2026 The gravac developers
 # SPDX-License-Identifier: Apache-2.0
-"""A method attached to a model in DDP, with what the lab may ask it: torch's hooks, and ours.
+"""Methods attached to a model in DDP, and the interface by which the lab reads them: torch's hooks, and gravac.
 
-The training loop calls nothing for it: all of them work by hooks. For torchft's see ``torchft_baselines.py``.
+The training loop calls no method: all of them work by hooks. For torchft's methods see ``torchft_baselines.py``.
 """
 
 from __future__ import annotations
@@ -28,116 +28,127 @@ from gravac.modes.outer.round_state import RoundState
 from gravac.telemetry.records import DecisionRecord, ModeRecord, Record, StepRecord
 
 POWERSGD_START = 2
-"""Number of steps before torch's PowerSGD compresses: the least it allows."""
+"""Number of dense steps before torch's PowerSGD compresses: the minimum that torch allows."""
 
 WARM_UP = 3
-"""Number of first training steps that no median counts."""
+"""Number of first training steps that medians leave out."""
 
 _HOOKS: dict[str, Callable[..., Any]] = {"fp16": fp16_compress_hook, "bf16": bf16_compress_hook}
 
 
 class Exchange:
-    """What the training loop asks of any method; by itself, one of which nothing is known.
+    """Base class of attached methods: the numbers and calls that the training loop needs of any method.
 
     Args:
-        method: the method.
-        module: what is trained: the model, or DDP around it.
+        method: method of exchanging gradients.
+        module: module to train: the model, or DDP around the model.
 
     Attributes:
-        method: the method.
-        module: what is trained.
+        method: method of exchanging gradients.
+        module: module to train.
     """
 
     def __init__(self, method: Method, module: torch.nn.Module) -> None:
         self.method, self.module = method, module
 
     @property
-    def travels(self) -> bool:
-        """Tell whether something may travel behind the steps to come; the same on every rank."""
+    def in_flight(self) -> bool:
+        """True if an exchange may be in flight during the next steps; the same on every rank."""
         return False
 
     def settle(self) -> None:
-        """Wait for what travels behind steps."""
+        """Wait for exchanges in flight."""
 
     def finish(self) -> None:
-        """Exchange what is left: no step comes after this."""
+        """Exchange what the ranks have not exchanged yet, after the last step."""
 
     def shared(self) -> AbstractContextManager[None]:
-        """Have the model hold what all ranks share, to evaluate it."""
+        """Let the model have the weights that all ranks share, within a block, to evaluate the model."""
         return nullcontext()
 
     def shared_state(self) -> dict[str, torch.Tensor]:
-        """Return a copy of the model's state, of any shapes, that all ranks share, without waiting for what travels."""
+        """Return a copy of the model state that all ranks share, of any shapes, without waiting for exchanges."""
         module = getattr(self.module, "module", self.module)
-        return {name: value.clone() for name, value in module.state_dict().items()}
+        return {name: tensor.clone() for name, tensor in module.state_dict().items()}
 
     @property
     def mode(self) -> Mode:
-        """Who exchanged in the last step that is known."""
+        """Mode of the latest step that has a record."""
         return "native"
 
     @property
     def cf(self) -> float | None:
-        """Compression factor of the last step that is known; ``None`` where there is none."""
+        """Compression factor of the latest step that has a record; ``None`` if the method has none."""
         return None
 
     @property
     def gain(self) -> float | None:
-        """Gain of the last step; ``None`` for methods that have none, and before it is known."""
+        """Gain of the latest step that has a record; ``None`` for methods without gains, and before the first."""
         return None
 
     @property
     def every(self) -> int | None:
-        """Number of steps from one exchange to the next; ``None`` if each step has its exchange by all means."""
+        """Number of steps from one exchange to the next; ``None`` for methods that exchange in every step."""
         return None
 
     def exchanges(self) -> int | None:
-        """Return the number of exchanges so far; ``None`` if each step has its exchange by all means."""
+        """Return the number of exchanges so far; ``None`` for methods that exchange in every step."""
         return None
 
     def exposed(self, backward: float) -> float:
         """Return the seconds that the last step waited for the exchange.
 
         Args:
-            backward: seconds that backward went on when all gradients were computed.
+            backward: seconds from the computation of the last gradient to the end of backward.
         """
         return backward
 
     def wire_bytes(self, steps: int, world: int) -> int:
-        """Return the bytes this rank sent in ``steps`` steps: by our ledger, for others' methods by formula."""
+        """Return the bytes that this rank sent: by gravac's ledger, for other methods by formula.
+
+        Args:
+            steps: number of steps.
+            world: number of ranks.
+        """
         raise NotImplementedError
 
     def decisions(self) -> list[DecisionRecord]:
-        """Return what was run first, then every decision, also those that changed nothing."""
+        """Return the record of the first candidate, then every decision, also those that changed nothing."""
         return []
 
     def changes(self) -> list[ModeRecord]:
-        """Return the changes of mode so far, each with the seconds that it took on this rank."""
+        """Return the changes of mode so far, each with its seconds on this rank."""
         return []
 
     def split(self) -> tuple[float | None, float | None]:
-        """Return the typical seconds a step compressed and waited for collectives; ``None`` where not known."""
+        """Return the typical seconds of a step in compression, and in collectives; ``None`` if not known."""
         return None, None
 
     def mean_gain(self) -> float | None:
-        """Return the mean gain over the steps so far; ``None`` when no gain is known."""
+        """Return the mean gain over the steps so far; ``None`` if no gain is known."""
         return None
 
     def close(self) -> None:
-        """End the method's threads and logs."""
+        """End the method's threads, and close its logs."""
 
 
 _NEVER_FREED: list[dist.ProcessGroup] = []
-"""Process groups that torch's PowerSGD hook ran over. Its callbacks run on gloo's threads and refer to the group. If
-one of them holds the last reference, its thread frees the group, waits for itself, and aborts the process."""
+"""Process groups of torch's PowerSGD hook, whose callbacks run on gloo's threads and refer to the group. If a callback
+had the last reference, its thread would free the group, wait for itself, and abort the process."""
 
 
 class TorchExchange(Exchange):
-    """DDP as it is, or with one of torch's hooks; arguments are ``Exchange``'s."""
+    """DDP without a hook, or with a hook of torch.
+
+    Args:
+        method: see ``Exchange``.
+        module: see ``Exchange``.
+        seed: seed of torch's PowerSGD.
+    """
 
     def __init__(self, method: Method, module: DistributedDataParallel, seed: int) -> None:
         super().__init__(method, module)
-        self._shapes = shapes(module)
+        self._shapes = trained_shapes(module)
         if method.rank is not None:
             if dist.group.WORLD is not None:
                 _NEVER_FREED.append(dist.group.WORLD)
@@ -164,68 +175,68 @@ class TorchExchange(Exchange):
             return steps * AllReduce.wire_bytes(round(4 * elements / NATIVE[self.method.native][0]), world)
         assert self.method.rank is not None
         sent = sum(_powersgd_elements(shape, self.method.rank) for shape in self._shapes)
-        plain = min(steps, POWERSGD_START)
-        return AllReduce.wire_bytes(4 * (plain * elements + (steps - plain) * sent), world)
+        dense_steps = min(steps, POWERSGD_START)
+        return AllReduce.wire_bytes(4 * (dense_steps * elements + (steps - dense_steps) * sent), world)
 
     def decisions(self) -> list[DecisionRecord]:
         """See ``Exchange``."""
-        return [start_of(Candidate("native", DENSE, self.cf))] if self.cf is not None else []
+        return [start_record(Candidate("native", DENSE, self.cf))] if self.cf is not None else []
 
 
 class OurExchange(Exchange):
-    """One of ours, attached.
+    """A method of gravac, attached.
 
     Args:
-        method: the method.
-        module: what is trained; it has no communication hook yet.
-        optimizer: trains it.
-        run: what belongs to the run: ``samples_per_step``, ``log_dir``, ``seed``, ``pace``, ``controller``.
+        method: see ``Exchange``.
+        module: see ``Exchange``; it must have no communication hook yet.
+        optimizer: optimizer of the model.
+        run_settings: settings of the run: ``samples_per_step``, ``log_dir``, ``seed``, ``pace``, ``controller``.
     """
 
     def __init__(
-        self, method: Method, module: DistributedDataParallel, optimizer: torch.optim.Optimizer, **run: Any
+        self, method: Method, module: DistributedDataParallel, optimizer: torch.optim.Optimizer, **run_settings: Any
     ) -> None:
         super().__init__(method, module)
         self._steps: list[StepRecord] = []
-        self._elements = sum(math.prod(shape) for shape in shapes(module))
-        self._made = method.make(**run, sinks=[self._see])
+        self._elements = sum(math.prod(shape) for shape in trained_shapes(module))
+        self._compressor = method.make(**run_settings, sinks=[self._collect])
         if method.base is not None and method.base.owns_momentum:
-            without_momentum(optimizer)
-        self._spent = Stopwatch()
-        self._spent.starts_at(module, optimizer)
-        self._made.attach(module, optimizer)
-        self._spent.stops_at(module, optimizer)
-        self._tally = Tally(self._made)
+            disable_momentum(optimizer)
+        self._stopwatch = Stopwatch()
+        self._stopwatch.start_before_hooks(module, optimizer)
+        self._compressor.attach(module, optimizer)
+        self._stopwatch.stop_after_hooks(module, optimizer)
+        self._tally = Tally(self._compressor)
         optimizer.register_step_post_hook(self._tally.step_ended)
 
-    def _see(self, record: Record) -> None:
+    def _collect(self, record: Record) -> None:
         if isinstance(record, StepRecord):
             self._steps.append(record)
 
     @property
-    def travels(self) -> bool:
-        """See ``Exchange``. With a delay that is given a rank may take up what has come when others do not."""
-        outer = self._made.outer
+    def in_flight(self) -> bool:
+        """See ``Exchange``. False with a fixed delay, with which a rank may apply a mean earlier than other ranks."""
+        outer = self._compressor.outer
         return outer is not None and outer.under_way and self.method.modes.outer.delay == "auto"
 
     def settle(self) -> None:
         """See ``Exchange``."""
-        with self._spent.running(), self._made.synced():
+        with self._stopwatch.running(), self._compressor.synced():
             pass
 
     def finish(self) -> None:
         """See ``Exchange``."""
-        with self._spent.running():
-            self._made.synchronize()
+        with self._stopwatch.running():
+            self._compressor.synchronize()
 
     def shared(self) -> AbstractContextManager[None]:
         """See ``Exchange``."""
-        return self._made.synced()
+        return self._compressor.synced()
 
     @property
     def mode(self) -> Mode:
         """See ``Exchange``."""
-        return self._steps[-1].mode if self._steps else self._made.mode
+        return self._steps[-1].mode if self._steps else self._compressor.mode
 
     @property
     def cf(self) -> float | None:
@@ -240,44 +251,45 @@ class OurExchange(Exchange):
     @property
     def every(self) -> int | None:
         """See ``Exchange``."""
-        if not self.method.apart:
+        if not self.method.local_steps:
             return None
-        return self._steps[-1].every if self._steps else self._made.every
+        return self._steps[-1].every if self._steps else self._compressor.every
 
     def exchanges(self) -> int | None:
         """See ``Exchange``."""
-        return self._tally.exchanges if self.method.apart else None
+        return self._tally.exchanges if self.method.local_steps else None
 
     def exposed(self, backward: float) -> float:
-        """See ``Exchange``. What is waited for outside of backward is waited for in gravac's hooks."""
-        return backward + self._spent.taken()
+        """See ``Exchange``. Any wait outside of backward is in gravac's hooks."""
+        return backward + self._stopwatch.read_and_reset()
 
     def wire_bytes(self, steps: int, world: int) -> int:
-        """See ``Exchange``. What DDP itself sent is on no ledger."""
+        """See ``Exchange``. The ledger lacks the bytes that DDP itself sent, which a formula gives."""
         native = (
             count * AllReduce.wire_bytes(round(4 * self._elements / cf), world)
             for cf, count in self._tally.native_steps.items()
         )
-        return self._made.ledger.wire_bytes + sum(native)
+        return self._compressor.ledger.wire_bytes + sum(native)
 
     def decisions(self) -> list[DecisionRecord]:
-        """See ``Exchange``. What ran first is known when ranks have agreed on it."""
-        return [*self._first(), *self._made.history]
+        """See ``Exchange``. The first candidate is known as soon as the ranks have agreed on a step."""
+        return [*self._first_records(), *self._compressor.history]
 
     def changes(self) -> list[ModeRecord]:
         """See ``Exchange``."""
-        return self._made.changes
+        return self._compressor.changes
 
-    def _first(self) -> list[DecisionRecord]:
+    def _first_records(self) -> list[DecisionRecord]:
+        """Return the record of the first candidate, in a list; an empty list if it is not known yet."""
         if self._steps:
-            ran = self._steps[0]
-            return [start_of(Candidate(ran.mode, ran.compressor, ran.cf, ran.every, ran.delay))]
-        return [start_of(Candidate("native", DENSE, cf)) for cf in self._tally.native_steps][:1]
+            first = self._steps[0]
+            return [start_record(Candidate(first.mode, first.compressor, first.cf, first.every, first.delay))]
+        return [start_record(Candidate("native", DENSE, cf)) for cf in self._tally.native_steps][:1]
 
     def split(self) -> tuple[float | None, float | None]:
-        """See ``Exchange``: the median over steps; where ranks may train apart, a step's share of all exchanges."""
+        """See ``Exchange``: the median over steps; with local steps, the mean over steps."""
         steps = [record for record in self._steps if record.step >= WARM_UP] or self._steps
-        typical = mean if self.method.apart else median
+        typical = mean if self.method.local_steps else median
         return (
             typical([(record.compress_seconds, record.steps) for record in steps]),
             typical([(record.exchange_seconds, record.steps) for record in steps]),
@@ -289,36 +301,36 @@ class OurExchange(Exchange):
 
     def close(self) -> None:
         """See ``Exchange``."""
-        self._made.close()
+        self._compressor.close()
 
 
 class Stopwatch:
-    """Seconds that gravac takes of a step in hooks of the model's forward and of the optimizer's step."""
+    """Seconds of a step that gravac spends in hooks of the model's forward and of the optimizer's step."""
 
     def __init__(self) -> None:
         self._since = self._seconds = 0.0
 
-    def starts_at(self, module: torch.nn.Module, optimizer: torch.optim.Optimizer) -> None:
-        """Start before hooks that are registered after this call."""
+    def start_before_hooks(self, module: torch.nn.Module, optimizer: torch.optim.Optimizer) -> None:
+        """Start before the hooks that are registered after this call."""
         module.register_forward_pre_hook(self._start)
         optimizer.register_step_post_hook(self._start)
 
-    def stops_at(self, module: torch.nn.Module, optimizer: torch.optim.Optimizer) -> None:
-        """Stop after hooks that were registered before this call."""
+    def stop_after_hooks(self, module: torch.nn.Module, optimizer: torch.optim.Optimizer) -> None:
+        """Stop after the hooks that were registered before this call."""
         module.register_forward_pre_hook(self._stop)
         optimizer.register_step_post_hook(self._stop)
 
     @contextmanager
     def running(self) -> Iterator[None]:
-        """Count the seconds within."""
+        """Count the seconds of a block."""
         self._start()
         try:
             yield
         finally:
             self._stop()
 
-    def taken(self) -> float:
-        """Return the seconds since the last call."""
+    def read_and_reset(self) -> float:
+        """Return the seconds counted since the last call."""
         seconds, self._seconds = self._seconds, 0.0
         return seconds
 
@@ -330,88 +342,96 @@ class Stopwatch:
 
 
 class Tally:
-    """Number of exchanges of a run, and of steps in which DDP exchanged by itself.
+    """Number of exchanges of a run, and of native steps.
 
     Args:
-        compressor: runs the steps.
+        compressor: compressor that runs the steps.
 
     Attributes:
-        native_steps: number of steps in which DDP exchanged by itself, by CF.
+        native_steps: number of steps in which DDP itself exchanged, by CF.
     """
 
     def __init__(self, compressor: AdaptiveCompressor) -> None:
         self.native_steps: Counter[float] = Counter()
         self._compressor = compressor
-        self._together = self._rounds = 0
+        self._averaged_steps = self._earlier_rounds = 0
         self._outer: RoundState | None = None
         self._changes = -1
         self._cf = 1.0
 
     @property
     def exchanges(self) -> int:
-        """Number of exchanges: of gradients, and of what ranks learned apart."""
-        return self._together + self._rounds + (0 if self._outer is None else self._outer.ended)
+        """Number of exchanges: of gradients in a step, and of pseudo-gradients at the end of a round."""
+        return self._averaged_steps + self._earlier_rounds + (0 if self._outer is None else self._outer.ended)
 
     def step_ended(self, *_: object) -> None:
-        """The optimizer has made a step."""
+        """Count a step, after the optimizer made it."""
         outer = self._compressor.outer
         if outer is not self._outer:
-            self._rounds += 0 if self._outer is None else self._outer.ended
+            self._earlier_rounds += 0 if self._outer is None else self._outer.ended
             self._outer = outer
         if outer is None:
-            self._together += 1
+            self._averaged_steps += 1
         if self._compressor.mode == "native":
             changes = len(self._compressor.changes)
-            if changes != self._changes:  # what a native step sends changes with the mode alone
+            if changes != self._changes:  # the CF of native steps changes only with the mode
                 self._changes, self._cf = changes, self._compressor.cf
             self.native_steps[self._cf] += 1
 
 
-def in_ddp(method: Method, ddp: DistributedDataParallel, optimizer: torch.optim.Optimizer, **run: Any) -> Exchange:
-    """Attach a method to a DDP model that has no communication hook yet; ``run`` is what belongs to the run.
+def attach_to_ddp(
+    method: Method, ddp: DistributedDataParallel, optimizer: torch.optim.Optimizer, **run_settings: Any
+) -> Exchange:
+    """Attach a method to a DDP model that has no communication hook yet.
+
+    Args:
+        method: method of exchanging gradients.
+        ddp: DDP around the model.
+        optimizer: optimizer of the model.
+        run_settings: settings of the run, see ``OurExchange``.
 
     Raises:
         ValueError: the method cannot be paced.
     """
-    native = method.native != "bf16" or dist.get_backend(ddp.process_group) == "nccl"
-    if not method.ours and native and run["pace"] is None:
-        return TorchExchange(method, ddp, run["seed"])
-    return OurExchange(method, ddp, optimizer, **run)
+    torch_runs = method.native != "bf16" or dist.get_backend(ddp.process_group) == "nccl"
+    if not method.ours and torch_runs and run_settings["pace"] is None:
+        return TorchExchange(method, ddp, run_settings["seed"])
+    return OurExchange(method, ddp, optimizer, **run_settings)
 
 
 Weighted = Sequence[tuple[float, int]]
-"""Numbers, each with the number of steps that it is of."""
+"""``(number, steps)`` pairs: a number, and the number of steps that it stands for."""
 
 
 def mean(numbers: Weighted) -> float | None:
-    """Return the mean over steps of the numbers that are known; ``None`` if none is.
+    """Return the mean over steps of the finite numbers; ``None`` if no number is finite.
 
     Example:
         >>> mean([(1.0, 3), (5.0, 1), (float("nan"), 7)])
         2.0
     """
-    known = [(number, steps) for number, steps in numbers if math.isfinite(number)]
-    steps = sum(steps for _, steps in known)
-    return sum(number * steps for number, steps in known) / steps if steps else None
+    finite = [(number, steps) for number, steps in numbers if math.isfinite(number)]
+    steps = sum(steps for _, steps in finite)
+    return sum(number * steps for number, steps in finite) / steps if steps else None
 
 
 def median(numbers: Weighted) -> float | None:
-    """Return the median over steps; ``None`` if that is of steps of which the number is not known.
+    """Return the median over steps; ``None`` if it is not finite. Nan counts as the highest number.
 
     Example:
         >>> median([(1.0, 1), (5.0, 3)]), median([(1.0, 1), (float("nan"), 3)])
         (5.0, None)
     """
-    half, passed = sum(steps for _, steps in numbers) / 2, 0
+    half, counted = sum(steps for _, steps in numbers) / 2, 0
     for number, steps in sorted(numbers, key=lambda pair: (math.isnan(pair[0]), pair[0])):
-        passed += steps
-        if passed >= half:
+        counted += steps
+        if counted >= half:
             return number if math.isfinite(number) else None
     return None
 
 
-def start_of(candidate: Candidate) -> DecisionRecord:
-    """Return the record of what ran first."""
+def start_record(candidate: Candidate) -> DecisionRecord:
+    """Return a decision record for the first candidate of a run."""
     return DecisionRecord(
         step=0,
         compressor=candidate.compressor,
@@ -430,13 +450,13 @@ def start_of(candidate: Candidate) -> DecisionRecord:
     )
 
 
-def shapes(module: torch.nn.Module) -> list[tuple[int, ...]]:
-    """Return the shapes of what is trained."""
+def trained_shapes(module: torch.nn.Module) -> list[tuple[int, ...]]:
+    """Return the shapes of the parameters to train."""
     return [tuple(parameter.shape) for parameter in module.parameters() if parameter.requires_grad]
 
 
-def without_momentum(optimizer: torch.optim.Optimizer) -> None:
-    """Switch the optimizer's momentum off, for compressors that do momentum themselves."""
+def disable_momentum(optimizer: torch.optim.Optimizer) -> None:
+    """Switch the optimizer's momentum off, for compressors that apply momentum themselves."""
     for group in optimizer.param_groups:
         if "momentum" in group:
             group.update(momentum=0.0, nesterov=False)
@@ -445,7 +465,10 @@ def without_momentum(optimizer: torch.optim.Optimizer) -> None:
 
 
 def _powersgd_elements(shape: tuple[int, ...], rank: int) -> int:
-    """Return how many elements torch's PowerSGD sends of a tensor: both factors where that halves them, else all."""
+    """Return how many elements torch's PowerSGD sends of a tensor.
+
+    Both factors if they have fewer than half of the tensor's elements, otherwise the tensor.
+    """
     elements = math.prod(shape)
     if len(shape) < 2:
         return elements

@@ -1,6 +1,6 @@
 # SPDX-FileCopyrightText: 2026 The gravac developers
 # SPDX-License-Identifier: Apache-2.0
-"""A compressor or a controller as one writes it in Python, read from a command line."""
+"""Reads compressors, controllers and settings from a command line, written as in Python."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ from gravac.settings import SettingsError
 
 
 def compressor(text: str) -> Compressor:
-    """Make a compressor from an expression in Python's notation.
+    """Return the compressor that a text describes as a Python expression.
 
-    Nothing is evaluated but names of compressors, numbers, strings, ``True``, ``False``, ``None``.
+    The text may have names of compressors, literals, and calls with settings; nothing else is evaluated.
 
     Example:
         >>> compressor("topkc(values=quantize(4), chunk=64)").name
         'topkc'
 
     Raises:
-        ValueError: no such compressor, or a setting it does not have.
+        ValueError: there is no such compressor, or a setting is unknown or not allowed.
     """
     try:
         return _compressor(ast.parse(text.strip(), mode="eval").body)
@@ -33,7 +33,7 @@ def compressor(text: str) -> Compressor:
 
 
 def controller(text: str) -> Any:
-    """Make a controller from its name and settings.
+    """Return the controller that a text describes by name and settings.
 
     Example:
         >>> controller("gravac(epsilon=0.9)").epsilon
@@ -42,10 +42,10 @@ def controller(text: str) -> Any:
         'gravac'
 
     Returns:
-        The name itself where no settings are given, so that defaults that depend on the run stay.
+        The name if the text has no settings, so that defaults that depend on the run stay; otherwise the controller.
 
     Raises:
-        ValueError: no such controller, or a setting it does not have.
+        ValueError: there is no such controller, or a setting is unknown or not allowed.
     """
     try:
         node = ast.parse(text.strip(), mode="eval").body
@@ -53,8 +53,8 @@ def controller(text: str) -> Any:
         raise ValueError(f"{text!r} is no controller; use its name, such as gravac, or gravac(epsilon=0.9)") from None
     called = node.func if isinstance(node, ast.Call) else node
     if not isinstance(called, ast.Name) or called.id not in CONTROLLERS or called.id == "static":
-        known = ", ".join(sorted(set(CONTROLLERS) - {"static"}))
-        raise ValueError(f"there is no controller {ast.unparse(called)!r}; there are {known}")
+        available = ", ".join(sorted(set(CONTROLLERS) - {"static"}))
+        raise ValueError(f"there is no controller {ast.unparse(called)!r}; there are {available}")
     if not isinstance(node, ast.Call):
         return called.id
     if node.args:
@@ -67,14 +67,14 @@ def controller(text: str) -> Any:
 
 
 def settings(text: str) -> dict[str, Any]:
-    """Return settings in parentheses, by name.
+    """Return the settings in a text in parentheses, by name.
 
     Example:
         >>> settings("(every=(1, 50), delay=2)")
         {'every': (1, 50), 'delay': 2}
 
     Raises:
-        ValueError: they are no settings by name.
+        ValueError: the text has anything but settings by name.
     """
     try:
         node = ast.parse(f"settings{text}", mode="eval").body
@@ -91,12 +91,13 @@ def _compressor(node: ast.expr) -> Compressor:
             raise ValueError(f"there is no compressor {node.id!r}; there are {', '.join(sorted(COMPRESSORS))}")
         return COMPRESSORS[node.id]()
     if isinstance(node, ast.Call):
-        settings = {keyword.arg: _value(keyword.value) for keyword in node.keywords if keyword.arg}
-        return _compressor(node.func)(*(_value(value) for value in node.args), **settings)
+        settings = {keyword.arg: _setting(keyword.value) for keyword in node.keywords if keyword.arg}
+        return _compressor(node.func)(*(_setting(argument) for argument in node.args), **settings)
     raise ValueError(f"{ast.unparse(node)!r} is no compressor; use its name, such as topk, or topkc(chunk=64)")
 
 
-def _value(node: ast.expr) -> Any:
+def _setting(node: ast.expr) -> Any:
+    """Return a compressor, or a literal."""
     if isinstance(node, (ast.Name, ast.Call)):
         return _compressor(node)
     return ast.literal_eval(node)

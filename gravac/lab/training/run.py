@@ -1,6 +1,6 @@
 # SPDX-FileCopyrightText: 2026 The gravac developers
 # SPDX-License-Identifier: Apache-2.0
-"""All ranks of one session, seen from the parent: start the processes, follow them, leave none behind."""
+"""Runs the workers of a session from the parent process: starts them, reads their events, and ends all of them."""
 
 from __future__ import annotations
 
@@ -26,23 +26,23 @@ from gravac.lab.links.schedule import Schedule
 from gravac.lab.training.session import Leg, Spec
 
 PATIENCE = 120.0
-"""Seconds without news after which a session counts as stuck, besides the time its link needs for ten dense steps."""
+"""Seconds without events after which a session counts as stuck, plus the time of ten dense steps on its link."""
 
-POLL = 0.1
+POLL_SECONDS = 0.1
 
-ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-"""Signals that end a command."""
+TERMINATING_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 MALLOC = {"MALLOC_MMAP_THRESHOLD_": str(32 << 20), "MALLOC_TRIM_THRESHOLD_": str(1 << 30)}
-"""Environment that has glibc keep what is freed. By default it returns memory to the system and asks for it again every
-step, or does not, as the heap happens to lie: up to 15 % of a step, by chance, in one run and not in the next. The
-user's own environment comes first."""
+"""Variables of the environment by which glibc keeps freed memory. By default, glibc may return memory to the system and
+ask for it again in every step, which takes up to 15 % of a step. Whether glibc does so depends on the heap's layout, by
+chance, and differs between runs. Variables that the user has set take precedence."""
 
 Event = dict[str, Any]
+"""Event that rank 0 reported, from one line of JSON."""
 
 
 class RunFailed(RuntimeError):
-    """A worker ended with an error, was killed, or the run got stuck. The message has the worker's last words."""
+    """A worker ended with an error, was killed, or got stuck; the message has the end of the worker's output."""
 
 
 @dataclass(frozen=True)
@@ -51,13 +51,13 @@ class TrainingSettings:
 
     Attributes:
         workers: number of workers, 2 to 8.
-        link: link in words, for logs and messages.
-        slowest: lowest rate of the link, bits per second; ``None`` is not limited.
+        link: the link as text, for logs and messages.
+        slowest: lowest rate of the link, bits per second; ``None``: not limited.
         task: name of a reference task.
         scale: scale of the task.
-        data: folder of its data, for tasks that bring none.
+        data: folder of the task's data, for tasks that need a folder.
         seed: seed of weights and batches.
-        log_dir: folder of TensorBoard logs, with one for each leg's label; ``None`` writes none.
+        log_dir: folder of TensorBoard logs, with a subfolder for each leg's label; ``None``: no logs.
     """
 
     workers: int
@@ -71,12 +71,12 @@ class TrainingSettings:
 
 
 class TrainingRun:
-    """One session, of one or more legs; a context manager that leaves no process and no temporary file.
+    """A session of one or more legs; a context manager that ends all processes and removes all temporary files.
 
     Args:
         legs: legs to train, in order.
-        settings: settings shared with the other runs.
-        network: the workers' links; ``None`` is paced mode on the machine's loopback.
+        settings: settings that the compared runs share.
+        network: the workers' links; ``None``: paced, over the machine's loopback interface.
     """
 
     def __init__(self, legs: Sequence[Leg], settings: TrainingSettings, network: EmulatedNetwork | None) -> None:
@@ -100,42 +100,44 @@ class TrainingRun:
             self._stack = stack.pop_all()
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, value: BaseException | None, at: TracebackType | None) -> None:
+    def __exit__(
+        self, error_type: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
         self._stack.close()
 
     @property
     def pids(self) -> list[int]:
-        """The workers' processes, by rank."""
+        """Process ids of the workers, by rank."""
         return [worker.pid for worker in self._workers]
 
     def events(self) -> Iterator[Event]:
-        """Yield what rank 0 reports (``start``, ``step``, ``evaluation``, ``end``) until all workers ended.
+        """Yield rank 0's events (``start``, ``step``, ``evaluation``, ``end``) until all workers ended.
 
-        Each has the index of its leg.
+        Each event has the index of its leg.
 
         Raises:
-            RunFailed: see there; all workers have been killed by then.
+            RunFailed: a worker failed or got stuck; all workers were killed.
         """
-        news = time.monotonic()
-        ended = 0
+        latest_event_time = time.monotonic()
+        ended_legs = 0
         path = self._folder / "events.jsonl"
         path.touch()
         with path.open() as lines:
-            pending = ""
+            incomplete = ""
             while True:
-                over = all(worker.poll() == 0 for worker in self._workers)
+                all_ended = all(worker.poll() == 0 for worker in self._workers)
                 while chunk := lines.readline():
-                    pending += chunk
-                    if pending.endswith("\n"):
-                        event = json.loads(pending)
-                        pending, news = "", time.monotonic()
+                    incomplete += chunk
+                    if incomplete.endswith("\n"):
+                        event = json.loads(incomplete)
+                        incomplete, latest_event_time = "", time.monotonic()
                         self._note(event)
-                        ended += event["event"] == "end"
+                        ended_legs += event["event"] == "end"
                         yield event
-                if over and ended == len(self._legs):
+                if all_ended and ended_legs == len(self._legs):
                     return
-                self._check(over, time.monotonic() - news > self._patience)
-                time.sleep(POLL)
+                self._check(all_ended, time.monotonic() - latest_event_time > self._patience)
+                time.sleep(POLL_SECONDS)
 
     def _start(self) -> None:
         settings, network = self._settings, self._network
@@ -161,19 +163,20 @@ class TrainingRun:
         }
         for rank in range(settings.workers):
             command = [sys.executable, "-m", "gravac.lab.training.worker", spec.to_json(), str(rank)]
-            with open(self._folder / f"rank{rank}.log", "wb") as log, _signals_wait():
+            with open(self._folder / f"rank{rank}.log", "wb") as log, _deferred_signals():
                 self._workers.append(
                     subprocess.Popen(
                         [*(network.prefix(rank) if network else []), *command],
-                        stdin=subprocess.PIPE,  # never written to: its end tells the worker that we are gone
+                        stdin=subprocess.PIPE,  # never written to: its end tells the worker that the parent ended
                         stdout=log,
                         stderr=log,
                         env=environment,
-                        start_new_session=True,  # Ctrl-C reaches us alone, and we end them
+                        start_new_session=True,  # Ctrl-C reaches the parent alone, which then ends the workers
                     )
                 )
 
     def _note(self, event: Event) -> None:
+        """Note the event's leg; at a leg's start, start the link's schedule and set the patience."""
         self._leg = event["leg"]
         if event["event"] != "start":
             return
@@ -183,23 +186,28 @@ class TrainingRun:
             dense_step = 2 * 32 * event["parameters"] / self._settings.slowest
             self._patience = PATIENCE + 10 * self._settings.workers * dense_step
 
-    def _check(self, over: bool, stuck: bool) -> None:
+    def _check(self, all_ended: bool, stuck: bool) -> None:
+        """Raise ``RunFailed`` if a worker failed, if all ended too early, or if they are stuck."""
         codes = {rank: code for rank, worker in enumerate(self._workers) if (code := worker.poll())}
         if codes:
-            rank = min(codes, key=lambda rank: codes[rank] > 0)  # a killed one takes the others with it
+            rank = min(codes, key=lambda rank: codes[rank] > 0)  # the other workers fail after a killed worker
             code = codes[rank]
-            raise self._failed(rank, f"was killed by signal {-code}" if code < 0 else f"ended with exit status {code}")
-        if over:
-            raise self._failed(0, "ended without a result")
+            raise self._failure(rank, f"was killed by signal {-code}" if code < 0 else f"ended with exit status {code}")
+        if all_ended:
+            raise self._failure(0, "ended without a result")
         if stuck:
-            raise self._failed(0, "has not reported for too long; try a higher --rate or fewer --workers")
+            raise self._failure(0, "has not reported for too long; try a higher --rate or fewer --workers")
 
-    def _failed(self, rank: int, how: str) -> RunFailed:
+    def _failure(self, rank: int, reason: str) -> RunFailed:
+        """Kill all workers, and return the error with the output of a rank, or of any rank that printed anything."""
         self._kill()
-        words = [(self._folder / f"rank{r}.log").read_text(errors="replace").strip() for r in range(len(self._workers))]
-        message = words[rank] or next((text for text in words if text), "(it said nothing)")
+        logs = [
+            (self._folder / f"rank{number}.log").read_text(errors="replace").strip()
+            for number in range(len(self._workers))
+        ]
+        message = logs[rank] or next((log for log in logs if log), "(it said nothing)")
         label = self._legs[self._leg].label
-        return RunFailed(f"{label}: worker {rank} {how}. Its last words:\n{message[-2000:]}")
+        return RunFailed(f"{label}: worker {rank} {reason}. Its last words:\n{message[-2000:]}")
 
     def _kill(self) -> None:
         for worker in self._workers:
@@ -213,21 +221,21 @@ class TrainingRun:
 
 
 @contextmanager
-def _signals_wait() -> Iterator[None]:
-    """Have the signals that end a command wait for the block's end: a process that was started is known by then."""
+def _deferred_signals() -> Iterator[None]:
+    """Defer the signals that end a command to the end of a block, so that each started process is known by then."""
     if threading.current_thread() is not threading.main_thread():
-        yield  # signals are handled elsewhere
+        yield  # the main thread handles signals
         return
-    came: list[int] = []
-    heeded = [number for number in ENDING if signal.getsignal(number) is not signal.SIG_IGN]
-    handlers = {number: signal.signal(number, lambda number, _: came.append(number)) for number in heeded}
+    received: list[int] = []
+    numbers = [number for number in TERMINATING_SIGNALS if signal.getsignal(number) is not signal.SIG_IGN]
+    handlers = {number: signal.signal(number, lambda number, _: received.append(number)) for number in numbers}
     try:
         yield
     finally:
         for number, handler in handlers.items():
             signal.signal(number, signal.SIG_DFL if handler is None else handler)
-        if came:
-            signal.raise_signal(came[0])
+        if received:
+            signal.raise_signal(received[0])
 
 
 def _remove_leftovers() -> None:

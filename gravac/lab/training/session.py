@@ -1,6 +1,6 @@
 # SPDX-FileCopyrightText: 2026 The gravac developers
 # SPDX-License-Identifier: Apache-2.0
-"""The specification of a session of workers: its legs, each a fresh model trained with one method."""
+"""The specification of a session of workers: its legs, each the training of a fresh model with one method."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from typing import Any
 from gravac.lab.training.shuffled import Play
 
 ALONE = "alone"
-"""Method of a leg in which rank 0 trains by itself, without DDP, and the others wait: what one worker can do."""
+"""Method of a leg in which rank 0 trains alone, without DDP, while the others wait: the speed of a single worker."""
 
 WARM_UP = 3
-"""Number of first steps of a leg that no median counts: connections, the copy of the buckets, caches."""
+"""Number of first steps of a leg that medians leave out: in these steps connections, buckets and caches are made."""
 
 
 @dataclass(frozen=True)
@@ -23,13 +23,13 @@ class Leg:
     """The training of a fresh model with one method.
 
     Attributes:
-        method: method in words, see ``gravac.lab.training.methods``, or ``ALONE``.
-        label: name of its log folder, also shown with its progress.
-        seconds: seconds of training after which it stops; ``None`` goes on.
-        steps: number of steps after which it stops; ``None`` goes on.
-        target: value of the task's metric at which it stops; ``None`` goes on.
-        every_steps: number of steps between two evaluations; ``None`` does not count steps.
-        every_seconds: seconds of training between two evaluations. With neither, nothing is evaluated.
+        method: text of the method, see ``gravac.lab.training.methods``, or ``ALONE``.
+        label: name of the leg's log folder, also shown with its progress.
+        seconds: limit in seconds of training; ``None``: no limit.
+        steps: limit in steps; ``None``: no limit.
+        target: metric at which the leg stops; ``None``: no target.
+        every_steps: number of steps from one evaluation to the next; ``None``: not evaluated by steps.
+        every_seconds: seconds of training from one evaluation to the next; ``None``: not evaluated by seconds.
         played: choices that a matched random method plays.
     """
 
@@ -44,23 +44,26 @@ class Leg:
 
     @property
     def evaluates(self) -> bool:
-        """Tell whether the metric is taken at all."""
+        """True if the leg evaluates the metric."""
         return self.every_steps is not None or self.every_seconds is not None
 
 
 @dataclass(frozen=True)
 class Spec:
-    """A session as plain values, for a worker's command line.
+    """The specification of a session, in JSON types, for a worker's command line.
 
     Attributes:
-        task: name of the task; ``scale``, ``seed`` and ``data`` are arguments of ``gravac.lab.tasks.make`` too.
+        task: name of the task.
+        scale: scale of the task.
+        seed: seed of the task.
+        data: folder of the task's data; empty if the task needs no folder.
         workers: number of ranks.
         folder: folder in which ranks meet and rank 0 writes ``events.jsonl``.
-        log_dir: folder of TensorBoard logs, with one for each leg's label; ``None`` writes none.
-        interface: network interface whose bytes count; ``None`` when the session has none of its own.
-        control: network interface of what ranks tell each other about training; ``None``: that of everything.
-        pace: bits per second at which our exchange holds itself back; ``None`` on real links.
-        link: link in words, for the logs.
+        log_dir: folder of TensorBoard logs, with a subfolder for each leg's label; ``None``: no logs.
+        interface: network interface whose bytes count; ``None`` if the session has no interface of its own.
+        control: network interface of rank 0's commands; ``None``: the default interface.
+        pace: bits per second to which gravac's exchange limits itself; ``None`` on real links.
+        link: the link as text, for the logs.
         legs: legs to train, in order.
     """
 
@@ -84,14 +87,14 @@ class Spec:
     @classmethod
     def from_json(cls, text: str) -> Spec:
         """Return the session that ``to_json`` wrote."""
-        plain = json.loads(text)
-        return cls(**{**plain, "legs": tuple(_leg(**leg) for leg in plain["legs"])})
+        fields = json.loads(text)
+        return cls(**{**fields, "legs": tuple(_leg(**leg) for leg in fields["legs"])})
 
 
-def _leg(played: list[list[Any]], **plain: Any) -> Leg:
-    return Leg(played=tuple(Play(*one) for one in played), **plain)
+def _leg(played: list[list[Any]], **fields: Any) -> Leg:
+    return Leg(played=tuple(Play._make(play_fields) for play_fields in played), **fields)
 
 
 def log_folder(spec: Spec, leg: Leg) -> Path | None:
-    """Where a leg's logs go."""
+    """Return the folder of a leg's logs; ``None`` if the session writes no logs."""
     return Path(spec.log_dir, leg.label) if spec.log_dir is not None else None

@@ -1,8 +1,8 @@
 # SPDX-FileCopyrightText: 2026 The gravac developers
 # SPDX-License-Identifier: Apache-2.0
-"""Matched random: the choices of an adaptive run, each for as many steps, at times that chance decides.
+"""Matched random methods: the choices of an adaptive run, each for as many steps, in random order.
 
-Where this does as well as the run itself, what the run chose counts, and not when.
+If the random order reaches a target as fast as the run, the choices matter, and their times do not.
 """
 
 from __future__ import annotations
@@ -17,22 +17,22 @@ from gravac.candidate import Candidate, Forecast, Mode, Span
 from gravac.controllers.base import LATENCY, WATCH, Controller, Decision, Measurement
 
 BLOCK = 5
-"""Largest number of rounds that stay together: each round for itself would change what runs all the time."""
+"""Maximum number of rounds in a block of the random order; single rounds would change the candidate all the time."""
 
 
-WHY = "as an adaptive run chose, at another time"
+REASON = "as an adaptive run chose, at another time"
 
 
 class Play(NamedTuple):
-    """A choice, and for how long.
+    """A choice, and the number of rounds to play it for.
 
     Attributes:
         compressor: name of the compressor.
         cf: compression factor.
         every: number of steps from one exchange to the next.
-        rounds: number of steps of the engine: of exchanges, or of native stretches of ``WATCH`` steps.
-        delay: number of steps behind which each travels.
-        mode: who exchanges.
+        rounds: number of the engine's steps: of exchanges, or of native stretches of ``WATCH`` steps.
+        delay: number of steps that each exchange is in flight.
+        mode: mode of the steps.
     """
 
     compressor: str
@@ -43,12 +43,12 @@ class Play(NamedTuple):
     mode: Mode = "hook"
 
 
-class Noted(Protocol):
-    """What a decision says, from a step on."""
+class DecisionLike(Protocol):
+    """The fields of a recorded decision that a play needs."""
 
     @property
     def step(self) -> int:
-        """Step that it holds from."""
+        """First step for which the decision holds."""
 
     @property
     def compressor(self) -> str:
@@ -64,37 +64,45 @@ class Noted(Protocol):
 
     @property
     def delay(self) -> int:
-        """Number of steps behind which it travels."""
+        """Number of steps that the exchange is in flight."""
 
     @property
     def mode(self) -> Mode | None:
-        """Who exchanges; ``None`` if that was not noted."""
+        """Mode of the steps; ``None`` in older records."""
 
 
-def plays(turns: Sequence[Noted], steps: int) -> tuple[Play, ...]:
-    """Return what a run of so many steps chose, in order.
+def plays(decisions: Sequence[DecisionLike], steps: int) -> tuple[Play, ...]:
+    """Return the choices of a run, in order.
+
+    Args:
+        decisions: decisions of the run.
+        steps: number of steps of the run.
 
     Example:
-        >>> from types import SimpleNamespace as Turn
-        >>> turns = [Turn(step=0, compressor="dense", cf=1, every=1, delay=0, mode="native")]
-        >>> turns += [Turn(step=16, compressor="dense", cf=1, every=5, delay=2, mode=None)]
-        >>> [(play.mode, play.rounds, play.delay) for play in plays(turns, 36)]
+        >>> from types import SimpleNamespace as Decision
+        >>> decisions = [Decision(step=0, compressor="dense", cf=1, every=1, delay=0, mode="native")]
+        >>> decisions += [Decision(step=16, compressor="dense", cf=1, every=5, delay=2, mode=None)]
+        >>> [(play.mode, play.rounds, play.delay) for play in plays(decisions, 36)]
         [('native', 2, 0), ('outer', 4, 2)]
     """
-    ends = [*(turn.step for turn in turns[1:]), steps]
-    return tuple(_play(turn, end - turn.step) for turn, end in zip(turns, ends, strict=True) if end > turn.step)
+    ends = [*(decision.step for decision in decisions[1:]), steps]
+    return tuple(
+        _play(decision, end - decision.step)
+        for decision, end in zip(decisions, ends, strict=True)
+        if end > decision.step
+    )
 
 
-def _play(turn: Noted, steps: int) -> Play:
-    mode: Mode = turn.mode or ("outer" if turn.every > 1 else "hook")
-    rounds = math.ceil(steps / (WATCH if mode == "native" else turn.every))
-    return Play(turn.compressor, turn.cf, turn.every, rounds, turn.delay, mode)
+def _play(decision: DecisionLike, steps: int) -> Play:
+    mode: Mode = decision.mode or ("outer" if decision.every > 1 else "hook")
+    rounds = math.ceil(steps / (WATCH if mode == "native" else decision.every))
+    return Play(decision.compressor, decision.cf, decision.every, rounds, decision.delay, mode)
 
 
 def shuffled(played: Iterable[Play], seed: int) -> list[Play]:
-    """Return plays cut into blocks of rounds, in the order that a seed gives."""
+    """Return plays, cut into blocks of at most ``BLOCK`` rounds, in the random order of a seed."""
     blocks = [
-        one._replace(rounds=min(BLOCK, one.rounds - done)) for one in played for done in range(0, one.rounds, BLOCK)
+        play._replace(rounds=min(BLOCK, play.rounds - done)) for play in played for done in range(0, play.rounds, BLOCK)
     ]
     random.Random(seed).shuffle(blocks)
     return blocks
@@ -102,16 +110,16 @@ def shuffled(played: Iterable[Play], seed: int) -> list[Play]:
 
 @dataclass(frozen=True)
 class Shuffled:
-    """A controller that goes by no measurement: it plays a list in an order that a seed gives, again and again.
+    """A controller that plays choices in random order, again and again, whatever is measured.
 
     Attributes:
-        of: controller that made the choices; it says what may be chosen.
-        played: its choices.
+        inner: controller that made the choices; it proposes the candidates.
+        played: choices of the inner controller.
         seed: seed of the order.
-        latency: steps from a measurement to the decision that it leads to.
+        latency: number of steps from a measurement to the decision based on it.
     """
 
-    of: Controller[Any]
+    inner: Controller[Any]
     played: tuple[Play, ...]
     seed: int = 0
     latency: int = LATENCY
@@ -120,82 +128,99 @@ class Shuffled:
 
     @property
     def keeps_all(self) -> bool:
-        """Tell what the other tells."""
-        return self.of.keeps_all
+        """See ``Controller``: that of the inner controller."""
+        return self.inner.keeps_all
 
     @property
     def sixteen_bit(self) -> bool:
-        """Tell what the other tells."""
-        return self.of.sixteen_bit
+        """See ``Controller``: that of the inner controller."""
+        return self.inner.sixteen_bit
 
     @property
     def chooses_every(self) -> bool:
-        """Tell whether the other chooses how often."""
-        return bool(getattr(self.of, "chooses_every", False))
+        """True if the inner controller chooses the number of steps from one exchange to the next."""
+        return bool(getattr(self.inner, "chooses_every", False))
 
     @property
     def native(self) -> bool:
-        """Tell whether the other may choose native steps."""
-        return bool(getattr(self.of, "native", False))
+        """True if the inner controller may choose native steps."""
+        return bool(getattr(self.inner, "native", False))
 
     def for_latency(self, latency: int) -> Shuffled:
-        """Return it as it is where a decision takes so many steps to hold."""
+        """Return the controller for ``latency`` steps from a measurement to its decision."""
         return replace(self, latency=latency)
 
     def propose(self, cf_range: tuple[float, float], reach: Span | Sequence[float]) -> tuple[float, ...]:
-        """Return what the other wants to choose from."""
-        return self.of.propose(cf_range, reach)
+        """Return the CFs that the inner controller proposes."""
+        return self.inner.propose(cf_range, reach)
 
-    def start(self, forecasts: Sequence[Forecast]) -> tuple[_Position, Decision]:
+    def start(self, forecasts: Sequence[Forecast]) -> tuple[_ShuffledState, Decision]:
         """Begin with the first choice of the order."""
-        state = _Position(tuple(forecast.candidate for forecast in forecasts), 0)
-        first = self._at(state.candidates, 0)
-        return state, Decision(first, reason=f"start at {first}, {WHY}")
+        state = _ShuffledState(tuple(forecast.candidate for forecast in forecasts), 0)
+        first = self._candidate_at(state.candidates, 0)
+        return state, Decision(first, reason=f"start at {first}, {REASON}")
 
-    def observe(self, state: _Position, measurement: Measurement) -> tuple[_Position, Decision]:
-        """Go on by one step, or round."""
-        before, after = (self._at(state.candidates, self._due(at)) for at in (state.at, state.at + 1))
-        reason = "" if after == before else f"{before} to {after}, {WHY}"
-        return replace(state, at=state.at + 1), Decision(after, reason=reason)
+    def observe(self, state: _ShuffledState, measurement: Measurement) -> tuple[_ShuffledState, Decision]:
+        """Advance by one step, or round."""
+        previous, following = (
+            self._candidate_at(state.candidates, self._due(observed))
+            for observed in (state.observed, state.observed + 1)
+        )
+        reason = "" if following == previous else f"{previous} to {following}, {REASON}"
+        return replace(state, observed=state.observed + 1), Decision(following, reason=reason)
 
-    def dump(self, state: _Position) -> dict[str, Any]:
-        """Return how far it is."""
-        return {"at": state.at}
+    def dump(self, state: _ShuffledState) -> dict[str, Any]:
+        """Return the number of observed steps."""
+        return {"at": state.observed}
 
-    def restore(self, plain: dict[str, Any], forecasts: Sequence[Forecast]) -> tuple[_Position, Decision]:
-        """Go on from there."""
-        state = _Position(tuple(forecast.candidate for forecast in forecasts), plain["at"])
-        return state, Decision(self._at(state.candidates, self._due(state.at)))
+    def restore(self, plain: dict[str, Any], forecasts: Sequence[Forecast]) -> tuple[_ShuffledState, Decision]:
+        """Continue after the number of observed steps in ``plain``."""
+        state = _ShuffledState(tuple(forecast.candidate for forecast in forecasts), plain["at"])
+        return state, Decision(self._candidate_at(state.candidates, self._due(state.observed)))
 
     def _due(self, observed: int) -> int:
-        """Return the step that a decision holds for, once so many were observed."""
+        """Return the step for which a decision after ``observed`` steps holds."""
         return observed - 1 + self.latency if observed else 0
 
-    def _at(self, candidates: Sequence[Candidate], position: int) -> Candidate:
-        length = sum(one.rounds for one in self.played)
-        left = position % length
-        for one in shuffled(self.played, self.seed + position // length):
-            if left < one.rounds:
-                return _nearest(one, candidates)
-            left -= one.rounds
+    def _candidate_at(self, candidates: Sequence[Candidate], step: int) -> Candidate:
+        """Return the candidate to run in a step, counted from 0."""
+        length = sum(play.rounds for play in self.played)
+        remaining = step % length
+        for play in shuffled(self.played, self.seed + step // length):
+            if remaining < play.rounds:
+                return _nearest(play, candidates)
+            remaining -= play.rounds
         raise AssertionError("a position lies in some block")
 
 
 @dataclass(frozen=True)
-class _Position:
-    """How many steps were observed, and what may run."""
+class _ShuffledState:
+    """State of ``Shuffled``.
+
+    Attributes:
+        candidates: candidates that may run.
+        observed: number of observed steps, or rounds.
+    """
 
     candidates: tuple[Candidate, ...]
-    at: int
+    observed: int
 
 
-def _nearest(one: Play, candidates: Sequence[Candidate]) -> Candidate:
-    """Return the candidate that a play names, or what comes nearest where that was not admitted."""
+def _nearest(play: Play, candidates: Sequence[Candidate]) -> Candidate:
+    """Return the candidate of a play, or the nearest candidate if that of the play was not admitted."""
 
     def distance(candidate: Candidate) -> tuple[bool, bool, float, float, bool, int]:
-        often, sent = abs(math.log(candidate.every / one.every)), abs(math.log(candidate.cf / one.cf))
-        waits = (candidate.delay > 0) != (one.delay > 0)
-        others = candidate.compressor != one.compressor
-        return (candidate.mode != one.mode, others, often, sent, waits, abs(candidate.delay - one.delay))
+        every_distance = abs(math.log(candidate.every / play.every))
+        cf_distance = abs(math.log(candidate.cf / play.cf))
+        delay_differs = (candidate.delay > 0) != (play.delay > 0)
+        compressor_differs = candidate.compressor != play.compressor
+        return (
+            candidate.mode != play.mode,
+            compressor_differs,
+            every_distance,
+            cf_distance,
+            delay_differs,
+            abs(candidate.delay - play.delay),
+        )
 
     return min(candidates, key=distance)

@@ -1,6 +1,6 @@
 # SPDX-FileCopyrightText: 2026 The gravac developers
 # SPDX-License-Identifier: Apache-2.0
-"""A clock for the parts of a training step, the same for every method, also for those that are not ours."""
+"""A clock that times the phases of a training step, the same for every method, also for those of torch."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ class Lap:
     """The times of one step, in seconds.
 
     Attributes:
-        seconds: time of the whole step.
+        seconds: time of the step.
         input_wait: time waiting for the batch.
         compute: time of forward, backward and optimizer.
-        exposed: time from the end of backward's own work until its gradients were averaged; of outer steps, time
-            that the exchange took of it.
+        exposed: time from the computation of the last gradient until the gradients were averaged; of outer steps, the
+            time of the step spent waiting for the exchange.
     """
 
     seconds: float
@@ -31,46 +31,48 @@ class Lap:
 
 
 class TrainingClock:
-    """A clock whose methods are called in the order of the loop: step_begins, inputs_ready, watch, exchanged, stop."""
+    """A clock of training steps; in each, call step_begins, inputs_ready, watch, exchanged and stop in this order."""
 
     def step_begins(self) -> None:
-        """Note that a step begins."""
+        """Record the time at which a step begins."""
         self._began = time.perf_counter()
 
     def inputs_ready(self) -> None:
-        """Note that the batch is there."""
+        """Record the time at which the batch is ready."""
         self._inputs = time.perf_counter()
 
     def watch(self, loss: torch.Tensor) -> None:
-        """Have the moment noted when all gradients are computed, before DDP waits for the exchange.
+        """Record the time at which all gradients are computed, before DDP waits for the exchange.
 
-        Called before ``loss.backward()``; ``loss`` is a scalar.
+        Call it before ``loss.backward()``. The callback is queued when backward starts; DDP queues its own wait only
+        when the last bucket is ready, so DDP waits after the callback.
 
-        DDP queues its own wait at the end of backward only when the last bucket is ready; this is queued at its start.
+        Args:
+            loss: training loss, a scalar.
         """
         self._backward: float | None = None
 
-        def begun(gradient: torch.Tensor) -> None:
+        def queue_callback(gradient: torch.Tensor) -> None:
             Variable._execution_engine.queue_callback(self._computed)
 
-        loss.register_hook(begun)  # type: ignore[no-untyped-call]
+        loss.register_hook(queue_callback)  # type: ignore[no-untyped-call]
 
     def exchanged(self) -> None:
-        """Note that backward returned."""
+        """Record the time at which backward returned."""
         self._returned = time.perf_counter()
 
     def stop(self, exposed_of: Callable[[float], float] | None = None) -> Lap:
-        """Note that the step is over; return its times.
+        """End the step, and return its times.
 
         Args:
-            exposed_of: gives ``Lap.exposed``, told the time from the end of backward's own work to its return; ``None``
-                takes that.
+            exposed_of: function that returns ``Lap.exposed`` for the seconds from the computation of the last gradient
+                to backward's return; ``None``: the identity.
         """
-        now = time.perf_counter()
+        end = time.perf_counter()
         exposed = max(0.0, self._returned - (self._backward or self._returned))
         exposed = exposed if exposed_of is None else exposed_of(exposed)
-        waited = self._inputs - self._began
-        return Lap(now - self._began, waited, now - self._began - waited - exposed, exposed)
+        input_wait = self._inputs - self._began
+        return Lap(end - self._began, input_wait, end - self._began - input_wait - exposed, exposed)
 
     def _computed(self) -> None:
         self._backward = time.perf_counter()

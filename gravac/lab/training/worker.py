@@ -3,10 +3,12 @@
 """One rank of a session, in a process of its own: ``python -m gravac.lab.training.worker SPEC RANK``.
 
 A session is a list of *legs*: each trains a fresh model with one method. The clock of a leg counts training only:
-neither the start (imports, first connection, the copy of the weights) nor evaluation. Rank 0 decides when to evaluate
-and when to stop, and says so in one integer a step on a group of its own, sent while the step runs: the same small cost
-for every method. That group has interfaces of its own where links are emulated: a command neither waits behind an
-exchange nor counts as bytes. Where ranks train apart, what they share is evaluated.
+neither the start (imports, first connection, the copy of the weights) nor evaluation.
+
+Rank 0 decides when to evaluate and when to stop. While a step runs, rank 0 broadcasts its command, an integer, over a
+separate process group: the same small cost for every method. On emulated links that group has separate interfaces, so a
+command neither waits for an exchange nor counts as bytes. With local steps, the ranks evaluate the weights that they
+share.
 """
 
 from __future__ import annotations
@@ -39,20 +41,20 @@ IFNAME = "GLOO_SOCKET_IFNAME"
 """Variable of the environment that names gloo's interface."""
 
 GO_ON, EVALUATE, STOP = 0, 1, 2
-"""Commands of rank 0 for a step; both but the first have it evaluated."""
+"""Commands of rank 0 for a step; after ``EVALUATE`` and ``STOP`` the ranks evaluate the model."""
 
-MOST = 10
-"""Largest number of evaluations put off until nothing travels; then training waits for what does."""
+MAX_POSTPONED = 10
+"""Maximum number of evaluations postponed while an exchange is in flight; then training waits for the exchange."""
 
 
 def train(spec: Spec, index: int, rank: int, control: dist.ProcessGroup) -> None:
-    """Train one leg until its limit or target; called on every rank.
+    """Train one leg until its limit or target; call it on every rank.
 
     Args:
-        spec: the session.
-        index: the leg's place in ``spec.legs``.
-        rank: this rank.
-        control: process group of its own for what ranks tell each other about training.
+        spec: specification of the session.
+        index: index of the leg in ``spec.legs``.
+        rank: rank of this process.
+        control: separate process group for rank 0's commands and for metrics.
     """
     leg = spec.legs[index]
     alone = leg.method == ALONE
@@ -61,19 +63,19 @@ def train(spec: Spec, index: int, rank: int, control: dist.ProcessGroup) -> None
             training = _Training(spec, index, rank, control, stack)
             if leg.evaluates:
                 training.evaluate()
-            used = _Used(spec)
+            usage = _Usage(spec)
             command = GO_ON
             while command != STOP:
                 command = training.step()
                 if leg.evaluates and training.judge(command):
-                    command = STOP  # every rank knows the same metric
-            training.finish(used)
+                    command = STOP  # on every rank, since all have the same metric
+            training.finish(usage)
     if alone:
         dist.barrier(group=control)
 
 
 class _Training:
-    """One leg under way on one rank: a fresh model, what exchanges its gradients, and the clock."""
+    """The training of one leg on one rank: a fresh model, the attached method, and the clock."""
 
     def __init__(self, spec: Spec, index: int, rank: int, control: dist.ProcessGroup, stack: ExitStack) -> None:
         self.spec, self.leg, self.rank, self.control = spec, spec.legs[index], rank, control
@@ -81,12 +83,12 @@ class _Training:
         self.workers = 1 if alone else spec.workers
         self.task = make(spec.task, scale=spec.scale, seed=spec.seed, data=spec.data)
         self.model = self.task.model()
-        self.evaluated = copy.deepcopy(self.model)  # of earlier states, beside the one that trains
+        self.evaluated = copy.deepcopy(self.model)  # a second model, to evaluate earlier states
         self.optimizer = self.task.optimizer(self.model)
         self.samples = self.task.batch_size * self.workers
         self.parameters = sum(parameter.numel() for parameter in self.model.parameters())
         self.metric = math.nan
-        self.put_off: list[tuple[int, dict[str, torch.Tensor]]] = []
+        self.postponed: list[tuple[int, dict[str, torch.Tensor]]] = []  # number of steps, shared state
         self.laps: list[Lap] = []
         self.ends = [0.0]
         self.clock = TrainingClock()
@@ -116,7 +118,7 @@ class _Training:
         dist.barrier(group=self.control)
 
     def step(self) -> int:
-        """Train one step; return rank 0's command for what comes next."""
+        """Train one step; return rank 0's command after the step."""
         step = len(self.laps)
         self.clock.step_begins()
         self.commands.send(step, self.ends[-1], self.laps[-1].seconds if self.laps else 0.0)
@@ -134,53 +136,64 @@ class _Training:
         if self.exchange and command == STOP:
             self.exchange.finish()
         elif self.exchange and command == EVALUATE:
-            self._put_off(step + 1) if self.exchange.travels else self.exchange.settle()
+            self._postpone(step + 1) if self.exchange.in_flight else self.exchange.settle()
         self.laps.append(self.clock.stop(self.exchange.exposed if self.exchange else None))
         self.ends.append(self.ends[-1] + self.laps[-1].seconds)
         self.report.step(step + 1, self.ends[-1], float(loss.detach()), self.exchange, self.samples)
         return command
 
-    def _put_off(self, steps: int) -> None:
-        """Keep what the ranks share, to evaluate later: what travels must not do so while the clock stands still."""
+    def _postpone(self, steps: int) -> None:
+        """Copy the ranks' shared state to evaluate it later: no exchange may progress while the clock stands still."""
         assert self.exchange is not None
-        if len(self.put_off) == MOST:
+        if len(self.postponed) == MAX_POSTPONED:
             self.exchange.settle()
-        self.put_off.append((steps, self.exchange.shared_state()))
+        self.postponed.append((steps, self.exchange.shared_state()))
 
     def judge(self, command: int) -> bool:
-        """Evaluate what rank 0 commanded, and what was put off; tell whether the target was reached."""
-        travels = self.exchange is not None and self.exchange.travels and command != STOP
+        """Evaluate as rank 0 commanded, and postponed states unless an exchange is in flight.
+
+        Args:
+            command: rank 0's command after the step.
+
+        Returns:
+            Whether the target was reached.
+        """
+        in_flight = self.exchange is not None and self.exchange.in_flight and command != STOP
         if command == EVALUATE:
             self.commands.evaluated(len(self.laps), self.ends[-1])
-        if travels and len(self.put_off) <= MOST:
+        if in_flight and len(self.postponed) <= MAX_POSTPONED:
             return False
-        if not self.put_off and (command == GO_ON or travels):
+        if not self.postponed and (command == GO_ON or in_flight):
             return False
-        return self.evaluate(command != GO_ON and not travels)
+        return self.evaluate(command != GO_ON and not in_flight)
 
-    def evaluate(self, now: bool = True) -> bool:
-        """Take the metric on every rank, of what was put off and of ``now``; tell whether it reached the target."""
-        while self.put_off:
-            steps, then = self.put_off.pop(0)
-            self.evaluated.load_state_dict(then)
+    def evaluate(self, current: bool = True) -> bool:
+        """Evaluate postponed states, and with ``current`` the current state; return whether a state is at the target.
+
+        Called on every rank; the metric is the same on every rank.
+        """
+        while self.postponed:
+            steps, state = self.postponed.pop(0)
+            self.evaluated.load_state_dict(state)
             if self._reached(steps, self.evaluated):
                 return True
         with self.exchange.shared() if self.exchange else nullcontext():
-            return now and self._reached(len(self.laps), self.model)
+            return current and self._reached(len(self.laps), self.model)
 
     def _reached(self, steps: int, model: torch.nn.Module) -> bool:
+        """Evaluate a model and report the metric; return whether the metric reached the target."""
         self.metric = _evaluate(self.task, model, self.workers, self.rank, self.control)
         self.report.evaluation(steps, self.ends[steps], self.metric)
         return self.leg.target is not None and self.task.metric.reached(self.metric, self.leg.target)
 
-    def finish(self, used: _Used) -> None:
-        """Add up over the ranks what the leg used, and report how it ended."""
-        spent = used.so_far()
+    def finish(self, usage: _Usage) -> None:
+        """Sum the leg's usage over the ranks, and report the leg's results."""
+        used = usage.so_far()
         if self.leg.method != ALONE:
-            dist.all_reduce(spent, group=self.control)
-        cpu_seconds, interface_bytes = spent.tolist()
+            dist.all_reduce(used, group=self.control)
+        cpu_seconds, interface_bytes = used.tolist()
         exchange = self.exchange
-        # a mean over all steps has the exchanges of all rounds, and no part of a round
+        # for methods with local steps all steps count: their mean has each round's exchange, and no partial round
         counted = self.laps if exchange and exchange.every is not None else self.laps[WARM_UP:] or self.laps
         self.report.line(
             "end",
@@ -192,7 +205,7 @@ class _Training:
             wire_bytes=exchange.wire_bytes(len(self.laps), self.workers) if exchange else 0,
             interface_bytes=round(interface_bytes / self.workers) if self.spec.interface else None,
             gain=exchange.mean_gain() if exchange else None,
-            every=_every(len(self.laps), exchange),
+            every=_mean_every(len(self.laps), exchange),
             turns=decisions(exchange, self.ends) if exchange else [],
             changes=changes(exchange, self.ends) if exchange else [],
             split=_split(counted, exchange),
@@ -208,7 +221,7 @@ class _Training:
 
 
 class _Commands:
-    """Rank 0's command for each step: go on, evaluate after it, or evaluate and stop."""
+    """Rank 0's command for each step: go on, evaluate after the step, or evaluate and stop."""
 
     def __init__(self, leg: Leg, control: dist.ProcessGroup, alone: bool) -> None:
         self._leg = leg
@@ -220,12 +233,21 @@ class _Commands:
         self._evaluated = (step, clock)
 
     def send(self, step: int, clock: float, duration: float) -> None:
-        """Decide from the clock as it will stand after this step, should it last as long as the one before."""
-        leg, after, then = self._leg, step + 1, clock + duration
+        """Decide on the command for a step, and start to broadcast it.
+
+        Args:
+            step: number of the step, from 0 on.
+            clock: training seconds before the step.
+            duration: expected seconds of the step: those of the previous step.
+        """
+        leg, steps, seconds = self._leg, step + 1, clock + duration
+        evaluated_steps, evaluated_seconds = self._evaluated
         command = GO_ON
-        if _past(after, leg.steps) or _past(then, leg.seconds):
+        if _reaches(steps, leg.steps) or _reaches(seconds, leg.seconds):
             command = STOP
-        elif _past(after - self._evaluated[0], leg.every_steps) or _past(then - self._evaluated[1], leg.every_seconds):
+        elif _reaches(steps - evaluated_steps, leg.every_steps) or _reaches(
+            seconds - evaluated_seconds, leg.every_seconds
+        ):
             command = EVALUATE
         self._command = torch.tensor([command])
         self._sending = None if self._alone else dist.broadcast(self._command, 0, group=self._control, async_op=True)
@@ -236,46 +258,47 @@ class _Commands:
         return int(self._command)
 
 
-class _Used:
-    """Processor time and interface bytes of this rank since it was made."""
+class _Usage:
+    """Processor time and interface bytes of this rank since the object was made."""
 
     def __init__(self, spec: Spec) -> None:
         self._spec = spec
-        self._sent = _interface_bytes(spec)
-        self._busy = time.process_time()
+        self._initial_bytes = _interface_bytes(spec)
+        self._initial_seconds = time.process_time()
 
     def so_far(self) -> torch.Tensor:
         """Return ``(2,)``, float64: processor seconds, and bytes that the network interface sent."""
-        busy, sent = time.process_time() - self._busy, _interface_bytes(self._spec) - self._sent
-        return torch.tensor([busy, sent], dtype=torch.float64)
+        seconds = time.process_time() - self._initial_seconds
+        sent = _interface_bytes(self._spec) - self._initial_bytes
+        return torch.tensor([seconds, sent], dtype=torch.float64)
 
 
-def _past(value: float, bound: float | None) -> bool:
-    return bound is not None and value >= bound
+def _reaches(amount: float, bound: float | None) -> bool:
+    return bound is not None and amount >= bound
 
 
 def _evaluate(task: Task, model: torch.nn.Module, workers: int, rank: int, control: dist.ProcessGroup) -> float:
-    """Score a share of the validation data on each rank; return the metric, the same on every rank."""
+    """Evaluate a shard of the validation data on each rank; return the metric, the same on every rank."""
     score = task.validate(model, rank, workers)
     summed = torch.tensor([score.total, score.count], dtype=torch.float64)
     if workers > 1:
         dist.all_reduce(summed, group=control)
-    return task.metric.value(Score(float(summed[0]), int(summed[1])))
+    return task.metric.compute(Score(float(summed[0]), int(summed[1])))
 
 
-def _every(steps: int, exchange: Exchange | None) -> float | None:
-    """Mean number of steps from one exchange to the next; ``None`` if each step has its exchange by all means."""
+def _mean_every(steps: int, exchange: Exchange | None) -> float | None:
+    """Return the mean number of steps from one exchange to the next; ``None`` if the method exchanges in every step."""
     exchanges = exchange.exchanges() if exchange else None
     return None if exchanges is None else steps / max(1, exchanges)
 
 
 def _typical(exchange: Exchange | None) -> Callable[[Iterable[float]], float]:
-    """Median over steps, or their mean where most of them do not exchange."""
+    """Return the function for a typical step: the median, or the mean for methods with local steps."""
     return statistics.median if exchange is None or exchange.every is None else statistics.fmean
 
 
 def _split(laps: list[Lap], exchange: Exchange | None) -> dict[str, float | None]:
-    """Where a step's time went: seconds over the counted steps."""
+    """Return the seconds of each phase of a typical step."""
     compress, exchanged = exchange.split() if exchange else (None, None)
     typical = _typical(exchange)
     return {
@@ -288,7 +311,7 @@ def _split(laps: list[Lap], exchange: Exchange | None) -> dict[str, float | None
 
 
 def _interface_bytes(spec: Spec) -> int:
-    """Return the bytes that this rank's network interface sent so far, headers included; 0 without one."""
+    """Return the bytes that this rank's network interface sent so far, headers included; 0 without an interface."""
     if spec.interface is None:
         return 0
     for line in Path("/proc/net/dev").read_text().splitlines():
@@ -299,21 +322,21 @@ def _interface_bytes(spec: Spec) -> int:
 
 
 def _control(spec: Spec) -> dist.ProcessGroup:
-    """Make the group for commands, over interfaces of its own where there are some."""
-    exchanges_over = os.environ.get(IFNAME)
+    """Make the group for commands, over separate interfaces if the session has them."""
+    exchange_interface = os.environ.get(IFNAME)
     if spec.control is not None:
-        os.environ[IFNAME] = spec.control  # gloo looks it up whenever it makes a group
+        os.environ[IFNAME] = spec.control  # gloo reads the variable whenever it makes a group
     try:
         group: dist.ProcessGroup = dist.new_group(backend="gloo")
         return group
     finally:
-        if exchanges_over is not None:
-            os.environ[IFNAME] = exchanges_over
+        if exchange_interface is not None:
+            os.environ[IFNAME] = exchange_interface
 
 
 def _end_with_parent() -> None:
-    """End this process when the parent, which holds the other end of standard input, is gone."""
-    while os.read(0, 1):  # not through sys.stdin, whose lock would be held at the interpreter's end
+    """End this process when the parent, which has the other end of standard input, ended."""
+    while os.read(0, 1):  # not sys.stdin, whose lock this thread would hold when the interpreter ends
         pass
     os._exit(3)
 
@@ -322,7 +345,7 @@ def main(arguments: list[str]) -> int:
     """Run one rank of a session; return the exit status.
 
     Args:
-        arguments: a ``Spec`` as JSON, and the rank.
+        arguments: a ``Spec`` as JSON, then the rank.
     """
     threading.Thread(target=_end_with_parent, daemon=True).start()
     spec, rank = Spec.from_json(arguments[0]), int(arguments[1])

@@ -1,6 +1,6 @@
 # SPDX-FileCopyrightText: 2026 The gravac developers
 # SPDX-License-Identifier: Apache-2.0
-"""What rank 0 of a session tells of a leg: JSON lines for the parent process, scalars for TensorBoard."""
+"""Reports of rank 0 of a session on a leg: JSON lines for the parent process, scalars for TensorBoard."""
 
 from __future__ import annotations
 
@@ -19,16 +19,16 @@ from gravac.lab.training.session import Spec, log_folder
 _hparams: Any = hparams  # torch has no types for it
 
 REPORT_SECONDS = 0.25
-"""Shortest time between two progress lines."""
+"""Minimum seconds between two progress lines."""
 
 
 class WorkerReport:
-    """Rank 0's account of a leg; the same calls do nothing on other ranks.
+    """Rank 0's report on a leg; the same calls do nothing on other ranks.
 
     Args:
-        spec: the session.
+        spec: specification of the session.
         leg: index of the leg in ``spec.legs``.
-        rank: the rank that trains here.
+        rank: rank of this process.
     """
 
     def __init__(self, spec: Spec, leg: int, rank: int) -> None:
@@ -36,52 +36,53 @@ class WorkerReport:
         self._lines = open(Path(spec.folder, "events.jsonl"), "a") if rank == 0 else None  # noqa: SIM115
         folder = log_folder(spec, spec.legs[leg])
         self._board: Any = SummaryWriter(str(folder)) if rank == 0 and folder is not None else None
-        self._last = -math.inf
+        self._previous_line = -math.inf
 
-    def line(self, event: str, **values: Any) -> None:
-        """Write one event at once, with the leg's index."""
+    def line(self, event: str, **fields: Any) -> None:
+        """Write an event as one JSON line, with the leg's index, and flush the file."""
         if self._lines:
-            self._lines.write(json.dumps({"event": event, "leg": self._leg, **values}) + "\n")
+            self._lines.write(json.dumps({"event": event, "leg": self._leg, **fields}) + "\n")
             self._lines.flush()
 
     def step(self, step: int, clock: float, loss: float, exchange: Exchange | None, samples: int) -> None:
-        """Tell of a step; the JSON line is left out where the last one is more recent than ``REPORT_SECONDS``.
+        """Report a step, without a JSON line if the previous line is more recent than ``REPORT_SECONDS``.
 
         Args:
-            step: steps trained so far.
+            step: number of steps trained so far.
             clock: training seconds so far.
             loss: training loss of the step.
-            exchange: what exchanges; ``None`` of one worker alone.
-            samples: samples a step, over all ranks.
+            exchange: the attached method; ``None`` for a worker that trains alone.
+            samples: samples per step, over all ranks.
         """
         if self._board:
             self._board.add_scalar("loss/training", loss, step)
-        if self._lines and time.monotonic() - self._last >= REPORT_SECONDS:
-            self._last = time.monotonic()
-            told = {name: getattr(exchange, name) if exchange else None for name in ("mode", "cf", "gain", "every")}
-            self.line("step", step=step, seconds=clock, loss=loss, samples_per_s=step * samples / clock, **told)
+        if self._lines and time.monotonic() - self._previous_line >= REPORT_SECONDS:
+            self._previous_line = time.monotonic()
+            names = ("mode", "cf", "gain", "every")
+            of_method = {name: getattr(exchange, name) if exchange else None for name in names}
+            self.line("step", step=step, seconds=clock, loss=loss, samples_per_s=step * samples / clock, **of_method)
 
     def evaluation(self, step: int, clock: float, metric: float) -> None:
-        """Tell of the metric, by steps and by training seconds (there TensorBoard's "step" is milliseconds)."""
+        """Report the metric, by steps and by training seconds (for which TensorBoard's "step" is milliseconds)."""
         self.line("evaluation", step=step, seconds=clock, metric=metric)
         if self._board:
             self._board.add_scalar("metric/validation", metric, step)
             self._board.add_scalar("metric/validation_by_milliseconds", metric, round(clock * 1000))
 
     def compare(self, settings: dict[str, Any], metrics: dict[str, float]) -> None:
-        """Put settings and metrics on TensorBoard's hparams page, which compares runs by them.
+        """Write settings and metrics for TensorBoard's hparams page, which compares runs by them.
 
-        They go into this run's own file, which is older than what a compressor writes of its settings when it closes:
-        TensorBoard shows the first of a run, so each leg is one row, and all rows have the same columns.
+        They are in this run's own file. It is older than the file in which a compressor writes its settings when it
+        closes, and TensorBoard shows the oldest of a run. So each leg is one row, and all rows have the same columns.
         """
         if self._board:
             for summary in _hparams(settings, metrics):
                 self._board.file_writer.add_summary(summary)
-            for name, value in metrics.items():
-                self._board.add_scalar(name, value)
+            for name, metric in metrics.items():
+                self._board.add_scalar(name, metric)
 
     def close(self) -> None:
-        """Write what is left, and close the files."""
+        """Flush and close the files."""
         if self._board:
             self._board.close()
         if self._lines:
@@ -89,34 +90,39 @@ class WorkerReport:
 
 
 def decisions(exchange: Exchange, ends: list[float]) -> list[dict[str, Any]]:
-    """Return an exchange's decisions as JSON values.
+    """Return a method's decisions in JSON types.
 
     Args:
-        exchange: a method, attached.
+        exchange: an attached method.
         ends: training seconds at the start, then at each step's end.
     """
     return [
         {
-            "step": turn.step,
-            "seconds": ends[min(turn.step, len(ends) - 1)],
-            "compressor": turn.compressor,
-            "cf": turn.cf,
-            "every": turn.every,
-            "delay": turn.delay,
-            "mode": turn.mode,
-            "changed": turn.changed,
-            "gain": turn.gain if math.isfinite(turn.gain) else None,
-            "t_system": turn.t_system,
-            "reason": turn.reason,
+            "step": decision.step,
+            "seconds": ends[min(decision.step, len(ends) - 1)],
+            "compressor": decision.compressor,
+            "cf": decision.cf,
+            "every": decision.every,
+            "delay": decision.delay,
+            "mode": decision.mode,
+            "changed": decision.changed,
+            "gain": decision.gain if math.isfinite(decision.gain) else None,
+            "t_system": decision.t_system,
+            "reason": decision.reason,
         }
-        for turn in exchange.decisions()
+        for decision in exchange.decisions()
     ]
 
 
 def changes(exchange: Exchange, ends: list[float]) -> list[dict[str, Any]]:
-    """Return an exchange's changes of mode as JSON values; arguments are those of ``decisions``.
+    """Return a method's changes of mode in JSON types.
 
-    ``at_seconds`` is the training time at a change, ``seconds`` and ``wire_bytes`` what the change took on this rank.
+    ``at_seconds`` is the training time at a change; ``seconds`` and ``wire_bytes`` are the costs of the change on this
+    rank.
+
+    Args:
+        exchange: an attached method.
+        ends: training seconds at the start, then at each step's end.
     """
     return [
         {

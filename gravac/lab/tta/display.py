@@ -1,6 +1,6 @@
 # SPDX-FileCopyrightText: 2026 The gravac developers
 # SPDX-License-Identifier: Apache-2.0
-"""What ``gravac bench tta`` shows: what is running, what has come of it, how long it still takes. Needs rich."""
+"""Shows the progress of ``gravac bench tta``, the remaining time, and a table of the results. Needs rich."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 from rich.table import Table
 
-from gravac.lab.console import PLAIN_SECONDS, Shown, wide
+from gravac.lab.console import PROGRESS_SECONDS, ProgressDisplay, wide_console
 from gravac.lab.links.link import PACED
 from gravac.lab.links.network import available
 from gravac.lab.training.methods import running_at
@@ -24,40 +24,40 @@ from gravac.lab.tta.record import TrainingRecord
 from gravac.lab.tta.runner import run_matrix
 
 
-class TtaLive(Shown):
-    """A watcher: one line with a bar on a terminal, otherwise a plain line every few seconds and one per record."""
+class TtaLive(ProgressDisplay):
+    """A watcher that shows a line with a bar on a terminal; otherwise a line every few seconds and one per record."""
 
     def __init__(self, console: Console, paced: bool) -> None:
         self.failures = 0
         self._console = console
         self._note = f" ({PACED})" if paced else ""
-        self._wanted = self._there = self._made = 0
-        self._began = self._last = time.monotonic()
+        self._planned = self._existing = self._finished = 0
+        self._began = self._latest_line_time = time.monotonic()
         self._metric = ""
         if console.is_terminal:
             columns = [TextColumn("{task.description}"), BarColumn(bar_width=20), MofNCompleteColumn()]
             self._progress = Progress(*columns, TextColumn("{task.fields[state]}"), console=console)
             self._bar = self._progress.add_task("runs" + self._note, total=None, state="")
 
-    def planned(self, records: int, there: int) -> None:
+    def planned(self, records: int, existing: int) -> None:
         """See ``Watcher``."""
-        self._wanted, self._there = records, there
-        if there:
-            self._say(f"{there} of {records} runs are in the file already and are not repeated")
+        self._planned, self._existing = records, existing
+        if existing:
+            self._print(f"{existing} of {records} runs are in the file already and are not repeated")
         if self._progress:
-            self._progress.update(self._bar, total=records, completed=there)
+            self._progress.update(self._bar, total=records, completed=existing)
 
-    def stamped(self, code: str, there: Sequence[str]) -> None:
+    def stamped(self, code: str, existing: Sequence[str]) -> None:
         """See ``Watcher``."""
-        if others := [other for other in there if other != code]:
-            self._say(
+        if others := [other for other in existing if other != code]:
+            self._print(
                 f"The file holds runs of other code ({', '.join(others)}; this is {code}): new ones are added, but one "
                 "table of both takes --mixed"
             )
 
     def starting(self, cell: str, leg: Leg) -> None:
         """See ``Watcher``."""
-        self._state(f"{cell}: {leg.method}: starting")
+        self._show_state(f"{cell}: {leg.method}: starting")
 
     def event(self, cell: str, leg: Leg, event: Event) -> None:
         """See ``Watcher``."""
@@ -66,55 +66,58 @@ class TtaLive(Shown):
         elif event["event"] == "evaluation":
             self._metric = f"  metric {event['metric']:.3f}" + (f" of {leg.target:.3f}" if leg.target else "")
         elif event["event"] == "step":
-            runs = "" if event["cf"] is None else f"  {running_at(leg.method, event['cf'], event['mode'])}"
-            runs += f" every {event['every']} steps" if event.get("every") else ""
-            self._state(f"{cell}: {leg.method}: step {event['step']}  {event['seconds']:.0f} s{self._metric}{runs}")
+            choice = "" if event["cf"] is None else f"  {running_at(leg.method, event['cf'], event['mode'])}"
+            choice += f" every {event['every']} steps" if event.get("every") else ""
+            self._show_state(
+                f"{cell}: {leg.method}: step {event['step']}  {event['seconds']:.0f} s{self._metric}{choice}"
+            )
 
     def finished(self, run: TrainingRecord) -> None:
         """See ``Watcher``."""
-        self._made += 1
-        reached = f"target after {run.tta_s:.1f} s" if run.tta_s is not None else f"not within {run.seconds:.0f} s"
-        how = " (factored)" if run.factored else ""
-        self._say(
-            f"{run.task} {run.link} seed {run.seed}: {run.method}: {reached}, {run.steps} steps of "
-            f"{1000 * run.step_s:.0f} ms{how}{self._note}"
+        self._finished += 1
+        result = f"target after {run.tta_s:.1f} s" if run.tta_s is not None else f"not within {run.seconds:.0f} s"
+        mark = " (factored)" if run.factored else ""
+        self._print(
+            f"{run.task} {run.link} seed {run.seed}: {run.method}: {result}, {run.steps} steps of "
+            f"{1000 * run.step_s:.0f} ms{mark}{self._note}"
         )
         if self._progress:
-            self._progress.update(self._bar, completed=self._there + self._made)
+            self._progress.update(self._bar, completed=self._existing + self._finished)
 
     def failed(self, cell: str, leg: Leg, error: RunFailed) -> None:
         """See ``Watcher``."""
         self.failures += 1
-        self._say(f"{cell}: {leg.method} FAILED and is left out: {error}")
+        self._print(f"{cell}: {leg.method} FAILED and is left out: {error}")
 
-    def _left(self) -> str:
-        if not self._made:
+    def _remaining_time(self) -> str:
+        """Return the estimated remaining time as text; empty before the first record."""
+        if not self._finished:
             return ""
-        each = (time.monotonic() - self._began) / self._made
-        left = each * max(0, self._wanted - self._there - self._made)
-        return f"  about {left / 60:.0f} min left" if left >= 90 else f"  about {left:.0f} s left"
+        seconds_per_run = (time.monotonic() - self._began) / self._finished
+        remaining = seconds_per_run * max(0, self._planned - self._existing - self._finished)
+        return f"  about {remaining / 60:.0f} min left" if remaining >= 90 else f"  about {remaining:.0f} s left"
 
-    def _state(self, state: str) -> None:
+    def _show_state(self, state: str) -> None:
         if self._progress:
-            self._progress.update(self._bar, state=escape(state) + self._left())
-        elif time.monotonic() - self._last >= PLAIN_SECONDS:
-            self._say(state + self._note + self._left())
+            self._progress.update(self._bar, state=escape(state) + self._remaining_time())
+        elif time.monotonic() - self._latest_line_time >= PROGRESS_SECONDS:
+            self._print(state + self._note + self._remaining_time())
 
-    def _say(self, words: str) -> None:
-        self._last = time.monotonic()
-        self._console.print(words, highlight=False, soft_wrap=True, markup=False)
+    def _print(self, text: str) -> None:
+        self._latest_line_time = time.monotonic()
+        self._console.print(text, highlight=False, soft_wrap=True, markup=False)
 
 
 def run_tta(matrix: Matrix, console: Console | None = None) -> int:
-    """Run a matrix, show it, and return how many runs failed.
+    """Run a matrix, show its progress and results, and return the number of failed runs.
 
     Raises:
         RunFailed: the reference run failed, or did not reach the target.
         LinkError: a link cannot be made.
-        SettingsError: the result file holds something else.
-        ValueError: there are no rights to make links, and methods that cannot be paced were asked for.
+        SettingsError: the result file has other contents than records of runs.
+        ValueError: the user has no rights to make links, and the matrix has methods that cannot be paced.
     """
-    console = wide(console)
+    console = wide_console(console)
     reason = "asked for with --paced" if matrix.paced else available()
     if reason is not None and not matrix.paced:
         matrix = Matrix(**{**vars(matrix), "paced": True})
@@ -122,15 +125,15 @@ def run_tta(matrix: Matrix, console: Console | None = None) -> int:
         console.print(f"Links: {PACED} ({reason}).", highlight=False, soft_wrap=True, markup=False)
     with TtaLive(console, matrix.paced) as live:
         runs = run_matrix(matrix, live)
-    mine = [run for run in runs if run.task in matrix.tasks and run.method in matrix.methods]
-    console.print(table(mine, matrix.paced))
+    selected = [run for run in runs if run.task in matrix.tasks and run.method in matrix.methods]
+    console.print(table(selected, matrix.paced))
     if matrix.json is not None:
         console.print(f"Written to {matrix.json}. To see it: gravac report {matrix.json} --out DIR", soft_wrap=True)
     return live.failures
 
 
 def table(runs: Sequence[TrainingRecord], paced: bool) -> Table:
-    """Return one row per run: time and steps to the target, speed, bytes."""
+    """Return a table with a row per run: time and steps to the target, speed, bytes."""
     shown = Table(title=PACED if paced else None, box=SIMPLE_HEAVY, pad_edge=False, collapse_padding=True)
     for heading in ("task", "link", "seed", "method"):
         shown.add_column(heading, no_wrap=True)

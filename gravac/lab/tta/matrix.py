@@ -2,18 +2,18 @@
 # SPDX-License-Identifier: Apache-2.0
 """``gravac bench tta``: the time to accuracy of methods, tasks and links, side by side.
 
-For each task and seed native DDP trains first over an unthrottled link: the target is what it reaches at 80 % of its
-budget, and its own time to accuracy there is *the limit*, that of a free network. Then every method runs on every link,
-the methods of a cell (task, link, seed) one after another, seed after seed; each stops at the target, or at ``limit``
+For each task and seed native DDP trains first over an unthrottled link. The target is its metric at 80 % of its budget,
+and its time to accuracy on that link is *the limit*, that of a free network. Then every method runs on every link, the
+methods of a cell (task, link, seed) one after another, seed after seed. Each run stops at the target, or at ``limit``
 times the limit.
 
-``factored`` saves time on static methods: the steps they need do not depend on the link, so they are taken once,
-unthrottled, and multiplied by the time of a step on each link, taken in a short run where the methods take turns.
-Adaptive methods, and those that do not exchange in every step, always run in full. With ``times_each_seed`` that time
-is taken anew for every seed, just before its adaptive runs, and not once for all.
+``factored`` saves time on static methods, whose number of steps to the target does not depend on the link. The number
+is measured once, unthrottled, and multiplied by the time of a step on each link. That time is measured in a short
+session in which the methods alternate. Adaptive methods and methods with local steps always run in full. With
+``times_each_seed`` the time of a step is measured for every seed, just before its adaptive runs, instead of once.
 
-``more_seeds`` adds runs where they tell most: of each method on each link whose times differ by more than 10 % between
-seeds, one seed after another. None is dropped.
+``more_seeds`` adds seeds, one after another, for each method on each link whose times differ by more than 10 % between
+seeds. All runs stay in the results.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from gravac.lab.links.link import parse_link
-from gravac.lab.links.network import MOST_WORKERS
+from gravac.lab.links.network import MAX_WORKERS
 from gravac.lab.tasks import make
 from gravac.lab.tasks.base import Task
 from gravac.lab.training.methods import Method
@@ -32,30 +32,31 @@ REFERENCE = "fp32"
 """Method whose unthrottled run sets target and limit."""
 
 METHODS = ("fp32", "fp16", "quantize(8)", "quantize(2)", "topkc@10", "topk@10", "gravac:topk", "goodput:ladder@2-1000")
-"""Methods that are compared when nothing else is asked for."""
+"""Methods to compare by default."""
 
 
 @dataclass(frozen=True)
 class Matrix:
-    """Settings of ``gravac bench tta``; wrong values are refused at construction.
+    """Settings of ``gravac bench tta``; wrong settings are refused at construction.
 
     Attributes:
         tasks: names of reference tasks.
-        links: links in words, see ``gravac.lab.links.link``.
-        methods: methods in words, see ``gravac.lab.training.methods``.
+        links: texts of links, see ``gravac.lab.links.link``.
+        methods: texts of methods, see ``gravac.lab.training.methods``.
         workers: number of workers, 2 to 8.
         seeds: seeds, 0 and up.
-        more_seeds: largest number of seeds after those, for whatever differs between seeds by more than ``SPREAD``.
+        more_seeds: maximum number of further seeds, for methods whose times differ by more than ``SPREAD`` between
+            seeds.
         scale: scale of the tasks.
-        target: target of the metric; ``None`` is what dense reaches at 80 % of its budget.
-        budget: number of steps of the reference run; ``None`` is the task's own.
-        limit: multiple of the limit at which a run is given up.
-        factored: whether static methods are measured by parts, see the module.
-        times_each_seed: whether the times of their steps are taken anew for every seed.
-        paced: whether the exchange paces itself instead of using emulated links.
-        data: folder of a task's data, for tasks that bring none.
-        json: the file of results; runs in it are not run again.
-        log_dir: TensorBoard logs; ``None`` writes none.
+        target: target of the metric; ``None``: the metric of dense training at 80 % of its budget.
+        budget: number of steps of the reference run; ``None``: the task's budget.
+        limit: multiple of the limit at which a run is stopped.
+        factored: whether steps and step times of static methods are measured separately, see the module.
+        times_each_seed: whether the step times of static methods are measured for every seed.
+        paced: whether the exchange limits itself to the link's rate, instead of using emulated links.
+        data: folder of a task's data, for tasks that need a folder.
+        json: file of results; runs in the file are not repeated. ``None``: no file.
+        log_dir: folder of TensorBoard logs; ``None``: no logs.
 
     Raises:
         ValueError: names the argument, the value and the remedy.
@@ -79,8 +80,8 @@ class Matrix:
     log_dir: Path | None = None
 
     def __post_init__(self) -> None:
-        if not 2 <= self.workers <= MOST_WORKERS:
-            raise ValueError(f"workers: {self.workers} is outside 2 to {MOST_WORKERS}; use 2")
+        if not 2 <= self.workers <= MAX_WORKERS:
+            raise ValueError(f"workers: {self.workers} is outside 2 to {MAX_WORKERS}; use 2")
         if self.budget is not None and self.budget < 2:
             raise ValueError(f"budget: {self.budget} is below 2 steps; use 300")
         if not self.limit > 0:

@@ -1,6 +1,6 @@
 # SPDX-FileCopyrightText: 2026 The gravac developers
 # SPDX-License-Identifier: Apache-2.0
-"""The lab's runs as steps that the cost model can be fitted to, and how well it then predicts the others."""
+"""Turns the lab's runs into observations for fitting the cost model, and tests its predictions on held-out runs."""
 
 from __future__ import annotations
 
@@ -15,18 +15,18 @@ from gravac.lab.tasks import make
 from gravac.lab.training.methods import Method, bucket_mb
 from gravac.lab.tta.record import TrainingRecord
 
-FEWEST = 9
-"""Smallest number of steps of which a third can be fitted."""
+MIN_OBSERVATIONS = 9
+"""Minimum number of observations of which a third suffices for a fit."""
 
 
 @dataclass(frozen=True, slots=True)
 class HeldOut:
-    """A cost model fitted to a third of some steps, and tried on the others.
+    """A cost model fitted to a third of the observations, and its errors on the others.
 
     Attributes:
-        fit: cost model fitted to a third of the steps.
-        tried: the other steps.
-        errors: predicted over measured step time, less one, of each of the other steps.
+        fit: cost model fitted to a third of the observations.
+        tried: the other observations.
+        errors: predicted / measured step time - 1, of each of the other observations.
     """
 
     fit: Fit
@@ -35,14 +35,17 @@ class HeldOut:
 
 
 def observations(runs: Iterable[TrainingRecord]) -> list[Observation]:
-    """Return the steps of torch's dense exchange and of ours at one CF, not paced, on links of one rate throughout."""
+    """Return the typical steps of runs with a dense exchange of torch, or with gravac at a fixed CF.
+
+    Leaves out adaptive and paced runs, and methods with local steps.
+    """
     shapes: dict[tuple[str, float], list[tuple[int, ...]]] = {}
-    found = []
+    observed = []
     for run in runs:
         method = Method.parse(run.method)
         if run.adaptive or run.paced or run.split is None or not (method.native or method.ours):
             continue
-        if method.apart:
+        if method.local_steps:
             continue
         key = (run.task, run.scale)
         if key not in shapes:
@@ -50,7 +53,7 @@ def observations(runs: Iterable[TrainingRecord]) -> list[Observation]:
             shapes[key] = [tuple(weight.shape) for weight in model.parameters() if weight.requires_grad]
         elements = sum(math.prod(shape) for shape in shapes[key])
         formats: dict[str | None, Format] = {"fp32": "float32", "fp16": "float16", "bf16": "bfloat16"}
-        found.append(
+        observed.append(
             Observation(
                 shapes=shapes[key],
                 compressor=method.base,
@@ -63,23 +66,25 @@ def observations(runs: Iterable[TrainingRecord]) -> list[Observation]:
                 link=run.link,
             )
         )
-    return found
+    return observed
 
 
 def hold_out(steps: Sequence[Observation], machine: Machine | None = None, seed: int = 0) -> HeldOut:
-    """Fit the cost model to a third of the steps, drawn at random, and try it on the others.
+    """Fit the cost model to a random third of the observations, and predict the others.
 
     Args:
-        steps: nine steps or more.
+        steps: observations, nine or more.
         machine: machine that ``gravac.costmodel.fit`` starts from.
-        seed: seed of the draw.
+        seed: seed of the random choice.
 
     Raises:
-        ValueError: too few steps, or no bandwidth explains them.
+        ValueError: there are too few observations, or no bandwidth explains them.
     """
-    if len(steps) < FEWEST:
-        raise ValueError(f"steps: {len(steps)} are fewer than {FEWEST}, too few to hold two thirds out; measure more")
-    drawn = [steps[at] for at in np.random.default_rng(seed).permutation(len(steps))]
+    if len(steps) < MIN_OBSERVATIONS:
+        raise ValueError(
+            f"steps: {len(steps)} are fewer than {MIN_OBSERVATIONS}, too few to hold two thirds out; measure more"
+        )
+    permuted = [steps[index] for index in np.random.default_rng(seed).permutation(len(steps))]
     third = len(steps) // 3
-    fitted, tried = fit(drawn[:third], machine), tuple(drawn[third:])
+    fitted, tried = fit(permuted[:third], machine), tuple(permuted[third:])
     return HeldOut(fitted, tried, tuple(fitted.error(step) for step in tried))

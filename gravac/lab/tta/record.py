@@ -1,6 +1,6 @@
 # SPDX-FileCopyrightText: 2026 The gravac developers
 # SPDX-License-Identifier: Apache-2.0
-"""The record of one training run, and the JSON file of many: what ``bench tta`` writes and ``report`` reads."""
+"""The record of a training run, and the JSON file of records that ``bench tta`` writes and ``report`` reads."""
 
 from __future__ import annotations
 
@@ -9,21 +9,21 @@ import json
 import math
 from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, NamedTuple
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, TypeAdapter, ValidationError
 
 from gravac.candidate import Mode
 from gravac.lab.json_file import write_json
-from gravac.lab.provenance import Stamp, one_commit
+from gravac.lab.provenance import Stamp, commits_note
 from gravac.settings import SettingsError
 
 SPREAD = 0.10
-"""Spread of times over seeds, (most - least) / median, above which more seeds are asked for, or added."""
+"""Spread of times over seeds, (longest - shortest) / median, above which more seeds are recommended, or run."""
 
 
-Metric = Annotated[float, BeforeValidator(lambda value: math.nan if value is None else value)]
-"""A metric; a run that diverged has nan, which is written as null."""
+Metric = Annotated[float, BeforeValidator(lambda number: math.nan if number is None else number)]
+"""Metric of a run; nan if the run diverged, written as null."""
 
 
 class _Record(BaseModel):
@@ -31,12 +31,12 @@ class _Record(BaseModel):
 
 
 class CurvePoint(_Record):
-    """The validation metric at one moment.
+    """The validation metric at one evaluation.
 
     Attributes:
         step: number of steps made.
         seconds: seconds of training, without evaluation.
-        metric: value of the metric, in the task's unit.
+        metric: metric, in the task's unit.
     """
 
     step: int
@@ -44,21 +44,21 @@ class CurvePoint(_Record):
     metric: Metric
 
 
-class Turn(_Record):
-    """A window's end, or a trigger: what the controller decided, also when nothing changed.
+class DecisionPoint(_Record):
+    """A decision of the controller at a window's end or at a trigger, also if nothing changed.
 
     Attributes:
-        step: the first step the decision holds for.
-        seconds: training time at it; ``None`` when it was not noted.
-        compressor: name of what runs from here.
-        cf: its compression factor; 1 is dense float32, 2 is 16 bit.
+        step: first step for which the decision holds.
+        seconds: training time at the step; ``None`` if it was not recorded.
+        compressor: name of the compressor that runs from the step on.
+        cf: compression factor; 1 is dense float32, 2 is 16 bit.
         every: number of steps from one exchange to the next.
-        delay: number of steps behind which each travels.
-        mode: who exchanges; older files have none, and ``every`` tells.
-        changed: whether that differs from before.
+        delay: number of steps that each exchange is in flight.
+        mode: mode of the steps; ``None`` in older files, whose modes follow from ``every``.
+        changed: whether the decision differs from the previous decision.
         gain: gain of the window that ended; ``None`` at the start.
         t_system: samples per second of the window.
-        reason: why it was decided, in words.
+        reason: reason of the decision, as text.
     """
 
     step: int
@@ -75,14 +75,17 @@ class Turn(_Record):
 
 
 class Split(_Record):
-    """Where a step's time (``TrainingRecord.step_s``) went on rank 0, in seconds. Compress and exchange overlap.
+    """Seconds of each phase of a typical step (``TrainingRecord.step_s``) on rank 0.
+
+    Compression and exchange overlap with backward.
 
     Attributes:
-        compute: forward, backward and optimizer.
-        compress: encode, decode and error feedback; ``None`` for methods that are not ours, and native steps.
-        exchange: waiting for collectives; ``None`` likewise.
-        exposed: what the exchange adds to the step: from the end of backward's computation to its return.
-        input_wait: waiting for the batch.
+        compute: seconds of forward, backward and optimizer.
+        compress: seconds of encode, decode and error feedback; ``None`` for methods of torch, and native steps.
+        exchange: seconds of waiting for collectives; ``None`` as for ``compress``.
+        exposed: seconds that the exchange adds to the step: from the computation of the last gradient to backward's
+            return.
+        input_wait: seconds of waiting for the batch.
     """
 
     compute: float
@@ -92,40 +95,58 @@ class Split(_Record):
     input_wait: float
 
 
-class TrainingRecord(_Record):
-    """One run of one method; times in seconds, bytes per rank over the run, rates in bits per second.
+class Cell(NamedTuple):
+    """A cell of the matrix, whose methods are compared.
 
     Attributes:
         task: name of the reference task.
         scale: scale of the task.
-        link: link as it was given: ``"100mbit"``, ``"1gbit,30s:50mbit"``, ``"unthrottled"``.
+        link: text of the link.
         workers: number of ranks.
-        method: method as it was given: ``"fp16"``, ``"topk@10"``, ``"gravac:ladder"``.
+        seed: seed of the runs.
+    """
+
+    task: str
+    scale: float
+    link: str
+    workers: int
+    seed: int
+
+
+class TrainingRecord(_Record):
+    """Record of one run of one method; times in seconds, bytes per rank over the run, rates in bits per second.
+
+    Attributes:
+        task: name of the reference task.
+        scale: scale of the task.
+        link: text of the link: ``"100mbit"``, ``"1gbit,30s:50mbit"``, ``"unthrottled"``.
+        workers: number of ranks.
+        method: text of the method: ``"fp16"``, ``"topk@10"``, ``"gravac:ladder"``.
         adaptive: whether a controller decides.
         seed: seed of weights, batches and random compressors.
         metric: name of the metric with its unit.
         higher_is_better: whether a higher metric is better.
-        target: value of the metric to be reached.
-        tta_s: training time until the target was first reached; ``None`` when it was not.
-        steps_to_target: steps until then; ``None`` when it was not reached.
-        seconds: training time of the run; for factored runs steps times ``step_s``.
-        limit_s: the run was to be stopped after so many seconds; ``None`` when steps alone bounded it.
-        steps: steps made.
-        step_s: median seconds of a step; the mean, where not every step exchanges.
-        every: mean number of steps from one exchange to the next; ``None`` where every step exchanges.
+        target: target of the metric.
+        tta_s: training time until the target was first reached; ``None`` if it was not reached.
+        steps_to_target: number of steps until the target was first reached; ``None`` if it was not reached.
+        seconds: training time of the run; of factored runs, steps times ``step_s``.
+        limit_s: limit of the training time; ``None`` if only steps were limited.
+        steps: number of steps made.
+        step_s: median seconds of a step; for methods with local steps, the mean.
+        every: mean number of steps from one exchange to the next; ``None`` for methods that exchange in every step.
         samples_per_s: samples per second over all ranks.
-        efficiency: samples_per_s / (workers * samples per second of one worker alone); ``None`` when not measured.
-        wire_bytes: bytes on the wire by our ledger, by formula for torch's own methods; ``None`` when neither is known.
-        interface_bytes: bytes by the network interface's own counter, headers included; ``None`` without one.
-        cpu_seconds: processor seconds of all ranks over the whole run, evaluation included.
-        gain: mean gain over the steps; ``None`` for methods without one.
-        val_metric: value of the metric at the end.
-        curve: values of the metric over the run.
+        efficiency: samples_per_s / (workers * samples per second of one worker alone); ``None`` if not measured.
+        wire_bytes: bytes on the wire by gravac's ledger, by formula for torch's methods; ``None`` if not known.
+        interface_bytes: bytes by the counter of the network interface, headers included; ``None`` without an interface.
+        cpu_seconds: processor seconds of all ranks over the run, evaluation included.
+        gain: mean gain over the steps; ``None`` for methods without gains.
+        val_metric: metric at the end of the run.
+        curve: metric over the run.
         turns: decisions of the controller.
-        split: a median step's time.
-        paced: no real link; the exchange held itself back.
-        factored: steps came from a run on another link, and ``step_s`` from a short run on this one.
-        stamp: code, time and speed of the machine; of factored runs those of ``step_s``. ``None`` of older files.
+        split: seconds of each phase of a typical step.
+        paced: whether the exchange limited itself to the link's rate, without a real link.
+        factored: whether steps are from a run on another link, and ``step_s`` from a short run on this link.
+        stamp: code, time, and speed of the machine; of factored runs, those of ``step_s``. ``None`` in older files.
     """
 
     task: str
@@ -153,16 +174,16 @@ class TrainingRecord(_Record):
     gain: float | None
     val_metric: Metric
     curve: tuple[CurvePoint, ...]
-    turns: tuple[Turn, ...]
+    turns: tuple[DecisionPoint, ...]
     split: Split | None
     paced: bool
     factored: bool
     stamp: Stamp | None = None
 
     @property
-    def cell(self) -> tuple[str, float, str, int, int]:
-        """The cell of the matrix whose methods are compared: task, scale, link, workers, seed."""
-        return (self.task, self.scale, self.link, self.workers, self.seed)
+    def cell(self) -> Cell:
+        """Cell of the matrix that has the run."""
+        return Cell(self.task, self.scale, self.link, self.workers, self.seed)
 
 
 _RECORDS = TypeAdapter(list[TrainingRecord])
@@ -172,7 +193,8 @@ def read(paths: Iterable[Path]) -> list[TrainingRecord]:
     """Read the runs of several files, in order.
 
     Raises:
-        SettingsError: a file cannot be read, or is none of ``bench tta``; names the file, the entry and the field.
+        SettingsError: a file cannot be read, or was not written by ``bench tta``; names the file, the entry and the
+            field.
     """
     runs: list[TrainingRecord] = []
     for path in paths:
@@ -184,36 +206,47 @@ def read(paths: Iterable[Path]) -> list[TrainingRecord]:
             ) from None
         except ValidationError as error:
             first = error.errors()[0]
-            where = ".".join(str(part) for part in first["loc"]) or "the file"
-            raise SettingsError(f"{path}: {where}: {first['msg']}; give a file of `gravac bench tta --json`") from None
+            location = ".".join(str(key) for key in first["loc"]) or "the file"
+            raise SettingsError(
+                f"{path}: {location}: {first['msg']}; give a file of `gravac bench tta --json`"
+            ) from None
     return runs
 
 
-def of_one_commit(paths: Sequence[Path], runs: Iterable[TrainingRecord], mixed: bool = False) -> str:
-    """Return what a table says of the commits of its runs; see ``gravac.lab.provenance.one_commit``.
+def commits_of(paths: Sequence[Path], runs: Iterable[TrainingRecord], mixed: bool = False) -> str:
+    """Return a sentence on the commits of a table's runs; see ``gravac.lab.provenance.commits_note``.
+
+    Args:
+        paths: files of the runs, for the message.
+        runs: runs of the table.
+        mixed: whether runs of several commits may stand in one table.
 
     Raises:
-        SettingsError: there are several, and they are not to be mixed.
+        SettingsError: the runs are of several commits, and ``mixed`` is false.
     """
-    return one_commit((run.stamp for run in runs), ", ".join(map(str, paths)), mixed)
+    return commits_note((run.stamp for run in runs), ", ".join(map(str, paths)), mixed)
 
 
 def save(path: Path, runs: Sequence[TrainingRecord]) -> None:
-    """Write all runs, one file replaced at once: an interrupt leaves the old one or the new one whole."""
+    """Write all runs, and replace the file atomically: an interrupt leaves the complete old or new file."""
     write_json(path, json.loads(_RECORDS.dump_json(list(runs))))
 
 
 def first_reached(curve: Sequence[CurvePoint], target: float, higher_is_better: bool) -> tuple[float, float] | None:
-    """``(seconds, steps)`` when the target was first reached, linear between evaluations; ``None`` when it was not."""
+    """Return ``(seconds, steps)`` at which a curve first reached the target, linear between evaluations.
+
+    ``None`` if the curve did not reach the target.
+    """
     sign = -1.0 if higher_is_better else 1.0
-    for before, after in itertools.pairwise(curve):
-        was, now = sign * (before.metric - target), sign * (after.metric - target)
-        if was <= 0:
-            return before.seconds, float(before.step)
-        if now <= 0:
-            share = was / (was - now)
+    for previous, following in itertools.pairwise(curve):
+        previous_distance = sign * (previous.metric - target)
+        following_distance = sign * (following.metric - target)
+        if previous_distance <= 0:
+            return previous.seconds, float(previous.step)
+        if following_distance <= 0:
+            fraction = previous_distance / (previous_distance - following_distance)
             return (
-                before.seconds + share * (after.seconds - before.seconds),
-                before.step + share * (after.step - before.step),
+                previous.seconds + fraction * (following.seconds - previous.seconds),
+                previous.step + fraction * (following.step - previous.step),
             )
     return None

@@ -1,6 +1,6 @@
 # SPDX-FileCopyrightText: 2026 The gravac developers
 # SPDX-License-Identifier: Apache-2.0
-"""Runs the part of a matrix that its file does not hold yet, cell after cell; each run is saved as it ends."""
+"""Runs the cells of a matrix that are not in its result file yet, one after another, and saves each run at its end."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from gravac.lab.links.link import UNTHROTTLED, Link, parse_link
 from gravac.lab.links.network import EmulatedNetwork
@@ -20,29 +21,46 @@ from gravac.lab.training.shuffled import Play, plays
 from gravac.lab.tta import record
 from gravac.lab.tta.factored import efficiency, factored, refactored
 from gravac.lab.tta.matrix import REFERENCE, Matrix
-from gravac.lab.tta.record import SPREAD, CurvePoint, Split, TrainingRecord, Turn, first_reached
+from gravac.lab.tta.record import SPREAD, CurvePoint, DecisionPoint, Split, TrainingRecord, first_reached
 from gravac.lab.tta.watcher import Watcher
 
-TARGET_AT = 0.8
-"""Share of the reference's budget at which its metric is the target."""
+TARGET_FRACTION = 0.8
+"""Fraction of the reference's budget at which its metric is the target."""
 
-AROUND = 0.06
-"""Share of the budget around ``TARGET_AT`` within which evaluations count: the target is their mean."""
+TARGET_WIDTH = 0.06
+"""Fraction of the budget on each side of ``TARGET_FRACTION``; the target is the mean of the evaluations within."""
 
 ALONE_STEPS = 15
-"""Number of steps of one worker by itself, to know what a worker can do."""
+"""Number of steps of one worker alone, to measure its speed."""
 
 PROBE_STEPS = WARM_UP + 8
-"""Number of steps of a turn in which a step's time is taken; each method has two turns."""
+"""Number of steps of a short run that measures the time of a step; each method has two of these runs."""
 
 
 Methods = Mapping[tuple[str, str], Sequence[Method]]
 """Methods to run, by task and link."""
 
 
+class _RunKey(NamedTuple):
+    """Identifies a run of the matrix."""
+
+    task: str
+    link: str
+    method: str
+    seed: int
+
+
 @dataclass(frozen=True)
-class Ended:
-    """The report of a leg: its end, and the metric over it; stamped with the machine's speed before its session."""
+class FinishedLeg:
+    """A leg that ended, with its events and its curve.
+
+    Attributes:
+        leg: leg that ended.
+        start: event at the leg's start.
+        end: event at the leg's end.
+        curve: metric over the leg.
+        stamp: stamp at the leg's end, with the machine's speed before the session.
+    """
 
     leg: Leg
     start: Event
@@ -52,118 +70,138 @@ class Ended:
 
 
 def run_matrix(matrix: Matrix, watcher: Watcher) -> list[TrainingRecord]:
-    """Run what the result file does not hold yet, saving after each run; return all its runs.
+    """Run the cells that are not in the result file yet, saving after each run; return all runs of the file.
 
     Raises:
-        SettingsError: the result file holds something else.
+        SettingsError: the result file has other contents than records of runs.
         LinkError: a link cannot be made.
     """
-    return _Bench(matrix, watcher).run()
+    return _MatrixRunner(matrix, watcher).run()
 
 
-class _Bench:
+class _MatrixRunner:
+    """Runs a matrix; ``runs`` are the records of the result file and the new records."""
+
     def __init__(self, matrix: Matrix, watcher: Watcher) -> None:
         self.matrix = matrix
         self.watcher = watcher
-        there = matrix.json is not None and matrix.json.exists()
-        self.runs = record.read([matrix.json]) if there and matrix.json else []
+        file_exists = matrix.json is not None and matrix.json.exists()
+        self.runs = record.read([matrix.json]) if file_exists and matrix.json else []
         codes = {UNRECORDED if run.stamp is None else run.stamp.code for run in self.runs}
         self.watcher.stamped(stamp().code, sorted(codes))
         self.methods = [Method.parse(text) for text in matrix.methods]
 
     def run(self) -> list[TrainingRecord]:
         links = [parse_link(text) for text in self.matrix.links]
-        everything = {(task, str(link)): self.methods for task in self.matrix.tasks for link in links}
-        self.watcher.planned(*self._count(self.matrix.seeds, everything))
+        all_methods = {(task, str(link)): self.methods for task in self.matrix.tasks for link in links}
+        self.watcher.planned(*self._count(self.matrix.seeds, all_methods))
         for seed in self.matrix.seeds:
-            self._seed(seed, everything)
-        last = max(self.matrix.seeds)
-        for seed in range(last + 1, last + 1 + self.matrix.more_seeds):
-            wide = {place: self._wide(*place) for place in everything}
-            if not any(wide.values()):
+            self._run_seed(seed, all_methods)
+        highest = max(self.matrix.seeds)
+        for seed in range(highest + 1, highest + 1 + self.matrix.more_seeds):
+            spread_methods = {(task, link): self._spread_methods(task, link) for task, link in all_methods}
+            if not any(spread_methods.values()):
                 break
-            self.watcher.planned(*self._count([seed], wide))
-            self._seed(seed, wide)
+            self.watcher.planned(*self._count([seed], spread_methods))
+            self._run_seed(seed, spread_methods)
         return self.runs
 
-    def _seed(self, seed: int, methods: Methods) -> None:
-        """Run one seed of the methods given for each task and link."""
+    def _run_seed(self, seed: int, methods: Methods) -> None:
+        """Run one seed of methods, by task and link."""
         for task in self.matrix.tasks:
-            asked = {link: methods[task, link] for of, link in methods if of == task}
-            if not any(asked.values()):
+            by_link = {link: methods[method_task, link] for method_task, link in methods if method_task == task}
+            if not any(by_link.values()):
                 continue
             reference = self._reference(task, seed)
             if self.matrix.factored:
-                some = [m for m in self.methods if m.factored and any(m in those for those in asked.values())]
-                self._full(reference, parse_link(UNTHROTTLED), some)  # steps to the target, the same on all links
-            for text, those in asked.items():
+                static = [
+                    method
+                    for method in self.methods
+                    if method.factored and any(method in link_methods for link_methods in by_link.values())
+                ]
+                # the number of steps to the target, which is the same on all links
+                self._run_in_full(reference, parse_link(UNTHROTTLED), static)
+            for text, link_methods in by_link.items():
                 link = parse_link(text)
                 if self.matrix.factored:
-                    self._times(reference, link, [method for method in those if method.factored])
-                    those = [method for method in those if not method.factored]
-                self._full(reference, link, those)
+                    self._run_factored(reference, link, [method for method in link_methods if method.factored])
+                    link_methods = [method for method in link_methods if not method.factored]
+                self._run_in_full(reference, link, link_methods)
 
-    def _wide(self, task: str, link: str) -> list[Method]:
-        """Methods whose times to the target differ too much between seeds; those that missed it have none."""
-        found = []
+    def _spread_methods(self, task: str, link: str) -> list[Method]:
+        """Return the methods that reached the target with every seed, at times that differ too much between seeds."""
+        spread = []
         for method in self.methods:
-            runs = [run for run in self.runs if self._same(run, task, link) and run.method == method.text]
+            runs = [run for run in self.runs if self._is_of_cell(run, task, link) and run.method == method.text]
             times = [run.tta_s for run in runs if run.tta_s is not None]
             if len(times) == len(runs) > 1 and max(times) - min(times) > SPREAD * statistics.median(times):
-                found.append(method)
-        return found
+                spread.append(method)
+        return spread
 
     def _count(self, seeds: Sequence[int], methods: Methods) -> tuple[int, int]:
-        """Records that such a part of the matrix has, and how many of them are there."""
-        wanted = set()
-        for (task, link), those in methods.items():
-            for seed in seeds if those else ():
-                wanted.add((task, UNTHROTTLED, REFERENCE, seed))
-                wanted |= {(task, link, name, seed) for method in those for name in (method.text, method.of) if name}
+        """Return the number of records of seeds and methods, and how many of them exist already."""
+        keys = set()
+        for (task, link), link_methods in methods.items():
+            for seed in seeds if link_methods else ():
+                keys.add(_RunKey(task, UNTHROTTLED, REFERENCE, seed))
+                keys |= {
+                    _RunKey(task, link, name, seed)
+                    for method in link_methods
+                    for name in (method.text, method.matched_to)
+                    if name
+                }
                 if self.matrix.factored:
-                    wanted |= {(task, UNTHROTTLED, method.text, seed) for method in those if method.factored}
-        return len(wanted), sum(self._find(*key) is not None for key in wanted)
+                    keys |= {
+                        _RunKey(task, UNTHROTTLED, method.text, seed) for method in link_methods if method.factored
+                    }
+        return len(keys), sum(self._find(key.task, key.link, key.method, key.seed) is not None for key in keys)
 
     # the three kinds of sessions
 
     def _reference(self, task: str, seed: int) -> TrainingRecord:
-        """Return the record of native DDP's unthrottled run, with what one worker does alone."""
-        found = self._find(task, UNTHROTTLED, REFERENCE, seed)
-        if found:
-            return found
-        made = self.matrix.task(task, seed)
-        budget = self.matrix.budget or made.budget
+        """Return the record of native DDP's unthrottled run, with the efficiency against one worker alone."""
+        existing = self._find(task, UNTHROTTLED, REFERENCE, seed)
+        if existing:
+            return existing
+        reference_task = self.matrix.task(task, seed)
+        budget = self.matrix.budget or reference_task.budget
         legs = [
             Leg(ALONE, ALONE, steps=min(ALONE_STEPS, budget)),
-            Leg(REFERENCE, self._label(task, UNTHROTTLED, REFERENCE, seed), steps=budget, every_steps=made.every),
+            Leg(
+                REFERENCE,
+                self._label(task, UNTHROTTLED, REFERENCE, seed),
+                steps=budget,
+                every_steps=reference_task.every,
+            ),
         ]
-        alone, whole = self._session(task, parse_link(UNTHROTTLED), seed, legs)
-        target = self.matrix.target if self.matrix.target is not None else target_of(whole.curve, budget)
-        one = alone.start["batch_size"] / alone.end["step_s"]
-        run = self._record(task, parse_link(UNTHROTTLED), seed, whole, target, None)
+        alone, full = self._session(task, parse_link(UNTHROTTLED), seed, legs)
+        target = self.matrix.target if self.matrix.target is not None else target_of(full.curve, budget)
+        alone_samples_per_s = alone.start["batch_size"] / alone.end["step_s"]
+        run = self._record(task, parse_link(UNTHROTTLED), seed, full, target, None)
         if run.tta_s is None:
             raise RunFailed(
                 f"{task}: dense did not reach the target {target:g} within {budget} steps (it came to "
                 f"{run.val_metric:g}); use another --target or a larger --budget"
             )
-        run = run.model_copy(update={"efficiency": run.samples_per_s / (self.matrix.workers * one)})
-        self._keep(run)
+        efficiency_of_reference = run.samples_per_s / (self.matrix.workers * alone_samples_per_s)
+        run = run.model_copy(update={"efficiency": efficiency_of_reference})
+        self._add(run)
         return run
 
-    def _full(self, reference: TrainingRecord, link: Link, methods: Sequence[Method]) -> None:
-        """Methods on a link, to the target: static ones in one session, adaptive ones each in their own.
+    def _run_in_full(self, reference: TrainingRecord, link: Link, methods: Sequence[Method]) -> None:
+        """Run methods on a link to the target: static methods in one session, each adaptive method in its own.
 
-        Matched random ones come last, after those whose choices they play.
+        Matched random methods run last, after the methods whose choices they play.
         """
         task, seed = reference.task, reference.seed
         assert reference.tta_s is not None
         seconds = self.matrix.limit * reference.tta_s
-        named = {method.text: method for one in methods for method in (one, *self._before(one))}
-        wanted = [method for method in named.values() if not self._find(task, str(link), method.text, seed)]
-        wanted.sort(key=lambda method: method.of is not None)
-        alike = [method for method in wanted if not method.adaptive and len(link.phases) == 1]
-        sessions = [alike] if alike else []
-        sessions += [[method] for method in wanted if method not in alike]
+        by_text = {method.text: method for listed in methods for method in (listed, *self._prerequisites(listed))}
+        missing = [method for method in by_text.values() if not self._find(task, str(link), method.text, seed)]
+        missing.sort(key=lambda method: method.matched_to is not None)
+        shared_session = [method for method in missing if not method.adaptive and len(link.phases) == 1]
+        sessions = [shared_session] if shared_session else []
+        sessions += [[method] for method in missing if method not in shared_session]
         every = self.matrix.task(task, seed).every
         for session in sessions:
             legs = [
@@ -177,48 +215,52 @@ class _Bench:
                 )
                 for method in session
             ]
-            for ended in self._session(task, link, seed, legs):
-                self._keep(self._record(task, link, seed, ended, reference.target, seconds, reference))
+            for finished in self._session(task, link, seed, legs):
+                self._add(self._record(task, link, seed, finished, reference.target, seconds, reference))
 
-    def _before(self, method: Method) -> list[Method]:
-        """Return what must run before a method."""
-        return [] if method.of is None else [Method.parse(method.of)]
+    def _prerequisites(self, method: Method) -> list[Method]:
+        """Return the methods that must run before a method."""
+        return [] if method.matched_to is None else [Method.parse(method.matched_to)]
 
     def _played(self, task: str, link: str, method: Method, seed: int) -> tuple[Play, ...]:
-        """Return what a matched random method plays; nothing where the run that chose it failed."""
-        run = self._find(task, link, method.of, seed) if method.of is not None else None
+        """Return the choices for a matched random method; none if the adaptive run failed."""
+        run = self._find(task, link, method.matched_to, seed) if method.matched_to is not None else None
         return () if run is None else plays(run.turns, run.steps)
 
-    def _times(self, reference: TrainingRecord, link: Link, static: Sequence[Method]) -> None:
-        """Static methods on a link by factors: steps from the unthrottled run, times from turns on this link."""
+    def _run_factored(self, reference: TrainingRecord, link: Link, static: Sequence[Method]) -> None:
+        """Make factored records of static methods: steps of the unthrottled run, times of short runs on the link."""
         task, seed = reference.task, reference.seed
-        wanted = [
+        missing = [
             (method, unthrottled)
             for method in static
             if not self._find(task, str(link), method.text, seed)
             and (unthrottled := self._find(task, UNTHROTTLED, method.text, seed))
         ]
-        if not wanted:
+        if not missing:
             return
         assert reference.tta_s is not None
         seconds = self.matrix.limit * reference.tta_s
-        timed = (run for run in self.runs if self._same(run, task, str(link)) and run.factored)
-        known = {run.method: run for run in timed if run.seed == seed or not self.matrix.times_each_seed}
-        if any(method.text not in known for method, _ in wanted):
-            turns = [Leg(method.text, f"{method.text} step time", steps=PROBE_STEPS) for method, _ in wanted] * 2
-            probes: dict[str, list[Ended]] = defaultdict(list)
-            for ended in self._session(task, link, seed, turns):
-                probes[ended.leg.method].append(ended)
-            for method, unthrottled in wanted:
-                if turned := probes[method.text]:
-                    ends = [ended.end for ended in turned]
-                    self._keep(factored(unthrottled, str(link), ends, seconds, reference, turned[-1].stamp))
+        factored_runs = (run for run in self.runs if self._is_of_cell(run, task, str(link)) and run.factored)
+        timed = {run.method: run for run in factored_runs if run.seed == seed or not self.matrix.times_each_seed}
+        if any(method.text not in timed for method, _ in missing):
+            legs = [Leg(method.text, f"{method.text} step time", steps=PROBE_STEPS) for method, _ in missing] * 2
+            probes: dict[str, list[FinishedLeg]] = defaultdict(list)
+            for finished in self._session(task, link, seed, legs):
+                probes[finished.leg.method].append(finished)
+            for method, unthrottled in missing:
+                if method_probes := probes[method.text]:
+                    ends = [finished.end for finished in method_probes]
+                    self._add(factored(unthrottled, str(link), ends, seconds, reference, method_probes[-1].stamp))
             return
-        for method, unthrottled in wanted:
-            self._keep(refactored(unthrottled, known[method.text], seconds))
+        for method, unthrottled in missing:
+            self._add(refactored(unthrottled, timed[method.text], seconds))
 
-    def _session(self, task: str, link: Link, seed: int, legs: Sequence[Leg]) -> Iterator[Ended]:
-        """Yield each leg's report. A leg that fails is told of and left out; those after it run in a new session."""
+    def _session(self, task: str, link: Link, seed: int, legs: Sequence[Leg]) -> Iterator[FinishedLeg]:
+        """Run legs, and yield each leg that finished.
+
+        A leg that fails is reported to the watcher and left out; the legs after it run in a new session. If a leg of
+        one worker alone or of the reference fails, the error is raised.
+        """
         matrix = self.matrix
         settings = TrainingSettings(
             workers=matrix.workers,
@@ -231,32 +273,33 @@ class _Bench:
             log_dir=matrix.log_dir,
         )
         cell = f"{task} {link} seed {seed}"
-        todo = list(legs)
-        while todo:
-            at, start, idle = 0, {}, stamp()
+        remaining = list(legs)
+        while remaining:
+            index, start, idle_stamp = 0, {}, stamp()
             curve: list[CurvePoint] = []
-            self.watcher.starting(cell, todo[0])
+            self.watcher.starting(cell, remaining[0])
             try:
                 with ExitStack() as stack:
                     network = None if matrix.paced else stack.enter_context(EmulatedNetwork(matrix.workers, link))
-                    run = stack.enter_context(TrainingRun(todo, settings, network))
+                    run = stack.enter_context(TrainingRun(remaining, settings, network))
                     for event in run.events():
-                        self.watcher.event(cell, todo[event["leg"]], event)
+                        self.watcher.event(cell, remaining[event["leg"]], event)
                         if event["event"] == "start":
-                            at, start, curve = event["leg"], event, []
+                            index, start, curve = event["leg"], event, []
                         elif event["event"] == "evaluation":
                             curve.append(
                                 CurvePoint(step=event["step"], seconds=event["seconds"], metric=event["metric"])
                             )
                         elif event["event"] == "end":
-                            yield Ended(todo[at], start, event, tuple(curve), idle.now())
-                            at += 1
+                            end_stamp = idle_stamp.with_current_time()
+                            yield FinishedLeg(remaining[index], start, event, tuple(curve), end_stamp)
+                            index += 1
                 return
             except RunFailed as error:
-                if todo[at].method in (ALONE, REFERENCE) or at >= len(todo):
+                if remaining[index].method in (ALONE, REFERENCE) or index >= len(remaining):
                     raise
-                self.watcher.failed(cell, todo[at], error)
-                todo = todo[at + 1 :]
+                self.watcher.failed(cell, remaining[index], error)
+                remaining = remaining[index + 1 :]
 
     # records
 
@@ -265,22 +308,22 @@ class _Bench:
         task: str,
         link: Link,
         seed: int,
-        ended: Ended,
+        finished: FinishedLeg,
         target: float,
         limit_s: float | None,
         reference: TrainingRecord | None = None,
     ) -> TrainingRecord:
         metric = self.matrix.task(task, seed).metric
-        end, curve = ended.end, ended.curve
+        end, curve = finished.end, finished.curve
         reached = first_reached(curve, target, metric.higher_is_better)
-        samples = ended.start["samples_per_step"] / end["step_s"]
+        samples = finished.start["samples_per_step"] / end["step_s"]
         return TrainingRecord(
             task=task,
             scale=self.matrix.scale,
             link=str(link),
             workers=self.matrix.workers,
-            method=ended.leg.method,
-            adaptive=Method.parse(ended.leg.method).adaptive,
+            method=finished.leg.method,
+            adaptive=Method.parse(finished.leg.method).adaptive,
             seed=seed,
             metric=f"{metric.name}, {metric.unit}",
             higher_is_better=metric.higher_is_better,
@@ -300,25 +343,26 @@ class _Bench:
             gain=end["gain"],
             val_metric=curve[-1].metric,
             curve=curve,
-            turns=tuple(Turn(**turn) for turn in end["turns"]),
+            turns=tuple(DecisionPoint(**decision) for decision in end["turns"]),
             split=Split(**end["split"]),
             paced=self.matrix.paced and link.slowest is not None,
             factored=False,
-            stamp=ended.stamp,
+            stamp=finished.stamp,
         )
 
-    def _keep(self, run: TrainingRecord) -> None:
+    def _add(self, run: TrainingRecord) -> None:
+        """Add a record, and save the result file."""
         self.runs.append(run)
         if self.matrix.json is not None:
             record.save(self.matrix.json.absolute(), self.runs)
         self.watcher.finished(run)
 
     def _find(self, task: str, link: str, method: str, seed: int) -> TrainingRecord | None:
-        return next(
-            (run for run in self.runs if self._same(run, task, link) and (run.method, run.seed) == (method, seed)), None
-        )
+        cell_runs = (run for run in self.runs if self._is_of_cell(run, task, link))
+        return next((run for run in cell_runs if (run.method, run.seed) == (method, seed)), None)
 
-    def _same(self, run: TrainingRecord, task: str, link: str) -> bool:
+    def _is_of_cell(self, run: TrainingRecord, task: str, link: str) -> bool:
+        """True if a run is of the task, scale, link and number of workers of a cell, with any seed."""
         return run.cell[:4] == (task, self.matrix.scale, link, self.matrix.workers)
 
     def _label(self, task: str, link: str, method: str, seed: int) -> str:
@@ -326,9 +370,14 @@ class _Bench:
 
 
 def target_of(curve: Sequence[CurvePoint], budget: int) -> float:
-    """Return what the reference had reached at 80 % of its budget: the mean of the evaluations around that step."""
-    at, width = TARGET_AT * budget, AROUND * budget
-    near = [point.metric for point in curve if abs(point.step - at) <= width]
+    """Return the reference's metric at 80 % of its budget: the mean of the evaluations around that step.
+
+    Args:
+        curve: metric over the reference run.
+        budget: number of steps of the reference run.
+    """
+    step, width = TARGET_FRACTION * budget, TARGET_WIDTH * budget
+    near = [point.metric for point in curve if abs(point.step - step) <= width]
     if not near:
-        near = [min(curve, key=lambda point: abs(point.step - at)).metric]
+        near = [min(curve, key=lambda point: abs(point.step - step)).metric]
     return statistics.fmean(near)

@@ -1,6 +1,6 @@
 # SPDX-FileCopyrightText: 2026 The gravac developers
 # SPDX-License-Identifier: Apache-2.0
-"""What a matrix tells of its progress."""
+"""The interface by which a matrix reports its progress."""
 
 from __future__ import annotations
 
@@ -13,22 +13,22 @@ from gravac.lab.tta.record import TrainingRecord
 
 
 class Watcher(Protocol):
-    """The interface of what shows a matrix's progress."""
+    """An object that shows a matrix's progress."""
 
-    def planned(self, records: int, there: int) -> None:
-        """Note how many records the matrix has, and how many of them are there already."""
+    def planned(self, records: int, existing: int) -> None:
+        """Show the number of records of the matrix, and the number of these records in the result file."""
 
-    def stamped(self, code: str, there: Sequence[str]) -> None:
-        """Note the code that runs are made with, and those that runs in the file were made with."""
+    def stamped(self, code: str, existing: Sequence[str]) -> None:
+        """Show the code that the new runs are made with, and the codes of the runs in the result file."""
 
     def starting(self, cell: str, leg: Leg) -> None:
-        """Note that a leg begins."""
+        """Show that a leg begins."""
 
     def event(self, cell: str, leg: Leg, event: Event) -> None:
-        """Show a report of a leg's rank 0."""
+        """Show an event that a leg's rank 0 reported."""
 
     def finished(self, run: TrainingRecord) -> None:
-        """Note that a record was made and saved."""
+        """Show that a record was made and saved."""
 
     def failed(self, cell: str, leg: Leg, error: RunFailed) -> None:
-        """Note that a leg failed; the others go on."""
+        """Show that a leg failed; the other legs still run."""

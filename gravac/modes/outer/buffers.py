@@ -1,9 +1,10 @@
 # SPDX-FileCopyrightText: 2026 The gravac developers
 # SPDX-License-Identifier: Apache-2.0
-"""What is in a module and no parameter, such as BatchNorm's running statistics: its mean over the ranks, each round.
+"""Averages a module's buffers, such as BatchNorm's running statistics, over the ranks in each round.
 
-Buffers travel beside the pseudo-gradient, dense, as their distance from what all ranks had after the round before. They
-are found by name each time, since a forward may bind another tensor to a name, and ``module.to()`` does.
+Buffers are exchanged with the pseudo-gradient, dense, as their difference from an anchor: the buffer that all ranks had
+after the last round. They are looked up by name each time, since a forward may bind another tensor to a name, and
+``module.to()`` does.
 """
 
 from collections.abc import Collection, Mapping
@@ -16,52 +17,52 @@ from gravac.exchange.executor import Verdict, choose
 from gravac.sources.weights import refuse_overlap
 
 PREFIX = "buffer:"
-"""Beginning of the names that buffers travel by, so that none is taken for a parameter."""
+"""Prefix of the names by which buffers are exchanged, so that no buffer has the name of a parameter."""
 
 AVERAGED = (torch.float16, torch.bfloat16, torch.float32, torch.float64, torch.complex64, torch.complex128)
-"""Number formats of buffers that are averaged; of other floating-point and complex ones there is no mean to be had."""
+"""Number formats of buffers that are averaged; torch computes no mean in other floating-point and complex formats."""
 
-APART = "leave it to each rank: local_buffers=[{name!r}]"
+LOCAL_REMEDY = "leave it to each rank: local_buffers=[{name!r}]"
 
 
 class Buffers:
-    """The floating-point and complex buffers of a module; others, such as counters, are each rank's own.
+    """The floating-point and complex buffers of a module; others, such as counters, stay local to each rank.
 
     Args:
-        module: has them.
-        left_alone: names of buffers, or of modules whose buffers, are each rank's own.
+        module: module that has the buffers.
+        local: names of buffers, or of modules whose buffers, stay local to each rank.
 
     Attributes:
-        anchors: what all ranks have had since the last round, by name.
+        anchors: buffers that all ranks have shared since the last round, by name.
 
     Raises:
-        ValueError: a name is of no buffer and of no module that has one, or a buffer cannot be averaged.
+        ValueError: a name is of no buffer and of no module that has a buffer, or a buffer cannot be averaged.
     """
 
-    def __init__(self, module: torch.nn.Module, left_alone: Collection[str] = ()) -> None:
+    def __init__(self, module: torch.nn.Module, local: Collection[str] = ()) -> None:
         named = dict(module.named_buffers())
-        for name in left_alone:
-            if not any(_within(one, name) for one in named):
+        for name in local:
+            if not any(_is_within(buffer_name, name) for buffer_name in named):
                 raise ValueError(
                     f"local_buffers: {name!r} is no buffer of the module; it has {', '.join(named) or 'none'}"
                 )
-        self._module, self._left_alone = module, tuple(left_alone)
+        self._module, self._local_names = module, tuple(local)
         self.anchors: dict[str, torch.Tensor] = {}
         for name, buffer in named.items():
             if self._is_averaged(name, buffer):
                 self._refuse(name, buffer)
                 self.anchors[name] = buffer.detach().resolve_conj().clone()
         self._pieces: tuple[Piece, ...] = ()
-        self._own = 0.0
+        self._local_fraction = 0.0
 
     @property
-    def own(self) -> dict[str, torch.Tensor]:
-        """What the rank has now, by name and of any shapes: buffers that are averaged, and those that are not."""
+    def local(self) -> dict[str, torch.Tensor]:
+        """All buffers as this rank's module has them now, averaged or not, by name, of any shapes."""
         return {name: buffer.detach() for name, buffer in self._module.named_buffers()}
 
     @property
     def live(self) -> list[torch.Tensor]:
-        """The buffers that are averaged, as the module has them now, of any shapes."""
+        """The averaged buffers, as the module has them now, of any shapes."""
         return list(self._live.values())
 
     @property
@@ -69,106 +70,107 @@ class Buffers:
         return self._fitting()
 
     @property
-    def parameters(self) -> dict[str, torch.Tensor]:
-        """What travels, by the name it travels by: flat, so that it is sent dense."""
+    def like_pieces(self) -> dict[str, torch.Tensor]:
+        """Tensors like those that ranks exchange, by the name they are exchanged by: flat, so that they are dense."""
         return {PREFIX + name: _real(anchor).reshape(-1) for name, anchor in self.anchors.items()}
 
     def check(self) -> None:
-        """Refuse buffers of the module that do not fit the anchors any more.
+        """Refuse buffers of the module that no longer fit the anchors.
 
         Raises:
-            ValueError: one is gone, new, of another shape, or cannot be averaged as it is.
+            ValueError: a buffer is gone, new, of another shape, or cannot be averaged as it is.
         """
         self._fitting()
 
     @torch.no_grad()
-    def leave(self, weight: float = 1.0, own: float = 0.0) -> tuple[Piece, ...]:
-        """Return how far each is from its anchor, times a weight, as flat pieces.
+    def send(self, weight: float = 1.0, local_fraction: float = 0.0) -> tuple[Piece, ...]:
+        """Return the differences to be exchanged, anchors less buffers, times a weight, as flat pieces.
 
         Args:
-            weight: factor.
-            own: share of each that the rank keeps where it takes up the anchors.
+            weight: factor on the differences.
+            local_fraction: fraction of each buffer that the rank keeps when it applies the anchors, in [0, 1).
 
         Raises:
             ValueError: see ``check``.
         """
-        self._own = own
+        self._local_fraction = local_fraction
         pieces = []
         for name, live in self._live.items():
             anchor = self.anchors[name]
-            flat = _real(_apart(anchor, live.to(anchor)).mul_(weight)).reshape(-1)
+            flat = _real(_difference(anchor, live.to(anchor)).mul_(weight)).reshape(-1)
             pieces.append(Piece(PREFIX + name, flat, (flat.numel(),)))
         self._pieces = tuple(pieces)
         return self._pieces
 
-    def arrive(self) -> None:
-        """Move the anchors to the mean that came, once."""
+    def apply_mean(self) -> None:
+        """Move the anchors to the mean that arrived, once."""
         for piece, anchor in zip(self._pieces, self.anchors.values(), strict=False):
             real = _real(anchor)
             real.sub_(piece.flat.view_as(real))
         self._pieces = ()
 
     @torch.no_grad()
-    def take_up(self) -> None:
-        """Have the anchors take the place of each, but for the share that the rank keeps."""
-        fresh = {}
+    def apply_anchors(self) -> None:
+        """Move the module's buffers to the anchors, but for the fraction that the rank keeps."""
+        moved = {}
         for name, live in self._live.items():
             anchor = self.anchors[name]
-            fresh[name] = _nearer(live, anchor.to(live), 1 - self._own) if self._own else anchor
-        self.put_back(fresh)
+            fraction = 1 - self._local_fraction
+            moved[name] = _interpolated(live, anchor.to(live), fraction) if self._local_fraction else anchor
+        self.put(moved)
 
     @torch.no_grad()
-    def hold(self) -> dict[str, torch.Tensor]:
-        """Put the anchors into the module, and return what it held, by name, of any shapes; ``put_back`` takes that."""
-        held = {name: live.clone() for name, live in self._live.items()}
-        self.put_back(self.anchors)
-        return held
+    def put_anchors(self) -> dict[str, torch.Tensor]:
+        """Put the anchors into the module; return the replaced buffers, by name, of any shapes, for ``put``."""
+        replaced = {name: live.clone() for name, live in self._live.items()}
+        self.put(self.anchors)
+        return replaced
 
     @torch.no_grad()
-    def start_here(self) -> None:
-        """Have the module's buffers take the place of the anchors."""
+    def set_anchors(self) -> None:
+        """Overwrite the anchors with the module's buffers, which are the same on all ranks."""
         for name, live in self._live.items():
             self.anchors[name].copy_(live)
 
     @torch.no_grad()
-    def put_back(self, values: Mapping[str, torch.Tensor]) -> None:
-        """Put values, by name, of the buffers' shapes, into the module; two names may be one memory."""
+    def put(self, tensors: Mapping[str, torch.Tensor]) -> None:
+        """Overwrite the module's averaged buffers, by name, of any shapes; two names may share memory."""
         for name, live in self._live.items():
-            live.copy_(values[name])
+            live.copy_(tensors[name])
 
     def state_dict(self) -> dict[str, Any]:
-        """Return anchors and what the rank has."""
-        return {"anchors": dict(self.anchors), "own": self.own, "keeps": self._own}
+        """Return the anchors, this rank's buffers, and the fraction of them that the rank keeps."""
+        return {"anchors": dict(self.anchors), "own": self.local, "keeps": self._local_fraction}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on from a state."""
+        """Restore a state."""
         for name, anchor in self.anchors.items():
             anchor.copy_(state["anchors"][name])
-        for name, buffer in self.own.items():
+        for name, buffer in self.local.items():
             buffer.copy_(state["own"][name])
-        self._own = state["keeps"]
+        self._local_fraction = state["keeps"]
 
-    # where a mean is not finite
+    # if a mean is not finite
 
     def refuse(self, applied: Verdict) -> None:
-        """Have the means that came change nothing unless they are ``applied``; called before ``arrive``."""
+        """Zero the means that arrived unless they are ``applied``; called before ``apply_mean``."""
         for piece in self._pieces:
             if applied is False:
                 piece.flat.zero_()
             elif applied is not True:
                 piece.flat.masked_fill_(~applied, 0.0)
 
-    def take_up_if(self, applied: Verdict) -> None:
-        """Do ``take_up`` where what came was ``applied``; otherwise each rank keeps its own."""
+    def apply_anchors_if(self, applied: Verdict) -> None:
+        """Apply the anchors if the means were ``applied``; otherwise each rank keeps its buffers."""
         if applied is False:
             return
-        before = {} if applied is True else {name: live.clone() for name, live in self._live.items()}
-        self.take_up()
-        for name, own in before.items():
-            self._live[name].copy_(choose(applied, self._live[name], own))
+        saved = {} if applied is True else {name: live.clone() for name, live in self._live.items()}
+        self.apply_anchors()
+        for name, buffer in saved.items():
+            self._live[name].copy_(choose(applied, self._live[name], buffer))
 
     def mend(self) -> list[str]:
-        """Have the anchor take the place of each buffer that is not finite; return their names. The host looks."""
+        """Overwrite each buffer that is not finite with its anchor; return their names. The host waits."""
         spoilt = self.spoilt
         for name in spoilt:
             self._live[name].copy_(self.anchors[name])
@@ -176,32 +178,34 @@ class Buffers:
 
     @property
     def spoilt(self) -> list[str]:
-        """Names of buffers with numbers that are not finite, and finite in the anchor. The host looks."""
-        live = self._live.items()
+        """Names of buffers that have numbers which are not finite, but finite in the anchor. The host waits."""
         return [
-            name for name, own in live if bool((~own.isfinite() & self.anchors[name].isfinite().to(own.device)).any())
+            name
+            for name, live in self._live.items()
+            if bool((~live.isfinite() & self.anchors[name].isfinite().to(live.device)).any())
         ]
 
     def _fitting(self) -> dict[str, torch.Tensor]:
-        """Return the buffers that are averaged, in the order of their anchors, as the module has them now."""
+        """Return the module's averaged buffers, in the order of their anchors; raise as ``check`` does."""
         named = dict(self._module.named_buffers())
         for name, buffer in named.items():
             if name not in self.anchors and self._is_averaged(name, buffer):
                 raise ValueError(
                     f"module: buffer {name} was not there, or no floating-point one, when this compressor was "
-                    "attached, and is not averaged; register it before, then average it or " + APART.format(name=name)
+                    "attached, and is not averaged; register it before, then average it or "
+                    + LOCAL_REMEDY.format(name=name)
                 )
         for name, anchor in self.anchors.items():
             if name not in named:
                 raise ValueError(
                     f"module: buffer {name} is gone, which ranks average in each round; keep it, or when this "
-                    "compressor is attached, " + APART.format(name=name)
+                    "compressor is attached, " + LOCAL_REMEDY.format(name=name)
                 )
             buffer = named[name]
             if buffer.shape != anchor.shape:
                 raise ValueError(
                     f"module: buffer {name} has shape {tuple(buffer.shape)}, and had {tuple(anchor.shape)} when this "
-                    "compressor was attached; keep its shape, or " + APART.format(name=name)
+                    "compressor was attached; keep its shape, or " + LOCAL_REMEDY.format(name=name)
                 )
             self._refuse(name, buffer)
         return {name: named[name].detach() for name in self.anchors}
@@ -213,29 +217,29 @@ class Buffers:
         if buffer.dtype not in AVERAGED or buffer.is_complex() != anchor.is_complex():
             raise ValueError(
                 f"module: buffer {name} is in {buffer.dtype}, of which ranks cannot take a mean; use torch.float32, or "
-                + APART.format(name=name)
+                + LOCAL_REMEDY.format(name=name)
             )
 
     def _is_averaged(self, name: str, buffer: torch.Tensor) -> bool:
-        """Whether a buffer is to be averaged."""
-        numbers = buffer.is_floating_point() or buffer.is_complex()
-        return numbers and not any(_within(name, one) for one in self._left_alone)
+        """True if a buffer is to be averaged."""
+        has_mean = buffer.is_floating_point() or buffer.is_complex()
+        return has_mean and not any(_is_within(name, local_name) for local_name in self._local_names)
 
 
 def _real(tensor: torch.Tensor) -> torch.Tensor:
-    """Return a tensor itself, or real and imaginary parts of a complex one, ``[..., 2]``, as a view."""
+    """Return a tensor itself, or the real and imaginary parts of a complex tensor, ``[..., 2]``, as a view."""
     return torch.view_as_real(tensor) if tensor.is_complex() else tensor
 
 
-def _apart(anchor: torch.Tensor, live: torch.Tensor) -> torch.Tensor:
-    """Return anchor less live; 0 where they are equal, also where both are infinite, as a mask of attention is."""
+def _difference(anchor: torch.Tensor, live: torch.Tensor) -> torch.Tensor:
+    """Return anchor less live; 0 for equal elements, also if both are infinite, as in a mask of attention."""
     return torch.where(live == anchor, 0, anchor - live)
 
 
-def _nearer(live: torch.Tensor, anchor: torch.Tensor, share: float) -> torch.Tensor:
-    """Return what lies a share of the way from live to anchor; live where they are equal."""
-    return torch.where(live == anchor, live, live.lerp(anchor, share))
+def _interpolated(live: torch.Tensor, anchor: torch.Tensor, fraction: float) -> torch.Tensor:
+    """Return the tensor at a fraction of the way from live to anchor; live for equal elements."""
+    return torch.where(live == anchor, live, live.lerp(anchor, fraction))
 
 
-def _within(name: str, whole: str) -> bool:
-    return name == whole or name.startswith(f"{whole}.")
+def _is_within(name: str, prefix: str) -> bool:
+    return name == prefix or name.startswith(f"{prefix}.")

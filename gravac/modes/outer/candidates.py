@@ -1,6 +1,6 @@
 # SPDX-FileCopyrightText: 2026 The gravac developers
 # SPDX-License-Identifier: Apache-2.0
-"""What a controller chooses from where ranks exchange every so many steps: (how often, compressor, CF)."""
+"""Candidates of outer steps: number of steps between exchanges, delay, compressor and CF."""
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
@@ -16,26 +16,30 @@ from gravac.engine.admission import Admission
 from gravac.settings import SettingsError
 
 STEPS = (1, 2, 5)
-"""Leading digits of the numbers of steps that are tried from one exchange to the next."""
+"""Leading digits of the numbers of steps between two exchanges that are candidates."""
 
-SPARE = 1.25
-"""Steps behind which an exchange travels, over those that it is predicted to take."""
+DELAY_MARGIN = 1.25
+"""Ratio of a candidate's delay to the number of steps that its exchange is predicted to take."""
 
-MOST = 0.5
-"""Largest share of a round behind which an exchange travels: beyond, ``denoise`` with one bit may never get there."""
+MAX_DELAY = 0.5
+"""Largest delay as a fraction of a round: with longer delays ``denoise`` with one bit may never reach its target."""
 
 Delay = int | Literal["auto"]
-"""Number of steps behind which an exchange travels; ``"auto"``: none, or as many as it takes."""
+"""Number of steps that an exchange is in flight before its mean is applied; ``"auto"``: 0, or as many as it takes."""
 
 
 Offered = Mapping[tuple[str, float, int], tuple[int, ...]]
 """Delays of the candidates of a compressor, CF and ``every``, in steps, ascending."""
 
-NOTHING: Offered = MappingProxyType({})
+NONE_OFFERED: Offered = MappingProxyType({})
 
 
-def choices(least: int, most: int) -> tuple[int, ...]:
-    """Return the numbers of steps between two exchanges to choose from, ascending: 1, 2, 5, 10 ... and the bounds.
+def choices(lowest: int, highest: int) -> tuple[int, ...]:
+    """Return the candidates' numbers of steps between two exchanges, ascending: 1, 2, 5, 10 ... and the bounds.
+
+    Args:
+        lowest: lowest number of steps.
+        highest: highest number of steps.
 
     Example:
         >>> choices(1, 100)
@@ -43,16 +47,21 @@ def choices(least: int, most: int) -> tuple[int, ...]:
         >>> choices(4, 30)
         (4, 5, 10, 20, 30)
     """
-    decades = range(int(math.log10(most)) + 1)
-    between = {digit * 10**decade for decade in decades for digit in STEPS}
-    return tuple(sorted({least, most, *(one for one in between if least <= one <= most)}))
+    decades = range(int(math.log10(highest)) + 1)
+    rounded = {digit * 10**decade for decade in decades for digit in STEPS}
+    return tuple(sorted({lowest, highest, *(number for number in rounded if lowest <= number <= highest)}))
 
 
-def check_chosen(controller: Controller[Any], low: int, high: int) -> None:
-    """Refuse a controller that does not choose how often, where that is to be chosen.
+def check_chooses_every(controller: Controller[Any], low: int, high: int) -> None:
+    """Refuse a controller that does not choose the number of steps between exchanges, if there is a choice.
+
+    Args:
+        controller: controller of the run.
+        low: lowest number of steps.
+        high: highest number of steps.
 
     Raises:
-        SettingsError: there are several numbers of steps, and it decides between compression factors alone.
+        SettingsError: there are several numbers of steps, and the controller decides between compression factors only.
     """
     if low < high and not getattr(controller, "chooses_every", False):
         raise SettingsError(
@@ -61,7 +70,7 @@ def check_chosen(controller: Controller[Any], low: int, high: int) -> None:
         )
 
 
-def widened(
+def with_outer(
     admission: Admission,
     every: Sequence[int],
     compute_s: float | None,
@@ -70,10 +79,10 @@ def widened(
     fragments: int = 1,
     chooses: bool = True,
     world: int = MEASURED_WORLD,
-    before: Offered = NOTHING,
+    checkpointed: Offered = NONE_OFFERED,
     leaving_s: float | None = None,
 ) -> Admission:
-    """Return an admission with each candidate at each number of steps between two exchanges, less those ``screened``.
+    """Return an admission with each candidate at each number of steps between two exchanges, then ``screened``.
 
     Candidates that exchange in each step stay as they are.
 
@@ -81,37 +90,38 @@ def widened(
         admission: forecasts of an exchange in each step.
         every: numbers of steps from one exchange to the next, ascending.
         compute_s: seconds that a step takes without exchange; ``None``: not known.
-        delay: see ``Delay``; ``"auto"`` makes two candidates of one, of which a controller chooses.
-        keep_all: whether to leave nothing out.
-        fragments: number of parts that the model is exchanged in.
-        chooses: whether the controller chooses between candidates that differ in when they are exchanged alone; where
-            not, it gets the one that promises more.
+        delay: see ``Delay``; ``"auto"`` makes two candidates of each, between which a controller chooses.
+        keep_all: whether to keep all candidates.
+        fragments: number of fragments that the model is exchanged in.
+        chooses: whether the controller chooses between candidates that differ in ``every`` and delay only. If not, it
+            gets the most promising candidate.
         world: number of ranks.
-        before: delays of candidates of the run that is continued, which stay as they are: others would be other
-            candidates, since times are never measured alike twice.
-        leaving_s: seconds that it takes the ranks to be one again; ``None``: not known.
+        checkpointed: delays of the candidates of the run that is continued. They stay as they are: other delays would
+            make other candidates, since two measurements of a time always differ.
+        leaving_s: seconds that it takes to make ranks equal again after outer steps; ``None``: not known.
     """
-    together, outer = admission.forecasts if every[0] == 1 else (), list[Forecast]()
-    known = before if delay == "auto" else NOTHING
+    in_each_step, outer = admission.forecasts if every[0] == 1 else (), list[Forecast]()
+    fixed_delays = checkpointed if delay == "auto" else NONE_OFFERED
     for number in every:
         if number == 1:
             continue
         for forecast in admission.forecasts:
-            behind = delays_if_continued(known, forecast, number, delays(forecast, number, compute_s, delay, fragments))
-            outer_forecasts = [at_every(forecast, number, compute_s, steps, world) for steps in behind]
-            if together:
+            measured = delays(forecast, number, compute_s, delay, fragments)
+            of_forecast = delays_if_continued(fixed_delays, forecast, number, measured)
+            outer_forecasts = [at_every(forecast, number, compute_s, steps, world) for steps in of_forecast]
+            if in_each_step:
                 outer_forecasts = [replace(outer_forecast, leaving_s=leaving_s) for outer_forecast in outer_forecasts]
             outer += outer_forecasts if chooses else [most_promising(outer_forecasts)]
-    if not together:
+    if not in_each_step:
         return admission._replace(forecasts=screened(outer, keep_all))
-    left = screened((*together, *outer), keep_all)
+    remaining = screened((*in_each_step, *outer), keep_all)
     return admission._replace(
-        forecasts=(*together, *(forecast for forecast in left if forecast.candidate.mode == "outer"))
+        forecasts=(*in_each_step, *(forecast for forecast in remaining if forecast.candidate.mode == "outer"))
     )
 
 
 def offered(identities: Iterable[Sequence[Any]]) -> Offered:
-    """Return the delays of candidates, each as ``gravac.controllers.plain.identify`` gives it.
+    """Return the delays of candidates, each as ``gravac.controllers.plain.identify`` returns it.
 
     Example:
         >>> offered([["outer", "topk", 10.0, 50, 25], ["outer", "topk", 10.0, 50, 0]])
@@ -126,28 +136,31 @@ def offered(identities: Iterable[Sequence[Any]]) -> Offered:
     return delays
 
 
-def delays_if_continued(before: Offered, forecast: Forecast, every: int, measured: tuple[int, ...]) -> tuple[int, ...]:
+def delays_if_continued(
+    checkpointed: Offered, forecast: Forecast, every: int, measured: tuple[int, ...]
+) -> tuple[int, ...]:
     """Return the delays of a candidate in steps, ascending: in a run that continues from a checkpoint, or a new one.
 
-    A candidate of the checkpoint keeps its delays. Any other one had been dropped, because one of the checkpoint's
-    candidates with the same ``every`` was better. It gets no shorter delay than those, so that it is dropped again.
+    A candidate of the checkpoint keeps its delays. Any other candidate had been dropped, because one of the
+    checkpoint's candidates with the same ``every`` was better. It gets no shorter delay than those, so that it is
+    dropped again.
 
     Args:
-        before: delays of the checkpoint's candidates; empty in a new run.
+        checkpointed: delays of the checkpoint's candidates; empty in a new run.
         forecast: forecast of an exchange in each step.
         every: number of steps from one exchange to the next.
-        measured: delays by the times that are measured now.
+        measured: delays by the times that this run has measured.
 
     Example:
         >>> from gravac.candidate import Candidate
         >>> topk = Forecast(Candidate("hook", "topk", 10.0), 6.4)
-        >>> before = {("topk", 10.0, 20): (0, 4), ("topk", 50.0, 50): (0, 9)}
-        >>> [delays_if_continued(before, topk, every, (0, 2)) for every in (20, 50, 100)]
+        >>> checkpointed = {("topk", 10.0, 20): (0, 4), ("topk", 50.0, 50): (0, 9)}
+        >>> [delays_if_continued(checkpointed, topk, every, (0, 2)) for every in (20, 50, 100)]
         [(0, 4), (0, 9), (0, 2)]
     """
-    own = before.get((forecast.candidate.compressor, forecast.candidate.cf, every))
-    longest = max((max(of) for (_, _, number), of in before.items() if number == every), default=0)
-    return own or tuple(max(longest, one) if one else 0 for one in measured)
+    of_candidate = checkpointed.get((forecast.candidate.compressor, forecast.candidate.cf, every))
+    longest = max((max(of) for (_, _, number), of in checkpointed.items() if number == every), default=0)
+    return of_candidate or tuple(max(longest, delay) if delay else 0 for delay in measured)
 
 
 def delays(
@@ -159,8 +172,8 @@ def delays(
         forecast: forecast of an exchange in each step.
         every: number of steps from one exchange to the next.
         compute_s: seconds that a step takes without exchange; ``None``: not known.
-        delay: number of steps; ``"auto"``: none, and as many as a fragment's exchange takes, at most half of ``every``.
-        fragments: number of parts that the model is exchanged in.
+        delay: number of steps; ``"auto"``: 0, and as many as a fragment's exchange takes, at most half of ``every``.
+        fragments: number of fragments that the model is exchanged in.
 
     Example:
         >>> from gravac.candidate import Candidate
@@ -170,40 +183,40 @@ def delays(
     """
     if delay != "auto":
         return (delay,)
-    most = int(MOST * every)
-    if not most or not compute_s or forecast.coding_s is None or forecast.exchange_s is None:
+    longest = int(MAX_DELAY * every)
+    if not longest or not compute_s or forecast.coding_s is None or forecast.exchange_s is None:
         return (0,)
-    takes = SPARE * (forecast.coding_s + forecast.exchange_s) / fragments / compute_s
-    return (0, min(most, max(1, math.ceil(takes))))
+    steps = DELAY_MARGIN * (forecast.coding_s + forecast.exchange_s) / fragments / compute_s
+    return (0, min(longest, max(1, math.ceil(steps))))
 
 
 def screened(forecasts: Sequence[Forecast], keep_all: bool) -> tuple[Forecast, ...]:
     """Return the first forecast, then the others by bytes, less the candidates that no controller would choose.
 
-    A compressed candidate is left out if another sends no more bytes and has at least its efficiency. Candidates with a
-    delay and candidates without are compared among themselves. Dense candidates stay: if bytes are cheap, coding is
-    what costs.
+    A compressed candidate is left out if another candidate sends no more bytes and has at least its efficiency.
+    Candidates with a delay are compared with each other only, and so are candidates without. Dense candidates stay: if
+    bytes are cheap, dense steps save the time of coding.
 
     Args:
         forecasts: forecasts of all candidates.
-        keep_all: whether to leave nothing out.
+        keep_all: whether to keep all candidates.
     """
     first, *others = forecasts
-    left = [
+    remaining = [
         forecast
         for forecast in others
         if keep_all or forecast.candidate.dense or not any(_better(other, forecast) for other in forecasts)
     ]
     return (
         first,
-        *sorted(left, key=lambda forecast: (forecast.wire_ratio, forecast.candidate.cf, forecast.candidate.delay)),
+        *sorted(remaining, key=lambda forecast: (forecast.wire_ratio, forecast.candidate.cf, forecast.candidate.delay)),
     )
 
 
 def at_every(
     forecast: Forecast, every: int, compute_s: float | None, delay: int, world: int = MEASURED_WORLD
 ) -> Forecast:
-    """Return the forecast of outer steps, by the forecast of the same compressor and CF in each step.
+    """Return the forecast of outer steps, from the forecast of the same compressor and CF in each step.
 
     Args:
         forecast: forecast of an exchange in each step.
@@ -212,11 +225,13 @@ def at_every(
         delay: number of steps that an exchange is in flight before its mean is applied.
         world: number of ranks.
     """
-    coding, exchange = (None if s is None else s / every for s in (forecast.coding_s, forecast.exchange_s))
-    behind, step = min(delay, every) / every, None
+    coding, exchange = (
+        None if seconds is None else seconds / every for seconds in (forecast.coding_s, forecast.exchange_s)
+    )
+    overlap, step = min(delay, every) / every, None
     belief = outer_efficiency(forecast, every, delay, world)
     if compute_s is not None and coding is not None and exchange is not None:
-        step = compute_s + coding + max(0.0, exchange - compute_s * behind)
+        step = compute_s + coding + max(0.0, exchange - compute_s * overlap)
     return replace(
         forecast,
         candidate=replace(forecast.candidate, mode="outer", every=every, delay=delay),
@@ -224,13 +239,13 @@ def at_every(
         efficiency=belief.efficiency,
         deviation=belief.deviation,
         family=forecast.family + f" every {every}" * (every > 1) + " behind steps" * (delay > 0),
-        by_gain=(),  # what a gain stands for was measured on gradients
+        by_gain=(),  # which efficiency a gain stands for was measured on gradients
         apart=(),
         coding_s=coding,
         exchange_s=exchange,
         step_s=step,
         compute_s=compute_s,
-        behind=behind,
+        behind=overlap,
     )
 
 
@@ -251,12 +266,14 @@ def outer_efficiency(forecast: Forecast, every: int, delay: int = 0, world: int 
 
 def _better(forecast: Forecast, other: Forecast) -> bool:
     """True if a candidate is no worse than another in bytes, efficiency and its lower bound, and better in one."""
-    ours, theirs = ((one.wire_ratio, one.efficiency, one.least_efficiency) for one in (forecast, other))
+    ours, theirs = (
+        (compared.wire_ratio, compared.efficiency, compared.least_efficiency) for compared in (forecast, other)
+    )
     no_worse, equal = all(our >= their for our, their in zip(ours, theirs, strict=True)), ours == theirs
-    both_travel_alike = (forecast.candidate.delay > 0) == (other.candidate.delay > 0)
-    return both_travel_alike and no_worse and not equal
+    both_or_neither_delayed = (forecast.candidate.delay > 0) == (other.candidate.delay > 0)
+    return both_or_neither_delayed and no_worse and not equal
 
 
-def most_promising(ways: Sequence[Forecast]) -> Forecast:
+def most_promising(forecasts: Sequence[Forecast]) -> Forecast:
     """Return the forecast with the highest lower bound of progress per second, or per step if no seconds are known."""
-    return max(ways, key=lambda way: way.least_efficiency / (way.step_s or 1.0))
+    return max(forecasts, key=lambda forecast: forecast.least_efficiency / (forecast.step_s or 1.0))

@@ -1,8 +1,8 @@
 # SPDX-FileCopyrightText: 2026 The gravac developers
 # SPDX-License-Identifier: Apache-2.0
-"""Whether a state of outer steps fits the model and the optimizers that are to load it.
+"""Checks that a saved state of outer steps fits the model and the optimizers that are to load it.
 
-Its fields are told in ``gravac.checkpoint.fitting``.
+``gravac.checkpoint.fitting`` lists the fields of the state.
 """
 
 from collections.abc import Callable, Iterator, Mapping
@@ -17,48 +17,49 @@ from gravac.checkpoint.fitting import (
     check_names,
     check_optimizer,
     check_tensors,
-    copied,
-    fitted,
+    copy_state,
+    validate,
 )
 from gravac.modes.outer.round_state import RoundState
 from gravac.settings import SettingsError
 
 Load = Callable[[str, torch.optim.Optimizer, Mapping[str, Any]], None]
-"""Has an optimizer load a copy of a state, of which the path is given first."""
+"""Loads a copy of a state into an optimizer; the first argument is the state's path in the checkpoint."""
 
 
-def check_outer(plain: Any, own: RoundState, world: int | None) -> None:
+def check_outer(dumped: Any, current: RoundState, world: int | None) -> None:
     """Check that a dumped state of outer steps fits.
 
     Args:
-        plain: what ``RoundState.dump`` gave.
-        own: state that is to take its place.
+        dumped: the state, as ``RoundState.dump`` returned it.
+        current: state that ``dumped`` is to replace.
         world: number of ranks that saved; ``None``: each rank's share of a round is not restored.
 
     Raises:
-        SettingsError: it does not; the message has the path of what is wrong.
+        SettingsError: the state does not fit; the message has the path of the field that is wrong.
     """
-    state = fitted(OuterState, plain, "outer")
-    then, now = [[*fragment.anchors] for fragment in state.fragments], [[*part.anchors] for part in own.fragments]
-    if then != now:
+    state = validate(OuterState, dumped, "outer")
+    saved_names = [[*fragment.anchors] for fragment in state.fragments]
+    current_names = [[*fragment.anchors] for fragment in current.fragments]
+    if saved_names != current_names:
         raise SettingsError(
-            f"fragments: the state has {len(then)} with {sum(map(len, then))} parameters, and this one {len(now)} "
-            f"with {sum(map(len, now))}, or they have other names"
+            f"fragments: the state has {len(saved_names)} with {sum(map(len, saved_names))} parameters, and this one "
+            f"{len(current_names)} with {sum(map(len, current_names))}, or they have other names"
         )
-    for at, (saved, fragment) in enumerate(zip(state.fragments, own.fragments, strict=True)):
-        path = f"outer/fragments/{at}"
+    for index, (saved, fragment) in enumerate(zip(state.fragments, current.fragments, strict=True)):
+        path = f"outer/fragments/{index}"
         check_tensors(f"{path}/anchors", saved.anchors, fragment.anchors)
         check_tensors(f"{path}/own", saved.own, fragment.parameters)
-        check_tensors(f"{path}/left", saved.left, fragment.parameters, some=True)
+        check_tensors(f"{path}/left", saved.left, fragment.parameters, subset=True)
         if saved.left:
             check_names(f"{path}/left", saved.left, fragment.parameters)
-    check_tensors("outer/buffers/anchors", state.buffers.anchors, own.buffers.anchors)
-    check_tensors("outer/buffers/own", state.buffers.own, own.buffers.own)
-    check_optimizer("outer/optimizer", state.optimizer, own.outer)
-    if len(state.inner) != len(own.inner):
-        raise SettingsError(f"outer/inner: {len(state.inner)} optimizers, {len(own.inner)} expected")
-    for at, (saved_state, optimizer) in enumerate(zip(state.inner, own.inner, strict=True)):
-        check_optimizer(f"outer/inner/{at}", saved_state, optimizer)
+    check_tensors("outer/buffers/anchors", state.buffers.anchors, current.buffers.anchors)
+    check_tensors("outer/buffers/own", state.buffers.own, current.buffers.local)
+    check_optimizer("outer/optimizer", state.optimizer, current.outer)
+    if len(state.inner) != len(current.inner):
+        raise SettingsError(f"outer/inner: {len(state.inner)} optimizers, {len(current.inner)} expected")
+    for index, (saved_state, optimizer) in enumerate(zip(state.inner, current.inner, strict=True)):
+        check_optimizer(f"outer/inner/{index}", saved_state, optimizer)
     if (state.every > 0) != (state.phase == "decided"):
         raise SettingsError(f"outer/every: {state.every} steps in a round that is {state.phase!r}")
     if state.shares is not None and world is not None:
@@ -66,10 +67,10 @@ def check_outer(plain: Any, own: RoundState, world: int | None) -> None:
 
 
 def _check_shares(shares: SharesState, world: int) -> None:
-    """Check that what is known of all ranks' steps is of as many ranks as there were.
+    """Check that the agreed step times and samples have a number for each rank that saved.
 
     Raises:
-        SettingsError: it is not.
+        SettingsError: a list has another length, or no rank has samples.
     """
     for name, numbers in (("seconds", shares.seconds), ("samples", shares.samples)):
         if len(numbers) not in (0, world):
@@ -81,27 +82,27 @@ def _check_shares(shares: SharesState, world: int) -> None:
 
 
 @contextmanager
-def loaded_or_as_before(*optimizers: torch.optim.Optimizer) -> Iterator[Load]:
-    """Give a function that has an optimizer load a state; give all of them back what they had if anything raises.
+def loading_all_or_none(*optimizers: torch.optim.Optimizer) -> Iterator[Load]:
+    """Yield a function that loads a state into an optimizer; restore all optimizers if anything raises.
 
     Raises:
         SettingsError: an optimizer refused a state, or lacks a setting afterwards.
     """
-    before = [(optimizer, optimizer.state, optimizer.param_groups) for optimizer in optimizers]
-    copies = [[dict(group) for group in groups] for _, _, groups in before]
+    saved = [(optimizer, optimizer.state, optimizer.param_groups) for optimizer in optimizers]
+    copies = [[dict(group) for group in groups] for _, _, groups in saved]
 
     def load(path: str, optimizer: torch.optim.Optimizer, state: Mapping[str, Any]) -> None:
         try:
-            optimizer.load_state_dict(copied(state))
+            optimizer.load_state_dict(copy_state(state))
         except (ValueError, KeyError, TypeError, AttributeError, RuntimeError) as error:
             raise SettingsError(f"{path}: {type(optimizer).__name__} refuses it: {error!r}") from error
 
     try:
         yield load
     except BaseException:
-        for (optimizer, kept, groups), were in zip(before, copies, strict=True):
-            for group, settings in zip(groups, were, strict=True):
+        for (optimizer, state, groups), copied_groups in zip(saved, copies, strict=True):
+            for group, settings in zip(groups, copied_groups, strict=True):
                 group.clear()
                 group.update(settings)
-            optimizer.state, optimizer.param_groups = kept, groups
+            optimizer.state, optimizer.param_groups = state, groups
         raise

@@ -1,11 +1,14 @@
 # SPDX-FileCopyrightText: 2026 The gravac developers
 # SPDX-License-Identifier: Apache-2.0
-"""A part of the model between two exchanges: the anchor that all ranks share, what leaves, and what comes back.
+"""A fragment of the model between two exchanges: its anchors, which all ranks share, and its pseudo-gradient.
 
-1. The rank trains.  2. Its pseudo-gradient is under way.  3. The mean has arrived, and the anchor made its outer step.
-4. The rank takes up the anchor, and trains on. The anchor changes in 3 alone, by what all ranks sent, so that it is the
-same on all of them whenever each of them gets to 4. What 3 and 4 are if the mean is not finite is told in
-``gravac.modes.outer.refusing``.
+1. The rank trains.
+2. Its pseudo-gradient is in flight.
+3. The mean has arrived, and the outer optimizer makes its step on the anchors.
+4. The rank applies the anchors to its weights, and continues to train.
+
+Anchors change in step 3 only, by the mean over all ranks. They are therefore the same on all ranks, whenever each rank
+reaches step 4. ``gravac.modes.outer.refusing`` says what steps 3 and 4 are if the mean is not finite.
 """
 
 import functools
@@ -23,96 +26,97 @@ from gravac.averaging.tensors import flat, memory_shape
 from gravac.engine.engine import Engine
 from gravac.engine.handle import fail
 from gravac.exchange.executor import Mark, Verdict
-from gravac.modes.outer.anchors import Keeping, State, travels_in
+from gravac.modes.outer.anchors import AnchorStorage, State, exchange_dtype
 
-IN_PLACE = Keeping()
-"""Anchors lie beside their parameters, in the number format that pseudo-gradients have."""
+DEFAULT_STORAGE = AnchorStorage()
+"""Anchors lie beside their parameters, in the number format of pseudo-gradients."""
 
 
-class Journey:
-    """A fragment's pseudo-gradient on its way.
+class PendingFragment:
+    """A fragment's pseudo-gradient in flight.
 
     Args:
-        fragment: whose anchors less weights it is.
-        weight: factor on them.
+        fragment: fragment whose anchors less weights are exchanged.
+        weight: factor on the pseudo-gradient.
         number: number of the round.
 
     Attributes:
-        pieces: pseudo-gradients of its parameters, flat; their means over the ranks, once it is ``here``.
+        pieces: pseudo-gradients of the parameters, flat; once ``arrived``, their means over the ranks.
         flat: flat tensor that the pieces are views of, one after the other.
         number: number of the round.
-        own: squared norm of what this rank sends, 0-d, float64.
-        mean: squared norm of the mean that came, 0-d, float64.
-        sound: whether this rank sends finite numbers, buffers that leave with them included.
-        applied: whether all that came is finite, so that it is applied, once it is ``here``: the same on all ranks.
-        verdicts: ``[applied, sound]``, bool, which the host may read later; ``None`` before it is ``here``.
-        mended: what the rank did about itself where it did not send finite numbers, in words; empty otherwise.
-        awaited: moment since which training stands still for it; ``None``: it does not.
+        local_square: squared norm of the pseudo-gradient that this rank sends, 0-d, float64.
+        mean_square: squared norm of the mean over the ranks, 0-d, float64.
+        local_finite: whether this rank sends finite numbers, in the pseudo-gradient and in buffers sent with it.
+        applied: once ``arrived``, whether all means are finite, so that they are applied: the same on all ranks.
+        verdicts: ``[applied, local_finite]``, bool, which the host may read later; ``None`` unless ``arrived``.
+        mended: text that says what the rank reset after it sent numbers that are not finite; empty otherwise.
+        waited_since: moment since which training waits for the exchange; ``None`` if it does not wait.
     """
 
     def __init__(self, fragment: "Fragment", weight: float, number: int) -> None:
         self.number = number
         sizes = [parameter.numel() for parameter in fragment.parameters.values()]
         like = next(iter(fragment.parameters.values()))
-        self.flat = torch.empty(sum(sizes), dtype=fragment.travels_in, device=like.device)
-        parts = self.flat.tensor_split(list(itertools.accumulate(sizes))[:-1])
-        for part, (name, parameter) in zip(parts, fragment.parameters.items(), strict=True):
-            part.copy_(flat(name, fragment.anchors[name])).sub_(flat(name, parameter))
+        self.flat = torch.empty(sum(sizes), dtype=fragment.exchange_dtype, device=like.device)
+        views = self.flat.tensor_split(list(itertools.accumulate(sizes))[:-1])
+        for view, (name, parameter) in zip(views, fragment.parameters.items(), strict=True):
+            view.copy_(flat(name, fragment.anchors[name])).sub_(flat(name, parameter))
         if weight != 1:
             self.flat.mul_(weight)
-        shaped = zip(fragment.parameters.items(), parts, strict=True)
-        self.pieces = tuple(Piece(name, part, memory_shape(parameter)) for (name, parameter), part in shaped)
-        self.own = self.mean = _square(self.flat)
-        self.sound: Verdict = True
+        shaped = zip(fragment.parameters.items(), views, strict=True)
+        self.pieces = tuple(Piece(name, view, memory_shape(parameter)) for (name, parameter), view in shaped)
+        self.local_square = self.mean_square = _square(self.flat)
+        self.local_finite: Verdict = True
         self.applied: Verdict = True
         self.verdicts: torch.Tensor | None = None
         self.mended = ""
-        self._beside: tuple[Piece, ...] = ()
+        self._buffers: tuple[Piece, ...] = ()
         self._engine: Engine | None = None
-        self.awaited: Mark | None = None
-        self._came: Future[None] = Future()
+        self.waited_since: Mark | None = None
+        self._arrival: Future[None] = Future()
 
-    def sets_out(self, engine: Engine, beside: Sequence[Piece] = ()) -> Verdict:
-        """Judge what this rank sends; return ``sound``.
+    def judge_local(self, engine: Engine, buffers: Sequence[Piece] = ()) -> Verdict:
+        """Judge whether this rank's numbers are finite; return ``local_finite``.
 
         Args:
-            engine: exchanges it.
-            beside: pieces of buffers that leave with it.
+            engine: exchanges the pseudo-gradient.
+            buffers: pieces of buffers that are sent with the pseudo-gradient.
         """
-        self._engine, self._beside = engine, tuple(beside)
-        self.sound = engine.executor.judge(_finite(self.own, self._beside))
-        return self.sound
+        self._engine, self._buffers = engine, tuple(buffers)
+        self.local_finite = engine.executor.judge(_finite(self.local_square, self._buffers))
+        return self.local_finite
 
-    def came(self, failure: BaseException | None) -> None:
-        """Take note that the pieces hold their means, or of what went wrong; called by the executor."""
+    def complete(self, failure: BaseException | None) -> None:
+        """Take note that the pieces hold their means, or that the exchange failed; called by the executor."""
         try:
             if failure is not None:
                 raise failure
             self._judge_mean()
         except BaseException as error:
-            fail(self._came, error)
+            fail(self._arrival, error)
         else:
-            self._came.set_result(None)
+            self._arrival.set_result(None)
         finally:
-            self._beside = ()
+            self._buffers = ()
 
     def _judge_mean(self) -> None:
-        """Find the norm of the mean, and whether all that came is finite."""
-        self.mean = _square(self.flat)
+        """Compute the norm of the mean, and judge whether all means are finite."""
+        self.mean_square = _square(self.flat)
         if self._engine is not None:
-            finite = _finite(self.mean, self._beside)
+            finite = _finite(self.mean_square, self._buffers)
             self.applied = self._engine.executor.judge(finite)
             if isinstance(self.applied, torch.Tensor):
-                self.verdicts = self._engine.executor.to_host(torch.stack([finite, torch.as_tensor(self.sound)]))
+                local_finite = torch.as_tensor(self.local_finite)
+                self.verdicts = self._engine.executor.to_host(torch.stack([finite, local_finite]))
 
-    def ends(self) -> None:
-        """Let go of the means, which nobody needs any more; their norm stays."""
+    def free_means(self) -> None:
+        """Free the memory of the means, which are applied; their norm stays."""
         self.flat, self.pieces = self.flat.new_empty(0), ()
 
     @property
-    def here(self) -> bool:
-        """Whether the means are there."""
-        return self._came.done()
+    def arrived(self) -> bool:
+        """True if the means have arrived, or the exchange failed."""
+        return self._arrival.done()
 
     def result(self) -> None:
         """Wait for the means.
@@ -120,163 +124,175 @@ class Journey:
         Raises:
             ExchangeError: a rank did not answer.
         """
-        self._came.result()
+        self._arrival.result()
 
 
 class Fragment:
     """Some parameters of a module, exchanged together.
 
     Args:
-        parameters: trained on this rank, by name; dense in memory.
-        keeping: how anchors are kept.
+        parameters: parameters trained on this rank, by name; dense in memory.
+        storage: number format and device of the anchors.
 
     Attributes:
-        parameters: those given.
-        travels_in: number format of the pseudo-gradients.
+        parameters: parameters trained on this rank, by name.
+        exchange_dtype: number format of the pseudo-gradients.
         anchors: weights that all ranks share, by name; the outer optimizer trains them.
-        journey: pseudo-gradient that is under way; ``None`` where none is.
-        due: number of the rank's step from which on what was under way is taken up; ``None`` where nothing is to be.
-        left: the rank's weights when it left, by name, where it trains on meanwhile and keeps what it learns.
-        own: share of its weights that the rank keeps where it takes up the anchors.
-        applied: whether the mean that arrived last was applied; if not, there is nothing to take up.
+        storage: number format and device of the anchors.
+        pending: pseudo-gradient in flight; ``None`` if none is.
+        due: number of the rank's step from which on the anchors are applied to its weights; ``None`` if none are to be.
+        weights_sent: the rank's weights when its pseudo-gradient was sent, by name. Empty unless the rank keeps what it
+            learns while the pseudo-gradient is in flight.
+        local_fraction: fraction of its weights that the rank keeps when it applies the anchors, in [0, 1).
+        applied: whether the newest mean was applied to the anchors; if not, the rank keeps its weights.
     """
 
-    def __init__(self, parameters: Mapping[str, torch.nn.Parameter], keeping: Keeping = IN_PLACE) -> None:
+    def __init__(self, parameters: Mapping[str, torch.nn.Parameter], storage: AnchorStorage = DEFAULT_STORAGE) -> None:
         self.parameters = dict(parameters)
-        self.anchors = {name: keeping.anchor(name, parameter) for name, parameter in parameters.items()}
-        self.travels_in = functools.reduce(torch.promote_types, map(travels_in, parameters.values()))
-        self.keeping = keeping
-        self.journey: Journey | None = None
+        self.anchors = {name: storage.anchor(name, parameter) for name, parameter in parameters.items()}
+        self.exchange_dtype = functools.reduce(torch.promote_types, map(exchange_dtype, parameters.values()))
+        self.storage = storage
+        self.pending: PendingFragment | None = None
         self.due: int | None = None
-        self.left: dict[str, torch.Tensor] = {}
-        self.own = 0.0
+        self.weights_sent: dict[str, torch.Tensor] = {}
+        self.local_fraction = 0.0
         self.applied: Verdict = True
 
     @property
     def like_pieces(self) -> dict[str, torch.Tensor]:
-        """Tensors of the shapes, strides, number formats and device of what travels, by name; of any values."""
+        """Tensors like the pseudo-gradients in shape, strides, number format and device, by name; of any values."""
         return {
-            name: p if p.dtype == self.travels_in else torch.empty_like(p, dtype=self.travels_in)
-            for name, p in self.parameters.items()
+            name: parameter
+            if parameter.dtype == self.exchange_dtype
+            else torch.empty_like(parameter, dtype=self.exchange_dtype)
+            for name, parameter in self.parameters.items()
         }
 
-    def leave(self, due: int, weight: float = 1.0, number: int = 0, own: float | None = 0.0) -> Journey:
-        """Set out with anchors less weights.
+    def send(
+        self, due: int, weight: float = 1.0, number: int = 0, local_fraction: float | None = 0.0
+    ) -> PendingFragment:
+        """Return the pseudo-gradient, anchors less weights, to be exchanged.
 
         Args:
-            due: the attribute.
-            weight: factor on what sets out.
+            due: number of the rank's step from which on the anchors are applied.
+            weight: factor on the pseudo-gradient.
             number: number of the round.
-            own: the attribute; ``None``: the rank trains on before it takes up the anchors, and keeps what it learns.
+            local_fraction: fraction of its weights that the rank keeps when it applies the anchors; ``None``: the rank
+                keeps what it learns while the pseudo-gradient is in flight.
         """
-        self.journey, self.due, self.own = Journey(self, weight, number), due, own or 0.0
-        self.left = {name: p.detach().clone() for name, p in self.parameters.items()} if own is None else {}
-        return self.journey
+        self.pending, self.due = PendingFragment(self, weight, number), due
+        self.local_fraction = local_fraction or 0.0
+        keeps_learned = local_fraction is None
+        self.weights_sent = (
+            {name: parameter.detach().clone() for name, parameter in self.parameters.items()} if keeps_learned else {}
+        )
+        return self.pending
 
-    def arrive(self, outer: torch.optim.Optimizer) -> None:
-        """Have the outer optimizer make its step on the anchors with the means over the ranks; they are here.
+    def apply_mean(self, outer: torch.optim.Optimizer) -> None:
+        """Make the outer optimizer's step on the anchors, with the means over the ranks, which have arrived.
 
         Means that are not finite leave anchors and the outer optimizer's state as they were.
         """
-        if self.journey is None:
+        if self.pending is None:
             return
-        self.applied = applied = self.journey.applied
-        if self.keeping.offload and isinstance(applied, torch.Tensor):
-            self.applied = applied = bool(applied)  # the host waits for what it copies to its memory anyway
+        self.applied = applied = self.pending.applied
+        if self.storage.offload and isinstance(applied, torch.Tensor):
+            self.applied = applied = bool(applied)  # the host waits for the means anyway, to copy them to its memory
         if isinstance(applied, torch.Tensor):
-            self.applied = applied = applied.clone()  # made by another stream than the one that reads it from here on
-            self.journey.flat.masked_fill_(~applied, 0.0)
-            stays = _stays(outer)
-            with nullcontext() if stays else undone_unless(applied, [*self.anchors.values()], outer.state):
-                self._step(self.journey, outer)
+            self.applied = applied = applied.clone()  # so that no stream reads a tensor which another stream made
+            self.pending.flat.masked_fill_(~applied, 0.0)
+            unchanged = _keeps_anchors_at_zero(outer)
+            with nullcontext() if unchanged else undone_unless(applied, [*self.anchors.values()], outer.state):
+                self._step(self.pending, outer)
         elif applied:
-            self._step(self.journey, outer)
-        self.journey.ends()
-        self.journey = None
+            self._step(self.pending, outer)
+        self.pending.free_means()
+        self.pending = None
 
-    def _step(self, journey: Journey, outer: torch.optim.Optimizer) -> None:
-        with self.keeping.in_full(self.anchors, journey.number, outer.state):
-            for piece, anchor in zip(journey.pieces, self.anchors.values(), strict=True):
+    def _step(self, pending: PendingFragment, outer: torch.optim.Optimizer) -> None:
+        with self.storage.in_exchange_dtype(self.anchors, pending.number, outer.state):
+            for piece, anchor in zip(pending.pieces, self.anchors.values(), strict=True):
                 anchor.grad = piece.flat.as_strided(anchor.shape, anchor.stride()).to(anchor)
             outer.step()
             for anchor in self.anchors.values():
                 anchor.grad = None
 
     @torch.no_grad()
-    def take_up(self) -> None:
-        """Go on from the anchors, and from what the rank learned since it ``left``, or its ``own`` weights in part.
+    def apply_anchors(self) -> None:
+        """Move the rank's weights to the anchors; keep what the rank learned meanwhile, or a fraction of its weights.
 
-        Where no mean was applied there is nothing to go on from: the rank keeps its weights.
+        If the newest mean was not applied, the rank keeps its weights.
         """
         for name, parameter in self.parameters.items():
             if self.applied is True:
-                self._take_up(name, parameter)
+                self._apply_anchor(name, parameter)
             elif isinstance(self.applied, torch.Tensor):
-                taken = parameter.clone()
-                self._take_up(name, taken)
-                parameter.copy_(torch.where(self.applied, taken, parameter))
-        self.due, self.left = None, {}
+                moved = parameter.clone()
+                self._apply_anchor(name, moved)
+                parameter.copy_(torch.where(self.applied, moved, parameter))
+        self.due, self.weights_sent = None, {}
 
-    def _take_up(self, name: str, weights: torch.Tensor) -> None:
-        if self.own:
-            weights.lerp_(self.anchors[name].to(weights), 1 - self.own)
-        elif name in self.left:
-            weights.sub_(self.left[name]).add_(self.anchors[name].to(weights))
+    def _apply_anchor(self, name: str, weights: torch.Tensor) -> None:
+        if self.local_fraction:
+            weights.lerp_(self.anchors[name].to(weights), 1 - self.local_fraction)
+        elif name in self.weights_sent:
+            weights.sub_(self.weights_sent[name]).add_(self.anchors[name].to(weights))
         else:
             weights.copy_(self.anchors[name])
 
     @torch.no_grad()
-    def start_again(self) -> None:
-        """Put the anchors in place of the rank's weights; what it learned before does not count."""
+    def reset_to_anchors(self) -> None:
+        """Overwrite the rank's weights with the anchors; all that the rank learned since is lost."""
         for name, parameter in self.parameters.items():
             parameter.copy_(self.anchors[name])
-            if name in self.left:
-                self.left[name].copy_(parameter)
+            if name in self.weights_sent:
+                self.weights_sent[name].copy_(parameter)
 
     @torch.no_grad()
-    def start_at(self, weights: Mapping[str, torch.Tensor]) -> None:
-        """Replace the anchors by weights of their shapes, which all ranks share, by parameter name.
+    def set_anchors(self, weights: Mapping[str, torch.Tensor]) -> None:
+        """Overwrite the anchors with weights of their shapes, the same on all ranks, by parameter name.
 
-        Nothing is under way.
+        Nothing is in flight.
         """
         for name, anchor in self.anchors.items():
             anchor.copy_(weights[name])
-        self.due, self.left = None, {}
+        self.due, self.weights_sent = None, {}
 
     def state_dict(self) -> dict[str, Any]:
-        """Return anchors, the rank's own weights, and when anchors are due that it has not taken up.
+        """Return anchors, the rank's own weights, and the step at which anchors are due that it has not applied.
 
-        Nothing is under way.
+        Nothing is in flight.
         """
         return {
             "anchors": {name: anchor.detach() for name, anchor in self.anchors.items()},
             "own": {name: parameter.detach() for name, parameter in self.parameters.items()},
             "due": self.due,
-            "left": self.left,
-            "keeps": self.own,
+            "left": self.weights_sent,
+            "keeps": self.local_fraction,
             "applied": bool(self.applied),
         }
 
     @torch.no_grad()
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on from a state."""
+        """Restore a state."""
         for name, anchor in self.anchors.items():
             anchor.copy_(state["anchors"][name])
             self.parameters[name].copy_(state["own"][name])
-        self.journey, self.due, self.own = None, state["due"], state["keeps"]
+        self.pending, self.due, self.local_fraction = None, state["due"], state["keeps"]
         self.applied = state["applied"]
-        self.left = {name: torch.empty_like(self.parameters[name]).copy_(one) for name, one in state["left"].items()}
+        sent = state["left"].items()
+        self.weights_sent = {name: torch.empty_like(self.parameters[name]).copy_(weights) for name, weights in sent}
 
 
 def in_fragments(
-    parameters: Mapping[str, torch.nn.Parameter], number: int, keeping: Keeping = IN_PLACE
+    parameters: Mapping[str, torch.nn.Parameter], number: int, storage: AnchorStorage = DEFAULT_STORAGE
 ) -> list[Fragment]:
-    """Cut a model's parameters, in order, into fragments of about as many elements each.
+    """Cut a model's parameters, in order, into fragments of about equally many elements.
 
     Args:
         parameters: parameters by name, at least as many as fragments.
         number: number of fragments.
-        keeping: how anchors are kept.
+        storage: number format and device of the anchors.
 
     Example:
         >>> sizes = {"a": 10, "b": 10, "c": 20, "d": 5}
@@ -285,54 +301,54 @@ def in_fragments(
         [['a', 'b'], ['c', 'd']]
     """
     total = sum(parameter.numel() for parameter in parameters.values())
-    parts: list[dict[str, torch.nn.Parameter]] = [{}]
-    so_far, left = 0, len(parameters)
+    fragments: list[dict[str, torch.nn.Parameter]] = [{}]
+    elements, remaining = 0, len(parameters)
     for name, parameter in parameters.items():
-        missing = number - len(parts)
-        full = so_far + parameter.numel() / 2 > total * len(parts) / number
-        if parts[-1] and missing and (full or left <= missing):
-            parts.append({})
-        parts[-1][name] = parameter
-        so_far, left = so_far + parameter.numel(), left - 1
-    return [Fragment(part, keeping) for part in parts]
+        missing = number - len(fragments)
+        full = elements + parameter.numel() / 2 > total * len(fragments) / number
+        if fragments[-1] and missing and (full or remaining <= missing):
+            fragments.append({})
+        fragments[-1][name] = parameter
+        elements, remaining = elements + parameter.numel(), remaining - 1
+    return [Fragment(fragment, storage) for fragment in fragments]
 
 
-def _finite(square: torch.Tensor, beside: Sequence[Piece]) -> torch.Tensor:
-    """Return whether a squared norm, and all numbers of some pieces, are finite, ``[]`` bool."""
+def _finite(square: torch.Tensor, buffers: Sequence[Piece]) -> torch.Tensor:
+    """Return whether a squared norm, and all numbers of some buffers' pieces, are finite, ``[]`` bool."""
     finite = torch.isfinite(square)
-    return finite & all_fit([piece.flat for piece in beside]).to(finite.device) if beside else finite
+    return finite & all_fit([piece.flat for piece in buffers]).to(finite.device) if buffers else finite
 
 
-def _stays(outer: torch.optim.Optimizer) -> bool:
-    """Whether gradients of zeros leave the anchors as they are: SGD without momentum and decay keeps nothing."""
-    plain = isinstance(outer, torch.optim.SGD)
-    return plain and not any(group["momentum"] or group["weight_decay"] for group in outer.param_groups)
+def _keeps_anchors_at_zero(outer: torch.optim.Optimizer) -> bool:
+    """True if gradients of zeros leave the anchors as they are: under SGD without momentum and weight decay."""
+    is_sgd = isinstance(outer, torch.optim.SGD)
+    return is_sgd and not any(group["momentum"] or group["weight_decay"] for group in outer.param_groups)
 
 
 @contextmanager
 def undone_unless(applied: torch.Tensor, anchors: Sequence[torch.nn.Parameter], state: State) -> Iterator[None]:
-    """Have an outer step undone bit for bit unless the device finds that it is to be applied; the host does not look.
+    """Undo an outer step bit for bit unless ``applied`` is true on the device; the host does not look.
 
-    What the optimizer first keeps in this step stays: its gradients were zeros. A count that it keeps on the host, as
-    torch's Adam does for parameters on a GPU, goes on.
+    Tensors that the optimizer creates in this step stay: its gradients were zeros. A count that the optimizer has on
+    the host, as torch's Adam does for parameters on a GPU, is not undone.
 
     Args:
-        applied: 0-d bool tensor.
-        anchors: those that make a step, of any shapes.
-        state: what the outer optimizer keeps, by anchor and by name.
+        applied: whether the step is to be applied, 0-d bool tensor.
+        anchors: anchors that make a step, of any shapes.
+        state: the outer optimizer's state, by anchor and by name.
     """
-    before = [(anchor, anchor.data.clone(), _beside(applied, state.get(anchor, {}))) for anchor in anchors]
+    saved = [(anchor, anchor.data.clone(), _copies_on_device(applied, state.get(anchor, {}))) for anchor in anchors]
     yield
-    for anchor, old, kept in before:
+    for anchor, old, old_state in saved:
         anchor.data = torch.where(applied, anchor.data, old)
-        for key, old_tensor in kept.items():
+        for key, old_tensor in old_state.items():
             state[anchor][key] = torch.where(applied, state[anchor][key], old_tensor)
 
 
-def _beside(applied: torch.Tensor, kept: Mapping[str, Any]) -> dict[str, torch.Tensor]:
-    """Return copies of an optimizer's tensors that lie where the verdict does, by name."""
-    tensors = {key: one for key, one in kept.items() if torch.is_tensor(one)}
-    return {key: one.clone() for key, one in tensors.items() if one.device == applied.device}
+def _copies_on_device(applied: torch.Tensor, state: Mapping[str, Any]) -> dict[str, torch.Tensor]:
+    """Return copies of an optimizer's tensors that are on the device of the verdict, by name."""
+    tensors = {key: entry for key, entry in state.items() if torch.is_tensor(entry)}
+    return {key: tensor.clone() for key, tensor in tensors.items() if tensor.device == applied.device}
 
 
 def _square(flat: torch.Tensor) -> torch.Tensor:

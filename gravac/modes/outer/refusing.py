@@ -1,24 +1,25 @@
 # SPDX-FileCopyrightText: 2026 The gravac developers
 # SPDX-License-Identifier: Apache-2.0
-"""Means that are not finite: no anchor takes one, and what becomes of the ranks meanwhile.
+"""Refuses means that are not finite: no anchor is moved by such a mean, and ranks that caused it are mended.
 
-One NaN on one rank would be in every anchor for good. The life of a fragment's exchange that is refused:
+One NaN on one rank would otherwise be in every anchor for good. The exchange of a fragment that is refused:
 
-1. The fragment leaves. The norm of its pseudo-gradient tells this rank whether it sends finite numbers. If not, all
-   that leaves with the fragment (buffers with the last one) is NaN on every rank, and no rank changes a residual.
-2. The mean arrives. Its norm is the verdict: all ranks have the same mean, so they share the verdict without talking.
-   It is also not finite where a sum over the ranks overflowed.
+1. The fragment is sent. The norm of its pseudo-gradient tells this rank whether it sends finite numbers. If not, all
+   that is sent with the fragment (buffers with the last one) is NaN on every rank, and no rank changes a residual.
+2. The mean arrives. Its norm is the verdict: all ranks have the same mean, so they share the verdict without another
+   exchange. The mean is also not finite if a sum over the ranks overflowed.
 3. A mean that is not finite is not applied. Anchors, the outer optimizer's state and the anchors of buffers stay bit
    for bit as they were, and no controller learns anything of the round. Each fragment has its own verdict.
-4. A rank that sent finite numbers keeps its own weights. What it learned is still its distance from the anchor, so the
-   next pseudo-gradient has it. Nothing is lost.
-5. A rank whose own weights were not finite starts again from the anchor, and zeros take the place of what is not finite
-   in its inner optimizer's state (``mend``). It needs no verdict for that, and does not wait for one.
-6. The host warns and counts. Three rounds on end in which no fragment was applied end in ``NotFiniteError``, on all
-   ranks before the same exchange. The anchor is good then, and a checkpoint can be saved.
+4. A rank that sent finite numbers keeps its own weights. What the rank learned is still the distance from the anchor,
+   so the next pseudo-gradient contains it. Nothing is lost.
+5. A rank whose own weights were not finite starts again from the anchor. Zeros replace what is not finite in its inner
+   optimizer's state (``mend``). The rank needs no verdict for that, and does not wait for one.
+6. The host warns and counts. If no fragment was applied in three consecutive rounds, ``NotFiniteError`` is raised, on
+   all ranks before the same exchange. The anchor is finite then, and a checkpoint can be saved.
 
-Where the host must not look at tensors (GPU streams), the verdict is a 0-d bool tensor and masks do 3 and 4. The host
-reads it, and does 5 and 6, when the next round but one begins: the executor has caught up with the device by then.
+If the host must not look at tensors (GPU streams), the verdict is a 0-d bool tensor and masks do 3 and 4. The host
+reads the verdict, and does 5 and 6, when the next round but one begins: the executor has caught up with the device by
+then.
 """
 
 import warnings
@@ -28,28 +29,28 @@ from typing import Any
 import torch
 
 from gravac.modes.outer.buffers import Buffers
-from gravac.modes.outer.fragments import Fragment, Journey
+from gravac.modes.outer.fragments import Fragment, PendingFragment
 
 ROUNDS_ON_END = 3
-"""Number of rounds on end in which no fragment was applied that end training."""
+"""Number of consecutive rounds without an applied fragment after which training ends."""
 
 NAMED = 3
-"""Most tensors that a warning names."""
+"""Largest number of tensors that a warning names."""
 
 COUNT = "step"
-"""Name that torch's optimizers give to a count of steps, which stays."""
+"""Key under which torch's optimizers store a count of steps, which is left as it is."""
 
 
 class NotFiniteError(RuntimeError):
-    """The mean over the ranks was not finite, several rounds on end; the anchor is good."""
+    """The mean over the ranks was not finite in several consecutive rounds; the anchor is finite."""
 
 
 class Refusals:
-    """What one rank knows of exchanges that were refused.
+    """The refused exchanges, as one rank knows them.
 
     Args:
-        fragments: parts of the model, in the order in which they leave.
-        buffers: the model's buffers, which leave with the last fragment.
+        fragments: fragments of the model, in the order in which they are sent.
+        buffers: the model's buffers, which are sent with the last fragment.
         inner: optimizers of the rank's own weights.
 
     Attributes:
@@ -60,140 +61,143 @@ class Refusals:
         self.skipped = 0
         self._fragments, self._buffers, self._inner = fragments, buffers, inner
         self._verdicts: dict[int, list[bool]] = {}  # of rounds that are not over, by fragment
-        self._on_end: list[int] = []
-        self._refused: list[int] = []  # rounds in which some fragment was, the last few
+        self._consecutive: list[int] = []  # newest consecutive rounds without an applied fragment
+        self._refused: list[int] = []  # newest few rounds with a refused fragment
         self._warnings: list[str] = []
         self._mended_in = self._counted_from = 0
 
-    # what this rank does about itself
+    # this rank's tensors
 
-    def mend(self, journey: Journey, now: int) -> None:
-        """Make this rank's weights, buffers and inner optimizer finite again after it sent what is not.
+    def mend(self, pending: PendingFragment, current: int) -> None:
+        """Make this rank's weights, buffers and inner optimizer finite after the rank sent numbers that are not.
 
-        The host looks at all of them, and waits for that.
+        The host looks at all of these tensors, and waits for them.
 
         Args:
-            journey: pseudo-gradient that is not finite.
-            now: number of the present round.
+            pending: pseudo-gradient that is not finite.
+            current: number of the present round.
         """
-        if journey.number < self._mended_in:
-            journey.mended = "it left before this rank started again"
+        if pending.number < self._mended_in:
+            pending.mended = "it left before this rank started again"
         else:
-            journey.mended = self._mend(now, far=True)
+            pending.mended = self._mend(current, far=True)
 
-    def mend_before_saving(self, now: int) -> None:
-        """Make this rank finite again if it is not: a state that is not finite could not be loaded. The host looks.
+    def mend_before_saving(self, current: int) -> None:
+        """Make this rank's tensors finite, since a state that is not finite could not be loaded. The host waits.
 
         Args:
-            now: number of the present round.
+            current: number of the present round.
         """
-        own = [own for fragment in self._fragments for own in fragment.parameters.values()]
+        weights = [weight for fragment in self._fragments for weight in fragment.parameters.values()]
         states = [state for optimizer in self._inner for state in optimizer.state.values()]
-        kept = [tensor for state in states for key, tensor in _tensors(state) if key != COUNT]
-        if any(map(_spoilt, (*own, *kept))) or self._buffers.spoilt:
-            self._warnings.append(f"gravac: round {now}, before it was saved, this rank is {self._mend(now)}")
+        moments = [tensor for state in states for key, tensor in _tensors(state) if key != COUNT]
+        if any(map(_spoilt, (*weights, *moments))) or self._buffers.spoilt:
+            self._warnings.append(f"gravac: round {current}, before it was saved, this rank is {self._mend(current)}")
 
-    def _mend(self, now: int, far: bool = False) -> str:
-        """Put anchors and zeros in place of what is not finite; return in words what that was.
+    def _mend(self, current: int, far: bool = False) -> str:
+        """Replace tensors that are not finite by anchors and zeros; return a text that says which they were.
 
         Args:
-            now: number of the present round.
-            far: whether weights are too far from the anchor if nothing else explains what was sent.
+            current: number of the present round.
+            far: whether weights are taken to be too far from the anchor if all tensors are finite.
         """
-        self._mended_in = now
-        weights = [name for fragment in self._fragments for name, own in fragment.parameters.items() if _spoilt(own)]
+        self._mended_in = current
+        weights = [
+            name for fragment in self._fragments for name, weight in fragment.parameters.items() if _spoilt(weight)
+        ]
         buffers = self._buffers.mend()
-        again = bool(weights) or (far and not buffers)
-        if again:
-            self._start_again()
+        resets = bool(weights) or (far and not buffers)
+        if resets:
+            self._reset_to_anchors()
         names = [*weights, *(f"buffer {name}" for name in buffers)]
-        said = f"not finite: {_named(names)}" if names else "its distance from the anchor overflowed"
-        said += "; it starts again from the anchor" if again else "; the anchor's replaces it"
+        text = f"not finite: {_listed(names)}" if names else "its distance from the anchor overflowed"
+        text += "; it starts again from the anchor" if resets else "; the anchor's replaces it"
         if zeroed := self._zero_inner():
-            said += f"; zeros replace what is not finite in its inner optimizer: {_named(zeroed)}"
-        return said
+            text += f"; zeros replace what is not finite in its inner optimizer: {_listed(zeroed)}"
+        return text
 
-    def _start_again(self) -> None:
+    def _reset_to_anchors(self) -> None:
         for fragment in self._fragments:
-            fragment.start_again()
+            fragment.reset_to_anchors()
 
     def _zero_inner(self) -> list[str]:
-        """Put zeros in place of the inner optimizers' tensors that are not finite; return their names."""
-        names = {id(own): name for fragment in self._fragments for name, own in fragment.parameters.items()}
+        """Zero the inner optimizers' tensors that are not finite; return their names."""
+        names = {id(weight): name for fragment in self._fragments for name, weight in fragment.parameters.items()}
         zeroed: list[str] = []
         for parameter, state in [pair for optimizer in self._inner for pair in optimizer.state.items()]:
-            kept = [key for key, tensor in _tensors(state) if key != COUNT and _spoilt(tensor)]
+            spoilt_keys = [key for key, tensor in _tensors(state) if key != COUNT and _spoilt(tensor)]
             for key, tensor in _tensors(state):
-                if key in kept and _spoilt(tensor):
+                if key in spoilt_keys and _spoilt(tensor):
                     tensor.detach().zero_()
-            zeroed += [f"{key} of {names.get(id(parameter), 'a parameter')}" for key in dict.fromkeys(kept)]
+            zeroed += [f"{key} of {names.get(id(parameter), 'a parameter')}" for key in dict.fromkeys(spoilt_keys)]
         return zeroed
 
-    # what all ranks know
+    # verdicts, the same on all ranks
 
-    def learn(self, journey: Journey, position: int, applied: bool, rank: int, world: int) -> None:
-        """Take note of a verdict.
+    def record(self, pending: PendingFragment, position: int, applied: bool, rank: int, world: int) -> None:
+        """Record a verdict.
 
         Args:
-            journey: what arrived.
-            position: place of its fragment.
+            pending: fragment that arrived.
+            position: position of the fragment in the order in which fragments are sent.
             applied: verdict.
             rank: number of this rank.
             world: number of ranks.
         """
-        self._verdicts.setdefault(journey.number, []).append(applied)
+        self._verdicts.setdefault(pending.number, []).append(applied)
         if applied:
             return
         self.skipped += 1
-        where = f"round {journey.number}"
+        location = f"round {pending.number}"
         if len(self._fragments) > 1:
-            where += f", fragment {position + 1} of {len(self._fragments)}"
-        if journey.mended:
-            own = f"rank {rank} is the cause, or a cause: {journey.mended}"
+            location += f", fragment {position + 1} of {len(self._fragments)}"
+        if pending.mended:
+            cause = f"rank {rank} is the cause, or a cause: {pending.mended}"
         else:
             others = f"rank {1 - rank}" if world == 2 else "another rank"
-            own = (
+            cause = (
                 f"rank {rank} sent finite numbers, keeps its own weights, and what it learned leaves with the next "
                 f"round; the cause is {others}, whose own warning names the tensors, or a sum that overflowed"
             )
-        self._warnings.append(f"gravac: {where}: the mean over the ranks is not finite and is not applied; {own}")
+        self._warnings.append(f"gravac: {location}: the mean over the ranks is not finite and is not applied; {cause}")
 
-    def tell(self) -> None:
-        """Warn of what was learned since the last call; called where training may be interrupted."""
-        told, self._warnings = self._warnings, []
-        for text in told:
+    def warn(self) -> None:
+        """Issue the warnings since the last call; called at points of training that an exception may interrupt."""
+        texts, self._warnings = self._warnings, []
+        for text in texts:
             warnings.warn(text, RuntimeWarning, stacklevel=5)
 
-    def check(self, now: int, last: int, behind: int = 0) -> None:
-        """Warn, and end training if too many rounds on end were refused.
+    def check(self, current: int, newest: int, verdict_delay: int = 0) -> None:
+        """Warn, and end training if too many consecutive rounds were refused.
 
-        Called on all ranks before the same exchange. Whoever catches the error can go on training: what is not finite
-        on this rank is mended, and rounds that have left by now do not count again.
+        Called on all ranks before the same exchange. A caller that catches the error can continue to train: this rank's
+        tensors are finite again, and rounds that have been sent already do not count again.
 
         Args:
-            now: number of the present round.
-            last: number of the newest round whose verdicts all ranks know by now.
-            behind: number of rounds after which the host learns of a refusal. A rank starts again then, just before it
-                leaves, so that this round is applied without it, and does not show that training gets on.
+            current: number of the present round.
+            newest: number of the newest round whose verdicts all ranks know.
+            verdict_delay: number of rounds after which the host learns of a refusal. Only then does the rank that
+                caused the refusal start again from the anchor, just before it sends a round. If that round is applied,
+                this does not show that training works: the rank contributed nothing.
 
         Raises:
-            NotFiniteError: no fragment was applied in ``ROUNDS_ON_END`` rounds on end.
+            NotFiniteError: no fragment was applied in ``ROUNDS_ON_END`` consecutive rounds.
         """
-        self.tell()
-        for number in sorted(one for one in self._verdicts if one <= last):
+        self.warn()
+        for number in sorted(recorded for recorded in self._verdicts if recorded <= newest):
             verdicts = self._verdicts.pop(number)
             if number < self._counted_from:
                 continue
             if not all(verdicts):
                 self._refused = [*self._refused, number][-ROUNDS_ON_END:]
             if not any(verdicts):
-                self._on_end.append(number)
-            elif not behind or number - behind not in self._refused:
-                self._on_end = []
-        if len(self._on_end) < ROUNDS_ON_END:
+                self._consecutive.append(number)
+            elif not verdict_delay or number - verdict_delay not in self._refused:
+                self._consecutive = []
+        if len(self._consecutive) < ROUNDS_ON_END:
             return
-        numbers, self._on_end, self._counted_from = self._on_end, [], now
-        self._mend(now)
+        numbers, self._consecutive, self._counted_from = self._consecutive, [], current
+        self._mend(current)
         raise NotFiniteError(
             f"gravac: rounds {', '.join(map(str, numbers))}: the mean over the ranks was not finite in any of them, so "
             f"training does not get on. The anchor is finite, and without them: synced(), "
@@ -202,35 +206,35 @@ class Refusals:
         )
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the count, and the refused rounds on end, as plain values."""
-        verdicts = [[number, [*them]] for number, them in self._verdicts.items()]
+        """Return counts, and the numbers of refused rounds, as plain values."""
+        verdicts = [[number, [*of_round]] for number, of_round in self._verdicts.items()]
         counts = {"skipped": self.skipped, "counted_from": self._counted_from}
-        return {**counts, "on_end": [*self._on_end], "refused": [*self._refused], "verdicts": verdicts}
+        return {**counts, "on_end": [*self._consecutive], "refused": [*self._refused], "verdicts": verdicts}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Continue from a state."""
-        self.skipped, self._on_end = state["skipped"], [*state["on_end"]]
+        """Restore a state."""
+        self.skipped, self._consecutive = state["skipped"], [*state["on_end"]]
         self._refused = [*state["refused"]]
-        self._verdicts = {number: [*them] for number, them in state["verdicts"]}
+        self._verdicts = {number: [*of_round] for number, of_round in state["verdicts"]}
         self._warnings, self._mended_in, self._counted_from = [], 0, state["counted_from"]
 
 
-def _tensors(kept: Any, key: str = "") -> list[tuple[str, torch.Tensor]]:
-    """Return the tensors that an optimizer keeps of a parameter, with their keys, also those within containers."""
-    if torch.is_tensor(kept):
-        return [(key, kept)]
-    if isinstance(kept, Mapping):
-        return [pair for name, one in kept.items() for pair in _tensors(one, key or str(name))]
-    if isinstance(kept, list | tuple):
-        return [pair for one in kept for pair in _tensors(one, key)]
+def _tensors(state: Any, key: str = "") -> list[tuple[str, torch.Tensor]]:
+    """Return the tensors in an optimizer's state of a parameter, with their keys, also those within containers."""
+    if torch.is_tensor(state):
+        return [(key, state)]
+    if isinstance(state, Mapping):
+        return [pair for name, entry in state.items() for pair in _tensors(entry, key or str(name))]
+    if isinstance(state, list | tuple):
+        return [pair for entry in state for pair in _tensors(entry, key)]
     return []
 
 
 def _spoilt(tensor: torch.Tensor) -> bool:
-    """Whether some number of a tensor is not finite; the host waits."""
+    """True if some number of a tensor is not finite; the host waits."""
     return not bool(torch.isfinite(tensor.detach()).all())
 
 
-def _named(names: Sequence[str]) -> str:
+def _listed(names: Sequence[str]) -> str:
     more = len(names) - NAMED
     return ", ".join(names[:NAMED]) + (f" and {more} more" if more > 0 else "")

@@ -1,6 +1,6 @@
 # SPDX-FileCopyrightText: 2026 The gravac developers
 # SPDX-License-Identifier: Apache-2.0
-"""The state of outer steps on one rank: where the present round is, and what its parts keep. Part of ``RunState``."""
+"""The state of outer steps on one rank: the present round, fragments and buffers. Part of ``RunState``."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -14,30 +14,35 @@ from gravac.modes.outer.refusing import Refusals
 from gravac.modes.outer.shares import Shares
 
 Phase = Literal["timing", "undecided", "decided", "training", "closing"]
-"""Where a round is: the rank times its first steps, before the first decision; how many steps the round has is not
-decided yet; that is decided; and so is how many of them this rank makes; or another mode was decided, so that the ranks
-are to be one again before the next step."""
+"""Phase of a round.
+
+- ``"timing"``: the rank times its first steps, before the first decision.
+- ``"undecided"``: the number of steps of the round is not decided yet.
+- ``"decided"``: the number of steps of the round, of a rank on average, is decided.
+- ``"training"``: the number of steps that this rank makes in the round is known, too.
+- ``"closing"``: the controller decided for another mode, so ranks are to be made equal before the next step.
+"""
 
 
 @dataclass(slots=True, eq=False)
 class RoundState:
-    """What outer steps leave behind, on one rank.
+    """State of outer steps on one rank.
 
     Attributes:
-        fragments: parts of the model, with their anchors, in the order in which they leave.
-        buffers: the model's buffers, which leave with the last fragment.
-        shares: what each rank does of a round: step times and samples.
-        refusals: what this rank knows of means that were not finite.
+        fragments: fragments of the model, with their anchors, in the order in which they are sent.
+        buffers: the model's buffers, which are sent with the last fragment.
+        shares: each rank's share of a round: step times and samples.
+        refusals: exchanges whose mean was not finite.
         outer: optimizer of the anchors.
         inner: optimizers of the rank's own weights.
-        phase: where the present round is.
-        ended: number of rounds whose last fragment has left.
+        phase: phase of the present round.
+        ended: number of rounds whose last fragment has been sent.
         steps: number of steps that this rank made.
-        in_round: number of these in the present round.
+        in_round: number of steps that this rank made in the present round.
         every: number of steps of the present round, of a rank on average; 0 until that is decided.
-        own_steps: number of them that this rank makes; 0 before the phase ``"training"``.
-        delay: number of steps behind which the round's exchange travels, of a rank on average.
-        late: number of fragments that had not come when they were due; each was applied later.
+        own_steps: number of steps that this rank makes in the present round; 0 before the phase ``"training"``.
+        delay: number of steps that the round's exchange is in flight, of a rank on average.
+        late: number of fragments whose means had not arrived when they were due; each was applied later.
     """
 
     fragments: Sequence[Fragment]
@@ -57,32 +62,37 @@ class RoundState:
 
     @property
     def under_way(self) -> bool:
-        """Whether a fragment is in flight, or not applied yet."""
+        """True if a fragment is in flight, or its mean is not applied yet."""
         return any(fragment.due is not None for fragment in self.fragments)
 
     def decide(self, every: int, delay: int | None = None) -> None:
-        """The present round has so many steps; its exchange travels behind ``delay`` steps, if that was decided too."""
+        """Set the decided number of steps of the present round.
+
+        Args:
+            every: number of steps of the round, of a rank on average.
+            delay: number of steps that the round's exchange is in flight; ``None``: as before.
+        """
         self.phase, self.every = "decided", every
         self.delay = self.delay if delay is None else delay
 
     def train(self, own_steps: int) -> None:
-        """This rank makes so many steps of the present round."""
+        """Set the number of steps that this rank makes in the present round."""
         self.phase, self.own_steps = "training", own_steps
 
-    def end_apart(self) -> None:
-        """Another mode was decided."""
+    def close(self) -> None:
+        """Enter the phase ``"closing"``: the controller decided for another mode."""
         self.phase = "closing"
 
     def end_round(self) -> None:
-        """The round's last fragment left."""
+        """End the present round, whose last fragment has been sent, and begin the next."""
         self.ended += 1
         self.phase, self.in_round, self.every, self.own_steps = "undecided", 0, 0, 0
 
     def dump(self) -> dict[str, Any]:
-        """Return tensors, which are the live ones, and plain values; nothing is in flight."""
+        """Return tensors, which are no copies, and plain values; nothing is in flight."""
         phase = "decided" if self.every else "undecided" if self.ended else "timing"
         return {
-            "phase": phase,  # the steps that this rank makes of a round follow from its shares
+            "phase": phase,  # the number of steps that this rank makes in a round is computed anew, from its shares
             "ended": self.ended,
             "steps": self.steps,
             "in_round": self.in_round,
@@ -96,19 +106,19 @@ class RoundState:
             "refusals": self.refusals.state_dict(),
         }
 
-    def restore(self, plain: Mapping[str, Any], of_other_ranks: bool) -> None:
-        """Restore what ``dump`` gave, but for the optimizers, which have loaded theirs.
+    def restore(self, dumped: Mapping[str, Any], merged: bool) -> None:
+        """Restore a dumped state, except for the optimizers, which have loaded their states already.
 
         Args:
-            plain: what was dumped.
-            of_other_ranks: whether it was merged from another number of ranks: then all begin a round at the anchor.
+            dumped: the state, as ``dump`` returned it.
+            merged: whether the state was merged from another number of ranks: then all begin a round at the anchor.
         """
-        parts: tuple[Fragment | Buffers, ...] = (*self.fragments, self.buffers)
-        for part, its in zip(parts, (*plain["fragments"], plain["buffers"]), strict=True):
-            fresh = {"own": {**its["own"], **its["anchors"]}, "due": None, "left": {}} if of_other_ranks else {}
-            part.load_state_dict({**its, **fresh})
-        self.refusals.load_state_dict(plain["refusals"])
-        self.shares.load_state_dict(None if of_other_ranks else plain["shares"])
-        self.phase, self.ended, self.steps = plain["phase"], plain["ended"], plain["steps"]
-        self.in_round, self.every = 0 if of_other_ranks else plain["in_round"], plain["every"]
-        self.delay = plain["delay"]
+        holders: tuple[Fragment | Buffers, ...] = (*self.fragments, self.buffers)
+        for holder, saved in zip(holders, (*dumped["fragments"], dumped["buffers"]), strict=True):
+            at_anchor = {"own": {**saved["own"], **saved["anchors"]}, "due": None, "left": {}} if merged else {}
+            holder.load_state_dict({**saved, **at_anchor})
+        self.refusals.load_state_dict(dumped["refusals"])
+        self.shares.load_state_dict(None if merged else dumped["shares"])
+        self.phase, self.ended, self.steps = dumped["phase"], dumped["ended"], dumped["steps"]
+        self.in_round, self.every = 0 if merged else dumped["in_round"], dumped["every"]
+        self.delay = dumped["delay"]

@@ -1,11 +1,13 @@
 # SPDX-FileCopyrightText: 2026 The gravac developers
 # SPDX-License-Identifier: Apache-2.0
-"""How many steps each rank makes in a round, by its speed, and how much its pseudo-gradient counts, by its samples.
+"""Number of steps of each rank in a round, by its speed, and weight of its pseudo-gradient, by its samples.
 
-Both are functions of numbers that the ranks agreed on, the same on all of them, two rounds later:
+Both are functions of numbers that the ranks agree on, the same on all ranks, two rounds later:
 
-1. Round t: each rank times its steps.  2. Its end: all ranks' times, and the samples of a step, are on their way.
-3. Round t + 1, where its first fragment leaves: they are waited for.  4. Round t + 2 goes by them.
+1. Round t: each rank times its steps.
+2. End of round t: each rank sends its step time, and its number of samples of a step, to all ranks.
+3. Round t + 1: when its first fragment is sent, the ranks begin to wait for the sums.
+4. Round t + 2: its steps and weights are those by the sums.
 """
 
 import math
@@ -18,25 +20,25 @@ from gravac.engine.engine import Engine
 from gravac.engine.handle import RankSums
 
 EQUAL = 0.1
-"""Ranks whose speeds are all within this share of their mean count as equally fast."""
+"""Ranks count as equally fast if all speeds are within this fraction of their mean."""
 
-NEW = 0.5
-"""Weight of a round's step times beside what earlier rounds showed."""
+NEWEST_WEIGHT = 0.5
+"""Weight of a round's step times beside those of earlier rounds."""
 
 
 class Shares:
-    """Times a rank's steps, and knows all ranks' shares.
+    """Each rank's share of a round: number of steps and weight. Times this rank's steps.
 
     Args:
         engine: sums numbers over the ranks.
         by_speed: whether ranks make steps in proportion to their speed.
-        samples: number of samples of a step on this rank; ``None``, on every rank: all alike.
+        samples: number of samples of a step on this rank; ``None``, on every rank: ranks weigh equally.
 
     Attributes:
-        by_speed: the same.
-        clock: tells seconds.
-        steps: number of steps of each rank in the present round; none before the first.
-        weight: factor on this rank's pseudo-gradient, so that their mean over the ranks is one over samples.
+        by_speed: whether ranks make steps in proportion to their speed.
+        clock: returns the current time in seconds.
+        steps: number of steps of each rank in the present round; empty before the first round.
+        weight: factor on this rank's pseudo-gradient, so that the mean over the ranks is a mean over samples.
     """
 
     def __init__(self, engine: Engine, by_speed: bool, samples: int | None) -> None:
@@ -46,21 +48,21 @@ class Shares:
         self.weight = 1.0
         self._engine, self._count = engine, samples or 0
         self._equal = not by_speed and samples is None
-        self._seconds: list[float] = []  # a step's, by rank, as agreed
-        self._samples: list[float] = []
-        self._own: list[float] = []  # this rank's, of the round before
-        self._told: RankSums | None = None
-        self._asked: RankSums | None = None
+        self._seconds: list[float] = []  # agreed seconds of a step, by rank
+        self._samples: list[float] = []  # agreed samples of a step, by rank
+        self._local: list[float] = []  # this rank's seconds and samples of a step, in the last round
+        self._sent: RankSums | None = None  # sums that nobody waits for yet
+        self._pending: RankSums | None = None  # sums that ranks wait for
         self._times: list[float] = []
         self._since: float | None = None
 
-    def trains(self) -> None:
-        """The rank goes on to train."""
+    def begin_step(self) -> None:
+        """Begin to time a step: the rank trains."""
         if self.by_speed:
             self._since = self.clock()
 
-    def made(self) -> None:
-        """It made a step."""
+    def end_step(self) -> None:
+        """Take the time of a step that the rank made."""
         if self._since is not None:
             self._times.append(self.clock() - self._since)
             self._since = None
@@ -74,53 +76,54 @@ class Shares:
         Raises:
             ExchangeError: a rank did not answer.
         """
-        self._take()
+        self._update()
         self.steps = steps_of(length, self._seconds or [1.0] * self._engine.state.world)
         self.weight = weights_of(self.steps, self._samples or [1.0] * self._engine.state.world)[self._engine.state.rank]
         return self.steps[self._engine.state.rank]
 
-    def ask(self) -> None:
-        """The round's first fragment leaves: have what was told of the round before waited for, on every rank."""
-        if self._own and self._told is None:  # a run that was taken up
-            self._tell()
-        if self._told is not None:
-            self._told.receive()
-        self._asked, self._told = self._told, None
+    def receive(self) -> None:
+        """Begin, on every rank, to wait for the sums of the last round: the round's first fragment is sent."""
+        if self._local and self._sent is None:  # the run was restored
+            self._send()
+        if self._sent is not None:
+            self._sent.receive()
+        self._pending, self._sent = self._sent, None
 
-    def end(self) -> None:
-        """The round's last fragment left: tell the others."""
+    def end_round(self) -> None:
+        """Send this rank's seconds and samples of a step: the round's last fragment has been sent."""
         if not self._equal:
-            self._own = [statistics.median(self._times or [0.0]), self._count]
-            self._tell()
+            self._local = [statistics.median(self._times or [0.0]), self._count]
+            self._send()
         self._times = []
 
     def state_dict(self) -> dict[str, Any] | None:
-        """Return what is known between two rounds, nothing under way; ``None`` where all ranks are equal."""
+        """Return the state between two rounds, when nothing is in flight; ``None`` if all ranks are equal."""
         if self._equal:
             return None
-        self._take()
-        return {"seconds": self._seconds, "samples": self._samples, "own": self._own}
+        self._update()
+        return {"seconds": self._seconds, "samples": self._samples, "own": self._local}
 
     def load_state_dict(self, state: dict[str, Any] | None) -> None:
-        """Go on from a state, or from none."""
+        """Restore a state; ``None`` changes nothing."""
         if state is not None and not self._equal:
-            self._seconds, self._samples, self._own = (list(state[key]) for key in ("seconds", "samples", "own"))
+            self._seconds, self._samples, self._local = (list(state[key]) for key in ("seconds", "samples", "own"))
 
-    def _tell(self) -> None:
+    def _send(self) -> None:
         rank, world = self._engine.state.rank, self._engine.state.world
         numbers = [0.0] * (2 * world)
-        numbers[rank], numbers[world + rank] = self._own
-        self._told = self._engine.sum_over_ranks("the ranks' step times", numbers)
+        numbers[rank], numbers[world + rank] = self._local
+        self._sent = self._engine.sum_over_ranks("the ranks' step times", numbers)
 
-    def _take(self) -> None:
-        if self._asked is None:
+    def _update(self) -> None:
+        """Update the agreed seconds and samples by the pending sums, if there are any."""
+        if self._pending is None:
             return
-        sums, world = self._asked.result(), self._engine.state.world
-        self._asked = None
+        sums, world = self._pending.result(), self._engine.state.world
+        self._pending = None
         seconds, samples = sums[:world], sums[world:]
-        if self.by_speed and all(0 < one < math.inf for one in seconds):
-            before = self._seconds or seconds
-            self._seconds = [old + NEW * (new - old) for old, new in zip(before, seconds, strict=True)]
+        if self.by_speed and all(0 < of_rank < math.inf for of_rank in seconds):
+            previous = self._seconds or seconds
+            self._seconds = [old + NEWEST_WEIGHT * (new - old) for old, new in zip(previous, seconds, strict=True)]
         if any(samples):
             self._samples = samples
 
@@ -129,14 +132,14 @@ def steps_of(length: int, seconds: Sequence[float]) -> tuple[int, ...]:
     """Return the number of steps of each rank in a round, in proportion to its speed.
 
     Args:
-        length: their mean, but for rounding.
+        length: mean number of steps of a rank, except for rounding.
         seconds: seconds that a step takes, by rank.
 
     Example:
         >>> steps_of(10, [0.1, 0.1, 0.3]), steps_of(10, [0.1, 0.11])
         ((13, 13, 4), (10, 10))
     """
-    speeds = [1 / one for one in seconds]
+    speeds = [1 / of_rank for of_rank in seconds]
     mean = statistics.fmean(speeds)
     if all(abs(speed - mean) <= EQUAL * mean for speed in speeds):
         return (length,) * len(speeds)
@@ -144,12 +147,12 @@ def steps_of(length: int, seconds: Sequence[float]) -> tuple[int, ...]:
 
 
 def weights_of(steps: Sequence[int], samples: Sequence[float]) -> tuple[float, ...]:
-    """Return the factor on each rank's pseudo-gradient, by the samples of its round; their sum is the number of ranks.
+    """Return the factor on each rank's pseudo-gradient, by the samples of its round; factors sum to the rank count.
 
     Example:
         >>> weights_of([10, 10], [32, 32]), weights_of([15, 5], [32, 32])
         ((1.0, 1.0), (1.5, 0.5))
     """
-    made = [number * each for number, each in zip(steps, samples, strict=True)]
-    total = math.fsum(made)
-    return tuple(one * len(made) / total for one in made)
+    in_round = [number * of_step for number, of_step in zip(steps, samples, strict=True)]
+    total = math.fsum(in_round)
+    return tuple(of_rank * len(in_round) / total for of_rank in in_round)

@@ -1,8 +1,9 @@
 # SPDX-FileCopyrightText: 2026 The gravac developers
 # SPDX-License-Identifier: Apache-2.0
-"""What outer steps begin with: parameters to train, settings that must be alike."""
+"""Start of outer steps: parameters to train, and settings that must be the same on all ranks."""
 
 from collections.abc import Iterable, Mapping, Sequence
+from typing import NamedTuple
 
 import torch
 
@@ -16,13 +17,15 @@ from gravac.texts import text_of
 
 
 def trained(module: torch.nn.Module, fragments: int) -> dict[str, torch.nn.Parameter]:
-    """Return the parameters to train, by name; without those that DDP was told to ignore.
+    """Return the parameters to train, by name; without those that DDP ignores.
 
     Raises:
         TypeError: a parameter is complex.
-        ValueError: there are none, or fewer than fragments.
+        ValueError: there are no parameters to train, or fewer than fragments.
     """
-    parameters = {canonical(name): p for name, p in averaged_parameters(module).items() if p.requires_grad}
+    parameters = {
+        canonical(name): parameter for name, parameter in averaged_parameters(module).items() if parameter.requires_grad
+    }
     refuse_complex(parameters)
     if len(parameters) < fragments:
         raise ValueError(
@@ -31,13 +34,13 @@ def trained(module: torch.nn.Module, fragments: int) -> dict[str, torch.nn.Param
     return parameters
 
 
-class Watch:
-    """Notices parameters that ranks would train apart in silence.
+class ParameterCheck:
+    """Refuses parameters that this rank would train without exchanging them.
 
     Args:
-        module: trained on this rank.
-        inner: optimizers that train it.
-        parameters: what is exchanged, by name.
+        module: module trained on this rank.
+        inner: optimizers that train the module.
+        parameters: parameters that ranks exchange, by name.
     """
 
     def __init__(
@@ -49,22 +52,22 @@ class Watch:
         self._module, self._inner = module, inner
         averaged = {id(parameter) for parameter in averaged_parameters(module).values()}
         self._ignored = {id(parameter) for parameter in module.parameters()} - averaged
-        self._exchanged = {id(parameter): (parameter, _form(parameter)) for parameter in parameters.values()}
+        self._exchanged = {id(parameter): (parameter, _layout(parameter)) for parameter in parameters.values()}
 
     def check(self) -> None:
-        """Refuse what has become of the parameters since, where it does not fit what is exchanged.
+        """Refuse parameters that have changed so that they do not fit the exchange.
 
         Raises:
-            ValueError: a parameter that is to be trained is not exchanged, or one that is exchanged was moved to
-                another device, number format, shape or memory format.
+            ValueError: a parameter to train is not exchanged, or an exchanged parameter was moved to another device,
+                number format, shape or memory format.
         """
         for name, parameter in self._module.named_parameters():
             if id(parameter) in self._exchanged:
-                form, then = _form(parameter), self._exchanged[id(parameter)][1]
-                if form != then:
+                layout, expected = _layout(parameter), self._exchanged[id(parameter)][1]
+                if layout != expected:
                     raise ValueError(
-                        f"module: parameter {canonical(name)} is {_words(form)}, and was {_words(then)} when this "
-                        "compressor was attached; move the module before"
+                        f"module: parameter {canonical(name)} is {_description(layout)}, and was "
+                        f"{_description(expected)} when this compressor was attached; move the module before"
                     )
             elif parameter.requires_grad and id(parameter) not in self._ignored:
                 raise ValueError(
@@ -83,51 +86,59 @@ class Watch:
                     )
 
 
-Form = tuple[torch.dtype, torch.device, torch.Size, tuple[int, ...]]
-"""Number format, device, shape and strides of a tensor."""
+class _Layout(NamedTuple):
+    """Number format, device, shape and strides of a tensor."""
+
+    dtype: torch.dtype
+    device: torch.device
+    shape: torch.Size
+    strides: tuple[int, ...]
 
 
-def _form(tensor: torch.Tensor) -> Form:
-    return tensor.dtype, tensor.device, tensor.shape, tensor.stride()
+def _layout(tensor: torch.Tensor) -> _Layout:
+    return _Layout(tensor.dtype, tensor.device, tensor.shape, tensor.stride())
 
 
-def _words(form: Form) -> str:
-    dtype, device, shape, strides = form
-    return f"{dtype} of shape {tuple(shape)}, strides {strides}, on {device}"
+def _description(layout: _Layout) -> str:
+    return f"{layout.dtype} of shape {tuple(layout.shape)}, strides {layout.strides}, on {layout.device}"
 
 
 def same_on_all_ranks(module: torch.nn.Module, settings: OuterSettings) -> dict[str, str]:
-    """Return what must be the same on all ranks besides ``AdaptiveCompressor``'s settings, as text, by field.
+    """Return the texts, by field, that must be the same on all ranks besides ``AdaptiveCompressor``'s settings.
 
-    That is whether the number of samples is set; names of buffers, in any order; what the anchors' optimizer is made
-    with; and all parameters and buffers, which the ranks are given by their first.
+    They say whether the number of samples is set, which buffers are local (in any order), and how the anchors'
+    optimizer is created. They also describe all parameters and buffers, which rank 0 sends to all ranks.
     """
-    own = {
+    of_settings = {
         "outer.samples": "not set" if settings.samples is None else "set",
         "outer.local_buffers": text_of(tuple(sorted(settings.local_buffers))),
-        "outer": described_optimizer(made_optimizer(settings, [torch.nn.Parameter(torch.zeros(1))])),
+        "outer": described_optimizer(outer_optimizer(settings, [torch.nn.Parameter(torch.zeros(1))])),
     }
     parameters = {canonical(name): parameter for name, parameter in averaged_parameters(module).items()}
-    trains = (", trained" if parameter.requires_grad else ", frozen" for parameter in parameters.values())
-    known = {field: text + how for (field, text), how in zip(described(parameters).items(), trains, strict=True)}
+    suffixes = (", trained" if parameter.requires_grad else ", frozen" for parameter in parameters.values())
+    of_parameters = {
+        field: text + suffix for (field, text), suffix in zip(described(parameters).items(), suffixes, strict=True)
+    }
     left_out = left_out_buffers(module)
     buffers = {name: buffer for name, buffer in module.named_buffers() if name not in left_out}
-    return {**own, **known, **described(buffers, "buffer")}
+    return {**of_settings, **of_parameters, **described(buffers, "buffer")}
 
 
-def made_optimizer(settings: OuterSettings, anchors: Iterable[torch.nn.Parameter]) -> torch.optim.Optimizer:
-    """Return an optimizer of anchors, of any shapes."""
+def outer_optimizer(settings: OuterSettings, anchors: Iterable[torch.nn.Parameter]) -> torch.optim.Optimizer:
+    """Return a new optimizer of anchors, of any shapes."""
     make = OuterSGD if settings.optimizer is None else settings.optimizer
     optimizer: torch.optim.Optimizer = make(anchors)
     return optimizer
 
 
 def described_optimizer(optimizer: torch.optim.Optimizer) -> str:
-    """Return an optimizer's class, and its parameter groups' settings, as text."""
-    groups = [{name: value for name, value in group.items() if name != "params"} for group in optimizer.param_groups]
+    """Return a text: an optimizer's class, and the settings of its parameter groups."""
+    groups = [
+        {name: setting for name, setting in group.items() if name != "params"} for group in optimizer.param_groups
+    ]
     return f"{type(optimizer).__qualname__} {', '.join(map(text_of, groups))}"
 
 
 def device_of(module: torch.nn.Module) -> torch.device:
-    """Return where a module's parameters lie: the CPU, if it has none."""
+    """Return the device of a module's parameters; the CPU if it has none."""
     return next((parameter.device for parameter in module.parameters()), torch.device("cpu"))

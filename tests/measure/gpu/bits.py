@@ -47,11 +47,11 @@ def rows(device: torch.device = GPU) -> Iterator[Row]:
 
 
 DRAWS: dict[str, Callable[[Draws, torch.device], torch.Tensor]] = {
-    "words": lambda draws, device: draws.words(1_000_003, device, start=5),
+    "words": lambda draws, device: draws.random_bits(1_000_003, device, start=5),
     "uniform": lambda draws, device: draws.uniform(1_000_003, device),
     "signs": lambda draws, device: draws.signs(1_000_003, device),
-    "chosen, few": lambda draws, device: draws.chosen(1_000_003, 1000, device),
-    "chosen, many": lambda draws, device: draws.chosen(100_003, 50_000, device),
+    "chosen, few": lambda draws, device: draws.sample(1_000_003, 1000, device),
+    "chosen, many": lambda draws, device: draws.sample(100_003, 50_000, device),
 }
 
 

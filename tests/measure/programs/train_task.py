@@ -60,7 +60,7 @@ def main() -> None:
     for step in range(total + 1):
         paused = time.time()
         if step % interval == 0 and rank == 0:
-            value = task.metric.value(task.validate(model))
+            value = task.metric.compute(task.validate(model))
             print(f"step {step}: train loss 0.0, val loss {value:.5f}, seconds {paused - began:.3f}", flush=True)
         began += time.time() - paused
         if step == total:
