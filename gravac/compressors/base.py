@@ -68,8 +68,8 @@ class Fold:
         residual: residual that is added to the gradient first, flat, ``[elements]``, float32 or bfloat16; ``None``:
             nothing is added.
         unsent: memory for the new residual: float32, flat, ``[elements]``; overwritten with the sum of gradient and
-            residual, less the sent numbers that the compressor subtracts itself (``Reduced.sent`` has the others).
-            ``None``: no residual is kept; a compressor that needs the sum later sets a tensor of its own.
+            residual. The compressor may subtract sent numbers itself; ``Reduced.sent`` then excludes them. ``None``: no
+            residual is kept; a compressor that needs the sum later sets a tensor of its own.
         energy: ``‖gradient + residual‖²``, 0-d, which the compressor sets before its first collective; finite if and
             only if every element of the gradient is. For rows, the energy of all rows.
         gradients: gradients of rows (``rounds_together``), each flat; x is then ``unsent``, the memory for their sums.
@@ -178,8 +178,8 @@ class Compressor(Settings):
         """Smallest and largest magnitude of gradients' elements between which ``sent`` scales with the gradient.
 
         Between them, gradients times a power of two give means times that power, bit for bit except for subnormal
-        numbers. Beyond them, a number format of the wire overflows or underflows: every rank gets means that are not
-        finite, or ``sent`` is less accurate, as the compressor's class says. ``(1, 1)``: ``sent`` never scales.
+        numbers. Beyond them, a number format of the wire overflows or underflows. Then every rank gets means that are
+        not finite, or ``sent`` is less accurate, as the compressor's class says. ``(1, 1)``: ``sent`` never scales.
         """
         return MAGNITUDES
 
@@ -307,7 +307,7 @@ class Compressor(Settings):
     def batch_key(self, cf: float, ctx: Context) -> Hashable | None:
         """Return a key: ``rounds_together`` accepts tensors of equal key, size and dtype. ``None``: no batches.
 
-        The key must depend only on what all ranks know. It is used off the CPU only, where launches cost more than
+        The key must depend only on what all ranks know. Keys are used off the CPU only, where launches cost more than
         caches save.
 
         Args:

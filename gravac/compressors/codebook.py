@@ -6,10 +6,10 @@ Sources: Max, "Quantizing for Minimum Distortion", IRE Trans. Inf. Theory 1960, 
 et al., "EDEN", ICML 2022 (levels times a scale fitted to the coded numbers).
 
 A number is first rounded to a grid of 255 points; a table then gives the point's code, since thresholds are grid
-points. A block's scale is then the least-squares scale for its codes (for 8 bits, its largest magnitude), so that
-coding never adds error: ``‖x - decode(encode(x))‖ <= ‖x‖``.
+points. A block's scale is then the least-squares scale for its codes (for 8 bits, its largest magnitude). So coding
+never adds error: ``‖x - decode(encode(x))‖ <= ‖x‖``.
 
-This file is for the CPU: it works on pieces that stay in a cache, and numpy looks up several codes at once, some ten
+This file is for the CPU. It works on pieces that stay in a cache, and numpy looks up several codes at once, some ten
 times faster than single codes. ``codebook_on_device`` computes the same on other devices.
 """
 

@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The codebook for devices on which a launch costs more than a pass: a tensor in one piece, by few operators.
 
-Codes and scales are those of ``codebook``, computed by the same arithmetic in the same order; numbers are compared with
+Codes and scales are those of ``codebook``, computed by the same arithmetic in the same order. Numbers are compared with
 the thresholds instead of being looked up, and all ranks' codes are decoded at once. The number of kernels depends
 neither on a tensor's size nor on the number of ranks.
 """

@@ -76,7 +76,7 @@ class Dense(Compressor):
         return f"dense {self.dtype}"
 
     def at(self, cf: float) -> "Dense":
-        """Return the format of a CF, 1 or 2: this one if it has that CF, otherwise bfloat16 for 2 and float32 for 1."""
+        """Return the format of a CF, 1 or 2: itself if it has that CF, otherwise float32 for 1 and bfloat16 for 2."""
         return self if cf == self.cf else self(dtype="float32" if cf == 1 else "bfloat16")
 
     def wire_dtype(self, gradient: torch.dtype) -> torch.dtype:

@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Random numbers by position: the i-th number depends on a key and on i alone, and is the same on every device.
 
-The numbers do not depend on how a tensor is divided into pieces, on earlier draws, or on the device; no number is
+The numbers do not depend on the division of a tensor into pieces, on earlier draws, or on the device. No number is
 copied from the host to a device. Source: Salmon et al., "Parallel Random Numbers: As Easy as 1, 2, 3", SC 2011, for
 counters instead of state. The mixing function is Wellons' ``lowbias32`` (public domain, 2018); half of the key is mixed
 in between its two multiplications. For rounding, signs and samples of coordinates; not for secrets.
@@ -81,9 +81,9 @@ class Draws:
     def sample(self, count: int, k: int, device: torch.device | str = "cpu") -> torch.Tensor:
         """Return k different positions of ``count``, ascending, int64, ``[k]``: every set of k is equally likely.
 
-        If k is much smaller than ``count``, positions are drawn with repetition and the first k different ones are
-        returned, at a cost in proportion to k. So many are drawn that fewer than k differ at most once in 10¹² times;
-        then a position is repeated.
+        If k is much smaller than ``count``, positions are drawn with repetition, and the first k different positions
+        are returned. The cost is then proportional to k. So many are drawn that fewer than k differ at most once in
+        10¹² times; then a position is repeated.
         """
         if 3 * k > count:
             # random bits, then the position, which makes equal bits differ

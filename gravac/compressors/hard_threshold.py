@@ -8,7 +8,7 @@ error is bounded absolutely, by threshold² for each coordinate. Contractive onl
 coordinate reaches the threshold, nothing is sent until the residual has grown.
 
 The number of coordinates that reach the threshold differs between ranks and steps, but every rank must send equally
-many bytes. So the CF is a minimum: k slots are sent, with zeros in free slots; if more than k coordinates reach the
+many bytes. So the CF is a minimum: k slots are sent, with zeros in free slots. If more than k coordinates reach the
 threshold, the k largest are sent. Set the CF for the steps that send most; ``achieved_cf`` has the CF of the
 coordinates sent. On a GPU the host waits three times per tensor, to learn the number of coordinates.
 """

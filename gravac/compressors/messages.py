@@ -4,7 +4,7 @@
 
 A message is uint8, flat: the codes of each block, packed as by ``packing.pack``, then a ``SCALE`` per block. Kernels
 (``kernels.quantize``) make the same messages as ``codebook``, except for numbers on a threshold and the last bit of a
-scale; they decode messages to the same bits. So does ``codebook_on_device``, if kernels cannot run.
+scale. They decode messages to the same bits. So does ``codebook_on_device``, if kernels cannot run.
 """
 
 from dataclasses import dataclass

@@ -7,8 +7,8 @@ et al., "ACP-SGD", 2023 (arXiv 2306.08881). Contractive: each rank sends its own
 subspace that all ranks share. No gain is guaranteed; biased: error feedback sends the rest later.
 
 x is viewed as the matrix ``M [n, m]``: the tensor's first dimension by all the others. If low rank saves no bytes (1-D,
-a row, a column, a low CF on a small matrix), x is sent dense. On a GPU, matrices of one shape are averaged as a batch:
-the code is for ``[..., n, m]``, in which ``...`` is nothing, or the number of matrices.
+a row, a column, a low CF on a small matrix), x is sent dense. On a GPU, matrices of one shape are averaged as a batch.
+So the code is for ``[..., n, m]``, in which ``...`` is nothing, or the number of matrices.
 """
 
 import math
@@ -223,9 +223,9 @@ class PowerSGD(Compressor):
     def errors(self, x: torch.Tensor, cfs: Sequence[float], ctx: Context) -> list[torch.Tensor]:
         """Return ``‖x‖²`` less the energy that a power iteration on this rank's matrix captures, started as ``rounds``.
 
-        One run at the largest rank is enough: columns are orthogonalized in order, so that the first r of them are the
-        result of a run at rank r. The errors are exact for one rank. For more ranks they are too low, since the
-        subspace fits this rank's matrix better than the common subspace does.
+        One run at the largest rank of a matrix is enough. Columns are orthogonalized in order, so that the first r of
+        them are the result of a run with r columns. The errors are exact for one process. For more processes they are
+        too low, since the subspace fits this process's matrix better than the common subspace does.
         """
         plans = [self.plan(ctx.shape, cf) for cf in cfs]
         largest = max((plan for plan in plans if plan), key=lambda plan: plan.rank, default=None)
@@ -332,8 +332,8 @@ def next_factor(total: torch.Tensor, previous: torch.Tensor) -> torch.Tensor:
 def unrounded(basis: torch.Tensor, *factors: torch.Tensor) -> list[torch.Tensor]:
     """Return a basis and factors, each ``[..., rows, rank]``, whose products are those in float32.
 
-    If products are rounded to TF32, each has thrice the columns: upper and lower halves of its numbers, side by side,
-    ``[high, high, low]`` for the basis and ``[high, low, high]`` for factors. Otherwise they are returned unchanged.
+    If products are rounded to TF32, each has thrice the columns: upper and lower halves of its numbers, side by side.
+    The basis becomes ``[high, high, low]``, a factor ``[high, low, high]``. Otherwise they are returned unchanged.
     TF32 would round mean and sent separately, and their difference would be lost. (The rounding of P and Q itself is
     harmless: their errors stay in the residual.)
     """

@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Profiles of compressors: coding cost, efficiency of steps, and properties of the exchange, known before a run.
 
-Each compressor's file has its coding costs, as points at some compression factors (CFs); this file interpolates between
+Each compressor's file has its coding costs, as points at some compression factors (CFs). This file interpolates between
 the points, and says how they were measured.
 
 **Coding costs** are points ``(CF, encode, decode)`` in copies of the tensor, measured on one CPU thread with
@@ -75,9 +75,9 @@ class Profile:
         one_round: whether ``rounds`` yields once for every tensor: the next tensors' rounds may then start while the
             collective is in flight.
         error_feedback: fraction of the unsent rest that is kept, unless the user sets another.
-        pad_multiple: number to a multiple of whose elements tensors must be padded with zeros before they may be coded
-            side by side; 0: never side by side. Without error feedback, the result for each tensor is then the same as
-            if the tensor were coded by itself.
+        pad_multiple: number of elements to a multiple of which tensors are padded with zeros before they are coded side
+            by side; 0: never side by side. Without error feedback, the result for each tensor is then the same as if
+            the tensor were coded by itself.
         coding_bytes: maximum memory for coding, in bytes per float32 element, besides gradients and residuals
             (``make measure-memory``). If lower, larger batches are coded off the CPU.
     """

@@ -67,7 +67,7 @@ class Rotation:
         return torch.empty_like(self._scratch)
 
     def rotate(self, piece: torch.Tensor, out: torch.Tensor) -> torch.Tensor:
-        """Rotate a flat piece into ``out``; return ``out``. The last piece is padded with zeros to the length of that."""
+        """Rotate a flat piece, padded with zeros to the length of ``out``, into ``out``; return ``out``."""
         signed, piece_length = self._scratch[: len(out)], len(piece)
         torch.mul(piece, self._signs[:piece_length], out=signed[:piece_length])
         signed[piece_length:] = 0
@@ -81,7 +81,7 @@ class Rotation:
 
 
 def rotate(x: torch.Tensor, draws: Draws, block: int = BLOCK) -> torch.Tensor:
-    """Return flat x rotated: a new tensor, ``[length(x.numel(), block)]``, of the same dtype and norm; see ``Rotation``."""
+    """Rotate flat x, see ``Rotation``: return a new tensor, ``[length(x.numel(), block)]``, of x's dtype and norm."""
     out = x.new_empty(length(x.numel(), block))
     rotation = Rotation(out.numel(), draws, block, x)
     for piece_slice in rotation.slices:
@@ -101,7 +101,7 @@ def rotate_back(y: torch.Tensor, elements: int, draws: Draws, block: int = BLOCK
 
 
 def _transform(source: torch.Tensor, out: torch.Tensor, block: int) -> None:
-    """Compute the Walsh-Hadamard transform of each block, scaled to be orthogonal, in ``out``; overwrites ``source``."""
+    """Compute the Walsh-Hadamard transform of each block into ``out``, scaled to be orthogonal; overwrites both."""
     on_cpu = out.device.type == "cpu"
     sums_only = rounds_products(out)
     read_buffer, write_buffer = source, out

@@ -4,8 +4,8 @@
 
 A square has twice its number's exponent: in float32, squares of norms above 1.8e19 overflow, and squares of numbers
 below 1e-19 lose bits or become 0. On a CPU the sum is computed in the numbers' own format, at the speed of memory. In
-the rare case that the sum is outside the format's safe range, it is computed again in float64, which takes 30 times as
-long. On other devices, where the host must not read the sum, it is float64 from the start, without a copy.
+the rare case that the sum is outside the format's safe range, a second sum is computed in float64, which takes 30 times
+as long. On other devices, where the host must not read the sum, sums are float64 from the start, without a copy.
 """
 
 import math
@@ -28,7 +28,8 @@ def energy(x: torch.Tensor) -> torch.Tensor:
     """Return ``‖x‖²`` of flat x, a floating dtype: 0-d, float64.
 
     The energy is finite if and only if every element is finite, and 0 only if x is zero. For float64 numbers with a
-    norm outside 1e-154 to 1e154, it tells no more (the smallest or largest float64 on a CPU; elsewhere 0 or inf).
+    norm outside 1e-154 to 1e154, no more is true: the energy is float64's smallest or largest number on a CPU, and 0 or
+    inf elsewhere.
     """
     if not x.is_cpu:
         norm: torch.Tensor = torch._foreach_norm([x], 2, torch.float64)[0]  # converts to float64 while it sums

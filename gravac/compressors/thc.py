@@ -1,13 +1,14 @@
 # SPDX-FileCopyrightText: 2026 The gravac developers
 # SPDX-License-Identifier: Apache-2.0
-"""THC: integers that can be added while still compressed, on a range common to all ranks, after a Hadamard rotation.
+"""THC: after a Hadamard rotation, integers on a grid common to all ranks, which can be added while compressed.
 
-Sources: Li et al., "THC: Accelerating Distributed Deep Learning Using Tensor Homomorphic Compression", NSDI 2024; made
-fit for all-reduce with saturation and partial rotation by Han et al., "Beyond Throughput and Compression Ratios",
+Sources: Li et al., "THC: Accelerating Distributed Deep Learning Using Tensor Homomorphic Compression", NSDI 2024;
+adapted to all-reduce, with saturation and partial rotation, by Han et al., "Beyond Throughput and Compression Ratios",
 HotNets 2024, section 3.2. Rounding to the nearest integer is contractive; so is saturation, which rarely happens.
 
-gloo's integer sums wrap around, so saturating needs an owner who adds in wider integers: codes go by all-to-all, sums
-come back by all-gather. Or else codes are summed by all-reduce in lanes of int32 that are too wide to overflow.
+gloo's integer sums wrap around, so a sum that saturates needs an owner who adds in wider integers: an all-to-all
+distributes codes, and an all-gather collects sums. Alternatively, an all-reduce sums codes in lanes of int32 that are
+too wide to overflow.
 """
 
 from collections.abc import Generator, Sequence
@@ -26,16 +27,16 @@ from gravac.compressors.profile import CostPoints
 
 
 @dataclass(frozen=True, slots=True)
-class OnGrid:
-    """A tensor as integers on its blocks' grids, rotated; turned back piece by piece as it is added.
+class GridCodes:
+    """A rotated tensor as integers on the grids of its blocks; rotated back piece by piece while it is added.
 
     Attributes:
-        codes: packed codes: uint8, flat; with 8 bits, integers of any type. There may be more than the blocks have.
+        codes: packed codes: uint8, flat; with 8 bits, integers of any type. There may be surplus codes at the end.
         bits: bits per code.
-        zero: the code that stands for 0.
+        zero: the code for 0.
         step: distance between the points of each block's grid: float32, ``[blocks]``.
         block: numbers per block.
-        ctx: the tensor's context, which gives the rotation's signs.
+        ctx: the tensor's context, from which the rotation's signs are drawn.
     """
 
     codes: torch.Tensor
@@ -46,30 +47,30 @@ class OnGrid:
     ctx: Context
 
     def add_to(self, dense: torch.Tensor, alpha: float = 1.0) -> torch.Tensor:
-        """Add ``alpha`` times this to ``dense`` (flat), in place; returns it."""
-        turning = rotation.Rotation(len(self.step) * self.block, self.ctx.draws(), self.block, self.step)
-        values, turned = turning.scratch(), turning.scratch()
-        for part in turning.parts:
-            count = part.stop - part.start
-            codes = unpack(self.codes[_packed(part, self.bits)], self.bits, count)
-            step = self.step[part.start // self.block : part.stop // self.block]
+        """Add ``alpha`` times the tensor to ``dense`` (flat), in place; return ``dense``."""
+        rotator = rotation.Rotation(len(self.step) * self.block, self.ctx.draws(), self.block, self.step)
+        values, rotated_back = rotator.scratch(), rotator.scratch()
+        for piece in rotator.slices:
+            count = piece.stop - piece.start
+            codes = unpack(self.codes[_packed(piece, self.bits)], self.bits, count)
+            step = self.step[piece.start // self.block : piece.stop // self.block]
             numbers = values[:count].copy_(codes).sub_(self.zero)
             numbers.view(-1, self.block).mul_(step.unsqueeze(1))
-            into = dense[part]
-            into.add_(turning.turn_back(numbers, turned[:count])[: len(into)], alpha=alpha)
+            into = dense[piece]
+            into.add_(rotator.rotate_back(numbers, rotated_back[:count])[: len(into)], alpha=alpha)
         return dense
 
 
 class THC(Compressor):
-    """The gradient is rotated, rounded to a few bits on a grid common to all ranks, and summed as integers.
+    """THC: gradients are rotated, rounded to a few bits on a grid common to all ranks, and summed as integers.
 
     Attributes:
-        bits: bits per coordinate on the way to the sum.
-        sum_bits: bits per coordinate of the sum, which saturates; as many as ``bits`` is the published saturation.
-        rotate: what is rotated together. ``"partial"``: blocks of 1024; ``"full"``: the whole tensor, filled up to a
-            power of two.
-        reach: the grid's largest value, in root mean squares of a block; larger ones are cut off.
-        exchange: where codes are summed: ``"shards"``: by each shard's owner; ``"lanes"``: by all-reduce, which takes
+        bits: bits per coordinate of a rank's codes.
+        sum_bits: bits per coordinate of the sum, which saturates; as many as ``bits`` in the published method.
+        rotate: unit of the rotation. ``"partial"``: blocks of 1024; ``"full"``: the whole tensor, padded to a power of
+            two.
+        reach: the grid's largest number, in root mean squares of a block; larger numbers are clipped.
+        exchange: how codes are summed. ``"shards"``: by each shard's owner; ``"lanes"``: by all-reduce, which takes
             ``ceil(log2 N)`` more bits per coordinate.
     """
 
@@ -85,30 +86,30 @@ class THC(Compressor):
 
     @property
     def cf(self) -> float:
-        """The compression factor: 32 / bits."""
+        """Compression factor: 32 / bits."""
         return 32 / self.bits
 
     @property
     def magnitudes(self) -> tuple[float, float]:
-        """Least and largest magnitude of a gradient at which float32 holds the energies of its blocks.
+        """Smallest and largest magnitude of a gradient for which float32 can represent the energies of its blocks.
 
-        For larger gradients the grid is too narrow and values are clipped; for smaller ones zeros are sent.
+        For larger gradients the grid is too narrow and numbers are clipped; for smaller gradients zeros are sent.
         """
         return 2.0**-50, 2.0**45
 
     def traffic(self, shape: tuple[int, ...], cf: float, dtype: torch.dtype, world: int = 2) -> tuple[Traffic, ...]:
-        """A float32 per block, then codes there and sums back, or lanes; in bytes."""
+        """Predict the bytes of a float32 per block, then of codes to the owners and sums back, or of lanes."""
         elements = torch.Size(shape).numel()
         block = self._block(elements)
-        turned = rotation.length(elements, block)
-        energies = Traffic(AllReduce, turned // block * 4)
+        rotated_length = rotation.length(elements, block)
+        energies = Traffic(AllReduce, rotated_length // block * 4)
         if self.exchange == "lanes":
-            return (energies, Traffic(AllReduce, -(-turned // self._lanes(world)) * 4))
-        per = self._shard(turned, world)
+            return (energies, Traffic(AllReduce, -(-rotated_length // self._lanes(world)) * 4))
+        shard = self._shard(rotated_length, world)
         return (
             energies,
-            Traffic(AllToAll, world * packed_bytes(per, self.bits)),
-            Traffic(AllGather, packed_bytes(per, self.sum_bits)),
+            Traffic(AllToAll, world * packed_bytes(shard, self.bits)),
+            Traffic(AllGather, packed_bytes(shard, self.sum_bits)),
         )
 
     def rounds(self, x: torch.Tensor, cf: float, ctx: Context) -> Rounds:
@@ -116,107 +117,117 @@ class THC(Compressor):
 
         1. All-reduce the energy of every block; its mean over the ranks gives the block's grid, the same on all ranks.
         2. Rotate x, and round it to codes on the grid.
-        3. Distribute the codes by all-to-all: every rank receives the codes that all ranks have of its shard.
-        4. Reduce: add the codes of the shard, saturating; its owner remembers what is cut off.
-        5. Collect the sums of all shards by all-gather, and rotate them back as they are added to a tensor.
+        3. Distribute the codes by all-to-all: each rank receives all ranks' codes of its shard.
+        4. Reduce: add the codes of the shard, saturating; the shard's owner keeps the excess in its residual.
+        5. Collect the sums of all shards by all-gather, and rotate them back while they are added to a tensor.
 
-        With ``"lanes"``, one all-reduce of codes in lanes of int32 takes the place of steps 3 to 5.
+        With ``"lanes"``, one all-reduce of codes in lanes of int32 replaces steps 3 to 5.
         """
         block = self._block(x.numel())
         x = x.float()
         total = yield AllReduce(chunk_energies(x, block) / ctx.world)
-        step = (total / block).sqrt_().mul_(self.reach / self._most)
-        packed, lost = self._code(x, step, ctx)
-        sent = OnGrid(packed.view(-1), self.bits, self._most, step, block, ctx)
+        step = (total / block).sqrt_().mul_(self.reach / self._max_code)
+        packed, error = self._code(x, step, ctx)
+        sent = GridCodes(packed.view(-1), self.bits, self._max_code, step, block, ctx)
         if self.exchange == "lanes":
             sums = yield from self._in_lanes(unpack(sent.codes, self.bits, len(step) * block), ctx.world)
-            mean = OnGrid(sums, 8, ctx.world * self._most, step / ctx.world, block, ctx)
+            mean = GridCodes(sums, 8, ctx.world * self._max_code, step / ctx.world, block, ctx)
         else:
             sums, cut = yield from self._by_shards(packed, ctx.world)
-            mean = OnGrid(sums, self.sum_bits, _most(self.sum_bits), step / ctx.world, block, ctx)
+            mean = GridCodes(sums, self.sum_bits, _max_code(self.sum_bits), step / ctx.world, block, ctx)
             if cut is not None:
-                # what the sum lost by saturating was lost on behalf of all ranks; its owner remembers it
-                sent, more = self._with_cut(sent, cut, ctx)
-                lost += more / ctx.world
-        return Reduced(mean=mean, sent=sent, cf=self.cf, error=lost)
+                # saturation cuts off the sum of all ranks; the shard's owner keeps the excess in its residual
+                sent, cut_energy = self._with_cut(sent, cut, ctx)
+                error += cut_energy / ctx.world
+        return Reduced(mean=mean, sent=sent, cf=self.cf, error=error)
 
     def errors(self, x: torch.Tensor, cfs: Sequence[float], ctx: Context) -> list[torch.Tensor]:
-        """Squared error of rounding flat x on this rank's own grid; 0-d."""
+        """Return the squared error of rounding flat x on this rank's own grid; 0-d."""
         block = self._block(x.numel())
-        step = (chunk_energies(x.float(), block) / block).sqrt_().mul_(self.reach / self._most)
+        step = (chunk_energies(x.float(), block) / block).sqrt_().mul_(self.reach / self._max_code)
         _, error = self._code(x.float(), step, ctx)
         return [error for _ in cfs]
 
     def _code(self, x: torch.Tensor, step: torch.Tensor, ctx: Context) -> tuple[torch.Tensor, torch.Tensor]:
-        """Codes of x, rotated, rounded to the grid: packed, ``[world, bytes]`` by shard; and the error this makes."""
+        """Rotate flat x and round it to the grid.
+
+        Returns:
+            Packed codes, ``[world, bytes]``, a row for each shard; and the squared error of rounding, 0-d.
+        """
         block = self._block(x.numel())
         numbers = len(step) * block
         packed = x.new_zeros(ctx.world, packed_bytes(self._shard(numbers, ctx.world), self.bits), dtype=torch.uint8)
         inverse = 1 / step
         inverse = torch.where(inverse.isfinite(), inverse, torch.zeros_like(inverse))
-        lost = x.new_zeros((), dtype=torch.float64)
-        turning = rotation.Rotation(numbers, ctx.draws(), block, x)
-        turned, codes = turning.scratch(), turning.scratch()
+        error = x.new_zeros((), dtype=torch.float64)
+        rotator = rotation.Rotation(numbers, ctx.draws(), block, x)
+        rotated, codes = rotator.scratch(), rotator.scratch()
         signed = torch.empty_like(codes, dtype=torch.int8)  # float32 becomes int8 four times as fast as uint8
-        for part in turning.parts:
-            count = part.stop - part.start
-            rows = turning.turn(x[part], turned[:count]).view(-1, block)
-            these, code = slice(part.start // block, part.stop // block), codes[:count].view(-1, block)
-            torch.mul(rows, inverse[these, None], out=code).round_().clamp_(-self._most, self._most)
-            lost += energy(rows.addcmul_(code, step[these, None], value=-1).view(-1))
-            unsigned = signed[:count].copy_(code.view(-1)).view(torch.uint8).add_(self._most)
-            packed.view(-1)[_packed(part, self.bits)] = pack(unsigned, self.bits)
-        return packed, lost
+        for piece in rotator.slices:
+            count = piece.stop - piece.start
+            rows = rotator.rotate(x[piece], rotated[:count]).view(-1, block)
+            blocks, code = slice(piece.start // block, piece.stop // block), codes[:count].view(-1, block)
+            torch.mul(rows, inverse[blocks, None], out=code).round_().clamp_(-self._max_code, self._max_code)
+            error += energy(rows.addcmul_(code, step[blocks, None], value=-1).view(-1))
+            unsigned = signed[:count].copy_(code.view(-1)).view(torch.uint8).add_(self._max_code)
+            packed.view(-1)[_packed(piece, self.bits)] = pack(unsigned, self.bits)
+        return packed, error
 
     def _by_shards(
         self, packed: torch.Tensor, world: int
     ) -> Generator[Any, Any, tuple[torch.Tensor, torch.Tensor | None]]:
-        """All sums, saturated and packed; and what was cut off this rank's shard of them, if they can saturate."""
-        arrived = yield AllToAll(packed)
-        whole, most = world * self._most, _most(self.sum_bits)
-        dtype = next(dtype for dtype in (torch.uint8, torch.int16, torch.int32) if 2 * whole <= torch.iinfo(dtype).max)
+        """Sum codes, each shard at its owner.
+
+        Returns:
+            All sums, saturated and packed, flat; and the part that saturation cuts off this rank's shard, or ``None``
+            if sums cannot saturate.
+        """
+        shard_codes = yield AllToAll(packed)
+        max_sum, max_sent = world * self._max_code, _max_code(self.sum_bits)
+        dtypes = (torch.uint8, torch.int16, torch.int32)
+        dtype = next(dtype for dtype in dtypes if 2 * max_sum <= torch.iinfo(dtype).max)
         total = torch.zeros(packed.shape[1] * 8 // self.bits, dtype=dtype, device=packed.device)
-        for row in arrived:
-            total += unpack(row, self.bits, len(total))
-        if whole <= most:
-            sums, cut = total.add_(most - whole), None
+        for rank_codes in shard_codes:
+            total += unpack(rank_codes, self.bits, len(total))
+        if max_sum <= max_sent:
+            sums, cut = total.add_(max_sent - max_sum), None
         else:
-            kept = total.clamp(whole - most, whole + most)
-            sums, cut = kept - (whole - most), kept.int() - total
+            saturated = total.clamp(max_sum - max_sent, max_sum + max_sent)
+            sums, cut = saturated - (max_sum - max_sent), saturated.int() - total
         (rows,) = yield AllGather(pack(sums.to(torch.uint8), self.sum_bits))
         return rows.reshape(-1), cut
 
-    def _with_cut(self, sent: "OnGrid", cut: torch.Tensor, ctx: Context) -> tuple["OnGrid", torch.Tensor]:
-        """What was sent together with what was cut off this rank's shard of the sums; and the energy of the latter."""
+    def _with_cut(self, sent: "GridCodes", cut: torch.Tensor, ctx: Context) -> tuple["GridCodes", torch.Tensor]:
+        """Add the part that saturation cut off this rank's shard to sent codes; also return that part's energy, 0-d."""
         codes = unpack(sent.codes, self.bits, len(cut) * ctx.world).int()
-        own = slice(ctx.rank * len(cut), (ctx.rank + 1) * len(cut))
-        codes[own] += cut
-        steps = sent.step.repeat_interleave(sent.block)[own]
-        return OnGrid(codes, 8, self._most, sent.step, sent.block, ctx), energy(cut[: len(steps)] * steps)
+        local_shard = slice(ctx.rank * len(cut), (ctx.rank + 1) * len(cut))
+        codes[local_shard] += cut
+        steps = sent.step.repeat_interleave(sent.block)[local_shard]
+        return GridCodes(codes, 8, self._max_code, sent.step, sent.block, ctx), energy(cut[: len(steps)] * steps)
 
     def _in_lanes(self, codes: torch.Tensor, world: int) -> Generator[Any, Any, torch.Tensor]:
-        """The sums of codes: int32. Lane i of all words holds the i-th part of the codes."""
+        """Return the sums of codes: int32. Lane i of all int32 numbers is the i-th section of the codes."""
         lanes, width = self._lanes(world), self._lane_bits(world)
-        words = -(-codes.numel() // lanes)
-        parts = torch.nn.functional.pad(codes, (0, words * lanes - codes.numel())).view(lanes, words)
-        packed = torch.zeros(words, dtype=torch.int32, device=codes.device)
-        for lane, part in enumerate(parts):
-            packed |= part.int() << (lane * width)
+        section = -(-codes.numel() // lanes)
+        sections = torch.nn.functional.pad(codes, (0, section * lanes - codes.numel())).view(lanes, section)
+        packed = torch.zeros(section, dtype=torch.int32, device=codes.device)
+        for lane, lane_codes in enumerate(sections):
+            packed |= lane_codes.int() << (lane * width)
         total = yield AllReduce(packed)
         mask = (1 << width) - 1
         return torch.cat([(total >> (lane * width)) & mask for lane in range(lanes)])
 
     @property
-    def _most(self) -> int:
-        return _most(self.bits)
+    def _max_code(self) -> int:
+        return _max_code(self.bits)
 
     def _block(self, elements: int) -> int:
-        """Numbers rotated together."""
-        whole = max(rotation.SEED_STAGES, 1 << (elements - 1).bit_length())
-        return rotation.BLOCK if self.rotate == "partial" else whole
+        """Return the number of elements that are rotated as a unit."""
+        padded_length = max(rotation.SEED_STAGES, 1 << (elements - 1).bit_length())
+        return rotation.BLOCK if self.rotate == "partial" else padded_length
 
     def _shard(self, codes: int, world: int) -> int:
-        """Codes per rank: whole bytes."""
+        """Return the number of codes per rank, which fill whole bytes."""
         return -(-codes // (8 * world)) * 8
 
     def _lane_bits(self, world: int) -> int:
@@ -226,15 +237,15 @@ class THC(Compressor):
         return 32 // self._lane_bits(world)
 
 
-def _packed(part: slice, bits: int) -> slice:
-    """Where codes lie when they are packed."""
-    return slice(part.start * bits // 8, part.stop * bits // 8)
+def _packed(piece: slice, bits: int) -> slice:
+    """Return the bytes of packed codes, given the positions of the codes."""
+    return slice(piece.start * bits // 8, piece.stop * bits // 8)
 
 
-def _most(bits: int) -> int:
-    """Largest code of so many bits, the smallest being its negative."""
+def _max_code(bits: int) -> int:
+    """Return the largest code of ``bits`` bits; the smallest code is its negative."""
     return (1 << (bits - 1)) - 1
 
 
 thc = THC()
-"""THC with 4 bits there and 8 bits back, rotated by blocks of 1024."""
+"""THC with 4 bits for codes and 8 bits for sums, rotated in blocks of 1024."""

@@ -3,8 +3,8 @@
 """Base of sparsifiers that estimate a threshold: coordinates that reach it are sent, by default corrected to k.
 
 Published rules of this kind send more or fewer than k coordinates. Every rank must send equally many bytes, so
-selections that are not corrected are sent in ``2k`` slots: coordinates beyond them are left out, and free slots have
-zeros.
+selections that are not corrected are sent in ``2k`` slots. Coordinates beyond the slots are left out, and free slots
+have zeros.
 
 If the count is corrected, the k largest coordinates are sent whatever the threshold, which only makes the search
 faster. On a GPU, ``torch.topk`` finds them, and the host never waits. A published rule makes the host wait for each
@@ -53,7 +53,7 @@ class ThresholdK(TopK):
 
         Args:
             magnitudes: flat, at least one not zero.
-            k: above 0, and below the number of magnitudes.
+            k: requested number of magnitudes that reach the threshold; above 0, and below their total number.
         """
         raise NotImplementedError
 

@@ -233,4 +233,4 @@ def choose(energies: torch.Tensor, k: int, chunk: int, elements: int) -> ChunkSe
 
 
 topkc = TopKC()
-"""Chunked top-k with its default settings; ``topkc(values=quantize(4))`` quantizes what is sent."""
+"""Chunked top-k with its default settings; ``topkc(values=quantize(4))`` quantizes the sent values."""

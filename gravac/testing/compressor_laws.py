@@ -1,6 +1,6 @@
 # SPDX-FileCopyrightText: 2026 The gravac developers
 # SPDX-License-Identifier: Apache-2.0
-"""The laws every compressor must obey, also a user's own. Needs no network: N ranks are stepped in one process.
+"""Laws that every compressor must obey, a user's own too. They need no network: N ranks run in one process.
 
 In a test suite::
 
@@ -8,7 +8,7 @@ In a test suite::
     def test_my_compressor(law):
         law(MyCompressor())
 
-Each law raises ``AssertionError`` with what it saw.
+Each law raises ``AssertionError`` with the numbers that break the law.
 """
 
 import itertools
@@ -30,9 +30,9 @@ from gravac.testing.trial import (
     averagers,
     error_of,
     gradients,
-    kept_of,
     laid_side_by_side,
     ledgers,
+    residual_of,
 )
 
 WORLDS = (1, 2, 3, 8)
@@ -44,13 +44,13 @@ Law = Callable[[Compressor], None]
 def exchange(
     compressor: Compressor, xs: Sequence[torch.Tensor], cf: float, *, step: int = 0, seed: int = 0, name: str = "w"
 ) -> list[Reduced]:
-    """Compress and average one tensor over ``len(xs)`` ranks in this process; return what each rank got.
+    """Compress and average one tensor over ``len(xs)`` ranks in this process; return each rank's result.
 
     Args:
         compressor: compressor to run.
         xs: one tensor per rank, all of one shape, float32 or float64.
         cf: compression factor.
-        step: number of the step; seeds the random numbers, with the next two.
+        step: number of the step; with ``seed`` and ``name``, determines the random numbers.
         seed: seed of the run.
         name: name of the tensor.
 
@@ -64,83 +64,83 @@ def exchange(
     flats = [x.reshape(-1).clone() for x in xs]
     contexts = [Context(name, step, rank, len(xs), seed, tuple(x.shape), x.dtype) for rank, x in enumerate(xs)]
     ranks = [fuse([compressor.rounds(flat, cf, ctx)], finite=True) for flat, ctx in zip(flats, contexts, strict=True)]
-    reduced = memory.run(ranks)
+    outcomes = memory.run(ranks)
     assert all(torch.equal(flat, x.reshape(-1)) for flat, x in zip(flats, xs, strict=True)), "x was changed"
-    return [one.reduced[0] for one in reduced if one is not None]
+    return [outcome.reduced[0] for outcome in outcomes if outcome is not None]
 
 
 def cfs_of(compressor: Compressor) -> tuple[float, ...]:
-    """Return the CFs to test a compressor at: some of a span, all of a list.
+    """Return the CFs at which a compressor is tested: some of a span, all of a list.
 
     Example:
         >>> from gravac import quantize
         >>> cfs_of(quantize)  # 8, 4, 3, 2 and 1 bit
         (4.0, 8.0, 10.666666666666666, 16.0, 32.0)
     """
-    reach = compressor.candidates((1.0, 1000.0))
-    return (1.0, 2.0, 10.0, 250.0) if isinstance(reach, Span) else reach
+    supported_cfs = compressor.candidates((1.0, 1000.0))
+    return (1.0, 2.0, 10.0, 250.0) if isinstance(supported_cfs, Span) else supported_cfs
 
 
 def the_mean_is_the_mean_of_what_was_sent(compressor: Compressor) -> None:
     """Check that ``mean`` is the mean of ``sent`` over N ranks, within N + 2 roundings and float32's of the largest."""
-    for where, xs, got in _runs(compressor):
-        sent = torch.stack([laid_out(r.sent, x).double() for r, x in zip(got, xs, strict=True)])
-        mean = laid_out(got[0].mean, xs[0]).double()
+    for case, xs, results in _runs(compressor):
+        sent = torch.stack([laid_out(result.sent, x).double() for result, x in zip(results, xs, strict=True)])
+        mean = laid_out(results[0].mean, xs[0]).double()
         largest = float(sent.abs().max()) if sent.numel() else 0.0
         bound = (len(xs) + 2) * compressor.rounding * sent.abs().mean(0) + 2.0**-21 * largest
-        assert bool(((mean - sent.mean(0)).abs() <= bound).all()), f"{where}: mean is off"
+        assert bool(((mean - sent.mean(0)).abs() <= bound).all()), f"{case}: mean is off"
 
 
 def all_ranks_get_the_same_bits(compressor: Compressor) -> None:
     """Check that ``mean`` is bitwise equal on all ranks."""
-    for where, xs, got in _runs(compressor):
-        means = [laid_out(r.mean, x) for r, x in zip(got, xs, strict=True)]
-        assert all(torch.equal(mean, means[0]) for mean in means), f"{where}: means differ"
+    for case, xs, results in _runs(compressor):
+        means = [laid_out(result.mean, x) for result, x in zip(results, xs, strict=True)]
+        assert all(torch.equal(mean, means[0]) for mean in means), f"{case}: means differ"
 
 
 def the_same_input_gives_the_same_bits(compressor: Compressor) -> None:
-    """Check that two runs with the same seed, name and step agree: nothing is remembered outside the context."""
-    for (where, xs, first), (_, _, again) in zip(_runs(compressor), _runs(compressor), strict=True):
-        for x, a, b in zip(xs, first, again, strict=True):
-            assert torch.equal(laid_out(a.mean, x), laid_out(b.mean, x)), f"{where}: mean differs"
-            assert torch.equal(laid_out(a.sent, x), laid_out(b.sent, x)), f"{where}: sent differs"
+    """Check that two runs with the same seed, name and step agree: the compressor has no memory outside the context."""
+    for (case, xs, results), (_, _, repeated) in zip(_runs(compressor), _runs(compressor), strict=True):
+        for x, first, second in zip(xs, results, repeated, strict=True):
+            assert torch.equal(laid_out(first.mean, x), laid_out(second.mean, x)), f"{case}: mean differs"
+            assert torch.equal(laid_out(first.sent, x), laid_out(second.sent, x)), f"{case}: sent differs"
 
 
 def a_contractive_one_does_not_add_error(compressor: Compressor) -> None:
     """Check that ``Σ‖x - sent‖² <= Σ‖x‖²`` over the ranks, so that gain is in [0, 1]."""
     if not compressor.contractive:
         return
-    for where, xs, got in _runs(compressor):
-        error = sum(error_of(r, x) for r, x in zip(got, xs, strict=True))
-        whole = sum(float(energy(x.reshape(-1))) for x in xs)
-        assert error <= whole * (1 + 1e-6), f"{where}: error {error} exceeds {whole}"
+    for case, xs, results in _runs(compressor):
+        error = sum(error_of(result, x) for result, x in zip(results, xs, strict=True))
+        total = sum(float(energy(x.reshape(-1))) for x in xs)
+        assert error <= total * (1 + 1e-6), f"{case}: error {error} exceeds {total}"
 
 
 def an_unbiased_one_has_the_gradient_as_expectation(compressor: Compressor) -> None:
-    """Check that the mean of ``sent`` over many steps comes close to x, as fast as independent errors let it."""
+    """Check that the mean of ``sent`` over many steps approaches x as fast as with independent errors."""
     if not compressor.unbiased:
         return
     (x,) = gradients(1, (16, 16))
     flat = x.reshape(-1).double()
     for cf in cfs_of(compressor):
-        trials = [laid_out(exchange(compressor, [x], cf, step=t)[0].sent, x) for t in range(400)]
+        trials = [laid_out(exchange(compressor, [x], cf, step=step)[0].sent, x) for step in range(400)]
         stacked = torch.stack(trials).double()
-        # all elements together: one that is rounded up once in thousands of trials has no spread of its own
-        off = float(energy(stacked.mean(0) - flat))
-        lost = float((stacked - flat).square().sum(1).mean()) / len(trials)
-        assert off <= 3 * lost + 1e-12 * float(energy(flat)), f"{cf}x: biased, {off:.3g} against {lost:.3g}"
+        # over all elements: trials show no variance of an element that is rounded up once in thousands of trials
+        bias = float(energy(stacked.mean(0) - flat))
+        variance = float((stacked - flat).square().sum(1).mean()) / len(trials)
+        assert bias <= 3 * variance + 1e-12 * float(energy(flat)), f"{cf}x: biased, {bias:.3g} against {variance:.3g}"
 
 
 def zeros_stay_zeros(compressor: Compressor) -> None:
     """Check that gradients of zeros give a mean of zeros, and that zeros are sent."""
-    for where, xs, got in _runs(compressor, lambda world, shape: [torch.zeros(shape)] * world):
-        for x, r in zip(xs, got, strict=True):
-            assert not laid_out(r.mean, x).any(), f"{where}: mean of zeros is not zero"
-            assert not laid_out(r.sent, x).any(), f"{where}: sent something"
+    for case, xs, results in _runs(compressor, lambda world, shape: [torch.zeros(shape)] * world):
+        for x, result in zip(xs, results, strict=True):
+            assert not laid_out(result.mean, x).any(), f"{case}: mean of zeros is not zero"
+            assert not laid_out(result.sent, x).any(), f"{case}: sent something"
 
 
 def what_is_asked_of_the_wire_does_not_depend_on_data(compressor: Compressor) -> None:
-    """Check that ranks ask for the same collectives, one with zeros and another with outliers (the driver compares)."""
+    """Check that a rank with zeros and a rank with outliers yield the same collectives; ``memory.run`` compares."""
     for world, shape, cf in _cases(compressor):
         xs = gradients(world, shape)
         xs[0].zero_()
@@ -149,7 +149,7 @@ def what_is_asked_of_the_wire_does_not_depend_on_data(compressor: Compressor) ->
 
 
 def one_round_is_kept(compressor: Compressor) -> None:
-    """Where its profile says ``one_round``, it yields once for every tensor; where its class does, at any CF."""
+    """Check that a compressor yields once for each tensor if its profile, or at any CF its class, has ``one_round``."""
     for world, shape, cf in _cases(compressor):
         if not compressor.profile(cf, world=world).one_round:
             assert not compressor.one_round, f"{world} ranks, {cf}x: one_round, and not once"
@@ -159,30 +159,31 @@ def one_round_is_kept(compressor: Compressor) -> None:
 
 
 def its_profile_is_possible(compressor: Compressor) -> None:
-    """What is said of it before it runs: shares are shares, costs are costs, and only what contracts has feedback."""
+    """Check the numbers of a profile: fractions, exponents and costs are in range; only contraction allows feedback."""
     for world, cf in itertools.product(WORLDS, cfs_of(compressor)):
-        known = compressor.profile(cf, world=world, shapes=SHAPES)
-        where = f"{world} ranks, {cf}x:"
-        assert 0 < known.efficiency <= 1, (
-            f"{where} efficiency {known.efficiency} is no share of a dense step's progress"
+        profile = compressor.profile(cf, world=world, shapes=SHAPES)
+        case = f"{world} ranks, {cf}x:"
+        assert 0 < profile.efficiency <= 1, (
+            f"{case} efficiency {profile.efficiency} is no share of a dense step's progress"
         )
-        assert all(0 <= one <= 1 for _, one in known.efficiency_by_gain), f"{where} {known.efficiency_by_gain}"
-        steps, powers = ([point[at] for point in known.efficiency_apart] for at in (0, 1))
-        assert steps == sorted({*steps}), f"{where} {known.efficiency_apart}: steps do not ascend"
-        assert all(power > 0 for power in powers), f"{where} {known.efficiency_apart}: a power is not above 0"
-        assert powers == sorted(powers), f"{where} {known.efficiency_apart}: what waits longer loses no less"
-        assert 0 <= known.error_feedback <= 1, f"{where} error feedback {known.error_feedback} is no share"
-        assert compressor.contractive or not known.error_feedback, f"{where} error feedback, and not contractive"
-        assert known.pad_multiple >= 0, f"{where} padded to {known.pad_multiple}"
-        if known.coding is not None:
-            assert known.coding.encode >= 0, f"{where} {known.coding}"
-            assert 0 <= known.coding.fixed <= known.coding.decode, f"{where} {known.coding}"
+        by_gain, by_steps = profile.efficiency_by_gain, profile.efficiency_apart
+        assert all(0 <= efficiency <= 1 for _, efficiency in by_gain), f"{case} {by_gain}"
+        steps, exponents = ([point[i] for point in by_steps] for i in (0, 1))
+        assert steps == sorted({*steps}), f"{case} {by_steps}: steps do not ascend"
+        assert all(exponent > 0 for exponent in exponents), f"{case} {by_steps}: a power is not above 0"
+        assert exponents == sorted(exponents), f"{case} {by_steps}: what waits longer loses no less"
+        assert 0 <= profile.error_feedback <= 1, f"{case} error feedback {profile.error_feedback} is no share"
+        assert compressor.contractive or not profile.error_feedback, f"{case} error feedback, and not contractive"
+        assert profile.pad_multiple >= 0, f"{case} padded to {profile.pad_multiple}"
+        if profile.coding is not None:
+            assert profile.coding.encode >= 0, f"{case} {profile.coding}"
+            assert 0 <= profile.coding.fixed <= profile.coding.decode, f"{case} {profile.coding}"
 
 
 def traffic_is_predicted(compressor: Compressor) -> None:
-    """Check that ``traffic`` predicts the bytes handed to collectives, but for the flag and padding."""
+    """Check that ``traffic`` predicts the bytes given to collectives, except for the flag and padding."""
     for world, shape, cf in _cases(compressor):
-        predicted = sum(t.payload_bytes for t in compressor.traffic(shape, cf, torch.float32, world))
+        predicted = sum(traffic.payload_bytes for traffic in compressor.traffic(shape, cf, torch.float32, world))
         for ledger in ledgers(compressor, cf, world, shape):
             slack = 16 * sum(ledger.calls.values()) * (world if "AllToAll" in ledger.calls else 1)
             assert predicted <= ledger.payload_bytes <= predicted + slack, (
@@ -191,51 +192,58 @@ def traffic_is_predicted(compressor: Compressor) -> None:
 
 
 def errors_foresee_what_is_lost(compressor: Compressor) -> None:
-    """Check that ``errors`` equals what a run loses, on average over steps (exactly, where nothing is random)."""
+    """Check that ``errors`` equals the mean error of runs over steps (each run's error, if nothing is random)."""
     (x,) = gradients(1, (64, 64))
     cfs = cfs_of(compressor)
-    foreseen = compressor.errors(x.reshape(-1), cfs, Context(shape=(64, 64)))
-    for cf, expected in zip(cfs, foreseen, strict=True):
-        runs = [exchange(compressor, [x], cf, step=t)[0] for t in range(30)]
-        losses = torch.tensor([error_of(r, x) for r in runs], dtype=torch.float64)
-        lost, noise = float(losses.mean()), float(losses.std()) / math.sqrt(len(runs))
+    predictions = compressor.errors(x.reshape(-1), cfs, Context(shape=(64, 64)))
+    for cf, expected in zip(cfs, predictions, strict=True):
+        runs = [exchange(compressor, [x], cf, step=step)[0] for step in range(30)]
+        errors = torch.tensor([error_of(reduced, x) for reduced in runs], dtype=torch.float64)
+        mean_error, noise = float(errors.mean()), float(errors.std()) / math.sqrt(len(runs))
         bound = 0.03 * float(energy(x.reshape(-1))) + 4 * noise
-        assert abs(lost - float(expected)) <= bound, f"{cf}x: foreseen {float(expected):.4g}, lost {lost:.4g}"
+        assert abs(mean_error - float(expected)) <= bound, (
+            f"{cf}x: foreseen {float(expected):.4g}, lost {mean_error:.4g}"
+        )
 
 
 def together_each_comes_out_as_alone(compressor: Compressor) -> None:
-    """Check that tensors of one ``batch_key`` have together the mean that each has by itself, to rounding, over steps.
+    """Check that tensors of one ``batch_key`` have the same means in a batch as alone, up to rounding, over two steps.
 
-    What ranks sent of them adds up to as much; which rank sent what may differ. As many things are remembered.
+    The sum of sent tensors over the ranks must be the same too; each rank's own may differ. The compressor must keep
+    the same state for each tensor.
     """
     shape, ways = SHAPES[0], ("together", "alone")
     for world, cf in itertools.product((2, 3), cfs_of(compressor)):
         if compressor.batch_key(cf, Context(world=world, shape=shape)) is None:
             continue
-        kept: dict[tuple[str, int, int], dict[str, torch.Tensor]] = defaultdict(dict)
+        states: dict[tuple[str, int, int], dict[str, torch.Tensor]] = defaultdict(dict)
         for step in range(2):
             xs = [torch.stack(gradients(3, shape, seed=8 * step + rank)).flatten(1) for rank in range(world)]
-            got = []
+            results = []
             for way in ways:
                 ranks = []
                 for rank, x in enumerate(xs):
-                    own = [Context(str(i), step, rank, world, 0, shape, state=kept[way, rank, i]) for i in range(3)]
+                    contexts = [
+                        Context(str(i), step, rank, world, 0, shape, state=states[way, rank, i]) for i in range(3)
+                    ]
                     if way == "together":
-                        ranks.append(fuse([compressor.rounds_together(x, cf, own)], True))
+                        ranks.append(fuse([compressor.rounds_together(x, cf, contexts)], True))
                     else:
-                        ranks.append(fuse([compressor.rounds(x[i], cf, own[i]) for i in range(3)], True))
-                came = [one.reduced for one in memory.run(ranks) if one is not None]
-                sent = torch.stack([laid_side_by_side([r.sent for r in mine], xs[0]) for mine in came])
-                got.append((laid_side_by_side([r.mean for r in came[-1]], xs[0]), sent.sum(0)))
-            for together, alone, what in zip(*got, ("mean", "sent"), strict=True):
-                off, most = float((together - alone).abs().max()), 1e-3 * world * float(xs[0].abs().max())
-                assert off <= most, f"{world} ranks, {cf}x: {what} is off by {off:.3g}"
-            for (_, rank, i), mine in kept.items():
-                assert mine.keys() == kept["alone", rank, i].keys(), f"{cf}x: together they keep {[*mine]}"
+                        ranks.append(fuse([compressor.rounds(x[i], cf, contexts[i]) for i in range(3)], True))
+                by_rank = [outcome.reduced for outcome in memory.run(ranks) if outcome is not None]
+                sent = [laid_side_by_side([reduced.sent for reduced in of_rank], xs[0]) for of_rank in by_rank]
+                mean = laid_side_by_side([reduced.mean for reduced in by_rank[-1]], xs[0])
+                results.append((mean, torch.stack(sent).sum(0)))
+            batched, single = results
+            for i, quantity in enumerate(("mean", "sent")):
+                error, bound = float((batched[i] - single[i]).abs().max()), 1e-3 * world * float(xs[0].abs().max())
+                assert error <= bound, f"{world} ranks, {cf}x: {quantity} is off by {error:.3g}"
+            for (_, rank, i), state in states.items():
+                assert state.keys() == states["alone", rank, i].keys(), f"{cf}x: together they keep {[*state]}"
 
 
 def cf_is_what_was_asked_for(compressor: Compressor) -> None:
-    """Check that the achieved CF of a large tensor is within 2 % of the CF asked for."""
+    """Check that the achieved CF of a large tensor is within 2 % of the requested CF."""
     if not compressor.exact_cf:
         return
     (x,) = gradients(1, (256, 256))
@@ -245,15 +253,17 @@ def cf_is_what_was_asked_for(compressor: Compressor) -> None:
 
 
 def a_non_finite_gradient_reaches_every_rank(compressor: Compressor) -> None:
-    """Check that with NaN or inf on one rank every rank gets NaN, no residual moves, and the next step works.
+    """Check that with NaN or inf on one rank every rank gets NaN, no residual changes, and the next step works.
 
-    One that leaves nothing out is summed plainly, so that what is not finite reaches every rank where it was; with
-    overflow safety it gives NaN everywhere too.
+    If a compressor leaves nothing out, gradients are only summed. Then NaN or inf reaches every rank at the element's
+    position; with overflow safety, every rank gets NaN everywhere.
     """
     for bad, cf in itertools.product((math.nan, math.inf), cfs_of(compressor)):
         ranks = averagers(compressor, 3)
         average(ranks, gradients(3, (40, 40)), cf, step=0)
-        before = [{k: v.clone() for k, v in a.feedback.residual.items()} for a in ranks]
+        previous_residuals = [
+            {name: residual.clone() for name, residual in averager.feedback.residual.items()} for averager in ranks
+        ]
         poisoned = gradients(3, (40, 40), seed=1)
         poisoned[1].reshape(-1)[77] = bad
         for safe in (False,) if compressor.compresses else (False, True):
@@ -263,48 +273,54 @@ def a_non_finite_gradient_reaches_every_rank(compressor: Compressor) -> None:
                 everywhere = safe or compressor.compresses
                 reached = out.isnan().all() if everywhere else ~out.reshape(-1)[77].isfinite()
                 assert bool(reached), f"{bad} did not reach every rank, overflow safety {safe}"
-        for averager, old in zip(ranks, before, strict=True):
-            for key, tensor in averager.feedback.residual.items():
-                assert torch.allclose(tensor, old[key], atol=1e-6), f"{bad} moved a residual"
+        for averager, previous in zip(ranks, previous_residuals, strict=True):
+            for name, residual in averager.feedback.residual.items():
+                assert torch.allclose(residual, previous[name], atol=1e-6), f"{bad} moved a residual"
         for out in average(ranks, gradients(3, (40, 40), seed=2), cf, step=2):
             assert bool(out.isfinite().all()), f"{bad} poisoned the next step"
 
 
 def what_is_sent_scales_with_the_gradient(compressor: Compressor) -> None:
-    """Check that gradients far from 1 give means and gains as others do, over two steps, so with what is kept.
+    """Check that means and gains scale with gradients, over two steps, so that residuals are included.
 
-    Times a power of two, they give means times it, bit for bit within ``magnitudes`` but for subnormal numbers. Beyond,
-    all ranks still get the same.
+    Within ``magnitudes``, gradients times a power of two give means times that power, bit for bit except for subnormal
+    numbers. Beyond, all ranks must still get the same mean.
     """
-    least, largest = compressor.magnitudes
+    smallest, largest = compressor.magnitudes
 
     def steps(world: int, cf: float, power: int) -> list[tuple[list[torch.Tensor], float | None]]:
-        ranks, came = averagers(compressor, world), []
+        ranks, results = averagers(compressor, world), []
         for step in range(2):
             xs = [x.double().mul(2.0**power).float() for x in gradients(world, (40, 40), seed=step)]
-            outs = [out.double() / 2.0**power for out in average(ranks, xs, cf, step)]
-            numbers = [averager.measurement for averager in ranks]
-            came.append((outs, gain(sum(float(s.error) for s in numbers), sum(float(s.energy) for s in numbers))))
-        return came
+            means = [mean.double() / 2.0**power for mean in average(ranks, xs, cf, step)]
+            error = sum(float(averager.measurement.error) for averager in ranks)
+            results.append((means, gain(error, sum(float(averager.measurement.energy) for averager in ranks))))
+        return results
 
     for world, cf in itertools.product((2, 3), cfs_of(compressor)):
-        plain = steps(world, cf, 0)
+        unscaled = steps(world, cf, 0)
         for power in (-100, -80, 60, 64, 100):
-            where = f"{world} ranks, {cf}x, 2^{power}"
-            for (wanted, usual), (outs, share) in zip(plain, steps(world, cf, power), strict=True):
-                alike = (torch.allclose(out, outs[0], rtol=0, atol=0, equal_nan=True) for out in outs)
-                assert all(alike), f"{where}: ranks' means differ"
-                if not least <= 2.0**power <= largest:
+            case = f"{world} ranks, {cf}x, 2^{power}"
+            for (expected_means, expected_gain), (means, scaled_gain) in zip(
+                unscaled, steps(world, cf, power), strict=True
+            ):
+                alike = (torch.allclose(mean, means[0], rtol=0, atol=0, equal_nan=True) for mean in means)
+                assert all(alike), f"{case}: ranks' means differ"
+                if not smallest <= 2.0**power <= largest:
                     continue
-                tolerance = 1e-5 if power == -100 else 0.0  # some elements, and what is left of most, are subnormal
-                off = float((outs[0] - wanted[0]).abs().max())
-                assert off <= tolerance, f"{where}: the mean is off by {off:.3g} times 2^{power}"
-                near = share is not None and usual is not None and abs(share - usual) <= 1e-5 * (1 + abs(usual))
-                assert near, f"{where}: gain {share}, else {usual}"
+                tolerance = 1e-5 if power == -100 else 0.0  # some elements, and most residuals, are subnormal
+                error = float((means[0] - expected_means[0]).abs().max())
+                assert error <= tolerance, f"{case}: the mean is off by {error:.3g} times 2^{power}"
+                close = (
+                    scaled_gain is not None
+                    and expected_gain is not None
+                    and abs(scaled_gain - expected_gain) <= 1e-5 * (1 + abs(expected_gain))
+                )
+                assert close, f"{case}: gain {scaled_gain}, else {expected_gain}"
 
 
 def nothing_is_lost(compressor: Compressor) -> None:
-    """Check that what was applied, plus the mean residual, is the sum of mean gradients, with full error feedback."""
+    """Check that applied means plus the mean residual are the sum of mean gradients, with full error feedback."""
     if not compressor.contractive:
         return
     for dtype, cf in itertools.product((torch.float32, torch.float64), cfs_of(compressor)):
@@ -315,21 +331,21 @@ def nothing_is_lost(compressor: Compressor) -> None:
             total += torch.stack(xs).double().mean(0).reshape(-1)
             terms += torch.stack(xs).double().abs().mean(0).reshape(-1)
             applied += average(ranks, xs, cf, step)[0].reshape(-1).double()
-        kept = [kept_of(averager, 1600) for averager in ranks]
-        off = (applied + torch.stack(kept).mean(0) - total).abs()
+        residuals = [residual_of(averager, 1600) for averager in ranks]
+        error = (applied + torch.stack(residuals).mean(0) - total).abs()
         bound = 16 * max(compressor.rounding, 2.0**-24) * terms + 1e-6
-        assert bool((off <= bound).all()), f"{cf}x, {dtype}: {float(off.max()):.3g} was lost"
+        assert bool((error <= bound).all()), f"{cf}x, {dtype}: {float(error.max()):.3g} was lost"
 
 
 def gradients_of_any_dtype_work(compressor: Compressor) -> None:
-    """Check that float16, bfloat16 and float64 gradients come back in their dtype, close to what float32 gives."""
+    """Check that means of float16, bfloat16 and float64 gradients have their dtype, and are close to float32 means."""
     for dtype, cf in itertools.product((torch.float16, torch.bfloat16, torch.float64), cfs_of(compressor)):
         xs = [x.to(dtype) for x in gradients(2, (40, 40))]
-        out = average(averagers(compressor, 2), xs, cf, step=0)
-        again = average(averagers(compressor, 2), [x.float() for x in xs], cf, step=0)
-        assert out[0].dtype == dtype, f"{dtype} came back as {out[0].dtype}"
+        means = average(averagers(compressor, 2), xs, cf, step=0)
+        float32_means = average(averagers(compressor, 2), [x.float() for x in xs], cf, step=0)
+        assert means[0].dtype == dtype, f"{dtype} came back as {means[0].dtype}"
         tolerance = 4 * torch.finfo(dtype).eps + 4 * compressor.rounding
-        assert torch.allclose(out[0].double(), again[0].double(), rtol=tolerance, atol=tolerance), (
+        assert torch.allclose(means[0].double(), float32_means[0].double(), rtol=tolerance, atol=tolerance), (
             f"{dtype}, {cf}x differs from float32"
         )
 
@@ -363,7 +379,7 @@ def _cases(compressor: Compressor) -> list[tuple[int, tuple[int, ...], float]]:
 def _runs(
     compressor: Compressor, make: Callable[[int, tuple[int, ...]], list[torch.Tensor]] = gradients
 ) -> Iterator[tuple[str, list[torch.Tensor], list[Reduced]]]:
-    """Exchange made-up gradients in every case: yield the case in words, the gradients, and what each rank got."""
+    """Exchange made-up gradients in every case: yield the case as text, the gradients, and each rank's result."""
     for world, shape, cf in _cases(compressor):
         xs = make(world, shape)
         yield f"{world} ranks, {shape}, {cf}x", xs, exchange(compressor, xs, cf)

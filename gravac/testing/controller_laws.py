@@ -1,6 +1,6 @@
 # SPDX-FileCopyrightText: 2026 The gravac developers
 # SPDX-License-Identifier: Apache-2.0
-"""The laws every controller must obey, also a user's own. Needs no torch, no network and no clock.
+"""Laws that every controller must obey, a user's own too. They need no torch, no network and no clock.
 
 In a test suite, after ``from gravac.testing import controller_laws``::
 
@@ -8,8 +8,8 @@ In a test suite, after ``from gravac.testing import controller_laws``::
     def test_my_controller(law):
         law(MyController())
 
-Each law raises ``AssertionError`` with what it saw. Controllers are driven as in training: the decision made from step
-t holds from step t+2; that from a native stretch, at once.
+Each law raises ``AssertionError`` with the decisions that break the law. Controllers are driven as in training. A
+decision made from step t applies from step t+2 on; a decision from a native stretch applies at once.
 """
 
 import itertools
@@ -24,15 +24,15 @@ from gravac.candidate import DENSE, Candidate, Forecast, Mode, Span
 from gravac.controllers.base import LATENCY, SHADOWS, Controller, Decision, Measurement
 
 STEPS = 400
-"""Number of steps that a law drives a controller for: 20 windows of 20."""
+"""Number of steps for which a law drives a controller: 20 windows of 20."""
 
 RANGES = ((1.0, 1000.0), (10.0, 1000.0), (10.0, 10.0), (64.0, 100.0))
-REACH = (1.5, 4.0, 32.0, 70.0, 256.0)
+SUPPORTED_CFS = (1.5, 4.0, 32.0, 70.0, 256.0)
 TENSORS = ("blocks.0.weight", "blocks.1.weight", "head.weight")
 
 Law = Callable[[Controller[Any]], None]
 Measure = Callable[[int, Decision], Measurement]
-"""A made-up measurement of a step, given the number of training steps before it and the decision that holds in it."""
+"""Makes up the measurement of a step, given the number of earlier training steps and the step's decision."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,10 +40,10 @@ class Step:
     """One step of a drive.
 
     Attributes:
-        ran: decision that held in the step.
+        ran: decision that applied in the step.
         measured: measurement of the step.
         state: state of the controller after observing the measurement.
-        decision: decision made from the measurement; it holds ``latency`` steps later.
+        decision: decision made from the measurement; applies ``latency`` steps later.
     """
 
     ran: Decision
@@ -60,17 +60,17 @@ def drive(
     *,
     reload: bool = False,
 ) -> Iterator[Step]:
-    """Run a controller over made-up measurements, with training's latency, or the controller's if it has one.
+    """Run a controller over made-up measurements, with the controller's latency if it has one, else with training's.
 
     Args:
         controller: controller to drive.
-        forecasts: forecasts of the candidates that may be chosen; the first is of dense.
+        forecasts: forecasts of the candidates that the controller may select; the first is of dense.
         measure: makes up the measurement of a step.
         steps: number of the engine's steps: each is a training step, a native stretch, or a round of outer steps.
         reload: whether to dump and restore the state, through JSON, after every step.
 
     Yields:
-        Each step, with the decision that held in it and the one made from it.
+        Each step, with the decision that applied in the step and the decision made from its measurement.
 
     Example:
         >>> from gravac.controllers.static import Static
@@ -81,39 +81,38 @@ def drive(
     """
     state, decision = controller.start(forecasts)
     latency, trained = getattr(controller, "latency", LATENCY), 0
-    coming = deque([decision] * latency)
+    pending = deque([decision] * latency)
     mode, previous = decision.candidate.mode, decision.candidate
     for step in range(steps):
-        holds = coming.popleft()
-        if (
-            holds.candidate.mode != mode
-        ):  # the ranks learn of it as this step begins, and change when the step has ended
-            mode, holds = holds.candidate.mode, Decision(previous)
-        previous = holds.candidate
-        measured = replace(measure(trained, holds), step=step, first=trained, steps=_steps_of(holds))
+        current = pending.popleft()
+        # the ranks learn of another mode when this step begins, and change the mode when the step has ended
+        if current.candidate.mode != mode:
+            mode, current = current.candidate.mode, Decision(previous)
+        previous = current.candidate
+        measured = replace(measure(trained, current), step=step, first=trained, steps=_steps_of(current))
         if previous.mode == "native":
             measured = replace(measured, error=0.0, energy=0.0, shadow=(), norms=())
             measured = replace(measured, waited=math.nan, coded=math.nan, exchanged=math.nan, drift=math.nan)
         trained += measured.steps
         state, decision = controller.observe(state, measured)
-        yield Step(holds, measured, state, decision)
-        coming.append(decision)
+        yield Step(current, measured, state, decision)
+        pending.append(decision)
         if previous.mode == "native":
-            coming, mode = deque([decision] * latency), decision.candidate.mode
+            pending, mode = deque([decision] * latency), decision.candidate.mode
         if reload:
-            state, again = controller.restore(json.loads(json.dumps(controller.dump(state))), forecasts)
-            assert replace(again, reason="", summary=None) == replace(decision, reason="", summary=None), (
-                f"step {step}: decided {decision}, after a restore {again}"
+            state, restored = controller.restore(json.loads(json.dumps(controller.dump(state))), forecasts)
+            assert replace(restored, reason="", summary=None) == replace(decision, reason="", summary=None), (
+                f"step {step}: decided {decision}, after a restore {restored}"
             )
 
 
-def _steps_of(holds: Decision) -> int:
-    """Return the number of training steps of the engine's step in which a decision holds."""
-    return holds.watch if holds.candidate.mode == "native" else holds.candidate.every
+def _steps_of(decision: Decision) -> int:
+    """Return the number of training steps of the engine's step in which a decision applies."""
+    return decision.watch if decision.candidate.mode == "native" else decision.candidate.every
 
 
 def forecast_of(compressor: str, cf: float, mode: Mode = "hook") -> Forecast:
-    """Return a made-up forecast of a compressor at a CF: it sends ``cf`` times fewer bytes than dense float32.
+    """Return a made-up forecast of a compressor at a CF, which sends ``cf`` times fewer bytes than dense float32.
 
     Example:
         >>> forecast_of("any", 10.0).wire_ratio
@@ -123,7 +122,7 @@ def forecast_of(compressor: str, cf: float, mode: Mode = "hook") -> Forecast:
 
 
 def forecasts_of(controller: Controller[Any], cf_range: tuple[float, float] = (10.0, 1000.0)) -> tuple[Forecast, ...]:
-    """Return forecasts of dense, and of a compressor that can do any CF at the CFs that the controller proposes.
+    """Return forecasts of dense, and of a compressor that supports all CFs, at the CFs that the controller proposes.
 
     Example:
         >>> from gravac.controllers.static import Static
@@ -134,11 +133,11 @@ def forecasts_of(controller: Controller[Any], cf_range: tuple[float, float] = (1
     return (forecast_of(DENSE, 1.0), *(forecast_of("any", cf) for cf in cfs))
 
 
-def turbulent(step: int, holds: Decision) -> Measurement:
-    """Make up a measurement with gains that fall with CF and swing over hundreds of steps; times are noisy.
+def turbulent(step: int, decision: Decision) -> Measurement:
+    """Make up a measurement with gains that fall with CF and oscillate over hundreds of steps; times are noisy.
 
-    So every decision that can be made is made. The norms of three tensors swing too; the learning rate is halved now
-    and then.
+    So a controller makes all kinds of decisions. The norms of three tensors oscillate too; the learning rate is halved
+    from time to time.
     """
     swing = 0.55 + 0.45 * math.cos(step / 60)
     energy = 3.0 + math.sin(step)
@@ -146,25 +145,25 @@ def turbulent(step: int, holds: Decision) -> Measurement:
     def error(cf: float) -> float:
         return energy * (1 - swing * math.pow(cf, -0.15))
 
-    cf = holds.candidate.cf
-    reported = TENSORS if holds.sums == "report" else ()
-    norms = tuple((name, 2 + math.sin(step / 40 + 2 * at) + at * math.cos(step)) for at, name in enumerate(reported))
+    cf = decision.candidate.cf
+    reported = TENSORS if decision.sums == "report" else ()
+    norms = tuple((name, 2 + math.sin(step / 40 + 2 * i) + i * math.cos(step)) for i, name in enumerate(reported))
     return Measurement(
         step=step,
-        candidate=holds.candidate,
+        candidate=decision.candidate,
         seconds=0.02 + 0.5 / cf + 0.002 * math.sin(7.0 * step * step),
         samples=64.0,
-        error=0.0 if holds.candidate.dense else error(cf),
+        error=0.0 if decision.candidate.dense else error(cf),
         energy=energy,
-        shadow=tuple((at, error(at)) for at in holds.shadow),
+        shadow=tuple((shadow_cf, error(shadow_cf)) for shadow_cf in decision.shadow),
         learning_rate=0.1 * math.pow(0.5, step // 90),
         norms=norms,
     )
 
 
-def broken(step: int, holds: Decision) -> Measurement:
-    """Make up a measurement like ``turbulent``'s, with a missing, zero or non-finite value in two of three steps."""
-    measured = turbulent(step, holds)
+def broken(step: int, decision: Decision) -> Measurement:
+    """Make up a measurement as ``turbulent`` does, with a missing, zero or non-finite number in two of three steps."""
+    measured = turbulent(step, decision)
     bad = (math.nan, math.inf, -math.inf)[step % 3]
     faults: tuple[dict[str, Any], ...] = (
         {"error": bad},
@@ -172,9 +171,9 @@ def broken(step: int, holds: Decision) -> Measurement:
         {"error": bad, "energy": bad},
         {"seconds": bad},
         {"seconds": 0.0},
-        {"error": 0.0, "energy": 0.0, "shadow": tuple((cf, 0.0) for cf in holds.shadow)},
+        {"error": 0.0, "energy": 0.0, "shadow": tuple((cf, 0.0) for cf in decision.shadow)},
         {"shadow": ()},
-        {"shadow": tuple((cf, bad) for cf in holds.shadow)},
+        {"shadow": tuple((cf, bad) for cf in decision.shadow)},
         {"error": 4 * measured.energy},
         {"learning_rate": bad, "norms": tuple((name, bad) for name, _ in measured.norms)},
         {"learning_rate": 0.0, "norms": tuple((name, 0.0) for name, _ in measured.norms)},
@@ -185,108 +184,112 @@ def broken(step: int, holds: Decision) -> Measurement:
 
 
 def the_same_measurements_give_the_same_decisions(controller: Controller[Any]) -> None:
-    """Check that two equal drives decide alike, with steps of another in between: all memory is in the state."""
+    """Check that two equal drives decide alike, with steps of another drive in between: all memory is in the state."""
     forecasts = forecasts_of(controller)
-    alone = [step.decision for step in drive(controller, forecasts, turbulent)]
-    between = drive(controller, forecasts, broken)
-    for at, (step, before) in enumerate(zip(drive(controller, forecasts, turbulent), alone, strict=True)):
-        next(between)
-        assert step.decision == before, f"step {at}: decided {before}, the second time {step.decision}"
+    expected_decisions = [step.decision for step in drive(controller, forecasts, turbulent)]
+    other_drive = drive(controller, forecasts, broken)
+    second_drive = drive(controller, forecasts, turbulent)
+    for i, (step, expected) in enumerate(zip(second_drive, expected_decisions, strict=True)):
+        next(other_drive)
+        assert step.decision == expected, f"step {i}: decided {expected}, the second time {step.decision}"
 
 
 def observing_leaves_the_state_alone(controller: Controller[Any]) -> None:
-    """Check that a state can be observed from twice, and dumps as before: observing does not change it."""
+    """Check that ``observe`` does not change the state: a second call decides alike, and the dump stays the same."""
     forecasts = forecasts_of(controller)
-    before = None
-    for at, step in enumerate(drive(controller, forecasts, turbulent)):
-        if before is not None:
-            state, dumped = before
-            assert controller.dump(state) == dumped, f"step {at}: observing changed the state it was given"
-            again = controller.observe(state, step.measured)[1]
-            assert again == step.decision, f"step {at}: decided {step.decision}, from the same state again {again}"
-        before = step.state, controller.dump(step.state)
+    previous = None
+    for i, step in enumerate(drive(controller, forecasts, turbulent)):
+        if previous is not None:
+            state, dumped = previous
+            assert controller.dump(state) == dumped, f"step {i}: observing changed the state it was given"
+            repeated = controller.observe(state, step.measured)[1]
+            assert repeated == step.decision, f"step {i}: decided {step.decision}, from the same state again {repeated}"
+        previous = step.state, controller.dump(step.state)
 
 
 def only_given_candidates_are_decided(controller: Controller[Any]) -> None:
-    """Check that each candidate decided on was forecast to ``start``; that tensors are named once each, ascending.
+    """Check that each selected candidate was forecast to ``start``, and that tensors are named once each, ascending.
 
-    Beside a native candidate, the same in gravac's hook may be decided on.
+    If a native candidate was forecast, the controller may also select the same candidate in gravac's hook.
     """
     for forecasts, measure in _cases(controller):
-        given = {forecast.candidate for forecast in forecasts}
-        given |= {candidate.in_hook for candidate in given if candidate.mode == "native"}
+        allowed = {forecast.candidate for forecast in forecasts}
+        allowed |= {candidate.in_hook for candidate in allowed if candidate.mode == "native"}
         for decision in _decisions(controller, forecasts, measure):
-            assert decision.candidate in given, f"{decision.candidate} was not given"
+            assert decision.candidate in allowed, f"{decision.candidate} was not given"
             names = [name for name, _ in decision.tensors]
             assert set(TENSORS).issuperset(names), f"{names}: there are {TENSORS} only"
-            assert all(a < b for a, b in itertools.pairwise(names)), f"tensors {names} do not ascend"
+            assert all(first < second for first, second in itertools.pairwise(names)), f"tensors {names} do not ascend"
             for name, candidate in decision.tensors:
-                assert candidate in given, f"{name}: {candidate} was not given"
+                assert candidate in allowed, f"{name}: {candidate} was not given"
                 assert candidate != decision.candidate, f"{name}: {candidate} is what it runs anyway"
 
 
 def a_change_is_told_with_its_reason(controller: Controller[Any]) -> None:
-    """Check that a change of what runs, and a summary, have a reason; and that there is none without."""
+    """Check that a decision has a reason if and only if it changes what runs or has a summary."""
     for forecasts, measure in _cases(controller):
         decisions = itertools.pairwise(_decisions(controller, forecasts, measure))
-        for at, (before, decision) in enumerate(decisions):
-            due = decision.runs != before.runs or decision.summary is not None
-            assert bool(decision.reason) == due, f"step {at}: reason {decision.reason!r}, changed or summary {due}"
+        for i, (previous, decision) in enumerate(decisions):
+            due = decision.runs != previous.runs or decision.summary is not None
+            assert bool(decision.reason) == due, f"step {i}: reason {decision.reason!r}, changed or summary {due}"
 
 
 def shadows_are_few_ascending_and_given(controller: Controller[Any]) -> None:
     """Check that shadow CFs ascend, are at most ``SHADOWS``, and belong to candidates that are not dense."""
     for forecasts, measure in _cases(controller):
-        given = {forecast.candidate.cf for forecast in forecasts if not forecast.candidate.dense}
+        allowed = {forecast.candidate.cf for forecast in forecasts if not forecast.candidate.dense}
         for decision in _decisions(controller, forecasts, measure):
             shadow = decision.shadow
             assert len(shadow) <= SHADOWS, f"{len(shadow)} shadow CFs {shadow}; at most {SHADOWS} may be asked for"
-            assert all(a < b for a, b in itertools.pairwise(shadow)), f"shadow CFs {shadow} do not ascend"
-            assert given.issuperset(shadow), f"shadow CFs {shadow} are not all among {sorted(given)}"
+            assert all(low < high for low, high in itertools.pairwise(shadow)), f"shadow CFs {shadow} do not ascend"
+            assert allowed.issuperset(shadow), f"shadow CFs {shadow} are not all among {sorted(allowed)}"
 
 
 def the_state_dumps_as_plain_values(controller: Controller[Any]) -> None:
-    """Check that ``dump`` survives JSON unchanged, after every step, and holds neither NaN nor infinity."""
+    """Check that ``dump`` survives JSON unchanged, after every step, and contains neither NaN nor infinity."""
     for forecasts, measure in _cases(controller):
-        for at, step in enumerate(drive(controller, forecasts, measure)):
-            plain = controller.dump(step.state)
-            assert json.loads(json.dumps(plain, allow_nan=False)) == plain, f"step {at}: {plain} is not plain"
+        for i, step in enumerate(drive(controller, forecasts, measure)):
+            dumped = controller.dump(step.state)
+            assert json.loads(json.dumps(dumped, allow_nan=False)) == dumped, f"step {i}: {dumped} is not plain"
 
 
 def a_restored_state_goes_on_identically(controller: Controller[Any]) -> None:
-    """Check that a drive dumped and restored after every step decides as an uninterrupted one."""
+    """Check that a drive whose state is dumped and restored after every step decides as an uninterrupted drive."""
     for forecasts, measure in _cases(controller):
-        straight = drive(controller, forecasts, measure)
-        for at, (a, b) in enumerate(zip(straight, drive(controller, forecasts, measure, reload=True), strict=True)):
-            assert a.decision == b.decision, f"step {at}: decided {a.decision}, with restores {b.decision}"
+        uninterrupted = drive(controller, forecasts, measure)
+        reloaded = drive(controller, forecasts, measure, reload=True)
+        for i, (expected, step) in enumerate(zip(uninterrupted, reloaded, strict=True)):
+            assert expected.decision == step.decision, (
+                f"step {i}: decided {expected.decision}, with restores {step.decision}"
+            )
 
 
 def a_state_restores_with_other_candidates(controller: Controller[Any]) -> None:
-    """Check that a state restored with fewer or more candidates (another number of ranks) decides for one of them."""
-    most = forecasts_of(controller)
-    lists = [most[:1], most[:2], (most[0], *most[2:]), most]
+    """Check that a state restored with fewer or more candidates (another number of ranks) selects one of them."""
+    full = forecasts_of(controller)
+    lists = [full[:1], full[:2], (full[0], *full[2:]), full]
     if getattr(controller, "native", False):
-        lists += [(forecast_of(DENSE, 1.0, "native"), *most[1:]), (forecast_of(DENSE, 1.0, "native"),)]
-    for then in lists:
-        for at, step in itertools.islice(enumerate(drive(controller, then, turbulent, 200)), 0, None, 15):
-            plain = json.loads(json.dumps(controller.dump(step.state)))
-            for now in lists:
-                given = {forecast.candidate for forecast in now}
-                given |= {candidate.in_hook for candidate in given if candidate.mode == "native"}
-                state, decision = controller.restore(plain, now)
-                for more in range(40):
+        lists += [(forecast_of(DENSE, 1.0, "native"), *full[1:]), (forecast_of(DENSE, 1.0, "native"),)]
+    for forecasts in lists:
+        for i, step in itertools.islice(enumerate(drive(controller, forecasts, turbulent, 200)), 0, None, 15):
+            dumped = json.loads(json.dumps(controller.dump(step.state)))
+            for forecasts_at_restore in lists:
+                allowed = {forecast.candidate for forecast in forecasts_at_restore}
+                allowed |= {candidate.in_hook for candidate in allowed if candidate.mode == "native"}
+                state, decision = controller.restore(dumped, forecasts_at_restore)
+                for j in range(40):
                     for candidate in (decision.candidate, *(candidate for _, candidate in decision.tensors)):
-                        assert candidate in given, f"dumped at step {at}: {candidate} is not given any more"
-                    cfs = {candidate.cf for candidate in given if not candidate.dense}
-                    assert cfs.issuperset(decision.shadow), f"dumped at step {at}: shadow CFs {decision.shadow}"
-                    state, decision = controller.observe(state, turbulent(at + more, decision))
+                        assert candidate in allowed, f"dumped at step {i}: {candidate} is not given any more"
+                    cfs = {candidate.cf for candidate in allowed if not candidate.dense}
+                    assert cfs.issuperset(decision.shadow), f"dumped at step {i}: shadow CFs {decision.shadow}"
+                    state, decision = controller.observe(state, turbulent(i + j, decision))
 
 
 def broken_measurements_do_not_raise(controller: Controller[Any]) -> None:
-    """Check that energies, errors or seconds that are zero or not finite, and missing shadows, raise nothing."""
+    """Check that energies, errors or seconds that are zero or not finite, and missing shadows, raise no exception."""
 
-    def hopeless(step: int, holds: Decision) -> Measurement:
-        return broken(3 * step + 1 + step % 2, holds)
+    def hopeless(step: int, decision: Decision) -> Measurement:
+        return broken(3 * step + 1 + step % 2, decision)
 
     for measure in (broken, hopeless):
         for step in drive(controller, forecasts_of(controller), measure):
@@ -294,7 +297,7 @@ def broken_measurements_do_not_raise(controller: Controller[Any]) -> None:
 
 
 def dense_alone_is_enough(controller: Controller[Any]) -> None:
-    """Check that dense runs, in all tensors and without shadows, when no other candidate is admitted."""
+    """Check that dense runs, for all tensors and without shadows, if no other candidate is forecast."""
     only = forecasts_of(controller)[:1]
     for measure in (turbulent, broken):
         runs = {(decision.runs, decision.shadow) for decision in _decisions(controller, only, measure)}
@@ -304,14 +307,18 @@ def dense_alone_is_enough(controller: Controller[Any]) -> None:
 def proposals_are_in_reach(controller: Controller[Any]) -> None:
     """Check that proposed CFs ascend, and are in the user's range (or 1 or 2) and in the compressor's list if any."""
     for low, high in RANGES:
-        listed = tuple(cf for cf in REACH if low <= cf <= high)
-        for reach in (Span(low, high), listed):
-            cfs = controller.propose((low, high), reach)
-            assert all(a < b for a, b in itertools.pairwise(cfs)), f"proposed {cfs}, which do not ascend"
-            out = [cf for cf in cfs if not (low <= cf <= high or cf in (1.0, 2.0))]
-            assert not out, f"proposed {out}, outside ({low:g}, {high:g})"
-            if not isinstance(reach, Span):
-                assert set(reach).issuperset(cfs), f"proposed {cfs}, of a compressor that can do {reach}"
+        listed = tuple(cf for cf in SUPPORTED_CFS if low <= cf <= high)
+        for supported_cfs in (Span(low, high), listed):
+            cfs = controller.propose((low, high), supported_cfs)
+            assert all(lower < higher for lower, higher in itertools.pairwise(cfs)), (
+                f"proposed {cfs}, which do not ascend"
+            )
+            outside = [cf for cf in cfs if not (low <= cf <= high or cf in (1.0, 2.0))]
+            assert not outside, f"proposed {outside}, outside ({low:g}, {high:g})"
+            if not isinstance(supported_cfs, Span):
+                assert set(supported_cfs).issuperset(cfs), (
+                    f"proposed {cfs}, of a compressor that can do {supported_cfs}"
+                )
 
 
 LAWS: tuple[Law, ...] = (
@@ -331,13 +338,13 @@ LAWS: tuple[Law, ...] = (
 
 
 def _decisions(controller: Controller[Any], forecasts: Sequence[Forecast], measure: Measure) -> Iterator[Decision]:
-    """Yield the decision that a controller starts with, and that of every step."""
+    """Yield the decision with which a controller starts, and the decision of every step."""
     yield controller.start(forecasts)[1]
     yield from (step.decision for step in drive(controller, forecasts, measure))
 
 
 def _cases(controller: Controller[Any]) -> list[tuple[tuple[Forecast, ...], Measure]]:
-    """Return forecasts of several ranges, dense in 32, 16 bit or both, each with good and broken measurements."""
+    """Return forecasts of several ranges, with dense in 32 bit, 16 bit or both, and good or broken measurements."""
     wide, narrow = forecasts_of(controller), forecasts_of(controller, (1.0, 100.0))
     half = forecast_of(DENSE, 2.0)
     cases = [wide, narrow, (half, *wide[1:])]

@@ -1,6 +1,6 @@
 # SPDX-FileCopyrightText: 2026 The gravac developers
 # SPDX-License-Identifier: Apache-2.0
-"""Made-up gradients, and ranks in this process that average them: what laws of the core operation are tried on."""
+"""Made-up gradients, and ranks in this process that average them, for the laws of the core operation."""
 
 from collections.abc import Sequence
 
@@ -20,22 +20,22 @@ from gravac.measurement import LocalMeasurement
 
 
 def averagers(compressor: Compressor, world: int, strength: float | None = None) -> list[Averager]:
-    """Make one for each rank."""
+    """Return an averager for each rank."""
     averagers = [Averager(compressor, dense, strength, 0, Feedback()) for _ in range(world)]
     for rank, averager in enumerate(averagers):
         averager.rank, averager.world = rank, world
     return averagers
 
 
-def kept_of(averager: Averager, elements: int) -> torch.Tensor:
-    """Return the residual, with what the compressor keeps itself; ``(elements,)``, float64."""
+def residual_of(averager: Averager, elements: int) -> torch.Tensor:
+    """Return the residual, plus the unsent rest that the compressor itself keeps; ``(elements,)``, float64."""
     residual = averager.feedback.residual.get("w", torch.zeros(elements)).double()
     aside = averager.kept_aside("w")
     return residual if aside is None else residual + aside.double()
 
 
 def average(ranks: Sequence[Averager], xs: Sequence[torch.Tensor], cf: float, step: int) -> list[torch.Tensor]:
-    """Run one step of the core operation on all ranks; return what each gets, of the shape it gave."""
+    """Run one step of the core operation on all ranks; return each rank's mean, in the shape of its gradient."""
     outs = [x.clone() for x in xs]
     plan = ranks[0].plan(step, cf)
     pieces = [Piece("w", out.view(-1), tuple(out.shape)) for out in outs]
@@ -48,28 +48,28 @@ def average(ranks: Sequence[Averager], xs: Sequence[torch.Tensor], cf: float, st
 
 
 def gradients(world: int, shape: tuple[int, ...], seed: int = 0) -> list[torch.Tensor]:
-    """Make up heavy-tailed gradients of a shape, different on every rank."""
+    """Return made-up heavy-tailed gradients of a shape, different on every rank."""
     generator = torch.Generator().manual_seed(seed)
     return [torch.randn(shape, generator=generator) * torch.rand(shape, generator=generator) ** 3 for _ in range(world)]
 
 
 def ledgers(compressor: Compressor, cf: float, world: int, shape: tuple[int, ...]) -> list[Ledger]:
-    """Add up what each rank hands to collectives for one tensor."""
-    found = [Ledger(world) for _ in range(world)]
+    """Return a ledger for each rank, with the bytes that it gives to collectives for one tensor."""
+    by_rank = [Ledger(world) for _ in range(world)]
     ranks = [
-        fuse([compressor.rounds(x.reshape(-1), cf, Context(rank=r, world=world, shape=shape))], finite=True)
-        for r, x in enumerate(gradients(world, shape))
+        fuse([compressor.rounds(x.reshape(-1), cf, Context(rank=rank, world=world, shape=shape))], finite=True)
+        for rank, x in enumerate(gradients(world, shape))
     ]
-    memory.run(ranks, found)
-    return found
+    memory.run(ranks, by_rank)
+    return by_rank
 
 
 def error_of(reduced: Reduced, x: torch.Tensor) -> float:
-    """Return ``‖x - sent‖²`` as it counts for the gain, of x of any shape."""
+    """Return ``‖x - sent‖²`` of x, any shape, as counted for the gain."""
     error = energy(x.reshape(-1) - laid_out(reduced.sent, x)) if reduced.error is None else reduced.error
     return float(error)
 
 
 def laid_side_by_side(numbers: Sequence[torch.Tensor | Addend], rows: torch.Tensor) -> torch.Tensor:
-    """Return what is as long as some rows of ``[count, elements]`` together, flat, one after another."""
-    return torch.cat([laid_out(one, rows.view(len(numbers), -1)[0]) for one in numbers])
+    """Return tensors one after another, flat; each covers an equal number of ``rows``, ``[count, elements]``."""
+    return torch.cat([laid_out(tensor, rows.view(len(numbers), -1)[0]) for tensor in numbers])

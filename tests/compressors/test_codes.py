@@ -151,10 +151,10 @@ def test_fitted_levels_are_those_of_least_error(bits: int) -> None:
 )
 def test_rotation_keeps_the_norm_and_turns_back(elements: int, block: int, seed: int) -> None:
     x = torch.randn(elements, generator=torch.Generator().manual_seed(seed))
-    turned = rotation.turn(x, Draws("5"), block)
+    turned = rotation.rotate(x, Draws("5"), block)
     assert turned.numel() == rotation.length(elements, block)
     assert torch.allclose(turned.norm(), x.norm(), rtol=1e-5)
-    back = rotation.turn_back(turned, elements, Draws("5"), block)
+    back = rotation.rotate_back(turned, elements, Draws("5"), block)
     assert torch.allclose(back, x, atol=1e-5)
 
 
@@ -167,10 +167,10 @@ def test_rotation_is_the_hadamard_matrix_after_signs(block: int) -> None:
     signs = Draws("1").signs(block)
     x = torch.randn(block)
     expected = matrix @ (x * signs) / block**0.5
-    assert torch.allclose(rotation.turn(x, Draws("1"), block), expected, atol=1e-5)
+    assert torch.allclose(rotation.rotate(x, Draws("1"), block), expected, atol=1e-5)
 
 
 def test_rotation_makes_an_outlier_normal() -> None:
     x = torch.zeros(1024)
     x[7] = 32.0
-    assert torch.allclose(rotation.turn(x, Draws("1")).abs(), torch.ones(1024))
+    assert torch.allclose(rotation.rotate(x, Draws("1")).abs(), torch.ones(1024))

@@ -78,7 +78,7 @@ def test_what_is_sent_and_its_mean_are_alike(monkeypatch: pytest.MonkeyPatch) ->
 
 def test_rotations_do_without_products(monkeypatch: pytest.MonkeyPatch) -> None:
     x = torch.randn(3000)
-    expected = rotation.turn(x, Draws("signs"))
+    expected = rotation.rotate(x, Draws("signs"))
 
     def refused(*_: Any, **__: Any) -> None:
         raise AssertionError("a product")
@@ -87,6 +87,6 @@ def test_rotations_do_without_products(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch, "mm", refused)
     monkeypatch.setattr(torch, "bmm", refused)
     for block in (16, 512, 1024):
-        turned = rotation.turn(x, Draws("signs"), block)
-        torch.testing.assert_close(rotation.turn_back(turned, 3000, Draws("signs"), block), x, rtol=0, atol=1e-5)
+        turned = rotation.rotate(x, Draws("signs"), block)
+        torch.testing.assert_close(rotation.rotate_back(turned, 3000, Draws("signs"), block), x, rtol=0, atol=1e-5)
     torch.testing.assert_close(turned, expected, rtol=0, atol=1e-5)

@@ -34,8 +34,9 @@ TYPES: dict[str, Any] = {
     **dict.fromkeys(("wire", "values"), "*i16"),
     **dict.fromkeys(("residual", "decoded", "left", "dense", "folded", "x"), "*fp32"),
     **dict.fromkeys(("sums", "energies"), "*fp64"),
-    **dict.fromkeys(("numbers", "blocks", "per", "stride", "stride_of_part", "chunks", "chosen", "k", "width"), "i32"),
-    **dict.fromkeys(("factor", "share", "alpha", "world"), "fp32"),
+    **dict.fromkeys(("numbers", "blocks", "shard_blocks", "stride", "rank_stride"), "i32"),
+    **dict.fromkeys(("chunks", "selected", "k", "width"), "i32"),
+    **dict.fromkeys(("factor", "fraction", "alpha", "world"), "fp32"),
 }
 """Types of the kernels' arguments, by name; others are constants."""
 
@@ -53,13 +54,13 @@ def ptx(kernel: Any, constants: dict[str, Any], warps: int) -> str:
 def quantizers(bits: int, kind: Kind, block: int) -> dict[str, str]:
     """The quantizer's kernels for so many bits, of levels of a kind, and numbers per block."""
     code = codes.code_for(bits, kind)
-    tiling = codes.tiling(block, code.together)
+    tiling = codes.tiling(block, code.group_size)
     warps = tiling.pop("num_warps")
     shared: dict[str, Any] = {"block": block, "bits": bits, "width": packed_bytes(block, bits), **tiling}
-    shared |= {"positive": code.positive, "most": code.most}
+    shared |= {"positive": code.positive, "max_step": code.max_step}
     return {
         f"encode {bits} {kind} {block}": ptx(quantize._encode, {**shared, "points": code.points}, warps),
-        f"decode {bits} {kind} {block}": ptx(quantize._decode, {**shared, "parts": 3, "add": True}, warps),
+        f"decode {bits} {kind} {block}": ptx(quantize._decode, {**shared, "ranks": 3, "add": True}, warps),
     }
 
 

@@ -98,7 +98,7 @@ def test_a_group_is_taken_as_each_of_its_tensors_wherever_they_lie(
     dtype: torch.dtype, kept: torch.dtype, most: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     count = 3
-    monkeypatch.setattr(chunks, "MOST", most)
+    monkeypatch.setattr(chunks, "MAX_TENSORS", most)
     gradients = [randn(64, dtype, seed=one).to(DEVICE) for one in range(count)]
     residuals = [randn(64, kept, seed=99 + one).to(DEVICE) for one in range(count)]
     folded = torch.empty(count * 64, device=DEVICE)

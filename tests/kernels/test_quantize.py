@@ -83,7 +83,7 @@ def codes_given(x: torch.Tensor, inverse: torch.Tensor, bits: int, kind: Kind) -
     """The kernel's codes of ``[blocks, block]`` numbers multiplied by what is given."""
     code, codes = code_for(bits, kind), torch.empty_like(x, dtype=torch.uint8, device=DEVICE)
     grid = (triton.cdiv(x.numel(), 1024),)
-    args = (x.to(DEVICE), inverse.to(DEVICE), codes, x.numel(), x.shape[1], bits, code.points, code.most)
+    args = (x.to(DEVICE), inverse.to(DEVICE), codes, x.numel(), x.shape[1], bits, code.points, code.max_step)
     _given[grid](*args, enable_fp_fusion=False)
     return codes.cpu()
 

@@ -1,12 +1,12 @@
 # SPDX-FileCopyrightText: 2026 The gravac developers
 # SPDX-License-Identifier: Apache-2.0
-"""Triton kernels for compressors whose arithmetic is many small steps on the same numbers: one pass in place of each.
+"""Triton kernels for compressors that apply many small operators to the same numbers: one pass replaces all of them.
 
-Used where tensors are on a CUDA device and triton, which PyTorch for CUDA brings along, can be imported; everywhere
-else compressors compute the same with PyTorch's operators, and nothing here is imported. Results are those of the CPU:
-what is decoded has the same bits, so that ranks with and without kernels may train together.
+Compressors use kernels if tensors are on a CUDA device and triton, which PyTorch for CUDA installs, can be imported.
+Otherwise they compute the same with PyTorch's operators, and import no kernel. Decoded numbers have the same bits as on
+a CPU, so that ranks with and without kernels can train in one run.
 
-Every function here is one operator, ``torch.ops.gravac....``, and one launch: what watches operators sees all of them.
+Every function is one operator, ``torch.ops.gravac....``, and one launch: tools that record operators see all of them.
 
 ``make test-kernels`` runs the kernels on a CPU, by triton's interpreter.
 """
@@ -19,7 +19,7 @@ import torch
 
 @functools.cache
 def usable(device_type: str) -> bool:
-    """Tell whether kernels can run on devices of a type: CUDA's, where there is triton, and a GPU that it supports."""
+    """True if kernels can run on devices of a type: CUDA's, with triton installed and a GPU that triton supports."""
     if device_type != "cuda":
         return False
     try:

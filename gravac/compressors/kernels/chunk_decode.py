@@ -1,6 +1,6 @@
 # SPDX-FileCopyrightText: 2026 The gravac developers
 # SPDX-License-Identifier: Apache-2.0
-"""Values of chosen chunks put back where they were taken by ``gravac.compressors.kernels.chunks``, by a kernel."""
+"""A kernel that writes values of selected chunks into tensors; ``gravac.compressors.kernels.chunks`` takes them out."""
 
 from collections.abc import Sequence
 
@@ -10,7 +10,7 @@ import triton.language as tl
 from torch.library import triton_op, wrap_triton
 
 from gravac.compressors.kernels.layout import GRADIENTS, on_device_of, require_flat
-from gravac.compressors.kernels.tiles import MOST, pick, tiling
+from gravac.compressors.kernels.tiles import MAX_TENSORS, pick, tiling
 
 
 @triton.jit
@@ -19,7 +19,7 @@ def _decode(
     values: tl.tensor,
     order: tl.tensor,
     numbers: tl.tensor,
-    chosen: tl.tensor,
+    selected: tl.tensor,
     k: tl.tensor,
     width: tl.tensor,
     alpha: tl.tensor,
@@ -30,31 +30,32 @@ def _decode(
     rows: tl.constexpr,
     columns: tl.constexpr,
 ) -> None:
-    which = tl.program_id(1)
+    index = tl.program_id(1)
     number = tl.program_id(0).to(tl.int64) * rows + tl.arange(0, rows)
-    own = order + which.to(tl.int64) * chosen
-    # all but the last ascend: how many of these come before a chunk
-    before = tl.zeros_like(number)
+    tensor_order = order + index.to(tl.int64) * selected
+    # all selected chunks but the last ascend: search by halving how many of them precede a chunk
+    preceding = tl.zeros_like(number)
     for halving in tl.static_range(halvings):
-        upto = before + (1 << (halvings - 1 - halving))
-        less = tl.load(own + upto - 1, mask=upto < chosen, other=0) < number
-        before = tl.where((upto < chosen) & less, upto, before)
-    found = (before < chosen) & (tl.load(own + before, mask=before < chosen, other=-1) == number)
-    last = tl.load(own + chosen - 1) == number
-    place = tl.where(last, chosen - 1, before)
-    dense = pick(denses, which, count)
+        probe = preceding + (1 << (halvings - 1 - halving))
+        less = tl.load(tensor_order + probe - 1, mask=probe < selected, other=0) < number
+        preceding = tl.where((probe < selected) & less, probe, preceding)
+    same_number = tl.load(tensor_order + preceding, mask=preceding < selected, other=-1) == number
+    matches = (preceding < selected) & same_number
+    is_last = tl.load(tensor_order + selected - 1) == number
+    slot = tl.where(is_last, selected - 1, preceding)
+    dense = pick(denses, index, count)
     for start in range(0, chunk, columns):
         column = start + tl.arange(0, columns)
-        at = number[:, None] * chunk + column[None, :]
-        of = place[:, None] * chunk + column[None, :]
-        inside = (column < chunk)[None, :] & (at < numbers)
-        sent = inside & (found | last)[:, None] & (of < k)
-        mean = tl.load(values + which.to(tl.int64) * width + of, mask=sent, other=0).to(tl.float32)
+        target = number[:, None] * chunk + column[None, :]
+        source = slot[:, None] * chunk + column[None, :]
+        inside = (column < chunk)[None, :] & (target < numbers)
+        sent = inside & (matches | is_last)[:, None] & (source < k)
+        mean = tl.load(values + index.to(tl.int64) * width + source, mask=sent, other=0).to(tl.float32)
         if add:
-            mean = tl.load(dense + at, mask=sent, other=0).to(tl.float32) + mean * alpha
-            tl.store(dense + at, mean.to(dense.dtype.element_ty), mask=sent)
+            mean = tl.load(dense + target, mask=sent, other=0).to(tl.float32) + mean * alpha
+            tl.store(dense + target, mean.to(dense.dtype.element_ty), mask=sent)
         else:
-            tl.store(dense + at, mean.to(dense.dtype.element_ty), mask=inside)
+            tl.store(dense + target, mean.to(dense.dtype.element_ty), mask=inside)
 
 
 def decode(
@@ -65,24 +66,26 @@ def decode(
     chunk: int,
     alpha: float | None = None,
 ) -> None:
-    """Put values of chosen chunks into tensors, zeros elsewhere, or add them: one launch for every ``MOST`` tensors.
+    """Write values of selected chunks into tensors, with zeros elsewhere, or add them.
+
+    Each launch is for up to ``MAX_TENSORS`` tensors.
 
     Args:
         denses: equally long tensors, each flat, ``[elements]``, contiguous: float32, float16 or bfloat16; changed.
-        values: ``[count, width]``, of which the first k are taken, contiguous; as ``take`` gave them, in any dtype.
-        order: chunk numbers of each, as ``take`` was given them; all but the last ascending: int64, ``[count, m]``.
-        k: numbers of each tensor.
+        values: ``[count, width]``, contiguous, in any dtype, as ``take`` returns them; the first k of a row are used.
+        order: chunk numbers of each tensor, as for ``take``; all but the last ascend: int64, ``[count, m]``.
+        k: number of values per tensor.
         chunk: numbers per chunk.
-        alpha: what values are multiplied by before they are added; ``None``: they replace what was there.
+        alpha: number by which values are multiplied before they are added; ``None``: values replace all numbers.
 
     Raises:
         ValueError: a tensor is not as described.
     """
     for dense in denses:
         require_flat(denses[0].numel(), GRADIENTS, dense=dense)
-    for start in range(0, len(denses), MOST):
-        some = slice(start, start + MOST)
-        _decode_op(denses[some], values[some], order[some].contiguous(), k, chunk, alpha)
+    for start in range(0, len(denses), MAX_TENSORS):
+        launch = slice(start, start + MAX_TENSORS)
+        _decode_op(denses[launch], values[launch], order[launch].contiguous(), k, chunk, alpha)
 
 
 @triton_op("gravac::chunk_decode", mutates_args=("denses",))
@@ -94,7 +97,7 @@ def _decode_op(
     chunk: int,
     alpha: float | None,
 ) -> None:
-    tiles, (count, chosen) = tiling(chunk), order.shape
+    tiles, (count, selected) = tiling(chunk), order.shape
     numbers = denses[0].numel()
     with on_device_of(values):
         wrap_triton(_decode)[(triton.cdiv(triton.cdiv(numbers, chunk), tiles["rows"]), count)](
@@ -102,12 +105,12 @@ def _decode_op(
             values,
             order,
             numbers,
-            chosen,
+            selected,
             k,
             values.shape[1],
             1.0 if alpha is None else float(alpha),
             count=count,
-            halvings=(chosen - 1).bit_length(),
+            halvings=(selected - 1).bit_length(),
             add=alpha is not None,
             chunk=chunk,
             **tiles,

@@ -1,10 +1,10 @@
 # SPDX-FileCopyrightText: 2026 The gravac developers
 # SPDX-License-Identifier: Apache-2.0
-"""Chunks of consecutive numbers by kernels: their energies, and the values of those chosen; ``chunk_decode`` ends it.
+"""Kernels for chunks of consecutive numbers: their energies, and the values of selected chunks; see ``chunk_decode``.
 
-Each takes a whole group: several tensors, equally long, each where it lies. What it does to them is what
-``compressors/topkc.py`` does by PyTorch's operators, number by number in the same order; energies are summed in
-another. Products must not be fused with sums (``enable_fp_fusion``): what was sent is rounded before it is taken off.
+A launch is for a group: several tensors, equally long, each in its own memory. The kernels compute the same as
+PyTorch's operators in ``compressors/topkc.py``, number by number in the same order; only energies are summed in another
+order. Products must not be fused with sums (``enable_fp_fusion``): sent numbers are rounded before they are subtracted.
 
 Source: Han et al., HotNets 2024 (arXiv 2407.01378), section 3.1.
 """
@@ -18,32 +18,33 @@ from torch.library import triton_op, wrap_triton
 
 from gravac.compressors.kernels.codes import narrowed, widened
 from gravac.compressors.kernels.layout import GRADIENTS, RESIDUALS, on_device_of, require_flat
-from gravac.compressors.kernels.tiles import MOST, pick, tiling
-from gravac.compressors.squares import MOST as MOST_TOLD
+from gravac.compressors.kernels.tiles import MAX_TENSORS, pick, tiling
+from gravac.compressors.squares import MAX_SENT_ENERGY
 
 UP, DOWN, UNDO_UP, UNDO_DOWN = (tl.constexpr(2.0**power) for power in (84, -70, -168, 140))
-"""Powers of two by which numbers are multiplied before they are squared, and what undoes that for the squares."""
+"""Powers of two by which numbers are multiplied before they are squared, and factors that undo this for squares."""
 
-FEW = tl.constexpr(2.0**-80)
-"""Sum of squares below which squares may have vanished."""
+MIN_SAFE_ENERGY = tl.constexpr(2.0**-80)
+"""Sum of squares below which squares may have underflowed."""
 
-TOLD = tl.constexpr(MOST_TOLD)
-"""Largest energy that travels."""
+MAX_WIRE_ENERGY = tl.constexpr(MAX_SENT_ENERGY)
+"""Largest energy that is sent."""
 
 
 @triton.jit
 def energy_of(squares: tl.tensor, large: tl.tensor, small: tl.tensor) -> tl.tensor:
-    """Energy of each row, float64, ``[rows]``: the first of three sums of squares that neither overflowed nor vanished.
+    """Return the energy of each row, float64, ``[rows]``, from a sum of squares within the format's range.
 
     Args:
         squares: sums of squares of the numbers themselves, ``[rows, columns]``, float32.
         large: those of numbers times ``DOWN``, likewise.
         small: those of numbers times ``UP``, likewise.
     """
-    plain = tl.sum(squares, axis=1)
+    unscaled = tl.sum(squares, axis=1)
     overflowed = tl.sum(large, axis=1).to(tl.float64) * UNDO_DOWN
-    vanished = tl.sum(small, axis=1).to(tl.float64) * UNDO_UP
-    return tl.where(plain < FEW, vanished, tl.where(plain < float("inf"), plain.to(tl.float64), overflowed))
+    underflowed = tl.sum(small, axis=1).to(tl.float64) * UNDO_UP
+    fits = unscaled < float("inf")
+    return tl.where(unscaled < MIN_SAFE_ENERGY, underflowed, tl.where(fits, unscaled.to(tl.float64), overflowed))
 
 
 @triton.jit
@@ -61,35 +62,35 @@ def _energies(
     rows: tl.constexpr,
     columns: tl.constexpr,
 ) -> None:
-    which = tl.program_id(1)
+    index = tl.program_id(1)
     row = tl.arange(0, rows)
     first = tl.program_id(0).to(tl.int64) * rows
     within = tl.minimum(numbers - first * chunk, rows * chunk).to(tl.int32)
-    gradient = pick(gradients, which, count) + first * chunk
-    into = which.to(tl.int64) * numbers + first * chunk
+    gradient = pick(gradients, index, count) + first * chunk
+    into = index.to(tl.int64) * numbers + first * chunk
     squares = tl.zeros([rows, columns], tl.float32)
     large = tl.zeros([rows, columns], tl.float32)
     small = tl.zeros([rows, columns], tl.float32)
     for start in range(0, chunk, columns):
         column = start + tl.arange(0, columns)
-        at = row[:, None] * chunk + column[None, :]
-        there = (column < chunk)[None, :] & (at < within)
-        x = tl.load(gradient + at, mask=there, other=0).to(tl.float32)
+        offset = row[:, None] * chunk + column[None, :]
+        inside = (column < chunk)[None, :] & (offset < within)
+        x = tl.load(gradient + offset, mask=inside, other=0).to(tl.float32)
         if residuals is not None:
-            residual = pick(residuals, which, count) + first * chunk
-            x = tl.load(residual + at, mask=there, other=0).to(tl.float32) + x
+            residual = pick(residuals, index, count) + first * chunk
+            x = tl.load(residual + offset, mask=inside, other=0).to(tl.float32) + x
         if folded is not None:
-            tl.store(folded + into + at, x, mask=there)
+            tl.store(folded + into + offset, x, mask=inside)
         squares += x * x
         large += (x * DOWN) * (x * DOWN)
         small += (x * UP) * (x * UP)
     energy = energy_of(squares, large, small)
-    mine = which.to(tl.int64) * chunks + first + row
-    tl.store(energies + mine, energy, mask=row * chunk < within)
+    chunk_offset = index.to(tl.int64) * chunks + first + row
+    tl.store(energies + chunk_offset, energy, mask=row * chunk < within)
     if wire is not None:
-        told = tl.minimum(energy, TOLD).to(tl.float32)
-        share = tl.where(energy < float("inf"), tl.div_rn(told, tl.zeros_like(told) + world), 0.0)
-        tl.store(wire + mine, narrowed(share, up=False).to(tl.int16), mask=row * chunk < within)
+        clamped = tl.minimum(energy, MAX_WIRE_ENERGY).to(tl.float32)
+        divided = tl.where(energy < float("inf"), tl.div_rn(clamped, tl.zeros_like(clamped) + world), 0.0)
+        tl.store(wire + chunk_offset, narrowed(divided, up=False).to(tl.int16), mask=row * chunk < within)
 
 
 @triton.jit
@@ -100,7 +101,7 @@ def _take(
     values: tl.tensor,
     numbers: tl.tensor,
     chunks: tl.tensor,
-    chosen: tl.tensor,
+    selected: tl.tensor,
     k: tl.tensor,
     width: tl.tensor,
     world: tl.tensor,
@@ -109,35 +110,35 @@ def _take(
     rows: tl.constexpr,
     columns: tl.constexpr,
 ) -> None:
-    which = tl.program_id(1).to(tl.int64)
-    place = tl.program_id(0).to(tl.int64) * rows + tl.arange(0, rows)
-    number = tl.load(order + which * chosen + place, mask=place < chosen, other=0)
+    index = tl.program_id(1).to(tl.int64)
+    slot = tl.program_id(0).to(tl.int64) * rows + tl.arange(0, rows)
+    number = tl.load(order + index * selected + slot, mask=slot < selected, other=0)
     squares = tl.zeros([rows, columns], tl.float32)
     large = tl.zeros([rows, columns], tl.float32)
     small = tl.zeros([rows, columns], tl.float32)
     for start in range(0, chunk, columns):
         column = start + tl.arange(0, columns)
-        at = number[:, None] * chunk + column[None, :]
-        to = place[:, None] * chunk + column[None, :]
-        there = (place < chosen)[:, None] & (column < chunk)[None, :]
-        before = tl.load(x + which * numbers + at, mask=there & (at < numbers), other=0)
-        share = tl.div_rn(before, tl.zeros_like(before) + world)
+        source = number[:, None] * chunk + column[None, :]
+        target = slot[:, None] * chunk + column[None, :]
+        inside = (slot < selected)[:, None] & (column < chunk)[None, :]
+        previous = tl.load(x + index * numbers + source, mask=inside & (source < numbers), other=0)
+        divided = tl.div_rn(previous, tl.zeros_like(previous) + world)
         if form == "bfloat16":
-            narrow = narrowed(share, up=False).to(tl.int16)
+            narrow = narrowed(divided, up=False).to(tl.int16)
             sent = widened(narrow.to(tl.int32))
         elif form == "float16":
-            narrow = tl.minimum(tl.maximum(share, -65504.0), 65504.0).to(tl.float16)
+            narrow = tl.minimum(tl.maximum(divided, -65504.0), 65504.0).to(tl.float16)
             sent = narrow.to(tl.float32)
         else:
-            narrow = share
-            sent = share
-        tl.store(values + which * width + to, narrow, mask=there & (to < k))
-        left = tl.where(to < k, before - sent * world, before)
-        tl.store(x + which * numbers + at, left, mask=there & (at < numbers) & (to < k))
-        squares += left * left
-        large += (left * DOWN) * (left * DOWN)
-        small += (left * UP) * (left * UP)
-    tl.store(energies + which * chunks + number, energy_of(squares, large, small), mask=place < chosen)
+            narrow = divided
+            sent = divided
+        tl.store(values + index * width + target, narrow, mask=inside & (target < k))
+        rest = tl.where(target < k, previous - sent * world, previous)
+        tl.store(x + index * numbers + source, rest, mask=inside & (source < numbers) & (target < k))
+        squares += rest * rest
+        large += (rest * DOWN) * (rest * DOWN)
+        small += (rest * UP) * (rest * UP)
+    tl.store(energies + index * chunks + number, energy_of(squares, large, small), mask=slot < selected)
 
 
 def energies(
@@ -148,21 +149,21 @@ def energies(
     folded: torch.Tensor | None = None,
     world: int | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Sum of squares of each chunk of ``residual + gradient``: one launch for every ``MOST`` tensors.
+    """Compute the sum of squares of each chunk of ``residual + gradient``; each launch is for ``MAX_TENSORS`` tensors.
 
     Args:
         gradients: equally long tensors, each flat, ``[elements]``, contiguous: float32, float16 or bfloat16. Several
-            are of whole chunks.
-        chunk: numbers per chunk; the last of a single tensor may have fewer.
-        residuals: one for each, float32 or bfloat16, likewise; none: zeros.
-        folded: float32, ``[count * elements]``, and may be a residual; overwritten with the sums. ``None``: those are
-            not kept.
-        world: number of ranks; ``None``: nothing is to travel.
+            tensors must have whole chunks.
+        chunk: numbers per chunk; the last chunk of a single tensor may have fewer.
+        residuals: a residual for each gradient, float32 or bfloat16, likewise; empty: zeros.
+        folded: float32, ``[count * elements]``, and may be a residual; overwritten with the sums of residuals and
+            gradients. ``None``: these are not stored.
+        world: number of ranks; ``None``: energies are not sent.
 
     Returns:
-        float64, ``[count * chunks]``, not finite where a number of the chunk is not; and what travels of them, each
-        ``squares.MOST`` at most and divided by ``world``: bfloat16, ``[count * chunks]``, zeros where not finite; empty
-        where nothing is to.
+        The energies: float64, ``[count * chunks]``, not finite if a number of the chunk is not. Their form on the wire,
+        at most ``squares.MAX_SENT_ENERGY`` and divided by ``world``: bfloat16, ``[count * chunks]``, 0 for energies
+        that are not finite; an empty tensor if ``world`` is ``None``.
 
     Raises:
         ValueError: a tensor is not as described.
@@ -175,14 +176,14 @@ def energies(
     require_flat(len(gradients) * elements, folded=folded)
     if len(gradients) > 1 and elements % chunk:
         raise ValueError(f"chunk: {chunk} numbers of tensors of {elements}; several tensors are of whole chunks")
-    made: list[tuple[torch.Tensor, torch.Tensor]] = []
-    for start in range(0, len(gradients), MOST):
-        some = gradients[start : start + MOST]
-        part = None if folded is None else folded[start * elements : (start + len(some)) * elements]
-        made.append(_energies_op(some, residuals[start : start + MOST], part, chunk, world or 0))
-    if len(made) == 1:
-        return made[0]
-    return torch.cat([one for one, _ in made]), torch.cat([one for _, one in made])
+    results: list[tuple[torch.Tensor, torch.Tensor]] = []
+    for start in range(0, len(gradients), MAX_TENSORS):
+        launched = gradients[start : start + MAX_TENSORS]
+        sums = None if folded is None else folded[start * elements : (start + len(launched)) * elements]
+        results.append(_energies_op(launched, residuals[start : start + MAX_TENSORS], sums, chunk, world or 0))
+    if len(results) == 1:
+        return results[0]
+    return torch.cat([energies for energies, _ in results]), torch.cat([wire for _, wire in results])
 
 
 @triton_op("gravac::chunk_energies", mutates_args=("folded",))
@@ -236,21 +237,21 @@ def take(
     world: int = 1,
     multiple: int = 1,
 ) -> torch.Tensor:
-    """Take what travels of the chosen chunks out of tensors, so that what is not sent is left there: one launch.
+    """Return the values of selected chunks as they are sent, and subtract them from the tensors: one launch.
 
     Args:
-        x: the tensors side by side: float32, ``[count * elements]``; lessened by ``world`` times what travels.
-        energies: sums of squares of their chunks: float64, ``[count * chunks]``; overwritten at those chosen with
-            what is left of them.
-        order: chunk numbers of each tensor, none twice, in the order in which they travel: int64, ``[count, m]``.
-        k: numbers that travel of each; those beyond a tensor's end are zeros.
+        x: the tensors side by side: float32, ``[count * elements]``; ``world`` times the sent values are subtracted.
+        energies: sums of squares of the tensors' chunks: float64, ``[count * chunks]``; overwritten with the energies
+            of the rest, for selected chunks.
+        order: chunk numbers of each tensor, none twice, in the order in which they are sent: int64, ``[count, m]``.
+        k: number of values per tensor; values beyond a tensor's end are zeros.
         chunk: numbers per chunk.
-        dtype: float32, float16 or bfloat16, in which they travel.
-        world: number of ranks, by which they are divided before.
-        multiple: number of which the numbers of a tensor are a multiple, filled up with zeros.
+        dtype: number format of the result: float32, float16 or bfloat16.
+        world: number of ranks, by which values are divided before they are rounded.
+        multiple: number to a multiple of which k values are padded with zeros.
 
     Returns:
-        Of that dtype, ``[count, k]``, k rounded up to the multiple.
+        ``[count, k]`` in ``dtype``, k rounded up to the multiple.
 
     Raises:
         ValueError: a tensor is not as described.
@@ -276,18 +277,18 @@ def _take_op(
     dtype: torch.dtype,
     world: int,
 ) -> torch.Tensor:
-    count, chosen = order.shape
+    count, selected = order.shape
     values = x.new_zeros(count, width, dtype=dtype) if width > k else x.new_empty(count, width, dtype=dtype)
     tiles = tiling(chunk)
     with on_device_of(x):
-        wrap_triton(_take)[(triton.cdiv(chosen, tiles["rows"]), count)](
+        wrap_triton(_take)[(triton.cdiv(selected, tiles["rows"]), count)](
             x,
             energies,
             order,
             values.view(torch.int16) if dtype == torch.bfloat16 else values,
             x.numel() // count,
             energies.numel() // count,
-            chosen,
+            selected,
             k,
             width,
             float(world),

@@ -1,10 +1,10 @@
 # SPDX-FileCopyrightText: 2026 The gravac developers
 # SPDX-License-Identifier: Apache-2.0
-"""Arithmetic of codes that the quantizer's kernels are made of: which code, what it stands for, how it is packed.
+"""Arithmetic of the quantizer's kernels: from numbers to codes, from codes to levels, and the packing of codes.
 
-Source: ``compressors/codebook.py``, which tells the levels, the thresholds and the order in which all is rounded;
-``compressors/packing.py`` for how codes lie. A kernel's numbers are ``[rows, groups, together]``: of some blocks (its
-rows), the groups of as many numbers as have codes that fill whole bytes.
+Source: ``compressors/codebook.py`` for the levels, the thresholds and the order of roundings;
+``compressors/packing.py`` for the layout of codes. A kernel's numbers are ``[rows, groups, group_size]``: each row is a
+block, and the codes of a group fill whole bytes.
 """
 
 from typing import NamedTuple
@@ -15,52 +15,52 @@ import triton.language as tl
 from gravac.compressors.levels import FITTED, points_between
 
 TILE = 2048
-"""Numbers that a program takes, where a block is not longer."""
+"""Numbers of a program, unless a block is longer."""
 
 
 class CodeTable(NamedTuple):
-    """What a kernel is compiled for: how codes of some bits are chosen, and what they stand for.
+    """Constants for which a kernel is compiled: thresholds and levels of codes.
 
     Attributes:
-        positive: positive levels, ascending; none where levels are even.
-        points: positive grid points at which one level gives way to the next, ascending, one fewer.
-        most: outermost even level, counted from the middle.
-        together: numbers whose codes fill whole bytes.
+        positive: positive levels, ascending; empty for even levels.
+        points: positive grid points between two positive levels, ascending, one fewer than these.
+        max_step: outermost even level, counted from the middle; 0 for fitted levels.
+        group_size: smallest number of codes that fill whole bytes.
     """
 
     positive: tuple[float, ...]
     points: tuple[float, ...]
-    most: int
-    together: int
+    max_step: int
+    group_size: int
 
 
 def code_for(bits: int, kind: str) -> CodeTable:
-    """The codes of so many bits; of one bit, the signs."""
-    together = 8 if bits == 3 else 8 // bits
+    """Return the constants of codes of ``bits`` bits; codes of one bit are signs."""
+    group_size = 8 if bits == 3 else 8 // bits
     if bits == 1:
-        return CodeTable((1.0,), (), 0, together)
+        return CodeTable((1.0,), (), 0, group_size)
     if kind == "uniform" or bits == 8:
-        return CodeTable((), (), (1 << (bits - 1)) - 1, together)
+        return CodeTable((), (), (1 << (bits - 1)) - 1, group_size)
     points = (float(point) for point in points_between(bits, "fitted") if point > 0)
-    return CodeTable(FITTED[bits], tuple(points), 0, together)
+    return CodeTable(FITTED[bits], tuple(points), 0, group_size)
 
 
-def tiling(block: int, together: int) -> dict[str, int]:
-    """What a program takes, in powers of two, and how many warps work on it."""
-    groups = triton.next_power_of_2(block // together)
-    rows = max(1, TILE // (groups * together))
-    warps = min(16, rows * groups * together // 256)
-    return {"rows": rows, "groups": groups, "together": together, "num_warps": warps}
+def tiling(block: int, group_size: int) -> dict[str, int]:
+    """Return the shape of a program's numbers, in powers of two, and its number of warps."""
+    groups = triton.next_power_of_2(block // group_size)
+    rows = max(1, TILE // (groups * group_size))
+    warps = min(16, rows * groups * group_size // 256)
+    return {"rows": rows, "groups": groups, "group_size": group_size, "num_warps": warps}
 
 
 @triton.jit
-def codes_of(fine: tl.tensor, bits: tl.constexpr, points: tl.constexpr, most: tl.constexpr) -> tl.tensor:
-    """Codes of numbers, of any shape, in units of grid points (even levels: of steps): int32; of 8 bits, signed."""
-    if most > 0:
-        within = tl.minimum(tl.maximum(fine, -most * 1.0), most * 1.0)
+def codes_of(fine: tl.tensor, bits: tl.constexpr, points: tl.constexpr, max_step: tl.constexpr) -> tl.tensor:
+    """Return codes of numbers, of any shape, given in units of grid points or even steps: int32; of 8 bits, signed."""
+    if max_step > 0:
+        clamped = tl.minimum(tl.maximum(fine, -max_step * 1.0), max_step * 1.0)
         # adding 1.5 * 2 ** 23 leaves no bits for a fraction: rounds to nearest, half to even
-        step = (within + 12582912.0 - 12582912.0).to(tl.int32)
-        code = step if bits == 8 else step + most
+        step = (clamped + 12582912.0 - 12582912.0).to(tl.int32)
+        code = step if bits == 8 else step + max_step
     else:
         half: tl.constexpr = len(points) + 1
         point = tl.floor(fine)
@@ -74,12 +74,12 @@ def codes_of(fine: tl.tensor, bits: tl.constexpr, points: tl.constexpr, most: tl
 
 
 @triton.jit
-def levels_of(code: tl.tensor, bits: tl.constexpr, positive: tl.constexpr, most: tl.constexpr) -> tl.tensor:
-    """What codes stand for, in units of a scale: float32."""
+def levels_of(code: tl.tensor, bits: tl.constexpr, positive: tl.constexpr, max_step: tl.constexpr) -> tl.tensor:
+    """Return the levels of codes, in units of a scale: float32."""
     if bits == 8:
         level = code.to(tl.float32) * (1 / 127)
-    elif most > 0:
-        level = tl.div_rn(tl.minimum(code - most, most).to(tl.float32), most * 1.0)
+    elif max_step > 0:
+        level = tl.div_rn(tl.minimum(code - max_step, max_step).to(tl.float32), max_step * 1.0)
     else:
         half: tl.constexpr = len(positive)
         rank = tl.where(code >= half, code - half, half - 1 - code)
@@ -92,14 +92,14 @@ def levels_of(code: tl.tensor, bits: tl.constexpr, positive: tl.constexpr, most:
 
 @triton.jit
 def inverse_of(scale: tl.tensor, factor: tl.tensor) -> tl.tensor:
-    """``factor / scale``, 0 where scale is 0 or too small to divide by."""
+    """Return ``factor / scale``; 0 for a scale that is 0 or too small to divide by."""
     inverse = tl.div_rn(tl.zeros_like(scale) + 1.0, scale) * factor
     return tl.where(tl.abs(inverse) < float("inf"), inverse, 0.0)
 
 
 @triton.jit
 def narrowed(x: tl.tensor, up: tl.constexpr) -> tl.tensor:
-    """Numbers as bfloat16, in the lowest bits of int32: rounded to nearest, half to even, or away from zero."""
+    """Return numbers as bfloat16, in the lowest bits of int32: rounded to nearest, half to even, or away from zero."""
     word = x.to(tl.int32, bitcast=True)
     rounded = ((word & 0x7FFFFFFF) + (0xFFFF if up else 0x7FFF + ((word >> 16) & 1))) >> 16
     return tl.where(x == x, rounded | ((word >> 16) & 0x8000), 0x7FC0)
@@ -107,92 +107,93 @@ def narrowed(x: tl.tensor, up: tl.constexpr) -> tl.tensor:
 
 @triton.jit
 def widened(narrow: tl.tensor) -> tl.tensor:
-    """What ``narrowed`` gave, of any shape, as float32."""
+    """Return results of ``narrowed``, of any shape, as float32."""
     return (narrow << 16).to(tl.float32, bitcast=True)
 
 
 @triton.jit
 def powers_near(peak: tl.tensor) -> tuple[tl.tensor, tl.tensor]:
-    """Powers of two, of any shape: what brings magnitudes to [1, 4) if they are normal numbers, and what undoes it."""
+    """Return powers of two, of any shape, that scale magnitudes to [1, 4) if they are normal; and their inverses."""
     exponent = tl.minimum(tl.maximum((peak.to(tl.int32, bitcast=True) >> 23) & 0xFF, 1), 253)
     return ((254 - exponent) << 23).to(tl.float32, bitcast=True), (exponent << 23).to(tl.float32, bitcast=True)
 
 
 @triton.jit
 def sum_of_blocks(x: tl.tensor) -> tl.tensor:
-    """The sum of each block of numbers ``[rows, groups, together]``: ``[rows]``."""
+    """Return the sum of each block of numbers ``[rows, groups, group_size]``: ``[rows]``."""
     return tl.sum(tl.sum(x, axis=2), axis=1)
 
 
 @triton.jit
-def places(
+def program_layout(
     numbers: tl.tensor,
     blocks: tl.tensor,
     block: tl.constexpr,
     rows: tl.constexpr,
     groups: tl.constexpr,
-    together: tl.constexpr,
+    group_size: tl.constexpr,
 ) -> tuple[tl.tensor, tl.tensor, tl.tensor, tl.tensor, tl.tensor, tl.tensor]:
-    """Where a program's numbers are.
+    """Return the positions of a program's numbers, and which of them are not padding.
 
     Returns:
-        The blocks, ``[rows]``, and their groups, ``[groups]``; the first number, a scalar, and all of them from there
-        on, ``[rows, groups, together]``; which groups there are, and which numbers: those of padding there are not.
+        The blocks' numbers, ``[rows]``; the groups' numbers in a block, ``[groups]``; the position of the first number,
+        a scalar; the offsets of all numbers from the first, ``[rows, groups, group_size]``; whether each group exists,
+        ``[rows, groups]``; whether each number exists, shaped like the offsets.
     """
     row = tl.program_id(0).to(tl.int64) * rows + tl.arange(0, rows)
     group = tl.arange(0, groups)
     first = tl.program_id(0).to(tl.int64) * rows * block
-    # counted from the first one they fit into 32 bits, which takes half the registers
-    in_block = group[:, None] * together + tl.arange(0, together)[None, :]
-    at = tl.arange(0, rows)[:, None, None] * block + in_block[None, :, :]
-    there = (row < blocks)[:, None] & (group * together < block)[None, :]
+    # offsets from the first number fit into 32 bits, which take half the registers
+    in_block = group[:, None] * group_size + tl.arange(0, group_size)[None, :]
+    offset = tl.arange(0, rows)[:, None, None] * block + in_block[None, :, :]
+    group_exists = (row < blocks)[:, None] & (group * group_size < block)[None, :]
     within = tl.minimum(numbers - first, rows * block).to(tl.int32)
-    return row, group, first, at, there, there[:, :, None] & (at < within)
+    return row, group, first, offset, group_exists, group_exists[:, :, None] & (offset < within)
 
 
 @triton.jit
 def pack(
-    into: tl.tensor,
+    start: tl.tensor,
     code: tl.tensor,
-    there: tl.tensor,
+    group_exists: tl.tensor,
     bits: tl.constexpr,
     block: tl.constexpr,
     group: tl.tensor,
-    together: tl.constexpr,
+    group_size: tl.constexpr,
 ) -> None:
-    """Store the codes ``[rows, groups, together]`` of blocks from ``into``, ``[rows]``, on."""
-    place = tl.arange(0, together)[None, None, :]
-    to = into[:, None] + group[None, :]
+    """Store the codes ``[rows, groups, group_size]`` of blocks, packed, from ``start``, ``[rows]``, on."""
+    position = tl.arange(0, group_size)[None, None, :]
+    target = start[:, None] + group[None, :]
     if bits == 3:
-        low = tl.sum((code & 3) << (2 * place), axis=2)
-        tl.store(to + group[None, :], low.to(tl.uint8), mask=there)
-        tl.store(to + group[None, :] + 1, (low >> 8).to(tl.uint8), mask=there)
-        tl.store(to + block // 4, tl.sum((code >> 2) << place, axis=2).to(tl.uint8), mask=there)
+        low = tl.sum((code & 3) << (2 * position), axis=2)
+        tl.store(target + group[None, :], low.to(tl.uint8), mask=group_exists)
+        tl.store(target + group[None, :] + 1, (low >> 8).to(tl.uint8), mask=group_exists)
+        tl.store(target + block // 4, tl.sum((code >> 2) << position, axis=2).to(tl.uint8), mask=group_exists)
     else:
-        tl.store(to, tl.sum(code << (bits * place), axis=2).to(tl.uint8), mask=there)
+        tl.store(target, tl.sum(code << (bits * position), axis=2).to(tl.uint8), mask=group_exists)
 
 
 @triton.jit
 def unpack(
     start: tl.tensor,
-    there: tl.tensor,
+    group_exists: tl.tensor,
     bits: tl.constexpr,
     block: tl.constexpr,
     group: tl.tensor,
-    together: tl.constexpr,
+    group_size: tl.constexpr,
 ) -> tl.tensor:
-    """Load what was packed from ``start``, ``[rows]``, on: int32, ``[rows, groups, together]``; of 8 bits, signed."""
-    place = tl.arange(0, together)[None, None, :]
-    of = start[:, None] + group[None, :]
+    """Load packed codes from ``start``, ``[rows]``, on: int32, ``[rows, groups, group_size]``; of 8 bits, signed."""
+    position = tl.arange(0, group_size)[None, None, :]
+    source = start[:, None] + group[None, :]
     if bits == 3:
-        first = tl.load(of + group[None, :], mask=there, other=0).to(tl.int32)
-        second = tl.load(of + group[None, :] + 1, mask=there, other=0).to(tl.int32)
-        high = tl.load(of + block // 4, mask=there, other=0).to(tl.int32)
+        first = tl.load(source + group[None, :], mask=group_exists, other=0).to(tl.int32)
+        second = tl.load(source + group[None, :] + 1, mask=group_exists, other=0).to(tl.int32)
+        high = tl.load(source + block // 4, mask=group_exists, other=0).to(tl.int32)
         low = first | (second << 8)
-        code = ((low[:, :, None] >> (2 * place)) & 3) | (((high[:, :, None] >> place) & 1) << 2)
+        code = ((low[:, :, None] >> (2 * position)) & 3) | (((high[:, :, None] >> position) & 1) << 2)
     else:
-        word = tl.load(of, mask=there, other=0).to(tl.int32)
-        code = (word[:, :, None] >> (bits * place)) & ((1 << bits) - 1)
+        packed = tl.load(source, mask=group_exists, other=0).to(tl.int32)
+        code = (packed[:, :, None] >> (bits * position)) & ((1 << bits) - 1)
         if bits == 8:
             code = (code ^ 128) - 128
     return code

@@ -1,6 +1,6 @@
 # SPDX-FileCopyrightText: 2026 The gravac developers
 # SPDX-License-Identifier: Apache-2.0
-"""What kernels take for granted of tensors: that they lie flat, or other memory is read; and on which device."""
+"""Checks of tensors before a launch: kernels would read other memory if tensors were not flat and contiguous."""
 
 from contextlib import AbstractContextManager
 from typing import Any
@@ -8,16 +8,16 @@ from typing import Any
 import torch
 
 GRADIENTS = (torch.float32, torch.float16, torch.bfloat16)
-"""Number formats of gradients that kernels take, and of what they write means into."""
+"""Number formats of gradients that kernels accept, and of tensors into which they write means."""
 
 RESIDUALS = (torch.float32, torch.bfloat16)
-"""Number formats of what they add to gradients."""
+"""Number formats of residuals that kernels add to gradients."""
 
 
 def require_flat(
     elements: int, dtypes: tuple[torch.dtype, ...] = (torch.float32,), **tensors: torch.Tensor | None
 ) -> None:
-    """Refuse tensors that are not flat and contiguous, by name; ``None`` is left out.
+    """Raise unless all tensors, given by name, are flat and contiguous; ``None`` is not checked.
 
     Raises:
         ValueError: a tensor has another shape than ``[elements]``, or gaps, or a dtype that is not among ``dtypes``.
@@ -32,6 +32,6 @@ def require_flat(
 
 
 def on_device_of(tensor: torch.Tensor) -> AbstractContextManager[Any]:
-    """Make the GPU of a tensor, of any shape, the current one for a while, since kernels are launched there."""
+    """Return a context manager that makes the tensor's GPU the current device, on which kernels are launched."""
     guard: AbstractContextManager[Any] = torch.cuda.device_of(tensor)  # type: ignore[no-untyped-call]
     return guard

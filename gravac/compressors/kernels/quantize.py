@@ -1,10 +1,10 @@
 # SPDX-FileCopyrightText: 2026 The gravac developers
 # SPDX-License-Identifier: Apache-2.0
-"""The quantizer as two kernels: a gradient into messages, and the mean of ranks' messages into a tensor.
+"""The quantizer's two kernels: ``encode`` makes messages of a gradient, ``decode`` the mean of the ranks' messages.
 
-A message is what ``compressors/quantize.py`` sends: the codes of ``per`` blocks, packed as by ``packing.pack``, then
-their scales, bfloat16. Products must not be fused with sums (``enable_fp_fusion``): a number is rounded before it is
-added, as on CPU.
+``compressors/quantize.py`` sends messages: the codes of several blocks, packed as by ``packing.pack``, then their
+scales, bfloat16. Products must not be fused with sums (``enable_fp_fusion``): a number is rounded before it is added,
+as on CPU.
 """
 
 import torch
@@ -20,8 +20,8 @@ from gravac.compressors.kernels.codes import (
     levels_of,
     narrowed,
     pack,
-    places,
     powers_near,
+    program_layout,
     sum_of_blocks,
     tiling,
     unpack,
@@ -32,13 +32,13 @@ from gravac.compressors.levels import GRID, Kind
 from gravac.compressors.packing import packed_bytes
 
 LONGEST = 1 << 14
-"""Longest block, in numbers, that a program can hold."""
+"""Longest block, in numbers, that a program can process."""
 
 BYTES_OF_SCALE = tl.constexpr(2)
 
 
 def fits(dtype: torch.dtype, block: int) -> bool:
-    """Tell whether these kernels can code numbers of a dtype in blocks of so many."""
+    """True if the kernels can code numbers of a dtype in blocks of ``block`` numbers."""
     return dtype in GRADIENTS and 8 <= block <= LONGEST and block % 8 == 0
 
 
@@ -52,7 +52,7 @@ def _encode(
     sums: tl.tensor,
     numbers: tl.tensor,
     blocks: tl.tensor,
-    per: tl.tensor,
+    shard_blocks: tl.tensor,
     stride: tl.tensor,
     factor: tl.tensor,
     block: tl.constexpr,
@@ -60,53 +60,53 @@ def _encode(
     width: tl.constexpr,
     positive: tl.constexpr,
     points: tl.constexpr,
-    most: tl.constexpr,
+    max_step: tl.constexpr,
     rows: tl.constexpr,
     groups: tl.constexpr,
-    together: tl.constexpr,
+    group_size: tl.constexpr,
 ) -> None:
-    row, group, first, at, there, inside = places(numbers, blocks, block, rows, groups, together)
-    x = tl.load(gradient + first + at, mask=inside, other=0).to(tl.float32)
+    row, group, first, offset, group_exists, inside = program_layout(numbers, blocks, block, rows, groups, group_size)
+    x = tl.load(gradient + first + offset, mask=inside, other=0).to(tl.float32)
     if residual is not None:
-        x = tl.load(residual + first + at, mask=inside, other=0).to(tl.float32) + x
-    # 1. codes, on a grid made by the block's norm, or its largest magnitude, times a power of two that brings squares
-    #    near 1: so none overflows or vanishes, and no other bit changes
+        x = tl.load(residual + first + offset, mask=inside, other=0).to(tl.float32) + x
+    # 1. codes, on a grid given by the block's norm, or its largest magnitude. Numbers are multiplied by a power of two
+    #    that makes squares close to 1, so that no square overflows or underflows; no other bit changes.
     peak = tl.max(tl.max(tl.abs(x), axis=2), axis=1)
     up, down = powers_near(peak)
     scaled = x * up[:, None, None]
     narrow = narrowed(peak, up=True)
-    if most > 0:
+    if max_step > 0:
         fine = scaled * inverse_of(widened(narrow) * up, factor)[:, None, None]
     elif bits > 1:
         fine = scaled * inverse_of(tl.sqrt_rn(sum_of_blocks(scaled * scaled)), factor)[:, None, None]
     else:
         fine = x
-    code = codes_of(fine, bits, points, most)
-    # 2. the scale that fits them best
-    level = tl.where(there[:, :, None], levels_of(code, bits, positive, most), 0.0)
+    code = codes_of(fine, bits, points, max_step)
+    # 2. the least-squares scale of the codes
+    level = tl.where(group_exists[:, :, None], levels_of(code, bits, positive, max_step), 0.0)
     if bits < 8:
         size = sum_of_blocks(level * level)
         fit = tl.where(size > 0, tl.div_rn(sum_of_blocks(scaled * level), size), 0.0)
         narrow = narrowed(fit * down, up=False)
     # 3. the message
-    start = message + row // per * stride
-    pack(start + row % per * width, code, there, bits, block, group, together)
-    scale = start + per * width + row % per * BYTES_OF_SCALE
+    start = message + row // shard_blocks * stride
+    pack(start + row % shard_blocks * width, code, group_exists, bits, block, group, group_size)
+    scale = start + shard_blocks * width + row % shard_blocks * BYTES_OF_SCALE
     tl.store(scale, narrow.to(tl.uint8), mask=row < blocks)
     tl.store(scale + 1, (narrow >> 8).to(tl.uint8), mask=row < blocks)
-    # 4. what it stands for, and what is left
+    # 4. the decoded numbers, and the rest
     sent = level * widened(narrow)[:, None, None]
     rest = x - sent
     if decoded is not None:
-        tl.store(decoded + first + at, sent, mask=inside)
+        tl.store(decoded + first + offset, sent, mask=inside)
     if left is not None:
-        tl.store(left + first + at, rest, mask=inside)
-    mine = sums + tl.program_id(0).to(tl.int64) * 3
+        tl.store(left + first + offset, rest, mask=inside)
+    program_sums = sums + tl.program_id(0).to(tl.int64) * 3
     rest = rest * up[:, None, None]
     square = down.to(tl.float64) * down.to(tl.float64)
-    tl.store(mine, tl.sum(sum_of_blocks(rest * rest).to(tl.float64) * square))
-    tl.store(mine + 1, tl.sum(sum_of_blocks(scaled * scaled).to(tl.float64) * square))
-    tl.store(mine + 2, tl.sum(sum_of_blocks(tl.where(tl.abs(x) < float("inf"), 0.0, 1.0))).to(tl.float64))
+    tl.store(program_sums, tl.sum(sum_of_blocks(rest * rest).to(tl.float64) * square))
+    tl.store(program_sums + 1, tl.sum(sum_of_blocks(scaled * scaled).to(tl.float64) * square))
+    tl.store(program_sums + 2, tl.sum(sum_of_blocks(tl.where(tl.abs(x) < float("inf"), 0.0, 1.0))).to(tl.float64))
 
 
 @triton.jit
@@ -115,38 +115,38 @@ def _decode(
     messages: tl.tensor,
     numbers: tl.tensor,
     blocks: tl.tensor,
-    per: tl.tensor,
+    shard_blocks: tl.tensor,
     stride: tl.tensor,
-    stride_of_part: tl.tensor,
-    share: tl.tensor,
+    rank_stride: tl.tensor,
+    fraction: tl.tensor,
     alpha: tl.tensor,
     block: tl.constexpr,
     bits: tl.constexpr,
     width: tl.constexpr,
     positive: tl.constexpr,
-    most: tl.constexpr,
-    parts: tl.constexpr,
+    max_step: tl.constexpr,
+    ranks: tl.constexpr,
     add: tl.constexpr,
     rows: tl.constexpr,
     groups: tl.constexpr,
-    together: tl.constexpr,
+    group_size: tl.constexpr,
 ) -> None:
-    row, group, first, at, there, inside = places(numbers, blocks, block, rows, groups, together)
-    mean = tl.full([rows, groups, together], -0.0, tl.float32)  # the one number that changes nothing it is added to
-    for part in range(parts):
-        start = messages + row // per * stride + part * stride_of_part
-        code = unpack(start + row % per * width, there, bits, block, group, together)
-        scale = start + per * width + row % per * BYTES_OF_SCALE
+    row, group, first, offset, group_exists, inside = program_layout(numbers, blocks, block, rows, groups, group_size)
+    mean = tl.full([rows, groups, group_size], -0.0, tl.float32)  # adding -0.0 changes no number, 0.0 would change -0.0
+    for rank in range(ranks):
+        start = messages + row // shard_blocks * stride + rank * rank_stride
+        code = unpack(start + row % shard_blocks * width, group_exists, bits, block, group, group_size)
+        scale = start + shard_blocks * width + row % shard_blocks * BYTES_OF_SCALE
         narrow = tl.load(scale, mask=row < blocks, other=0).to(tl.int32)
         narrow |= tl.load(scale + 1, mask=row < blocks, other=0).to(tl.int32) << 8
-        mean += levels_of(code, bits, positive, most) * widened(narrow)[:, None, None]
-    if parts > 1:
-        mean = mean * share
+        mean += levels_of(code, bits, positive, max_step) * widened(narrow)[:, None, None]
+    if ranks > 1:
+        mean = mean * fraction
     if add:
-        mean = tl.load(dense + first + at, mask=inside, other=0).to(tl.float32) + mean * alpha
+        mean = tl.load(dense + first + offset, mask=inside, other=0).to(tl.float32) + mean * alpha
     else:
-        mean = tl.zeros_like(mean) + mean  # what is added to zeros has no negative ones
-    tl.store(dense + first + at, mean.to(dense.dtype.element_ty), mask=inside)
+        mean = tl.zeros_like(mean) + mean  # turns -0.0 into 0.0, as adding to zeros does
+    tl.store(dense + first + offset, mean.to(dense.dtype.element_ty), mask=inside)
 
 
 def encode(
@@ -160,23 +160,23 @@ def encode(
     decoded: torch.Tensor | None = None,
     left: torch.Tensor | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Make the messages of a tensor, its residual added: two launches.
+    """Make the messages of a tensor to which a residual is added: two launches.
 
     Args:
-        gradient: flat, ``[elements]``, contiguous: float32, float16 or bfloat16. What is coded is
-            ``residual + gradient`` in float32, followed by zeros up to whole blocks, as many in every shard.
+        gradient: flat, ``[elements]``, contiguous: float32, float16 or bfloat16. The kernel codes
+            ``residual + gradient`` in float32, padded with zeros to whole blocks, equally many in each shard.
         bits: bits per code: 1, 2, 3, 4 or 8.
-        kind: how the levels lie; 8 bits are always uniform.
+        kind: placement of the levels; 8 bits are always uniform.
         block: numbers per scale, a multiple of 8, at most ``LONGEST``.
-        shards: messages to make, each of consecutive blocks.
+        shards: number of messages, each of consecutive blocks.
         residual: float32 or bfloat16, flat, ``[elements]``, contiguous; ``None``: zeros.
-        decoded: float32, likewise; overwritten with what the codes stand for. ``None``: that is not kept.
-        left: float32, likewise, and may be the residual; overwritten with what was coded minus what the codes stand
-            for. ``None``: that is not kept.
+        decoded: float32, likewise; overwritten with the decoded numbers. ``None``: they are not stored.
+        left: float32, likewise, and may be the residual; overwritten with ``residual + gradient`` minus the decoded
+            numbers. ``None``: the difference is not stored.
 
     Returns:
-        The messages: uint8, ``[shards, bytes]``. The squared error, the energy of what was coded, and how many of its
-        numbers were not finite: float64, ``[3]``. Where any was not, its block's codes are arbitrary.
+        The messages: uint8, ``[shards, bytes]``. The squared error, the energy of ``residual + gradient``, and the
+        number of its elements that are not finite: float64, ``[3]``. The codes of their blocks are arbitrary.
 
     Raises:
         ValueError: a tensor or the block's size is not as described.
@@ -186,8 +186,8 @@ def encode(
     require_flat(gradient.numel(), GRADIENTS, gradient=gradient)
     require_flat(gradient.numel(), RESIDUALS, residual=residual)
     require_flat(gradient.numel(), decoded=decoded, left=left)
-    per = -(-gradient.numel() // (block * shards))
-    message, sums = _encode_op(gradient, residual, decoded, left, shards, per, block, bits, kind)
+    shard_blocks = -(-gradient.numel() // (block * shards))
+    message, sums = _encode_op(gradient, residual, decoded, left, shards, shard_blocks, block, bits, kind)
     return message, sums.sum(0)
 
 
@@ -198,12 +198,12 @@ def _encode_op(
     decoded: torch.Tensor | None,
     left: torch.Tensor | None,
     shards: int,
-    per: int,
+    shard_blocks: int,
     block: int,
     bits: int,
     kind: str,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    message, sums = _outputs(gradient, residual, decoded, left, shards, per, block, bits, kind)
+    message, sums = _outputs(gradient, residual, decoded, left, shards, shard_blocks, block, bits, kind)
     code = code_for(bits, kind)
     if not len(sums):
         return message, sums
@@ -216,17 +216,17 @@ def _encode_op(
             left,
             sums,
             gradient.numel(),
-            shards * per,
-            max(1, per),
+            shards * shard_blocks,
+            max(1, shard_blocks),
             message.stride(0),
-            float(code.most or GRID * block**0.5),
+            float(code.max_step or GRID * block**0.5),
             block=block,
             bits=bits,
             width=packed_bytes(block, bits),
             positive=code.positive,
             points=code.points,
-            most=code.most,
-            **tiling(block, code.together),
+            max_step=code.max_step,
+            **tiling(block, code.group_size),
             enable_fp_fusion=False,
         )
     return message, sums
@@ -239,14 +239,15 @@ def _outputs(
     decoded: torch.Tensor | None,
     left: torch.Tensor | None,
     shards: int,
-    per: int,
+    shard_blocks: int,
     block: int,
     bits: int,
     kind: str,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Memory for messages and sums: of no program, where there are no blocks."""
-    programs = triton.cdiv(shards * per, tiling(block, code_for(bits, kind).together)["rows"])
-    message = gradient.new_empty(shards, per * (packed_bytes(block, bits) + SCALE.itemsize), dtype=torch.uint8)
+    """Return memory for messages, and for the sums of all programs; without blocks there are no programs."""
+    programs = triton.cdiv(shards * shard_blocks, tiling(block, code_for(bits, kind).group_size)["rows"])
+    message_bytes = shard_blocks * (packed_bytes(block, bits) + SCALE.itemsize)
+    message = gradient.new_empty(shards, message_bytes, dtype=torch.uint8)
     return message, gradient.new_empty(programs, 3, dtype=torch.float64)
 
 
@@ -258,17 +259,18 @@ def decode(
     block: int,
     alpha: float | None = None,
 ) -> torch.Tensor:
-    """Put what messages stand for into a tensor, or add it: one launch.
+    """Write the mean of messages into a tensor, or add it: one launch.
 
     Args:
-        dense: flat, ``[elements]``, contiguous: float32, float16 or bfloat16; changed in place. What the messages have
-            beyond its end is left out, what it has beyond theirs stays.
-        messages: what ranks sent: uint8, ``[shards, parts, bytes]``, a message's bytes side by side. Shards follow one
-            another; each is the mean of its parts, added one after another, each rounded before it is added.
+        dense: flat, ``[elements]``, contiguous: float32, float16 or bfloat16; changed in place. If the messages have
+            more numbers, these are left out; if they have fewer, the end of ``dense`` does not change.
+        messages: messages of the ranks: uint8, ``[shards, parts, bytes]``, a message's bytes side by side. Shards
+            follow one another; each is the mean of its parts, one from each rank, added in order. Each part is rounded
+            before it is added.
         bits: bits per code, as encoded.
-        kind: how the levels lie, as encoded.
+        kind: placement of the levels, as encoded.
         block: numbers per scale, as encoded.
-        alpha: what the mean is multiplied by before it is added; ``None``: it replaces what was there.
+        alpha: number by which the mean is multiplied before it is added; ``None``: the mean replaces all numbers.
 
     Returns:
         ``dense``.
@@ -287,10 +289,10 @@ def decode(
 def _decode_op(
     dense: torch.Tensor, messages: torch.Tensor, bits: int, kind: str, block: int, alpha: float | None
 ) -> None:
-    shards, parts, length = messages.shape
+    shards, ranks, length = messages.shape
     width, code = packed_bytes(block, bits), code_for(bits, kind)
-    per, tiles = length // (width + SCALE.itemsize), tiling(block, code.together)
-    blocks = min(shards * per, triton.cdiv(dense.numel(), block))
+    shard_blocks, tiles = length // (width + SCALE.itemsize), tiling(block, code.group_size)
+    blocks = min(shards * shard_blocks, triton.cdiv(dense.numel(), block))
     if blocks == 0:
         return
     with on_device_of(dense):
@@ -299,17 +301,17 @@ def _decode_op(
             messages,
             dense.numel(),
             blocks,
-            per,
+            shard_blocks,
             messages.stride(0),
             messages.stride(1),
-            1 / parts,
+            1 / ranks,
             1.0 if alpha is None else float(alpha),
             block=block,
             bits=bits,
             width=width,
             positive=code.positive,
-            most=code.most,
-            parts=parts,
+            max_step=code.max_step,
+            ranks=ranks,
             add=alpha is not None,
             **tiles,
             enable_fp_fusion=False,
