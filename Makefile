@@ -230,7 +230,7 @@ measure-tta: $(VENV)/.lab  ## every method on three tasks, four links, three see
 		$(TTA) $$seed --task lstm --scale 1 --budget 200; \
 		$(TTA) $$seed --task denoise --scale 1 --budget 300 --limit 8; \
 	done
-	$(BIN)/gravac report docs/measurements/tta.json --out report --markdown docs/results.md
+	$(BIN)/gravac report docs/measurements/tta.json --out report --markdown docs/evidence/matrices.md
 
 SEEDS := 0 1 2
 LANGUAGE = $(INTEGRATIONS)/bin/python -m gravac bench tta --link 20mbit 100mbit --factored --times-each-seed \
@@ -277,9 +277,9 @@ measure-judgement-topk: $(VENV)/.lab $(VENV)/.test  ## the same of top-k against
 		--limit 20 --json docs/measurements/judgement_topk.json
 
 measure-torch-ddp: $(VENV)/.lab $(VENV)/.test  ## torch's own DDP tests with gravac attached, in three modes (6 minutes)
-	$(BIN)/python -m tests.torch_ddp --json docs/measurements/torch_ddp.json --page docs/torch-ddp-tests.md
-	$(BIN)/python -m tests.torch_ddp --mode switching --json docs/measurements/torch_ddp_switching.json --page docs/torch-ddp-tests.md
-	$(BIN)/python -m tests.torch_ddp --mode apart --json docs/measurements/torch_ddp_apart.json --page docs/torch-ddp-tests.md
+	$(BIN)/python -m tests.torch_ddp --json docs/measurements/torch_ddp.json --page docs/evidence/torch-ddp-tests.md
+	$(BIN)/python -m tests.torch_ddp --mode switching --json docs/measurements/torch_ddp_switching.json --page docs/evidence/torch-ddp-tests.md
+	$(BIN)/python -m tests.torch_ddp --mode apart --json docs/measurements/torch_ddp_apart.json --page docs/evidence/torch-ddp-tests.md
 
 measure-switching: $(VENV)/.lab $(VENV)/.test  ## what a change of the compression factor sets training back, in memory (12 minutes)
 	$(BIN)/python -m tests.measure.switching

@@ -93,9 +93,9 @@ class AdaptiveCompressor(Live):
         samples_per_step: samples processed in a step over all ranks; without it throughput is in steps/s times ranks.
         steps_per_epoch: steps of an epoch; decisions then name the epoch too, and ``Accordion`` counts in them.
         probe: function that returns the mean loss on this rank's fixed batches, with the model's present weights. With
-            it the run measures how much progress its candidates' steps make, and decides by that (``docs/beliefs.md``).
-            It is called without gradients, on all ranks between the same two steps, and the ranks' losses are averaged.
-            Give it to all ranks, or to none.
+            it the run measures how much progress its candidates' steps make, and decides by that
+            (``docs/explanation/beliefs.md``). It is called without gradients, on all ranks between the same two steps,
+            and the ranks' losses are averaged. Give it to all ranks, or to none.
         total_steps: number of training steps of the run, which limits the cost of these measurements; ``None``: twice
             the number of steps made so far.
         log_dir: folder for TensorBoard and JSONL logs, which rank 0 writes, and checks when ranks first meet (at

@@ -2,8 +2,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """A ladder of compressors: for a wire ratio, the member of highest efficiency there.
 
-Gain does not tell which of two families trains better (``docs/compressors.md``), so the order is not measured here but
-given: members stand by the efficiency of their steps, best first, and a ratio is served by the first that reaches it.
+Gain does not tell which of two families trains better (``docs/reference/compressors.md``), so the order is not measured
+here but given: members stand by the efficiency of their steps, best first, and a ratio is served by the first that
+reaches it.
 The default order comes from ``docs/measurements/worth.json``. A ladder's CF is a wire ratio.
 
 Which member is best also depends on the model: low rank is far ahead on wide fully connected layers, and behind on a

@@ -80,7 +80,8 @@ class PowerSGD(Compressor):
 
     Attributes:
         rank: rank of every matrix, as in the paper; ``None``: from the CF, matrix by matrix. One CF for all leaves
-            small matrices with rank 1, which held a whole net back (``docs/results.md``); one rank for all does not.
+            small matrices with rank 1, which held a whole net back (``docs/evidence/measurements.md``); one rank for
+            all does not.
         iterations: power iterations a step, each with one all-reduce of P and one of Q; they count against the CF.
         warm_start: whether to start from the factor of the last step, also when the rank has changed; otherwise from a
             drawn one.

@@ -3,10 +3,11 @@
 """Goodput: steps per second times what a step is worth, maximized by trying what could still be better.
 
 GraVAC multiplies throughput by gain, and gain is not progress: on ``charlm`` one bit of every value keeps 0.64 of the
-energy and makes 0.92 of a dense step's progress, top-k at 100x keeps 0.07 and makes 0.34 (``docs/results.md``). Here a
-candidate is forecast an *efficiency*, the share of a dense step's progress that one of its steps makes, from committed
-measurements (``gravac.beliefs``); throughput is measured while training. Since a forecast may be wrong, a step counts
-with the lower bound of its efficiency, which it exceeds with a probability of 80 % (``Forecast.lower_bound``).
+energy and makes 0.91 of a dense step's progress, top-k at 100x keeps 0.07 and makes 0.33
+(``docs/evidence/matrices.md``). Here a candidate is forecast an *efficiency*, the share of a dense step's progress that
+one of its steps makes, from committed measurements (``gravac.beliefs``); throughput is measured while training. Since a
+forecast may be wrong, a step counts with the lower bound of its efficiency, which it exceeds with a probability of 80 %
+(``Forecast.lower_bound``).
 
 The search starts, among those whose efficiency is near dense's, at what is expected to code and exchange fastest by
 what the link was probed at (``gravac.exchange.link_probe``), and on a GPU by what codecs were timed at
@@ -79,14 +80,14 @@ SETBACK, SETTLED = 15.0, 100
 """Progress, in steps, that leaving one bit for a candidate of higher efficiency may cost; and the number of steps from
 which on it is taken in proportion to the steps so far: a run is taken to last as long again. The second moments that
 AdamW has from one bit's steps are too small for others: on ``charlm`` the loss lies 0.014 to 0.024 nats above that of
-staying for 40 steps, 10 to 20 steps' progress (``docs/measurements.md``)."""
+staying for 40 steps, 10 to 20 steps' progress (``docs/evidence/measurements.md``)."""
 
 COARSE = 0.8
 """Efficiency below which a quantizer is taken to leave second moments as one bit does; see ``SETBACK``."""
 
 UNSURE = 0.1
 """Relative gain in goodput below which nothing changes where ranks exchange every so many steps: what those are worth
-differs more from task to task (``docs/outer.md``), and a round is one measurement of many steps."""
+differs more from task to task (``docs/evidence/outer.md``), and a round is one measurement of many steps."""
 
 EXPOSED = 0.03
 """Share of a step in which it waits for bytes, under which nothing that sends less is tried: it could save no more."""

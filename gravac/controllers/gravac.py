@@ -3,7 +3,7 @@
 """GraVAC, repaired: try one CF per window, keep the one at which compression throughput saturates.
 
 Source: Tyagi & Swany, "GraVAC", IEEE CLOUD 2023, Algorithm 1 and section III-C. What is repaired, and why, is in
-``docs/controllers.md``; Algorithm 1 as printed is ``GraVAC(paper_literal=True)``.
+``docs/explanation/controllers.md``; Algorithm 1 as printed is ``GraVAC(paper_literal=True)``.
 
 The states, and what leads from one to the next:
 

@@ -7,7 +7,7 @@ steps on the same batches; then all is put back. A communication hook cannot mak
 that is called with a step function.
 
 A few steps do not show what error feedback brings later, nor what noise costs in the end: the probe is right about
-quantizers of two bits and more, and ranks sparsifiers worse than their gain does (``docs/results.md``).
+quantizers of two bits and more, and ranks sparsifiers worse than their gain does (``docs/evidence/matrices.md``).
 """
 
 import copy

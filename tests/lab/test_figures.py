@@ -110,7 +110,7 @@ def test_the_command_tells_what_is_wrong_and_what_it_does_not_look_at(capsys: py
     wrong = tables.main(["--check"])
     said = capsys.readouterr().out
     assert wrong == any(map(tables.missing, AWAITED))
-    assert "not covered: prose of docs/measurements.md" in said
+    assert "not covered: prose of measurements.md" in said
 
 
 def change(mode: str, cf: float, every: int) -> dict[str, object]:

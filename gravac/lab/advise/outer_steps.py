@@ -23,7 +23,7 @@ EVERY = choices(1, MOST_EVERY)[1:]
 
 MOST = 32.0
 """Highest CF that is taken into account: that of one bit, the least that was measured at more than one step
-(``docs/outer.md``)."""
+(``docs/evidence/outer.md``)."""
 
 
 @dataclass(frozen=True, slots=True)
