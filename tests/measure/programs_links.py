@@ -8,6 +8,9 @@ to the losses that float16, or the better of float16 and the hook, has after 60,
 steps: by the time to the losses that float16 has after 60, 80 and 100 % of its own run, which faster ones have to
 reach with the same number of steps.
 
+A third way gives all of them the seconds of the hook's run, and each a schedule that ends with these (*fitted*): the
+adaptive run and float16 are made once more, with as many steps as they make in that time.
+
 All runs are made in full over the emulated link, but for float16 where that takes long: its loss by step is that of a
 run over an unthrottled link, its time by step that of ``TIMED`` steps over the link (*factored*). Training goes on at
 the lowest rate for a fifth of the steps more, so that slower ones may come to the last target.
@@ -16,6 +19,7 @@ the lowest rate for a fifth of the steps more, so that slower ones may come to t
         [--steps N] [--minutes N] [--show PROGRAM METHOD] [--draw PROGRAM LINK FILE]
 """
 
+import itertools
 import json
 import math
 import random
@@ -294,18 +298,31 @@ class Measurement:
     def go(self, minutes: float) -> None:
         """Run all that is missing, program by program."""
         over = until(minutes)
-        todo = [one for one in self._all() if not self.book.find(**identity(*one))]
-        progress = Progress(len(todo))
-        for program, method, seed, link, steps in todo:
-            if over():
-                return
-            row = run(program, method, seed, link, steps)
-            self.book.add(row)
-            last = row["curve"][-1]
-            progress.say(
-                f"{program.name}, {method}, {link}, seed {seed}, {row['made']} steps: {last[2]:.1f} s, "
-                f"loss {last[1]:.4f}; {row.get('reason', '')}"
-            )
+        for runs in (self._all, self._fitted):
+            todo = [one for one in runs() if not self.book.find(**identity(*one))]
+            progress = Progress(len(todo))
+            for program, method, seed, link, steps in todo:
+                if over():
+                    return
+                row = run(program, method, seed, link, steps)
+                self.book.add(row)
+                last = row["curve"][-1]
+                progress.say(
+                    f"{program.name}, {method}, {link}, seed {seed}, {row['made']} steps: {last[2]:.1f} s, "
+                    f"loss {last[1]:.4f}; {row.get('reason', '')}"
+                )
+
+    def _fitted(self) -> Iterator[tuple[Program, str, int, str, int]]:
+        """Yield runs with as many steps as the seconds of the hook's run allow, by the steps' times so far."""
+        for seed in range(self.seeds):
+            for program, link in itertools.product(self.programs, self.links):
+                steps = min(self.most, program.steps)
+                about = {"program": program.name, "seed": seed, "link": link}
+                hook, adaptive = (self.book.find(method=method, steps=steps, **about) for method in (HOOK, ADAPTIVE))
+                timed = self.book.find(method=FLOAT16, steps=TIMED, **about)
+                if hook is not None and adaptive is not None and timed is not None:
+                    yield program, ADAPTIVE, seed, link, fitting(hook, adaptive["curve"][-1][2] / adaptive["made"])
+                    yield program, FLOAT16, seed, UNTHROTTLED, fitting(hook, timed["step_s"])
 
     def _all(self) -> Iterator[tuple[Program, str, int, str, int]]:
         for seed in range(self.seeds):
@@ -326,6 +343,20 @@ class Measurement:
                 if not long:
                     yield program, FLOAT32, seed, UNTHROTTLED, steps
                     yield program, FLOAT16, seed + self.seeds, UNTHROTTLED, steps  # how much seeds differ
+
+
+def fitting(hook: Mapping[str, Any], step_s: float) -> int:
+    """Return in how many steps the learning rate falls, so that the run takes the seconds of the hook's.
+
+    Args:
+        hook: row of the hook's run.
+        step_s: mean seconds of a step.
+
+    Example:
+        >>> fitting({"curve": [(0, 4.0, 0.0), (1200, 2.0, 240.0)]}, step_s=0.1)
+        2000
+    """
+    return round(hook["curve"][-1][2] / step_s / MORE)
 
 
 def identity(program: Program, method: str, seed: int, link: str, steps: int) -> dict[str, Any]:
@@ -435,11 +466,9 @@ def time_to(curve: Curve, loss: float) -> float | None:
 
 def seeds_differ(rows: Sequence[dict[str, Any]], program: str) -> float | None:
     """Return by how much the last losses of float16 differ between seeds, at equal steps; ``None`` if not known."""
-    last = [
-        loss_after(row["curve"], row["steps"])
-        for row in rows
-        if (row["program"], row["method"], row["link"]) == (program, FLOAT16, UNTHROTTLED) and row["steps"] != TIMED
-    ]
+    runs = [row for row in rows if (row["program"], row["method"], row["link"]) == (program, FLOAT16, UNTHROTTLED)]
+    longest = max((row["steps"] for row in runs), default=0)
+    last = [loss_after(row["curve"], row["steps"]) for row in runs if row["steps"] == longest]
     return max(last) - min(last) if len(last) > 1 else None
 
 
@@ -526,6 +555,33 @@ def table_of_careful(rows: Sequence[dict[str, Any]]) -> str:
             losses = [loss_after(one["curve"], row["steps"]) for one in (native, row)]
             change = 100 * (losses[1] / losses[0] - 1)
             lines.append(f"| {row['program']} | {losses[0]:.4f} | {losses[1]:.4f} | {change:+.2f} % |")
+    return "\n".join(lines)
+
+
+def table_of_fitted(rows: Sequence[dict[str, Any]]) -> str:
+    """Return the last losses of runs whose schedules end with the hook's seconds, as Markdown."""
+    lines = [
+        "| program | link | seconds | float16: steps, loss | hook: steps, loss | adaptive: steps, seconds, loss |",
+        "|" + " --- |" * 6,
+    ]
+    for hook in rows:
+        about = {name: hook[name] for name in ("program", "seed", "link")}
+        first, timed = (
+            _find(rows, method=method, steps=steps, **about)
+            for method, steps in ((ADAPTIVE, hook["steps"]), (FLOAT16, TIMED))
+        )
+        if hook["method"] != HOOK or first is None or timed is None:
+            continue
+        adaptive = _find(rows, method=ADAPTIVE, steps=fitting(hook, first["curve"][-1][2] / first["made"]), **about)
+        about["link"] = UNTHROTTLED
+        float16 = _find(rows, method=FLOAT16, steps=fitting(hook, timed["step_s"]), **about)
+        if adaptive is None or float16 is None:
+            continue
+        cells = [hook["program"], hook["link"], f"{hook['curve'][-1][2]:.0f}"]
+        cells += [f"{row['made']}, {row['curve'][-1][1]:.3f}" for row in (float16, hook)]
+        last = adaptive["curve"][-1]
+        cells.append(f"{adaptive['made']}, {last[2]:.0f}, {last[1]:.3f}")
+        lines.append(f"| {' | '.join(cells)} |")
     return "\n".join(lines)
 
 
@@ -637,7 +693,8 @@ def main() -> int:
         lambda: Measurement(book, chosen, options.links, options.seeds, options.steps).go(options.minutes)
     )
     if cells_of(book.rows):
-        parts = (table(book.rows), summary(book.rows), table_of_careful(book.rows), table_of_long(book.rows))
+        parts = (table(book.rows), summary(book.rows), table_of_careful(book.rows))
+        parts = (*parts, table_of_fitted(book.rows), table_of_long(book.rows))
         print(*parts, sep="\n\n")
     return status
 
