@@ -15,7 +15,7 @@ INSTALL = $(BIN)/python $(PIP) -c constraints.txt
 	measure-soak measure-chunks measure-memory \
 	measure-worth measure-ladder measure-links measure-tta measure-factored measure-lowrank \
 	measure-compressors measure-steps measure-judgement measure-judgement-topk \
-	measure-outer-efficiency measure-outer-tta measure-outer-tta-four measure-outer-tta-long measure-outer-memory measure-outer-traffic measure-outer-costs measure-outer-delays measure-outer-ranks measure-outer-long measure-nanogpt measure-nanogpt-links measure-programs-links measure-native measure-fast-links measure-changing-link measure-going-over measure-progress measure-switchback measure-predictors measure-language measure-talk measure-switching measure-demo measure-telemetry measure-torch-ddp measure-before-after measure-size measure-walk measure-gpu
+	measure-outer-efficiency measure-outer-tta measure-outer-tta-four measure-outer-tta-long measure-outer-memory measure-outer-traffic measure-outer-costs measure-outer-delays measure-outer-ranks measure-outer-long measure-nanogpt measure-nanogpt-links measure-programs-links measure-native measure-fast-links measure-slow-links measure-changing-link measure-going-over measure-progress measure-switchback measure-predictors measure-language measure-talk measure-switching measure-demo measure-telemetry measure-torch-ddp measure-before-after measure-size measure-walk measure-gpu
 
 help:  ## what there is
 	@grep -E '^[a-z-]+:.*##' Makefile | sed 's/:.*## /\t/' | expand -t 24
@@ -187,6 +187,9 @@ measure-fast-links: $(VENV)/.lab $(VENV)/.test  ## every=1 and every=(1, 100) ag
 
 measure-programs-links: $(VENV)/.lab $(VENV)/.test environment-integrations  ## programs that nothing was tuned on, at 20 and 100 Mbit/s and unthrottled, against float16 and the hook; NANOGPT=<clone>; needs root; resumable (3 hours)
 	$(BIN)/python -m tests.measure.programs_links $(if $(NANOGPT),--nanogpt $(NANOGPT)) $(ARGS)
+
+measure-slow-links: $(VENV)/.lab $(VENV)/.test  ## 5 and 20 Mbit/s: every=(1, 100) against the hook alone on the lab's three tasks; needs root; resumable (40 minutes)
+	$(BIN)/python -m tests.measure.slow_links $(ARGS)
 
 measure-changing-link: $(VENV)/.lab $(VENV)/.test  ## 1 Gbit/s, 20 Mbit/s, 1 Gbit/s: charlm, and nanoGPT in NANOGPT=<clone>; needs root; resumable (40 minutes)
 	$(BIN)/python -m tests.measure.changing_link $(if $(NANOGPT),--nanogpt $(NANOGPT)) $(ARGS)

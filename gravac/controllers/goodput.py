@@ -245,6 +245,7 @@ class Goodput(Settings):
         state = state_from_plain(GoodputState, plain, candidates[0], forecasts=forecasts)
         entries, floors = [one.position for one in state.entries], [at for at, _ in state.floors]
         positions = {"position": [state.position], "best": [state.best], "entries": entries, "floors": floors}
+        positions["suspect"] = [] if state.suspect is None else [state.suspect]
         tried = [(learned.candidate, learned.reference) for learned in state.learned]
         if state.trials is not None:
             tried.append((state.trials.candidate, state.trials.reference))
@@ -319,11 +320,15 @@ class Goodput(Settings):
             more = steps * (seconds - lower_bound / state.goodput(best))
             state = replace(state, spent=state.spent + max(0.0, more))
         before = state.entry(state.position)
-        if before is not None and self._quicker(state, before, seconds):
+        again = state.position == state.suspect
+        state = replace(state, suspect=None) if again else state
+        recovered = again and before is not None and seconds < (1 - self.change) * before.seconds
+        if before is not None and (recovered or self._quicker(state, before, seconds)):
             reason = f"{1000 * seconds:.4g} ms a step at {ran.candidate}, not the {1000 * before.seconds:.4g} it was"
             state = replace(state.changed(min(seconds, before.seconds)), best=state.position)
             return self._anew(state, f"{reason}: the link became faster")
-        share = 1.0 if before is None or state.windows - before.window >= self.expire else 1 / (before.times + 1)
+        expired = before is None or state.windows - before.window >= self.expire
+        share = 1.0 if before is None or expired else 1 / (before.times + 1)
         too_slow_for_link = given_up and best is not None and seconds > BROKEN * state.slowest(state.position)
         state = state.enter(seconds, share)
         reason = f"{1000 * seconds:.4g} ms a step at {ran.candidate}{_cost(state)}"
@@ -364,7 +369,8 @@ class Goodput(Settings):
             if state.same_link(self.change):
                 return self._go_on(replace(state.drift(seconds, at_once=True), off=0), f"{reason}: the machine changed")
             return self._anew(state.changed(seconds), f"{reason}: the link or the machine changed")
-        return self._go_on(replace(state, off=0).drift(seconds), f"{reason} holds")
+        suspect = None if state.suspect == state.position else state.suspect
+        return self._go_on(replace(state, off=0, suspect=suspect).drift(seconds), f"{reason} holds")
 
     def _anew(self, state: GoodputState, reason: str) -> tuple[GoodputState, str]:
         """Search again after a change, from where a run starts, when that is another candidate and may be better."""
@@ -404,6 +410,10 @@ class Goodput(Settings):
             state = replace(state, phase=SEARCH, position=tried)
             times = f"which may be up to {promises[tried] / goodput:.2f} times as good"
             return state, f"{reason}; try {state.running}, {times}{_cost(state)}"
+        if self._may_time_again(state, best):
+            assert state.suspect is not None
+            state = replace(state, phase=SEARCH, position=state.suspect)
+            return state, f"{reason}; time {state.running} again, whose slow steps may have been a pause of the machine"
         state = replace(state, phase=HOLD, position=best.position)
         what = f"{state.running}: {1000 * best.seconds:.4g} ms{_cost(state)}"
         return state, f"{reason}; best goodput at {what}"
@@ -435,6 +445,22 @@ class Goodput(Settings):
             return True
         gains = max(state.steps, SETTLED) * best.seconds * (promise / state.goodput(best) - 1)
         return max(0.0, price) + state.leaving(forecast) <= gains
+
+    def _may_time_again(self, state: GoodputState, best: GoodputEntry) -> bool:
+        """True if the candidate that showed that the link became slower can be timed again at little cost.
+
+        That may be no more than the share ``explore`` of the time since then.
+        """
+        if state.suspect is None or state.suspect == best.position or not state.allowed(state.suspect):
+            return False
+        suspect = state.entry(state.suspect)
+        if suspect is None:
+            return False
+        candidate = state.forecasts[state.suspect].candidate
+        price = cost(suspect.seconds, best.seconds, candidate.every)
+        if candidate.mode == "native":
+            price = WATCH * (suspect.seconds - best.seconds)
+        return price <= self.explore * state.elapsed
 
     def _quiet(self, state: GoodputState, seconds: float) -> bool:
         """True if steps of the candidate that is held take about as long as they did."""
@@ -485,7 +511,7 @@ def _moved(plain: dict[str, Any], places: Mapping[int, int], forecasts: Sequence
         {**entry, "position": places[entry["position"]]} for entry in plain["entries"] if entry["position"] in places
     ]
     floors = [(places[at], seconds) for at, seconds in plain["floors"] if at in places]
-    moved = {**plain, "entries": entries, "floors": floors, "trials": None}
+    moved = {**plain, "entries": entries, "floors": floors, "trials": None, "suspect": places.get(plain["suspect"])}
     moved["learned"] = [
         {**learned, "candidate": places[learned["candidate"]], "reference": places[learned["reference"]]}
         for learned in plain["learned"]

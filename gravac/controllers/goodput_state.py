@@ -132,6 +132,8 @@ class GoodputState:
         off: number of windows on end in which the chosen candidate's step time was not what it had been.
         moved: whether the link changed since it was probed.
         slowed: whether the link became slower, and not faster, when it changed last.
+        suspect: place of the candidate whose few slow steps alone showed that the link became slower, until it is timed
+            again: the machine may have paused; ``None``: there is none.
         energy: largest energy of a step that was measured, see ``Measurement``; 0: none was.
         watch: number of training steps of the next native stretch.
         learning_rate: last learning rate that was measured; 0 if none was.
@@ -155,6 +157,7 @@ class GoodputState:
     off: Count = 0
     moved: bool = False
     slowed: bool = False
+    suspect: Count | None = None
     energy: Amount = 0.0
     watch: Positive = WATCH
     learning_rate: Amount = 0.0
@@ -349,7 +352,9 @@ class GoodputState:
 
     def _forgotten(self, floors: tuple[tuple[int, float], ...], slowed: bool) -> GoodputState:
         """Return the state without anything that was measured before the link changed, but for lower bounds."""
-        return replace(self, entries=(), floors=floors, off=0, spent=0.0, elapsed=0.0, moved=True, slowed=slowed)
+        suspect = self.position if slowed else None
+        forgotten = replace(self, entries=(), floors=floors, off=0, spent=0.0, elapsed=0.0)
+        return replace(forgotten, moved=True, slowed=slowed, suspect=suspect)
 
     def sends_less(self, position: int, than: int) -> bool:
         """Tell whether an exchange of one candidate has fewer bytes than an exchange of another."""

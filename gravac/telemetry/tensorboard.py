@@ -9,6 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from gravac.beliefs import Belief
 from gravac.candidate import Forecast
 from gravac.settings import SettingsError
 from gravac.telemetry import page, words
@@ -121,13 +122,22 @@ class TensorBoardSink:
         self._writer.add_custom_scalars(page.layout(outer, self._measured))
 
     def _progress(self, progress: ProgressRecord) -> None:
-        """Write the efficiency that is believed now, with its band, and what was measured in words."""
+        """Write the efficiency that is believed now, with its band, and what was measured in words.
+
+        A candidate's curve begins at step 0 with what was believed before the run.
+        """
         name = words.progress_name(progress.candidate)
+        tags = page.efficiency_tags(name)
         if name not in self._measured:
             self._measured = (*self._measured, name)
             self._lay_out()
+            for forecast in self._forecasts:
+                if forecast.candidate == progress.candidate:
+                    belief = Belief(forecast.efficiency, forecast.deviation)
+                    before = (belief.efficiency, belief.lower_bound, belief.upper_bound)
+                    self._scalars(dict(zip(tags, before, strict=True)), 0)
         band = (progress.efficiency, progress.low, progress.high)
-        self._scalars(dict(zip(page.efficiency_tags(name), band, strict=True)), progress.step)
+        self._scalars(dict(zip(tags, band, strict=True)), progress.step)
         self._writer.add_text(page.PROGRESS_TEXT, words.progress_words(progress, self._forecasts), progress.step)
 
     def _end(self, end: EndRecord) -> None:

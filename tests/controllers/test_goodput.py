@@ -332,6 +332,15 @@ def test_on_a_slower_link_what_sends_more_is_not_tried_again() -> None:
     assert min(later) > 5, later
 
 
+@pytest.mark.parametrize("began", [20, 26, 60, 150])
+@pytest.mark.parametrize("booked", [False, True])
+def test_a_pause_that_looked_like_a_slower_link_is_made_up_for(began: int, booked: bool) -> None:
+    """A few steps take far longer, by whatever cause, while a candidate is tried or held; then all is as before."""
+    cluster = Cluster(0.08, lambda step: 10.0 if began <= step < began + 6 else 0.5, CODING, booked=booked)
+    steps = played(cluster, 500, cluster.foreseen())
+    assert cluster.goodput(steps[-1].ran.candidate, 499) >= cluster.best(499) / 1.05
+
+
 @given(
     compute=st.floats(0.05, 0.5),
     before=st.floats(0.01, 10.0),

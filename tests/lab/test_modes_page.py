@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from gravac.lab.links.link import parse_link
-from tests.measure import changing_link, fast_links, going_over, nanogpt, nanogpt_links, native
+from tests.measure import changing_link, fast_links, going_over, nanogpt, nanogpt_links, native, slow_links
 from tests.measure.racing import Book, modes_of, runs_of, two_way
 
 
@@ -51,6 +51,18 @@ def test_each_setting_is_compared_with_its_own_static_run_of_the_seed() -> None:
     assert "| `adaptive` | lstm | 1gbit | `fp32` | 1.154 |" in table
     assert "1.10 1.21" in table and "native 75 %, hook 25 %" in table
     assert "The static method over itself: 1.000 [1.000-1.000]." in table
+
+
+def test_on_slow_links_each_cell_is_listed_also_where_the_loss_was_not_reached() -> None:
+    rows = [
+        {"part": "race", "task": task, "link": "20mbit", "seed": 0, "native": 160, "method": method, "seconds": seconds,
+         "reached": task == "lstm" or method == slow_links.HOOK, "modes": {"hook": 10, "outer": 30}}
+        for task in ("lstm", "denoise")
+        for method, seconds in ((slow_links.HOOK, 10.0), (slow_links.OUTER, 6.0))
+    ]  # fmt: skip
+    table = slow_links.table([{"part": "target", "task": "lstm"}, *rows])
+    assert "| lstm | 20mbit | 0 | 10.0 | 6.0 | 0.60 | outer 75 %, hook 25 % |" in table
+    assert "| denoise | 20mbit | 0 | 10.0 | never | never |" in table
 
 
 def test_native_is_compared_cycle_by_cycle() -> None:

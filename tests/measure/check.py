@@ -20,7 +20,7 @@ SCANNED = (tables.README, tables.RESULTS, tables.MATRICES, tables.LANGUAGE, tabl
 
 NOT_COVERED = (
     "prose of measurements.md, advise.md and modes.md in docs/evidence but for what claims.py has of it (their tables "
-    "are covered); prose of docs/evidence/outer.md, docs/evidence/gpu.md and docs/explanation/beliefs.md (their tables "
+    "are covered); prose of docs/evidence/outer.md, docs/evidence/gpu.md and docs/evidence/beliefs.md (their tables "
     "are covered); all other pages of docs, and docstrings; figures within code; counts without a unit, such as 'three "
     "cells', and whether words such as 'faster' fit the figures beside them"
 )

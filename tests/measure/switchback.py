@@ -213,16 +213,21 @@ def estimates(row: dict[str, Any], settled: int, last: int | None = None) -> lis
     return found
 
 
-def learned(row: dict[str, Any]) -> Learned:
+def learned(row: dict[str, Any], longer: int = 0) -> Learned:
     """Return what the trials of a run measured by the probe, as gravac evaluates them in a run.
 
     Of each stretch of the reference the two first readings and the two last ones are taken.
+
+    Args:
+        row: of the run.
+        longer: number of first steps of a stretch after a trial that count as settling, besides the plan's.
     """
     plan, probes = Plan(**row["plan"]), dict(map(tuple, row["probes"]))
     stretches = []
     for number in range(0, 2 * plan.trials + 1, 2):
         start = plan.first + number * plan.stretch
-        steps = [step for step in sorted(probes) if start <= step <= start + plan.stretch]
+        settled = start + (longer if number else 0)
+        steps = [step for step in sorted(probes) if settled <= step <= start + plan.stretch]
         stretches.append(Line.through([Reading(step, probes[step]) for step in (*steps[:2], *steps[-2:])]))
     noise = math.sqrt(statistics.fmean(line.noise**2 for line in stretches))
     found = [estimate(before, after, plan.trial, noise) for before, after in itertools.pairwise(stretches)]

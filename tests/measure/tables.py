@@ -35,8 +35,8 @@ REPORT = "gravac report"
 README, EVIDENCE = Path("README.md"), Path("docs/evidence")
 RESULTS, MATRICES, LANGUAGE = EVIDENCE / "results.md", EVIDENCE / "matrices.md", EVIDENCE / "language.md"
 PAPER, MEASUREMENTS = EVIDENCE / "paper-comparisons.md", EVIDENCE / "measurements.md"
-ADVISE, GPU, OUTER, MODES = (EVIDENCE / f"{name}.md" for name in ("advise", "gpu", "outer", "modes"))
-BELIEFS = Path("docs/explanation/beliefs.md")
+ADVISE, BELIEFS, GPU = EVIDENCE / "advise.md", EVIDENCE / "beliefs.md", EVIDENCE / "gpu.md"
+OUTER, MODES = EVIDENCE / "outer.md", EVIDENCE / "modes.md"
 
 DOCUMENTS: dict[Path, dict[str, Table]] = {
     README: {
@@ -114,9 +114,12 @@ DOCUMENTS: dict[Path, dict[str, Table]] = {
     BELIEFS: {
         "beliefs": ("progress", lambda: beliefs.table(published.rows("progress"))),
         "switchback": ("switchback", tables_of_progress.switchback),
+        "settling": ("switchback", tables_of_progress.settling),
         "predictors": ("predictors", tables_of_progress.predictors),
         "programs_links": ("programs_links", tables_of_progress.programs_on_links),
         "programs_links_careful": ("programs_links", tables_of_progress.careful_on_links),
+        "programs_links_fitted": ("programs_links", tables_of_progress.fitted_on_links),
+        "programs_links_long": ("programs_links", tables_of_progress.long_on_links),
         "outer_optimizers": ("outer-optimizers", tables_of_progress.outer_optimizers),
     },
     ADVISE: {

@@ -55,6 +55,23 @@ def switchback() -> str:
     return "\n".join(lines)
 
 
+def settling() -> str:
+    """Return a row for each number of steps of settling: how far ratios of long trials lie from whole runs', mean."""
+    whole_runs, longest = published.rows("progress"), max(Plan(**row["plan"]) for row in published.rows("switchback"))
+    rows = [row for row in published.rows("switchback") if Plan(**row["plan"]) == longest]
+    lines = head("steps of settling", *map(str, WAYS), f"{WAYS[0]}, less dense")
+    for longer in range(0, 50, 10):
+        off = [
+            statistics.fmean(
+                learned(row, longer).ratio - _of_whole_run(whole_runs, row) for row in rows if Way(**row["way"]) == way
+            )
+            for way in WAYS
+        ]
+        cells = [f"{distance:+.2f}" for distance in (*off, off[0] - off[2])]
+        lines.append(line(str(longest.settle + longer), *cells))
+    return "\n".join(lines)
+
+
 def _of_whole_run(rows: Sequence[dict[str, Any]], trial: dict[str, Any]) -> float:
     """Return the efficiency of a whole run of the same program, learning rate and candidate; 1 of native steps."""
     way = Way(**trial["way"])
@@ -89,6 +106,16 @@ def programs_on_links() -> str:
 def careful_on_links() -> str:
     """Return the losses at equal samples of runs with ``least_efficiency``."""
     return programs_links.table_of_careful(published.rows("programs_links"))
+
+
+def fitted_on_links() -> str:
+    """Return the last losses of runs whose schedules end with the hook's seconds."""
+    return programs_links.table_of_fitted(published.rows("programs_links"))
+
+
+def long_on_links() -> str:
+    """Return long adaptive runs beside staying in the hook and outer steps from the first step on."""
+    return programs_links.table_of_long(published.rows("programs_links"))
 
 
 def outer_optimizers() -> str:

@@ -6,7 +6,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from gravac import AdaptiveCompressor
-from gravac.telemetry.records import DecisionRecord, ModeRecord, ProgressRecord, Record
+from gravac.beliefs import Belief
+from gravac.telemetry.records import DecisionRecord, ModeRecord, ProgressRecord, Record, RunRecord
 
 FLOAT32, FLOAT16, HOOK, OUTER, ADAPTIVE = "float32", "float16", "hook", "outer, every 10", "adaptive"
 CAREFUL = "least_efficiency=0.98"
@@ -24,16 +25,22 @@ PROBING = (ADAPTIVE, CAREFUL)
 
 
 class RunReport:
-    """A sink that keeps decisions, changes of mode and results of switchback trials."""
+    """A sink that keeps beliefs, decisions, changes of mode and results of switchback trials."""
 
     def __init__(self) -> None:
+        self._beliefs: dict[str, tuple[float, float, float]] = {}
         self._turns: list[Any] = []
         self._changes: list[Any] = []
         self._progress: list[Any] = []
 
     def __call__(self, record: Record) -> None:
-        """Keep a decision that changes anything, a change of mode, or results of trials."""
-        if isinstance(record, DecisionRecord) and record.changed:
+        """Keep a decision that changes anything, a change of mode, results of trials, or the beliefs at the start."""
+        if isinstance(record, RunRecord):
+            for forecast in record.forecasts:
+                belief = Belief(forecast.efficiency, forecast.deviation)
+                bounds = (belief.efficiency, belief.lower_bound, belief.upper_bound)
+                self._beliefs[str(forecast.candidate)] = bounds
+        elif isinstance(record, DecisionRecord) and record.changed:
             said = f"{record.mode}, {record.compressor} {record.cf:g}, every {record.every}, delay {record.delay}"
             self._turns.append([record.step, said, record.phase, record.reason])
         elif isinstance(record, ModeRecord):
@@ -46,6 +53,7 @@ class RunReport:
         """Return the report as plain values. Called on every rank."""
         last = compressor.history[-1] if compressor.history else None
         return {
+            "beliefs": {name: self._beliefs[name] for _, name, *_ in self._progress if name in self._beliefs},
             "turns": self._turns,
             "changes": self._changes,
             "progress": self._progress,
