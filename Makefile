@@ -11,7 +11,7 @@ PIP = -m pip install --quiet --no-input --disable-pip-version-check --no-compile
 unexport PYTHONDONTWRITEBYTECODE  # tests start hundreds of processes, each of which would compile gravac anew
 INSTALL = $(BIN)/python $(PIP) -c constraints.txt
 
-.PHONY: help environment environment-integrations demo test test-long test-loaded test-integrations test-integrations-short test-trackers test-torchft real test-kernels test-cuda-fake audit-cuda golden lint docs tables check-tables check-wheel check-examples check-bounds measure-newcomer measure-multilevel measure-norms measure-overhead \
+.PHONY: help environment environment-integrations demo test test-long test-loaded test-integrations test-integrations-short test-trackers test-torchft real test-kernels test-cuda-fake audit-cuda golden lint docs tables pictures check-tables check-wheel check-examples check-bounds measure-newcomer measure-multilevel measure-norms measure-overhead \
 	measure-soak measure-chunks measure-memory \
 	measure-worth measure-ladder measure-links measure-tta measure-factored measure-lowrank \
 	measure-compressors measure-steps measure-judgement measure-judgement-topk \
@@ -104,6 +104,9 @@ measure-newcomer: $(VENV)/.dev  ## from pip install to the first decision, with 
 
 tables: $(VENV)/.lab $(VENV)/.test  ## what measurements came to, into README and docs (ARGS=--mixed for several commits)
 	$(BIN)/python -m tests.measure.tables $(ARGS)
+
+pictures: $(VENV)/.lab $(VENV)/.test  ## pictures of README and docs, of the same records
+	$(BIN)/python -m tests.measure.pictures
 
 check-tables: $(VENV)/.lab $(VENV)/.test  ## whether README and docs say what their records say
 	$(BIN)/python -m tests.measure.tables --check

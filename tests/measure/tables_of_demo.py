@@ -12,7 +12,7 @@ from tests.measure.published import FOLDER
 from tests.measure.tables_of_runs import head, line
 
 
-def _demo() -> dict[str, Any]:
+def demo_record() -> dict[str, Any]:
     """The demo's record: what was asked, its runs by method, and the wire ratio of each."""
     found = json.loads((FOLDER / "demo.json").read_text(encoding="utf-8"))
     ratios = {run["method"]: run["wire_ratio"] for run in found["runs"]}
@@ -34,7 +34,7 @@ def demo() -> str:
         "adaptive": "`AdaptiveCompressor()`",
         "adaptive-100": "`AdaptiveCompressor(every=(1, 100))`",
     }
-    record = _demo()
+    record = demo_record()
     found: dict[str, DemoOutcome] = record["runs"]
     comparison = Comparison(tuple(found.values()))
     equal, target = comparison.equal_steps, comparison.target
@@ -71,7 +71,7 @@ def demo() -> str:
 
 def demo_in_short() -> str:
     """The README's two sentences."""
-    found = _demo()
+    found = demo_record()
     runs: dict[str, DemoOutcome] = found["runs"]
     full, half, own, apart = (runs[name] for name in ("dense-fp32", "dense-fp16", "adaptive", "adaptive-100"))
     until, its_own = own.time_to(half.val_loss), half.time_to(half.val_loss)
