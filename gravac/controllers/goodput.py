@@ -317,8 +317,11 @@ class Goodput(Settings):
         if best is not None and state.position != state.best:
             steps = state.window.steps
             lower_bound = state.belief(state.position, ran.efficiency_at(state.window.gain)).lower_bound
-            more = steps * (seconds - lower_bound / state.goodput(best))
-            state = replace(state, spent=state.spent + max(0.0, more))
+            more = max(0.0, steps * (seconds - lower_bound / state.goodput(best)))
+            held = state.forecasts[best.position]
+            if held.candidate.mode == "outer" and ran.candidate.mode != "outer":
+                more += state.leaving(held)
+            state = replace(state, spent=state.spent + more)
         before = state.entry(state.position)
         again = state.position == state.suspect
         state = replace(state, suspect=None) if again else state
@@ -380,6 +383,9 @@ class Goodput(Settings):
         assert held is not None
         if first == state.position or not state.allowed(first) or promise <= self._to_beat(state, held, first):
             return self._go_on(state, reason)
+        leaves_outer = state.running.mode == "outer" and state.forecasts[first].candidate.mode != "outer"
+        if leaves_outer and not self._may_try(state, held, first, promise):
+            return self._go_on(state, reason)
         state = replace(state, phase=SEARCH, best=state.position, position=first)
         return state, f"{reason}; search again from {state.running}"
 
@@ -436,6 +442,8 @@ class Goodput(Settings):
         price = cost(slowest, best.seconds, forecast.candidate.every)
         if mode == "native":
             price = WATCH * (slowest - best.seconds)
+        if before == "outer" and mode != "outer":
+            price = max(0.0, price) + state.leaving(held)
         part = min(1.0, state.at_stake(best) / HALF)
         if before == "native" and mode == "hook":
             part **= 2
