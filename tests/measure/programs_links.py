@@ -614,40 +614,42 @@ def table_of_long(rows: Sequence[dict[str, Any]]) -> str:
 
 
 def draw(rows: Sequence[dict[str, Any]], program: str, link: str, path: Path) -> None:
-    """Draw loss by seconds of a program's runs, and what the adaptive run believed of what it tried, as a picture."""
-    import matplotlib as mpl
-
-    mpl.use("Agg")
-    import matplotlib.pyplot as plt
+    """Draw loss by seconds of a program's runs as a picture; if the adaptive run made trials, what it believed, too."""
+    from matplotlib.figure import Figure
 
     about = {"program": program, "link": link}
-    figure, (losses, beliefs) = plt.subplots(2, 1, figsize=(8, 6), sharex=True, layout="constrained")
+    adaptive = _find(rows, method=ADAPTIVE, **about)
+    assert adaptive is not None
+    curve, tried = adaptive["curve"], adaptive["beliefs"]
+    figure = Figure(figsize=(8, 6 if tried else 3.8), dpi=110, layout="constrained", facecolor="white")
+    losses, *others = figure.subplots(2 if tried else 1, 1, sharex=True, squeeze=False).flat
     for method, label in (
-        (HOOK, "every=1, native=False: the hook"),
+        (HOOK, "native=False: the hook alone"),
         (OUTER, "every=10: outer steps from the first step on"),
         (ADAPTIVE, "every=(1, 100), with a probe"),
     ):
         row = _find([row for row in rows if row["steps"] != TIMED], method=method, **about)
         if row is not None:
             losses.plot(*zip(*((seconds, loss) for _, loss, seconds in row["curve"]), strict=True), label=label)
-    adaptive = _find(rows, method=ADAPTIVE, **about)
-    assert adaptive is not None
-    curve = adaptive["curve"]
-    for start, end in outer_stretches(adaptive):
-        for axes in (losses, beliefs):
+    for axes in (losses, *others):
+        for start, end in outer_stretches(adaptive):
             axes.axvspan(seconds_after(curve, start), seconds_after(curve, end), color="C2", alpha=0.1, linewidth=0)
-    for number, (name, believed) in enumerate(adaptive["beliefs"].items()):
-        points = [(0, *believed)] + [(row[0], *row[5:]) for row in adaptive["progress"] if row[1] == name]
-        at = [seconds_after(curve, step) for step, *_ in points]
-        bands = list(zip(*(band[-3:] for _, *band in points), strict=True))
-        beliefs.plot(at, bands[0], color=f"C{number + 3}", drawstyle="steps-post", label=f"{name}: median, 80 % bounds")
-        beliefs.fill_between(at, bands[1], bands[2], color=f"C{number + 3}", alpha=0.2, step="post")
     losses.set(title=f"{program}, {link}; green: outer steps ran in the adaptive run", ylabel="validation loss")
-    losses.set_ylim(min(loss for _, loss, _ in curve) - 0.05, curve[2][1])
-    beliefs.set(xlabel="seconds", ylabel="efficiency believed", ylim=(0, 1.1))
-    for axes in (losses, beliefs):
-        axes.legend(fontsize=8)
-    figure.savefig(path, dpi=110)
+    losses.set_ylim(min(loss for _, loss, _ in curve) - 0.05, curve[1][1])
+    for axes in others:
+        for number, (name, believed) in enumerate(tried.items()):
+            points = [(0, *believed)] + [(row[0], *row[6:]) for row in adaptive["progress"] if row[1] == name]
+            steps, median, low, high = zip(*points, strict=True)
+            seconds, color = [seconds_after(curve, step) for step in steps], f"C{number + 3}"
+            axes.plot(seconds, median, color=color, drawstyle="steps-post", label=f"{name}: median, 80 % bounds")
+            axes.fill_between(seconds, low, high, color=color, alpha=0.2, step="post")
+        axes.set(ylabel="efficiency believed", ylim=(0, 1.1))
+    (*_, lowest) = (losses, *others)
+    lowest.set_xlabel("seconds")
+    for axes in (losses, *others):
+        axes.legend(fontsize=8, frameon=False)
+        axes.spines[["top", "right"]].set_visible(False)
+    figure.savefig(path, format="png")
 
 
 def outer_stretches(row: Mapping[str, Any]) -> list[tuple[int, int]]:
