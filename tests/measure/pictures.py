@@ -15,8 +15,10 @@ from gravac.lab.links.link import parse_link
 from gravac.lab.links.rates import format_rate
 from tests.controllers.progress_world import Played, play
 from tests.controllers.test_progress import world
-from tests.measure import programs_links, published
+from tests.measure import programs_links
 from tests.measure.published import DEFAULT, SCALES, speedup
+from tests.measure.published import FOLDER as RECORDS
+from tests.measure.results import read
 from tests.measure.tables_of_demo import demo_record
 from tests.measure.tables_of_runs import HEADINGS, TASKS, fastest_static
 
@@ -100,7 +102,7 @@ def learned(path: Path) -> None:
             beliefs.fill_between(steps, low, high, alpha=0.25, step="post")
             beliefs.axhline(TRUE, color="black", linestyle=":", label="true efficiency")
     beliefs.set(title="Simulated: outer steps every 10 steps", ylabel="efficiency", ylim=(0.3, 1.15))
-    losses.set(xlabel="steps", ylabel="progress lost against the best, %", ylim=(0, None))
+    losses.set(xlabel="steps", ylabel="progress lost, %", ylim=(0, None))
     for axes in (beliefs, losses):
         axes.legend(fontsize=8, frameon=False)
         axes.spines[["top", "right"]].set_visible(False)
@@ -113,7 +115,7 @@ def main() -> None:
     demo(FOLDER / "demo.png")
     speedups(FOLDER / "speedup.png")
     learned(FOLDER / "learned.png")
-    programs_links.draw(published.rows("programs_links"), *LONG_RUN, FOLDER / "long_run.png")
+    programs_links.draw(read(RECORDS / "programs_links.json"), *LONG_RUN, FOLDER / "long_run.png")
 
 
 if __name__ == "__main__":

@@ -634,7 +634,8 @@ def draw(rows: Sequence[dict[str, Any]], program: str, link: str, path: Path) ->
     for axes in (losses, *others):
         for start, end in outer_stretches(adaptive):
             axes.axvspan(seconds_after(curve, start), seconds_after(curve, end), color="C2", alpha=0.1, linewidth=0)
-    losses.set(title=f"{program}, {link}; green: outer steps ran in the adaptive run", ylabel="validation loss")
+    losses.set_title(f"{program}, {link}; green: the adaptive run made outer steps", loc="left", fontsize=9)
+    losses.set_ylabel("validation loss")
     losses.set_ylim(min(loss for _, loss, _ in curve) - 0.05, curve[1][1])
     for axes in others:
         for number, (name, believed) in enumerate(tried.items()):

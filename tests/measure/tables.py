@@ -118,7 +118,6 @@ DOCUMENTS: dict[Path, dict[str, Table]] = {
         "predictors": ("predictors", tables_of_progress.predictors),
         "programs_links": ("programs_links", tables_of_progress.programs_on_links),
         "programs_links_careful": ("programs_links", tables_of_progress.careful_on_links),
-        "programs_links_fitted": ("programs_links", tables_of_progress.fitted_on_links),
         "programs_links_long": ("programs_links", tables_of_progress.long_on_links),
         "outer_optimizers": ("outer-optimizers", tables_of_progress.outer_optimizers),
     },

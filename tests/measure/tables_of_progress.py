@@ -108,11 +108,6 @@ def careful_on_links() -> str:
     return programs_links.table_of_careful(published.rows("programs_links"))
 
 
-def fitted_on_links() -> str:
-    """Return the last losses of runs whose schedules end with the hook's seconds."""
-    return programs_links.table_of_fitted(published.rows("programs_links"))
-
-
 def long_on_links() -> str:
     """Return long adaptive runs beside staying in the hook and outer steps from the first step on."""
     return programs_links.table_of_long(published.rows("programs_links"))
