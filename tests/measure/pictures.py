@@ -15,10 +15,8 @@ from gravac.lab.links.link import parse_link
 from gravac.lab.links.rates import format_rate
 from tests.controllers.progress_world import Played, play
 from tests.controllers.test_progress import world
-from tests.measure import programs_links
+from tests.measure import programs_links, published
 from tests.measure.published import DEFAULT, SCALES, speedup
-from tests.measure.published import FOLDER as RECORDS
-from tests.measure.results import read
 from tests.measure.tables_of_demo import demo_record
 from tests.measure.tables_of_runs import HEADINGS, TASKS, fastest_static
 
@@ -115,7 +113,7 @@ def main() -> None:
     demo(FOLDER / "demo.png")
     speedups(FOLDER / "speedup.png")
     learned(FOLDER / "learned.png")
-    programs_links.draw(read(RECORDS / "programs_links.json"), *LONG_RUN, FOLDER / "long_run.png")
+    programs_links.draw(published.rows("programs_links"), *LONG_RUN, FOLDER / "long_run.png")
 
 
 if __name__ == "__main__":
