@@ -84,5 +84,5 @@ def demo_in_short() -> str:
         f"The demo, {found['workers']} workers at {found['rate'] / 1e6:.0f} Mbit/s, {own.seconds:.0f} s of training "
         f"each: validation loss {full.val_loss:.2f} with\ndense float32, {half.val_loss:.2f} with float16, "
         f"**{own.val_loss:.2f} with gravac** at 1/{found['ratios']['adaptive']:.0f} of float32's bytes, and "
-        f"{apart.val_loss:.2f} where ranks\nmay train apart (`every=(1, 100)`). {sooner}"
+        f"{apart.val_loss:.2f} with\nouter steps allowed (`every=(1, 100)`). {sooner}"
     )
