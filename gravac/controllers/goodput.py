@@ -318,20 +318,18 @@ class Goodput(Settings):
             steps = state.window.steps
             lower_bound = state.belief(state.position, ran.efficiency_at(state.window.gain)).lower_bound
             more = max(0.0, steps * (seconds - lower_bound / state.goodput(best)))
-            held = state.forecasts[best.position]
-            if held.candidate.mode == "outer" and ran.candidate.mode != "outer":
-                more += state.leaving(held)
+            best_forecast = state.forecasts[best.position]
+            if _ends_outer_steps(best_forecast, ran):
+                more += state.leaving(best_forecast)
             state = replace(state, spent=state.spent + more)
         before = state.entry(state.position)
-        again = state.position == state.suspect
-        state = replace(state, suspect=None) if again else state
-        recovered = again and before is not None and seconds < (1 - self.change) * before.seconds
+        recovered = before is not None and state.was_paused(seconds, self.change)
+        state = state.cleared()
         if before is not None and (recovered or self._quicker(state, before, seconds)):
             reason = f"{1000 * seconds:.4g} ms a step at {ran.candidate}, not the {1000 * before.seconds:.4g} it was"
             state = replace(state.changed(min(seconds, before.seconds)), best=state.position)
             return self._anew(state, f"{reason}: the link became faster")
-        expired = before is None or state.windows - before.window >= self.expire
-        share = 1.0 if before is None or expired else 1 / (before.times + 1)
+        share = 1.0 if before is None or state.windows - before.window >= self.expire else 1 / (before.times + 1)
         too_slow_for_link = given_up and best is not None and seconds > BROKEN * state.slowest(state.position)
         state = state.enter(seconds, share)
         reason = f"{1000 * seconds:.4g} ms a step at {ran.candidate}{_cost(state)}"
@@ -372,8 +370,7 @@ class Goodput(Settings):
             if state.same_link(self.change):
                 return self._go_on(replace(state.drift(seconds, at_once=True), off=0), f"{reason}: the machine changed")
             return self._anew(state.changed(seconds), f"{reason}: the link or the machine changed")
-        suspect = None if state.suspect == state.position else state.suspect
-        return self._go_on(replace(state, off=0, suspect=suspect).drift(seconds), f"{reason} holds")
+        return self._go_on(replace(state.cleared(), off=0).drift(seconds), f"{reason} holds")
 
     def _anew(self, state: GoodputState, reason: str) -> tuple[GoodputState, str]:
         """Search again after a change, from where a run starts, when that is another candidate and may be better."""
@@ -383,8 +380,8 @@ class Goodput(Settings):
         assert held is not None
         if first == state.position or not state.allowed(first) or promise <= self._to_beat(state, held, first):
             return self._go_on(state, reason)
-        leaves_outer = state.running.mode == "outer" and state.forecasts[first].candidate.mode != "outer"
-        if leaves_outer and not self._may_try(state, held, first, promise):
+        ends_outer_steps = _ends_outer_steps(state.forecast, state.forecasts[first])
+        if ends_outer_steps and not self._may_try(state, held, first, promise):
             return self._go_on(state, reason)
         state = replace(state, phase=SEARCH, best=state.position, position=first)
         return state, f"{reason}; search again from {state.running}"
@@ -438,12 +435,7 @@ class Goodput(Settings):
         instead = mode == "native" and before == "hook"  # gravac's hook itself may cost more than it saves
         if not instead and forecast.wire_ratio >= held.wire_ratio and state.exposed(best) < EXPOSED:
             return False
-        slowest = state.slowest(position)
-        price = cost(slowest, best.seconds, forecast.candidate.every)
-        if mode == "native":
-            price = WATCH * (slowest - best.seconds)
-        if before == "outer" and mode != "outer":
-            price = max(0.0, price) + state.leaving(held)
+        price = _price_of_trial(state, best, position, state.slowest(position))
         part = min(1.0, state.at_stake(best) / HALF)
         if before == "native" and mode == "hook":
             part **= 2
@@ -464,11 +456,7 @@ class Goodput(Settings):
         suspect = state.entry(state.suspect)
         if suspect is None:
             return False
-        candidate = state.forecasts[state.suspect].candidate
-        price = cost(suspect.seconds, best.seconds, candidate.every)
-        if candidate.mode == "native":
-            price = WATCH * (suspect.seconds - best.seconds)
-        return price <= self.explore * state.elapsed
+        return _price_of_trial(state, best, state.suspect, suspect.seconds) <= self.explore * state.elapsed
 
     def _quiet(self, state: GoodputState, seconds: float) -> bool:
         """True if steps of the candidate that is held take about as long as they did."""
@@ -556,6 +544,29 @@ def _may_start(forecast: Forecast, dense: Forecast) -> bool:
     if candidate.mode == "outer":
         return dense.candidate.mode == "outer"
     return candidate.mode == "hook" or candidate.cf == 1
+
+
+def _price_of_trial(state: GoodputState, best: GoodputEntry, position: int, slowest: float) -> float:
+    """Return the most that a trial may cost, in seconds, with those of leaving outer steps for it.
+
+    Args:
+        state: state of the search.
+        best: measurement of the best candidate.
+        position: position of the candidate.
+        slowest: longest time that a step of the candidate may take, in seconds.
+    """
+    forecast, best_forecast = state.forecasts[position], state.forecasts[best.position]
+    price = cost(slowest, best.seconds, forecast.candidate.every)
+    if forecast.candidate.mode == "native":
+        price = WATCH * (slowest - best.seconds)
+    if _ends_outer_steps(best_forecast, forecast):
+        price = max(0.0, price) + state.leaving(best_forecast)
+    return price
+
+
+def _ends_outer_steps(current: Forecast, following: Forecast) -> bool:
+    """True if the current candidate makes outer steps, and the following one does not."""
+    return current.candidate.mode == "outer" and following.candidate.mode != "outer"
 
 
 def _cost(state: GoodputState) -> str:

@@ -95,7 +95,7 @@ def next_trials(state: GoodputState, total_steps: int | None, expire: int) -> Tr
 
 
 def trials_may_begin(state: GoodputState, total_steps: int | None) -> bool:
-    """Tell whether the warm-up and the first steps of the run, in which no trials are made, are over."""
+    """True once the run may make trials: the learning rate has warmed up, and ``FIRST_SHARE`` of the steps is made."""
     return not state.warming_up and state.steps >= FIRST_SHARE * _total(state, total_steps)
 
 

@@ -78,18 +78,18 @@ def test_a_run_too_short_to_learn_goes_by_its_beliefs() -> None:
 
 
 def test_trials_that_leave_outer_steps_count_the_way_back() -> None:
-    """A trial of a hook candidate ends outer steps, and the ranks become one for it: 5 % of the time at most.
+    """Leaving outer steps for trials of the hook takes 5 % of the time at most, once outer steps are held.
 
-    The first trial of outer steps is left, too, before they are held.
+    One departure comes before: it ends the first trial of outer steps.
     """
     made_up = replace(world(outer=0.9, believed=0.9, total=4000), leaving=5.0, probe=False, jitter=0.15)
     made_up.seconds[OUTER] = 0.05
     forecasts = tuple(replace(forecast, leaving_s=5.0) for forecast in made_up.forecasts)
     played = play(replace(made_up, forecasts=forecasts))
-    ran = [decision.candidate.mode for _, decision in played.decisions]
-    left = sum(before == "outer" != after for before, after in itertools.pairwise(ran))
-    assert ran[-1] == "outer"
-    assert 5.0 * (left - 1) <= 0.05 * played.seconds, (left, played.seconds)
+    modes = [decision.candidate.mode for _, decision in played.decisions]
+    departures = sum(previous == "outer" != mode for previous, mode in itertools.pairwise(modes))
+    assert modes[-1] == "outer"
+    assert 5.0 * (departures - 1) <= 0.05 * played.seconds, (departures, played.seconds)
 
 
 def test_certain_beliefs_are_not_tried() -> None:

@@ -150,18 +150,18 @@ def readme() -> list[str]:
 
 def results() -> list[str]:
     """The sentences of the page that says what all measurements come to."""
-    told, topk, models = judged(), judged("judgement_topk"), language_verdicts()
-    worst, of_topk = max(told, key=lambda one: one.ratio), max(topk, key=lambda one: one.ratio)
-    assert worst.cell == ("lstm", "1gbit") and of_topk.cell == ("denoise", "1gbit")
-    assert sum(one.low > 1.05 for one in topk) == 3
-    assert all(one.low < 1 < one.high for one in models)
+    cells, topk, models = judged(), judged("judgement_topk"), language_verdicts()
+    worst, worst_topk = max(cells, key=_ratio), max(topk, key=_ratio)
+    assert worst.cell == ("lstm", "1gbit") and worst_topk.cell == ("denoise", "1gbit")
+    assert sum(verdict.low > 1.05 for verdict in topk) == 3
+    assert all(verdict.low < 1 < verdict.high for verdict in models)
     return [
         f"The transformer `charlm` has {millions('charlm')}, `lstm` {millions('lstm')} and the image denoiser "
         f"`denoise` {millions('denoise')} million parameters. GPT-2 and ModernBERT have {millions('gpt2')} and "
         f"{millions('modernbert')}, nanoGPT about one million.",
-        f"Over all {len(told)} cells it took {bounds(over_cells(told))} times as long as the best fixed method of each "
-        f"cell. On the fast links alone it took {geometric(on(told, *FAST)):.2f} times as long. With five seeds the "
-        f"mean of a single cell is known to within {percent(known_to())} %.",
+        f"Over all {len(cells)} cells it took {bounds(over_cells(cells))} times as long as the best fixed method of "
+        f"each cell. On the fast links alone it took {geometric(on(cells, *FAST)):.2f} times as long. With five seeds "
+        f"the mean of a single cell is known to within {percent(known_to())} %.",
         f"on GPT-2 and ModernBERT it was {language_speedups('20mbit')} times as fast as float16 at 20 Mbit/s, and "
         f"{language_speedups('100mbit')} times at 100 Mbit/s. It took {geometric(models):.2f} times as long as the "
         f"best fixed method of each cell; each cell's interval contains 1.",
@@ -170,9 +170,14 @@ def results() -> list[str]:
         f"gravac takes {without_start('20mbit'):.2f} times as long at 20 Mbit/s and {without_start('100mbit'):.2f} "
         f"times at 100 Mbit/s.",
         f"three of {len(topk)} cells have intervals wholly above 1.05. The highest mean is "
-        f"{bounds((of_topk.ratio, of_topk.low, of_topk.high))}, of `denoise` at 1 Gbit/s.",
+        f"{bounds((worst_topk.ratio, worst_topk.low, worst_topk.high))}, of `denoise` at 1 Gbit/s.",
         *claims_of_modes.results(),
     ]
+
+
+def _ratio(verdict: Verdict) -> float:
+    """Return the ratio of a verdict, by which cells are ordered."""
+    return verdict.ratio
 
 
 def matrices() -> list[str]:
@@ -272,8 +277,8 @@ def language_speedups(link: str) -> str:
     """How many times as fast as float16 the default is on each language model, median of the pairs, in words."""
     own = [run for run in runs("language") if run.task in LANGUAGE]
     by = {at: [run for run in own if (run.task, run.link, run.method) == at] for at in map(_cell_and_method, own)}
-    found = [paired_with(by[task, link, DEFAULT], by[task, link, "fp16"]) for task in LANGUAGE]
-    return " and ".join(f"{statistics.median(one):.1f}" for one in found)
+    ratios = [paired_with(by[task, link, DEFAULT], by[task, link, "fp16"]) for task in LANGUAGE]
+    return " and ".join(f"{statistics.median(of_task):.1f}" for of_task in ratios)
 
 
 def language() -> list[str]:

@@ -33,11 +33,11 @@ def readme() -> list[str]:
 
 def results() -> list[str]:
     """The sentences of docs/evidence/results.md about fast links, outer steps and a link that changes."""
-    one, apart, control = _over_six_cells()
+    every_1, outer, control = _over_six_cells()
     return [
-        f"`AdaptiveCompressor()` took {_reach(one)} times as long as the best fixed method, which took "
+        f"`AdaptiveCompressor()` took {_reach(every_1)} times as long as the best fixed method, which took "
         f"{_reach(control)} of its own time in a second run.",
-        f"With `every=(1, 100)` it took {_reach(apart)}.",
+        f"With `every=(1, 100)` it took {_reach(outer)}.",
         f"relative to DDP's own step, its 95 % intervals end at {_upper_ends()}.",
         f"`every=(1, 100)` took {_over(APART, BEST, CHARLM)} times as long as outer steps throughout on `charlm`, and "
         f"{_over(APART, BEST, NANOGPT)} on nanoGPT. Over native DDP it took {_over(APART, 'native', CHARLM)} and "
@@ -81,10 +81,10 @@ def _over(name: str, other: str, program: str) -> str:
 
 def _fast() -> list[str]:
     """Of fast links: over the best static methods, and of the largest cells."""
-    one, apart, control = _over_six_cells()
+    every_1, outer, control = _over_six_cells()
     return [
-        f"`every=1` took {_reach(one)} of the best static method's time over the six cells, `every=(1, 100)` "
-        f"{_reach(apart)}, and that method itself {_reach(control)} of its own in its second run.",
+        f"`every=1` took {_reach(every_1)} of the best static method's time over the six cells, `every=(1, 100)` "
+        f"{_reach(outer)}, and that method itself {_reach(control)} of its own in its second run.",
     ]
 
 

@@ -8,7 +8,6 @@ python -m tests.measure.pictures
 from dataclasses import replace
 from pathlib import Path
 
-from gravac.beliefs import Belief
 from gravac.lab.demo import plot
 from gravac.lab.demo.outcome import Comparison
 from gravac.lab.links.link import parse_link
@@ -47,13 +46,13 @@ def speedups(path: Path) -> None:
     axes = figure.add_subplot()
     rates = [parse_link(link).slowest / 1e6 for link in LIMITED]
     for number, task in enumerate(SCALES):
-        own = [speedup(task, link, DEFAULT) for link in LIMITED]
+        adaptive = [speedup(task, link, DEFAULT) for link in LIMITED]
         rivals = [fastest_static(task, link).method for link in LIMITED]
         best = [
             1.0 if rival == "fp16" else speedup(task, link, rival) for link, rival in zip(LIMITED, rivals, strict=True)
         ]
         color = f"C{number}"
-        axes.plot(rates, own, marker="o", color=color, label=f"{TASKS[task]}: AdaptiveCompressor()")
+        axes.plot(rates, adaptive, marker="o", color=color, label=f"{TASKS[task]}: AdaptiveCompressor()")
         axes.plot(rates, best, marker="x", color=color, linestyle=":", label=f"{TASKS[task]}: best fixed method")
     axes.axhline(1, color="black", linewidth=0.9)
     axes.annotate(
@@ -88,8 +87,7 @@ def learned(path: Path) -> None:
         played = play(replace(made_up, probe=probe), until=note)
         losses.plot(*zip(*run, strict=True), label=label, color="C0" if probe else "C3")
         if probe:
-            belief = Belief(BELIEVED, made_up.forecasts[2].deviation)
-            points = [(0, belief.efficiency, belief.lower_bound, belief.upper_bound)]
+            points = [(0, *made_up.forecasts[2].belief.band)]
             for step, decision in played.decisions:
                 if decision.progress is not None:
                     progress = decision.progress

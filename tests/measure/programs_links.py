@@ -3,20 +3,21 @@
 """What adaptive runs come to on programs that nothing was tuned on, over links: time to the loss of float16.
 
 A program's runs all have the same steps and schedule: ``every=(1, 100)`` with a probe, the hook alone, and native
-float16. They are compared in two ways. By the clock: within the seconds in which all of them still train, by the time
-to the losses that float16, or the better of float16 and the hook, has after 60, 80 and 100 % of those seconds. By the
-steps: by the time to the losses that float16 has after 60, 80 and 100 % of its own run, which faster ones have to
-reach with the same number of steps.
+float16. They are compared in three ways.
 
-A third way gives all of them the seconds of the hook's run, and each a schedule that ends with these (*fitted*): the
-adaptive run and float16 are made once more, with as many steps as they make in that time.
+- By the clock, within the seconds in which all of them still train: the time to the losses that float16, or the better
+  of float16 and the hook, has after 60, 80 and 100 % of those seconds.
+- By the steps: the time to the losses that float16 has after 60, 80 and 100 % of its own run. Faster methods have to
+  reach them with the same number of steps.
+- By the loss after equal seconds, each with a schedule of its own (*fitted*): the adaptive run and float16 are made
+  once more, with as many steps as they make in the seconds of the hook's run.
 
 All runs are made in full over the emulated link, but for float16 where that takes long: its loss by step is that of a
 run over an unthrottled link, its time by step that of ``TIMED`` steps over the link (*factored*). Training goes on at
 the lowest rate for a fifth of the steps more, so that slower ones may come to the last target.
 
     python -m tests.measure.programs_links [--nanogpt CLONE] [--programs NAME ...] [--json FILE] [--seeds N]
-        [--steps N] [--minutes N] [--show PROGRAM METHOD] [--draw PROGRAM LINK FILE]
+        [--steps N] [--minutes N] [--show PROGRAM METHOD]
 """
 
 import itertools
@@ -270,7 +271,11 @@ def run(program: Program, method: str, seed: int, link: str, steps: int) -> dict
     }
 
 
-def step_seconds(curve: Sequence[Sequence[float]]) -> float:
+Curve = Sequence[Sequence[float]]
+"""Steps, loss and seconds of each evaluation."""
+
+
+def step_seconds(curve: Curve) -> float:
     """Return the mean seconds of a step from the second evaluation on.
 
     Example:
@@ -394,10 +399,6 @@ class Cell:
     adaptive: Mapping[str, Any]
 
 
-Curve = Sequence[Sequence[float]]
-"""Steps, loss and seconds of each evaluation."""
-
-
 def cells_of(rows: Sequence[dict[str, Any]]) -> list[Cell]:
     """Return the cells of which all runs are there."""
     found = []
@@ -435,7 +436,7 @@ def cells_of(rows: Sequence[dict[str, Any]]) -> list[Cell]:
     return found
 
 
-def ratio(own: Curve, others: Sequence[Curve], target: float) -> float:
+def ratio(curve: Curve, others: Sequence[Curve], target: float) -> float:
     """Return a run's time to a loss over that of the best of others; infinite if it never came there.
 
     Example:
@@ -443,7 +444,7 @@ def ratio(own: Curve, others: Sequence[Curve], target: float) -> float:
         >>> ratio(fast, [slow], 3.0), ratio(fast, [slow], 2.0)
         (1.0, inf)
     """
-    seconds = time_to(own, target)
+    seconds = time_to(curve, target)
     best = min(found for other in others if (found := time_to(other, target)) is not None)
     return math.inf if seconds is None else seconds / best
 
@@ -645,8 +646,7 @@ def draw(rows: Sequence[dict[str, Any]], program: str, link: str, path: Path) ->
             axes.plot(seconds, median, color=color, drawstyle="steps-post", label=f"{name}: median, 80 % bounds")
             axes.fill_between(seconds, low, high, color=color, alpha=0.2, step="post")
         axes.set(ylabel="efficiency believed", ylim=(0, 1.1))
-    (*_, lowest) = (losses, *others)
-    lowest.set_xlabel("seconds")
+    (others or [losses])[-1].set_xlabel("seconds")
     for axes in (losses, *others):
         axes.legend(fontsize=8, frameon=False)
         axes.spines[["top", "right"]].set_visible(False)
@@ -677,7 +677,6 @@ def main() -> int:
     parser.add_argument("--links", nargs="+", choices=LINKS, default=LINKS)
     parser.add_argument("--seeds", type=int, default=1)
     parser.add_argument("--steps", type=int, default=10**9, help="at most so many a run, to try the program")
-    parser.add_argument("--draw", nargs=3, metavar=("PROGRAM", "LINK", "FILE"), help="draw a long program's runs")
     parser.add_argument("--show", nargs=2, metavar=("PROGRAM", "METHOD"), help="print train.py with a method's edits")
     options = parser.parse_args()
     every = programs(None if options.nanogpt is None else options.nanogpt.resolve())
@@ -688,10 +687,6 @@ def main() -> int:
         print(patched((one.clone / "train.py").read_text(encoding="utf-8"), one.edits(options.show[1], 0)))
         return 0
     book = Book(options.json, ("program", "method", "seed", "link", "steps"))
-    if options.draw:
-        program, link, picture = options.draw
-        draw(book.rows, program, link, Path(picture))
-        return 0
     status = resumable(
         lambda: Measurement(book, chosen, options.links, options.seeds, options.steps).go(options.minutes)
     )

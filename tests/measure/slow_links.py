@@ -12,6 +12,7 @@ random order, with the same seed, to the loss that native DDP has after 80 % of 
 import math
 import random
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from itertools import product
 from typing import Any
 
@@ -23,7 +24,7 @@ from tests.measure.racing import (
     Progress,
     Training,
     parser_of,
-    race,
+    race_into,
     resumable,
     target_row,
     two_way,
@@ -72,9 +73,9 @@ class Measurement:
                 entrants = [Entrant(method) for method in (HOOK, OUTER)]
                 random.Random(f"{seed} {training.task} {link}").shuffle(entrants)
                 place = {"part": "race", "task": training.task, "link": link, "seed": seed, "native": training.steps}
-                left = [entrant for entrant in entrants if not self.book.find(**place, method=entrant.method)]
-                if left:
-                    yield training, link, seed, left
+                missing = [entrant for entrant in entrants if not self.book.find(**place, method=entrant.method)]
+                if missing:
+                    yield training, link, seed, missing
 
     def _session(
         self, training: Training, link: str, seed: int, entrants: Sequence[Entrant], progress: Progress
@@ -85,10 +86,7 @@ class Measurement:
             target = {"part": "target", **about, **target_row(training, seed)}
             self.book.add(target)
         goal = Goal(target["target"], LIMIT * target["native_seconds"])
-        for order, row in enumerate(race(training, link, seed, goal, entrants)):
-            self.book.add({"part": "race", **about, "link": link, **row, "order": order})
-            words = f"{row['seconds']:.1f} s" if row["reached"] else "not reached"
-            progress.say(f"{training.task} {link} seed {seed}: {row['method']}: {words}")
+        race_into(self.book, progress, {"part": "race", **about, "link": link}, training, goal, entrants)
 
 
 def table(rows: Sequence[dict[str, Any]]) -> str:
@@ -123,7 +121,7 @@ def main() -> int:
     parser.add_argument("--short", action="store_true", help="a few steps a run, to try the program")
     parser.add_argument("--show", action="store_true", help="measure nothing, print the table")
     options = parser.parse_args()
-    trainings = [Training(one.task, one.scale, SHORT) if options.short else one for one in TRAININGS]
+    trainings = [replace(training, steps=SHORT) if options.short else training for training in TRAININGS]
     book = Book(options.json, FIELDS)
     measurement = Measurement(book, trainings, options.links, options.seeds)
     status = 0 if options.show else resumable(lambda: measurement.go(options.minutes))
