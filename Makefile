@@ -11,7 +11,7 @@ PIP = -m pip install --quiet --no-input --disable-pip-version-check --no-compile
 unexport PYTHONDONTWRITEBYTECODE  # tests start hundreds of processes, each of which would compile gravac anew
 INSTALL = $(BIN)/python $(PIP) -c constraints.txt
 
-.PHONY: help environment environment-integrations demo test test-long test-loaded test-integrations test-integrations-short test-trackers test-torchft real test-kernels test-cuda-fake audit-cuda golden lint docs tables check-tables check-wheel check-examples check-bounds measure-newcomer measure-multilevel measure-norms measure-overhead \
+.PHONY: help environment environment-integrations demo test test-long test-loaded test-integrations test-integrations-short test-trackers test-torchft real test-kernels test-cuda-fake audit-cuda golden lint docs tables pictures check-tables check-wheel check-examples check-bounds measure-newcomer measure-multilevel measure-norms measure-overhead \
 	measure-soak measure-chunks measure-memory \
 	measure-worth measure-ladder measure-links measure-tta measure-factored measure-lowrank \
 	measure-compressors measure-steps measure-judgement measure-judgement-topk \
@@ -104,6 +104,9 @@ measure-newcomer: $(VENV)/.dev  ## from pip install to the first decision, with 
 
 tables: $(VENV)/.lab $(VENV)/.test  ## what measurements came to, into README and docs (ARGS=--mixed for several commits)
 	$(BIN)/python -m tests.measure.tables $(ARGS)
+
+pictures: $(VENV)/.lab $(VENV)/.test  ## pictures of README and docs, of the same records
+	$(BIN)/python -m tests.measure.pictures
 
 check-tables: $(VENV)/.lab $(VENV)/.test  ## whether README and docs say what their records say
 	$(BIN)/python -m tests.measure.tables --check
@@ -233,7 +236,7 @@ measure-tta: $(VENV)/.lab  ## every method on three tasks, four links, three see
 		$(TTA) $$seed --task lstm --scale 1 --budget 200; \
 		$(TTA) $$seed --task denoise --scale 1 --budget 300 --limit 8; \
 	done
-	$(BIN)/gravac report docs/measurements/tta.json --out report --markdown docs/results.md
+	$(BIN)/gravac report docs/measurements/tta.json --out report --markdown docs/evidence/matrices.md
 
 SEEDS := 0 1 2
 LANGUAGE = $(INTEGRATIONS)/bin/python -m gravac bench tta --link 20mbit 100mbit --factored --times-each-seed \
@@ -280,9 +283,9 @@ measure-judgement-topk: $(VENV)/.lab $(VENV)/.test  ## the same of top-k against
 		--limit 20 --json docs/measurements/judgement_topk.json
 
 measure-torch-ddp: $(VENV)/.lab $(VENV)/.test  ## torch's own DDP tests with gravac attached, in three modes (6 minutes)
-	$(BIN)/python -m tests.torch_ddp --json docs/measurements/torch_ddp.json --page docs/torch-ddp-tests.md
-	$(BIN)/python -m tests.torch_ddp --mode switching --json docs/measurements/torch_ddp_switching.json --page docs/torch-ddp-tests.md
-	$(BIN)/python -m tests.torch_ddp --mode apart --json docs/measurements/torch_ddp_apart.json --page docs/torch-ddp-tests.md
+	$(BIN)/python -m tests.torch_ddp --json docs/measurements/torch_ddp.json --page docs/evidence/torch-ddp-tests.md
+	$(BIN)/python -m tests.torch_ddp --mode switching --json docs/measurements/torch_ddp_switching.json --page docs/evidence/torch-ddp-tests.md
+	$(BIN)/python -m tests.torch_ddp --mode apart --json docs/measurements/torch_ddp_apart.json --page docs/evidence/torch-ddp-tests.md
 
 measure-switching: $(VENV)/.lab $(VENV)/.test  ## what a change of the compression factor sets training back, in memory (12 minutes)
 	$(BIN)/python -m tests.measure.switching

@@ -113,6 +113,11 @@ class Forecast:
     leaving_s: float | None = None
 
     @property
+    def belief(self) -> Belief:
+        """Belief about the candidate's efficiency before the run."""
+        return Belief(self.efficiency, self.deviation)
+
+    @property
     def least_efficiency(self) -> float:
         """Lower bound of ``efficiency``, by which controllers decide; see ``lower_bound``."""
         return self.lower_bound(self.efficiency)

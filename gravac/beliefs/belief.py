@@ -37,6 +37,16 @@ class Belief(NamedTuple):
         """Efficiency that is not exceeded with probability ``SURE``."""
         return self.efficiency * math.exp(_QUANTILE * self.deviation) if self.deviation else self.efficiency
 
+    @property
+    def band(self) -> tuple[float, float, float]:
+        """The median, the lower and the upper bound.
+
+        Example:
+            >>> Belief(0.9).band
+            (0.9, 0.9, 0.9)
+        """
+        return self.efficiency, self.lower_bound, self.upper_bound
+
     def times(self, other: "Belief") -> "Belief":
         """Return the belief about the product of two independent efficiencies.
 

@@ -32,8 +32,9 @@ def power_at(points: EfficiencyPoints, every: float) -> float:
     Linear in log ``every``, extrapolated beyond the last point; before the first point it is that point's exponent.
 
     Example:
-        >>> [round(power_at(((20, 1.0), (50, 2.0)), every), 2) for every in (1, 20, 50, 125)]
-        [1.0, 1.0, 2.0, 3.0]
+        >>> points = ((20, 1.0), (50, 2.0))
+        >>> power_at(points, every=1), power_at(points, every=50), round(power_at(points, every=125), 2)
+        (1.0, 2.0, 3.0)
     """
     if len(points) == 1 or every <= points[0][0]:
         return points[0][1]

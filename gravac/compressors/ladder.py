@@ -2,9 +2,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """A ladder of compressors: for each wire ratio, the member with the highest efficiency at that ratio.
 
-Gain does not tell which of two families trains better (``docs/compressors.md``), so the user sets the order. Members
-are sorted by the efficiency of their steps, best first. The first member that reaches a ratio serves the ratio. The
-default order comes from ``docs/measurements/worth.json``. A ladder's CF is a wire ratio.
+Gain does not tell which of two families trains better (``docs/reference/compressors.md``), so the user sets the order.
+Members are sorted by the efficiency of their steps, best first. The first member that reaches a ratio serves the ratio.
+The default order comes from ``docs/measurements/worth.json``. A ladder's CF is a wire ratio.
 
 The best member also depends on the model: low rank is far better on wide fully connected layers, and worse on a
 transformer. So each member has its own rungs: ratios that only this member serves. A controller that compares

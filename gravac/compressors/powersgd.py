@@ -89,8 +89,8 @@ class PowerSGD(Compressor):
 
     Attributes:
         rank: rank of every matrix, as in the paper; ``None``: by the CF, matrix by matrix. One CF for all matrices
-            gives small matrices rank 1, which slowed the training of a whole net (``docs/results.md``); one rank for
-            all matrices does not.
+            gives small matrices rank 1, which slowed the training of a whole net (``docs/evidence/measurements.md``);
+            one rank for all matrices does not.
         iterations: power iterations a step, each with one all-reduce of P and one of Q; they count against the CF.
         warm_start: whether to start from the factor of the last step, even if the rank has changed; otherwise from a
             random factor.

@@ -3,10 +3,11 @@
 """Goodput: steps per second times the progress of a step, maximized by trying candidates that could be better.
 
 GraVAC multiplies throughput by gain, and gain is not progress: on ``charlm`` one bit of every number keeps 0.64 of the
-energy and makes 0.92 of a dense step's progress; top-k at 100x keeps 0.07 and makes 0.34 (``docs/results.md``). Goodput
-forecasts each candidate's *efficiency*, the progress of its step / the progress of a dense step, from committed
-measurements (``gravac.beliefs``), and measures throughput while training. Since a forecast may be wrong, a step counts
-with the lower bound of its efficiency, which it exceeds with a probability of 80 % (``Forecast.lower_bound``).
+energy and makes 0.91 of a dense step's progress; top-k at 100x keeps 0.07 and makes 0.33
+(``docs/evidence/matrices.md``). Goodput forecasts each candidate's *efficiency*, the progress of its step / the progress
+of a dense step, from committed measurements (``gravac.beliefs``), and measures throughput while training. Since a
+forecast may be wrong, a step counts with the lower bound of its efficiency, which it exceeds with a probability of 80 %
+(``Forecast.lower_bound``).
 
 - Start: among the candidates whose efficiency is near dense's, the search starts at the one that should code and
   exchange fastest. The expectation comes from the link's probe (``gravac.exchange.link_probe``) and, on a GPU, from
@@ -82,7 +83,7 @@ SETBACK, SETTLED = 15.0, 100
 """Progress, in steps, that leaving one bit for a candidate of higher efficiency may cost; and the number of steps from
 which on that cost is spread over the steps so far: the controller assumes that as many steps follow. AdamW's second
 moments from one bit's steps are too small for other candidates. On ``charlm`` the loss stays 0.014 to 0.024 nats above
-that without a switch for 40 steps, which is the progress of 10 to 20 steps (``docs/measurements.md``)."""
+that without a switch for 40 steps, which is the progress of 10 to 20 steps (``docs/evidence/measurements.md``)."""
 
 COARSE = 0.8
 """Efficiency below which the controller assumes that a quantizer leaves second moments as small as one bit does; see
@@ -90,7 +91,8 @@ COARSE = 0.8
 
 OUTER_HYSTERESIS = 0.1
 """Relative gain in goodput below which no outer steps are tried or chosen, if trials did not measure their progress.
-Their efficiency differs more from task to task (``docs/outer.md``), and a round is one measurement of many steps."""
+Their efficiency differs more from task to task (``docs/evidence/outer.md``), and a round is one measurement of many
+steps."""
 
 EXPOSED = 0.03
 """Fraction of a step that waits for bytes, below which no candidate that sends less is tried: it could save no more."""
@@ -341,12 +343,14 @@ class Goodput(Settings):
         if best is not None and state.position != state.best:
             steps = state.window.steps
             lower_bound = state.belief(state.position, forecast.efficiency_at(state.window.gain)).lower_bound
-            lost = steps * (seconds - lower_bound / state.goodput(best))
-            state = replace(state, spent=state.spent + max(0.0, lost))
+            lost = max(0.0, steps * (seconds - lower_bound / state.goodput(best)))
+            best_forecast = state.forecasts[best.position]
+            if _ends_outer_steps(best_forecast, forecast):
+                lost += state.leaving(best_forecast)
+            state = replace(state, spent=state.spent + lost)
         earlier = state.entry(state.position)
-        is_suspect = state.position == state.suspect
-        state = replace(state, suspect=None) if is_suspect else state
-        recovered = is_suspect and earlier is not None and seconds < (1 - self.change) * earlier.seconds
+        recovered = earlier is not None and state.was_paused(seconds, self.change)
+        state = state.cleared()
         if earlier is not None and (recovered or self._link_became_faster(state, earlier, seconds)):
             took = f"{1000 * seconds:.4g} ms a step at {forecast.candidate}"
             reason = f"{took}, not the {1000 * earlier.seconds:.4g} it was"
@@ -410,8 +414,7 @@ class Goodput(Settings):
                 state = replace(state.drift(seconds, at_once=True), off=0)
                 return self._try_or_hold(state, f"{reason}: the machine changed")
             return self._search_again(state.changed(seconds), f"{reason}: the link or the machine changed")
-        suspect = None if state.suspect == state.position else state.suspect
-        return self._try_or_hold(replace(state, off=0, suspect=suspect).drift(seconds), f"{reason} holds")
+        return self._try_or_hold(replace(state.cleared(), off=0).drift(seconds), f"{reason} holds")
 
     def _search_again(self, state: GoodputState, reason: str) -> tuple[GoodputState, str]:
         """Search again after a change, from the candidate that a run starts at, if it may be better than the current.
@@ -424,6 +427,9 @@ class Goodput(Settings):
         assert current is not None
         may_try = first != state.position and state.allowed(first)
         if not may_try or promise <= self._goodput_to_beat(state, current, first):
+            return self._try_or_hold(state, reason)
+        ends_outer_steps = _ends_outer_steps(state.forecast, state.forecasts[first])
+        if ends_outer_steps and not self._may_try(state, current, first, promise):
             return self._try_or_hold(state, reason)
         state = replace(state, phase=SEARCH, best=state.position, position=first)
         return state, f"{reason}; search again from {state.running}"
@@ -480,10 +486,7 @@ class Goodput(Settings):
         spares_hook = mode == "native" and best_mode == "hook"  # the hook itself may cost more than it saves
         if not spares_hook and forecast.wire_ratio >= best_forecast.wire_ratio and state.exposed(best) < EXPOSED:
             return False
-        slowest = state.slowest(position)
-        price = trial_price(slowest, best.seconds, forecast.candidate.every)
-        if mode == "native":
-            price = WATCH * (slowest - best.seconds)
+        price = _price_of_trial(state, best, position, state.slowest(position))
         budget_fraction = min(1.0, state.at_stake(best) / FULL_BUDGET)
         if best_mode == "native" and mode == "hook":
             budget_fraction **= 2
@@ -504,11 +507,7 @@ class Goodput(Settings):
         suspect = state.entry(state.suspect)
         if suspect is None:
             return False
-        candidate = state.forecasts[state.suspect].candidate
-        price = trial_price(suspect.seconds, best.seconds, candidate.every)
-        if candidate.mode == "native":
-            price = WATCH * (suspect.seconds - best.seconds)
-        return price <= self.explore * state.elapsed
+        return _price_of_trial(state, best, state.suspect, suspect.seconds) <= self.explore * state.elapsed
 
     def _is_steady(self, state: GoodputState, seconds: float) -> bool:
         """True if steps of the candidate that is held take about as long as they did."""
@@ -614,6 +613,29 @@ def _may_start(forecast: Forecast, dense: Forecast) -> bool:
     if candidate.mode == "outer":
         return dense.candidate.mode == "outer"
     return candidate.mode == "hook" or candidate.cf == 1
+
+
+def _price_of_trial(state: GoodputState, best: GoodputEntry, position: int, slowest: float) -> float:
+    """Return the most that a trial may cost, in seconds, with those of leaving outer steps for it.
+
+    Args:
+        state: state of the search.
+        best: measurement of the best candidate.
+        position: position of the candidate.
+        slowest: longest time that a step of the candidate may take, in seconds.
+    """
+    forecast, best_forecast = state.forecasts[position], state.forecasts[best.position]
+    price = trial_price(slowest, best.seconds, forecast.candidate.every)
+    if forecast.candidate.mode == "native":
+        price = WATCH * (slowest - best.seconds)
+    if _ends_outer_steps(best_forecast, forecast):
+        price = max(0.0, price) + state.leaving(best_forecast)
+    return price
+
+
+def _ends_outer_steps(current: Forecast, following: Forecast) -> bool:
+    """True if the current candidate makes outer steps, and the following one does not."""
+    return current.candidate.mode == "outer" and following.candidate.mode != "outer"
 
 
 def _cost_text(state: GoodputState) -> str:

@@ -396,6 +396,20 @@ class GoodputState:
         emptied = replace(self, entries=(), floors=floors, off=0, spent=0.0, elapsed=0.0)
         return replace(emptied, moved=True, slowed=slowed, suspect=suspect)
 
+    def was_paused(self, seconds: float, change: float) -> bool:
+        """True if the suspect runs, and its steps take clearly less time than when the link seemed to become slower.
+
+        Args:
+            seconds: median time of its steps.
+            change: relative change of a step's time from which on it counts.
+        """
+        measured = self.entry(self.position)
+        return self.position == self.suspect and measured is not None and seconds < (1 - change) * measured.seconds
+
+    def cleared(self) -> GoodputState:
+        """Return the state without the suspect, if the suspect runs: it is timed again now."""
+        return replace(self, suspect=None) if self.position == self.suspect else self
+
     def sends_less(self, position: int, than: int) -> bool:
         """True if an exchange of the candidate at ``position`` has fewer bytes than that of candidate ``than``."""
         return exchange_fraction(self.forecasts[position]) < exchange_fraction(self.forecasts[than])

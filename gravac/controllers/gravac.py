@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """GraVAC, repaired: try one CF per window, keep the CF at which compression throughput saturates.
 
-Source: Tyagi & Swany, "GraVAC", IEEE CLOUD 2023, Algorithm 1 and section III-C. ``docs/controllers.md`` lists the
-repairs and their reasons; Algorithm 1 as printed is ``GraVAC(paper_literal=True)``.
+Source: Tyagi & Swany, "GraVAC", IEEE CLOUD 2023, Algorithm 1 and section III-C. ``docs/explanation/controllers.md``
+lists the repairs and their reasons; Algorithm 1 as printed is ``GraVAC(paper_literal=True)``.
 
 The phases, and what ends each:
 

@@ -101,7 +101,7 @@ def next_trials(state: GoodputState, total_steps: int | None, expire: int) -> Tr
 
 
 def trials_may_begin(state: GoodputState, total_steps: int | None) -> bool:
-    """True after the warm-up and the first steps of the run, in which no trials are made."""
+    """True once the run may make trials: after the warm-up and ``FIRST_TRIAL_FRACTION`` of the run's steps."""
     return not state.warming_up and state.steps >= FIRST_TRIAL_FRACTION * _total(state, total_steps)
 
 

@@ -7,7 +7,7 @@ the loss with that after as many dense steps on the same batches. Then it restor
 cannot make a step twice, so ``probe`` takes a loss function of the step and the rank.
 
 A few steps do not show what error feedback brings later, nor what noise costs in the end. The probe is right about
-quantizers of two bits and more; it ranks sparsifiers worse than their gain does (``docs/results.md``).
+quantizers of two bits and more; it ranks sparsifiers worse than their gain does (``docs/evidence/matrices.md``).
 """
 
 import copy

@@ -9,7 +9,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from gravac.beliefs import Belief
 from gravac.candidate import Forecast
 from gravac.settings import SettingsError
 from gravac.telemetry import page, words
@@ -142,9 +141,7 @@ class TensorBoardSink:
             self._write_layout()
             for forecast in self._forecasts:
                 if forecast.candidate == progress.candidate:
-                    belief = Belief(forecast.efficiency, forecast.deviation)
-                    initial_band = (belief.efficiency, belief.lower_bound, belief.upper_bound)
-                    self._write_scalars(dict(zip(tags, initial_band, strict=True)), 0)
+                    self._write_scalars(dict(zip(tags, forecast.belief.band, strict=True)), 0)
         band = (progress.efficiency, progress.low, progress.high)
         self._write_scalars(dict(zip(tags, band, strict=True)), progress.step)
         self._writer.add_text(page.PROGRESS_TEXT, words.describe_progress(progress, self._forecasts), progress.step)

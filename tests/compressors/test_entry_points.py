@@ -15,6 +15,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.packaging.pages import example
 from tests.ranks import processes
 
 ROOT = Path(__file__).parents[2]
@@ -56,12 +57,6 @@ steps = 20
 """
 
 
-def documented(page: str, named: str) -> str:
-    """The Python example of a page that defines a class of that name."""
-    blocks = re.findall(r"```python\n(.*?)```", (ROOT / "docs" / page).read_text(encoding="utf-8"), re.DOTALL)
-    return next(block for block in blocks if f"class {named}(" in block)
-
-
 def install(folder: Path, package: str, offered: str) -> None:
     """A distribution as pip leaves one behind."""
     info = folder / f"{package}-1.0.dist-info"
@@ -73,8 +68,8 @@ def install(folder: Path, package: str, offered: str) -> None:
 @pytest.fixture(scope="module")
 def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("site")
-    (folder / "throwaway_comb.py").write_text(documented("compressors.md", "Comb"))
-    (folder / "throwaway_climb.py").write_text(documented("controllers.md", "Climb") + CLIMB)
+    (folder / "throwaway_comb.py").write_text(example("Comb"))
+    (folder / "throwaway_climb.py").write_text(example("Climb") + CLIMB)
     (folder / "policy.toml").write_text(POLICY)
     install(folder, "throwaway", OFFERED)
     return folder

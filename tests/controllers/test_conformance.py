@@ -3,7 +3,6 @@
 """Every controller obeys every law, a controller that breaks one is caught by it, and so does the documented one."""
 
 import math
-import re
 import runpy
 from collections.abc import Sequence
 from dataclasses import replace
@@ -29,6 +28,7 @@ from gravac.controllers.static import StaticState
 from gravac.settings import SettingsError
 from gravac.testing import controller_laws as conformance
 from gravac.testing.controller_laws import Law
+from tests.packaging.pages import example
 
 pytestmark = pytest.mark.timeout(60)
 
@@ -320,9 +320,7 @@ def test_every_law_catches_something() -> None:
 
 
 def test_the_controller_in_the_documentation_obeys(tmp_path: Path) -> None:
-    text = (Path(__file__).parents[2] / "docs" / "controllers.md").read_text(encoding="utf-8")
-    (source,) = (block for block in re.findall(r"```python\n(.*?)```", text, re.DOTALL) if "class " in block)
-    (tmp_path / "documented.py").write_text(source, encoding="utf-8")
+    (tmp_path / "documented.py").write_text(example("Climb"), encoding="utf-8")
     controller: Controller[Any] = runpy.run_path(str(tmp_path / "documented.py"))["Climb"]()
     for law in conformance.LAWS:
         law(controller)

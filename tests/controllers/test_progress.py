@@ -2,6 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Goodput with a probe: a wrong belief is found out, a right one costs little, and short runs measure nothing."""
 
+import itertools
 import math
 import statistics
 from dataclasses import replace
@@ -74,6 +75,21 @@ def test_a_run_too_short_to_learn_goes_by_its_beliefs() -> None:
     assert any(decision.reason.endswith(f"; {NO_TRIALS}") for _, decision in played.decisions)
     without_probe = play(replace(world(outer=0.6, believed=0.99, total=500), probe=False))
     assert not any(NO_TRIALS in decision.reason for _, decision in without_probe.decisions)
+
+
+def test_trials_that_leave_outer_steps_count_the_way_back() -> None:
+    """Leaving outer steps for trials of the hook takes 5 % of the time at most, once outer steps are held.
+
+    One departure comes before: it ends the first trial of outer steps.
+    """
+    made_up = replace(world(outer=0.9, believed=0.9, total=4000), leaving=5.0, probe=False, jitter=0.15)
+    made_up.seconds[OUTER] = 0.05
+    forecasts = tuple(replace(forecast, leaving_s=5.0) for forecast in made_up.forecasts)
+    played = play(replace(made_up, forecasts=forecasts))
+    modes = [decision.candidate.mode for _, decision in played.decisions]
+    departures = sum(previous == "outer" != mode for previous, mode in itertools.pairwise(modes))
+    assert modes[-1] == "outer"
+    assert 5.0 * (departures - 1) <= 0.05 * played.seconds, (departures, played.seconds)
 
 
 def test_certain_beliefs_are_not_tried() -> None:

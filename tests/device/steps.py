@@ -32,7 +32,7 @@ class There:
         for asked in requests:
             self.ledger.book(asked)
             for tensor in tensors_of(asked):
-                if tensor.device.type != torch.device(DEVICE).type:
+                if tensor.device.type != DEVICE.partition(":")[0]:
                     raise RuntimeError(f"No backend type associated with device type {tensor.device.type}")
         return requests
 

@@ -29,5 +29,5 @@ def test_ratios_are_paired_by_seed_and_a_run_that_missed_counts_with_its_time() 
     assert told.ratio == pytest.approx(2.2 ** (1 / 3))
     assert told.low < told.ratio < told.high
     assert "1.00 1.10 2.00" in table([told])
-    assert "over 1 cells: 1.301; cells whose interval lies above 1.05: 0" in table([told])
+    assert "of all 1 cells is 1.301. Number of cells whose whole interval lies above 1.05: 0." in table([told])
     assert verdicts(runs, {cell: "fp32"}, "gravac:topk") == []

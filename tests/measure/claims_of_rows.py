@@ -1,6 +1,6 @@
 # SPDX-FileCopyrightText: 2026 The gravac developers
 # SPDX-License-Identifier: Apache-2.0
-"""The sentences of docs/measurements.md and docs/advise.md that are checked; see ``tests.measure.claims``."""
+"""Sentences of docs/evidence/measurements.md and advise.md that are checked; see ``tests.measure.claims``."""
 
 import statistics
 from collections.abc import Iterable

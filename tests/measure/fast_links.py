@@ -28,7 +28,7 @@ from tests.measure.racing import (
     Progress,
     Training,
     parser_of,
-    race,
+    race_into,
     resumable,
     target_row,
     two_way,
@@ -155,10 +155,7 @@ class Measurement:
         assert told is not None
         about = {"part": part, "task": training.task, "link": link, "seed": seed, "native": training.steps}
         goal = Goal(told["target"], LIMIT * told["native_seconds"])
-        for order, row in enumerate(race(training, link, seed, goal, entrants)):
-            self.book.add({**about, **row, "order": order})
-            words = f"{row['seconds']:.1f} s" if row["reached"] else "not reached"
-            progress.say(f"{part} {training.task} {link} seed {seed}: {row['method']}: {words}")
+        race_into(self.book, progress, about, training, goal, entrants)
 
 
 def logs_of(rows: Sequence[dict[str, Any]], pair: str) -> dict[tuple[str, str], dict[int, float]]:

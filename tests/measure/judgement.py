@@ -108,7 +108,11 @@ def table(told: Sequence[Verdict]) -> str:
         lines.append(f"| {one.cell[0]} | {one.cell[1]} | `{one.best}` | {one.ratio:.2f} | {interval} | {by_seed} |")
     over = math.exp(statistics.fmean(math.log(one.ratio) for one in told))
     above = sum(one.low > 1.05 for one in told)
-    lines += ["", f"Geometric mean over {len(told)} cells: {over:.3f}; cells whose interval lies above 1.05: {above}."]
+    lines += [
+        "",
+        f"The geometric mean of the ratios of all {len(told)} cells is {over:.3f}. Number of cells whose whole "
+        f"interval lies above 1.05: {above}.",
+    ]
     return "\n".join(lines)
 
 

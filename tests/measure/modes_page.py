@@ -1,6 +1,6 @@
 # SPDX-FileCopyrightText: 2026 The gravac developers
 # SPDX-License-Identifier: Apache-2.0
-"""Sections of ``docs/modes-measured.md``: what the three ways to run a step were measured to cost and to bring.
+"""Sections of ``docs/evidence/modes.md``: what the three ways to run a step were measured to cost and to bring.
 
 A section is appended by ``make tables`` once there is a record.
 """

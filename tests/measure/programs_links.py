@@ -3,19 +3,24 @@
 """What adaptive runs come to on programs that nothing was tuned on, over links: time to the loss of float16.
 
 A program's runs all have the same steps and schedule: ``every=(1, 100)`` with a probe, the hook alone, and native
-float16. They are compared in two ways. By the clock: within the seconds in which all of them still train, by the time
-to the losses that float16, or the better of float16 and the hook, has after 60, 80 and 100 % of those seconds. By the
-steps: by the time to the losses that float16 has after 60, 80 and 100 % of its own run, which faster ones have to
-reach with the same number of steps.
+float16. They are compared in three ways.
+
+- By the clock, within the seconds in which all of them still train: the time to the losses that float16, or the better
+  of float16 and the hook, has after 60, 80 and 100 % of those seconds.
+- By the steps: the time to the losses that float16 has after 60, 80 and 100 % of its own run. Faster methods have to
+  reach them with the same number of steps.
+- By the loss after equal seconds, each with a schedule of its own (*fitted*): the adaptive run and float16 are made
+  once more, with as many steps as they make in the seconds of the hook's run.
 
 All runs are made in full over the emulated link, but for float16 where that takes long: its loss by step is that of a
 run over an unthrottled link, its time by step that of ``TIMED`` steps over the link (*factored*). Training goes on at
 the lowest rate for a fifth of the steps more, so that slower ones may come to the last target.
 
     python -m tests.measure.programs_links [--nanogpt CLONE] [--programs NAME ...] [--json FILE] [--seeds N]
-        [--steps N] [--minutes N] [--show PROGRAM METHOD] [--draw PROGRAM LINK FILE]
+        [--steps N] [--minutes N] [--show PROGRAM METHOD]
 """
 
+import itertools
 import json
 import math
 import random
@@ -266,7 +271,11 @@ def run(program: Program, method: str, seed: int, link: str, steps: int) -> dict
     }
 
 
-def step_seconds(curve: Sequence[Sequence[float]]) -> float:
+Curve = Sequence[Sequence[float]]
+"""Steps, loss and seconds of each evaluation."""
+
+
+def step_seconds(curve: Curve) -> float:
     """Return the mean seconds of a step from the second evaluation on.
 
     Example:
@@ -294,18 +303,31 @@ class Measurement:
     def go(self, minutes: float) -> None:
         """Run all that is missing, program by program."""
         over = until(minutes)
-        todo = [one for one in self._all() if not self.book.find(**identity(*one))]
-        progress = Progress(len(todo))
-        for program, method, seed, link, steps in todo:
-            if over():
-                return
-            row = run(program, method, seed, link, steps)
-            self.book.add(row)
-            last = row["curve"][-1]
-            progress.say(
-                f"{program.name}, {method}, {link}, seed {seed}, {row['made']} steps: {last[2]:.1f} s, "
-                f"loss {last[1]:.4f}; {row.get('reason', '')}"
-            )
+        for runs in (self._all, self._fitted):
+            todo = [one for one in runs() if not self.book.find(**identity(*one))]
+            progress = Progress(len(todo))
+            for program, method, seed, link, steps in todo:
+                if over():
+                    return
+                row = run(program, method, seed, link, steps)
+                self.book.add(row)
+                last = row["curve"][-1]
+                progress.say(
+                    f"{program.name}, {method}, {link}, seed {seed}, {row['made']} steps: {last[2]:.1f} s, "
+                    f"loss {last[1]:.4f}; {row.get('reason', '')}"
+                )
+
+    def _fitted(self) -> Iterator[tuple[Program, str, int, str, int]]:
+        """Yield runs with as many steps as the seconds of the hook's run allow, by the steps' times so far."""
+        for seed in range(self.seeds):
+            for program, link in itertools.product(self.programs, self.links):
+                steps = min(self.most, program.steps)
+                about = {"program": program.name, "seed": seed, "link": link}
+                hook, adaptive = (self.book.find(method=method, steps=steps, **about) for method in (HOOK, ADAPTIVE))
+                timed = self.book.find(method=FLOAT16, steps=TIMED, **about)
+                if hook is not None and adaptive is not None and timed is not None:
+                    yield program, ADAPTIVE, seed, link, fitting(hook, adaptive["curve"][-1][2] / adaptive["made"])
+                    yield program, FLOAT16, seed, UNTHROTTLED, fitting(hook, timed["step_s"])
 
     def _all(self) -> Iterator[tuple[Program, str, int, str, int]]:
         for seed in range(self.seeds):
@@ -326,6 +348,20 @@ class Measurement:
                 if not long:
                     yield program, FLOAT32, seed, UNTHROTTLED, steps
                     yield program, FLOAT16, seed + self.seeds, UNTHROTTLED, steps  # how much seeds differ
+
+
+def fitting(hook: Mapping[str, Any], step_s: float) -> int:
+    """Return in how many steps the learning rate falls, so that the run takes the seconds of the hook's.
+
+    Args:
+        hook: row of the hook's run.
+        step_s: mean seconds of a step.
+
+    Example:
+        >>> fitting({"curve": [(0, 4.0, 0.0), (1200, 2.0, 240.0)]}, step_s=0.1)
+        2000
+    """
+    return round(hook["curve"][-1][2] / step_s / MORE)
 
 
 def identity(program: Program, method: str, seed: int, link: str, steps: int) -> dict[str, Any]:
@@ -361,10 +397,6 @@ class Cell:
     to_whole_run: Sequence[float]
     end: tuple[float, float]
     adaptive: Mapping[str, Any]
-
-
-Curve = Sequence[Sequence[float]]
-"""Steps, loss and seconds of each evaluation."""
 
 
 def cells_of(rows: Sequence[dict[str, Any]]) -> list[Cell]:
@@ -404,7 +436,7 @@ def cells_of(rows: Sequence[dict[str, Any]]) -> list[Cell]:
     return found
 
 
-def ratio(own: Curve, others: Sequence[Curve], target: float) -> float:
+def ratio(curve: Curve, others: Sequence[Curve], target: float) -> float:
     """Return a run's time to a loss over that of the best of others; infinite if it never came there.
 
     Example:
@@ -412,7 +444,7 @@ def ratio(own: Curve, others: Sequence[Curve], target: float) -> float:
         >>> ratio(fast, [slow], 3.0), ratio(fast, [slow], 2.0)
         (1.0, inf)
     """
-    seconds = time_to(own, target)
+    seconds = time_to(curve, target)
     best = min(found for other in others if (found := time_to(other, target)) is not None)
     return math.inf if seconds is None else seconds / best
 
@@ -435,11 +467,9 @@ def time_to(curve: Curve, loss: float) -> float | None:
 
 def seeds_differ(rows: Sequence[dict[str, Any]], program: str) -> float | None:
     """Return by how much the last losses of float16 differ between seeds, at equal steps; ``None`` if not known."""
-    last = [
-        loss_after(row["curve"], row["steps"])
-        for row in rows
-        if (row["program"], row["method"], row["link"]) == (program, FLOAT16, UNTHROTTLED) and row["steps"] != TIMED
-    ]
+    runs = [row for row in rows if (row["program"], row["method"], row["link"]) == (program, FLOAT16, UNTHROTTLED)]
+    longest = max((row["steps"] for row in runs), default=0)
+    last = [loss_after(row["curve"], row["steps"]) for row in runs if row["steps"] == longest]
     return max(last) - min(last) if len(last) > 1 else None
 
 
@@ -529,6 +559,33 @@ def table_of_careful(rows: Sequence[dict[str, Any]]) -> str:
     return "\n".join(lines)
 
 
+def table_of_fitted(rows: Sequence[dict[str, Any]]) -> str:
+    """Return the last losses of runs whose schedules end with the hook's seconds, as Markdown."""
+    lines = [
+        "| program | link | seconds | float16: steps, loss | hook: steps, loss | adaptive: steps, seconds, loss |",
+        "|" + " --- |" * 6,
+    ]
+    for hook in rows:
+        about = {name: hook[name] for name in ("program", "seed", "link")}
+        first, timed = (
+            _find(rows, method=method, steps=steps, **about)
+            for method, steps in ((ADAPTIVE, hook["steps"]), (FLOAT16, TIMED))
+        )
+        if hook["method"] != HOOK or first is None or timed is None:
+            continue
+        adaptive = _find(rows, method=ADAPTIVE, steps=fitting(hook, first["curve"][-1][2] / first["made"]), **about)
+        about["link"] = UNTHROTTLED
+        float16 = _find(rows, method=FLOAT16, steps=fitting(hook, timed["step_s"]), **about)
+        if adaptive is None or float16 is None:
+            continue
+        cells = [hook["program"], hook["link"], f"{hook['curve'][-1][2]:.0f}"]
+        cells += [f"{row['made']}, {row['curve'][-1][1]:.3f}" for row in (float16, hook)]
+        last = adaptive["curve"][-1]
+        cells.append(f"{adaptive['made']}, {last[2]:.0f}, {last[1]:.3f}")
+        lines.append(f"| {' | '.join(cells)} |")
+    return "\n".join(lines)
+
+
 def table_of_long(rows: Sequence[dict[str, Any]]) -> str:
     """Return how much longer long adaptive runs took than staying in the hook or outer steps at once, as Markdown.
 
@@ -558,40 +615,42 @@ def table_of_long(rows: Sequence[dict[str, Any]]) -> str:
 
 
 def draw(rows: Sequence[dict[str, Any]], program: str, link: str, path: Path) -> None:
-    """Draw loss by seconds of a program's runs, and what the adaptive run believed of what it tried, as a picture."""
-    import matplotlib as mpl
-
-    mpl.use("Agg")
-    import matplotlib.pyplot as plt
+    """Draw loss by seconds of a program's runs as a picture; if the adaptive run made trials, what it believed, too."""
+    from matplotlib.figure import Figure
 
     about = {"program": program, "link": link}
-    figure, (losses, beliefs) = plt.subplots(2, 1, figsize=(8, 6), sharex=True, layout="constrained")
+    adaptive = _find(rows, method=ADAPTIVE, **about)
+    assert adaptive is not None
+    curve, tried = adaptive["curve"], adaptive["beliefs"]
+    figure = Figure(figsize=(8, 6 if tried else 3.8), dpi=110, layout="constrained", facecolor="white")
+    losses, *others = figure.subplots(2 if tried else 1, 1, sharex=True, squeeze=False).flat
     for method, label in (
-        (HOOK, "every=1, native=False: the hook"),
+        (HOOK, "native=False: the hook alone"),
         (OUTER, "every=10: outer steps from the first step on"),
         (ADAPTIVE, "every=(1, 100), with a probe"),
     ):
         row = _find([row for row in rows if row["steps"] != TIMED], method=method, **about)
         if row is not None:
             losses.plot(*zip(*((seconds, loss) for _, loss, seconds in row["curve"]), strict=True), label=label)
-    adaptive = _find(rows, method=ADAPTIVE, **about)
-    assert adaptive is not None
-    curve = adaptive["curve"]
-    for start, end in outer_stretches(adaptive):
-        for axes in (losses, beliefs):
+    for axes in (losses, *others):
+        for start, end in outer_stretches(adaptive):
             axes.axvspan(seconds_after(curve, start), seconds_after(curve, end), color="C2", alpha=0.1, linewidth=0)
-    for number, (name, believed) in enumerate(adaptive["beliefs"].items()):
-        points = [(0, *believed)] + [(row[0], *row[5:]) for row in adaptive["progress"] if row[1] == name]
-        at = [seconds_after(curve, step) for step, *_ in points]
-        bands = list(zip(*(band[-3:] for _, *band in points), strict=True))
-        beliefs.plot(at, bands[0], color=f"C{number + 3}", drawstyle="steps-post", label=f"{name}: median, 80 % bounds")
-        beliefs.fill_between(at, bands[1], bands[2], color=f"C{number + 3}", alpha=0.2, step="post")
-    losses.set(title=f"{program}, {link}; green: outer steps ran in the adaptive run", ylabel="validation loss")
-    losses.set_ylim(min(loss for _, loss, _ in curve) - 0.05, curve[2][1])
-    beliefs.set(xlabel="seconds", ylabel="efficiency believed", ylim=(0, 1.1))
-    for axes in (losses, beliefs):
-        axes.legend(fontsize=8)
-    figure.savefig(path, dpi=110)
+    losses.set_title(f"{program}, {link}; green: the adaptive run made outer steps", loc="left", fontsize=9)
+    losses.set_ylabel("validation loss")
+    losses.set_ylim(min(loss for _, loss, _ in curve) - 0.05, curve[1][1])
+    for axes in others:
+        for number, (name, believed) in enumerate(tried.items()):
+            points = [(0, *believed)] + [(row[0], *row[6:]) for row in adaptive["progress"] if row[1] == name]
+            steps, median, low, high = zip(*points, strict=True)
+            seconds, color = [seconds_after(curve, step) for step in steps], f"C{number + 3}"
+            axes.plot(seconds, median, color=color, drawstyle="steps-post", label=f"{name}: median, 80 % bounds")
+            axes.fill_between(seconds, low, high, color=color, alpha=0.2, step="post")
+        axes.set(ylabel="efficiency believed", ylim=(0, 1.1))
+    (others or [losses])[-1].set_xlabel("seconds")
+    for axes in (losses, *others):
+        axes.legend(fontsize=8, frameon=False)
+        axes.spines[["top", "right"]].set_visible(False)
+    figure.savefig(path, format="png")
 
 
 def outer_stretches(row: Mapping[str, Any]) -> list[tuple[int, int]]:
@@ -618,7 +677,6 @@ def main() -> int:
     parser.add_argument("--links", nargs="+", choices=LINKS, default=LINKS)
     parser.add_argument("--seeds", type=int, default=1)
     parser.add_argument("--steps", type=int, default=10**9, help="at most so many a run, to try the program")
-    parser.add_argument("--draw", nargs=3, metavar=("PROGRAM", "LINK", "FILE"), help="draw a long program's runs")
     parser.add_argument("--show", nargs=2, metavar=("PROGRAM", "METHOD"), help="print train.py with a method's edits")
     options = parser.parse_args()
     every = programs(None if options.nanogpt is None else options.nanogpt.resolve())
@@ -629,15 +687,12 @@ def main() -> int:
         print(patched((one.clone / "train.py").read_text(encoding="utf-8"), one.edits(options.show[1], 0)))
         return 0
     book = Book(options.json, ("program", "method", "seed", "link", "steps"))
-    if options.draw:
-        program, link, picture = options.draw
-        draw(book.rows, program, link, Path(picture))
-        return 0
     status = resumable(
         lambda: Measurement(book, chosen, options.links, options.seeds, options.steps).go(options.minutes)
     )
     if cells_of(book.rows):
-        parts = (table(book.rows), summary(book.rows), table_of_careful(book.rows), table_of_long(book.rows))
+        parts = (table(book.rows), summary(book.rows), table_of_careful(book.rows))
+        parts = (*parts, table_of_fitted(book.rows), table_of_long(book.rows))
         print(*parts, sep="\n\n")
     return status
 

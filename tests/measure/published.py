@@ -31,6 +31,9 @@ DEFAULT = "goodput:ladder@2-1000"
 MIXED: list[bool] = [False]
 """Whether records of several commits may stand in one table."""
 
+OF_MANY_HOURS = ("programs_links",)
+"""Records that take more hours than code stays the same: their tables may be of several commits, and name them."""
+
 
 @functools.cache
 def runs(name: str) -> tuple[TrainingRecord, ...]:
@@ -49,7 +52,7 @@ def runs(name: str) -> tuple[TrainingRecord, ...]:
 def _rows(name: str) -> tuple[results.Rows, str]:
     path = FOLDER / f"{name}.json"
     found = results.read(path)
-    return found, results.commits(found, path, MIXED[0])
+    return found, results.commits(found, path, MIXED[0] or name in OF_MANY_HOURS)
 
 
 def rows(name: str) -> results.Rows:

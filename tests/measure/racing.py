@@ -12,7 +12,7 @@ import random
 import signal
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -208,6 +208,30 @@ def race(training: Training, link: str, seed: int, goal: Goal, entrants: Sequenc
                 **dict(failed.about), "method": failed.method, "seconds": goal.limit_s, "reached": False,
                 "failed": str(failure)[-400:],
             }  # fmt: skip
+
+
+def race_into(
+    book: Book,
+    progress: Progress,
+    about: Mapping[str, Any],
+    training: Training,
+    goal: Goal,
+    entrants: Sequence[Entrant],
+) -> None:
+    """Race the entrants; add a row of each to the file, and say how far the measurement is.
+
+    Args:
+        book: the file.
+        progress: says how far the measurement is.
+        about: fields of the rows: ``part``, ``task``, ``link``, ``seed`` and others.
+        training: what is trained.
+        goal: when an entrant's training ends.
+        entrants: methods, in their order.
+    """
+    for order, row in enumerate(race(training, about["link"], about["seed"], goal, entrants)):
+        book.add({**about, **row, "order": order})
+        result = f"{row['seconds']:.1f} s" if row["reached"] else "not reached"
+        progress.say(f"{about['part']} {about['task']} {about['link']} seed {about['seed']}: {row['method']}: {result}")
 
 
 def row_of(entrant: Entrant, reached: tuple[float, float] | None, end: dict[str, Any]) -> dict[str, Any]:

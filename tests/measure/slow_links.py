@@ -5,16 +5,18 @@
 A cell is a task on a link on which the hook's exchange takes over half of a step. Both methods train in one session, in
 random order, with the same seed, to the loss that native DDP has after 80 % of its steps.
 
-    python -m tests.measure.slow_links [--json FILE] [--seeds N] [--short] [--minutes N] [--show]
+    python -m tests.measure.slow_links [--json FILE] [--links LINK ...] [--seeds N] [--short] [--minutes N]
+        [--show]
 """
 
 import math
 import random
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from itertools import product
 from typing import Any
 
-from tests.measure.fast_links import SHORT, TRAININGS, shares_of
+from tests.measure.fast_links import SHORT, shares_of
 from tests.measure.racing import (
     Book,
     Entrant,
@@ -22,12 +24,15 @@ from tests.measure.racing import (
     Progress,
     Training,
     parser_of,
-    race,
+    race_into,
     resumable,
     target_row,
     two_way,
     until,
 )
+
+TRAININGS = (Training("charlm", 0.4, 300), Training("lstm", 1.0, 300), Training("denoise", 1.0, 330))
+"""Long enough for a search: outer steps are tried after some hundred steps, and not at all in a few dozen."""
 
 LINKS = ("20mbit", "5mbit")
 
@@ -45,11 +50,12 @@ class Measurement:
     Args:
         book: the file.
         trainings: what is trained.
+        links: links.
         seeds: number of seeds.
     """
 
-    def __init__(self, book: Book, trainings: Sequence[Training], seeds: int) -> None:
-        self.book, self.trainings, self.seeds = book, trainings, seeds
+    def __init__(self, book: Book, trainings: Sequence[Training], links: Sequence[str], seeds: int) -> None:
+        self.book, self.trainings, self.links, self.seeds = book, trainings, links, seeds
 
     def go(self, minutes: float) -> None:
         """Take targets, then race."""
@@ -63,13 +69,13 @@ class Measurement:
     def _sessions(self) -> Iterator[tuple[Training, str, int, list[Entrant]]]:
         """Yield sessions with the entrants that have no row yet."""
         for seed in range(self.seeds):
-            for training, link in product(self.trainings, LINKS):
+            for training, link in product(self.trainings, self.links):
                 entrants = [Entrant(method) for method in (HOOK, OUTER)]
                 random.Random(f"{seed} {training.task} {link}").shuffle(entrants)
                 place = {"part": "race", "task": training.task, "link": link, "seed": seed, "native": training.steps}
-                left = [entrant for entrant in entrants if not self.book.find(**place, method=entrant.method)]
-                if left:
-                    yield training, link, seed, left
+                missing = [entrant for entrant in entrants if not self.book.find(**place, method=entrant.method)]
+                if missing:
+                    yield training, link, seed, missing
 
     def _session(
         self, training: Training, link: str, seed: int, entrants: Sequence[Entrant], progress: Progress
@@ -80,10 +86,7 @@ class Measurement:
             target = {"part": "target", **about, **target_row(training, seed)}
             self.book.add(target)
         goal = Goal(target["target"], LIMIT * target["native_seconds"])
-        for order, row in enumerate(race(training, link, seed, goal, entrants)):
-            self.book.add({"part": "race", **about, "link": link, **row, "order": order})
-            words = f"{row['seconds']:.1f} s" if row["reached"] else "not reached"
-            progress.say(f"{training.task} {link} seed {seed}: {row['method']}: {words}")
+        race_into(self.book, progress, {"part": "race", **about, "link": link}, training, goal, entrants)
 
 
 def table(rows: Sequence[dict[str, Any]]) -> str:
@@ -113,13 +116,15 @@ def table(rows: Sequence[dict[str, Any]]) -> str:
 
 def main() -> int:
     parser = parser_of(__doc__, "docs/measurements/slow_links.json")
+    parser.add_argument("--links", nargs="+", choices=LINKS, default=LINKS)
     parser.add_argument("--seeds", type=int, default=2)
     parser.add_argument("--short", action="store_true", help="a few steps a run, to try the program")
     parser.add_argument("--show", action="store_true", help="measure nothing, print the table")
     options = parser.parse_args()
-    trainings = [Training(one.task, one.scale, SHORT) if options.short else one for one in TRAININGS]
+    trainings = [replace(training, steps=SHORT) if options.short else training for training in TRAININGS]
     book = Book(options.json, FIELDS)
-    status = 0 if options.show else resumable(lambda: Measurement(book, trainings, options.seeds).go(options.minutes))
+    measurement = Measurement(book, trainings, options.links, options.seeds)
+    status = 0 if options.show else resumable(lambda: measurement.go(options.minutes))
     if any(row["part"] == "race" for row in book.rows):
         print(table(book.rows))
     return status

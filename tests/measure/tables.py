@@ -32,10 +32,11 @@ Table = tuple[str, Callable[[], str]]
 REPORT = "gravac report"
 """The table that stands between marks of its own."""
 
-README, RESULTS = Path("README.md"), Path("docs/results.md")
-MEASUREMENTS, ADVISE = Path("docs/measurements.md"), Path("docs/advise.md")
-GPU, OUTER, MODES = Path("docs/gpu.md"), Path("docs/outer.md"), Path("docs/modes-measured.md")
-BELIEFS = Path("docs/beliefs.md")
+README, EVIDENCE = Path("README.md"), Path("docs/evidence")
+RESULTS, MATRICES, LANGUAGE = EVIDENCE / "results.md", EVIDENCE / "matrices.md", EVIDENCE / "language.md"
+PAPER, MEASUREMENTS = EVIDENCE / "paper-comparisons.md", EVIDENCE / "measurements.md"
+ADVISE, BELIEFS, GPU = EVIDENCE / "advise.md", EVIDENCE / "beliefs.md", EVIDENCE / "gpu.md"
+OUTER, MODES = EVIDENCE / "outer.md", EVIDENCE / "modes.md"
 
 DOCUMENTS: dict[Path, dict[str, Table]] = {
     README: {
@@ -43,18 +44,26 @@ DOCUMENTS: dict[Path, dict[str, Table]] = {
         "speed": ("tta", tables_of_runs.speed),
     },
     RESULTS: {
+        "speed": ("tta", tables_of_runs.speed),
+        "outer_in_short": ("outer_tta", tables_of_outer.outer_in_short),
+    },
+    MATRICES: {
         "hindsight": ("tta", tables_of_runs.hindsight),
         "judgement": ("judgement", tables_of_runs.judgement_table),
         "judgement_topk": ("judgement_topk", lambda: tables_of_runs.judgement_table("judgement_topk")),
-        "paper": ("talk", tables_of_runs.published_comparisons),
-        "talk": ("talk", tables_of_runs.talk_table),
         "charlm": ("tta_charlm", tables_of_runs.charlm),
-        "language": ("language", tables_of_runs.language),
-        "language_steps": ("language", tables_of_runs.language_steps),
-        "language_hindsight": ("language", lambda: judgement.table(published.language_verdicts())),
         "efficiency": ("efficiency", tables_of_runs.efficiency),
         "probed": ("probed", tables_of_runs.probed),
         REPORT: ("tta", tables_of_runs.matrix),
+    },
+    LANGUAGE: {
+        "language": ("language", tables_of_runs.language),
+        "language_steps": ("language", tables_of_runs.language_steps),
+        "language_hindsight": ("language", lambda: judgement.table(published.language_verdicts())),
+    },
+    PAPER: {
+        "paper": ("talk", tables_of_runs.published_comparisons),
+        "talk": ("talk", tables_of_runs.talk_table),
     },
     GPU: {
         "cuda_audit": ("cuda_audit", tables_of_rows.cuda_audit),
@@ -82,7 +91,6 @@ DOCUMENTS: dict[Path, dict[str, Table]] = {
         "before_after": ("before_after", lambda: before_after.table(published.rows("before_after"))),
     },
     OUTER: {
-        "outer_in_short": ("outer_tta", tables_of_outer.outer_in_short),
         "outer_efficiency": ("outer_efficiency", tables_of_outer.outer_efficiency),
         "outer_rates": ("outer_efficiency", tables_of_outer.outer_rates),
         "outer_rates_more": ("outer_ranks", tables_of_outer.outer_rates_more),

@@ -12,7 +12,7 @@ from tests.measure.published import FOLDER
 from tests.measure.tables_of_runs import head, line
 
 
-def _demo() -> dict[str, Any]:
+def demo_record() -> dict[str, Any]:
     """The demo's record: what was asked, its runs by method, and the wire ratio of each."""
     found = json.loads((FOLDER / "demo.json").read_text(encoding="utf-8"))
     ratios = {run["method"]: run["wire_ratio"] for run in found["runs"]}
@@ -34,7 +34,7 @@ def demo() -> str:
         "adaptive": "`AdaptiveCompressor()`",
         "adaptive-100": "`AdaptiveCompressor(every=(1, 100))`",
     }
-    record = _demo()
+    record = demo_record()
     found: dict[str, DemoOutcome] = record["runs"]
     comparison = Comparison(tuple(found.values()))
     equal, target = comparison.equal_steps, comparison.target
@@ -71,8 +71,8 @@ def demo() -> str:
 
 def demo_in_short() -> str:
     """The README's two sentences."""
-    found = _demo()
-    runs: dict[str, DemoOutcome] = found["runs"]
+    record = demo_record()
+    runs: dict[str, DemoOutcome] = record["runs"]
     full, half, own, apart = (runs[name] for name in ("dense-fp32", "dense-fp16", "adaptive", "adaptive-100"))
     until, its_own = own.time_to(half.val_loss), half.time_to(half.val_loss)
     sooner = (
@@ -81,8 +81,8 @@ def demo_in_short() -> str:
         else "gravac does not reach float16's final loss."
     )
     return (
-        f"The demo, {found['workers']} workers at {found['rate'] / 1e6:.0f} Mbit/s, {own.seconds:.0f} s of training "
+        f"The demo, {record['workers']} workers at {record['rate'] / 1e6:.0f} Mbit/s, {own.seconds:.0f} s of training "
         f"each: validation loss {full.val_loss:.2f} with\ndense float32, {half.val_loss:.2f} with float16, "
-        f"**{own.val_loss:.2f} with gravac** at 1/{found['ratios']['adaptive']:.0f} of float32's bytes, and "
-        f"{apart.val_loss:.2f} where ranks\nmay train apart (`every=(1, 100)`). {sooner}"
+        f"**{own.val_loss:.2f} with gravac** at 1/{record['ratios']['adaptive']:.0f} of float32's bytes, and "
+        f"{apart.val_loss:.2f} with\nouter steps allowed (`every=(1, 100)`). {sooner}"
     )

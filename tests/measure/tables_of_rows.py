@@ -10,6 +10,7 @@ from tests.measure import switching as switches
 from tests.measure import worth as worths
 from tests.measure.published import rows
 from tests.measure.tables_of_runs import head, line
+from tests.packaging.newcomer.measure import PATHS
 
 
 def yes(value: bool) -> str:
@@ -230,10 +231,11 @@ def telemetry() -> str:
 def newcomer() -> str:
     lines = head("path", "page", "lines added", "installing gravac", "from the start to the first decision", "its step")
     for row in rows("newcomer"):
+        page = Path(PATHS[row["path"]][1]).relative_to("docs")  # where it is today; it may have moved since
         lines.append(
             line(
                 row["path"],
-                f"[{Path(row['page']).stem}]({Path(row['page']).name})",
+                f"[{page.stem}](../{page.as_posix()})",
                 str(row["lines"]),
                 f"{row['install_seconds']:.0f} s",
                 f"{row['start_to_decision_seconds']:.0f} s",

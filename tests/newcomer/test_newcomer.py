@@ -13,7 +13,7 @@ import pytest
 
 ROOT = Path(__file__).parents[2]
 HERE = Path(__file__).parent
-PAGE = ROOT / "docs" / "newcomer.md"
+PAGE = ROOT / "docs" / "how-to" / "extend.md"
 
 FILES = {"compressor": 2, "controller": 2, "quantity": 4, "adapter": 1}
 """How many files each change may touch; tests are not counted."""
@@ -21,7 +21,7 @@ FILES = {"compressor": 2, "controller": 2, "quantity": 4, "adapter": 1}
 ANEW = """{name}.patch does not apply any more. To make it anew, in a clean checkout:
     git apply --reject tests/newcomer/{name}.patch    # then do by hand what is left in *.rej, and delete these
     git add --intent-to-add gravac tests && git diff -- gravac tests > {name}.patch && git reset --quiet --hard
-    mv {name}.patch tests/newcomer/                   # and bring docs/newcomer.md in line
+    mv {name}.patch tests/newcomer/                   # and bring docs/how-to/extend.md in line
 git said:
 {said}"""
 
@@ -77,9 +77,9 @@ def test_a_newcomers_change_touches_few_files_and_works(name: str, tmp_path: Pat
 
 
 def test_the_page_shows_what_the_patches_do() -> None:
-    """Every Python block of the page stands in a patch, line by line."""
+    """Every Python block of the page that has one of gravac's files as title stands in a patch, line by line."""
     there = [added(path.read_text(encoding="utf-8")) for path in sorted(HERE.glob("*.patch"))]
-    blocks = re.findall(r"```python\n(.*?)\n```", PAGE.read_text(encoding="utf-8"), re.DOTALL)
+    blocks = re.findall(r'```python title="gravac/[^"]+"\n(.*?)\n```', PAGE.read_text(encoding="utf-8"), re.DOTALL)
     assert len(blocks) >= 4
     for block in blocks:
         assert any(block in patch for patch in there), f"not in a patch:\n{block}"

@@ -5,7 +5,7 @@
     python -m tests.packaging.check_bounds
 
 torch stays as ``constraints.txt`` has it: on PyPI its older builds are for CUDA, gigabytes each. What was tried of them
-stands in ``docs/usage.md``.
+stands in ``docs/reference/compatibility.md``.
 """
 
 import os

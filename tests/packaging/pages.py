@@ -9,7 +9,8 @@ A comment right above a block, which no reader of the page sees, says more:
 - ``<!-- needs: PACKAGE -->``: the block runs where that is installed (``make test-integrations``).
 - ``<!-- not run: REASON -->``: it cannot run here.
 
-Blocks with the title ``train.py`` are whole scripts, and what follows them is the change that gravac takes.
+Blocks with the title ``train.py`` are whole scripts, and what follows them is the change that gravac takes. Blocks with
+one of gravac's files as title are parts of the patches in ``tests/newcomer``.
 """
 
 import os
@@ -28,7 +29,9 @@ from gravac import AdaptiveCompressor
 
 ROOT = Path(__file__).parents[2]
 
-PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+DOCS = ROOT / "docs"
+
+PAGES = [ROOT / "README.md", *sorted(DOCS.rglob("*.md"))]
 
 COMMON = """
 import torch, torch.distributed as dist
@@ -70,6 +73,21 @@ class Block(NamedTuple):
     title: str
     said: Mapping[str, str]
     diff: str
+
+
+def named(page: Path) -> str:
+    """The page's path below ``docs``, or its name elsewhere: pages of two folders may have one name."""
+    return page.relative_to(DOCS).as_posix() if page.is_relative_to(DOCS) else page.name
+
+
+def example(name: str) -> str:
+    """The block of Python, of all pages, that defines a class of that name.
+
+    Raises:
+        ValueError: no block does, or several do.
+    """
+    (code,) = (one.code for page in PAGES for one in blocks(page) if f"class {name}(" in one.code)
+    return code
 
 
 def blocks(page: Path) -> list[Block]:

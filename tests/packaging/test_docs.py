@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.packaging.pages import PAGES, ROOT
+from tests.packaging.pages import DOCS, PAGES, ROOT, named
 
 OUTSIDE = [ROOT / name for name in ("README.md", "CONTRIBUTING.md", "CHANGELOG.md")]
 """Documents that are not pages of the site."""
@@ -22,7 +22,7 @@ MADE_BY_PATCHES = {
     "gravac/compressors/cyclic.py", "gravac/controllers/ratchet.py", "gravac/integrations/accumulation.py",
     "compressors/cyclic.py", "controllers/ratchet.py", "integrations/accumulation.py",
 }  # fmt: skip
-"""Files that ``docs/newcomer.md`` has a reader write."""
+"""Files that ``docs/how-to/extend.md`` has a reader write."""
 
 SUFFIX = r"\.(?:py|toml|json|md|sh|patch|png)\b"
 LINK = re.compile(r"\]\((?!https?://)([^)#\s]*)(?:#([^)\s]*))?\)")
@@ -66,7 +66,7 @@ def test_relative_links_lead_somewhere(document: Path) -> None:
         assert not anchor or anchor in anchors(there), f"{path}#{anchor}"
 
 
-@pytest.mark.parametrize("document", DOCUMENTS, ids=lambda document: document.name)
+@pytest.mark.parametrize("document", DOCUMENTS, ids=named)
 def test_files_that_are_named_are_there(document: Path) -> None:
     text = said(document)
     below = [path for path in BELOW_GRAVAC.findall(text) if not path.startswith(("gravac/", "tests/", "policies/"))]
@@ -81,7 +81,7 @@ def test_files_that_are_named_are_there(document: Path) -> None:
     assert missing - MADE_BY_PATCHES == set()
 
 
-@pytest.mark.parametrize("document", DOCUMENTS, ids=lambda document: document.name)
+@pytest.mark.parametrize("document", DOCUMENTS, ids=named)
 def test_make_targets_are_there(document: Path) -> None:
     targets = set(re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(encoding="utf-8"), re.MULTILINE))
     text = said(document)
@@ -91,7 +91,7 @@ def test_make_targets_are_there(document: Path) -> None:
 
 def test_functions_that_the_papers_page_names_are_there() -> None:
     found = 0
-    for path, listed in FUNCTIONS.findall(said(ROOT / "docs" / "papers.md")):
+    for path, listed in FUNCTIONS.findall(said(DOCS / "explanation" / "papers.md")):
         there = names((ROOT / "gravac" / path).read_text(encoding="utf-8"))
         wanted = set(re.findall(r"[\w.]+", listed))
         assert wanted <= there, f"{path}: {wanted - there}"

@@ -11,19 +11,20 @@ from pathlib import Path
 import pytest
 
 from gravac.telemetry import DecisionRecord, read_jsonl
-from tests.packaging.pages import COMMON, PAGES, ROOT, Block, blocks, changed, run
+from tests.packaging.pages import COMMON, PAGES, ROOT, Block, blocks, changed, named, run
 from tests.ranks import processes
 
 BLOCKS = [block for page in PAGES for block in blocks(page)]
 
-PATCHES = "newcomer.md"
-"""The page whose blocks are parts of patches, which ``tests/newcomer`` applies and runs."""
-
 SCRIPTS = [block for block in BLOCKS if block.title == "train.py"]
 
-PIECES = [block for block in BLOCKS if not block.title and block.page.name != PATCHES]
+PIECES = [block for block in BLOCKS if not block.title]
+"""Blocks that run here."""
 
-NOT_RUN = {"gpu.md": 1}
+PATCHES = "how-to/extend.md"
+"""The page whose blocks with a title are parts of patches, which ``tests/newcomer`` applies and runs."""
+
+NOT_RUN = {"how-to/gpu.md": 1}
 """How many blocks of a page are not run, and say why."""
 
 LAUNCH = {
@@ -38,7 +39,7 @@ def script(chosen: list[Block]) -> str:
     parts = [COMMON]
     for block in chosen:
         parts += [
-            f"# {block.page.name}:{block.line}",
+            f"# {named(block.page)}:{block.line}",
             block.said.get("before", ""),
             block.code,
             block.said.get("after", ""),
@@ -53,14 +54,14 @@ def of(page: Path, needs: str = "") -> list[Block]:
     ]
 
 
-@pytest.mark.parametrize("page", [page for page in PAGES if of(page)], ids=lambda page: page.name)
+@pytest.mark.parametrize("page", [page for page in PAGES if of(page)], ids=named)
 def test_a_pages_blocks_run(page: Path, tmp_path: Path) -> None:
     ranks = processes(run, 2, str(tmp_path), script(of(page)))
     assert ranks[0] == ranks[1]
 
 
 @pytest.mark.framework
-@pytest.mark.parametrize("block", [one for one in PIECES if "needs" in one.said], ids=lambda one: one.page.name)
+@pytest.mark.parametrize("block", [one for one in PIECES if "needs" in one.said], ids=lambda one: named(one.page))
 def test_a_block_runs_with_its_framework(block: Block, tmp_path: Path) -> None:
     if find_spec(block.said["needs"]) is None:
         pytest.skip(f"{block.said['needs']} is not installed")
@@ -69,9 +70,10 @@ def test_a_block_runs_with_its_framework(block: Block, tmp_path: Path) -> None:
 
 def test_few_blocks_are_not_run_and_say_why() -> None:
     silent = [block for block in PIECES if "not run" in block.said]
-    assert {page: sum(block.page.name == page for block in silent) for page in NOT_RUN} == NOT_RUN
-    assert len(silent) == sum(NOT_RUN.values()), [f"{one.page.name}:{one.line}" for one in silent]
+    assert {page: sum(named(block.page) == page for block in silent) for page in NOT_RUN} == NOT_RUN
+    assert len(silent) == sum(NOT_RUN.values()), [f"{named(one.page)}:{one.line}" for one in silent]
     assert all(len(block.said["not run"]) > 10 for block in silent)
+    assert {named(block.page) for block in BLOCKS if block.title and block not in SCRIPTS} <= {PATCHES}
     assert len(BLOCKS) >= 30
 
 

@@ -1,6 +1,6 @@
 # SPDX-FileCopyrightText: 2026 The gravac developers
 # SPDX-License-Identifier: Apache-2.0
-"""The way of a step, in docs/architecture.md, names every function that a recorded step entered."""
+"""The way of a step, in docs/explanation/architecture.md, names every function that a recorded step entered."""
 
 import json
 import re
@@ -18,7 +18,7 @@ def recorded() -> list[str]:
 
 def explained() -> set[str]:
     """Names in code quotes in the numbered list."""
-    text = (DOCS / "architecture.md").read_text(encoding="utf-8")
+    text = (DOCS / "explanation/architecture.md").read_text(encoding="utf-8")
     section = text.split("\n## The way of a step\n")[1].split("\n## ")[0]
     return set(re.findall(r"`([^`]+)`", section))
 
@@ -32,7 +32,7 @@ def test_each_function_of_the_recorded_step_is_explained() -> None:
 
 
 def test_its_items_are_numbered_in_order() -> None:
-    text = (DOCS / "architecture.md").read_text(encoding="utf-8")
+    text = (DOCS / "explanation/architecture.md").read_text(encoding="utf-8")
     section = text.split("\n## The way of a step\n")[1].split("\n## ")[0]
     numbers = [int(number) for number in re.findall(r"^(\d+)\. ", section, re.MULTILINE)]
     assert numbers == [*range(1, len(numbers) + 1)]

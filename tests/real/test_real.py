@@ -15,7 +15,7 @@ from tests.real.__main__ import Run, faults
 from tests.real.programs import EVERY, HERE, PROGRAMS, NanoGPT, Program
 from tests.real.witness import digest_of_state
 
-PAGE = HERE.parents[1] / "docs" / "real-programs.md"
+PAGE = HERE.parents[1] / "docs" / "how-to" / "real-programs.md"
 
 GRAVAC = re.compile(r"gravac|compressor")
 DEVICE = re.compile(

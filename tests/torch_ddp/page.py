@@ -1,6 +1,6 @@
 # SPDX-FileCopyrightText: 2026 The gravac developers
 # SPDX-License-Identifier: Apache-2.0
-"""The lists of ``docs/torch-ddp-tests.md``: what passes, what is left out and why, what is patched."""
+"""The lists of ``docs/evidence/torch-ddp-tests.md``: what passes, what is left out and why, what is patched."""
 
 from collections.abc import Sequence
 from pathlib import Path

@@ -23,7 +23,7 @@ EVERY = choices(1, MAX_EVERY)[1:]
 
 MAX_CF = 32.0
 """Highest CF considered: that of one bit. Fewer bits were never measured with several steps between exchanges
-(``docs/outer.md``)."""
+(``docs/evidence/outer.md``)."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,7 +6,6 @@ from collections.abc import Mapping
 from typing import Any
 
 from gravac import AdaptiveCompressor
-from gravac.beliefs import Belief
 from gravac.telemetry.records import DecisionRecord, ModeRecord, ProgressRecord, Record, RunRecord
 
 FLOAT32, FLOAT16, HOOK, OUTER, ADAPTIVE = "float32", "float16", "hook", "outer, every 10", "adaptive"
@@ -37,12 +36,10 @@ class RunReport:
         """Keep a decision that changes anything, a change of mode, results of trials, or the beliefs at the start."""
         if isinstance(record, RunRecord):
             for forecast in record.forecasts:
-                belief = Belief(forecast.efficiency, forecast.deviation)
-                bounds = (belief.efficiency, belief.lower_bound, belief.upper_bound)
-                self._beliefs[str(forecast.candidate)] = bounds
+                self._beliefs[str(forecast.candidate)] = forecast.belief.band
         elif isinstance(record, DecisionRecord) and record.changed:
-            said = f"{record.mode}, {record.compressor} {record.cf:g}, every {record.every}, delay {record.delay}"
-            self._turns.append([record.step, said, record.phase, record.reason])
+            candidate = f"{record.mode}, {record.compressor} {record.cf:g}, every {record.every}, delay {record.delay}"
+            self._turns.append([record.step, candidate, record.phase, record.reason])
         elif isinstance(record, ModeRecord):
             self._changes.append([record.step, record.before, record.after, record.seconds, record.wire_bytes])
         elif isinstance(record, ProgressRecord):

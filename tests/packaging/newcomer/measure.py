@@ -27,10 +27,10 @@ from tests.packaging.environments import CONSTRAINTS, ROOT, Environment
 HERE = Path(__file__).parent
 
 PATHS = {
-    "torchrun": (None, "docs/usage.md"),
-    "lightning": ("lightning", "docs/lightning.md"),
-    "accelerate": ("accelerate", "docs/accelerate.md"),
-    "trainer": ("transformers", "docs/trainer.md"),
+    "torchrun": (None, "docs/how-to/attach.md"),
+    "lightning": ("lightning", "docs/how-to/frameworks.md"),
+    "accelerate": ("accelerate", "docs/how-to/frameworks.md"),
+    "trainer": ("transformers", "docs/how-to/frameworks.md"),
 }
 """Framework (its package and gravac's extra) and page of each pair of scripts."""
 
