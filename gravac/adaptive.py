@@ -95,8 +95,8 @@ class AdaptiveCompressor(Closeable):
         steps_per_epoch: steps of an epoch; decisions then name the epoch, too, and ``Accordion`` counts in epochs.
         probe: function that returns the mean loss on this rank's fixed batches, with the model's present weights. With
             a probe the run measures how much progress its candidates' steps make, and decides by that
-            (``docs/explanation/beliefs.md``). The function is called without gradients, on all ranks between the same two
-            steps, and the ranks' losses are averaged. Set it on all ranks, or on none.
+            (``docs/explanation/beliefs.md``). The function is called without gradients, on all ranks between the same
+            two steps, and the ranks' losses are averaged. Set it on all ranks, or on none.
         total_steps: number of training steps of the run, which limits the cost of these measurements; ``None``: twice
             the number of steps made so far.
         log_dir: folder for TensorBoard and JSONL logs, which rank 0 writes, and checks when ranks first meet (at

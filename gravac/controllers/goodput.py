@@ -4,9 +4,9 @@
 
 GraVAC multiplies throughput by gain, and gain is not progress: on ``charlm`` one bit of every number keeps 0.64 of the
 energy and makes 0.91 of a dense step's progress; top-k at 100x keeps 0.07 and makes 0.33
-(``docs/evidence/matrices.md``). Goodput forecasts each candidate's *efficiency*, the progress of its step / the progress
-of a dense step, from committed measurements (``gravac.beliefs``), and measures throughput while training. Since a
-forecast may be wrong, a step counts with the lower bound of its efficiency, which it exceeds with a probability of 80 %
+(``docs/evidence/matrices.md``). Goodput forecasts each candidate's *efficiency*, the progress of its step / that of a
+dense step, from committed measurements (``gravac.beliefs``), and measures throughput while training. Since a forecast
+may be wrong, a step counts with the lower bound of its efficiency, which it exceeds with a probability of 80 %
 (``Forecast.lower_bound``).
 
 - Start: among the candidates whose efficiency is near dense's, the search starts at the one that should code and
