@@ -18,17 +18,17 @@ from gravac.attaching import moments_of, native_formats, optimizers_of, reason_t
 from gravac.building import build
 from gravac.candidate import Mode
 from gravac.checkpoint.state import pack
+from gravac.closeable import Closeable
 from gravac.collectives import Ledger
 from gravac.compressors import Compressor, ladder
 from gravac.controllers.base import Controller
 from gravac.engine.codec_timing import time_codecs
 from gravac.engine.engine import Engine
 from gravac.engine.records import totals
-from gravac.exchange.alike import check_alike
+from gravac.exchange.comparing import check_alike
 from gravac.exchange.executor import Executor, Number
 from gravac.exchange.failures import ExchangeError
 from gravac.exchange.opening import Opened, open_executor
-from gravac.live import Closeable
 from gravac.modes.outer.candidates import check_chooses_every
 from gravac.modes.outer.round_state import RoundState
 from gravac.modes.outer.starting import same_on_all_ranks

@@ -9,7 +9,7 @@ import torch
 import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
-from gravac.exchange.alike import check_alike
+from gravac.exchange.comparing import check_alike
 from gravac.modes.outer.starting import device_of
 from gravac.policy import Policy
 from gravac.settings import SettingsError, short_repr

@@ -8,11 +8,11 @@ from dataclasses import dataclass, field
 from gravac.averaging.average import Averager
 from gravac.averaging.plan import Form
 from gravac.collectives import AllReduce
-from gravac.controllers.plain import identify
+from gravac.controllers.state_dicts import identify
 from gravac.costmodel import Network
 from gravac.costmodel.network import collective_seconds
 from gravac.engine.admission import Admission, admit, averager_of, drop_below_efficiency, with_native
-from gravac.engine.deciding import Deciding, Reporting
+from gravac.engine.decisions import Deciding, Reporting
 from gravac.engine.engine import Engine
 from gravac.engine.run_state import RunState
 from gravac.exchange.link_probe import LinkProbe
@@ -46,7 +46,7 @@ class RunAdmission:
     waits: bool = False
 
     def __call__(self, state: RunState, forms: Sequence[Form]) -> Admission:
-        """Admit candidates; see ``gravac.engine.deciding.Admit``."""
+        """Admit candidates; see ``gravac.engine.decisions.Admit``."""
         policy, outer = self.settings.policy, self.settings.policy.outer
         admission = admit(policy, self.averager, forms, self.link, self.coding)
         numbers = choices(*policy.every)
@@ -104,6 +104,6 @@ def build(settings: RunSettings, emit: Callable[[Record], None], open_executor: 
     """
     averager = averager_of(settings.policy)
     admission = RunAdmission(settings, averager)
-    reporting = Reporting(settings.samples_per_step, settings.steps_per_epoch, settings.plain(), settings.history)
+    reporting = Reporting(settings.samples_per_step, settings.steps_per_epoch, settings.as_dict(), settings.history)
     deciding = Deciding(settings.policy.controller, admission, emit, reporting)
     return Built(Engine(averager, deciding, open_executor), admission)

@@ -203,20 +203,22 @@ class Policy(Settings):
         supported_cfs = self.base.candidates(self.cf_range)
         families = () if isinstance(supported_cfs, Span) else (self.base.profile(cf).family for cf in supported_cfs)
         sixteen_bit_family = next((family for family in families if family in SIXTEEN_BIT), None)
-        return first, first.at(2) if sixteen_bit_family is None else first(dtype=sixteen_bit_family)
+        return first, first.for_cf(2) if sixteen_bit_family is None else first(dtype=sixteen_bit_family)
 
-    def plain(self) -> dict[str, str | int | float | bool]:
+    def as_dict(self) -> dict[str, str | int | float | bool]:
         """Return every setting by dotted name, for hparams and logs; settings that are ``None`` as ``"auto"``."""
         settings: dict[str, str | int | float | bool] = {}
         for field, setting in self:
             if isinstance(setting, OuterSettings):
                 if self.every != (1, 1):
-                    settings.update({f"{field}.{key}": _plain(nested) for key, nested in setting if key != "optimizer"})
+                    settings.update(
+                        {f"{field}.{key}": _as_scalar(nested) for key, nested in setting if key != "optimizer"}
+                    )
             elif isinstance(setting, BaseModel):
                 settings[field] = str(getattr(setting, "name", field))
-                settings.update({f"{field}.{key}": _plain(nested) for key, nested in setting})
+                settings.update({f"{field}.{key}": _as_scalar(nested) for key, nested in setting})
             else:
-                settings[field] = _plain(setting)
+                settings[field] = _as_scalar(setting)
         return settings
 
 
@@ -265,12 +267,12 @@ class RunSettings(Settings):
             )
         return policy(controller=with_probe(info.data.get("total_steps")))
 
-    def plain(self) -> dict[str, str | int | float | bool]:
+    def as_dict(self) -> dict[str, str | int | float | bool]:
         """Return the settings for ``RunRecord``, by dotted name, as plain values."""
         samples = self.samples_per_step or "steps/s x ranks"
         run = {"samples_per_step": samples, "steps_per_epoch": self.steps_per_epoch or "auto"}
         run |= {"total_steps": self.total_steps or "auto", "probe": self.probe}
-        return {**self.policy.plain(), **run}
+        return {**self.policy.as_dict(), **run}
 
     def shared(self) -> dict[str, str]:
         """Return versions and settings that must be the same on all ranks, as text, by name.
@@ -386,7 +388,7 @@ def _describe_supported_cfs(base: Compressor) -> str:
     return ", ".join(f"{cf:g}" for cf in supported_cfs) or "none"
 
 
-def _plain(setting: Any) -> str | int | float | bool:
+def _as_scalar(setting: Any) -> str | int | float | bool:
     if isinstance(setting, (str, int, float, bool)):
         return setting
     return "auto" if setting is None else str(setting)

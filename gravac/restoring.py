@@ -8,7 +8,7 @@ from typing import Any
 
 from gravac.checkpoint.state import check_loaded, check_rank, unpack
 from gravac.engine.engine import Engine
-from gravac.modes.outer.apart import OuterSteps
+from gravac.modes.outer.outer_steps import OuterSteps
 from gravac.modes.switch import Switch
 from gravac.policy import Policy
 from gravac.settings import SettingsError

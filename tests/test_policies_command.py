@@ -46,7 +46,7 @@ def test_a_shipped_policy_is_shown_with_every_setting(name: str, capsys: pytest.
     out = capsys.readouterr().out
     text, table = out.split("Every setting, those that the file leaves out too:")
     assert (Path(__file__).parents[1] / "policies" / f"{name}.toml").read_text(encoding="utf-8").rstrip() in text
-    assert {line.split()[0] for line in table.split("\n") if line} == set(load_policy(name).plain())
+    assert {line.split()[0] for line in table.split("\n") if line} == set(load_policy(name).as_dict())
 
 
 def test_a_file_is_shown(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -90,7 +90,7 @@ def record_run(
     forecasts = (*dense, *(forecast(cf) for cf in proposed))
     ratios = {forecast.candidate: forecast.wire_ratio for forecast in forecasts}
     sink = JSONLSink(path)
-    sink(RunRecord({**policy.plain(), "samples_per_step": 64.0, "steps_per_epoch": "auto", **settings}, 2, forecasts))
+    sink(RunRecord({**policy.as_dict(), "samples_per_step": 64.0, "steps_per_epoch": "auto", **settings}, 2, forecasts))
     controller = adapt_to_latency(policy.controller, latency)
     state, decision = controller.start(forecasts)
     coming = deque([decision] * latency)
@@ -394,7 +394,7 @@ def test_the_end_of_a_replay_in_words(trace: Path) -> None:
 
 def test_a_replay_is_plain_json(trace: Path) -> None:
     for controller in (GraVAC(dwell=2), GraVAC(dwell=3)):
-        json.dumps(replay(read_trace(trace), topk_policy(controller=controller)).plain(), allow_nan=False)
+        json.dumps(replay(read_trace(trace), topk_policy(controller=controller)).as_dict(), allow_nan=False)
 
 
 def test_a_window_weighs_its_steps_by_their_energies(tmp_path: Path) -> None:

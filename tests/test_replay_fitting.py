@@ -64,7 +64,7 @@ def test_a_wrong_line_is_refused_in_words_or_replayed(
     path = base / f"wrong {kind}.jsonl"
     path.write_text("\n".join(lines) + "\n", encoding="utf-8")
     with suppress(SettingsError):
-        json.dumps(replay(read_trace(path), POLICIES[kind]).plain())
+        json.dumps(replay(read_trace(path), POLICIES[kind]).as_dict())
 
 
 @pytest.mark.parametrize(

@@ -14,7 +14,7 @@ from gravac.candidate import Forecast
 from gravac.compressors import ladder, topk
 from gravac.controllers import Decision, Measurement
 from gravac.engine.admission import Admission
-from gravac.engine.deciding import ENOUGH, Deciding
+from gravac.engine.decisions import ENOUGH, Deciding
 from gravac.engine.run_state import RunState
 from gravac.measurement import LocalMeasurement
 from gravac.policy import Policy
@@ -52,7 +52,7 @@ def record_run(path: Path, controller: Any, admit: Admitting, measure: Any, step
 
     def emit(record: Record) -> None:
         if isinstance(record, RunRecord):
-            record = replace(record, settings={**policy.plain(), "samples_per_step": 16.0})
+            record = replace(record, settings={**policy.as_dict(), "samples_per_step": 16.0})
         records.append(record)
         sink(record)
 

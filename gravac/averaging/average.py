@@ -114,7 +114,7 @@ class Averager:
             cfs: compression factors, by name, of the tensors that have a factor of their own; ``None`` sends dense.
             sums: see ``Plan``.
         """
-        form = self.dense if dense_cf is None else self.dense.at(dense_cf)
+        form = self.dense if dense_cf is None else self.dense.for_cf(dense_cf)
         by_name = {name: self._choice(tensor_cf, form) for name, tensor_cf in (cfs or {}).items()}
         small = self._choice(None, self.dense)
         return Plan(step, self._choice(cf, form), small, by_name, tuple(shadow), sums)

@@ -2,12 +2,12 @@
 # SPDX-License-Identifier: Apache-2.0
 """Commit policies: when residuals change. A run has one of three policies.
 
-- ``InPlace``: the host looks at verdicts. A group's new residuals are formed in the memory of the old ones. If a group
-  is refused, its residuals are restored.
-- ``Masked``: only the device knows the verdict. When a group is settled, the device selects between old and new
+- ``InPlace``: the host looks at verdicts. A group's new residuals are formed in the memory of the previous ones. If a
+  group is refused, its residuals are restored.
+- ``Masked``: only the device knows the verdict. When a group is settled, the device selects between previous and new
   residuals, in place: memory that is freed within a step may be given to a stream while another stream reads it.
 - ``AtStepEnd``: overflow safety, whether or not the host looks. New residuals are formed in other memory. They replace
-  the old ones at the end of the step if every gradient of the step was finite.
+  the previous ones at the end of the step if every gradient of the step was finite.
 """
 
 from collections.abc import Sequence
@@ -200,10 +200,10 @@ class AtStepEnd(CommitPolicy):
     def commit(self, finite: Verdict) -> None:
         """End a step: replace residuals by those set aside if ``finite``; drop those set aside otherwise."""
         for name, unsent in self.pending.items() if finite is not False else ():
-            old = self.residual.pop(name, None)
-            if old is not None and old.dtype != torch.bfloat16:
-                self.spare[name] = old
-            new = _new_residual(finite, unsent, old)
+            previous = self.residual.pop(name, None)
+            if previous is not None and previous.dtype != torch.bfloat16:
+                self.spare[name] = previous
+            new = _new_residual(finite, unsent, previous)
             if new is not None and new.numel():
                 self.residual[name] = new
                 if self.spare.get(name) is new:
@@ -217,19 +217,19 @@ class AtStepEnd(CommitPolicy):
         self.spare.pop(name, None)
 
 
-def _put(old: torch.Tensor, new: torch.Tensor | None, finite: Verdict) -> None:
+def _put(previous: torch.Tensor, new: torch.Tensor | None, finite: Verdict) -> None:
     """Overwrite a tensor with a new one, or with zeros for ``None``, if ``finite``."""
-    new = old.new_zeros(()) if new is None else new
+    new = previous.new_zeros(()) if new is None else new
     if isinstance(finite, bool):
-        old.copy_(new)
+        previous.copy_(new)
     else:
-        torch.where(finite, new, old, out=old)
+        torch.where(finite, new, previous, out=previous)
 
 
-def _new_residual(finite: Verdict, unsent: torch.Tensor | None, old: torch.Tensor | None) -> torch.Tensor | None:
-    """Return the unsent rest if ``finite``, else the old residual; under a mask, in the memory of one of them."""
+def _new_residual(finite: Verdict, unsent: torch.Tensor | None, previous: torch.Tensor | None) -> torch.Tensor | None:
+    """Return the unsent rest if ``finite``, else the previous residual; under a mask, in the memory of one of them."""
     if isinstance(finite, bool):
         return unsent
     if unsent is None:
-        return None if old is None else old.masked_fill_(finite, 0.0)
-    return unsent.masked_fill_(~finite, 0.0) if old is None else torch.where(finite, unsent, old, out=unsent)
+        return None if previous is None else previous.masked_fill_(finite, 0.0)
+    return unsent.masked_fill_(~finite, 0.0) if previous is None else torch.where(finite, unsent, previous, out=unsent)

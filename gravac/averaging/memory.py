@@ -36,11 +36,11 @@ class CompressorMemory:
     def mask(self, names: Iterable[str], finite: torch.Tensor) -> None:
         """Undo what this step changed of some tensors' memories if ``finite`` is false, which only the device knows.
 
-        A new tensor overwrites the old one if both have the same shape and dtype, so that only one of them remains.
+        A new tensor overwrites the previous one if both have the same shape and dtype: only one of them remains.
         """
         for name in names:
-            old, changed = self.stored.get(name, {}), self._changed.get(name, {})
-            changed.update({key: _overwritten(finite, new, old.get(key)) for key, new in changed.items()})
+            previous, changed = self.stored.get(name, {}), self._changed.get(name, {})
+            changed.update({key: _overwritten(finite, new, previous.get(key)) for key, new in changed.items()})
 
     def commit(self, finite: Verdict) -> None:
         """Store the tensors that the step changed if it was ``finite``.
@@ -49,8 +49,8 @@ class CompressorMemory:
         """
         if finite is not False:
             for name, changed in self._changed.items():
-                old = self.stored.get(name, {})
-                self.stored[name] = {key: _selected(finite, new, old.get(key)) for key, new in changed.items()}
+                previous = self.stored.get(name, {})
+                self.stored[name] = {key: _selected(finite, new, previous.get(key)) for key, new in changed.items()}
         self._changed.clear()
 
     def to_device(self, device: torch.device) -> None:
@@ -67,11 +67,11 @@ class CompressorMemory:
         self._changed.clear()
 
 
-def _overwritten(finite: torch.Tensor, new: torch.Tensor, old: torch.Tensor | None) -> torch.Tensor:
-    if old is None or old.shape != new.shape or old.dtype != new.dtype:
+def _overwritten(finite: torch.Tensor, new: torch.Tensor, previous: torch.Tensor | None) -> torch.Tensor:
+    if previous is None or previous.shape != new.shape or previous.dtype != new.dtype:
         return new
-    return old if old is new else torch.where(finite, new, old, out=old)
+    return previous if previous is new else torch.where(finite, new, previous, out=previous)
 
 
-def _selected(finite: Verdict, new: torch.Tensor, old: torch.Tensor | None) -> torch.Tensor:
-    return new if old is None or old is new or old.shape != new.shape else choose(finite, new, old)
+def _selected(finite: Verdict, new: torch.Tensor, previous: torch.Tensor | None) -> torch.Tensor:
+    return new if previous is None or previous is new or previous.shape != new.shape else choose(finite, new, previous)

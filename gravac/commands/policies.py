@@ -63,7 +63,7 @@ def _show(source: str) -> None:
     text = path.read_text(encoding="utf-8")
     policy = load_policy(path)
     print(f"{path}\n\n{text.rstrip()}\n\nEvery setting, those that the file leaves out too:\n")
-    print(table([(name, _format(setting)) for name, setting in sorted(policy.plain().items())]))
+    print(table([(name, _format(setting)) for name, setting in sorted(policy.as_dict().items())]))
 
 
 def _format(setting: str | int | float | bool) -> str:

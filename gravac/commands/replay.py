@@ -54,7 +54,7 @@ def _run(options: argparse.Namespace) -> None:
     if options.json is not None:
         from gravac.lab.json_file import write_json
 
-        write_json(options.json, played.plain())
+        write_json(options.json, played.as_dict())
     if options.plot is not None:
         draw(played, options.plot, options.policy)
 
@@ -66,7 +66,7 @@ def describe(played: Replay, unchanged_too: bool = False) -> str:
         played: replay of a recorded run.
         unchanged_too: whether to list decisions that change no candidate, too.
     """
-    from gravac.telemetry.words import describe_reason
+    from gravac.telemetry.descriptions import describe_reason
 
     trace, forecasts = played.trace, played.trace.forecasts
     begins = trace.choices()[0], played.first
@@ -185,7 +185,7 @@ def _by_step(records: tuple[DecisionRecord, ...]) -> dict[int, list[DecisionReco
 
 
 def _describe_choice(record: DecisionRecord | None, forecasts: Sequence[Forecast]) -> str:
-    from gravac.telemetry.words import describe_candidate, forecast_of
+    from gravac.telemetry.descriptions import describe_candidate, forecast_of
 
     if record is None:
         return "-"
@@ -193,7 +193,7 @@ def _describe_choice(record: DecisionRecord | None, forecasts: Sequence[Forecast
 
 
 def _describe_candidate(candidate: Candidate, forecasts: Sequence[Forecast]) -> str:
-    from gravac.telemetry.words import describe_candidate
+    from gravac.telemetry.descriptions import describe_candidate
 
     return describe_candidate(
         next((forecast for forecast in forecasts if forecast.candidate == candidate), Forecast(candidate, math.nan))

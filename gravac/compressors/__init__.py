@@ -2,24 +2,24 @@
 # SPDX-License-Identifier: Apache-2.0
 """Compressors, one file per family. They use tensors and rounds of collectives, but no process groups."""
 
-from gravac.compressors.artopk import ARTopK, artopk
 from gravac.compressors.base import Compressor, Context, Reduced, Rounds
+from gravac.compressors.baselines.artopk import ARTopK, artopk
+from gravac.compressors.baselines.hard_threshold import HardThreshold, hard_threshold
+from gravac.compressors.baselines.intsgd import IntSGD, intsgd
+from gravac.compressors.baselines.natural import Natural, natural
+from gravac.compressors.baselines.qsgd import QSGD, qsgd
+from gravac.compressors.baselines.redsync import RedSync, redsync
+from gravac.compressors.baselines.sidco import SIDCo, sidco
+from gravac.compressors.baselines.signsgd import MajorityVote, SignSGD, majority, signsgd
+from gravac.compressors.baselines.terngrad import TernGrad, terngrad
 from gravac.compressors.dense import Dense, dense
 from gravac.compressors.dgc import DGC, dgc
-from gravac.compressors.hard_threshold import HardThreshold, hard_threshold
-from gravac.compressors.intsgd import IntSGD, intsgd
 from gravac.compressors.ladder import Ladder, ladder
-from gravac.compressors.natural import Natural, natural
 from gravac.compressors.powersgd import PowerSGD, powersgd
 from gravac.compressors.profile import Coding, Profile
-from gravac.compressors.qsgd import QSGD, qsgd
 from gravac.compressors.quantize import Quantize, quantize
 from gravac.compressors.randomk import RandomK, ScaledRandomK, randomk, scaled_randomk
-from gravac.compressors.redsync import RedSync, redsync
-from gravac.compressors.sidco import SIDCo, sidco
-from gravac.compressors.signsgd import MajorityVote, SignSGD, majority, signsgd
 from gravac.compressors.sparse import Addend, Selection, Sparse
-from gravac.compressors.terngrad import TernGrad, terngrad
 from gravac.compressors.thc import THC, thc
 from gravac.compressors.topk import TopK, topk
 from gravac.compressors.topkc import TopKC, topkc

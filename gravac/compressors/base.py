@@ -114,19 +114,19 @@ class Context:
     selections: dict[float, Selection] = field(default_factory=dict)
     fold: Fold | None = None
 
-    def part(self, elements: int) -> "Context":
+    def narrowed(self, elements: int) -> "Context":
         """Return a context for compressing some of the tensor's numbers again: of another shape, without memory."""
         return replace(self, shape=(elements,), state={}, error_feedback=0.0, selections={}, fold=None)
 
-    def draws(self, own: bool = False, fixed: bool = False) -> Draws:
+    def draws(self, per_rank: bool = False, fixed: bool = False) -> Draws:
         """Return random numbers of (seed, name, step): the same on every device, in any layout, after any resume.
 
         Args:
-            own: whether each rank draws other numbers, for rounding that must differ between ranks; otherwise all
+            per_rank: whether each rank draws other numbers, for rounding that must differ between ranks; otherwise all
                 ranks draw the same numbers.
             fixed: whether every step draws the same numbers.
         """
-        key = f"{self.seed}\0{self.name}" + ("" if fixed else f"\0{self.step}") + (f"\0{self.rank}" if own else "")
+        key = f"{self.seed}\0{self.name}" + ("" if fixed else f"\0{self.step}") + (f"\0{self.rank}" if per_rank else "")
         return Draws(key)
 
 

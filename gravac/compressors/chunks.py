@@ -87,7 +87,9 @@ def fold_chunks(gradient: torch.Tensor, chunk: int, fold: Fold, world: int) -> t
     residuals = fold.residuals if fold.residual is None else (fold.residual,)
     if fold.unsent is None:
         fold.unsent = torch.empty_like(gradient, dtype=torch.float32)
-    energies, wire = _import_kernels().energies(gradients, chunk, residuals=residuals, folded=fold.unsent, world=world)
+    energies, wire = _import_kernels().energies(
+        gradients, chunk, residuals=residuals, sums_out=fold.unsent, world=world
+    )
     folded_chunks = FoldedChunks(fold.unsent, energies, chunk, len(gradients))
     fold.energy = folded_chunks.energy
     return folded_chunks, wire

@@ -75,7 +75,7 @@ class Dense(Compressor):
         """Return the name of the number format on the wire, after ``dense``."""
         return f"dense {self.dtype}"
 
-    def at(self, cf: float) -> "Dense":
+    def for_cf(self, cf: float) -> "Dense":
         """Return the format of a CF, 1 or 2: itself if it has that CF, otherwise float32 for 1 and bfloat16 for 2."""
         return self if cf == self.cf else self(dtype="float32" if cf == 1 else "bfloat16")
 

@@ -92,15 +92,15 @@ class Ladder(Compressor):
 
     def profile(self, cf: float, *, world: int = 2, shapes: Sequence[tuple[int, ...]] = ()) -> Profile:
         """Return the profile of the member that serves ``cf``, with the ladder's coding costs, by wire ratio."""
-        member, member_cf = self.at(cf)
+        member, member_cf = self.serving(cf)
         return replace(member.profile(member_cf, world=world, shapes=shapes), coding=coding_at(self.coding_costs, cf))
 
     def method_at(self, cf: float) -> str:
         """Return the name of the member that serves ``cf``, with the member's own setting."""
-        member, member_cf = self.at(cf)
+        member, member_cf = self.serving(cf)
         return member.method_at(member_cf)
 
-    def at(self, ratio: float) -> tuple[Compressor, float]:
+    def serving(self, ratio: float) -> tuple[Compressor, float]:
         """Return the member that serves a wire ratio, and its CF: the rung's member, or the first that reaches it."""
         rung = next((rung for rung in _rungs(self.members) if math.isclose(rung.ratio, ratio, rel_tol=1e-6)), None)
         return (rung.member, rung.cf) if rung else _serving(self.members, ratio)
@@ -111,32 +111,32 @@ class Ladder(Compressor):
 
     def traffic(self, shape: tuple[int, ...], cf: float, dtype: torch.dtype, world: int = 2) -> tuple[Traffic, ...]:
         """Predict the traffic of the member that serves ``cf``, in bytes."""
-        member, member_cf = self.at(cf)
+        member, member_cf = self.serving(cf)
         return member.traffic(shape, member_cf, dtype, world)
 
     def rounds(self, x: torch.Tensor, cf: float, ctx: Context) -> Rounds:
         """Average flat x by the rounds of the member that serves ``cf``."""
-        member, member_cf = self.at(cf)
+        member, member_cf = self.serving(cf)
         return (yield from member.rounds(x, member_cf, ctx))
 
     def batch_key(self, cf: float, ctx: Context) -> Hashable | None:
         """Return the key of the member that serves ``cf``."""
-        member, member_cf = self.at(cf)
+        member, member_cf = self.serving(cf)
         return member.batch_key(member_cf, ctx)
 
     def rounds_together(self, x: torch.Tensor, cf: float, contexts: Sequence[Context]) -> Rounds:
         """Average the rows of x as a batch, by the member that serves ``cf``."""
-        member, member_cf = self.at(cf)
+        member, member_cf = self.serving(cf)
         return (yield from member.rounds_together(x, member_cf, contexts))
 
     def folds(self, gradient: torch.Tensor, cf: float) -> bool:
         """True if the member that serves ``cf`` accepts a bare gradient."""
-        member, member_cf = self.at(cf)
+        member, member_cf = self.serving(cf)
         return member.folds(gradient, member_cf)
 
     def errors(self, x: torch.Tensor, cfs: Sequence[float], ctx: Context) -> list[torch.Tensor]:
         """Return the squared errors of flat x, each by the member that serves the CF."""
-        return [member.errors(x, [member_cf], ctx)[0] for member, member_cf in map(self.at, cfs)]
+        return [member.errors(x, [member_cf], ctx)[0] for member, member_cf in map(self.serving, cfs)]
 
     def misfit(self, key: str, memory: torch.Tensor, elements: int) -> str:
         """Describe the tensor that a member expects in its memory, if the given tensor does not fit."""

@@ -51,7 +51,7 @@ def encode_folded(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Make messages of a gradient that ``folds``, as ``encode`` does; ``fold.unsent`` then has their coding error."""
     message, sums = _import_kernels().encode(
-        gradient, bits, kind, block, shards, residual=fold.residual, left=fold.unsent
+        gradient, bits, kind, block, shards, residual=fold.residual, unsent=fold.unsent
     )
     fold.energy = sums[1]
     return message, sums[0]

@@ -101,14 +101,14 @@ class TopKC(Compressor):
         3. All-reduce the chunks' values; a quantizer averages them by its own rounds.
         """
         if ctx.fold is not None:
-            return (yield from self._folded(x, cf, ctx, ctx.fold))
+            return (yield from self._folding_rounds(x, cf, ctx, ctx.fold))
         chunk = self.chunk_at(cf)
         k = k_for(x.numel(), cf)
         total = yield AllReduce((chunk_energies(x, chunk) / ctx.world).to(NORMS))
         selection = choose(total, k, chunk, x.numel())
         values = gather(x, selection, chunk, k)
         if isinstance(self.values, Quantize):
-            quantized = yield from self.values.rounds(values, self.values.finest, ctx.part(k))
+            quantized = yield from self.values.rounds(values, self.values.finest, ctx.narrowed(k))
             mean, sent = laid_out(quantized.mean, values), laid_out(quantized.sent, values)
         else:
             mean, sent = yield from _averaged(values, dtype_of(self.values, ctx.dtype), ctx.world)
@@ -129,21 +129,21 @@ class TopKC(Compressor):
         (count, elements), ctx, chunk = x.shape, contexts[0], self.chunk_at(cf)
         k, flat = k_for(elements, cf), x.view(-1)
         if ctx.fold is not None:
-            return (yield from self._folded(flat, cf, ctx, ctx.fold))
+            return (yield from self._folding_rounds(flat, cf, ctx, ctx.fold))
         total = yield AllReduce((chunk_energies(flat, chunk) / ctx.world).to(NORMS))
         indices = positions(sending_order(total.view(count, -1), k, chunk), k, chunk, elements // chunk)
         values = flat.index_select(0, indices)
         if isinstance(self.values, Quantize):
             # each row's values are padded with zeros to whole blocks, so that no block has numbers of two rows
             rows = torch.nn.functional.pad(values.view(count, k), (0, -k % self.values.block))
-            quantized = yield from self.values.rounds(rows.view(-1), self.values.finest, ctx.part(rows.numel()))
+            quantized = yield from self.values.rounds(rows.view(-1), self.values.finest, ctx.narrowed(rows.numel()))
             mean = laid_out(quantized.mean, rows).view_as(rows)[:, :k].reshape(-1)
             sent = laid_out(quantized.sent, rows).view_as(rows)[:, :k].reshape(-1)
         else:
             mean, sent = yield from _averaged(values, dtype_of(self.values, ctx.dtype), ctx.world)
         return Reduced(Sparse(((indices, mean),)), Sparse(((indices, sent),)), elements / k)
 
-    def _folded(self, x: torch.Tensor, cf: float, ctx: Context, fold: Fold) -> Rounds:
+    def _folding_rounds(self, x: torch.Tensor, cf: float, ctx: Context, fold: Fold) -> Rounds:
         """Average bare gradients, one or several, in the steps of ``rounds``, by kernels that fold as well.
 
         The kernels subtract the sent values from ``fold.unsent``, and update the chunks' energies.
@@ -172,7 +172,7 @@ class TopKC(Compressor):
         values = folded_chunks.take(order, k, torch.float32, multiple=padding_multiple)
         flat, cf = values.view(-1), self.values.finest
         fold = Fold(unsent=flat) if self.values.folds(flat, cf) else None
-        quantized = yield from self.values.rounds(flat, cf, replace(ctx.part(values.numel()), fold=fold))
+        quantized = yield from self.values.rounds(flat, cf, replace(ctx.narrowed(values.numel()), fold=fold))
         sent = quantized.sent
         unsent = flat.sub_(sent) if isinstance(sent, torch.Tensor) else sent.add_to(flat, -1.0)
         SparseChunks(unsent.view_as(values), order, k, folded_chunks.chunk).add_to(folded_chunks.x)
@@ -195,7 +195,7 @@ class TopKC(Compressor):
         values = gather(x, selection, chunk, k)
         error = (energy(x) - energy(values)).clamp_(min=0)
         if isinstance(self.values, Quantize):
-            error += self.values.errors(values, [self.values.finest], ctx.part(k))[0]
+            error += self.values.errors(values, [self.values.finest], ctx.narrowed(k))[0]
         return error
 
     def chunk_at(self, cf: float) -> int:

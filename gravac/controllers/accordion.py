@@ -17,8 +17,8 @@ from pydantic import Field
 
 from gravac.candidate import Candidate, Forecast, Span
 from gravac.controllers.base import LATENCY, Decision, Measurement, Sums
-from gravac.controllers.plain import Finite, check_names, from_plain, identified, identify, to_plain
 from gravac.controllers.schedule import snap
+from gravac.controllers.state_dicts import Finite, check_names, from_plain, identified, identify, to_plain
 from gravac.controllers.window import SETTLING, Window
 from gravac.settings import Settings, SettingsError
 
@@ -109,9 +109,9 @@ class Accordion(Settings):
         """Return the controller for a run with epochs of that many steps; its own setting ``epoch`` has priority."""
         return self if self.epoch is not None else self(epoch=steps_per_epoch)
 
-    def propose(self, cf_range: tuple[float, float], reach: Span | Sequence[float]) -> tuple[float, ...]:
+    def propose(self, cf_range: tuple[float, float], supported: Span | Sequence[float]) -> tuple[float, ...]:
         """Return the ends of the range, or the CFs nearest to them that the compressor supports."""
-        return snap(sorted(set(cf_range)), reach)
+        return snap(sorted(set(cf_range)), supported)
 
     def start(self, forecasts: Sequence[Forecast]) -> tuple[AccordionState, Decision]:
         """Start with all tensors at the low CF."""
@@ -145,20 +145,20 @@ class Accordion(Settings):
         """Return the state as JSON types, for a checkpoint."""
         return {"running": identify([state.window.candidate])[0], **to_plain(state)}
 
-    def check(self, plain: dict[str, Any]) -> None:
-        """Raise ``SettingsError`` unless ``plain`` is a state that ``dump`` returned."""
-        check_names(AccordionState, plain, ("running",), Window)
-        (running,) = identified([plain["running"]], "controller_state/running")
-        self.restore(plain, [Forecast(running, wire_ratio=1.0)])
+    def check(self, dumped: dict[str, Any]) -> None:
+        """Raise ``SettingsError`` unless ``dumped`` is a state that ``dump`` returned."""
+        check_names(AccordionState, dumped, ("running",), Window)
+        (running,) = identified([dumped["running"]], "controller_state/running")
+        self.restore(dumped, [Forecast(running, wire_ratio=1.0)])
 
-    def restore(self, plain: dict[str, Any], forecasts: Sequence[Forecast]) -> tuple[AccordionState, Decision]:
+    def restore(self, dumped: dict[str, Any], forecasts: Sequence[Forecast]) -> tuple[AccordionState, Decision]:
         """Return the state that ``dump`` wrote, and the decision in force.
 
         The same tensors are critical. The window continues if its candidate still runs.
         """
         low, high = _ends(forecasts)
-        state = from_plain(AccordionState, {**plain, "low": low, "high": high, "window": Window(low)})
-        state = replace(state, window=Window.resume(state.runs[0], plain))
+        state = from_plain(AccordionState, {**dumped, "low": low, "high": high, "window": Window(low)})
+        state = replace(state, window=Window.resume(state.runs[0], dumped))
         return state, self._decide(state)
 
     @property

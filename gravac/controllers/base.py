@@ -193,7 +193,7 @@ class Controller(Protocol[StateT]):
       probe.
     - ``for_latency(latency: int)`` returns the controller for that many steps from a measurement to the step in which
       its decision takes effect, instead of 2. Called before ``start``.
-    - ``check(plain: dict[str, Any])`` raises ``SettingsError`` unless ``plain`` is a state that ``dump`` returned.
+    - ``check(dumped: dict[str, Any])`` raises ``SettingsError`` unless ``dumped`` is a state that ``dump`` returned.
       Called when a checkpoint is loaded, before the state is restored.
     """
 
@@ -209,12 +209,12 @@ class Controller(Protocol[StateT]):
     def sixteen_bit(self) -> bool:
         """True if its second candidate may be dense in 16 bit, besides dense in float32."""
 
-    def propose(self, cf_range: tuple[float, float], reach: Span | Sequence[float]) -> tuple[float, ...]:
+    def propose(self, cf_range: tuple[float, float], supported: Span | Sequence[float]) -> tuple[float, ...]:
         """Return the CFs that the controller will choose from, ascending.
 
         Args:
             cf_range: lowest and highest CF that the user allows.
-            reach: CFs that the compressor supports inside that range: all of a span, or a list.
+            supported: CFs that the compressor supports inside that range: all of a span, or a list.
         """
 
     def start(self, forecasts: Sequence[Forecast]) -> tuple[StateT, Decision]:
@@ -231,7 +231,7 @@ class Controller(Protocol[StateT]):
     def dump(self, state: StateT) -> dict[str, Any]:
         """Return the state as JSON types (dict, list, str, int, float, bool, None), for a checkpoint."""
 
-    def restore(self, plain: dict[str, Any], forecasts: Sequence[Forecast]) -> tuple[StateT, Decision]:
+    def restore(self, dumped: dict[str, Any], forecasts: Sequence[Forecast]) -> tuple[StateT, Decision]:
         """Return the state that ``dump`` wrote, and the decision that was in force.
 
         The candidates may differ from those at the dump (another number of ranks): the decision names one of the
@@ -239,7 +239,7 @@ class Controller(Protocol[StateT]):
         state was restored, the reason is empty.
 
         Args:
-            plain: the dict that ``dump`` returned, perhaps after a round trip through JSON.
+            dumped: the dict that ``dump`` returned, perhaps after a round trip through JSON.
             forecasts: see ``start``.
         """
 

@@ -47,7 +47,9 @@ from gravac.controllers.base import BELIEVED, WATCH, Decision, Measurement, cost
 from gravac.controllers.goodput_state import BROKEN, FEW_STEPS, HOLD, PROGRESS, SEARCH, GoodputEntry, GoodputState
 from gravac.controllers.measuring import NO_TRIALS, next_trials, trials_may_begin
 from gravac.controllers.native import longer
-from gravac.controllers.plain import (
+from gravac.controllers.progress import Trials
+from gravac.controllers.schedule import geometric, snap
+from gravac.controllers.state_dicts import (
     check_names,
     check_positions,
     identified,
@@ -56,8 +58,6 @@ from gravac.controllers.plain import (
     state_from_plain,
     to_plain,
 )
-from gravac.controllers.progress import Trials
-from gravac.controllers.schedule import geometric, snap
 from gravac.controllers.switchback import Switchback
 from gravac.controllers.window import Window
 from gravac.settings import Settings, SettingsError
@@ -163,16 +163,16 @@ class Goodput(Settings):
         """Return this controller for a run that has a probe; see ``Controller``."""
         return self(probe=True, total_steps=self.total_steps if total_steps is None else total_steps)
 
-    def propose(self, cf_range: tuple[float, float], reach: Span | Sequence[float]) -> tuple[float, ...]:
+    def propose(self, cf_range: tuple[float, float], supported: Span | Sequence[float]) -> tuple[float, ...]:
         """Return all CFs of a list; for a span the lowest CF, doubled again and again.
 
         Example:
             >>> Goodput().propose((10, 100), Span(1, 1000))
             (10, 20.0, 40.0, 80.0, 100)
         """
-        if isinstance(reach, Span):
-            return snap(geometric(cf_range), reach)
-        return tuple(cf for cf in sorted(set(reach)) if cf_range[0] <= cf <= cf_range[1])
+        if isinstance(supported, Span):
+            return snap(geometric(cf_range), supported)
+        return tuple(cf for cf in sorted(set(supported)) if cf_range[0] <= cf <= cf_range[1])
 
     def start(self, forecasts: Sequence[Forecast]) -> tuple[GoodputState, Decision]:
         """Start the search at the candidate that the module's text describes."""
@@ -245,12 +245,12 @@ class Goodput(Settings):
         candidates = identify(forecast.candidate for forecast in state.forecasts)
         return {"candidates": candidates, **to_plain(state)}
 
-    def check(self, plain: dict[str, Any]) -> None:
-        """Raise ``SettingsError`` unless ``plain`` is a state that ``dump`` returned."""
-        check_names(GoodputState, plain, ("candidates",), Window)
-        candidates = identified(plain["candidates"])
+    def check(self, dumped: dict[str, Any]) -> None:
+        """Raise ``SettingsError`` unless ``dumped`` is a state that ``dump`` returned."""
+        check_names(GoodputState, dumped, ("candidates",), Window)
+        candidates = identified(dumped["candidates"])
         forecasts = tuple(Forecast(candidate, wire_ratio=1.0) for candidate in candidates)
-        state = state_from_plain(GoodputState, plain, candidates[0], forecasts=forecasts)
+        state = state_from_plain(GoodputState, dumped, candidates[0], forecasts=forecasts)
         entries, floors = [entry.position for entry in state.entries], [position for position, _ in state.floors]
         positions = {"position": [state.position], "best": [state.best], "entries": entries, "floors": floors}
         positions["suspect"] = [] if state.suspect is None else [state.suspect]
@@ -262,32 +262,34 @@ class Goodput(Settings):
         if any(entry.window > state.windows for entry in state.entries):
             raise SettingsError(f"controller_state/entries: measured after window {state.windows}, the last")
 
-    def restore(self, plain: dict[str, Any], forecasts: Sequence[Forecast]) -> tuple[GoodputState, Decision]:
+    def restore(self, dumped: dict[str, Any], forecasts: Sequence[Forecast]) -> tuple[GoodputState, Decision]:
         """Return the state that ``dump`` wrote, and the decision in force.
 
         If the candidates differ from those at the dump, the measurements of candidates in both lists stay; the reason
         names the missing candidates. If the candidate that ran is missing, the best measured candidate is held. If none
         of those in both lists was measured, the search starts again.
         """
-        dumped, current = plain["candidates"], identify(forecast.candidate for forecast in forecasts)
-        if dumped != current:
-            missing = [name_of(identity) for identity in dumped if identity not in current]
+        dumped_candidates, current = dumped["candidates"], identify(forecast.candidate for forecast in forecasts)
+        if dumped_candidates != current:
+            missing = [name_of(identity) for identity in dumped_candidates if identity not in current]
             positions = {
-                position: current.index(identity) for position, identity in enumerate(dumped) if identity in current
+                position: current.index(identity)
+                for position, identity in enumerate(dumped_candidates)
+                if identity in current
             }
-            remapped = _remapped(plain, positions, forecasts)
+            remapped = _remapped(dumped, positions, forecasts)
             if remapped is None:
                 fresh, decision = self.start(forecasts)
                 reason = f"{_missing_text(missing)}; nothing measured is left: {decision.reason}"
                 return fresh, replace(decision, reason=reason)
             running = forecasts[remapped["position"]].candidate
             state = state_from_plain(GoodputState, remapped, running, forecasts=forecasts)
-            runs = dumped[plain["position"]] in current
+            runs = dumped_candidates[dumped["position"]] in current
             reason = "" if runs else f"; {state.running} is the best of those measured"
             reason = _missing_text(missing) + reason if missing else ""
             return state, Decision(state.running, reason=reason, watch=state.watch)
-        running = forecasts[plain["position"]].candidate
-        state = state_from_plain(GoodputState, plain, running, forecasts=forecasts)
+        running = forecasts[dumped["position"]].candidate
+        state = state_from_plain(GoodputState, dumped, running, forecasts=forecasts)
         return state, Decision(running, watch=state.watch)
 
     def _first_position(self, forecasts: Sequence[Forecast], link_changed: bool = False) -> int:

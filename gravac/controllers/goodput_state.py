@@ -14,8 +14,8 @@ from gravac.candidate import Candidate, Forecast
 from gravac.controllers.base import WATCH, Measurement
 from gravac.controllers.corrected_belief import corrected_belief
 from gravac.controllers.native import fits_float16
-from gravac.controllers.plain import Above0, Amount, Count, Finite, Positive
 from gravac.controllers.progress import Learned, Trials
+from gravac.controllers.state_dicts import Above0, Amount, Count, Finite, Positive
 from gravac.controllers.window import Window
 
 SEARCH: Final = "search"

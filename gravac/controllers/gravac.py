@@ -32,7 +32,8 @@ from gravac.controllers.base import SHADOWS, WATCH, Decision, Measurement, Summa
 from gravac.controllers.gravac_literal import LiteralState
 from gravac.controllers.gravac_state import EXPLOIT, EXPLORE, WARM_UP, GravacEntry, GravacState
 from gravac.controllers.native import LONGEST, fits_float16
-from gravac.controllers.plain import (
+from gravac.controllers.schedule import exponential, geometric, snap
+from gravac.controllers.state_dicts import (
     check_names,
     check_positions,
     identified,
@@ -40,7 +41,6 @@ from gravac.controllers.plain import (
     state_from_plain,
     to_plain,
 )
-from gravac.controllers.schedule import exponential, geometric, snap
 from gravac.controllers.window import Window
 from gravac.settings import Settings, SettingsError
 
@@ -101,10 +101,10 @@ class GraVAC(Settings):
         """True if dense in 16 bit may be a candidate: not in Algorithm 1 as printed."""
         return not self.paper_literal
 
-    def propose(self, cf_range: tuple[float, float], reach: Span | Sequence[float]) -> tuple[float, ...]:
+    def propose(self, cf_range: tuple[float, float], supported: Span | Sequence[float]) -> tuple[float, ...]:
         """Return the paper's CFs, or the nearest CFs that the compressor supports."""
         target_cfs = exponential(cf_range) if self.step == "exponential" else geometric(cf_range)
-        return snap(target_cfs, reach)
+        return snap(target_cfs, supported)
 
     def start(self, forecasts: Sequence[Forecast]) -> tuple[AnyState, Decision]:
         """Start the warm-up at the lowest CF; run dense for good if there is no other candidate."""
@@ -171,14 +171,16 @@ class GraVAC(Settings):
         """Return the state as JSON types, for a checkpoint."""
         return {"algorithm": self._algorithm, "candidates": identify(state.candidates), **to_plain(state)}
 
-    def check(self, plain: dict[str, Any]) -> None:
-        """Raise ``SettingsError`` unless ``plain`` is a state that ``dump`` returned."""
-        if plain.get("algorithm") not in ("literal", "repaired"):
-            raise SettingsError(f"controller_state/algorithm: {plain.get('algorithm')!r}, literal or repaired expected")
-        kind: Any = LiteralState if plain["algorithm"] == "literal" else GravacState
-        check_names(kind, plain, ("algorithm", "candidates"), Window)
-        candidates = identified(plain["candidates"])
-        state: AnyState = state_from_plain(kind, plain, candidates[0], candidates=candidates)
+    def check(self, dumped: dict[str, Any]) -> None:
+        """Raise ``SettingsError`` unless ``dumped`` is a state that ``dump`` returned."""
+        if dumped.get("algorithm") not in ("literal", "repaired"):
+            raise SettingsError(
+                f"controller_state/algorithm: {dumped.get('algorithm')!r}, literal or repaired expected"
+            )
+        kind: Any = LiteralState if dumped["algorithm"] == "literal" else GravacState
+        check_names(kind, dumped, ("algorithm", "candidates"), Window)
+        candidates = identified(dumped["candidates"])
+        state: AnyState = state_from_plain(kind, dumped, candidates[0], candidates=candidates)
         if isinstance(state, LiteralState):
             check_positions({"running": [state.running]}, len(candidates))
             return
@@ -186,19 +188,19 @@ class GraVAC(Settings):
         positions = {"position": [state.position], "floor": [state.floor], "queue": state.queue, "entries": entries}
         check_positions(positions, len(candidates))
 
-    def restore(self, plain: dict[str, Any], forecasts: Sequence[Forecast]) -> tuple[AnyState, Decision]:
+    def restore(self, dumped: dict[str, Any], forecasts: Sequence[Forecast]) -> tuple[AnyState, Decision]:
         """Return the state that ``dump`` wrote, and the decision in force.
 
         If the candidates, or the algorithm, differ from those at the dump, the search starts again.
         """
         candidates = _in_hook(forecasts)
-        if plain["candidates"] != identify(candidates) or plain["algorithm"] != self._algorithm:
+        if dumped["candidates"] != identify(candidates) or dumped["algorithm"] != self._algorithm:
             fresh, decision = self.start(forecasts)
             return fresh, replace(decision, reason=f"not what the checkpoint was made with: {decision.reason}")
         if self.paper_literal:
-            printed = state_from_plain(LiteralState, plain, candidates[plain["running"]], candidates=candidates)
+            printed = state_from_plain(LiteralState, dumped, candidates[dumped["running"]], candidates=candidates)
             return printed, literal.decide(printed)
-        state = state_from_plain(GravacState, plain, candidates[plain["position"]], candidates=candidates)
+        state = state_from_plain(GravacState, dumped, candidates[dumped["position"]], candidates=candidates)
         state = replace(state, native=_native_cfs(forecasts))
         state = state if state.running.cf in state.native else replace(state, by_itself=False)
         state = replace(state, window=replace(state.window, candidate=state.runs))

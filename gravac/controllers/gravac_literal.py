@@ -20,7 +20,7 @@ from typing import Protocol
 
 from gravac.candidate import Candidate
 from gravac.controllers.base import Decision, Measurement
-from gravac.controllers.plain import Count, Factor, Finite
+from gravac.controllers.state_dicts import Count, Factor, Finite
 from gravac.controllers.window import Window
 
 

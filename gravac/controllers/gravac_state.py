@@ -8,7 +8,7 @@ from typing import Final, Literal
 
 from gravac.candidate import Candidate
 from gravac.controllers.base import Measurement
-from gravac.controllers.plain import Amount, Count, Finite
+from gravac.controllers.state_dicts import Amount, Count, Finite
 from gravac.controllers.window import Window
 
 WARM_UP: Final = "warm-up"

@@ -21,7 +21,7 @@ from typing import Final, Literal
 
 from gravac.beliefs import SURE, MeasuredRatio
 from gravac.controllers.base import Measurement
-from gravac.controllers.plain import Above0, Count, Finite
+from gravac.controllers.state_dicts import Above0, Count, Finite
 
 TRIAL = 100
 """Number of steps of the candidate in a trial; of outer steps, two rounds if these have more steps."""

@@ -9,8 +9,8 @@ from pydantic import Field
 
 from gravac.candidate import DENSE, Candidate, Forecast, Span
 from gravac.controllers.base import Decision, Measurement
-from gravac.controllers.plain import check_names
 from gravac.controllers.schedule import snap
+from gravac.controllers.state_dicts import check_names
 from gravac.controllers.window import Window
 from gravac.settings import Settings
 
@@ -33,9 +33,9 @@ class Static(Settings):
     cf: float = Field(ge=1, allow_inf_nan=False)
     window: int = Field(default=20, ge=1)
 
-    def propose(self, cf_range: tuple[float, float], reach: Span | Sequence[float]) -> tuple[float, ...]:
+    def propose(self, cf_range: tuple[float, float], supported: Span | Sequence[float]) -> tuple[float, ...]:
         """Return its CF, or the nearest supported CF; nothing if that is neither in the range nor 1 or 2 (dense)."""
-        cfs = (self.cf,) if isinstance(reach, Span) else snap((self.cf,), reach)
+        cfs = (self.cf,) if isinstance(supported, Span) else snap((self.cf,), supported)
         return tuple(cf for cf in cfs if cf in (1.0, 2.0) or cf_range[0] <= cf <= cf_range[1])
 
     def start(self, forecasts: Sequence[Forecast]) -> tuple[StaticState, Decision]:
@@ -56,12 +56,12 @@ class Static(Settings):
         """Return the state as JSON types, for a checkpoint."""
         return {"window": state.dump()}
 
-    def check(self, plain: dict[str, Any]) -> None:
-        """Raise ``SettingsError`` unless ``plain`` is a state that ``dump`` returned."""
-        check_names(None, plain, (), Window)
-        Window.restore(Candidate("hook", DENSE, 1.0), plain["window"])
+    def check(self, dumped: dict[str, Any]) -> None:
+        """Raise ``SettingsError`` unless ``dumped`` is a state that ``dump`` returned."""
+        check_names(None, dumped, (), Window)
+        Window.restore(Candidate("hook", DENSE, 1.0), dumped["window"])
 
-    def restore(self, plain: dict[str, Any], forecasts: Sequence[Forecast]) -> tuple[StaticState, Decision]:
+    def restore(self, dumped: dict[str, Any], forecasts: Sequence[Forecast]) -> tuple[StaticState, Decision]:
         """Return the state that ``dump`` wrote, and the decision for the controller's candidate, whatever ran then."""
         candidate = self.start(forecasts)[0].candidate
-        return Window.restore(candidate, plain["window"]), Decision(candidate)
+        return Window.restore(candidate, dumped["window"]), Decision(candidate)

@@ -15,8 +15,8 @@ from pydantic import Field
 
 from gravac.candidate import Candidate, Forecast, Span
 from gravac.controllers.base import LATENCY, Decision, Measurement
-from gravac.controllers.plain import Count, check_names, from_plain, identified, identify, to_plain
 from gravac.controllers.schedule import geometric, snap
+from gravac.controllers.state_dicts import Count, check_names, from_plain, identified, identify, to_plain
 from gravac.controllers.window import Window
 from gravac.settings import Settings
 
@@ -72,11 +72,11 @@ class Warmup(Settings):
         """The CF of each stage, ascending; that of the last stage is ``cf``."""
         return geometric((min(self.first, self.cf), self.cf), self.factor)
 
-    def propose(self, cf_range: tuple[float, float], reach: Span | Sequence[float]) -> tuple[float, ...]:
+    def propose(self, cf_range: tuple[float, float], supported: Span | Sequence[float]) -> tuple[float, ...]:
         """Return the stages' CFs in the range, with higher ones clamped to its upper bound; empty if all are lower."""
         low, high = cf_range
         target_cfs = sorted({min(cf, high) for cf in self.stages if cf >= low})
-        return snap(target_cfs, reach)
+        return snap(target_cfs, supported)
 
     def for_latency(self, latency: int) -> "Warmup":
         """Return the same schedule for decisions that take effect ``latency`` steps after the measurement."""
@@ -103,21 +103,21 @@ class Warmup(Settings):
         """Return the state as JSON types, for a checkpoint."""
         return {"running": identify([state.window.candidate])[0], **to_plain(state)}
 
-    def check(self, plain: dict[str, Any]) -> None:
-        """Raise ``SettingsError`` unless ``plain`` is a state that ``dump`` returned."""
-        check_names(WarmupState, plain, ("running",), Window)
-        running = identified([plain["running"]], "controller_state/running")
-        window = {**plain["window"], "candidate": running[0]}
-        from_plain(WarmupState, {**plain, "candidates": running, "window": window})
+    def check(self, dumped: dict[str, Any]) -> None:
+        """Raise ``SettingsError`` unless ``dumped`` is a state that ``dump`` returned."""
+        check_names(WarmupState, dumped, ("running",), Window)
+        running = identified([dumped["running"]], "controller_state/running")
+        window = {**dumped["window"], "candidate": running[0]}
+        from_plain(WarmupState, {**dumped, "candidates": running, "window": window})
 
-    def restore(self, plain: dict[str, Any], forecasts: Sequence[Forecast]) -> tuple[WarmupState, Decision]:
+    def restore(self, dumped: dict[str, Any], forecasts: Sequence[Forecast]) -> tuple[WarmupState, Decision]:
         """Return the state that ``dump`` wrote, and the decision in force.
 
         The schedule continues at the dumped step. The window continues if its candidate still runs.
         """
-        steps, candidates = plain["steps"], tuple(forecast.candidate for forecast in forecasts)
+        steps, candidates = dumped["steps"], tuple(forecast.candidate for forecast in forecasts)
         candidate = self._candidate_at(steps + self.latency - 1 if steps else 0, candidates)
-        return WarmupState(candidates, Window.resume(candidate, plain), steps), Decision(candidate)
+        return WarmupState(candidates, Window.resume(candidate, dumped), steps), Decision(candidate)
 
     def _stage(self, step: int) -> int:
         """Return the number of the stage that a step belongs to, counted from 0."""

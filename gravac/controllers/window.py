@@ -9,7 +9,7 @@ from typing import Any
 
 from gravac.candidate import Candidate
 from gravac.controllers.base import Measurement, Summary
-from gravac.controllers.plain import Above0, Amount, Count, from_plain, identify, to_plain
+from gravac.controllers.state_dicts import Above0, Amount, Count, from_plain, identify, to_plain
 
 SETTLING = 3
 """Number of steps left out after a switch of candidate: caches, buffers and the residual have not settled yet."""
@@ -143,15 +143,15 @@ class Window:
         return to_plain(self)
 
     @classmethod
-    def restore(cls, candidate: Candidate, plain: dict[str, Any]) -> "Window":
+    def restore(cls, candidate: Candidate, dumped: dict[str, Any]) -> "Window":
         """Return the window that ``dump`` wrote."""
-        return from_plain(cls, {**plain, "candidate": candidate})
+        return from_plain(cls, {**dumped, "candidate": candidate})
 
     @classmethod
-    def resume(cls, candidate: Candidate, plain: dict[str, Any]) -> "Window":
+    def resume(cls, candidate: Candidate, dumped: dict[str, Any]) -> "Window":
         """Return the window of a dumped controller state if ``candidate`` ran; otherwise an empty window."""
-        same = plain["running"] == identify([candidate])[0]
-        return cls.restore(candidate, plain["window"]) if same else cls(candidate)
+        same = dumped["running"] == identify([candidate])[0]
+        return cls.restore(candidate, dumped["window"]) if same else cls(candidate)
 
 
 def _gain(error: float, energy: float) -> float:

@@ -42,13 +42,13 @@ from gravac.engine.agreement import (
     schedule_of,
 )
 from gravac.engine.coalescing import ReadyGroup, Waiting, cut, describe
-from gravac.engine.deciding import Deciding
+from gravac.engine.decisions import Deciding
 from gravac.engine.factors import Factors
 from gravac.engine.handle import Handle, JobResult, RankSums, Then, fail
 from gravac.engine.inputs import NO_INPUTS, RanksWithInputs, StepInputs
 from gravac.engine.losses import Losses
 from gravac.engine.run_state import RunState
-from gravac.exchange.alike import described
+from gravac.exchange.comparing import described
 from gravac.exchange.executor import Executor, Mark, Number, Returning, Verdict, both
 from gravac.guarded import Guarded
 from gravac.measurement import LocalMeasurement

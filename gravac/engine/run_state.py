@@ -97,7 +97,7 @@ class RunState:
         compute_s: seconds of a step without exchange, mean over ranks; ``None``: not known. A source may set the number
             before the first step, the same on all ranks.
         candidates: identities of the candidates that the controller chose from, see
-            ``gravac.controllers.plain.identify``; empty before the first step.
+            ``gravac.controllers.state_dicts.identify``; empty before the first step.
         native: state of a stretch of native steps; always the same object.
         outer: state of outer steps; ``None`` without outer steps.
     """

@@ -15,7 +15,7 @@ from gravac.collectives import wire_ratio
 from gravac.compressors import Compressor, Dense, dense
 from gravac.controllers.base import LATENCY, Decision, Measurement
 from gravac.engine.admission import Admission
-from gravac.engine.deciding import Deciding
+from gravac.engine.decisions import Deciding
 from gravac.engine.engine import Engine
 from gravac.engine.inputs import StepInputs
 from gravac.exchange.lockstep import Lockstep
@@ -138,7 +138,7 @@ class Scheduled:
         cf = self.cf(step) if callable(self.cf) else self.cf
         return FLOAT32 if cf is None else Candidate("hook", self.compressor, cf)
 
-    def propose(self, cf_range: tuple[float, float], reach: Span | Sequence[float]) -> tuple[float, ...]:
+    def propose(self, cf_range: tuple[float, float], supported: Span | Sequence[float]) -> tuple[float, ...]:
         """Return no CF: the schedule needs no candidates to choose from."""
         return ()
 
@@ -154,7 +154,7 @@ class Scheduled:
         """Return an empty dict: the controller has no state."""
         return {}
 
-    def restore(self, plain: dict[str, Any], forecasts: Sequence[Forecast]) -> tuple[int, Decision]:
+    def restore(self, dumped: dict[str, Any], forecasts: Sequence[Forecast]) -> tuple[int, Decision]:
         """Return the decision for the first step: there is no state to restore."""
         return self.start(forecasts)
 

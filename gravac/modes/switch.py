@@ -28,9 +28,9 @@ import torch
 
 from gravac.candidate import Candidate, Mode
 from gravac.engine.engine import Engine
-from gravac.modes import together
+from gravac.modes import equalizing
 from gravac.modes.native import NativeWatch
-from gravac.modes.outer.apart import OuterSteps
+from gravac.modes.outer.outer_steps import OuterSteps
 from gravac.modes.probe import Probe, ProbeLoss
 from gravac.policy import Policy
 from gravac.sources.ddp import learning_rate
@@ -393,7 +393,7 @@ class Switch:
         if left_out:
             settings = settings(local_buffers=tuple({*settings.local_buffers, *left_out}))
         if buffers:  # copied from rank 0, as DDP would do in its next forward
-            job = together.copy_from_first(list(buffers.values()), (), self._engine.device)
+            job = equalizing.copy_from_first(list(buffers.values()), (), self._engine.device)
             self._engine.run_between_steps("the buffers that ranks part with", job).result()
         return OuterSteps(self._engine, inside, self._optimizers, settings, policy.every, policy.seed)
 
@@ -427,7 +427,7 @@ class Switch:
         self.earlier_rounds += self.outer.state.ended
         tensors = self.outer.tensors
         self.outer = self._engine.state.outer = None
-        job = together.equalize_ranks(tensors, self._optimizers, self._scaler, self._engine.device)
+        job = equalizing.equalize_ranks(tensors, self._optimizers, self._scaler, self._engine.device)
         differing = self._engine.run_between_steps("what ranks share again after they trained apart", job).result()
         if differing:
             warnings.warn(

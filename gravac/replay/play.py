@@ -82,7 +82,7 @@ class Replay:
         """True if the policy made every decision at the same step, for the same candidate, as the run."""
         return self.parting is None and [*map(_comparable, self.recorded)] == [*map(_comparable, self.replayed)]
 
-    def plain(self) -> dict[str, Any]:
+    def as_dict(self) -> dict[str, Any]:
         """Return the replay as plain values for JSON; a number that is not finite is ``None``."""
         fields: dict[str, Any] = parse_back(
             {
@@ -330,7 +330,7 @@ def _differing_settings(trace: Trace, policy: Policy) -> Sequence[str]:
             f"another compressor's gain; give a policy with base {base}"
         )
     notes = []
-    for name, setting in policy.plain().items():
+    for name, setting in policy.as_dict().items():
         matters = name.startswith(("base.", "dense")) or name in ("error_feedback", "release")
         if matters and name in recorded and str(recorded[name]) != str(setting):
             notes.append(f"{name}: recorded with {recorded[name]}, the policy has {setting}; gains are the recording's")

@@ -14,9 +14,9 @@ from typing import Any
 from gravac.candidate import Candidate, Forecast
 from gravac.controllers.base import LATENCY
 from gravac.settings import SettingsError
+from gravac.telemetry.descriptions import forecast_of
 from gravac.telemetry.jsonl import read_jsonl
 from gravac.telemetry.records import DecisionRecord, ForecastsRecord, Record, RunRecord, StepRecord
-from gravac.telemetry.words import forecast_of
 
 LONGEST_LATENCY = 16
 """Largest number of steps from a measurement to its decision that a trace may show; executors have two or three."""

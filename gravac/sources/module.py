@@ -31,7 +31,7 @@ from gravac.collectives import AllReduce, Broadcast
 from gravac.engine.engine import Engine
 from gravac.engine.handle import Handle
 from gravac.engine.inputs import StepInputs
-from gravac.exchange.alike import described
+from gravac.exchange.comparing import described
 from gravac.exchange.executor import Job, Mark, Number
 from gravac.guarded import Guarded
 from gravac.measurement import LocalMeasurement

@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import Any, Literal, TypeVar
 
 from gravac.settings import SettingsError
-from gravac.telemetry.quiet import Quiet
 from gravac.telemetry.records import (
     DecisionRecord,
     EndRecord,
@@ -24,6 +23,7 @@ from gravac.telemetry.records import (
     RunRecord,
     StepRecord,
 )
+from gravac.telemetry.sink_guard import Quiet
 
 KINDS: dict[str, type[Record]] = {
     "run": RunRecord,

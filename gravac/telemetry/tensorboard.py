@@ -11,10 +11,9 @@ from typing import Any
 
 from gravac.candidate import Forecast
 from gravac.settings import SettingsError
-from gravac.telemetry import page, words
+from gravac.telemetry import descriptions, page
 from gravac.telemetry.jsonl import plain_settings
 from gravac.telemetry.points import Points
-from gravac.telemetry.quiet import Quiet
 from gravac.telemetry.records import (
     DecisionRecord,
     EndRecord,
@@ -25,6 +24,7 @@ from gravac.telemetry.records import (
     RunRecord,
     StepRecord,
 )
+from gravac.telemetry.sink_guard import Quiet
 
 CHANGES = 500
 """Number of the newest changes that the table at the end of a run shows."""
@@ -77,7 +77,7 @@ class TensorBoardSink:
                     run = replace(self._run, forecasts=record.forecasts, dropped=record.dropped)
                     self._write_run(run, record.step)
             elif isinstance(record, ModeRecord):
-                self._writer.add_text(page.MODE_TEXT, words.describe_mode_change(record), record.step)
+                self._writer.add_text(page.MODE_TEXT, descriptions.describe_mode_change(record), record.step)
                 self._write_scalars({page.MODE_SECONDS: record.seconds}, record.step)
             elif isinstance(record, ProgressRecord):
                 self._write_progress(record)
@@ -107,7 +107,7 @@ class TensorBoardSink:
         """
         self._run = run
         self._write_layout()
-        self._writer.add_text(page.RUN_TEXT, words.describe_run(run), step)
+        self._writer.add_text(page.RUN_TEXT, descriptions.describe_run(run), step)
 
     def _add_step(self, step: StepRecord) -> None:
         self._points.add(step)
@@ -119,7 +119,7 @@ class TensorBoardSink:
         band = (decision.gain, decision.gain_low, decision.gain_high)
         if all(map(math.isfinite, band)):
             self._write_scalars(dict(zip(page.GAIN, band, strict=True)), decision.step)
-        text = words.describe_decision(decision, self._previous, self._forecasts)
+        text = descriptions.describe_decision(decision, self._previous, self._forecasts)
         self._writer.add_text(page.DECISION_TEXT, text, decision.step)
         if decision.changed:
             self._changes = [*self._changes[-CHANGES + 1 :], (decision, self._previous)]
@@ -134,7 +134,7 @@ class TensorBoardSink:
 
         A candidate's curve begins at step 0 with the belief before the run.
         """
-        name = words.tag_name(progress.candidate)
+        name = descriptions.tag_name(progress.candidate)
         tags = page.efficiency_tags(name)
         if name not in self._measured:
             self._measured = (*self._measured, name)
@@ -144,7 +144,9 @@ class TensorBoardSink:
                     self._write_scalars(dict(zip(tags, forecast.belief.band, strict=True)), 0)
         band = (progress.efficiency, progress.low, progress.high)
         self._write_scalars(dict(zip(tags, band, strict=True)), progress.step)
-        self._writer.add_text(page.PROGRESS_TEXT, words.describe_progress(progress, self._forecasts), progress.step)
+        self._writer.add_text(
+            page.PROGRESS_TEXT, descriptions.describe_progress(progress, self._forecasts), progress.step
+        )
 
     def _write_end(self, end: EndRecord) -> None:
         self._finish()
@@ -156,7 +158,7 @@ class TensorBoardSink:
         """Write the newest point and the table of changes; a second call writes nothing."""
         self._points.flush()
         if self._decisions and self._newest_step is not None:
-            text = words.tabulate_changes(self._changes, self._decisions, self._forecasts)
+            text = descriptions.tabulate_changes(self._changes, self._decisions, self._forecasts)
             self._writer.add_text(page.CHANGES_TEXT, text, self._newest_step.step)
             self._decisions = 0
 

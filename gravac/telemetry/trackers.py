@@ -13,8 +13,8 @@ from gravac.settings import SettingsError
 from gravac.telemetry import page
 from gravac.telemetry.jsonl import plain_settings
 from gravac.telemetry.points import Points, Write
-from gravac.telemetry.quiet import Quiet
 from gravac.telemetry.records import DecisionRecord, EndRecord, Record, RunRecord, StepRecord
+from gravac.telemetry.sink_guard import Quiet
 
 Settings = Callable[[dict[str, Any]], object]
 """Function that takes a run's settings, by dotted name, as plain values."""

@@ -22,7 +22,7 @@ from gravac.compressors import Compressor, Context, Dense, Reduced, dense, rando
 from gravac.compressors.base import Rounds, energy, k_for
 from gravac.controllers.base import Decision, Measurement, Sums
 from gravac.engine.admission import Admission
-from gravac.engine.deciding import Deciding
+from gravac.engine.decisions import Deciding
 from gravac.engine.engine import Engine
 from gravac.engine.factors import Factors
 from gravac.engine.handle import Handle

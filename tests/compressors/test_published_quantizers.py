@@ -11,12 +11,12 @@ from hypothesis import strategies as st
 
 from gravac.collectives import Ledger
 from gravac.compressors import Compressor, Context
-from gravac.compressors.intsgd import from_lanes, integer_limit, intsgd, lane_bits, lane_bytes, to_lanes
-from gravac.compressors.natural import natural
-from gravac.compressors.qsgd import QSGD, qsgd
-from gravac.compressors.signsgd import majority, signsgd
+from gravac.compressors.baselines.intsgd import from_lanes, integer_limit, intsgd, lane_bits, lane_bytes, to_lanes
+from gravac.compressors.baselines.natural import natural
+from gravac.compressors.baselines.qsgd import QSGD, qsgd
+from gravac.compressors.baselines.signsgd import majority, signsgd
+from gravac.compressors.baselines.terngrad import terngrad
 from gravac.compressors.sparse import laid_out
-from gravac.compressors.terngrad import terngrad
 from gravac.exchange import memory
 from gravac.exchange.fuse import fuse
 from gravac.settings import SettingsError
@@ -55,7 +55,7 @@ def sent(compressor: Compressor, x: torch.Tensor, step: int = 0) -> torch.Tensor
 def draws(elements: int, rank: int = 0, world: int = 1) -> list[float]:
     """The numbers in [0, 1) that `conformance.exchange` lets a rank round by at step 0."""
     context = Context("w", 0, rank, world, 0)
-    return [float(u) for u in context.draws(own=True).uniform(elements)]
+    return [float(u) for u in context.draws(per_rank=True).uniform(elements)]
 
 
 def heavy(elements: int, seed: int = 0, outlier: float = 30.0) -> torch.Tensor:

@@ -11,9 +11,9 @@ from hypothesis import given
 
 from gravac.collectives import AllGather
 from gravac.compressors.base import Context, Reduced, energy, k_for
+from gravac.compressors.baselines.redsync import redsync
+from gravac.compressors.baselines.sidco import sidco
 from gravac.compressors.dgc import DGC, dgc
-from gravac.compressors.redsync import redsync
-from gravac.compressors.sidco import sidco
 from gravac.compressors.sparse import Sparse, laid_out
 from gravac.compressors.threshold import ThresholdK
 from gravac.compressors.topk import topk

@@ -15,7 +15,7 @@ from gravac.candidate import Candidate, Forecast
 from gravac.compressors import dense
 from gravac.controllers import Goodput, GraVAC, Static, Warmup
 from gravac.engine.admission import Admission, admit
-from gravac.telemetry.words import describe_dropped
+from gravac.telemetry.descriptions import describe_dropped
 
 Shapes = list[tuple[int, ...]]
 

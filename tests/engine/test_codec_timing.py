@@ -31,8 +31,8 @@ from gravac.exchange.group import GroupTransport
 from gravac.exchange.link_probe import LinkProbe
 from gravac.exchange.opening import Opened, open_executor
 from gravac.exchange.streams import StreamExecutor
+from gravac.telemetry.descriptions import describe_run
 from gravac.telemetry.records import RunRecord
-from gravac.telemetry.words import describe_run
 from tests.device.idle import Idle
 from tests.distributed.training import parallel, sgd, train
 from tests.ranks import processes

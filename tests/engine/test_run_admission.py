@@ -15,7 +15,7 @@ from gravac.engine.admission import averager_of
 from gravac.engine.run_state import RunState
 from gravac.exchange.link_probe import LinkProbe
 from gravac.policy import Policy, RunSettings
-from gravac.telemetry.words import describe_dropped
+from gravac.telemetry.descriptions import describe_dropped
 
 FORMS = [((512, 512), torch.float32)] * 4
 NATIVE, NATIVE16 = Candidate("native", "dense", 1.0), Candidate("native", "dense", 2.0)

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from gravac import Accordion, GraVAC, Policy, SettingsError, Static, Warmup, dense, quantize, thc, topk, topkc
 from gravac.beliefs import shipped_beliefs, use_beliefs
-from gravac.exchange.alike import compare, described, difference
+from gravac.exchange.comparing import compare, described, difference
 from gravac.policy import OuterSettings, RunSettings
 from gravac.texts import text_of, texts_of
 

@@ -32,7 +32,7 @@ TYPES: dict[str, Any] = {
     **dict.fromkeys(("residuals", "denses"), ("*fp32",) * SEVERAL),
     **dict.fromkeys(("message", "messages"), "*u8"),
     **dict.fromkeys(("wire", "values"), "*i16"),
-    **dict.fromkeys(("residual", "decoded", "left", "dense", "folded", "x"), "*fp32"),
+    **dict.fromkeys(("residual", "decoded", "unsent", "dense", "sums_out", "x"), "*fp32"),
     **dict.fromkeys(("sums", "energies"), "*fp64"),
     **dict.fromkeys(("numbers", "blocks", "shard_blocks", "stride", "rank_stride"), "i32"),
     **dict.fromkeys(("chunks", "selected", "k", "width"), "i32"),

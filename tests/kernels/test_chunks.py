@@ -34,7 +34,7 @@ def test_a_residual_is_added_on_the_way_and_the_sum_may_take_its_place(dtype: to
     gradient, residual = randn(5001, dtype), randn(5001, seed=1)
     wanted = residual + gradient
     kept = residual.to(DEVICE)
-    energies, _ = chunks.energies([gradient.to(DEVICE)], 64, residuals=[kept], folded=kept)
+    energies, _ = chunks.energies([gradient.to(DEVICE)], 64, residuals=[kept], sums_out=kept)
     assert torch.equal(kept.cpu(), wanted)
     assert torch.allclose(energies.cpu().float(), chunk_energies(wanted, 64), rtol=1e-5)
 
@@ -102,10 +102,10 @@ def test_a_group_is_taken_as_each_of_its_tensors_wherever_they_lie(
     gradients = [randn(64, dtype, seed=one).to(DEVICE) for one in range(count)]
     residuals = [randn(64, kept, seed=99 + one).to(DEVICE) for one in range(count)]
     folded = torch.empty(count * 64, device=DEVICE)
-    energies, wire = chunks.energies(gradients, 16, residuals=residuals, folded=folded, world=3)
+    energies, wire = chunks.energies(gradients, 16, residuals=residuals, sums_out=folded, world=3)
     for one, (gradient, residual) in enumerate(zip(gradients, residuals, strict=True)):
         alone = torch.empty(64, device=DEVICE)
-        its, its_wire = chunks.energies([gradient], 16, residuals=[residual], folded=alone, world=3)
+        its, its_wire = chunks.energies([gradient], 16, residuals=[residual], sums_out=alone, world=3)
         assert torch.equal(folded[one * 64 : one * 64 + 64], alone)
         assert torch.equal(energies.view(count, -1)[one], its) and torch.equal(wire.view(count, -1)[one], its_wire)
     assert torch.equal(wire, (energies.float() / 3).bfloat16())

@@ -145,7 +145,7 @@ def test_a_residual_is_added_on_the_way_and_replaced_by_what_is_left(bits: int, 
     gradient, residual = randn(3001).to(dtype), randn(3001, seed=1)
     x = residual + gradient
     kept, sent = residual.to(DEVICE), torch.empty(3001, device=DEVICE)
-    message, _ = quantize.encode(gradient.to(DEVICE), bits, kind, 128, residual=kept, decoded=sent, left=kept)
+    message, _ = quantize.encode(gradient.to(DEVICE), bits, kind, 128, residual=kept, decoded=sent, unsent=kept)
     assert_same(split(message.cpu(), bits, 128), codebook.encode(padded(x, 128), bits, kind)[0], bits, 128)
     assert torch.equal(kept.cpu(), x - sent.cpu())
     of_message = quantize.decode(torch.empty_like(sent), message.unsqueeze(1), bits, kind, 128)
@@ -157,7 +157,7 @@ def test_a_residual_is_added_on_the_way_and_replaced_by_what_is_left(bits: int, 
 def test_coding_never_adds_error(code: tuple[int, Kind], block: int, elements: int, exponent: int, seed: int) -> None:
     x = (randn(elements, seed=seed % 10**6) * 10.0**exponent).to(DEVICE)
     left = torch.empty_like(x)
-    quantize.encode(x, *code, block, left=left)
+    quantize.encode(x, *code, block, unsent=left)
     assert float(left.double().norm()) <= float(x.double().norm()) * (1 + 1e-6)
 
 
@@ -228,8 +228,8 @@ def test_a_mean_is_written_into_a_gradient_of_16_bits(dtype: torch.dtype) -> Non
 
 def test_tensors_that_lie_otherwise_are_refused_by_name() -> None:
     x = torch.ones(64, device=DEVICE)
-    with pytest.raises(ValueError, match=r"left: .* \[32\]"):
-        quantize.encode(x[:32], 4, "fitted", 8, left=x)
+    with pytest.raises(ValueError, match=r"unsent: .* \[32\]"):
+        quantize.encode(x[:32], 4, "fitted", 8, unsent=x)
     with pytest.raises(ValueError, match=r"gradient: .* flatten it"):
         quantize.encode(x[::2], 4, "fitted", 8)
     with pytest.raises(ValueError, match=r"residual: torch\.float16"):
@@ -256,7 +256,7 @@ class Launches(TorchDispatchMode):
 def test_a_round_trip_of_two_ranks_is_three_launches() -> None:
     gradient, residual = randn(10_000).to(DEVICE), randn(10_000, seed=1).to(DEVICE)
     with Launches() as launches:
-        message, _ = quantize.encode(gradient, 4, "fitted", 128, residual=residual, left=residual)
+        message, _ = quantize.encode(gradient, 4, "fitted", 128, residual=residual, unsent=residual)
         both = message.expand(2, -1)  # what an all-gather brings
         quantize.decode(gradient, both.unsqueeze(0), 4, "fitted", 128)
     assert launches.names == ["gravac.quantize_encode", "aten.sum.dim_IntList", "gravac.quantize_decode"]

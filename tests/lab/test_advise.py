@@ -32,7 +32,7 @@ from gravac.lab.advise.option import Option
 from gravac.lab.advise.outer_steps import code
 from gravac.lab.calibrate import Calibration, fit_line, read_calibration
 from gravac.lab.shapes import MODELS as SHAPES
-from gravac.lab.tta.observed import hold_out, observations
+from gravac.lab.tta.observations import hold_out, observations
 from gravac.lab.tta.record import Split
 from gravac.modes.outer.candidates import outer_efficiency
 from tests.lab.made_up_runs import made_up

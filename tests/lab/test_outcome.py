@@ -14,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from rich.console import Console
 
-from gravac.lab.demo.decided import change_words, longest_running
+from gravac.lab.demo.decisions import change_words, longest_running
 from gravac.lab.demo.display import show_result
 from gravac.lab.demo.outcome import Comparison, DemoOutcome
 from gravac.lab.demo.plot import in_terminal, spread

@@ -15,8 +15,8 @@ from typing import Any
 import pytest
 
 from gravac.lab.report.numbers import DENSE, ReportRow, amount, bytes_per_step, faster
+from gravac.lab.report.sentences import times
 from gravac.lab.report.summary import Section, link_order, sections
-from gravac.lab.report.words import times
 from gravac.lab.tta.record import DecisionPoint, Split, TrainingRecord
 from gravac.settings import SettingsError
 from tests.lab.made_up_runs import DENSE_BYTES, METHODS, made_up, realistic

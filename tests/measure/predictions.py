@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from gravac.lab.tta import record
-from gravac.lab.tta.observed import hold_out, observations
+from gravac.lab.tta.observations import hold_out, observations
 from tests.measure.results import write
 
 CLOSE = 0.15

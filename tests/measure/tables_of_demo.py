@@ -5,7 +5,7 @@
 import json
 from typing import Any
 
-from gravac.lab.demo.decided import runs_words
+from gravac.lab.demo.decisions import runs_words
 from gravac.lab.demo.outcome import Comparison, DemoOutcome
 from gravac.lab.tta.record import CurvePoint
 from tests.measure.published import FOLDER

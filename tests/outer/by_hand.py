@@ -17,15 +17,15 @@ from gravac import AdaptiveCompressor
 from gravac.averaging.plan import Form
 from gravac.building import RunAdmission
 from gravac.candidate import Candidate
+from gravac.closeable import Closeable
 from gravac.collectives import Ledger
-from gravac.controllers.plain import identify
+from gravac.controllers.state_dicts import identify
 from gravac.engine.admission import Admission, admit
 from gravac.engine.run_state import RunState
-from gravac.exchange.alike import check_alike
+from gravac.exchange.comparing import check_alike
 from gravac.exchange.executor import Executor
-from gravac.live import Closeable
 from gravac.modes.outer import candidates
-from gravac.modes.outer.apart import OuterSteps
+from gravac.modes.outer.outer_steps import OuterSteps
 from gravac.modes.outer.starting import device_of, same_on_all_ranks
 from gravac.policy import OuterSettings
 from gravac.settings import SettingsError
@@ -47,7 +47,7 @@ class ApartAlone:
         self._admission = admission
 
     def __call__(self, state: RunState, forms: Sequence[Form]) -> Admission:
-        """Admit candidates; see ``gravac.engine.deciding.Admit``."""
+        """Admit candidates; see ``gravac.engine.decisions.Admit``."""
         given = self._admission
         policy, outer = given.settings.policy, given.settings.policy.outer
         in_each_step = admit(policy, given.averager, forms, given.link, given.coding)

@@ -13,7 +13,7 @@ import torch
 
 from gravac import Goodput, Static, dense, topk
 from gravac.engine.agreement import gain
-from gravac.modes.outer.refusing import NotFiniteError
+from gravac.modes.outer.not_finite import NotFiniteError
 from tests.outer.ranks import Ranks, equal, network
 from tests.outer.test_outer import FOUR_BITS, MOMENTUM, saved
 

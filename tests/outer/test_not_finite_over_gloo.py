@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from gravac import Static, checkpoint, quantize, topk
-from gravac.modes.outer.refusing import NotFiniteError
+from gravac.modes.outer.not_finite import NotFiniteError
 from tests.device.idle import streams
 from tests.outer.by_hand import OuterByHand
 from tests.outer.ranks import equal, flat, network

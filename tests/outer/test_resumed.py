@@ -14,7 +14,7 @@ import pytest
 from gravac import Goodput, checkpoint, merge_states, quantize
 from gravac.candidate import Candidate, Forecast
 from gravac.controllers.goodput_state import GoodputState
-from gravac.engine.deciding import Deciding
+from gravac.engine.decisions import Deciding
 from gravac.engine.run_state import RunState
 from gravac.telemetry.records import DecisionRecord
 from tests.outer.by_hand import OuterByHand

@@ -17,7 +17,7 @@ PACKAGE = "gravac"
 FOLDER = Path(__file__).parents[2] / PACKAGE
 
 LAYERS = (
-    "settings", "version", "guarded", "texts", "live", "entry_points", "beliefs", "candidate", "collectives",
+    "settings", "version", "guarded", "texts", "closeable", "entry_points", "beliefs", "candidate", "collectives",
     "compressors", "costmodel", "exchange", "measurement", "averaging", "telemetry", "controllers", "policy",
     "engine", "sources", "checkpoint", "modes", "building", "attaching", "restoring", "adaptive", "integrations",
     "gravac", "testing", "replay", "lab", "commands", "cli", "__main__",
@@ -101,7 +101,7 @@ def read(sources: Mapping[str, str]) -> dict[str, Module]:
     """Return modules by dotted name.
 
     Args:
-        sources: text of each file, by its path from the folder that holds the package, such as ``gravac/live.py``.
+        sources: text of each file, by its path from the folder that holds the package, such as ``gravac/closeable.py``.
     """
     known = {}
     for path, source in sources.items():

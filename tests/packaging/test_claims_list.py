@@ -12,12 +12,12 @@ from tests.measure.claims_list import Difference, claims, compare, read
 COLLECTED = """tests/b.py::test_two[x::y]
 tests/b.py::test_two[z]
 tests/a.py::TestGroup::test_one
-gravac/live.py::gravac.live.Live
+gravac/closeable.py::gravac.closeable.Live
 
 4 tests collected in 0.01s
 """
 
-LISTED = ["gravac/live.py::gravac.live.Live", "tests/a.py::TestGroup::test_one", "tests/b.py::test_two"]
+LISTED = ["gravac/closeable.py::gravac.closeable.Live", "tests/a.py::TestGroup::test_one", "tests/b.py::test_two"]
 
 
 def test_the_list_is_sorted_and_has_each_test_once_without_parameters() -> None:

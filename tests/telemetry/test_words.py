@@ -15,7 +15,13 @@ from gravac.candidate import Candidate, Forecast
 from gravac.controllers import Goodput
 from gravac.engine.admission import admit
 from gravac.telemetry import DecisionRecord, RunRecord
-from gravac.telemetry.words import describe_candidate, describe_decision, describe_reason, describe_run, forecast_of
+from gravac.telemetry.descriptions import (
+    describe_candidate,
+    describe_decision,
+    describe_reason,
+    describe_run,
+    forecast_of,
+)
 
 RANK = Forecast(Candidate("hook", "ladder", 32.0), 15.2, method="low rank 16")
 BIT = Forecast(Candidate("hook", "ladder", 28.44), 23.4, method="1 bit")

@@ -51,7 +51,7 @@ def energy_of(squares: tl.tensor, large: tl.tensor, small: tl.tensor) -> tl.tens
 def _energies(
     gradients: tl.tuple,
     residuals: tl.tuple | None,
-    folded: tl.tensor,
+    sums_out: tl.tensor,
     energies: tl.tensor,
     wire: tl.tensor,
     numbers: tl.tensor,
@@ -79,8 +79,8 @@ def _energies(
         if residuals is not None:
             residual = pick(residuals, index, count) + first * chunk
             x = tl.load(residual + offset, mask=inside, other=0).to(tl.float32) + x
-        if folded is not None:
-            tl.store(folded + into + offset, x, mask=inside)
+        if sums_out is not None:
+            tl.store(sums_out + into + offset, x, mask=inside)
         squares += x * x
         large += (x * DOWN) * (x * DOWN)
         small += (x * UP) * (x * UP)
@@ -146,7 +146,7 @@ def energies(
     chunk: int,
     *,
     residuals: Sequence[torch.Tensor] = (),
-    folded: torch.Tensor | None = None,
+    sums_out: torch.Tensor | None = None,
     world: int | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Compute the sum of squares of each chunk of ``residual + gradient``; each launch is for ``MAX_TENSORS`` tensors.
@@ -156,7 +156,7 @@ def energies(
             tensors must have whole chunks.
         chunk: numbers per chunk; the last chunk of a single tensor may have fewer.
         residuals: a residual for each gradient, float32 or bfloat16, likewise; empty: zeros.
-        folded: float32, ``[count * elements]``, and may be a residual; overwritten with the sums of residuals and
+        sums_out: float32, ``[count * elements]``, and may be a residual; overwritten with the sums of residuals and
             gradients. ``None``: these are not stored.
         world: number of ranks; ``None``: energies are not sent.
 
@@ -173,35 +173,35 @@ def energies(
         require_flat(elements, GRADIENTS, gradient=gradient)
     for residual in residuals:
         require_flat(elements, RESIDUALS, residual=residual)
-    require_flat(len(gradients) * elements, folded=folded)
+    require_flat(len(gradients) * elements, sums_out=sums_out)
     if len(gradients) > 1 and elements % chunk:
         raise ValueError(f"chunk: {chunk} numbers of tensors of {elements}; several tensors are of whole chunks")
     results: list[tuple[torch.Tensor, torch.Tensor]] = []
     for start in range(0, len(gradients), MAX_TENSORS):
         launched = gradients[start : start + MAX_TENSORS]
-        sums = None if folded is None else folded[start * elements : (start + len(launched)) * elements]
+        sums = None if sums_out is None else sums_out[start * elements : (start + len(launched)) * elements]
         results.append(_energies_op(launched, residuals[start : start + MAX_TENSORS], sums, chunk, world or 0))
     if len(results) == 1:
         return results[0]
     return torch.cat([energies for energies, _ in results]), torch.cat([wire for _, wire in results])
 
 
-@triton_op("gravac::chunk_energies", mutates_args=("folded",))
+@triton_op("gravac::chunk_energies", mutates_args=("sums_out",))
 def _energies_op(
     gradients: Sequence[torch.Tensor],
     residuals: Sequence[torch.Tensor],
-    folded: torch.Tensor | None,
+    sums_out: torch.Tensor | None,
     chunk: int,
     world: int,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    energies, wire = _outputs(gradients, residuals, folded, chunk, world)
+    energies, wire = _outputs(gradients, residuals, sums_out, chunk, world)
     if len(energies):
         tiles, chunks = tiling(chunk), len(energies) // len(gradients)
         with on_device_of(gradients[0]):
             wrap_triton(_energies)[(triton.cdiv(chunks, tiles["rows"]), len(gradients))](
                 tuple(gradients),
                 tuple(residuals) or None,
-                folded,
+                sums_out,
                 energies,
                 wire.view(torch.int16) if world else None,
                 gradients[0].numel(),
@@ -219,7 +219,7 @@ def _energies_op(
 def _outputs(
     gradients: Sequence[torch.Tensor],
     residuals: Sequence[torch.Tensor],
-    folded: torch.Tensor | None,
+    sums_out: torch.Tensor | None,
     chunk: int,
     world: int,
 ) -> tuple[torch.Tensor, torch.Tensor]:

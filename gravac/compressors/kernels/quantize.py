@@ -48,7 +48,7 @@ def _encode(
     residual: tl.tensor,
     message: tl.tensor,
     decoded: tl.tensor,
-    left: tl.tensor,
+    unsent: tl.tensor,
     sums: tl.tensor,
     numbers: tl.tensor,
     blocks: tl.tensor,
@@ -99,8 +99,8 @@ def _encode(
     rest = x - sent
     if decoded is not None:
         tl.store(decoded + first + offset, sent, mask=inside)
-    if left is not None:
-        tl.store(left + first + offset, rest, mask=inside)
+    if unsent is not None:
+        tl.store(unsent + first + offset, rest, mask=inside)
     program_sums = sums + tl.program_id(0).to(tl.int64) * 3
     rest = rest * up[:, None, None]
     square = down.to(tl.float64) * down.to(tl.float64)
@@ -158,7 +158,7 @@ def encode(
     *,
     residual: torch.Tensor | None = None,
     decoded: torch.Tensor | None = None,
-    left: torch.Tensor | None = None,
+    unsent: torch.Tensor | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Make the messages of a tensor to which a residual is added: two launches.
 
@@ -171,7 +171,7 @@ def encode(
         shards: number of messages, each of consecutive blocks.
         residual: float32 or bfloat16, flat, ``[elements]``, contiguous; ``None``: zeros.
         decoded: float32, likewise; overwritten with the decoded numbers. ``None``: they are not stored.
-        left: float32, likewise, and may be the residual; overwritten with ``residual + gradient`` minus the decoded
+        unsent: float32, likewise, and may be the residual; overwritten with ``residual + gradient`` minus the decoded
             numbers. ``None``: the difference is not stored.
 
     Returns:
@@ -185,25 +185,25 @@ def encode(
         raise ValueError(f"block: {block} numbers of {gradient.dtype}; kernels take multiples of 8 up to {LONGEST}")
     require_flat(gradient.numel(), GRADIENTS, gradient=gradient)
     require_flat(gradient.numel(), RESIDUALS, residual=residual)
-    require_flat(gradient.numel(), decoded=decoded, left=left)
+    require_flat(gradient.numel(), decoded=decoded, unsent=unsent)
     shard_blocks = -(-gradient.numel() // (block * shards))
-    message, sums = _encode_op(gradient, residual, decoded, left, shards, shard_blocks, block, bits, kind)
+    message, sums = _encode_op(gradient, residual, decoded, unsent, shards, shard_blocks, block, bits, kind)
     return message, sums.sum(0)
 
 
-@triton_op("gravac::quantize_encode", mutates_args=("decoded", "left"))
+@triton_op("gravac::quantize_encode", mutates_args=("decoded", "unsent"))
 def _encode_op(
     gradient: torch.Tensor,
     residual: torch.Tensor | None,
     decoded: torch.Tensor | None,
-    left: torch.Tensor | None,
+    unsent: torch.Tensor | None,
     shards: int,
     shard_blocks: int,
     block: int,
     bits: int,
     kind: str,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    message, sums = _outputs(gradient, residual, decoded, left, shards, shard_blocks, block, bits, kind)
+    message, sums = _outputs(gradient, residual, decoded, unsent, shards, shard_blocks, block, bits, kind)
     code = code_for(bits, kind)
     if not len(sums):
         return message, sums
@@ -213,7 +213,7 @@ def _encode_op(
             residual,
             message,
             decoded,
-            left,
+            unsent,
             sums,
             gradient.numel(),
             shards * shard_blocks,
@@ -237,7 +237,7 @@ def _outputs(
     gradient: torch.Tensor,
     residual: torch.Tensor | None,
     decoded: torch.Tensor | None,
-    left: torch.Tensor | None,
+    unsent: torch.Tensor | None,
     shards: int,
     shard_blocks: int,
     block: int,

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from gravac.beliefs import Belief
 from gravac.candidate import DENSE, Mode
 from gravac.compressors import COMPRESSORS
-from gravac.telemetry.words import describe_bytes
+from gravac.telemetry.descriptions import describe_bytes
 
 
 @dataclass(frozen=True, slots=True)

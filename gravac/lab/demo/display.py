@@ -17,7 +17,7 @@ from rich.table import Table
 
 from gravac.candidate import Mode
 from gravac.lab.console import PROGRESS_SECONDS, ProgressDisplay
-from gravac.lab.demo.decided import change_words, running_words
+from gravac.lab.demo.decisions import change_words, running_words
 from gravac.lab.demo.outcome import LABELS, Comparison, DemoOutcome
 from gravac.lab.demo.plot import in_terminal
 from gravac.lab.links.link import PACED

@@ -10,7 +10,7 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
-from gravac.lab.demo.decided import longest_running
+from gravac.lab.demo.decisions import longest_running
 from gravac.lab.demo.outcome import Comparison, DemoOutcome
 
 COLUMNS, ROWS = 49, 16

@@ -2,10 +2,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """``gravac doctor``: reports packages and devices, checks that ranks connect and train alike, and gives advice."""
 
+from gravac.lab.doctor.descriptions import advice, in_words, memory_words
 from gravac.lab.doctor.facts import Facts, facts
 from gravac.lab.doctor.memory import Memory, memory_of_modes
 from gravac.lab.doctor.ranks import Check, check_here, check_launched
-from gravac.lab.doctor.words import advice, in_words, memory_words
 
 __all__ = [
     "Check",

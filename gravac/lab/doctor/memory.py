@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from gravac.candidate import Mode
 from gravac.engine.coalescing import TEMPORARIES
 from gravac.lab.shapes import Shape
-from gravac.modes.together import CHUNK_BYTES
+from gravac.modes.equalizing import CHUNK_BYTES
 from gravac.settings import Settings
 
 AVERAGING = 3

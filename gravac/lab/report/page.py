@@ -19,14 +19,14 @@ from gravac.candidate import Candidate, Forecast
 from gravac.lab.links.link import PACED
 from gravac.lab.report import curves, plots, style
 from gravac.lab.report.numbers import BASELINE, Amount, ReportRow, inside_spread
+from gravac.lab.report.sentences import times
 from gravac.lab.report.style import Looks
 from gravac.lab.report.summary import Section, link_order, methods, sections
 from gravac.lab.report.template import HOW_TO_READ, STYLE
-from gravac.lab.report.words import times
 from gravac.lab.training.methods import running
 from gravac.lab.tta.record import DecisionPoint, TrainingRecord
 from gravac.settings import SettingsError
-from gravac.telemetry.words import describe_reason
+from gravac.telemetry.descriptions import describe_reason
 
 _NOTHING = "–"
 

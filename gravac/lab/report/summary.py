@@ -25,7 +25,7 @@ from gravac.lab.report.numbers import (
     steps_to_target,
     time_to_target,
 )
-from gravac.lab.report.words import notes, spread_note, verdict
+from gravac.lab.report.sentences import notes, spread_note, verdict
 from gravac.lab.tta.record import TrainingRecord
 
 

@@ -150,9 +150,9 @@ class Shuffled:
         """Return the controller for ``latency`` steps from a measurement to its decision."""
         return replace(self, latency=latency)
 
-    def propose(self, cf_range: tuple[float, float], reach: Span | Sequence[float]) -> tuple[float, ...]:
+    def propose(self, cf_range: tuple[float, float], supported: Span | Sequence[float]) -> tuple[float, ...]:
         """Return the CFs that the inner controller proposes."""
-        return self.inner.propose(cf_range, reach)
+        return self.inner.propose(cf_range, supported)
 
     def start(self, forecasts: Sequence[Forecast]) -> tuple[_ShuffledState, Decision]:
         """Begin with the first choice of the order."""
@@ -173,9 +173,9 @@ class Shuffled:
         """Return the number of observed steps."""
         return {"at": state.observed}
 
-    def restore(self, plain: dict[str, Any], forecasts: Sequence[Forecast]) -> tuple[_ShuffledState, Decision]:
-        """Continue after the number of observed steps in ``plain``."""
-        state = _ShuffledState(tuple(forecast.candidate for forecast in forecasts), plain["at"])
+    def restore(self, dumped: dict[str, Any], forecasts: Sequence[Forecast]) -> tuple[_ShuffledState, Decision]:
+        """Continue after the number of observed steps in ``dumped``."""
+        state = _ShuffledState(tuple(forecast.candidate for forecast in forecasts), dumped["at"])
         return state, Decision(self._candidate_at(state.candidates, self._due(state.observed)))
 
     def _due(self, observed: int) -> int:

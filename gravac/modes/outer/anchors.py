@@ -79,10 +79,10 @@ class AnchorStorage:
             for key, tensor in _like_anchor(anchors[name], state):
                 state[anchors[name]][key] = tensor.float()
         yield
-        for name, old in stored.items():
+        for name, previous in stored.items():
             for key, tensor in _like_anchor(anchors[name], state):
-                state[anchors[name]][key] = self._rounded(name, tensor, torch.empty_like(old), key, number)
-            anchors[name].data = self._rounded(name, anchors[name].data, old, "anchor", number)
+                state[anchors[name]][key] = self._rounded(name, tensor, torch.empty_like(previous), key, number)
+            anchors[name].data = self._rounded(name, anchors[name].data, previous, "anchor", number)
 
     def _rounded(self, name: str, tensor: torch.Tensor, into: torch.Tensor, kind: str, number: int) -> torch.Tensor:
         draws = Draws(f"{self.seed}\0{kind}\0{name}\0{number}")

@@ -121,7 +121,7 @@ def with_outer(
 
 
 def offered(identities: Iterable[Sequence[Any]]) -> Offered:
-    """Return the delays of candidates, each as ``gravac.controllers.plain.identify`` returns it.
+    """Return the delays of candidates, each as ``gravac.controllers.state_dicts.identify`` returns it.
 
     Example:
         >>> offered([["outer", "topk", 10.0, 50, 25], ["outer", "topk", 10.0, 50, 0]])

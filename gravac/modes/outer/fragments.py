@@ -8,7 +8,7 @@
 4. The rank applies the anchors to its weights, and continues to train.
 
 Anchors change in step 3 only, by the mean over all ranks. They are therefore the same on all ranks, whenever each rank
-reaches step 4. ``gravac.modes.outer.refusing`` says what steps 3 and 4 are if the mean is not finite.
+reaches step 4. ``gravac.modes.outer.not_finite`` says what steps 3 and 4 are if the mean is not finite.
 """
 
 import functools
@@ -339,9 +339,9 @@ def undone_unless(applied: torch.Tensor, anchors: Sequence[torch.nn.Parameter], 
     """
     saved = [(anchor, anchor.data.clone(), _copies_on_device(applied, state.get(anchor, {}))) for anchor in anchors]
     yield
-    for anchor, old, old_state in saved:
-        anchor.data = torch.where(applied, anchor.data, old)
-        for key, old_tensor in old_state.items():
+    for anchor, previous, previous_state in saved:
+        anchor.data = torch.where(applied, anchor.data, previous)
+        for key, old_tensor in previous_state.items():
             state[anchor][key] = torch.where(applied, state[anchor][key], old_tensor)
 
 

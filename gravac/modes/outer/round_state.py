@@ -10,7 +10,7 @@ import torch
 
 from gravac.modes.outer.buffers import Buffers
 from gravac.modes.outer.fragments import Fragment
-from gravac.modes.outer.refusing import Refusals
+from gravac.modes.outer.not_finite import Refusals
 from gravac.modes.outer.shares import Shares
 
 Phase = Literal["timing", "undecided", "decided", "training", "closing"]

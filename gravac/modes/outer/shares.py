@@ -123,7 +123,9 @@ class Shares:
         seconds, samples = sums[:world], sums[world:]
         if self.by_speed and all(0 < of_rank < math.inf for of_rank in seconds):
             previous = self._seconds or seconds
-            self._seconds = [old + NEWEST_WEIGHT * (new - old) for old, new in zip(previous, seconds, strict=True)]
+            self._seconds = [
+                earlier + NEWEST_WEIGHT * (newest - earlier) for earlier, newest in zip(previous, seconds, strict=True)
+            ]
         if any(samples):
             self._samples = samples
 

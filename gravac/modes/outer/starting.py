@@ -8,7 +8,7 @@ from typing import NamedTuple
 import torch
 
 from gravac.averaging.tensors import refuse_complex
-from gravac.exchange.alike import described
+from gravac.exchange.comparing import described
 from gravac.modes.outer.sgd import OuterSGD
 from gravac.policy import OuterSettings
 from gravac.sources.ddp import canonical

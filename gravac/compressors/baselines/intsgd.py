@@ -16,9 +16,16 @@ from pydantic import Field
 
 from gravac.collectives import AllGather, AllReduce, Traffic
 from gravac.compressors.base import Compressor, Context, Reduced, Rounds
+from gravac.compressors.baselines.qsgd import (
+    block_count,
+    block_largest,
+    relative,
+    round_randomly,
+    rounding_variance,
+    spread,
+)
 from gravac.compressors.dtypes import working
 from gravac.compressors.profile import CostPoints
-from gravac.compressors.qsgd import block_count, block_largest, relative, round_randomly, rounding_variance, spread
 from gravac.compressors.squares import energy
 
 
@@ -62,7 +69,7 @@ class IntSGD(Compressor):
         limit = integer_limit(bits, ctx.world)
         (all_largest,) = yield AllGather(block_largest(x, self.block))
         largest = spread(all_largest.amax(dim=0), self.block, x.numel())
-        integers = round_randomly(relative(x, largest).mul_(limit), ctx.draws(own=True)).mul_(x.sign())
+        integers = round_randomly(relative(x, largest).mul_(limit), ctx.draws(per_rank=True)).mul_(x.sign())
         total = yield AllReduce(to_lanes(integers.to(torch.int32), bits))
         step = largest / limit
         mean = from_lanes(total, bits, x.numel()).to(x.dtype).mul_(step).div_(ctx.world)

@@ -31,7 +31,7 @@ CHUNK_BYTES = 1 << 24
 that of memory."""
 
 BLOCK = 1 << 12
-"""Number of words, of 8 bytes each, in a block that a checksum sums."""
+"""Number of integers, of 8 bytes each, in a block that a checksum sums."""
 
 
 def equalize_ranks(
@@ -457,7 +457,7 @@ def checksum(tensors: Sequence[torch.Tensor], optimizers: Sequence[torch.optim.O
 
 
 def _words_sums(tensors: Sequence[torch.Tensor]) -> list[int]:
-    """Return, for each tensor, a weighted sum of its words, modulo 2^64. The host waits for each device once."""
+    """Return, for each tensor, a weighted sum of its integers, modulo 2^64. The host waits for each device once."""
     sums: dict[torch.device, dict[int, torch.Tensor]] = {}
     weights: dict[torch.device, list[torch.Tensor]] = {}
     for position, tensor in enumerate(tensors):
@@ -472,20 +472,20 @@ def _words_sums(tensors: Sequence[torch.Tensor]) -> list[int]:
 
 
 def _weights(device: torch.device) -> list[torch.Tensor]:
-    """Return odd weights, ``[BLOCK]``, for each level: words of a block, blocks of a larger block, and so on."""
+    """Return odd weights, ``[BLOCK]``, for each level: integers of a block, blocks of a larger block, and so on."""
     generator = torch.Generator().manual_seed(0x67726176)
     limit = 1 << 62
     return [torch.randint(-limit, limit, (BLOCK,), generator=generator).to(device) * 2 + 1 for _ in range(6)]
 
 
 def _words_sum(tensor: torch.Tensor, weights: Sequence[torch.Tensor]) -> torch.Tensor:
-    """Return a weighted sum of a tensor's words of 8 bytes, modulo 2^64: a scalar, int64."""
+    """Return a weighted sum of a tensor's integers of 8 bytes, modulo 2^64: a scalar, int64."""
     chunk_bytes = max(1, CHUNK_BYTES // (8 * BLOCK)) * 8 * BLOCK
     chunk_sums = []
     for chunk in torch.split(_bytes(tensor), chunk_bytes):
-        words = chunk.new_zeros(-(-chunk.numel() // 8) * 8)
-        words[: chunk.numel()] = chunk
-        chunk_sums.append(_blocks_sums(words.view(torch.int64), weights[0]))
+        integers = chunk.new_zeros(-(-chunk.numel() // 8) * 8)
+        integers[: chunk.numel()] = chunk
+        chunk_sums.append(_blocks_sums(integers.view(torch.int64), weights[0]))
     sums = torch.cat(chunk_sums)
     for of_level in weights[1:]:
         if sums.numel() == 1:
@@ -494,9 +494,9 @@ def _words_sum(tensor: torch.Tensor, weights: Sequence[torch.Tensor]) -> torch.T
     return sums.sum()
 
 
-def _blocks_sums(words: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
-    """Return the weighted sum of each block of words, ``[blocks]``."""
-    blocks = max(1, -(-words.numel() // BLOCK))
-    padded = words.new_zeros(blocks * BLOCK)
-    padded[: words.numel()] = words
+def _blocks_sums(integers: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
+    """Return the weighted sum of each block of integers, ``[blocks]``."""
+    blocks = max(1, -(-integers.numel() // BLOCK))
+    padded = integers.new_zeros(blocks * BLOCK)
+    padded[: integers.numel()] = integers
     return (padded.view(blocks, BLOCK) * weights).sum(1)

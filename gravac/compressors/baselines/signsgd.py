@@ -17,11 +17,11 @@ from pydantic import Field
 
 from gravac.collectives import AllGather, AllReduce, Traffic
 from gravac.compressors.base import Compressor, Context, Reduced, Rounds
+from gravac.compressors.baselines.intsgd import from_lanes, lane_bits, lane_bytes, to_lanes
+from gravac.compressors.baselines.qsgd import block_count, exchanged, in_rows, spread
 from gravac.compressors.dtypes import working
-from gravac.compressors.intsgd import from_lanes, lane_bits, lane_bytes, to_lanes
 from gravac.compressors.packing import packed_bytes
 from gravac.compressors.profile import CostPoints
-from gravac.compressors.qsgd import block_count, exchanged, in_rows, spread
 from gravac.compressors.squares import energy
 
 

@@ -72,7 +72,7 @@ class QSGD(Compressor):
     def rounds(self, x: torch.Tensor, cf: float, ctx: Context) -> Rounds:
         """Average flat x by one all-gather of codes and norms."""
         norms = self.norms(x)
-        codes = self.encode(x, norms, ctx.draws(own=True))
+        codes = self.encode(x, norms, ctx.draws(per_rank=True))
         return (yield from exchanged(codes, norms, self.bits, self.decode, ctx))
 
     def encode(self, x: torch.Tensor, norms: torch.Tensor, draws: Draws) -> torch.Tensor:

@@ -11,7 +11,7 @@ from typing import Any
 from gravac.candidate import DENSE, Candidate, Forecast
 from gravac.compressors import ladder
 from gravac.lab.demo.outcome import DemoOutcome
-from gravac.telemetry.words import describe_candidate, describe_reason
+from gravac.telemetry.descriptions import describe_candidate, describe_reason
 
 
 def change_words(change: dict[str, Any]) -> str:

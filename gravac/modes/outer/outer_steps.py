@@ -19,7 +19,7 @@ from gravac.modes.outer.anchors import AnchorStorage
 from gravac.modes.outer.buffers import Buffers
 from gravac.modes.outer.fitting import check_outer, loading_all_or_none
 from gravac.modes.outer.fragments import in_fragments
-from gravac.modes.outer.refusing import Refusals
+from gravac.modes.outer.not_finite import Refusals
 from gravac.modes.outer.round_state import RoundState
 from gravac.modes.outer.rounds import Rounds
 from gravac.modes.outer.shares import Shares
@@ -108,7 +108,7 @@ class OuterSteps:
         Raises:
             ExchangeError: a rank did not answer.
             NotFiniteError: the mean over the ranks was not finite in any of three consecutive rounds. A
-                ``RuntimeError``, on all ranks; the anchor is finite (``gravac.modes.outer.refusing``).
+                ``RuntimeError``, on all ranks; the anchor is finite (``gravac.modes.outer.not_finite``).
             ValueError: a parameter to train is not exchanged, or an exchanged parameter or buffer has changed its
                 shape, number format or device. Raised before anything is sent.
         """

@@ -16,8 +16,8 @@ from pydantic import Field
 
 from gravac.collectives import Traffic
 from gravac.compressors.base import Compressor, Context, Rounds
+from gravac.compressors.baselines.qsgd import QSGD
 from gravac.compressors.profile import CostPoints
-from gravac.compressors.qsgd import QSGD
 from gravac.compressors.squares import energy, power_of_two
 
 TERNARY = QSGD(bits=2, bucket=sys.maxsize, norm="max")

@@ -16,9 +16,9 @@ import torch
 
 from gravac.collectives import AllGather, Traffic
 from gravac.compressors.base import Compressor, Context, Rounds
+from gravac.compressors.baselines.qsgd import block_largest, exchanged, round_randomly, rounding_variance
 from gravac.compressors.draws import Draws
 from gravac.compressors.profile import CostPoints
-from gravac.compressors.qsgd import block_largest, exchanged, round_randomly, rounding_variance
 from gravac.compressors.squares import energy, power_of_two
 
 SPAN = 126
@@ -43,7 +43,7 @@ class Natural(Compressor):
     def rounds(self, x: torch.Tensor, cf: float, ctx: Context) -> Rounds:
         """Average flat x by one all-gather of each rank's codes and lowest exponent."""
         lowest = lowest_exponent(x)
-        codes = encode(x, lowest, ctx.draws(own=True))
+        codes = encode(x, lowest, ctx.draws(per_rank=True))
         return (yield from exchanged(codes, lowest, 8, partial(decode, dtype=x.dtype), ctx))
 
     def errors(self, x: torch.Tensor, cfs: Sequence[float], ctx: Context) -> list[torch.Tensor]:

@@ -18,8 +18,8 @@ from gravac.exchange import memory
 from gravac.exchange.executor import Returning
 from gravac.exchange.lockstep import Lockstep
 from gravac.exchange.streams import StreamExecutor
-from gravac.modes import together
-from gravac.modes.together import (
+from gravac.modes import equalizing
+from gravac.modes.equalizing import (
     average_states,
     checksum,
     copy_from_first,
@@ -212,7 +212,7 @@ def test_numbers_are_rank_0s_and_other_states_stay() -> None:
 def test_large_states_go_in_several_parts(monkeypatch: pytest.MonkeyPatch) -> None:
     whole, parts = apart("AdamW", 2), apart("AdamW", 2)
     in_memory(average_states, *whole)
-    monkeypatch.setattr(together, "CHUNK_BYTES", 64)
+    monkeypatch.setattr(equalizing, "CHUNK_BYTES", 64)
     in_memory(average_states, *parts)
     assert same_bits([*whole, *parts])
     parts[1].param_groups[0]["params"][0].data.add_(1)
@@ -431,7 +431,7 @@ def test_over_gloo_a_rank_that_differs_is_told_and_given_what_rank_0_has() -> No
 
 @pytest.mark.parametrize("make", ["AdamW", "SGD, momentum"])
 def test_on_streams_nothing_races_for_the_states(make: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(together, "BLOCK", 16)  # the fake device looks at each place in memory
+    monkeypatch.setattr(equalizing, "BLOCK", 16)  # the fake device looks at each place in memory
     device = FakeDevice()
     with device:
         module = torch.nn.ParameterList([torch.ones(8, 16) for _ in range(3)])
