@@ -77,11 +77,12 @@ golden: $(VENV)/.test  ## whether eleven runs are the same as at BEFORE=<commit>
 	@test -n "$(BEFORE)" || { echo "golden: name a commit, such as BEFORE=HEAD~3"; exit 2; }
 	$(BIN)/python -m tests.golden against $(BEFORE)
 
-lint: $(VENV)/.dev  ## ruff, mypy --strict, codespell
+lint: $(VENV)/.dev  ## ruff, mypy --strict, codespell, names that fit anything
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/codespell
+	$(BIN)/python -m tests.packaging.names
 
 docs: $(VENV)/.docs  ## the documentation as a site, in site/; a link between pages that leads nowhere is an error
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict

@@ -40,13 +40,13 @@ class Step:
     """One step of a drive.
 
     Attributes:
-        ran: decision that applied in the step.
+        applied: decision that applied in the step.
         measured: measurement of the step.
         state: state of the controller after observing the measurement.
         decision: decision made from the measurement; applies ``latency`` steps later.
     """
 
-    ran: Decision
+    applied: Decision
     measured: Measurement
     state: Any
     decision: Decision

@@ -85,7 +85,7 @@ class Played:
     @property
     def cfs(self) -> list[float]:
         """What ran, step by step."""
-        return [step.ran.candidate.cf for step in self.steps]
+        return [step.applied.candidate.cf for step in self.steps]
 
     @property
     def runs(self) -> list[tuple[float, int]]:

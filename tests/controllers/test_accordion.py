@@ -46,7 +46,7 @@ def play(
 
 def high(step: Step) -> set[str]:
     """Which tensors ran the high CF."""
-    ran = step.ran
+    ran = step.applied
     if not ran.tensors:
         return set(NAMES) if ran.candidate == HIGH else set()
     assert ran.candidate == LOW
@@ -137,7 +137,7 @@ def test_a_norm_of_nothing_is_critical_and_so_is_the_next(bad: float) -> None:
 
 
 def test_gradients_are_added_up_in_the_epochs_that_are_looked_at() -> None:
-    asked = [step.ran.sums for step in play(Accordion(epoch=EPOCH, every=3), [(1, 1, 1)] * 7)]
+    asked = [step.applied.sums for step in play(Accordion(epoch=EPOCH, every=3), [(1, 1, 1)] * 7)]
     looked = ["add"] * 4 + ["report"]
     assert asked == [*looked, *["none"] * 10, *looked, *["none"] * 10, *looked]
 
@@ -151,8 +151,8 @@ def test_a_report_of_another_step_is_not_looked_at() -> None:
 
 def test_dense_is_the_low_cf_where_that_was_not_admitted() -> None:
     played = play(Accordion(epoch=EPOCH, every=1), [(1, 1, 1), (1, 9, 1), (1, 9, 1)], given=(DENSE_CANDIDATE, HIGH))
-    assert played[-1].ran.candidate == DENSE_CANDIDATE
-    assert played[-1].ran.tensors == (("a", HIGH), ("c", HIGH))
+    assert played[-1].applied.candidate == DENSE_CANDIDATE
+    assert played[-1].applied.tensors == (("a", HIGH), ("c", HIGH))
 
 
 def test_it_proposes_the_ends_of_the_range() -> None:

@@ -113,7 +113,7 @@ def played(cluster: Cluster, steps: int = 400, forecasts: tuple[Forecast, ...] =
 
 def regret(cluster: Cluster, steps: int, forecasts: tuple[Forecast, ...] = LADDER) -> float:
     """Time over that which the best candidate would have taken for the same progress."""
-    ran = [step.ran.candidate for step in played(cluster, steps, forecasts)]
+    ran = [step.applied.candidate for step in played(cluster, steps, forecasts)]
     taken = sum(cluster.seconds(candidate, at) for at, candidate in enumerate(ran))
     return taken / (sum(EXPECTED[candidate].efficiency for candidate in ran) / cluster.best(0))
 
@@ -128,7 +128,7 @@ def test_laws(law: conformance.Law) -> None:
 @pytest.mark.parametrize("booked", [False, True])
 def test_it_ends_at_the_best_goodput_on_any_link(dense: float, jitter: float, booked: bool) -> None:
     cluster = Cluster(0.08, lambda step: dense, CODING, jitter=jitter, booked=booked)
-    last = played(cluster)[-1].ran.candidate
+    last = played(cluster)[-1].applied.candidate
     assert cluster.goodput(last, 0) >= cluster.best(0) / (1.03 + 3 * jitter), f"ended at {last}"
 
 
@@ -145,7 +145,7 @@ def test_a_search_without_noise_ends_near_the_best(
     """Coding may cost up to 30 % of compute, as what bounds an untried family assumes."""
     costs = {f: share * compute for f, share in coding.items()}
     cluster = Cluster(compute, lambda step: dense, costs, hidden, booked=booked)
-    last = played(cluster, 300)[-1].ran.candidate
+    last = played(cluster, 300)[-1].applied.candidate
     assert cluster.goodput(last, 0) >= cluster.best(0) / 1.0301
 
 
@@ -162,21 +162,21 @@ def test_what_was_foreseen_never_keeps_a_search_from_the_best(
 ) -> None:
     costs = {f: share * compute for f, share in coding.items()}
     cluster = Cluster(compute, lambda step: dense, costs, hidden, booked=booked)
-    last = played(cluster, 300, cluster.foreseen(*expected))[-1].ran.candidate
+    last = played(cluster, 300, cluster.foreseen(*expected))[-1].applied.candidate
     assert cluster.goodput(last, 0) >= cluster.best(0) / 1.0301
 
 
 @pytest.mark.parametrize("wrong", [5.0, 100.0])
 def test_a_link_that_was_sounded_too_slow_is_found_to_be_fast(wrong: float) -> None:
     cluster = Cluster(0.08, lambda step: 0.01, CODING, booked=True)
-    last = played(cluster, 300, cluster.foreseen(link=wrong))[-1].ran.candidate
+    last = played(cluster, 300, cluster.foreseen(link=wrong))[-1].applied.candidate
     assert cluster.goodput(last, 0) >= cluster.best(0) / 1.0301
 
 
 def test_where_the_link_is_fast_a_run_starts_dense_and_loses_little() -> None:
     cluster = Cluster(0.08, lambda step: 0.005, CODING, booked=True)
     steps = played(cluster, 160, cluster.foreseen())
-    assert steps[0].ran.candidate.dense
+    assert steps[0].applied.candidate.dense
     assert regret(cluster, 160, cluster.foreseen()) < 1.02 < regret(cluster, 160)
 
 
@@ -193,7 +193,7 @@ def test_a_machine_that_drifts_does_not_make_it_waver(dense: float, known: bool)
     cluster = Cluster(
         0.08, lambda step: dense, CODING, booked=True, machine=lambda step: 1 + 0.12 * math.sin(step / 40)
     )
-    later = {s.ran.candidate for s in played(cluster, 470, cluster.foreseen() if known else LADDER)[60:]}
+    later = {s.applied.candidate for s in played(cluster, 470, cluster.foreseen() if known else LADDER)[60:]}
     assert len(later) == 1
 
 
@@ -207,7 +207,7 @@ def test_a_machine_that_changes_at_once_starts_no_search_where_the_link_is_the_s
     reasons = [step.decision.reason for step in steps[100:]]
     assert any("the machine changed" in reason for reason in reasons)
     assert not any("search again" in reason for reason in reasons)
-    last = steps[-1].ran.candidate
+    last = steps[-1].applied.candidate
     assert cluster.goodput(last, 299) >= cluster.best(299) / 1.05
 
 
@@ -231,7 +231,7 @@ def test_an_unlucky_trial_is_made_up_for(monkeypatch: pytest.MonkeyPatch) -> Non
     cluster = Cluster(0.08, lambda step: 0.03, {**CODING, "bfloat16": 0.006}, booked=True)
 
     def lost(seed: int) -> float:
-        ran = [s.ran.candidate for s in drive(Goodput(), cluster.foreseen(), noisy(cluster, seed, 0.05), 480)]
+        ran = [s.applied.candidate for s in drive(Goodput(), cluster.foreseen(), noisy(cluster, seed, 0.05), 480)]
         taken = sum(cluster.seconds(candidate, at) for at, candidate in enumerate(ran))
         return taken / (sum(EXPECTED[candidate].efficiency for candidate in ran) / cluster.best(0)) - 1
 
@@ -250,18 +250,18 @@ def test_a_trial_is_not_given_up_for_a_step_that_stalled() -> None:
 
     steps = list(drive(Goodput(), LADDER, stalling, 60))
     assert not any("given up" in step.decision.reason for step in steps)
-    assert steps[-1].ran.candidate.dense
+    assert steps[-1].applied.candidate.dense
 
 
 @pytest.mark.parametrize(("before", "after"), [(0.04, 2.0), (2.0, 0.04), (0.3, 5.0)])
 def test_it_follows_a_link_that_changes_within_three_windows(before: float, after: float) -> None:
     cluster = Cluster(0.08, lambda step: before if step < 200 else after, CODING)
     steps = played(cluster, 600)
-    held = steps[195].ran.candidate
-    moved = next((step for step, s in enumerate(steps) if step > 200 and s.ran.candidate != held), None)
+    held = steps[195].applied.candidate
+    moved = next((step for step, s in enumerate(steps) if step > 200 and s.applied.candidate != held), None)
     if cluster.goodput(held, 599) < cluster.best(599) / 1.031:
         assert moved is not None and moved - 200 <= 3 * Goodput().window + 2
-    assert cluster.goodput(steps[-1].ran.candidate, 599) >= cluster.best(599) / 1.031
+    assert cluster.goodput(steps[-1].applied.candidate, 599) >= cluster.best(599) / 1.031
 
 
 @pytest.mark.parametrize("at", range(200, 212))
@@ -269,10 +269,10 @@ def test_a_link_that_breaks_down_is_not_waited_out(at: int) -> None:
     """A step of 16 bit takes 80 times as long now: three of them are enough, wherever in a window they lie."""
     cluster = Cluster(0.08, lambda step: 0.02 if step < at else 20.0, CODING)
     steps = played(cluster, 400)
-    held = steps[at - 1].ran.candidate
-    moved = next(step for step, s in enumerate(steps) if step > at and s.ran.candidate != held)
+    held = steps[at - 1].applied.candidate
+    moved = next(step for step, s in enumerate(steps) if step > at and s.applied.candidate != held)
     assert moved - at <= 3 + 1 + 2  # three steps, one under way, and up to two that a window's end left behind
-    assert cluster.goodput(steps[-1].ran.candidate, 399) >= cluster.best(399) / 1.031
+    assert cluster.goodput(steps[-1].applied.candidate, 399) >= cluster.best(399) / 1.031
 
 
 @pytest.mark.parametrize("at", range(10, 60))
@@ -280,7 +280,7 @@ def test_nor_is_one_that_breaks_down_during_a_trial(at: int) -> None:
     """Steps of a trial that were quick before say nothing of those to come."""
     cluster = Cluster(0.08, lambda step: 0.3 if step < at else 20.0, CODING, booked=True)
     steps = played(cluster, at + 60, cluster.foreseen())
-    lost = [s for s in steps[at:] if EXPECTED[s.ran.candidate].wire_ratio < 10]
+    lost = [s for s in steps[at:] if EXPECTED[s.applied.candidate].wire_ratio < 10]
     assert len(lost) <= 3 + 1 + 2
 
 
@@ -292,16 +292,16 @@ def test_a_stall_is_no_break_down() -> None:
         return replace(measured, seconds=measured.seconds * (5.0 if step % 20 in (4, 5) else 1.0))
 
     later = list(drive(Goodput(), cluster.foreseen(), stalling, 300))[60:]
-    assert len({s.ran.candidate for s in later}) == 1
+    assert len({s.applied.candidate for s in later}) == 1
 
 
 def test_a_link_that_becomes_faster_behind_backward_is_noticed() -> None:
     """What is held hides behind backward on the slow link already: its step time tells nothing."""
     cluster = Cluster(0.08, lambda step: 1.0 if step < 200 else 0.001, CODING, booked=True)
     steps = played(cluster, 300, cluster.foreseen())
-    held = steps[199].ran.candidate
+    held = steps[199].applied.candidate
     assert cluster.seconds(held, 199) < 1.25 * cluster.seconds(held, 299)
-    assert cluster.goodput(steps[-1].ran.candidate, 299) >= cluster.best(299) / 1.031 > cluster.goodput(held, 299)
+    assert cluster.goodput(steps[-1].applied.candidate, 299) >= cluster.best(299) / 1.031 > cluster.goodput(held, 299)
 
 
 @pytest.mark.parametrize(("at", "left"), [(100, False), (3000, True)])
@@ -319,16 +319,16 @@ def test_one_bit_is_left_for_what_gains_more_than_that_sets_training_back(
     forecasts = tuple(replace(c, by_gain=own) for c, own in zip(LADDER, points, strict=True))
     steps = played(cluster, at + 90, forecasts)
     one_bit, two_bits = LADDER[6].candidate.cf, LADDER[5].candidate.cf
-    assert steps[at].ran.candidate.cf == one_bit
-    assert steps[-1].ran.candidate.cf == (two_bits if left or not by_gain else one_bit)
+    assert steps[at].applied.candidate.cf == one_bit
+    assert steps[-1].applied.candidate.cf == (two_bits if left or not by_gain else one_bit)
 
 
 def test_on_a_slower_link_what_sends_more_is_not_tried_again() -> None:
     """16 bit was measured on the fast link; how much slower the held one became tells that it is hopeless now."""
     cluster = Cluster(0.08, lambda step: 0.35 if step < 200 else 4.0, CODING)
     steps = played(cluster, 600)
-    assert any(EXPECTED[s.ran.candidate].family == "bfloat16" for s in steps[:200])
-    later = {EXPECTED[s.ran.candidate].wire_ratio for s in steps[230:]}
+    assert any(EXPECTED[s.applied.candidate].family == "bfloat16" for s in steps[:200])
+    later = {EXPECTED[s.applied.candidate].wire_ratio for s in steps[230:]}
     assert min(later) > 5, later
 
 
@@ -338,7 +338,7 @@ def test_a_pause_that_looked_like_a_slower_link_is_made_up_for(began: int, booke
     """A few steps take far longer, by whatever cause, while a candidate is tried or held; then all is as before."""
     cluster = Cluster(0.08, lambda step: 10.0 if began <= step < began + 6 else 0.5, CODING, booked=booked)
     steps = played(cluster, 500, cluster.foreseen())
-    assert cluster.goodput(steps[-1].ran.candidate, 499) >= cluster.best(499) / 1.05
+    assert cluster.goodput(steps[-1].applied.candidate, 499) >= cluster.best(499) / 1.05
 
 
 @given(
@@ -364,7 +364,7 @@ def test_trials_cost_at_most_their_share(dense: float) -> None:
     steps = played(cluster, 2000)
     best = cluster.best(0)
     later = steps[80:]  # the first search is over
-    lost = sum(s.measured.seconds - EXPECTED[s.ran.candidate].efficiency / best for s in later)
+    lost = sum(s.measured.seconds - EXPECTED[s.applied.candidate].efficiency / best for s in later)
     assert lost <= (Goodput().explore + Goodput().hysteresis) * sum(s.measured.seconds for s in later)
 
 
@@ -373,7 +373,7 @@ def test_trials_cost_at_most_their_share(dense: float) -> None:
 def test_what_may_set_training_back_is_tried_last(dense: float, booked: bool) -> None:
     """Steps of low efficiency, when nothing else promises anything."""
     cluster = Cluster(0.08, lambda step: dense, CODING, booked=booked)
-    ran = [c for c, _ in itertools.groupby(s.ran.candidate for s in played(cluster, 120, cluster.foreseen()))]
+    ran = [c for c, _ in itertools.groupby(s.applied.candidate for s in played(cluster, 120, cluster.foreseen()))]
     efficiencies = [EXPECTED[c].efficiency for c in ran]
     harmful = [at for at, one in enumerate(efficiencies) if one < HARMLESS]
     assert not harmful or all(one < HARMLESS or one in efficiencies[: harmful[0]] for one in efficiencies[harmful[0] :])
@@ -419,7 +419,7 @@ def test_rounds_are_found_at_once_where_the_link_is_as_foreseen(dense: float, de
         made = Measurement(step, ran, known.step_s, 16.0, 1.0, 2.0, exchanged=known.exchange_s or 0.0)
         return replace(made, waited=max(0.0, known.step_s - 0.08 - known.coding_s), coded=known.coding_s)
 
-    ran = [step.ran.candidate for step in drive(Goodput(), forecasts, measure, 30)]
+    ran = [step.applied.candidate for step in drive(Goodput(), forecasts, measure, 30)]
     taken = sum(candidate.every * (expected[candidate].step_s or 0.0) for candidate in ran)
     progress = sum(candidate.every * expected[candidate].least_efficiency for candidate in ran)
     assert taken * max(map(goodput, forecasts)) <= 1.02 * progress
@@ -428,13 +428,13 @@ def test_rounds_are_found_at_once_where_the_link_is_as_foreseen(dense: float, de
 def test_a_slow_link_never_sees_dense() -> None:
     """At 20 times the compute, a step of 16 bit would cost as much as fifty of what is found first."""
     cluster = Cluster(0.08, lambda step: 20.0, CODING)
-    assert min(EXPECTED[s.ran.candidate].wire_ratio for s in played(cluster)) >= 10
+    assert min(EXPECTED[s.applied.candidate].wire_ratio for s in played(cluster)) >= 10
 
 
 def test_a_trial_that_is_clearly_slower_is_given_up_early() -> None:
     cluster = Cluster(0.08, lambda step: 0.25, {**CODING, "bfloat16": 0.2})
     steps = played(cluster)
-    trial = [s for s in steps if EXPECTED[s.ran.candidate].family == "bfloat16"]
+    trial = [s for s in steps if EXPECTED[s.applied.candidate].family == "bfloat16"]
     assert 0 < len(trial) < Goodput().window
     assert any("given up early" in s.decision.reason for s in steps)
 
@@ -442,8 +442,8 @@ def test_a_trial_that_is_clearly_slower_is_given_up_early() -> None:
 def test_where_nothing_waits_for_bytes_nothing_that_sends_less_is_tried() -> None:
     cluster = Cluster(0.08, lambda step: 0.03, CODING, booked=True)
     steps = played(cluster)
-    assert steps[-1].ran.candidate.dense
-    assert max(EXPECTED[s.ran.candidate].wire_ratio for s in steps) == EXPECTED[steps[0].ran.candidate].wire_ratio
+    assert steps[-1].applied.candidate.dense
+    assert max(EXPECTED[s.applied.candidate].wire_ratio for s in steps) == EXPECTED[steps[0].applied.candidate].wire_ratio
 
 
 def test_what_a_trial_may_cost_goes_by_what_the_exchange_took() -> None:
@@ -475,7 +475,7 @@ def test_a_gain_that_was_measured_changes_what_is_held() -> None:
         error = 1.8 if holds.candidate == known[1].candidate else 0.1
         return Measurement(step, holds.candidate, 1.0 if holds.candidate.dense else 0.1, 16.0, error, 2.0)
 
-    ran = [s.ran.candidate for s in drive(Goodput(), known, measure, 100)]
+    ran = [s.applied.candidate for s in drive(Goodput(), known, measure, 100)]
     assert known[1].candidate in ran
     assert ran[-1] == LADDER[4].candidate
 
@@ -490,14 +490,14 @@ def test_reasons_tell_times_and_efficiency() -> None:
 def test_one_candidate_is_held_for_good() -> None:
     cluster = Cluster(0.08, lambda step: 0.6, CODING)
     steps = list(drive(Goodput(), LADDER[:1], cluster.measure, 100))
-    assert {s.ran.candidate for s in steps} == {LADDER[0].candidate}
+    assert {s.applied.candidate for s in steps} == {LADDER[0].candidate}
     assert {s.decision.runs for s in steps} == {(LADDER[0].candidate, ())}
 
 
 def test_a_held_candidate_rests_between_searches() -> None:
     """What expires may be tried again, but candidates do not alternate."""
     steps = played(Cluster(0.08, lambda step: 0.6, CODING, jitter=0.03), 2000)
-    changes = [s for s, following in itertools.pairwise(steps) if s.ran.candidate != following.ran.candidate]
+    changes = [s for s, following in itertools.pairwise(steps) if s.applied.candidate != following.applied.candidate]
     assert len(changes) <= 40
 
 

@@ -89,7 +89,7 @@ def test_a_candidate_whose_shadow_gain_is_below_epsilon_is_refused_without_runni
 
 def test_shadows_are_those_still_to_be_tried() -> None:
     played = play(ABSOLUTE, Script(GOOD, FASTER), 100)
-    asked = {step.ran.candidate.cf: step.ran.shadow for step in played.steps if step.ran.shadow}
+    asked = {step.applied.candidate.cf: step.applied.shadow for step in played.steps if step.applied.shadow}
     assert asked == {10: (20, 40, 160, 1000), 20: (40, 160, 1000), 40: (160, 1000), 160: (1000,)}
 
 
@@ -223,9 +223,9 @@ def test_dense_lasts_for_the_dwell_and_twice_as_long_each_time() -> None:
 def test_dense_asks_for_theta_mins_shadow_only_when_the_rest_is_over() -> None:
     played = play(ABSOLUTE(dwell=3), Script(until(60, GOOD, FALLEN), FASTER), 400)
     start = played.cfs.index(1)
-    asked = [at - start for at, step in enumerate(played.steps) if step.ran.candidate.dense and step.ran.shadow]
+    asked = [at - start for at, step in enumerate(played.steps) if step.applied.candidate.dense and step.applied.shadow]
     assert asked[0] >= 2 * WINDOW
-    assert {played.steps[start + at].ran.shadow for at in asked} == {(10,)}
+    assert {played.steps[start + at].applied.shadow for at in asked} == {(10,)}
 
 
 def test_dense_stays_while_the_shadow_gain_is_below_epsilon() -> None:
@@ -390,7 +390,7 @@ def test_16_bit_is_tried_after_the_lowest_cf_and_needs_no_shadow() -> None:
     seconds = {2: 1.2, **{cf: FASTER(cf, 0) for cf in (1, 10, 20, 40, 160, 1000)}}
     played = play(ABSOLUTE, Script(GOOD, by_cf(seconds)), 200, BESIDE)
     assert played.path == [10, 2, 20, 40, 160, 1000]
-    asked = {step.ran.candidate.cf: step.ran.shadow for step in played.steps if step.ran.shadow}
+    asked = {step.applied.candidate.cf: step.applied.shadow for step in played.steps if step.applied.shadow}
     assert asked[10] == asked[2] == (20, 40, 160, 1000)
 
 

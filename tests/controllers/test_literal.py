@@ -45,14 +45,14 @@ def test_it_is_dense_until_a_gain_is_known() -> None:
 
 def test_both_levels_are_evaluated_in_every_step_for_ever() -> None:
     played = play(LITERAL, Script(APART, FASTER), 400)
-    assert all(step.ran.shadow for step in played.steps)
-    assert not any(step.ran.shadow for step in play(REPAIRED, Script(APART, FASTER), 400).steps[200:])
+    assert all(step.applied.shadow for step in played.steps)
+    assert not any(step.applied.shadow for step in play(REPAIRED, Script(APART, FASTER), 400).steps[200:])
 
 
 def test_theta_min_jumps_past_what_was_evaluated() -> None:
     played = play(LITERAL, Script(ALIKE, FASTER), 40)
     window = next(step for step in played.steps if step.decision.summary)
-    evaluated = {cf for step in played.steps[:WINDOW] for cf in step.ran.shadow}
+    evaluated = {cf for step in played.steps[:WINDOW] for cf in step.applied.shadow}
     assert evaluated == {10, 20}
     assert window.state.theta_min == 40
     repaired = play(REPAIRED, Script(ALIKE, FASTER), 40)

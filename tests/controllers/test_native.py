@@ -485,8 +485,8 @@ def test_no_outer_steps_while_the_learning_rate_warms_up(rise: int) -> None:
     site = Site(7.0, 0.99, every=EVERY, leaving_s=20.0)
     made, ran = 0, []
     for step in drive(Goodput(), site.forecasts, warming(site, rise), 1500):
-        ran.append((made, step.ran.candidate.mode))
-        made += WATCH if step.ran.candidate.mode == "native" else step.ran.candidate.every
+        ran.append((made, step.applied.candidate.mode))
+        made += WATCH if step.applied.candidate.mode == "native" else step.applied.candidate.every
     first = next(at for at, mode in ran if mode == "outer")
     assert first >= rise
     assert first <= 2 * rise + 100, "afterwards they are not put off for long"

@@ -137,7 +137,7 @@ def test_memory_is_told_in_bytes_of_a_known_model_else_in_multiples() -> None:
     assert "of small, 0.2 M parameters" in known and "the anchor: 0.8 MB" in known
     assert "the average of moments: 50.3 MB" in known, "groups of 16 MiB, three times"
     assert "the anchor: 1 x the model" in memory_words(memory_of_modes(), None, None)
-    larger = next(one for one in memory_of_modes([(10_000, 10_000)]) if "moments" in one.part)
+    larger = next(one for one in memory_of_modes([(10_000, 10_000)]) if "moments" in one.purpose)
     assert larger.extra_bytes == 3 * 4 * 10_000**2, "a tensor is averaged whole"
 
 

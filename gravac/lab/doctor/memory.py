@@ -22,14 +22,14 @@ class Memory(Settings):
 
     Attributes:
         mode: the mode.
-        part: text that names the purpose, such as "residuals".
+        purpose: text that names the purpose, such as "residuals".
         when: text that says during which time the memory is taken.
         sizes: memory in sizes of the model in float32, of 4 bytes a parameter.
         extra_bytes: additional bytes, the same for every model.
     """
 
     mode: Mode
-    part: str
+    purpose: str
     when: str
     sizes: float = 0.0
     extra_bytes: int = 0
@@ -46,16 +46,16 @@ def memory_of_modes(shapes: Sequence[Shape] | None = None) -> tuple[Memory, ...]
     largest = 0 if shapes is None else 4 * max(map(math.prod, shapes))
     group = max(CHUNK_BYTES, largest)
     return (
-        Memory(mode="native", part="nothing", when="always"),
-        Memory(mode="hook", part="residuals", when="since the first compressed step", sizes=1),
-        Memory(mode="hook", part="coding, at most", when="while a step is exchanged", extra_bytes=TEMPORARIES),
-        Memory(mode="outer", part="the anchor", when="all the time", sizes=1),
-        Memory(mode="outer", part="residuals", when="since the first compressed round", sizes=1),
-        Memory(mode="outer", part="what is sent", when="while a round is exchanged", sizes=1),
-        Memory(mode="outer", part="the rank's own weights", when="while evaluated or saved", sizes=1),
+        Memory(mode="native", purpose="nothing", when="always"),
+        Memory(mode="hook", purpose="residuals", when="since the first compressed step", sizes=1),
+        Memory(mode="hook", purpose="coding, at most", when="while a step is exchanged", extra_bytes=TEMPORARIES),
+        Memory(mode="outer", purpose="the anchor", when="all the time", sizes=1),
+        Memory(mode="outer", purpose="residuals", when="since the first compressed round", sizes=1),
+        Memory(mode="outer", purpose="what is sent", when="while a round is exchanged", sizes=1),
+        Memory(mode="outer", purpose="the rank's own weights", when="while evaluated or saved", sizes=1),
         Memory(
             mode="outer",
-            part="the average of moments",
+            purpose="the average of moments",
             when="on the way to another mode, a moment",
             extra_bytes=AVERAGING * group,
         ),
@@ -70,16 +70,16 @@ def describe(memory: Memory, elements: int | None) -> str:
         elements: number of the model's parameters; ``None`` gives multiples of the model's size.
 
     Example:
-        >>> anchor = Memory(mode="outer", part="the anchor", when="all the time", sizes=1)
+        >>> anchor = Memory(mode="outer", purpose="the anchor", when="all the time", sizes=1)
         >>> describe(anchor, None), describe(anchor, 25_000_000)
         ('the anchor: 1 x the model, all the time', 'the anchor: 100 MB, all the time')
     """
     if not memory.sizes and not memory.extra_bytes:
-        return memory.part
+        return memory.purpose
     if memory.sizes and elements is None:
-        return f"{memory.part}: {memory.sizes:g} x the model, {memory.when}"
+        return f"{memory.purpose}: {memory.sizes:g} x the model, {memory.when}"
     count = memory.extra_bytes + 4 * memory.sizes * (elements or 0)
-    return f"{memory.part}: {_bytes(count)}, {memory.when}"
+    return f"{memory.purpose}: {_bytes(count)}, {memory.when}"
 
 
 def _bytes(count: float) -> str:
