@@ -114,7 +114,7 @@ class Context:
     selections: dict[float, Selection] = field(default_factory=dict)
     fold: Fold | None = None
 
-    def narrowed(self, elements: int) -> "Context":
+    def excerpt(self, elements: int) -> "Context":
         """Return a context for compressing some of the tensor's numbers again: of another shape, without memory."""
         return replace(self, shape=(elements,), state={}, error_feedback=0.0, selections={}, fold=None)
 

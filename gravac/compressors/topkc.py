@@ -108,7 +108,7 @@ class TopKC(Compressor):
         selection = choose(total, k, chunk, x.numel())
         values = gather(x, selection, chunk, k)
         if isinstance(self.values, Quantize):
-            quantized = yield from self.values.rounds(values, self.values.finest, ctx.narrowed(k))
+            quantized = yield from self.values.rounds(values, self.values.finest, ctx.excerpt(k))
             mean, sent = laid_out(quantized.mean, values), laid_out(quantized.sent, values)
         else:
             mean, sent = yield from _averaged(values, dtype_of(self.values, ctx.dtype), ctx.world)
@@ -136,7 +136,7 @@ class TopKC(Compressor):
         if isinstance(self.values, Quantize):
             # each row's values are padded with zeros to whole blocks, so that no block has numbers of two rows
             rows = torch.nn.functional.pad(values.view(count, k), (0, -k % self.values.block))
-            quantized = yield from self.values.rounds(rows.view(-1), self.values.finest, ctx.narrowed(rows.numel()))
+            quantized = yield from self.values.rounds(rows.view(-1), self.values.finest, ctx.excerpt(rows.numel()))
             mean = laid_out(quantized.mean, rows).view_as(rows)[:, :k].reshape(-1)
             sent = laid_out(quantized.sent, rows).view_as(rows)[:, :k].reshape(-1)
         else:
@@ -172,7 +172,7 @@ class TopKC(Compressor):
         values = folded_chunks.take(order, k, torch.float32, multiple=padding_multiple)
         flat, cf = values.view(-1), self.values.finest
         fold = Fold(unsent=flat) if self.values.folds(flat, cf) else None
-        quantized = yield from self.values.rounds(flat, cf, replace(ctx.narrowed(values.numel()), fold=fold))
+        quantized = yield from self.values.rounds(flat, cf, replace(ctx.excerpt(values.numel()), fold=fold))
         sent = quantized.sent
         unsent = flat.sub_(sent) if isinstance(sent, torch.Tensor) else sent.add_to(flat, -1.0)
         SparseChunks(unsent.view_as(values), order, k, folded_chunks.chunk).add_to(folded_chunks.x)
@@ -195,7 +195,7 @@ class TopKC(Compressor):
         values = gather(x, selection, chunk, k)
         error = (energy(x) - energy(values)).clamp_(min=0)
         if isinstance(self.values, Quantize):
-            error += self.values.errors(values, [self.values.finest], ctx.narrowed(k))[0]
+            error += self.values.errors(values, [self.values.finest], ctx.excerpt(k))[0]
         return error
 
     def chunk_at(self, cf: float) -> int:
