@@ -38,7 +38,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import Any, ClassVar
+from typing import Any, ClassVar, NamedTuple
 
 from pydantic import Field
 
@@ -123,6 +123,18 @@ def trial_price(slowest: float, best: float, every: int = 1) -> float:
     return min(steps * excess, max(2 * excess, steps * (FIRST_STEP - 1) * best))
 
 
+class Observation(NamedTuple):
+    """What the steps just made showed, as text for the reason of a decision.
+
+    Attributes:
+        text: the text.
+        repeated: whether a reason that keeps or chooses the candidate that ran says the same.
+    """
+
+    text: str
+    repeated: bool = False
+
+
 class Goodput(Settings):
     """Maximizes goodput: throughput times the statistical efficiency of a step.
 
@@ -185,7 +197,7 @@ class Goodput(Settings):
         if (step_s := forecasts[position].step_s) is not None:
             reason = f"start at {first}: the best goodput, {1000 * step_s:.3g} ms a step expected"
         elif (added_s := _added_seconds(forecasts[position])) is not None:
-            reason = f"start at {first}: the quickest of those near dense, {1000 * added_s:.3g} ms expected"
+            reason = f"start at {first}: of those about as efficient as dense, the one that adds least, {1000 * added_s:.3g} ms"
         if len(forecasts) == 1:
             reason = "no candidate sends less than dense: dense for good"
         return state, Decision(first, reason=reason)
@@ -206,7 +218,7 @@ class Goodput(Settings):
         state = replace(state, windows=state.windows + max(1, window.steps // self.window))
         previous_watch, state = state.watch, replace(state, watch=WATCH)
         if window.t_system is None or not 0 < window.t_system < math.inf:
-            reason = f"no step of {candidate} could be timed: it goes on"
+            reason = f"no step of {candidate} could be timed: keep it"
         elif searching:
             state, reason = self._judge_trial(state, window.samples / window.t_system, cut_short)
         else:
@@ -236,7 +248,7 @@ class Goodput(Settings):
         if isinstance(outcome, Decision):
             return state, outcome
         summary = state.window.summary(PROGRESS)
-        state, reason = self._try_or_hold(state, outcome.reason)
+        state, reason = self._try_or_hold(state, Observation(outcome.reason))
         state = replace(state, window=state.window.following(state.running))
         return state, Decision(state.running, (), reason, summary, progress=outcome.progress)
 
@@ -354,21 +366,22 @@ class Goodput(Settings):
         recovered = earlier is not None and state.was_paused(seconds, self.change)
         state = state.cleared()
         if earlier is not None and (recovered or self._link_became_faster(state, earlier, seconds)):
-            took = f"{1000 * seconds:.4g} ms a step at {forecast.candidate}"
-            reason = f"{took}, not the {1000 * earlier.seconds:.4g} it was"
+            took = f"{forecast.candidate} took {_milliseconds(seconds)} a step"
+            reason = f"{took} instead of {_milliseconds(earlier.seconds)}: the link became faster"
             state = replace(state.changed(min(seconds, earlier.seconds)), best=state.position)
-            return self._search_again(state, f"{reason}: the link became faster")
+            return self._search_again(state, reason)
         expired = earlier is None or state.windows - earlier.window >= self.expire
         weight = 1.0 if earlier is None or expired else 1 / (earlier.times + 1)
         too_slow_for_link = given_up and best is not None and seconds > BROKEN * state.slowest(state.position)
         state = state.enter(seconds, weight)
-        reason = f"{1000 * seconds:.4g} ms a step at {forecast.candidate}{_cost_text(state)}"
+        took = f"{forecast.candidate} took {_milliseconds(seconds)} a step{_cost_text(state, state.position)}"
         if too_slow_for_link and state.sends_less(state.position, than=state.best):  # the best candidate is even slower
-            return self._try_or_hold(state.slower(seconds), f"{reason}: the link became slower")
+            return self._try_or_hold(state.slower(seconds), Observation(f"{took}: the link became slower"))
         if too_slow_for_link:
             state = replace(state, phase=HOLD, position=state.best)
-            return state, f"{reason}: given up early, since the link may have become slower; time {state.running} again"
-        return self._try_or_hold(state, f"{reason}: given up early" if given_up else reason)
+            return state, f"{took}: given up early, since the link may have become slower; time {state.running} again"
+        observation = Observation(f"{took}: given up early") if given_up else Observation(took, repeated=True)
+        return self._try_or_hold(state, observation)
 
     def _link_became_faster(self, state: GoodputState, earlier: GoodputEntry, seconds: float) -> bool:
         """True if a candidate that is tried again takes so much less time that the link must have become faster.
@@ -397,26 +410,27 @@ class Goodput(Settings):
         """
         entry = state.entry(state.position)
         if entry is None:
-            return self._try_or_hold(state.enter(seconds), f"{1000 * seconds:.4g} ms a step at {state.running}")
+            took = f"{state.running} takes {_milliseconds(seconds)} a step"
+            return self._try_or_hold(state.enter(seconds), Observation(took, repeated=True))
         change, freed = abs(seconds - entry.seconds) / entry.seconds, state.freed
-        reason = f"{1000 * seconds:.4g} ms a step at {state.running}"
+        takes = f"{state.running} takes {_milliseconds(seconds)} a step"
         if change > self.change or freed:
             state = replace(state, off=state.off + 1)
-            reason += f", not the {1000 * entry.seconds:.4g} it was" if change > self.change else ""
-            reason += ", its exchange in less than half the time" if freed else ""
+            takes += f" instead of {_milliseconds(entry.seconds)}" if change > self.change else ""
+            takes += ", its exchange less than half the time" if freed else ""
             if state.off < 2 and change <= 2 * self.change:
-                return state, f"{reason}: wait for another window"
+                return state, f"{takes}: wait for another window"
             if state.running.mode == "native" and seconds < entry.seconds:
                 state = replace(state.drift(seconds, at_once=True), off=0)
-                return self._try_or_hold(state, f"{reason}: the link or the machine became faster")
+                return self._try_or_hold(state, Observation(f"{takes}: the link or the machine became faster"))
             if freed:
                 faster = state.changed(min(seconds, entry.seconds))
-                return self._search_again(faster, f"{reason}: the link became faster")
+                return self._search_again(faster, f"{takes}: the link became faster")
             if state.same_link(self.change):
                 state = replace(state.drift(seconds, at_once=True), off=0)
-                return self._try_or_hold(state, f"{reason}: the machine changed")
-            return self._search_again(state.changed(seconds), f"{reason}: the link or the machine changed")
-        return self._try_or_hold(replace(state.cleared(), off=0).drift(seconds), f"{reason} holds")
+                return self._try_or_hold(state, Observation(f"{takes}: the machine changed"))
+            return self._search_again(state.changed(seconds), f"{takes}: the link or the machine changed")
+        return self._try_or_hold(replace(state.cleared(), off=0).drift(seconds), Observation(takes, repeated=True))
 
     def _search_again(self, state: GoodputState, reason: str) -> tuple[GoodputState, str]:
         """Search again after a change, from the candidate that a run starts at, if it may be better than the current.
@@ -429,19 +443,24 @@ class Goodput(Settings):
         assert current is not None
         may_try = first != state.position and state.allowed(first)
         if not may_try or promise <= self._goodput_to_beat(state, current, first):
-            return self._try_or_hold(state, reason)
+            return self._try_or_hold(state, Observation(reason))
         ends_outer_steps = _ends_outer_steps(state.forecast, state.forecasts[first])
         if ends_outer_steps and not self._may_try(state, current, first, promise):
-            return self._try_or_hold(state, reason)
+            return self._try_or_hold(state, Observation(reason))
         state = replace(state, phase=SEARCH, best=state.position, position=first)
         return state, f"{reason}; search again from {state.running}"
 
-    def _try_or_hold(self, state: GoodputState, reason: str) -> tuple[GoodputState, str]:
+    def _try_or_hold(self, state: GoodputState, observation: Observation) -> tuple[GoodputState, str]:
         """Try a candidate that could be better than the best, or hold the best.
+
+        Args:
+            state: state of the search, in which the candidate that ran is still the running one.
+            observation: what its steps showed.
 
         Returns:
             The state, and the reason as text.
         """
+        ran, incumbent = state.position, state.entry(state.best)
         best = self._best_entry(state)
         state = replace(state, best=best.position)
         goodput = state.goodput(best)
@@ -466,13 +485,20 @@ class Goodput(Settings):
                 trial = min(native, key=lambda position: state.forecasts[position].candidate.cf)
             state = replace(state, phase=SEARCH, position=trial)
             times = f"which may be up to {promises[trial] / goodput:.2f} times as good"
-            return state, f"{reason}; try {state.running}, {times}{_cost_text(state)}"
+            return state, f"{observation.text}; try {state.running}, {times}{_cost_text(state, trial)}"
         if self._may_time_again(state, best):
             assert state.suspect is not None
             state = replace(state, phase=SEARCH, position=state.suspect)
-            return state, f"{reason}; time {state.running} again, whose slow steps may have been a pause of the machine"
+            again = f"time {state.running} again, whose slow steps may have been a pause of the machine"
+            return state, f"{observation.text}; {again}"
         state = replace(state, phase=HOLD, position=best.position)
-        return state, f"{reason}; best goodput at {state.running}: {1000 * best.seconds:.4g} ms{_cost_text(state)}"
+        if best.position != ran:
+            return state, f"{observation.text}; back to {_step_text(state, best)}"
+        if incumbent is None or incumbent.position == ran:
+            conclusion = f"keep {_step_text(state, best)}"
+        else:
+            conclusion = f"switched to {_switch_text(state, best, incumbent)}"
+        return state, conclusion if observation.repeated else f"{observation.text}; {conclusion}"
 
     def _may_try(self, state: GoodputState, best: GoodputEntry, position: int, promise: float) -> bool:
         """True if a trial may gain enough, and trials have not cost too much so far.
@@ -640,11 +666,37 @@ def _ends_outer_steps(current: Forecast, following: Forecast) -> bool:
     return current.candidate.mode == "outer" and following.candidate.mode != "outer"
 
 
-def _cost_text(state: GoodputState) -> str:
-    """Return as text how many more steps than dense averaging the running candidate takes to reach the same loss."""
-    results = state.learned_of(state.position)
+def _milliseconds(seconds: float) -> str:
+    """Return seconds as text, in milliseconds.
+
+    Example:
+        >>> _milliseconds(0.20123)
+        '201.2 ms'
+    """
+    return f"{1000 * seconds:.4g} ms"
+
+
+def _step_text(state: GoodputState, entry: GoodputEntry) -> str:
+    """Return as text a measured candidate, the time of its step, and what it costs in steps."""
+    candidate = state.forecasts[entry.position].candidate
+    return f"{candidate}: {_milliseconds(entry.seconds)} a step{_cost_text(state, entry.position)}"
+
+
+def _switch_text(state: GoodputState, best: GoodputEntry, earlier: GoodputEntry) -> str:
+    """Return as text the best candidate beside the one that was best before its trial."""
+    instead = f"instead of {_milliseconds(earlier.seconds)}"
+    candidate, other = (state.forecasts[entry.position].candidate for entry in (best, earlier))
+    took, cost = f"{candidate}: {_milliseconds(best.seconds)} a step", _cost_text(state, best.position)
+    if best.seconds < earlier.seconds:
+        return f"{took} {instead}{cost}"
+    return f"{took}{cost}, {instead} at {other}{_cost_text(state, earlier.position)}"
+
+
+def _cost_text(state: GoodputState, position: int) -> str:
+    """Return as text how many more steps than dense averaging a candidate takes to reach the same loss."""
+    results = state.learned_of(position)
     source = f"{results.trials} trials here" if results and results.trials else BELIEVED
-    belief = state.belief(state.position)
+    belief = state.belief(position)
     return cost_at_equal_samples(belief.efficiency, belief.lower_bound, source)
 
 

@@ -240,7 +240,10 @@ class GraVAC(Settings):
         state = replace(state, phase=EXPLORE, threshold=threshold, floor=state.lowest, queue=state.others, entries=())
         if gain < threshold:
             down = state.rest(self.dwell)
-            return down, f"gain {gain:.3g} at {lowest}, the lowest, is below ε {threshold:.3g}: {down.running}"
+            return (
+                down,
+                f"gain {gain:.3g} at {lowest}, the lowest, is below ε {threshold:.3g}: switched to {down.running}",
+            )
         reason = f"gain {gain:.3g} at {lowest}"
         if self.epsilon_mode == "calibrated":
             reason += f" sets ε to {threshold:.3g} ({self.epsilon:g} of it)"
@@ -251,7 +254,7 @@ class GraVAC(Settings):
         gain, candidate = state.window.gain, state.running
         if gain < state.threshold:
             reason = f"gain {gain:.3g} at {candidate} is below ε {state.threshold:.3g}"
-            return self._settle(state, f"{reason}: refused, and so is what is higher")
+            return self._settle(state, f"{reason}: refused, with all higher CFs")
         floor_gain = next((entry.gain for entry in state.entries if entry.position == state.floor), None)
         state = self._enter(state)
         reason = f"gain {gain:.3g} at {candidate} is at least ε {state.threshold:.3g}"
@@ -280,7 +283,7 @@ class GraVAC(Settings):
         shadow = state.window.shadow_gain(candidate.cf)
         if shadow is not None and shadow < state.threshold:
             reason += f"; shadow gain {shadow:.3g} at {candidate} is below ε"
-            return self._settle(state, f"{reason}: refused without a run, and so is what is higher")
+            return self._settle(state, f"{reason}: refused without a run, with all higher CFs")
         return replace(state, position=following, queue=state.queue[1:]), f"{reason}; try {candidate}"
 
     def _saturated(self, state: GravacState) -> tuple[GravacEntry, GravacEntry] | None:

@@ -39,14 +39,34 @@ def describe_candidate(forecast: Forecast) -> str:
         >>> describe_candidate(Forecast(Candidate("native", "dense", 2.0), 2.0))
         'native float16, 2x fewer bytes'
     """
-    candidate = forecast.candidate
-    method = forecast.method or f"{candidate.compressor} {candidate.cf:.4g}x"
-    if candidate.mode == "native":
-        method = str(candidate)
+    phrases = (_name(forecast), describe_bytes(forecast.wire_ratio), *_pace(forecast))
+    return ", ".join(phrase for phrase in phrases if phrase)
+
+
+def _in_sentence(forecast: Forecast) -> str:
+    """Describe a candidate as a part of a sentence: with its bytes in parentheses, without commas.
+
+    Example:
+        >>> _in_sentence(Forecast(Candidate("outer", "topk", 10.0, every=5, delay=2), 0.5))
+        'topk 10x (2x more bytes) every 5 steps behind 2'
+    """
     saving = describe_bytes(forecast.wire_ratio)
-    every = f"every {candidate.every} steps" if candidate.every > 1 else ""
-    delay = f"behind {candidate.delay}" if candidate.delay else ""
-    return ", ".join(phrase for phrase in (method, saving, every, delay) if phrase)
+    return " ".join((_name(forecast), *([f"({saving})"] if saving else []), *_pace(forecast)))
+
+
+def _name(forecast: Forecast) -> str:
+    """Return a candidate's method with the method's own setting."""
+    candidate = forecast.candidate
+    if candidate.mode == "native":
+        return str(candidate)
+    return forecast.method or f"{candidate.compressor} {candidate.cf:.4g}x"
+
+
+def _pace(forecast: Forecast) -> list[str]:
+    """Return how often a candidate's ranks exchange, and how late they use a result; empty for each step, at once."""
+    candidate = forecast.candidate
+    every = [f"every {candidate.every} steps"] if candidate.every > 1 else []
+    return [*every, *([f"behind {candidate.delay}"] if candidate.delay else [])]
 
 
 def describe_bytes(wire_ratio: float) -> str:
@@ -90,9 +110,9 @@ def describe_reason(reason: str, forecasts: Iterable[Forecast]) -> str:
     Example:
         >>> rank = Forecast(Candidate("hook", "ladder", 32.0), 15.1, method="low rank 16")
         >>> describe_reason("try ladder 32x", [rank]), describe_reason("try ladder 320x", [rank])
-        ('try low rank 16, 15x fewer bytes', 'try ladder 320x')
+        ('try low rank 16 (15x fewer bytes)', 'try ladder 320x')
     """
-    descriptions = {str(forecast.candidate): describe_candidate(forecast) for forecast in forecasts}
+    descriptions = {str(forecast.candidate): _in_sentence(forecast) for forecast in forecasts}
     if not descriptions:
         return reason
     names = "|".join(re.escape(name) for name in sorted(descriptions, key=len, reverse=True))

@@ -88,7 +88,9 @@ def test_a_warm_up_is_on_time_at_either_latency() -> None:
     for latency in (2, 3):
         controller = adapt_to_latency(warmup, latency)
         forecasts = conformance.forecasts_of(controller, (1.0, 100.0))
-        ran = [step.applied.candidate.cf for step in conformance.drive(controller, forecasts, conformance.turbulent, 30)]
+        ran = [
+            step.applied.candidate.cf for step in conformance.drive(controller, forecasts, conformance.turbulent, 30)
+        ]
         assert ran == [4.0] * 10 + [16.0] * 10 + [64.0] * 10
 
 

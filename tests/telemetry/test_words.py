@@ -69,7 +69,7 @@ def test_a_decision_and_its_reason_name_methods_and_bytes() -> None:
     words = describe_decision(decision(32.0), decision(28.44), [RANK, BIT])
     assert words == (
         "**1 bit, 23x fewer bytes → low rank 16, 15x fewer bytes**: "
-        "start at low rank 16, 15x fewer bytes: the best goodput"
+        "start at low rank 16 (15x fewer bytes): the best goodput"
     )
     assert decision(32.0).reason == "start at ladder 32x: the best goodput", "records stay data"
 
@@ -82,7 +82,7 @@ def test_a_decision_of_outer_steps_counts_bytes_by_its_own_number_of_steps() -> 
 def test_what_a_record_does_not_know_is_left_out() -> None:
     assert describe_candidate(forecast_of(decision(32.0), [])) == "ladder 32x"
     assert describe_reason("down to ladder 320x, from ladder 32x", [RANK]) == (
-        "down to ladder 320x, from low rank 16, 15x fewer bytes"
+        "down to ladder 320x, from low rank 16 (15x fewer bytes)"
     )
     assert describe_reason("hold", []) == "hold"
 
@@ -94,5 +94,5 @@ def test_the_mode_is_named_where_it_changes() -> None:
     after = replace(before, step=9, compressor="ladder", cf=32.0, mode="hook", reason="try ladder 32x")
     assert describe_decision(after, before, (native, rank)).startswith(
         "**native float32 → low rank 16, 15x fewer bytes (DDP exchanges by itself → gravac exchanges gradients in each "
-        "step)**: try low rank 16, 15x fewer bytes"
+        "step)**: try low rank 16 (15x fewer bytes)"
     )
