@@ -197,7 +197,7 @@ class Goodput(Settings):
         if (step_s := forecasts[position].step_s) is not None:
             reason = f"start at {first}: the best goodput, {1000 * step_s:.3g} ms a step expected"
         elif (added_s := _added_seconds(forecasts[position])) is not None:
-            reason = f"start at {first}: of those about as efficient as dense, the one that adds least, {1000 * added_s:.3g} ms"
+            reason = f"start at {first}: about as efficient as dense, and adds least to a step, {1000 * added_s:.3g} ms"
         if len(forecasts) == 1:
             reason = "no candidate sends less than dense: dense for good"
         return state, Decision(first, reason=reason)
@@ -485,6 +485,7 @@ class Goodput(Settings):
                 trial = min(native, key=lambda position: state.forecasts[position].candidate.cf)
             state = replace(state, phase=SEARCH, position=trial)
             times = f"which may be up to {promises[trial] / goodput:.2f} times as good"
+            times += "" if best.position == ran else f" as {state.forecasts[best.position].candidate}"
             return state, f"{observation.text}; try {state.running}, {times}{_cost_text(state, trial)}"
         if self._may_time_again(state, best):
             assert state.suspect is not None

@@ -240,10 +240,8 @@ class GraVAC(Settings):
         state = replace(state, phase=EXPLORE, threshold=threshold, floor=state.lowest, queue=state.others, entries=())
         if gain < threshold:
             down = state.rest(self.dwell)
-            return (
-                down,
-                f"gain {gain:.3g} at {lowest}, the lowest, is below ε {threshold:.3g}: switched to {down.running}",
-            )
+            reason = f"gain {gain:.3g} at {lowest}, the lowest, is below ε {threshold:.3g}"
+            return down, f"{reason}: switched to {down.running}"
         reason = f"gain {gain:.3g} at {lowest}"
         if self.epsilon_mode == "calibrated":
             reason += f" sets ε to {threshold:.3g} ({self.epsilon:g} of it)"

@@ -15,11 +15,12 @@ from typing import NamedTuple
 
 ROOT = Path(__file__).parents[2]
 
-WORDS = frozenset(
-    "apart asked at before behind chosen data drawn folded found given held here it item kept known last least left "
-    "made mine most now obj old one own part parts place plain ran reach res said share taken there tmp together told "
-    "turn value wanted where whole words".split()
-)
+WORDS = frozenset({
+    "apart", "asked", "at", "before", "behind", "chosen", "data", "drawn", "folded", "found", "given", "held",
+    "here", "it", "item", "kept", "known", "last", "least", "left", "made", "mine", "most", "now", "obj", "old",
+    "one", "own", "part", "parts", "place", "plain", "ran", "reach", "res", "said", "share", "taken", "there",
+    "tmp", "together", "told", "turn", "value", "wanted", "where", "whole", "words",
+})  # fmt: skip
 """Words that say nothing of what they name."""
 
 ALLOWED = {
