@@ -4,7 +4,7 @@
 
 import functools
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from dataclasses import astuple, fields
+from dataclasses import fields
 from typing import Annotated, Any, TypeVar
 
 from pydantic import Field, TypeAdapter, ValidationError
@@ -48,7 +48,9 @@ def identify(candidates: Iterable[Candidate]) -> list[list[str | float]]:
         >>> identify([Candidate("outer", "topk", 10.0, every=50)])
         [['outer', 'topk', 10.0, 50, 0]]
     """
-    return [list(astuple(candidate)) for candidate in candidates]
+    return [
+        [candidate.mode, candidate.compressor, candidate.cf, candidate.every, candidate.delay] for candidate in candidates
+    ]
 
 
 def candidate_of(identity: Sequence[Any]) -> Candidate:

@@ -5,12 +5,16 @@
 import functools
 import json
 import math
+import operator
 import types
 import typing
 from collections.abc import Callable, Iterator
 from dataclasses import MISSING, asdict, fields, is_dataclass
 from pathlib import Path
-from typing import Any, Literal, TypeVar
+from typing import Annotated, Any
+
+from pydantic import AfterValidator, BaseModel, BeforeValidator, TypeAdapter, ValidationError, create_model
+from pydantic_core import ErrorDetails
 
 from gravac.settings import SettingsError
 from gravac.telemetry.records import (
@@ -36,9 +40,6 @@ KINDS: dict[str, type[Record]] = {
 }
 """Class of a record for each ``"kind"`` that a line may have."""
 
-RecordT = TypeVar("RecordT")
-"""A record, or a dataclass that is part of a record."""
-
 RUN_VERSION = 6
 """``"version"`` in the line of a run; lines of runs with another version are refused."""
 
@@ -49,7 +50,6 @@ LARGEST_COUNT, LARGEST_NUMBER = 2**63, 1e100
 """Largest integer and largest finite number that a record may have: with larger numbers sums overflow."""
 
 _KIND_OF = {record: kind for kind, record in KINDS.items()}
-_hints: Callable[[Any], dict[str, Any]] = functools.cache(typing.get_type_hints)
 _encode = json.JSONEncoder(allow_nan=False, ensure_ascii=False, separators=(",", ":"), default=asdict).encode
 
 
@@ -98,7 +98,7 @@ def to_json(record: Record) -> str:
     fields_by_name: dict[str, Any] = {"kind": _KIND_OF[kind]}
     if isinstance(record, RunRecord):
         fields_by_name["version"] = RUN_VERSION
-    fields_by_name.update((name, getattr(record, name)) for name in _hints(kind))
+    fields_by_name.update((field.name, getattr(record, field.name)) for field in fields(record))
     if isinstance(record, RunRecord):
         fields_by_name["settings"] = plain_settings(record)
     try:
@@ -150,7 +150,7 @@ def _read_records(path: Path, check: Check) -> Iterator[Record]:
                 fault = number, error
             else:
                 try:
-                    record = _record_from(parsed)
+                    record = _record_from(line, parsed)
                     check(record)
                 except ValueError as error:
                     raise ValueError(f"{path}, line {number}: not a record of gravac: {error}") from None
@@ -161,101 +161,123 @@ def _read_records(path: Path, check: Check) -> Iterator[Record]:
             torn = fault
 
 
-def _record_from(parsed: Any) -> Record:
-    """Return the record of a parsed line.
+def _record_from(line: bytes, parsed: Any) -> Record:
+    """Return the record of a line.
+
+    Args:
+        line: the line.
+        parsed: content of the line, as ``json`` parsed it.
 
     Raises:
-        ValueError: the line is no record that this gravac reads.
+        ValueError: the line is no record that this gravac reads; the message names field and content.
     """
-    if not isinstance(parsed, dict) or not isinstance(name := parsed.get("kind"), str) or name not in KINDS:
-        kinds = ", ".join(KINDS)
-        raise ValueError(
-            f"kind: {parsed.get('kind') if isinstance(parsed, dict) else parsed!r:.80}, one of {kinds} expected"
-        )
+    name = parsed.get("kind") if isinstance(parsed, dict) else parsed
+    if not isinstance(parsed, dict) or not isinstance(name, str) or name not in KINDS:
+        raise ValueError(f"kind: {name!r:.80}, one of {', '.join(KINDS)} expected")
     kind = KINDS[name]
     if kind is RunRecord and parsed.get("version") != RUN_VERSION:
         raise ValueError(f"version: {parsed.get('version')!r:.80}, and this gravac reads {RUN_VERSION}")
-    return _build(kind, parsed, "")
+    try:
+        record: Record = _adapter(kind).validate_json(line, strict=True)
+    except ValidationError as error:
+        raise ValueError(_describe(error.errors(include_url=False)[0])) from None
+    return record
 
 
-def _build(kind: type[RecordT], parsed: Any, path: str) -> RecordT:
-    """Build a record, or a dataclass that is part of a record, from a parsed JSON object.
-
-    Args:
-        kind: dataclass to build.
-        parsed: the JSON object.
-        path: path of the object in the line, for messages.
-
-    Raises:
-        ValueError: a field is missing, or its content is not allowed; the message has its path.
-    """
-    if not isinstance(parsed, dict):
-        raise ValueError(f"{path}: {parsed!r:.80}, an object expected")
-    prefix = f"{path}/" if path else ""
-    untyped_kind: Any = kind
-    for field in fields(untyped_kind):
-        required = field.default is MISSING and field.default_factory is MISSING
-        if required and field.name not in parsed:
-            raise ValueError(f"{prefix}{field.name}: it is missing")
-    hints = _hints(kind).items()
-    return kind(**{name: _convert(parsed[name], hint, prefix + name) for name, hint in hints if name in parsed})
+@functools.cache
+def _adapter(kind: type[Record]) -> TypeAdapter[Any]:
+    """Return pydantic's adapter that reads a record; made once."""
+    return TypeAdapter(_readable(kind))
 
 
-def _convert(parsed: Any, hint: Any, path: str) -> Any:
-    """Convert parsed JSON to types that JSON does not have: tuples, dataclasses, and nan for a missing number.
+def _readable(hint: Any) -> Any:
+    """Return the type by which pydantic reads a field from JSON: tuples are lists, dataclasses are objects.
+
+    Numbers in it are limited, and ``null`` is nan for a number that cannot be ``None``.
 
     Args:
-        parsed: content of a field, as ``json`` parsed it.
-        hint: type of the field.
-        path: path of the field in the line, for messages.
-
-    Raises:
-        ValueError: the content has another type, is too large, or is a string that the field does not allow.
+        hint: type of the field, or a dataclass.
     """
-    allowed = typing.get_args(hint)
+    if hint in _READABLE:
+        return _READABLE[hint]
+    if is_dataclass(hint):
+        return _readable_dataclass(hint)
+    arguments = tuple(map(_readable, typing.get_args(hint)))
     if isinstance(hint, types.UnionType):
-        return parsed if _has_type(parsed, allowed) else _refuse(parsed, path, " or ".join(map(_type_name, allowed)))
-    if hint is float and parsed is None:
-        return math.nan
-    if isinstance(hint, type) and is_dataclass(hint):
-        return _build(hint, parsed, path)
-    if typing.get_origin(hint) is Literal:
-        return parsed if parsed in allowed else _refuse(parsed, path, f"is none of {', '.join(allowed)}")
-    if typing.get_origin(hint) is tuple:
-        length = None if allowed[-1] is Ellipsis else len(allowed)
-        if not isinstance(parsed, list) or len(parsed) != (len(parsed) if length is None else length):
-            _refuse(parsed, path, "a list expected" if length is None else f"a list of {length} expected")
-        hints = (allowed[0],) * len(parsed) if length is None else allowed
-        return tuple(
-            _convert(element, element_hint, f"{path}/{index}")
-            for index, (element, element_hint) in enumerate(zip(parsed, hints, strict=True))
-        )
-    if typing.get_origin(hint) is dict:
-        if not isinstance(parsed, dict):
-            _refuse(parsed, path, "an object expected")
-        entries = {name: math.nan if entry is None else entry for name, entry in parsed.items()}
-        return {name: _convert(entry, allowed[1], f"{path}/{name}") for name, entry in entries.items()}
-    return parsed if _has_type(parsed, (hint,)) else _refuse(parsed, path, _type_name(hint))
+        return functools.reduce(operator.or_, arguments)
+    origin: Any = typing.get_origin(hint)
+    return origin[arguments] if arguments else hint
 
 
-def _has_type(parsed: Any, kinds: tuple[Any, ...]) -> bool:
-    """True if parsed JSON has one of some types, and is not too large; an integer counts as a float, too."""
-    if type(parsed) is int and (int in kinds or float in kinds):
-        return abs(parsed) < LARGEST_COUNT
-    if type(parsed) is float and float in kinds:
-        return abs(parsed) <= LARGEST_NUMBER or not math.isfinite(parsed)
-    return type(parsed) in kinds
+def _readable_dataclass(kind: Any) -> Any:
+    """Return the type by which pydantic reads a dataclass; keys that are no fields are ignored."""
+    hints, definitions = typing.get_type_hints(kind), dict[str, Any]()
+    for field in fields(kind):
+        required = field.default is MISSING and field.default_factory is MISSING
+        definitions[field.name] = (_readable(hints[field.name]), ... if required else None)
+    model = create_model(kind.__name__, **definitions)
+
+    def build(parsed: BaseModel) -> Any:
+        return kind(**{name: getattr(parsed, name) for name in parsed.model_fields_set})
+
+    return Annotated[model, AfterValidator(build)]
 
 
-def _type_name(kind: Any) -> str:
-    return {int: "an integer", float: "a number", str: "a word", bool: "true or false", type(None): "null"}[kind]
+def _nan_for_null(parsed: Any) -> Any:
+    return math.nan if parsed is None else parsed
 
 
-def _refuse(parsed: Any, path: str, expected: str) -> typing.NoReturn:
-    shown = "an integer of many digits" if type(parsed) is int and parsed.bit_length() > 200 else f"{parsed!r:.80}"
-    if expected.startswith(("an ", "a ", "true", "null")) and not expected.endswith("expected"):
-        expected += " expected"
-    raise ValueError(f"{path}: {shown}{' ' if expected.startswith('is ') else ', '}{expected}")
+def _limited(number: float) -> float:
+    limit = LARGEST_COUNT if isinstance(number, int) else LARGEST_NUMBER
+    if limit < abs(number) < math.inf:
+        raise ValueError(f"a number up to {limit:.3g} expected")
+    return number
+
+
+def _pair(parsed: Any) -> Any:
+    if not isinstance(parsed, list) or len(parsed) != 2:
+        raise ValueError("a list of 2 expected")
+    return tuple(parsed)
+
+
+def _scalar(parsed: Any) -> Any:
+    if isinstance(parsed, (dict, list)):
+        raise ValueError("a word, a number, or true or false expected")
+    return _limited(parsed) if isinstance(parsed, (int, float)) else _nan_for_null(parsed)
+
+
+_Number = Annotated[float, BeforeValidator(_nan_for_null), AfterValidator(_limited)]
+
+_READABLE: dict[Any, Any] = {
+    float: _Number,
+    int: Annotated[int, AfterValidator(_limited)],
+    tuple[float, float]: Annotated[tuple[_Number, _Number], BeforeValidator(_pair)],
+    str | int | float | bool: Annotated[Any, AfterValidator(_scalar)],
+}
+"""Types by which pydantic reads numbers, pairs of numbers, and settings."""
+
+_EXPECTED = {
+    "bool_type": "true or false",
+    "dict_type": "an object",
+    "float_type": "a number",
+    "int_type": "an integer",
+    "model_type": "an object",
+    "string_type": "a word",
+    "tuple_type": "a list",
+}
+"""What JSON must have, by the type of pydantic's error."""
+
+
+def _describe(fault: ErrorDetails) -> str:
+    """Describe what is wrong with a line: path of the field, its content, and what is expected."""
+    path, kind = "/".join(map(str, fault["loc"])) or "line", fault["type"]
+    if kind == "missing":
+        return f"{path}: it is missing"
+    text = f"{path}: {fault['input']!r:.80}"
+    if kind == "literal_error":
+        allowed = fault["ctx"]["expected"].replace("'", "").replace(" or ", ", ")
+        return f"{text} is none of {allowed}"
+    return f"{text}, {_EXPECTED[kind]} expected" if kind in _EXPECTED else f"{text}, {fault['msg'].split(', ', 1)[-1]}"
 
 
 def _ends_mid_line(path: Path) -> bool:
