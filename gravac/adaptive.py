@@ -1,6 +1,6 @@
 # SPDX-FileCopyrightText: 2026 The gravac developers
 # SPDX-License-Identifier: Apache-2.0
-"""AdaptiveCompressor: an object with compressor, controller and error feedback that attaches to training."""
+"""The class AdaptiveCompressor, which users attach to a model: it joins compressor, controller and error feedback."""
 
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -48,68 +48,79 @@ from gravac.telemetry.records import DecisionRecord, EndRecord, ModeRecord, Sink
 from gravac.telemetry.sinks import Sinks
 
 NOTHING_ELSE: Mapping[str, str] = MappingProxyType({})
-"""No texts to compare over the ranks besides the settings of the compressor."""
+"""Texts that ranks compare besides the compressor's settings: none."""
 
 CLOSING_SECONDS = 20.0
-"""Longest time that ``close`` waits for the exchange in flight, seconds: another rank may never answer."""
+"""Longest time, in seconds, that ``close`` waits for the exchange in flight: another rank may never answer."""
 
 
 class AdaptiveCompressor(Closeable):
     """Decides during training how much ranks exchange, how often, and whether they compress at all.
 
-    A step runs in one of three modes: native (DDP exchanges by itself), with compressed gradients by DDP's
-    communication hook, or outer (ranks train apart for ``every`` steps, then exchange their changes of weights).
-    Neither the process group nor the model need exist yet. Create one on every rank, with the same settings.
+    A step runs in one of three modes. Native: DDP exchanges by itself. Hook: gravac exchanges the gradients, compressed
+    or dense. Outer: ranks train on their own for ``every`` steps, then exchange how far their weights moved. Neither
+    the process group nor the model need exist yet. Create one on every rank, with the same settings.
 
     Args:
-        base: a compressor (``gravac.topk``, ``topk(values="float16")``), or its name. ``ladder`` has several
+        base: a compressor (``gravac.topk``, ``topk(values="float16")``), or its name. Default: ``ladder``, a list of
             compressors, of which the controller chooses the one that trains fastest on the link.
-        cf_range: lowest and highest compression factor to choose from; of a ladder, wire ratios. Dense is always
-            allowed.
-        controller: ``"goodput"``, ``"gravac"``, or a controller object such as ``Static(cf=10)``. ``None`` is
-            ``"goodput"``, but ``"gravac"`` if ``window``, ``epsilon``, ``omega`` or ``step`` is set.
-        window: number of steps between decisions; a setting of ``"gravac"``.
+        cf_range: lowest and highest compression factor (CF) to choose from, each 1 or more; default: (2, 1000). A
+            ladder's CFs are wire ratios. Dense is always allowed.
+        controller: ``"goodput"``, ``"gravac"``, another controller's name, or a controller object such as
+            ``Static(cf=10)``. ``None``, the default, means ``"goodput"``, but ``"gravac"`` if ``window``, ``epsilon``,
+            ``omega`` or ``step`` is set.
+        window: number of steps between decisions, 1 or more; a setting of ``"gravac"``, whose own default ``None``
+            keeps.
         epsilon: gain below which a CF is refused, in (0, 1]; relative to the lowest CF's gain unless the controller's
             ``epsilon_mode`` says otherwise; a setting of ``"gravac"``.
         omega: relative difference below which two gains or throughputs count as equal; a setting of ``"gravac"``.
-        step: spacing of candidates: ``"exponential"`` or ``"geometric"``; a setting of ``"gravac"``.
-        error_feedback: share of what was not sent that is kept, in [0, 1]; ``None`` is the compressor's own.
-        dense: number format of tensors that are sent dense: ``"float32"``, ``"float16"``, ``"bfloat16"``.
+        step: spacing of the CFs to choose from: ``"exponential"`` or ``"geometric"``; a setting of ``"gravac"``.
+        error_feedback: fraction of the unsent part of each gradient that is added to the next gradient, in [0, 1];
+            ``None``, the default: the compressor's own fraction.
+        dense: number format of tensors that are sent dense: ``"float32"`` (the default), ``"float16"`` or
+            ``"bfloat16"``.
         sixteen_bit: whether the controller may send all tensors in 16 bit (bfloat16, or a ladder's format), if
-            ``dense`` is float32.
-        release: largest part of an accumulated residual that is released in a step when the CF falls, as a multiple of
-            the gradient's norm; ``inf`` releases all at once.
-        residual_dtype: number format of residuals: ``"float32"``, or ``"bfloat16"``, rounded at random.
-        overflow_safety: whether a step with a non-finite gradient on any rank leaves residuals unchanged; ``None``:
-            true for float16 gradients, and with a GradScaler.
-        dense_below: number of elements below which tensors are sent dense; tensors of one dimension always are.
-        seed: seed of compressors that draw random numbers.
-        every: number of steps from one exchange to the next: 1 averages gradients in each step; with 10 ranks train
-            apart for ten steps; with ``(1, 100)`` the controller decides, between these bounds.
-        native: whether steps may be left to DDP itself, without a hook; ``False`` keeps the hook installed.
+            ``dense`` is float32; default: True.
+        release: largest norm of an accumulated residual that a step sends after the CF fell, as a multiple of the
+            gradient's norm; above 0, default: 1. ``inf`` sends all at once.
+        residual_dtype: number format of residuals: ``"float32"`` (the default), or ``"bfloat16"``, rounded at random.
+        overflow_safety: whether a step with a gradient that is not finite, on any rank, leaves residuals unchanged;
+            ``None``, the default: true for float16 gradients, and with a GradScaler.
+        dense_below: number of elements below which tensors are sent dense, 0 or more; default: 1024. Tensors of one
+            dimension are always sent dense.
+        seed: seed of compressors that draw random numbers; default: 0.
+        every: number of steps from one exchange to the next, 1 or more. 1, the default: gradients are averaged in each
+            step. 10: ranks train on their own for ten steps. ``(1, 100)``: the controller decides, between these
+            bounds.
+        native: whether steps may be left to DDP itself, without a hook; default: True. ``False`` keeps the hook
+            installed.
         least_efficiency: lowest statistical efficiency, in (0, 1], of a compressed or outer step. A candidate is
             admitted if its efficiency exceeds this bound with a probability of 80 %; dense gradients in float32 or 16
-            bit always are. ``None``: any efficiency. Meant for runs with a fixed number of steps.
-        outer: settings of outer steps, in which ranks train apart; ``None``: the defaults.
-        samples_per_step: samples processed in a step over all ranks; without it throughput is in steps/s times ranks.
-        steps_per_epoch: steps of an epoch; decisions then name the epoch, too, and ``Accordion`` counts in epochs.
-        probe: function that returns the mean loss on this rank's fixed batches, with the model's present weights. With
-            a probe the run measures how much progress its candidates' steps make, and decides by that
+            bit always are. ``None``, the default: any efficiency. Meant for runs with a fixed number of steps.
+        outer: settings of outer steps: an ``OuterSettings``, or a dict of its fields; ``None``: its defaults.
+        samples_per_step: number of samples of a step over all ranks; ``None``, the default: each rank's step counts as
+            one sample.
+        steps_per_epoch: number of steps of an epoch, 1 or more; reasons of decisions then name the epoch, too, and
+            ``Accordion`` counts in epochs. Default: ``None``.
+        probe: function that returns the mean loss on this rank's fixed batches, by the model's present weights. With a
+            probe, the run measures how much progress each candidate's steps make, and decides by these measurements
             (``docs/explanation/beliefs.md``). The function is called without gradients, on all ranks between the same
             two steps, and the ranks' losses are averaged. Set it on all ranks, or on none.
-        total_steps: number of training steps of the run, which limits the cost of these measurements; ``None``: twice
-            the number of steps made so far.
-        log_dir: folder for TensorBoard and JSONL logs, which rank 0 writes, and checks when ranks first meet (at
-            ``attach``); ``None`` writes nothing.
-        sinks: callables that take every record, on rank 0.
+        total_steps: number of training steps of the run, which limits the cost of the probe's measurements; ``None``,
+            the default: the controller assumes that as many steps follow as were made.
+        log_dir: folder for TensorBoard and JSONL logs. Rank 0 writes them; ``attach`` checks that it can. ``None``, the
+            default: nothing is written.
+        sinks: callables that take every record of the run, on rank 0; default: none.
         process_group: group of the ranks that average; ``None``: DDP's own at ``attach``, or the default group.
-        pace: bits per second of a link to emulate by sleeping, for experiments without such a link.
-        executor: executor of the exchange: ``"stream"`` on a GPU's streams (NCCL), ``"thread"`` on a thread (gloo),
-            ``"auto"`` by the backend of the gradients' device.
-        history: number of the newest records that ``history`` and checkpoints hold; a log in ``log_dir`` has all.
+        pace: bits per second of a slower link that gravac emulates by sleeping, for experiments; ``None``, the default:
+            the link as it is.
+        executor: what runs the exchange: ``"stream"``, a GPU's streams (NCCL); ``"thread"``, a thread (gloo);
+            ``"auto"``, the default, chooses by the backend of the gradients' device.
+        history: number of the newest decisions that the attribute ``history`` and checkpoints hold, 1 or more; default:
+            1000. Logs in ``log_dir`` hold all.
 
     Raises:
-        SettingsError: a setting is wrong; the message has its name, its value and what is allowed.
+        SettingsError: a setting is wrong; the message has its name, its value and the allowed range.
 
     Example:
         >>> from gravac import AdaptiveCompressor, topk
@@ -198,12 +209,13 @@ class AdaptiveCompressor(Closeable):
         executor: str = "auto",
         history: int = 1000,
     ) -> "AdaptiveCompressor":
-        """Create a compressor from a policy: the name of a shipped policy (``"gravac"``), a TOML file, or the object.
+        """Create a compressor from a policy: the name of a shipped policy (``"gravac"``), a TOML file, or a ``Policy``.
 
         The other arguments are those of the class.
 
         Raises:
-            SettingsError: the policy does not exist, or has content that is not allowed; or an argument is wrong.
+            SettingsError: there is no such policy, the policy has an unknown key or a wrong value, or an argument is
+                wrong.
         """
         settings = RunSettings(
             policy=policy if isinstance(policy, Policy) else load_policy(policy),
@@ -226,6 +238,12 @@ class AdaptiveCompressor(Closeable):
         probe: ProbeLoss | None = None,
     ) -> "AdaptiveCompressor":
         """Create a compressor from all settings of a run.
+
+        Args:
+            settings: settings of the run; ``settings.probe`` must be True if ``probe`` is given.
+            sinks: callables that take every record of the run, on rank 0.
+            process_group: group of the ranks that average; ``None``: DDP's own at ``attach``, or the default group.
+            probe: function that returns the mean loss on this rank's fixed batches; ``None``: the run has no probe.
 
         Raises:
             SettingsError: ``sinks`` are not callables, ``probe`` is not callable, or the controller cannot use a probe.
@@ -269,33 +287,35 @@ class AdaptiveCompressor(Closeable):
         optimizer: torch.optim.Optimizer | Sequence[torch.optim.Optimizer] | None = None,
         grad_scaler: torch.amp.GradScaler | None = None,
     ) -> None:
-        """Take over the exchange between a model's ranks. Called on every rank, before the first backward.
+        """Exchange a model's gradients by gravac from now on. Called on every rank, before the first backward.
 
-        In a single process, without a process group, and with ``GRAVAC=off`` in the environment, training stays as it
-        is without gravac, with a warning.
+        In a single process, without a process group, and with ``GRAVAC=off`` in the environment, gravac only warns, and
+        training runs as without gravac.
 
         Args:
             module: the model, wrapped in DistributedDataParallel, or not wrapped: then all ranks start from rank 0's
                 weights.
-            optimizer: the model's optimizer, or all of them if there are several. With an optimizer its steps are timed
-                apart from waiting for input, ``Accordion`` learns the learning rate, and the optimizer's state is
-                averaged when ranks that trained apart are made equal. Required if ``every`` is not 1; ``()`` means that
-                weights are changed by hand.
-            grad_scaler: scaler of the loss; residuals follow its scale, and overflow safety is on.
+            optimizer: the model's optimizer, or all of them if there are several. gravac then measures the wait for
+                input separately, ``Accordion`` learns the learning rate, and the ranks average the optimizer's state
+                after outer steps. Required if ``every`` is not 1; ``()`` means that your code changes weights without
+                an optimizer.
+            grad_scaler: scaler of the loss: residuals are multiplied whenever its scale changes, and
+                ``overflow_safety`` is on.
 
         Raises:
             SettingsError: a setting differs between ranks, with its name, values and their ranks in the message; the
-                loaded state is of another model; or the model, an optimizer or this torch cannot train apart.
+                loaded state is of another model; or outer steps are impossible with the model, an optimizer or this
+                torch.
             TypeError: ``module`` is no module, or a parameter is complex.
             RuntimeError: this compressor is attached already, or ``module`` has a hook.
-            ValueError: base and optimizer both have momentum; or the optimizer trains a parameter that is not in the
-                module.
+            ValueError: compressor and optimizer both apply momentum; or the optimizer trains a parameter that is not in
+                the module.
         """
         self._check_free()
         optimizers = optimizers_of(optimizer, self.policy.every)
         inner = innermost(module) if isinstance(module, torch.nn.Module) else module
         if reason := reason_to_idle(inner, self._requested_group, self.policy):
-            warnings.warn(f"gravac: {reason}: training goes on as without gravac", stacklevel=2)
+            warnings.warn(f"gravac: {reason}: training continues without gravac", stacklevel=2)
             self._attached = self._idle = True
             return
         scaler = grad_scaler if grad_scaler is not None and grad_scaler.is_enabled() else None
@@ -318,7 +338,9 @@ class AdaptiveCompressor(Closeable):
         switches = bool(native) or self.policy.every != (1, 1) or self._probe is not None
         group = self._requested_group or ddp.process_group
         if self._engine.ready_to_run and group is not self._group:
-            raise RuntimeError("process_group: this compressor averaged over another one before; make a new compressor")
+            raise RuntimeError(
+                "process_group: this compressor averaged over another group before; make a new compressor"
+            )
         self._group = group
         self._adapter.bind(ddp)
         self._admission.native = native
@@ -357,7 +379,7 @@ class AdaptiveCompressor(Closeable):
         scaler: torch.amp.GradScaler | None,
         same: Mapping[str, str],
     ) -> None:
-        """Compare settings over the ranks, and open the executor, for a module whose parameters the engine knows.
+        """Compare settings over the ranks, and create the executor; the engine already knows the module's parameters.
 
         Args:
             module: the model.
@@ -400,7 +422,7 @@ class AdaptiveCompressor(Closeable):
         """Undo ``attach``: the module then trains as a new DistributedDataParallel does, in torch's own code.
 
         Called on every rank between the same two steps. The run's state stays, for ``state_dict`` and another
-        ``attach``. Ranks that trained apart are made equal.
+        ``attach``. If outer steps ran, weights and optimizer states become the same on all ranks.
 
         Raises:
             RuntimeError: nothing is attached, a backward is running or pending, or this torch cannot detach; nothing
@@ -424,11 +446,12 @@ class AdaptiveCompressor(Closeable):
 
     @contextmanager
     def synced(self) -> Iterator[None]:
-        """Put the weights that all ranks share into the module, to evaluate or save it; restore its own on exit.
+        """Return a context in which the module has the weights that all ranks share, to evaluate or save the module.
 
-        The shared weights are bit for bit the same on every rank. The module has other weights only if ranks train
-        apart. Forwards without gradients and ``state_dict`` need no such context; ``torch.save(model)``,
-        ``copy.deepcopy`` and averages over ``parameters()`` do. No collective runs: a single rank may use the context.
+        The shared weights are bit for bit the same on every rank; on exit the rank's own weights are restored. The two
+        differ in outer steps only. Forwards without gradients and ``state_dict`` need no such context;
+        ``torch.save(model)``, ``copy.deepcopy`` and averages over ``parameters()`` do. No collective runs: a single
+        rank may use the context.
         """
         if self._switch is None:
             yield
@@ -437,7 +460,7 @@ class AdaptiveCompressor(Closeable):
             yield
 
     def synchronize(self) -> None:
-        """End the present round of ranks that train apart, with an exchange. Called on every rank, after the last step.
+        """End the present round of outer steps with an exchange. Called on every rank, after the last step.
 
         Does nothing if gradients are averaged in each step.
         """
@@ -447,9 +470,9 @@ class AdaptiveCompressor(Closeable):
     def loss(self, loss: torch.Tensor | float) -> None:
         """Report the training loss of this rank's batch; TensorBoard shows its mean over ranks as ``gravac/loss``.
 
-        Called on every rank, for each batch or for some, before its backward or after. The loss is all-reduced with the
-        ranks' other measurements, without an exchange of its own, and the host never waits for a GPU. Does nothing
-        before ``attach``, after ``close``, and in a single process.
+        Called on every rank, for every batch or for some batches, before or after the backward. The loss is all-reduced
+        with the ranks' other measurements, without an exchange of its own, and the host never waits for a GPU. Does
+        nothing before ``attach``, after ``close``, and in a single process.
 
         Args:
             loss: mean over the batch: a number, or a tensor with one element, of any real dtype; its graph is not kept.
@@ -483,7 +506,9 @@ class AdaptiveCompressor(Closeable):
         """
         self._check_free()
         if self.policy.every != (1, 1):
-            raise SettingsError(f"every: {self.policy.every}, and a hook alone averages in each step; use attach()")
+            raise SettingsError(
+                f"every: {self.policy.every}, but a hook without attach() averages in each step; use attach()"
+            )
         self._adapter.bind(module)
         self._check_loaded()
         self._attached = True
@@ -497,18 +522,18 @@ class AdaptiveCompressor(Closeable):
         executor: Executor | None = None,
         same: Mapping[str, str] = NOTHING_ELSE,
     ) -> Engine:
-        """Return the engine, for gradients that do not come from DDP: see ``gravac.engine.engine``.
+        """Return the engine, to hand over gradients that do not come from DDP: see ``gravac.engine.engine``.
 
         Called on every rank.
 
         Args:
             parameters: parameters whose gradients will be handed over, by name.
             group: ranks that average; ``None``: the default group.
-            agree_group: ranks that agree on decisions, if these are more (HSDP); ``None``: those that average.
+            agree_group: ranks that agree on decisions, if more ranks agree than average (HSDP); ``None``: the ranks
+                that average.
             executor: executor of the steps; ``None``: a new executor over ``group``. ``exchange.lockstep`` has an
                 executor of ranks in memory.
-            same: further texts by name that must be equal on all ranks, as this compressor's settings and the
-                parameters must be.
+            same: further texts by name that must be equal on all ranks, besides settings and parameters.
 
         Raises:
             SettingsError: a setting differs between ranks; the message has its name, its values, and their ranks.
@@ -525,7 +550,9 @@ class AdaptiveCompressor(Closeable):
     def hook(self, state: object, bucket: GradBucket) -> torch.futures.Future[torch.Tensor]:
         """The DDP communication hook: ``ddp.register_comm_hook(None, compressor.hook)``. ``state`` is not used."""
         if self._closed:
-            return failed(RuntimeError("gravac: the compressor is closed; detach() it to train on without"))
+            return failed(
+                RuntimeError("gravac: the compressor is closed; detach() it to continue training without gravac")
+            )
         return self._adapter.hook(bucket)
 
     def _check_loaded(self) -> None:
@@ -545,17 +572,17 @@ class AdaptiveCompressor(Closeable):
 
     @property
     def cf(self) -> float:
-        """The compression factor in force: 1 is dense float32, 2 is 16 bit.
+        """The compression factor that the next step will use: 1 is dense float32, 2 is 16 bit.
 
-        ``cf``, ``gain``, ``wire_ratio``, ``history`` and ``ledger`` wait for the newest step's exchange, so that all
-        ranks see the same.
+        ``cf``, ``gain``, ``wire_ratio``, ``history`` and ``ledger`` wait for the newest step's exchange, so that they
+        are the same on all ranks.
         """
         self._engine.drain()
         return self._decided_cf
 
     @property
     def _decided_cf(self) -> float:
-        """The compression factor in force by the newest decision that this rank knows, without waiting."""
+        """The compression factor of the newest decision that this rank knows; does not wait for an exchange."""
         return self._engine.decision.candidate.cf if self._engine.decision else self.policy.dense_format.cf
 
     @property
@@ -578,17 +605,17 @@ class AdaptiveCompressor(Closeable):
 
     @property
     def outer(self) -> RoundState | None:
-        """State of outer steps on this rank: rounds, fragments in flight, late or skipped; ``None`` in other modes."""
+        """State of outer steps on this rank: rounds, fragments in flight, late fragments; ``None`` in other modes."""
         return None if self._switch is None or self._switch.outer is None else self._switch.outer.state
 
     @property
     def gain(self) -> float | None:
-        """Gain of the newest step that all ranks agreed on; ``None`` before, or if it was not finite."""
+        """Gain of the newest agreed step; ``None`` before the first step, or if the gain was not finite."""
         return self._engine.settled.gain
 
     @property
     def wire_ratio(self) -> float | None:
-        """Wire bytes of a dense float32 all-reduce / bytes really sent, in the newest agreed step; ``None`` before."""
+        """Wire bytes of a dense float32 all-reduce / wire bytes sent, in the newest agreed step; ``None`` before."""
         return self._engine.settled.wire_ratio
 
     @property
@@ -601,7 +628,7 @@ class AdaptiveCompressor(Closeable):
 
     @property
     def ledger(self) -> Ledger:
-        """Collectives and bytes of this rank so far; without the link probe at ``attach``."""
+        """Collectives and bytes of this rank so far, without those of the link probe at ``attach``."""
         self._engine.drain()
         return self._engine.ledger
 
@@ -613,7 +640,7 @@ class AdaptiveCompressor(Closeable):
         return self._agree_group or self._group
 
     def state_dict(self) -> dict[str, Any]:
-        """Return this rank's state: residuals, controller, exchange groups, step. Tensors and plain values only.
+        """Return this rank's state, of tensors and plain values: residuals, controller, exchange groups, step.
 
         ``gravac.checkpoint`` saves the states of all ranks. The state loads with ``torch.load(weights_only=True)``.
         """
@@ -682,7 +709,7 @@ class AdaptiveCompressor(Closeable):
     # behind the scenes
 
     def _open(self, same: Mapping[str, str] = NOTHING_ELSE) -> None:
-        """Compare settings over the ranks, and open an executor; with the user's executor, do not compare.
+        """Compare settings over the ranks, and create an executor; do neither if the user gave an executor.
 
         Args:
             same: further texts by name that must be equal on all ranks.

@@ -15,12 +15,12 @@ from gravac.policy import Policy
 from gravac.settings import SettingsError, short_repr
 from gravac.sources.ddp_private import Reducer
 
-SWITCH = "GRAVAC"
-"""Name of the environment variable that leaves all training native if it is ``off``."""
+ENVIRONMENT_SWITCH = "GRAVAC"
+"""Name of the environment variable that turns gravac off if its content is ``off``."""
 
 
 def reason_to_idle(module: object, group: dist.ProcessGroup | None, policy: Policy) -> str:
-    """Return the reason for which gravac leaves training as it is; empty if gravac runs. Called on every rank.
+    """Return the reason why gravac does not run in this process; empty if it runs. Called on every rank.
 
     Args:
         module: the model, or its DistributedDataParallel.
@@ -30,15 +30,15 @@ def reason_to_idle(module: object, group: dist.ProcessGroup | None, policy: Poli
     Raises:
         SettingsError: the environment variable is neither ``on`` nor ``off``, or not the same on all ranks.
     """
-    setting = os.environ.get(SWITCH, "on").lower()
+    setting = os.environ.get(ENVIRONMENT_SWITCH, "on").lower()
     if setting not in ("on", "off"):
-        raise SettingsError(f"{SWITCH}: {setting!r} in the environment; give off, or on, or unset it")
+        raise SettingsError(f"{ENVIRONMENT_SWITCH}: {setting!r} in the environment; give off, or on, or unset it")
     group = group or (module.process_group if isinstance(module, DistributedDataParallel) else None)
     alone = not dist.is_initialized() or dist.get_world_size(group) == 1
     if not alone and isinstance(module, torch.nn.Module):
-        check_alike({SWITCH: setting}, device_of(module), group)
+        check_alike({ENVIRONMENT_SWITCH: setting}, device_of(module), group)
     if setting == "off":
-        return f"{SWITCH}=off in the environment"
+        return f"{ENVIRONMENT_SWITCH}=off in the environment"
     if alone and policy.native:
         return "there is one process, which exchanges nothing"
     return ""
@@ -54,12 +54,12 @@ def optimizers_of(
         every: lowest and highest number of steps from one exchange to the next.
 
     Raises:
-        SettingsError: ``optimizer`` is ``None``, and ranks may train apart; or an object is no optimizer.
+        SettingsError: ``optimizer`` is ``None`` although outer steps are allowed, or an object is no optimizer.
     """
     if optimizer is None and every != (1, 1):
         raise SettingsError(
-            f"optimizer: ranks that train apart (every={every}) must share its state; give attach(module, optimizer), "
-            "or optimizer=() if weights are changed by hand"
+            f"optimizer: none was given, and with every={every} ranks must average its state; "
+            "give attach(module, optimizer), or optimizer=() if your code changes weights without one"
         )
     if optimizer is None:
         return ()
@@ -72,7 +72,7 @@ def optimizers_of(
 
 
 def moments_of(optimizer: torch.optim.Optimizer) -> int:
-    """Return the size of an optimizer's state, in sizes of the model, by the optimizer's settings."""
+    """Return how many tensors of a parameter's size an optimizer keeps for each parameter, by its settings."""
     group = optimizer.param_groups[0]
     if "betas" in group:
         return 3 if group.get("amsgrad") else 2
@@ -82,7 +82,7 @@ def moments_of(optimizer: torch.optim.Optimizer) -> int:
 def native_formats(ddp: DistributedDataParallel, scaler: torch.amp.GradScaler | None) -> tuple[float, ...]:
     """Return the CFs that DDP's own exchange may run at; none if native steps cannot be counted.
 
-    CF 2 is float16, which needs float32 gradients, and no scaler that enlarges them. Steps cannot be counted if this
+    CF 2, float16, is possible if gradients are in float32 and no scaler enlarges them. Steps cannot be counted if this
     torch lacks a private name of DDP, or if the model has a single parameter.
     """
     try:

@@ -23,7 +23,7 @@ from gravac.telemetry.records import Record
 
 @dataclass(slots=True)
 class RunAdmission:
-    """Admits a run's candidates when its first step begins; outer steps only when the compute time of a step is known.
+    """Admits a run's candidates when its first step begins; outer steps once the compute time of a step is known.
 
     Attributes:
         settings: settings of the run.
@@ -32,9 +32,9 @@ class RunAdmission:
         coding: seconds of coding by CF, as timed on the gradients' device; see ``admit``.
         native: CFs that DDP's own exchange may run at: 1 in float32, 2 by torch's float16 hook; none if the gradients
             do not come from DDP.
-        leaving_bytes: payload bytes that a rank hands to dense collectives to make ranks equal again that trained
-            apart: a last round, and the optimizers' state.
-        waits: whether outer steps are still to be admitted, when the compute time of a step is known.
+        leaving_bytes: payload bytes that a rank hands to dense collectives when outer steps end, to make ranks equal
+            again: those of a last round, and of the optimizers' state.
+        waits: whether outer steps wait to be admitted until the compute time of a step is known.
     """
 
     settings: RunSettings
@@ -74,7 +74,7 @@ class RunAdmission:
         return admission
 
     def _leaving_s(self, world: int) -> float | None:
-        """Return the seconds that a change from outer steps takes on the link; ``None`` if the link is not known."""
+        """Return the seconds that ending outer steps takes on the link; ``None`` if its speed is not known."""
         if self.link is None:
             return None
         network = Network(self.link.latency, self.link.bandwidth)
@@ -99,8 +99,8 @@ def build(settings: RunSettings, emit: Callable[[Record], None], open_executor: 
 
     Args:
         settings: settings of the run.
-        emit: function that takes records; called by the executor.
-        open_executor: function that gives the engine an executor; called when the first step begins, at the latest.
+        emit: function that takes each record of the run; called by the executor.
+        open_executor: function that creates the engine's executor; called when the first step begins, at the latest.
     """
     averager = averager_of(settings.policy)
     admission = RunAdmission(settings, averager)

@@ -10,11 +10,12 @@ from typing import Literal
 from gravac.beliefs import Belief
 
 DENSE = "dense"
-"""Name of the compressor of a candidate that compresses nothing, except by its number format."""
+"""Compressor name of candidates that compress nothing, except by their number format."""
 
 Mode = Literal["native", "hook", "outer"]
-"""Who exchanges: DDP without gravac's hook (``"native"``), gravac in each step (``"hook"``), or gravac once a round,
-within which ranks train without exchange (``"outer"``)."""
+"""Who exchanges: DDP without gravac (``"native"``), gravac in each step (``"hook"``), or gravac once in several steps,
+in which ranks train on their own (``"outer"``).
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,7 +64,7 @@ class Candidate:
 
 @dataclass(frozen=True, slots=True)
 class Forecast:
-    """Expectations of a candidate before it runs: the only way for beliefs to reach a controller.
+    """What a run expects of a candidate before it runs; controllers learn beliefs from forecasts only.
 
     All numbers are per step. If ranks exchange every ``candidate.every`` steps, the round's numbers are divided by
     ``every``.
@@ -75,21 +76,21 @@ class Forecast:
         efficiency: statistical efficiency: progress of a step / progress of a step with dense gradient averaging;
             median of the belief about it (``gravac.beliefs``).
         family: name of the family. Candidates of the same family code alike and differ in what they send.
-        by_gain: ``(gain, efficiency)``, ascending by gain: the efficiency at each measured gain; empty if gain does not
-            tell the efficiency.
+        by_gain: ``(gain, efficiency)``, ascending by gain: the efficiency at each measured gain; empty if efficiency
+            does not depend on gain.
         coding_s: seconds of encode and decode alone, without other work beside them; ``None`` if not known.
         exchange_s: seconds of the collectives; ``None`` if not known.
         step_s: seconds of the whole step, by the measured compute; ``None`` if not known.
         compute_s: seconds of the step without exchange, measured before the first exchange; ``None`` if not known.
-        behind: fraction of the step's compute that the exchange may overlap with, if training waits for the rest of
-            the exchange; ``None`` if the exchange overlaps with backward.
+        behind: fraction of the compute time of ``every`` outer steps for which the exchange may be in flight before
+            training waits for it; ``None``: the exchange overlaps with backward.
         apart: ``(number of steps, exponent)``, ascending: with that many steps between two exchanges, efficiency is
-            raised to the exponent; empty: to 1 at any number of steps.
+            raised to the exponent; empty: the exponent is always 1.
         method: name of the compressor with its own setting, for readers: ``"low rank 16"``, ``"1 bit"``; empty if not
             known.
         deviation: uncertainty of ``efficiency``: standard deviation of its natural logarithm; 0: certain.
-        leaving_s: of outer steps, seconds that the ranks need to agree on one model again when they leave these steps;
-            ``None``: not known, or 0.
+        leaving_s: seconds that the ranks take to make their models equal again when outer steps end; ``None``: not
+            known, or 0.
 
     Example:
         >>> forecast = Forecast(Candidate("hook", "topk", 10.0), wire_ratio=6.4, efficiency=0.9)
@@ -126,7 +127,8 @@ class Forecast:
         """Return the bound that an efficiency exceeds with a probability of 80 % (``beliefs.SURE``).
 
         Args:
-            efficiency: median of the efficiency, as ``efficiency_at`` returns it; its uncertainty is ``deviation``.
+            efficiency: median of the efficiency, as ``efficiency_at`` returns; the uncertainty is the forecast's
+                ``deviation``.
         """
         return Belief(efficiency, self.deviation).lower_bound
 
@@ -176,7 +178,7 @@ class Dropped:
 
 @dataclass(frozen=True, slots=True)
 class Span:
-    """Every CF from ``low`` to ``high``: CFs that a compressor supports, if it supports any number in a range.
+    """A range of CFs, all of which a compressor supports.
 
     Attributes:
         low: lowest compression factor.

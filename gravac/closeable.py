@@ -1,6 +1,6 @@
 # SPDX-FileCopyrightText: 2026 The gravac developers
 # SPDX-License-Identifier: Apache-2.0
-"""Base class of objects that hold threads, process groups and files of a running training: closed, never copied."""
+"""Base class of objects that hold a run's threads, process groups and files: they are closed, and never copied."""
 
 from typing import NoReturn, TypeVar
 

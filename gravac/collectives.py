@@ -10,9 +10,9 @@ import torch
 
 @dataclass(frozen=True, slots=True)
 class AllReduce:
-    """Sum a tensor over ranks. The generator is resumed with the sum, of the shape and dtype of ``tensor``.
+    """Sum a tensor over ranks. The compressor is resumed with the sum, of the shape and dtype of ``tensor``.
 
-    A driver may sum in place: it gets only ``fuse``'s new buffers, and tensors that the sum may overwrite.
+    The sum may overwrite ``tensor``.
 
     Attributes:
         tensor: this rank's addend, of any shape; of the same shape and dtype on every rank.
@@ -39,7 +39,7 @@ class AllReduce:
 
 @dataclass(frozen=True, slots=True, init=False)
 class AllGather:
-    """Bring every rank's tensors to every rank. The generator is resumed with a tuple: ``[world, *shape]`` of each.
+    """Send every rank's tensors to every rank. The compressor is resumed with a tuple: for each, ``[world, *shape]``.
 
     Attributes:
         tensors: this rank's tensors, of any shapes; of the same shapes and dtypes on every rank.
@@ -69,7 +69,7 @@ class AllGather:
 
 @dataclass(frozen=True, slots=True)
 class AllToAll:
-    """Send row r to rank r. The generator is resumed with ``[world, *shape]``: row r is from rank r, for this rank.
+    """Send row r to rank r. The compressor is resumed with ``[world, *shape]``, whose row r came from rank r.
 
     Attributes:
         tensor: rows for the ranks, ``[world, *shape]``; of the same shape and dtype on every rank.
@@ -96,7 +96,7 @@ class AllToAll:
 
 @dataclass(frozen=True, slots=True)
 class Broadcast:
-    """Bring one rank's tensor to all ranks. The generator is resumed with that tensor.
+    """Send one rank's tensor, the root's, to all ranks. The compressor is resumed with that tensor.
 
     Attributes:
         tensor: the root's tensor, of any shape; of tensors of other ranks, only shape and dtype are used.
@@ -141,7 +141,7 @@ Kind = type[AllReduce] | type[AllGather] | type[AllToAll] | type[Broadcast]
 
 @dataclass(frozen=True, slots=True)
 class Traffic:
-    """A collective by kind and size, for predictions.
+    """Kind and size of a collective, to predict its bytes and time.
 
     Attributes:
         kind: the collective's class.

@@ -25,18 +25,17 @@ T = TypeVar("T")
 
 
 class Registry(Mapping[str, T], Generic[T]):
-    """Objects by name: built in, or offered by entry points, which are listed at the first name that is not built in.
+    """Compressors or controllers by name: gravac's own, and those that installed packages offer by entry points.
 
-    An entry point is loaded once, when its name is looked up, or when all names are listed. If an entry point cannot be
-    loaded, a lookup of its name raises; a list of all names leaves the entry point out, with a warning. An entry point
-    with the name of a built-in object is refused, with a warning.
+    An entry point is loaded once, when its name is looked up or all names are listed. If it cannot be loaded, a lookup
+    of its name raises an error, and a list of all names omits it with a warning. An entry point with the name of a
+    built-in object is refused with a warning.
 
     Args:
         kind: kind of the objects, for messages, such as ``"compressor"``.
         group: name of the group of entry points.
         built_in: objects of this package, by name.
-        find_fault: function that describes what is wrong with an object that an entry point loaded; returns an empty
-            text if nothing is.
+        find_fault: function that describes what is wrong with a loaded object; returns an empty text if it is right.
     """
 
     def __init__(self, kind: str, group: str, built_in: Mapping[str, T], find_fault: Callable[[object], str]) -> None:
@@ -94,7 +93,7 @@ class Registry(Mapping[str, T], Generic[T]):
         return self._loaded[name]
 
     def _load_entry(self, name: str, entries: list[EntryPoint]) -> T | SettingsError:
-        """Load the object of an entry point; return an error if that fails, or if the object is wrong.
+        """Load the object of an entry point; return an error if loading fails, or if the object is wrong.
 
         Args:
             name: name of the entry point.

@@ -1,6 +1,6 @@
 # SPDX-FileCopyrightText: 2026 The gravac developers
 # SPDX-License-Identifier: Apache-2.0
-"""Guards of calls of users' functions, and of warnings: neither can end the thread that all ranks wait for."""
+"""Calls users' functions, and warns, without raising: an exception would end the thread that all ranks wait for."""
 
 import contextlib
 import sys
@@ -26,7 +26,7 @@ def warn_without_raising(message: str, stacklevel: int = 2, category: type[Warni
 
 
 class Guarded:
-    """Calls functions of others; warns of the first failure of each function, and lets training continue."""
+    """Calls users' functions; warns of the first failure of each, and lets training continue."""
 
     def __init__(self) -> None:
         self._reported: set[str] = set()
@@ -41,7 +41,7 @@ class Guarded:
             self.report(getattr(function, "__qualname__", repr(function)), failure)
 
     def report(self, name: str, failure: BaseException) -> None:
-        """Warn of a failure, unless a failure of the same name was reported before."""
+        """Warn of a failure, unless a failure under the same name was reported before."""
         if name not in self._reported:
             self._reported.add(name)
-            warn_without_raising(f"gravac: {name} failed: {failure!r}; training goes on", stacklevel=3)
+            warn_without_raising(f"gravac: {name} failed: {failure!r}; training continues", stacklevel=3)

@@ -4,7 +4,8 @@
 
 1. The engine creates a ``LocalMeasurement`` when a step begins; averaging adds squared norms of what it sends and
    leaves out.
-2. The end of the step adds bytes and moments. On a device, moments lie ahead and the host does not know sums yet.
+2. The end of the step adds bytes and moments. On a GPU, the device may not have reached these moments, and the host
+   does not know the sums yet.
 3. ``read`` converts moments and sums to numbers: at the end of the step if the host may wait for the device, a step
    later if it must not.
 4. The ranks sum ``vectors``; ``gravac.engine.agreement`` converts the sums to the ``Measurement`` that all ranks share.
@@ -17,32 +18,24 @@ from typing import Any
 
 import torch
 
+from gravac.agreed import AGREED
 from gravac.candidate import Candidate
 from gravac.collectives import AllReduce, wire_ratio
 from gravac.exchange.executor import Executor, Mark, Number, Verdict
 
 FIRST_SLOTS = ("seconds", "error", "energy")
-"""Names, as in ``Measurement``, of the slots before those of shadow CFs."""
+"""Names of the first numbers that ranks sum, as in ``Measurement``; those of shadow CFs follow."""
 
-LAST_SLOTS = {
-    "loss": "loss",
-    "probe": "probe",
-    "waited": "waited_seconds",
-    "coded": "coded_seconds",
-    "learning_rate": "learning_rate",
-    "exchanged": "exchanged_seconds",
-    "drift": "drift",
-}
-"""Names, as in ``Measurement``, of the slots after those of shadow CFs, each with the name of the field of
-``StepRecord`` that holds the agreed number."""
+LAST_SLOTS = ("waited", "coded", "exchanged", *AGREED)
+"""Names of the numbers that ranks sum after those of shadow CFs, as in ``Measurement``."""
 
 UNRELEASED = "unreleased"
-"""Name of the last slot: squared norm of residuals set aside for release that were not sent yet. If the sum over the
-ranks is zero, all ranks drop these residuals. 0 if the host looks at them itself."""
+"""Name of the last number that ranks sum: the squared norm of residuals that were set aside for release and not sent
+yet. If the sum over the ranks is zero, all ranks drop these residuals. 0 if the host looks at the residuals itself."""
 
 
 def slots(shadow: Sequence[float]) -> tuple[str, ...]:
-    """Return the name of each slot of the vector that ranks sum, in order.
+    """Return the name of each number (slot) of the vector that ranks sum, in order.
 
     All ranks know the slots without an exchange: they follow from the shadow CFs of the step's plan.
 
@@ -53,7 +46,7 @@ def slots(shadow: Sequence[float]) -> tuple[str, ...]:
 
 
 def error_at(cf: float) -> str:
-    """Return the name of the slot that holds the error at a shadow CF."""
+    """Return the name of the number (slot) that holds the error at a shadow CF."""
     return f"error at {cf!r}"
 
 
@@ -66,7 +59,8 @@ class LocalMeasurement:
         candidate: candidate that ran.
         first: number of training steps made before the step.
         steps: number of training steps that the measurement covers: 1, or the number in a round or a native stretch.
-        watched: of a native stretch, seconds of a training step as timed from outside; ``None``: computed from moments.
+        watched: seconds of a training step of a native stretch, from forward to forward; ``None`` for other steps,
+            whose time follows from moments.
         shadow: CFs evaluated without sending, ascending.
         learning_rate: learning rate that the step's gradients are applied with; nan if not known.
         loss_scale: factor that the step's gradients were multiplied with.
@@ -80,7 +74,7 @@ class LocalMeasurement:
         compressed: number of elements of the compressed tensors.
         sent: number of elements of the compressed tensors that were sent, ``Σ elements / achieved CF``.
         verdicts: whether all gradients were finite on every rank, of each group that was checked.
-        spread: of outer steps, norm of what this rank sent / norm of the mean over ranks; nan otherwise.
+        spread: norm of what this rank sent / norm of the mean over ranks, in outer steps; nan otherwise.
         unreleased: squared norms of residuals set aside for release that were not sent yet, by tensor name; empty if
             the host looks at them itself.
         payload_bytes: bytes that this rank handed to collectives.
@@ -90,15 +84,16 @@ class LocalMeasurement:
         optimized: moment at which the optimizer's step before that forward ended.
         backward: moment at which backward ended, without the wait for the exchange.
         exchanged: moment at which the exchange ended.
-        over: moment at which the next step began: the end of the exchange, or earlier if training overlaps with it.
+        over: moment at which the next step began: when the exchange ended, or earlier if training overlaps with the
+            exchange.
         idle_since: moment after ``over`` from which training waited for the exchange; ``None``: it never waited.
         overlaps: whether training continues while the exchange is in flight (outer steps with a delay).
         idle: seconds for which training waited for the exchange before ``backward``.
-        paused: seconds since the last step in which no rank trained, such as an evaluation.
-        steps_of_ranks: of outer steps, number of steps that each rank made; empty otherwise.
+        paused: seconds since the last step for which no rank trained, such as during an evaluation.
+        steps_of_ranks: number of steps that each rank made in a round of outer steps; empty otherwise.
         previous: numbers of the last step that ended, until ``read``; ``None`` for the first.
-        spent: returns seconds of coding, and seconds with collectives in flight, see ``Executor.spent``, until
-            ``read``.
+        spent: function that returns seconds of coding, and seconds with collectives in flight, see ``Executor.spent``;
+            until ``read``.
         seconds: end-to-end step time; nan before ``read``, as all seconds below.
         compute: seconds of forward, backward and optimizer.
         coded: seconds of encode, decode and error feedback.
@@ -167,7 +162,7 @@ class LocalMeasurement:
 
     @property
     def finite(self) -> Verdict:
-        """True if every gradient was finite, on every rank; a mask on the device if only the device knows."""
+        """True if every gradient was finite, on every rank; a 0-d bool tensor if only the device knows."""
         host_verdict = all(verdict for verdict in self.verdicts if isinstance(verdict, bool))
         masks = [verdict for verdict in self.verdicts if not isinstance(verdict, bool)]
         if not host_verdict or not masks:
@@ -187,7 +182,7 @@ class LocalMeasurement:
         executor.spent()
 
     def close(self, executor: Executor) -> None:
-        """Record the moment and the bytes at the end of the step's exchange."""
+        """Record the bytes of the step, and the moment, when its exchange ends."""
         self.exchanged = executor.mark()
         self.over = self.backward if self.overlaps else self.exchanged
         self.payload_bytes += executor.ledger.payload_bytes
@@ -221,13 +216,13 @@ class LocalMeasurement:
             "energy": energy,
             UNRELEASED: summed([*self.unreleased.values()]),
             **dict(zip(map(error_at, self.shadow), shadow, strict=True)),
-            "loss": loss,
-            "probe": probe,
             "waited": self.waited,
             "coded": self.coded,
-            "learning_rate": self.learning_rate,
             "exchanged": self.in_flight,
+            "learning_rate": self.learning_rate,
             "drift": self.spread,
+            "loss": loss,
+            "probe": probe,
         }
         self.previous, self.spent = None, None
 
@@ -264,7 +259,7 @@ class LocalMeasurement:
     # exchange with other ranks, and checkpoints
 
     def vectors(self) -> list[list[Number]]:
-        """Return the vectors that the ranks sum: the numbers of all slots, then squared norms of tensors, if any."""
+        """Return the vectors that the ranks sum: this step's numbers, and squared norms of tensors, if any."""
         return [[self.numbers[slot] for slot in slots(self.shadow)], *([[*self.norms.values()]] if self.norms else [])]
 
     def dump(self) -> dict[str, Any]:
@@ -295,7 +290,7 @@ class LocalMeasurement:
 
 
 def _total(numbers: Sequence[Number]) -> Number:
-    """Return the sum of numbers; of a single number, the number itself."""
+    """Return the sum of numbers; a single number is returned unchanged."""
     return numbers[0] if len(numbers) == 1 else sum(numbers, 0.0)
 
 

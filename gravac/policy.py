@@ -24,36 +24,41 @@ from gravac.settings import Settings, SettingsError, is_number
 from gravac.texts import text_of, texts_of
 
 SHARED_BESIDE_POLICY = ("samples_per_step", "steps_per_epoch", "total_steps", "probe", "executor", "history")
-"""Settings of a run, beside its policy, that must be equal on all ranks."""
+"""Names of a run's settings, outside of its policy, that must be equal on all ranks."""
 
 COMPARED_IN_ATTACH = ("outer.samples", "outer.local_buffers")
-"""Settings of a policy that ``shared`` leaves out: ranks that train apart compare them in another form."""
+"""Names of a policy's settings that ``RunSettings.shared`` omits: outer steps compare them in another form."""
 
 MIXING = 0.5
-"""Share of its own weights that a rank keeps when it applies the mean of an exchange with delay: Streaming DiLoCo's."""
+"""Default of ``OuterSettings.mixing``, from Streaming DiLoCo."""
 
 
 class OuterSettings(Settings):
-    """Settings of outer steps: ranks train apart, and exchange their changes of weights after a number of steps.
+    """Settings of outer steps: ranks train on their own for some steps, then exchange how far their weights moved.
 
     Attributes:
         fragments: number of fragments of the model, which are exchanged one after the other in a round (Streaming
-            DiLoCo, arXiv:2501.18512).
+            DiLoCo, arXiv:2501.18512); 1 or more, default: 1.
         delay: number of steps during which an exchange is in flight before its mean is applied; more steps if the
-            exchange takes longer. 0: training waits for the exchange. ``"auto"``: the controller chooses between 0 and
-            the number of steps that suffices by the link's probe.
-        mixing: share of its own weights that a rank keeps when it applies an anchor after a delay, in [0, 1) (α of
-            Streaming DiLoCo); ``None``: the rank keeps all that it learned since it sent its pseudo-gradient.
-        by_speed: whether ranks make steps in proportion to their speed, ``every`` on average; then all ranks train for
-            the same number of rounds, not of steps.
-        samples: number of samples of a step on this rank, the weight of its pseudo-gradients in the mean; ``None``, on
-            every rank: ranks weigh equally.
-        anchor_dtype: number format of the anchors and of the outer optimizer's state: ``"bfloat16"``, rounded at
-            random, or ``"float32"``: the format of pseudo-gradients, which have at least 32 bit.
-        offload: whether to keep anchors, and make the outer step, in CPU memory.
-        local_buffers: names of floating-point buffers, or of modules, that stay each rank's own; others are averaged.
+            exchange takes longer. 0: training waits for the exchange. ``"auto"``, the default: the controller chooses
+            between 0 and the number of steps that an exchange should take on the measured link.
+        mixing: fraction of its own weights that a rank keeps when it applies an anchor after a delay, in [0, 1) (α of
+            Streaming DiLoCo); default: 0.5. ``None``: the rank keeps all that it learned since it sent its
+            pseudo-gradient.
+        by_speed: whether ranks make steps in proportion to their speed, ``every`` on average (default: False); then all
+            ranks train for the same number of rounds, not of steps.
+        samples: number of samples of a step on this rank, the weight of its pseudo-gradients in the mean; 1 or more.
+            ``None``, on every rank (the default): ranks weigh equally.
+        anchor_dtype: number format of the anchors and of the outer optimizer's state: ``"float32"``, the default
+            (float64 for float64 parameters), or ``"bfloat16"``, rounded at random.
+        offload: whether to keep anchors, and make the outer optimizer's step, in CPU memory; default: False.
+        local_buffers: names of floating-point buffers, or of modules with buffers, that stay each rank's own; default:
+            none. Other floating-point buffers are averaged.
         optimizer: function that takes the anchors, as parameters, and returns their optimizer; ``None``:
             ``gravac.OuterSGD``, which moves anchors to the mean of the ranks' weights. Not allowed in a policy's file.
+
+    Raises:
+        SettingsError: a setting is unknown, of the wrong type, or out of its range.
     """
 
     fragments: int = Field(default=1, ge=1)
@@ -70,15 +75,41 @@ class OuterSettings(Settings):
     @classmethod
     def _is_optimizer_factory(cls, factory: Any) -> Any:
         if factory is not None and not callable(factory):
-            raise ValueError("give what makes an optimizer of parameters, such as functools.partial(OuterSGD, rate=1)")
+            raise ValueError("give a function that makes an optimizer, such as functools.partial(OuterSGD, rate=1)")
         return factory
 
 
 class Policy(Settings):
-    """Controller, compressor and error feedback of a run, with their settings.
+    """Compressor, controller and error feedback of a run, with their settings.
 
-    The fields, which are the keys of a TOML file, are settings of :class:`gravac.AdaptiveCompressor`, and explained
-    there. In a file, a compressor or a controller has a table of its own, with its ``name`` and its settings.
+    The fields are also the keys of a policy's TOML file, in which a compressor or a controller is a table of its
+    ``name`` and its settings. :class:`gravac.AdaptiveCompressor` explains each field in full.
+
+    Attributes:
+        base: the compressor, or its name; default: ``ladder``.
+        cf_range: lowest and highest compression factor, each 1 or more; default: (2, 1000).
+        controller: the controller, or its name; default: ``Goodput()``.
+        error_feedback: fraction of the unsent rest that is kept, in [0, 1]; ``None``, the default: the compressor's
+            own.
+        dense: number format of tensors that are sent dense; default: ``"float32"``.
+        sixteen_bit: whether the controller may send all tensors in 16 bit; default: True.
+        release: largest norm of an accumulated residual that a step sends after the CF fell, in norms of the gradient;
+            above 0, default: 1.
+        residual_dtype: number format of residuals: ``"float32"`` (the default) or ``"bfloat16"``.
+        overflow_safety: whether a step with a gradient that is not finite leaves residuals unchanged; ``None``, the
+            default: only for float16 gradients and with a GradScaler.
+        dense_below: number of elements below which tensors are sent dense, 0 or more; default: 1024.
+        seed: seed of compressors that draw random numbers; default: 0.
+        every: lowest and highest number of steps from one exchange to the next, each 1 or more; default: (1, 1). A
+            single number stands for both.
+        native: whether steps may be left to DDP itself; default: True.
+        least_efficiency: lowest statistical efficiency of a compressed or outer step, in (0, 1]; ``None``, the default:
+            any.
+        outer: settings of outer steps; default: ``OuterSettings()``.
+
+    Raises:
+        SettingsError: a setting is unknown, of the wrong type, or out of its range, or two settings contradict each
+            other.
     """
 
     base: SerializeAsAny[Compressor] = ladder
@@ -149,7 +180,7 @@ class Policy(Settings):
     def _feedback(cls, strength: float | None, info: ValidationInfo) -> float | None:
         base = info.data.get("base")
         if strength and isinstance(base, Compressor) and not base.contractive:
-            raise ValueError(f"{base.name} is not contractive, so what it leaves would pile up; use error_feedback=0")
+            raise ValueError(f"{base.name} is not contractive, so residuals would only grow; use error_feedback=0")
         return strength
 
     @model_validator(mode="after")
@@ -158,13 +189,13 @@ class Policy(Settings):
             return self
         if self.controller.keeps_all:
             raise ValueError(
-                f"least_efficiency: {self.controller.name} runs what it is given, whatever that is worth; leave "
+                f"least_efficiency: {self.controller.name} runs its candidates at any efficiency; leave "
                 "least_efficiency out, or use a controller that chooses, such as 'goodput'"
             )
         if self.every[0] > 1:
             raise ValueError(
-                f"least_efficiency: every={self.every[0]} leaves no steps that average dense gradients, if all others "
-                f"are worth less; use every=(1, {self.every[1]})"
+                f"least_efficiency: every={self.every[0]} leaves no candidate if all outer steps "
+                f"are below least_efficiency; use every=(1, {self.every[1]})"
             )
         return self
 
@@ -187,15 +218,15 @@ class Policy(Settings):
 
     @property
     def dense_format(self) -> Dense:
-        """Format of all that is sent uncompressed: that of a dense base, else ``dense``."""
+        """Number format of tensors that are sent dense: the base itself if it is dense, else the setting ``dense``."""
         return self.dense if self.base.compresses else cast(Dense, self.base)
 
     @property
     def dense_formats(self) -> tuple[Dense, ...]:
         """Formats in which a controller may choose to send all tensors: ``dense_format``, and a 16-bit format.
 
-        If the base itself has a 16-bit format (a ladder), that is the second: to send all tensors dense in that format
-        costs less than to send them by the base.
+        If the base is a ladder with a 16-bit member, the second format is that member's: sending all tensors dense
+        costs less than sending them by the ladder.
         """
         first = self.dense_format
         if first.cf == 2 or not (self.sixteen_bit and self.controller.sixteen_bit):
@@ -206,7 +237,7 @@ class Policy(Settings):
         return first, first.for_cf(2) if sixteen_bit_family is None else first(dtype=sixteen_bit_family)
 
     def as_dict(self) -> dict[str, str | int | float | bool]:
-        """Return every setting by dotted name, for hparams and logs; settings that are ``None`` as ``"auto"``."""
+        """Return every setting by dotted name, for logs and TensorBoard's hparams; ``"auto"`` stands for ``None``."""
         settings: dict[str, str | int | float | bool] = {}
         for field, setting in self:
             if isinstance(setting, OuterSettings):
@@ -223,12 +254,24 @@ class Policy(Settings):
 
 
 class RunSettings(Settings):
-    """All settings of a run; explained at :class:`gravac.AdaptiveCompressor`.
+    """All settings of a run; :class:`gravac.AdaptiveCompressor` explains each in full.
 
     Attributes:
-        policy: controller, compressor and error feedback. A controller with ``for_run`` learns the number of steps of
-            an epoch; a controller with ``with_probe`` learns that the run has a probe.
-        probe: whether this process has a probe.
+        policy: compressor, controller and error feedback; default: ``Policy()``. A controller with a method ``for_run``
+            is told the number of steps of an epoch; one with a method ``with_probe`` is told that the run has a probe.
+        samples_per_step: number of samples of a step over all ranks, above 0; ``None``, the default: each rank's step
+            counts as one sample.
+        steps_per_epoch: number of steps of an epoch, 1 or more; ``None``, the default: not known.
+        total_steps: number of training steps of the run, 1 or more; ``None``, the default: not known.
+        history: number of the newest decisions that are kept, 1 or more; default: 1000.
+        log_dir: folder for logs; ``None``, the default: nothing is written.
+        pace: bits per second of a slower link to emulate, above 0; ``None``, the default: the link as it is.
+        executor: ``"auto"`` (the default), ``"thread"`` or ``"stream"``.
+        probe: whether this process has a probe; default: False.
+
+    Raises:
+        SettingsError: a setting is unknown, of the wrong type, or out of its range, or two settings contradict each
+            other.
     """
 
     samples_per_step: float | None = Field(default=None, gt=0)
@@ -275,7 +318,7 @@ class RunSettings(Settings):
         return {**self.policy.as_dict(), **run}
 
     def shared(self) -> dict[str, str]:
-        """Return versions and settings that must be the same on all ranks, as text, by name.
+        """Return texts that must be the same on all ranks, by name: versions and settings.
 
         ``log_dir`` and ``pace`` are left out: they may differ between ranks.
         """
@@ -348,19 +391,19 @@ def find_policy(source: str | Path) -> Path:
     shipped = _folder() / f"{source}.toml"
     if not shipped.is_file():
         raise SettingsError(
-            f"policy: there is none called {str(source)!r}; there are {', '.join(policy_names())}, or give a path to a "
+            f"policy: none is called {str(source)!r}; there are {', '.join(policy_names())}, or give a path to a "
             "TOML file"
         )
     return shipped
 
 
 def _resolve(setting: Any, registry: Mapping[str, Any], fits: Callable[[Any], bool], kind: str) -> Any:
-    """Return the compressor or controller that a setting means.
+    """Return the compressor or controller that a setting stands for.
 
     Args:
         setting: the object itself, its name, or a table of its name and settings.
         registry: compressors or controllers by name.
-        fits: function that says whether an object is a compressor, or a controller.
+        fits: function that tells whether an object is a compressor, or a controller.
         kind: ``"compressor"`` or ``"controller"``, for messages.
 
     Raises:
@@ -395,14 +438,14 @@ def _as_scalar(setting: Any) -> str | int | float | bool:
 
 
 def controller_with(controller: Any, settings: dict[str, Any]) -> Any:
-    """Return the controller that an argument ``controller`` means, with settings that are arguments beside it.
+    """Return the controller that the argument ``controller`` stands for, with the settings given beside it.
 
     Args:
         controller: controller or its name; ``None``: ``"goodput"``, but ``"gravac"`` if there are settings.
         settings: settings of ``"gravac"`` by name; those that are ``None`` are ignored.
 
     Raises:
-        SettingsError: the settings are not those of that controller.
+        SettingsError: settings are given beside another controller than ``"gravac"``.
     """
     settings = {name: setting for name, setting in settings.items() if setting is not None}
     if not settings:
@@ -410,6 +453,6 @@ def controller_with(controller: Any, settings: dict[str, Any]) -> Any:
     if controller not in (None, "gravac"):
         raise SettingsError(
             f"{next(iter(settings))}: set it on the controller itself: controller=GraVAC({next(iter(settings))}=...); "
-            "beside controller= it is read for controller='gravac' only"
+            "without controller=, or with controller='gravac', it may be an argument of its own"
         )
     return CONTROLLERS["gravac"](**settings)

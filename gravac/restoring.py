@@ -1,6 +1,6 @@
 # SPDX-FileCopyrightText: 2026 The gravac developers
 # SPDX-License-Identifier: Apache-2.0
-"""Restore of a compressor from a checkpoint, also before ``attach``, when the model is not known yet."""
+"""Restores a compressor from a checkpoint, even before ``attach``, when the model is not known yet."""
 
 from collections.abc import Mapping
 from contextlib import nullcontext
@@ -34,7 +34,8 @@ class Restoring:
 
         Args:
             state: the state, as ``state_dict`` returned it.
-            switch: object that changes modes; ``None`` before ``attach``. Then ``restore_outer`` restores outer steps.
+            switch: object that changes modes; ``None`` before ``attach``: ``restore_outer`` then restores outer steps
+                later.
 
         Raises:
             SettingsError: the state does not fit, or is no state of a rank.
@@ -44,7 +45,7 @@ class Restoring:
         if self._engine.decision is not None or (current is not None and current.begun):
             steps = self._engine.state.trained + (0 if current is None else current.state.in_round)
             raise RuntimeError(
-                f"load_state_dict: this compressor has made {steps} steps, and goes on from them; load into "
+                f"load_state_dict: this compressor has made {steps} steps, and continues from them; load into "
                 "a new AdaptiveCompressor, before its first backward"
             )
         outer = self._outer_of(state, switch)
@@ -57,7 +58,7 @@ class Restoring:
             self._outer = state["outer"]
 
     def _outer_of(self, state: Mapping[str, Any], switch: Switch | None) -> OuterSteps | None:
-        """Return new outer steps that the state fits; ``None`` if the state has none, or no model is known.
+        """Return new outer steps that can restore the state; ``None`` if it has no outer steps, or no model is known.
 
         Raises:
             SettingsError: the state does not fit.
@@ -66,7 +67,9 @@ class Restoring:
         if dumped is None:
             return None
         if self._policy.every == (1, 1):
-            raise SettingsError("outer: the state is of ranks that train apart, which every=1 excludes; set every")
+            raise SettingsError(
+                "outer: the state was saved in outer steps, which every=1 excludes; set every as in that run"
+            )
         return None if switch is None else switch.outer_from(dumped, state.get("world"))
 
     def check_model(self) -> None:

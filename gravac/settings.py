@@ -1,6 +1,6 @@
 # SPDX-FileCopyrightText: 2026 The gravac developers
 # SPDX-License-Identifier: Apache-2.0
-"""The base class of all settings: frozen, without unknown fields; errors name the field."""
+"""The base class of all settings: they are frozen, unknown fields are refused, and errors name the field."""
 
 from __future__ import annotations
 
@@ -16,14 +16,15 @@ if TYPE_CHECKING:
 
 
 class SettingsError(ValueError):
-    """A setting is wrong. The message has the field, its value and what is allowed."""
+    """A setting is wrong. The message names the field, its value and the allowed range."""
 
 
 class Settings(BaseModel):
     """Frozen, validated settings. A call of an instance returns a copy with some fields changed.
 
-    Nothing is guessed: text and bools are no numbers, numbers are no bools, and numbers are finite unless a field says
-    ``allow_inf_nan``. A float field takes an integer, and a tuple field takes a list, since TOML has no tuples.
+    Contents are not converted to other types: a number cannot be given as text or bool, nor a bool as a number. Numbers
+    must be finite unless a field allows infinity. As exceptions, a float field accepts an integer, and a tuple field a
+    list, since TOML has no tuples.
 
     Example:
         >>> class Size(Settings):
@@ -44,7 +45,7 @@ class Settings(BaseModel):
             raise SettingsError(explain(error, type(self))) from None
 
     def __call__(self, /, **changes: Any) -> Self:
-        """Return the settings with ``changes``."""
+        """Return a copy of the settings with ``changes``."""
         return type(self)(**{**{name: getattr(self, name) for name in type(self).model_fields}, **changes})
 
     @field_validator("*", mode="wrap")
@@ -80,7 +81,7 @@ def is_number(x: object) -> bool:
 
 
 def explain(error: ValidationError, model: type[BaseModel]) -> str:
-    """Return the message of a validation error: the field of each fault, what is wrong, and the field's content.
+    """Return the message of a validation error: for each fault the field, what is wrong, and the field's content.
 
     For an unknown field the message lists the fields that exist.
 
@@ -106,7 +107,7 @@ def explain(error: ValidationError, model: type[BaseModel]) -> str:
 
 
 def short_repr(x: object, limit: int = 300) -> str:
-    """Return the ``repr`` of any object for a message, cut to ``limit`` characters."""
+    """Return the ``repr`` of an object for a message, at most ``limit`` characters."""
     try:
         text = repr(x)
     except (RecursionError, ValueError):  # nested too deeply; an integer of too many digits

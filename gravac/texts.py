@@ -1,6 +1,6 @@
 # SPDX-FileCopyrightText: 2026 The gravac developers
 # SPDX-License-Identifier: Apache-2.0
-"""Settings as text: equal settings have equal texts in every process, different settings have different texts."""
+"""Converts settings to text, the same in every process if settings are equal, and different if they differ."""
 
 import dataclasses
 import functools
@@ -12,11 +12,11 @@ import numpy as np
 import torch
 from pydantic import BaseModel
 
-DEPTH = 6
-"""Levels of nested objects that ``text_of`` looks into; limited, since an object may contain itself."""
+MAX_DEPTH = 6
+"""Largest depth of nested objects that ``text_of`` includes; limited, since an object may contain itself."""
 
-LARGE = 64
-"""Number of elements above which the text of an array or a tensor has shape and dtype alone."""
+LARGE_ARRAY = 64
+"""Number of elements above which the text of an array or a tensor contains only shape and dtype."""
 
 
 def texts_of(settings: BaseModel) -> dict[str, str]:
@@ -37,23 +37,23 @@ def texts_of(settings: BaseModel) -> dict[str, str]:
     return texts
 
 
-def text_of(setting: Any, depth: int = DEPTH) -> str:
-    """Return a text that differs for different settings, and is the same in all processes: it has no address.
+def text_of(setting: Any, depth: int = MAX_DEPTH) -> str:
+    """Return a text that differs for different settings, and is the same in all processes.
 
-    The text of a function or class is its name. Settings and data classes have the text of their class and fields,
-    containers that of their content. The text of another object has its class, and its public attributes unless the
-    object is nested.
+    The text of a function or class is its name. That of settings and dataclasses contains their class and fields, that
+    of containers their content. The text of any other object contains its class, and its public attributes unless it is
+    nested. No text contains a memory address.
 
     Args:
         setting: any object.
-        depth: levels of nested objects to look into.
+        depth: depth of nested objects to include.
 
     Example:
         >>> text_of({"lr": 0.5, "betas": (0.9, 0.99)})
         '{betas: (0.9, 0.99), lr: 0.5}'
     """
     if isinstance(setting, (np.generic, np.ndarray, torch.Tensor)):
-        if np.prod(setting.shape) > LARGE:
+        if np.prod(setting.shape) > LARGE_ARRAY:
             return f"{type(setting).__qualname__} {list(setting.shape)} {setting.dtype}"
         setting = setting.tolist()
     if setting is None or isinstance(setting, (bool, int, float, complex, str, bytes)):
@@ -82,7 +82,7 @@ def _entries(mapping: Mapping[Any, Any], depth: int, separator: str) -> list[str
 
     Args:
         mapping: the mapping.
-        depth: levels of nested objects to look into, that of the mapping included.
+        depth: depth of nested objects to include, counting the mapping.
         separator: text between key and content.
     """
     named = ((key if isinstance(key, str) else text_of(key, 0), entry) for key, entry in mapping.items())
@@ -95,12 +95,12 @@ def _attributes(setting: object, depth: int) -> dict[str, Any]:
         return dict(setting)
     if dataclasses.is_dataclass(setting):
         return {field.name: getattr(setting, field.name) for field in dataclasses.fields(setting)}
-    attributes = getattr(setting, "__dict__", {}) if depth == DEPTH else {}
+    attributes = getattr(setting, "__dict__", {}) if depth == MAX_DEPTH else {}
     return {name: attribute for name, attribute in sorted(attributes.items()) if not name.startswith("_")}
 
 
 def _name_of(setting: object) -> str:
-    """Return the name of an object: the name in policies, if it has one; of a user's class, both name and class."""
+    """Return an object's name in policies, if it has one, else its class; for a user's class, both."""
     kind, name = type(setting), getattr(setting, "name", None)
     if not isinstance(name, str):
         return kind.__qualname__

@@ -377,7 +377,7 @@ def test_wrong_use_is_said_with_status_2(trace: Path, tmp_path: Path, capsys: py
     assert run(str(trace), "--policy", "none") == 2
     assert run(str(trace), "--policy", "wan") == 2
     said = capsys.readouterr().err
-    assert "cannot read" in said and "there is none called 'none'" in said and "base: the policy's is ladder" in said
+    assert "cannot read" in said and "none is called 'none'" in said and "base: the policy's is ladder" in said
 
 
 def test_the_end_of_a_replay_in_words(trace: Path) -> None:

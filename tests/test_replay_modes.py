@@ -14,7 +14,7 @@ from gravac.candidate import Forecast
 from gravac.compressors import ladder, topk
 from gravac.controllers import Decision, Measurement
 from gravac.engine.admission import Admission
-from gravac.engine.decisions import ENOUGH, Deciding
+from gravac.engine.decisions import COMPUTE_STEPS, Deciding
 from gravac.engine.run_state import RunState
 from gravac.measurement import LocalMeasurement
 from gravac.policy import Policy
@@ -128,7 +128,7 @@ def test_outer_steps_are_admitted_once_compute_is_known(tmp_path: Path) -> None:
     assert admitted.forecasts == site.forecasts
     before = [record for record in records[:at] if isinstance(record, StepRecord)]
     measured = sum(record.steps for record in before if record.step >= 3)
-    assert measured >= ENOUGH
+    assert measured >= COMPUTE_STEPS
     assert admitted.step == before[-1].step + before[-1].steps
     assert asdict(read_trace(tmp_path / "t.jsonl").admitted[0][1]) == asdict(admitted)
 

@@ -226,7 +226,7 @@ def test_errors_in_a_policy_name_file_key_and_value(tmp_path: Path, text: str | 
 
 
 def test_a_policy_that_is_not_there_is_named() -> None:
-    with pytest.raises(SettingsError, match=r"there is none called 'gravca'; there are .*gravac, gravac-paper"):
+    with pytest.raises(SettingsError, match=r"none is called 'gravca'; there are .*gravac, gravac-paper"):
         load_policy("gravca")
     with pytest.raises(SettingsError, match=r"there is no file .*nowhere.toml"):
         load_policy("nowhere.toml")

@@ -38,8 +38,8 @@ class Averager:
     Args:
         base: compressor of the tensors that are large enough.
         dense: number format of all other tensors, and of all tensors if a plan is dense and names no other format.
-        strength: fraction of the rest that ``base`` does not send which is kept, in [0, 1]; ``None``: the fraction in
-            the profile of ``base`` at each CF.
+        strength: fraction of the unsent rest that is kept, in [0, 1]; ``None``: the fraction in the profile of ``base``
+            at each CF.
         dense_below: number of elements below which tensors are never compressed.
         feedback: the residuals.
         seed: the run's seed.
@@ -134,7 +134,7 @@ class Averager:
         return all(choice.profile.one_round for choice in plan.choices)
 
     def coding_bytes(self, plan: Plan) -> int:
-        """Return the largest number of bytes that averaging by a plan takes for each element; see ``Profile``."""
+        """Return the largest memory that averaging by a plan takes, in bytes per element."""
         settling = self.feedback.settling_bytes
         return max(choice.profile.coding_bytes + settling * (choice.strength > 0) for choice in plan.choices)
 
@@ -153,8 +153,8 @@ class Averager:
 
         Args:
             measurement: this rank's numbers of the step.
-            executor: runs this step and later ones; ``None``: the executor of the last step, at first one whose host
-                may look at data.
+            executor: runs this step and later steps; ``None``: the last step's executor, before the first step an
+                executor whose host may look at data.
         """
         self.measurement = measurement
         if executor is not None and executor is not self._executor:
@@ -162,10 +162,10 @@ class Averager:
             self._use(executor.judge, executor.host_looks)
 
     def _use(self, judge: Callable[[torch.Tensor], Verdict], host_looks: bool) -> None:
-        """Adapt to an executor: which tensors are batched, who adds residuals, and when residuals change.
+        """Choose which tensors are batched, who adds residuals, and when residuals change, for an executor.
 
-        If the host must not look at data, launches cost most. Tensors of any size are batched then, and compressors
-        that can add residuals themselves do so.
+        If the host must not look at data, as on a GPU, launches cost most. Tensors of any size are batched then, and
+        compressors that can add residuals do so.
         """
         self._judge = judge
         self._largest = LARGEST if host_looks else math.inf
@@ -174,7 +174,7 @@ class Averager:
 
     @property
     def tensors(self) -> dict[str, Any]:
-        """Residuals, compressors' memory and gradient sums, in dicts that are changed in place; see ``RunState``."""
+        """Residuals, compressors' memory and gradient sums, in dicts that change in place; see ``RunState``."""
         feedback = {"residual": self.feedback.residual, "releasing": self.feedback.releasing}
         return {**feedback, "memory": self.memory.stored, "sums": self.diagnostics.sums}
 
@@ -201,7 +201,7 @@ class Averager:
         self.diagnostics.commit()
 
     def rescale(self, factor: Number) -> None:
-        """Multiply residuals and gradient sums: the loss scale changed by ``factor``."""
+        """Multiply residuals and gradient sums by ``factor``, since the loss scale was multiplied by it."""
         self.feedback.rescale(factor)
         self.diagnostics.rescale(factor)
 
@@ -216,8 +216,8 @@ class Averager:
             pieces: tensors, with the same names in the same order on every rank.
             plan: plan of the step, the same on every rank.
             buffer: flat tensor, ``[elements]``, that the pieces cover without gaps, in order, if there is one.
-            inputs_finite: whether all inputs from which this rank computed the pieces are finite, if the caller knows;
-                else true.
+            inputs_finite: whether all inputs from which this rank computed the pieces are finite; True if the caller
+                does not know.
         """
         self.measurement.elements += sum(piece.flat.numel() for piece in pieces)
         if plan.sums == "none":
@@ -260,9 +260,10 @@ class Averager:
             self._mask(pieces, verdict)
 
     def _batch(self, piece: Piece, plan: Plan) -> Batch:
-        """Return a batch of one tensor; its key says with which other tensors it may be merged.
+        """Return a batch of one tensor, with a key: batches of equal keys may be merged.
 
-        A tensor that is evaluated at shadow CFs, or whose unsent rest is kept, is never part of a long tensor.
+        A tensor that is evaluated at shadow CFs, or whose unsent rest is kept, is never joined with others to a long
+        tensor.
         """
         compressible = self.compresses(piece.shape)
         choice, size = plan.of(piece.name, compressible), piece.flat.numel()
@@ -291,7 +292,7 @@ class Averager:
     def _count(self, batches: Sequence[Batch], results: Sequence[Reduced], finite: Verdict) -> None:
         """Add the energies and errors of batches to the step's numbers.
 
-        If some gradient was not finite, energies and errors count as 0 if a compressor folded any batch.
+        If a compressor added residuals itself and some gradient was not finite, energies and errors count as 0.
         """
         energies: list[torch.Tensor] = []
         errors: list[torch.Tensor] = []
@@ -315,7 +316,7 @@ class Averager:
             of_groups.append(total)
 
     def _settle(self, batch: Batch, reduced: Reduced, step: int, finite: Verdict) -> None:
-        """Set the residuals of a batch's tensors to the unsent rest; x is overwritten."""
+        """Set the residuals of a batch's tensors to the unsent rest; overwrites the batch's x."""
         keys = [f"{self.seed}\0residual\0{name}\0{step}\0{self.rank}" for name in batch.names]
         residual = unsent(batch.x, reduced.sent, batch.choice.strength, reduced.aside)
         self.feedback.settle(batch.names, residual, finite, keys)
@@ -323,9 +324,9 @@ class Averager:
     # dense: as plain DDP does, without a copy if the tensors are contiguous in one buffer and have no residuals
 
     def _dense(self, pieces: Sequence[Piece], plan: Plan, buffer: torch.Tensor | None) -> Job:
-        """Average a group dense, by one all-reduce, which itself shows whether every rank's gradient was finite.
+        """Average a group dense, by one all-reduce; its sum is finite only if every rank's gradient was finite.
 
-        Some ranks may have residuals which others lack, so the collective must not depend on residuals.
+        A rank may have residuals that another rank lacks, so the collective must not depend on residuals.
         """
         has_residuals = any(self.feedback.has(piece.name) for piece in pieces)
         xs = self._dense_folded(pieces, plan) if has_residuals or plan.shadow else []
@@ -383,7 +384,7 @@ class Averager:
     def _context(
         self, piece: Piece, plan: Plan, strength: float, fold: Fold | None = None, shape: tuple[int, ...] | None = None
     ) -> Context:
-        """Return a compressor's context of a tensor; with ``shape``, of several tensors as one, without memory."""
+        """Return a compressor's context of a tensor; with ``shape``, of several joined tensors, without memory."""
         return Context(
             name=piece.name,
             step=plan.step,
@@ -398,12 +399,12 @@ class Averager:
         )
 
     def _evaluate(self, piece: Piece, x: torch.Tensor, plan: Plan, context: Context) -> None:
-        """Evaluate the shadow CFs, if there are any, of a tensor that may be compressed; see ``evaluate``."""
+        """Compute a tensor's compression error at each shadow CF, if there are any; see ``evaluate``."""
         if plan.shadow and self.compresses(piece.shape):
             evaluate(piece, x, self.base, plan, context, self.measurement)
 
     def _refuse(self, pieces: Sequence[Piece]) -> None:
-        """Restore residuals, and overwrite the gradients by NaN: the host knows that some rank's was not finite."""
+        """Restore residuals, and overwrite gradients with NaN: some rank's gradient was not finite."""
         self.measurement.verdicts.append(False)
         for piece in pieces:
             self.feedback.commits.undo(piece.name, piece.flat)
@@ -412,7 +413,7 @@ class Averager:
             piece.flat.fill_(float("nan"))
 
     def _mask(self, pieces: Sequence[Piece], finite: torch.Tensor) -> None:
-        """Overwrite the gradients by NaN if some rank's was not finite, which only the device knows."""
+        """Overwrite the gradients with NaN if some rank's gradient was not finite, which only the device knows."""
         if not self.feedback.commits.by_step:
             self.memory.mask((piece.name for piece in pieces), finite)
         one_or_nan = torch.div(finite, finite)  # 1 / 1 or 0 / 0

@@ -1,8 +1,8 @@
 # SPDX-FileCopyrightText: 2026 The gravac developers
 # SPDX-License-Identifier: Apache-2.0
-"""Batches: tensors that are coded as one, so that one call serves many; small tensors on a CPU, all tensors on a GPU.
+"""Batches: tensors that one call codes together; on a CPU small tensors, on a GPU all tensors.
 
-Between two parts of backward a CPU's caches are cold, and a call costs some ten times what it costs in a loop. For the
+While backward runs, a CPU's caches hold other data, so a call costs some ten times what it costs in a loop. For the
 many small tensors of a transformer, calls take longer than coding. On a GPU a launch costs more than the computation
 for one tensor. Which tensors form a batch depends on numbers that all ranks know, and changes only the rounding of the
 result. A batch is one long tensor (``Profile.pad_multiple`` says whether, and how it is padded). On a GPU it may also
@@ -24,7 +24,7 @@ LARGEST = 1 << 17
 
 
 def goes_alone(x: torch.Tensor) -> bool:
-    """True if a tensor, of any shape, is on a device where each is best averaged by itself: a CPU, while in a cache."""
+    """True if a tensor, of any shape, is best averaged by itself: it is on a CPU, and large enough."""
     return x.is_cpu
 
 
@@ -36,8 +36,8 @@ class Batch:
         pieces: the tensors; at least one.
         choice: compressor and settings by which the tensors are sent.
         key: key of the batch; batches of equal keys may be merged.
-        multiple: number of elements to a multiple of which each of several tensors is padded with zeros, so that they
-            are one long tensor; 0: several tensors are rows of a matrix.
+        multiple: if tensors are joined to one long tensor, each is padded with zeros to a multiple of this number of
+            elements; 0: the tensors are rows of a matrix.
         rows: whether the batch has several tensors, which are rows of a matrix.
         x: numbers to be sent: gradients plus residuals, flat, ``[sum of lengths]``, in the working dtype. If the
             compressor folds: bare gradients, or for rows, memory for the sums, until ``unfold``.
@@ -97,7 +97,7 @@ class Batch:
         return compressor.rounds(self.x, cf, contexts[0])
 
     def unfold(self) -> None:
-        """Set x and its energy by the fold, once a compressor that folds has ended its rounds."""
+        """Set x and its energy to those that the compressor computed, if it added the residuals itself."""
         if self.fold is not None:
             self.energy = self.fold.energy
             self.x = self.x if self.fold.unsent is None else self.fold.unsent
@@ -107,7 +107,7 @@ class Batch:
 
         Args:
             mean: mean of x over the ranks, flat, of x's length.
-            spare: tensor of x's length, which is overwritten if the batch has several tensors.
+            spare: memory for intermediate results, of x's length; overwritten if the batch has several tensors.
         """
         flats = self.flats
         if len(flats) == 1:
@@ -125,7 +125,7 @@ def merged(batches: Iterable[Batch]) -> list[Batch]:
     """Merge batches of equal keys, in order: the same on all ranks if the batches are.
 
     Args:
-        batches: batches of one tensor each; the tensors of equal keys are moved to the first batch of that key.
+        batches: batches of one tensor each; tensors of equal keys are moved to the first batch of that key.
     """
     by_key: dict[Hashable, Batch] = {}
     for batch in batches:

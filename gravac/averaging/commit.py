@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Commit policies: when residuals change. A run has one of three policies.
 
-- ``InPlace``: the host looks at verdicts. A group's new residuals are formed in the memory of the previous ones. If a
-  group is refused, its residuals are restored.
+- ``InPlace``: the host reads whether gradients were finite (the verdict). A group's new residuals are formed in the
+  memory of the previous ones. If a group is refused, its residuals are restored.
 - ``Masked``: only the device knows the verdict. When a group is settled, the device selects between previous and new
   residuals, in place: memory that is freed within a step may be given to a stream while another stream reads it.
 - ``AtStepEnd``: overflow safety, whether or not the host looks. New residuals are formed in other memory. They replace
@@ -30,9 +30,9 @@ class CommitPolicy:
     Attributes:
         residual: residuals, flat, by name; changed in place.
         releasing: residuals that are released step by step, flat, by name; changed in place.
-        remaining: rest of each released residual once its group is settled; ``None``: nothing. Changed in place.
-        by_group: whether a group is also refused if its means are not finite. Nothing of the group is settled before,
-            so residuals stay bit for bit as they were.
+        remaining: what remains of each released residual after this step; ``None``: nothing. Changed in place.
+        by_group: whether a group is also refused if its means are not finite; its residuals then stay bit for bit as
+            they were.
         by_step: whether a step in which any gradient was not finite changes nothing.
     """
 
@@ -51,10 +51,10 @@ class CommitPolicy:
         raise NotImplementedError
 
     def settle_rows(self, names: Sequence[str], rows: torch.Tensor, finite: Verdict) -> None:
-        """Settle several parameters by a matrix with a row for each, ``[count, elements]``, by few launches.
+        """Set several parameters' residuals to the rows of a matrix, ``[count, elements]``, by few launches.
 
-        Each residual has memory of its own. Under a mask, the residual is multiplied by 0 and its row added, or
-        multiplied by 1 and zeros added.
+        Each residual has memory of its own. If only the device knows whether gradients were finite, it either keeps a
+        residual (multiplied by 1) or replaces it (multiplied by 0, plus the row).
         """
         for name, row in zip(names, rows, strict=True):
             if name not in self.residual:
@@ -70,7 +70,7 @@ class CommitPolicy:
             self.settle_releasing(name, finite)
 
     def settle_releasing(self, name: str, finite: Verdict) -> None:
-        """Replace a parameter's residual in ``releasing`` by its rest; no change if not ``finite``."""
+        """Replace a parameter's residual in ``releasing`` by what remains of it; no change if not ``finite``."""
         if name in self.remaining:
             remaining = self.remaining.pop(name)
             if remaining is None:
@@ -104,7 +104,7 @@ class InPlace(CommitPolicy):
     """Residuals change group by group, and are restored if a group is refused.
 
     Attributes:
-        formed: names of residuals that gradients were added to, in groups that are not settled yet.
+        formed: names of residuals to which gradients were added in place, in groups whose exchange has not ended.
     """
 
     formed: set[str] = field(default_factory=set)
@@ -126,7 +126,7 @@ class InPlace(CommitPolicy):
         self.settle_releasing(name, finite)
 
     def undo(self, name: str, gradient: torch.Tensor) -> None:
-        """Subtract a gradient, flat, and the released part from the residual again."""
+        """Subtract the gradient, flat, and the released part, which were added to the residual."""
         if name in self.formed:
             self.formed.discard(name)
             residual = self.residual[name].sub_(gradient)
@@ -154,7 +154,7 @@ class Masked(CommitPolicy):
         self.settle_releasing(name, finite)
 
     def settle_releasing(self, name: str, finite: Verdict) -> None:
-        """Overwrite a residual in ``releasing`` with its rest."""
+        """Overwrite a residual in ``releasing`` with what remains of it."""
         if name in self.remaining:
             _put(self.releasing[name], self.remaining.pop(name), finite)
 
@@ -165,12 +165,12 @@ class Masked(CommitPolicy):
 
 @dataclass(eq=False)
 class AtStepEnd(CommitPolicy):
-    """Residuals change at the end of a step, if at all; this takes a second copy of all residuals.
+    """Residuals change at the end of a step, if all its gradients were finite; needs memory for a second copy.
 
     Attributes:
         pending: unsent rest of this step, flat, by name; ``None``: nothing.
-        spare: memory for the next residuals, by name, which earlier residuals had. Residuals in bfloat16 have none:
-            they are formed in float32.
+        spare: memory of earlier residuals, by name, reused for the next residuals. Residuals in bfloat16 have no such
+            memory, since they are computed in float32.
     """
 
     by_step: ClassVar[bool] = True
@@ -198,7 +198,7 @@ class AtStepEnd(CommitPolicy):
         self.pending.update(zip(names, copies, strict=True))
 
     def commit(self, finite: Verdict) -> None:
-        """End a step: replace residuals by those set aside if ``finite``; drop those set aside otherwise."""
+        """End a step: replace residuals with those set aside if ``finite``; otherwise drop those set aside."""
         for name, unsent in self.pending.items() if finite is not False else ():
             previous = self.residual.pop(name, None)
             if previous is not None and previous.dtype != torch.bfloat16:
@@ -218,7 +218,7 @@ class AtStepEnd(CommitPolicy):
 
 
 def _put(previous: torch.Tensor, new: torch.Tensor | None, finite: Verdict) -> None:
-    """Overwrite a tensor with a new one, or with zeros for ``None``, if ``finite``."""
+    """Overwrite a tensor with a new tensor, or with zeros for ``None``, if ``finite``."""
     new = previous.new_zeros(()) if new is None else new
     if isinstance(finite, bool):
         previous.copy_(new)
@@ -227,7 +227,7 @@ def _put(previous: torch.Tensor, new: torch.Tensor | None, finite: Verdict) -> N
 
 
 def _new_residual(finite: Verdict, unsent: torch.Tensor | None, previous: torch.Tensor | None) -> torch.Tensor | None:
-    """Return the unsent rest if ``finite``, else the previous residual; under a mask, in the memory of one of them."""
+    """Return the unsent rest if ``finite``, else the previous residual; the result may use the memory of either."""
     if isinstance(finite, bool):
         return unsent
     if unsent is None:

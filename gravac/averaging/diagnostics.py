@@ -22,8 +22,8 @@ class Diagnostics:
     """The diagnostics of one rank.
 
     Attributes:
-        sums: sums of gradients since the plan began to ask for sums, or for the last report, by name; flat,
-            ``[elements]``, in the working dtype.
+        sums: sums of gradients by name, since the last report, or since plans ask for sums; flat, ``[elements]``, in
+            the working dtype.
     """
 
     def __init__(self) -> None:
@@ -37,7 +37,7 @@ class Diagnostics:
             pieces: tensors that may be compressed.
             plan: plan of the step.
             finite: whether all gradients of the group are finite on this rank.
-            measurement: the sums' squared norms are added to it if the plan asks for a report.
+            measurement: gets the sums' squared norms if the plan asks for a report.
         """
         for piece in pieces:
             total = self.sums.pop(piece.name, None)
@@ -60,7 +60,7 @@ class Diagnostics:
         self._reported.clear()
 
     def rescale(self, factor: Number) -> None:
-        """Multiply all sums: the loss scale changed by ``factor``."""
+        """Multiply all sums by ``factor``, since the loss scale was multiplied by it."""
         for total in self.sums.values():
             total.mul_(factor)
 
@@ -68,7 +68,7 @@ class Diagnostics:
 def evaluate(
     piece: Piece, x: torch.Tensor, base: Compressor, plan: Plan, context: Context, measurement: LocalMeasurement
 ) -> None:
-    """Compute the compression error of a tensor at each shadow CF; the context keeps selections for the exchange.
+    """Compute the compression error of a tensor at each shadow CF; the context stores selections for the exchange.
 
     Args:
         piece: a tensor that may be compressed.
@@ -76,7 +76,7 @@ def evaluate(
         base: the compressor, evaluated at the plan's shadow CFs.
         plan: plan of the step.
         context: the compressor's context of the tensor.
-        measurement: the errors are added to it.
+        measurement: gets the errors.
     """
     choice = plan.of(piece.name)
     running = (choice.cf,) if choice.compresses else ()

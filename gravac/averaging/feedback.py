@@ -29,18 +29,18 @@ class Feedback:
     Args:
         release: largest norm that is released from a residual in a step, as a multiple of the gradient's norm (per
             tensor).
-        safe: whether a step in which any gradient was not finite changes nothing, which takes a second copy of all
-            residuals. ``None``: only after ``guard`` is called.
+        safe: whether residuals stay as they are in a step in which any gradient was not finite, which takes a second
+            copy. ``None``: only after ``guard`` is called.
         dtype: number format of residuals; those of float64 gradients stay float64. Rounding to bfloat16 is random, so
-            that on average nothing is lost. Rounded to the nearest number, a residual as large as some 256 gradients
-            would no longer change.
+            that on average nothing is lost: with rounding to the nearest number, a residual that is 256 times as large
+            as a gradient would never change.
 
     Attributes:
         release: largest norm that is released from a residual in a step, as a multiple of the gradient's norm.
         dtype: number format of residuals.
         residual: unsent rests, flat, by name; always the same dict, whose tensors may be replaced.
         releasing: residuals that are released step by step, flat, by name; always the same dict.
-        commits: policy that says when residuals change; undoes a ``fold``, and ends a step.
+        commits: policy that says when residuals change.
     """
 
     def __init__(self, release: float = 1.0, safe: bool | None = None, dtype: str = "float32") -> None:
@@ -66,7 +66,7 @@ class Feedback:
         self._choose_policy()
 
     def guard(self) -> None:
-        """Turn on overflow safety, unless set: gradients may overflow. Called between steps."""
+        """Turn on overflow safety, unless the user has set it: gradients may overflow. Called between steps."""
         if self._safe is None:
             self._safe = True
             self._choose_policy()
@@ -101,7 +101,7 @@ class Feedback:
 
     @property
     def settling_bytes(self) -> int:
-        """Bytes that ``settle`` takes for an element: random bits, their temporaries, and the rounded residual."""
+        """Memory that ``settle`` takes, in bytes per element: random bits, temporaries and the rounded residual."""
         return 9 if self.dtype == torch.bfloat16 else 0
 
     def buffer(self, name: str, gradient: torch.Tensor) -> torch.Tensor:
@@ -114,15 +114,15 @@ class Feedback:
         return self.commits.buffer(name, gradient)
 
     def fold(self, name: str, gradient: torch.Tensor, keep: bool) -> torch.Tensor:
-        """Return a gradient plus its residual, or plus the part of it that is released in this step: g_ef.
+        """Return a gradient plus its residual, or plus the part of the residual that this step releases: g_ef.
 
         Args:
             name: the parameter's name.
             gradient: the parameter's gradient, flat, finite; not changed.
-            keep: whether ``settle`` will be called with an unsent rest to keep (error feedback above 0).
+            keep: whether ``settle`` will store an unsent rest (error feedback above 0).
 
         Returns:
-            The sum, flat, in the working dtype. The gradient itself if there is nothing to add, to keep or to widen.
+            The sum, flat, in the working dtype; the gradient itself if nothing is added, kept or converted.
         """
         dtype = working(gradient.dtype)
         if not keep and not self.has(name):
@@ -139,7 +139,7 @@ class Feedback:
         return x
 
     def fold_rows(self, names: Sequence[str], gradients: Sequence[torch.Tensor]) -> torch.Tensor:
-        """Do what ``fold`` does for several gradients of one length, in new memory, by few launches.
+        """Return gradients of equal length plus their residuals, as ``fold`` does, by few launches.
 
         Args:
             names: the parameters' names.
@@ -205,7 +205,8 @@ class Feedback:
         """Set residuals aside, to be released step by step; with ``release`` inf, do nothing.
 
         Args:
-            fell: returns whether the CF of a parameter fell, by name; only residuals of such parameters are set aside.
+            fell: returns whether the CF of a parameter, given by name, fell; only residuals of such parameters are set
+                aside.
         """
         if self.release == float("inf"):
             return
@@ -217,7 +218,7 @@ class Feedback:
             self.commits.forget(name)
 
     def rescale(self, factor: Number) -> None:
-        """Multiply all residuals: the loss scale changed by ``factor``."""
+        """Multiply all residuals by ``factor``, since the loss scale was multiplied by it."""
         for tensor in (*self.residual.values(), *self.releasing.values()):
             tensor.mul_(factor)
 
@@ -237,7 +238,7 @@ class Feedback:
     def leftover(self, sends_all: Callable[[str], bool]) -> dict[str, torch.Tensor]:
         """Return squared norms, 0-d, of residuals that are to be sent completely, by name.
 
-        These are all in ``releasing``, and those of parameters of which every element is sent.
+        These are all residuals in ``releasing``, and those of parameters of which every element is sent.
 
         Args:
             sends_all: returns whether every element of a parameter is sent, by name.

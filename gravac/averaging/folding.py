@@ -1,9 +1,9 @@
 # SPDX-FileCopyrightText: 2026 The gravac developers
 # SPDX-License-Identifier: Apache-2.0
-"""Folds residuals into a group's gradients for its compressors, and judges whether the gradients are finite.
+"""Adds residuals to a group's gradients before they are compressed, and checks whether the gradients are finite.
 
-If the host must not look at tensors, a compressor with ``Compressor.folds`` gets bare gradients. It adds residuals and
-judges in the same pass in which it codes. For all other tensors, zeros are coded if some gradient is not finite.
+If the host must not look at tensors, a compressor with ``Compressor.folds`` gets gradients without residuals. It adds
+residuals and checks gradients while it codes. All other compressors get zeros if some gradient is not finite.
 """
 
 from collections.abc import Callable, Sequence
@@ -26,20 +26,21 @@ def fold_in(
     inputs_finite: Verdict,
     by_compressors: bool,
 ) -> Verdict:
-    """Add residuals to gradients, or leave that to the compressors.
+    """Add residuals to gradients, or let the compressors add them.
 
-    1. Leave bare gradients to compressors that fold, if compressors may.
+    1. If ``by_compressors``, skip tensors whose compressor adds residuals itself.
     2. Concatenate gradients that have no residual and keep none, and sum their squares.
     3. Sum the squares of all other gradients.
-    4. Judge by these sums whether the gradients are finite, and add residuals to the gradients of 3.
+    4. Check by these sums whether the gradients are finite, and add residuals to the gradients of step 3.
 
     Args:
         batches: all tensors of the group, as they are coded; sets each batch's x, flat.
         feedback: the residuals.
         judge: looks at a 0-d bool tensor if the host may; see ``Executor``.
-        inputs_finite: whether all inputs from which the gradients were computed are finite, if the caller knows; else
-            true.
-        by_compressors: whether compressors may fold: nobody needs a verdict before gradients are coded.
+        inputs_finite: whether all inputs from which the gradients were computed are finite; True if the caller does not
+            know.
+        by_compressors: whether compressors may add residuals: no other code needs to know before coding whether
+            gradients are finite.
 
     Returns:
         Whether ``inputs_finite`` holds and all gradients are finite, except for those that are left to compressors
@@ -72,7 +73,7 @@ def fold_in(
 
 
 def _left_to_compressor(batch: Batch, feedback: Feedback) -> bool:
-    """Leave bare gradients to their compressor, and return True; False if it cannot fold all of them alike."""
+    """Let a batch's compressor add the residuals, and return True; return False if the compressor cannot."""
     names, flats, choice = batch.names, batch.flats, batch.choice
     if flats[0].dtype == torch.float64 or any(name in feedback.releasing for name in names):
         return False

@@ -25,7 +25,7 @@ class CompressorMemory:
         self._changed: dict[str, Memory] = {}
 
     def of(self, name: str) -> Memory:
-        """Return a copy of a tensor's memory for this step, in which a compressor may replace and add tensors."""
+        """Return a copy of the memory of a tensor; a compressor may replace and add entries in this step."""
         return self._changed.setdefault(name, dict(self.stored.get(name, {})))
 
     def forget(self, names: Iterable[str]) -> None:
@@ -43,9 +43,9 @@ class CompressorMemory:
             changed.update({key: _overwritten(finite, new, previous.get(key)) for key, new in changed.items()})
 
     def commit(self, finite: Verdict) -> None:
-        """Store the tensors that the step changed if it was ``finite``.
+        """Store the tensors that the step changed, if all its gradients were ``finite``.
 
-        If only the device knows whether it was, tensors that the step added are stored in either case.
+        If only the device knows ``finite``, tensors that the step added are stored in either case.
         """
         if finite is not False:
             for name, changed in self._changed.items():

@@ -11,7 +11,7 @@ from gravac.compressors.squares import checked, energy
 
 
 def all_fit(flats: Sequence[torch.Tensor]) -> torch.Tensor:
-    """Return whether all numbers of some flat tensors are finite, ``[]`` bool, by the largest magnitudes."""
+    """Return whether all numbers of flat tensors are finite, as a 0-d bool tensor, by the largest magnitudes."""
     flats = [flat for flat in flats if flat.numel()]
     if not flats:
         return torch.ones((), dtype=torch.bool)
@@ -22,7 +22,7 @@ def all_fit(flats: Sequence[torch.Tensor]) -> torch.Tensor:
 
 
 def energies_of(flats: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-    """Return ``energy``, 0-d, of each flat tensor; all have one dtype, and several take one launch."""
+    """Return the sum of squares, 0-d, of each flat tensor, all of one dtype, by a single launch on a GPU."""
     if len(flats) == 1:
         return [energy(flats[0])]
     if not flats[0].is_cpu:

@@ -1,6 +1,6 @@
 # SPDX-FileCopyrightText: 2026 The gravac developers
 # SPDX-License-Identifier: Apache-2.0
-"""Inputs of averaging: tensors, and the plan of a step, which says how each tensor is sent."""
+"""What averaging gets: the tensors, and the plan of a step, which says how each tensor is sent."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -57,11 +57,12 @@ class Plan:
 
     Attributes:
         step: number of the step, counted from 0.
-        choice: choice of every tensor that is not in ``by_name``.
+        choice: choice of every tensor that is large enough and not in ``by_name``.
         small: choice of tensors that are too small to be compressed; dense.
         by_name: choices by name, for the tensors that have a choice of their own.
         shadow: CFs of the base compressor to evaluate without sending, ascending.
-        sums: whether gradients are summed over steps, and reported; see ``gravac.controllers.base.Decision``.
+        sums: whether gradients are summed over steps, and the sums' norms reported; see
+            ``gravac.controllers.base.Decision``.
     """
 
     step: int

@@ -13,10 +13,10 @@ StoredT = TypeVar("StoredT")
 
 
 def rounded(x: torch.Tensor, *draws: Draws) -> torch.Tensor:
-    """Round x to bfloat16, up or down at random, so that x is the expectation.
+    """Round x to bfloat16, up or down at random, so that the expected result is x.
 
     Args:
-        x: float32, finite, contiguous: flat, or with a row for each of the draws.
+        x: float32, finite, contiguous: flat, or a matrix with a row for each of ``draws``.
         draws: random numbers to round by; equal draws round equally.
 
     Returns:
@@ -44,6 +44,6 @@ def unsent(
 
 
 def replace(stored: dict[str, StoredT], entries: dict[str, StoredT]) -> None:
-    """Replace a dict's entries, in place: a run's state refers to the dict."""
+    """Replace all entries of a dict in place, since a run's state refers to the dict."""
     stored.clear()
     stored.update(entries)

@@ -8,7 +8,7 @@ import torch
 
 
 def refuse_complex(tensors: Mapping[str, torch.Tensor]) -> None:
-    """Refuse complex tensors: averaging would see their real parts only.
+    """Refuse complex tensors: averaging would use their real parts only.
 
     Raises:
         TypeError: a tensor is complex; the message has its name.

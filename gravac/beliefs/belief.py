@@ -7,7 +7,7 @@ from statistics import NormalDist
 from typing import NamedTuple
 
 SURE = 0.8
-"""Probability that an efficiency is at least its lower bound, by which controllers decide."""
+"""Probability that an efficiency is at least its lower bound; controllers decide by the lower bound."""
 
 _QUANTILE = NormalDist().inv_cdf(SURE)
 

@@ -12,8 +12,8 @@ EfficiencyPoints = tuple[tuple[float, float], ...]
 def efficiency_at(points: EfficiencyPoints, x: float) -> float:
     """Return the efficiency at a CF, a rank, or a number of steps, at most 1.
 
-    Linear in log efficiency and log x, extrapolated beyond the last point. Before the first point, and if there is only
-    one point, it is that point's efficiency.
+    Interpolated linearly in log efficiency and log x, and extrapolated beyond the last point. Below the first point,
+    and if there is one point only, the result is the first point's efficiency.
 
     Example:
         >>> round(efficiency_at(((1, 1.0), (10, 0.72), (100, 0.3)), 30), 2)
@@ -27,9 +27,10 @@ def efficiency_at(points: EfficiencyPoints, x: float) -> float:
 
 
 def power_at(points: EfficiencyPoints, every: float) -> float:
-    """Return the exponent for an exchange in each ``every`` steps (see ``CompressorBeliefs.apart``).
+    """Return the exponent of the efficiency if ranks exchange once in ``every`` steps (``CompressorBeliefs.apart``).
 
-    Linear in log ``every``, extrapolated beyond the last point; before the first point it is that point's exponent.
+    Interpolated linearly in log ``every``, and extrapolated beyond the last point; below the first point, the first
+    point's exponent.
 
     Example:
         >>> points = ((20, 1.0), (50, 2.0))

@@ -1,6 +1,6 @@
 # SPDX-FileCopyrightText: 2026 The gravac developers
 # SPDX-License-Identifier: Apache-2.0
-"""Beliefs after a run has measured a method's efficiency: about that method, and weaker, about others of its kind."""
+"""Updates beliefs by a run's measurements: those of the measured method, and less so those of methods of its kind."""
 
 import math
 from collections.abc import Hashable, Sequence
@@ -10,13 +10,13 @@ from typing import NamedTuple
 from gravac.beliefs.belief import Belief
 
 KINSHIP = 0.7
-"""Correlation, over programs, of the log efficiencies of two methods of one kind. In the record that the shipped
-beliefs come from it is 0.56 to 0.98, with a median of 0.77. Between methods of different kinds it is -0.5 to 0.8, with
-a median of 0.1, and is taken as 0."""
+"""Correlation, over programs, of the log efficiencies of two methods of one kind. In the measurements that the shipped
+beliefs come from, this correlation is 0.56 to 0.98, with a median of 0.77. Between methods of different kinds it is
+-0.5 to 0.8, with a median of 0.1; here 0 is assumed."""
 
 PRIOR_FACTORS = (1.0, 1.5, 2.0, 3.0, 4.0, 6.0, 8.0)
-"""Factors that all prior deviations are multiplied with, one after the other. The factor that makes the measurements
-most likely is used, so that measurements which contradict a belief outweigh it."""
+"""Factors on the standard deviations of beliefs; all are tried. The factor that makes a run's measurements most likely
+is used, so that measurements which contradict a belief outweigh the belief."""
 
 
 class MeasuredRatio(NamedTuple):
@@ -79,7 +79,7 @@ def _updated(
         beliefs: beliefs before the measurements.
         kinds: kind of each method.
         ratios: the measurements.
-        factor: number that all prior deviations are multiplied with.
+        factor: factor on the standard deviations of ``beliefs``.
     """
     positions = range(len(beliefs))
     means = [math.log(belief.efficiency) for belief in beliefs]

@@ -1,6 +1,6 @@
 # SPDX-FileCopyrightText: 2026 The gravac developers
 # SPDX-License-Identifier: Apache-2.0
-"""Tables of beliefs: their format, the tables that ship with gravac (``shipped.json``), and the tables in force.
+"""Tables of beliefs: their format, the tables that ship with gravac (``shipped.json``), and those that decisions use.
 
 ``python -m tests.measure.beliefs --write`` makes the file from committed records; the file names its records. All
 efficiencies are relative to a step with dense gradient averaging.
@@ -24,10 +24,10 @@ from gravac.settings import Settings
 MethodKind = Literal["16 bit", "quantized", "sparse", "low rank", "not measured", "outer", "delay"]
 """Kind of method. All methods of a kind share one ``Doubt``."""
 
-UNKNOWN: EfficiencyPoints = ((1.0, 1.0), (10.0, 0.4))
+UNMEASURED_EFFICIENCY: EfficiencyPoints = ((1.0, 1.0), (10.0, 0.4))
 """``(CF, efficiency)`` assumed for a compressor that was not measured."""
 
-APART: EfficiencyPoints = ((1.0, 1.0), (5.0, 1.7), (20.0, 2.9))
+UNMEASURED_EXPONENTS: EfficiencyPoints = ((1.0, 1.0), (5.0, 1.7), (20.0, 2.9))
 """``(steps between two exchanges, exponent)`` assumed for a compressor that was not measured; see
 ``CompressorBeliefs.apart``."""
 
@@ -39,16 +39,16 @@ class CompressorBeliefs(Settings):
         kind: kind of method, which selects its ``Doubt``.
         by_cf: ``(CF, median efficiency)``, ascending by CF.
         by_rank: ``(rank, median efficiency)`` of a low-rank compressor, ascending by rank; empty for others.
-        by_gain: ``(gain, median efficiency)``, ascending by gain; empty if gain does not tell the efficiency.
+        by_gain: ``(gain, median efficiency)``, ascending by gain; empty if efficiency does not depend on gain.
         apart: ``(steps between two exchanges, exponent)``, ascending: with outer steps the efficiency is raised to that
             exponent.
     """
 
     kind: MethodKind = "not measured"
-    by_cf: EfficiencyPoints = UNKNOWN
+    by_cf: EfficiencyPoints = UNMEASURED_EFFICIENCY
     by_rank: EfficiencyPoints = ()
     by_gain: EfficiencyPoints = ()
-    apart: EfficiencyPoints = APART
+    apart: EfficiencyPoints = UNMEASURED_EXPONENTS
 
     @field_validator("by_cf", "by_rank", "by_gain", "apart")
     @classmethod
@@ -135,7 +135,7 @@ class Beliefs(Settings):
 
 
 def _ascending(points: EfficiencyPoints) -> EfficiencyPoints:
-    """Return the points if they ascend and their second numbers are above 0; otherwise raise ``ValueError``."""
+    """Return the points; raise ``ValueError`` unless first numbers ascend and second numbers are above 0."""
     if [x for x, _ in points] != sorted({x for x, _ in points}) or any(not y > 0 for _, y in points):
         raise ValueError("points must ascend, and their second numbers be above 0")
     return points
@@ -160,7 +160,7 @@ _overrides: list[Beliefs] = []
 
 
 def beliefs_in_force() -> Beliefs:
-    """Return the beliefs that decisions go by: those that ship with gravac, unless ``use_beliefs`` replaced them."""
+    """Return the beliefs that decisions use: those that ship with gravac, unless ``use_beliefs`` replaced them."""
     return _overrides[-1] if _overrides else shipped_beliefs()
 
 

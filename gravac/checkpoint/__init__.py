@@ -1,9 +1,9 @@
 # SPDX-FileCopyrightText: 2026 The gravac developers
 # SPDX-License-Identifier: Apache-2.0
-"""Checkpoints of all ranks: residuals differ between them, so that one rank's state is never enough.
+"""Checkpoints of all ranks: residuals differ between ranks, so one rank's state is never enough.
 
-``save`` and ``load`` keep them in a directory; ``gather`` and ``load_gathered`` are for frameworks that write one file,
-``Stateful`` for ``torch.distributed.checkpoint``.
+``save`` and ``load`` write and read a directory. ``gather`` and ``load_gathered`` are for frameworks that write a
+single file. ``Stateful`` is for ``torch.distributed.checkpoint``.
 """
 
 from gravac.checkpoint.directory import load, save

@@ -1,10 +1,10 @@
 # SPDX-FileCopyrightText: 2026 The gravac developers
 # SPDX-License-Identifier: Apache-2.0
-"""A checkpoint in a directory: a file per rank in a folder of its own, and a manifest that names the folder.
+"""A checkpoint in a directory: a folder with a file for each rank, and a manifest that names the newest folder.
 
-A folder is written once, under a new name, and nobody reads it until a manifest names it. When every rank's file
-exists, the manifest is replaced atomically; the earlier folder is removed last. So a kill at any moment leaves the
-newest complete checkpoint. If each machine has a directory of its own, each directory has a manifest, written by the
+Each checkpoint is a new folder, which no rank reads until the manifest names it. When every rank's file exists, the
+manifest is replaced atomically; the earlier folder is removed last. If the run is killed at any moment, the newest
+complete checkpoint remains. If each machine has a directory of its own, each directory has a manifest, written by the
 lowest rank of those that share the directory.
 
 Ranks find out which of them share a directory by opening each other's new files by name, since a network file system
@@ -40,14 +40,14 @@ def save(directory: str | Path, compressor: Checkpointed) -> None:
     Every rank writes its own file, as large as its residuals: four bytes for each compressed parameter.
 
     Args:
-        directory: directory of one compressor's checkpoint, on a file system that all ranks share or on each machine's
-            own; created if it does not exist. Other files in it are left alone.
+        directory: directory for the checkpoint of one compressor, on a file system that all ranks share, or one on each
+            machine; created if it does not exist. Other files in the directory stay.
         compressor: the ``AdaptiveCompressor``, between two steps.
 
     Raises:
-        RuntimeError: a rank could not write; raised on all ranks, with that rank and its path. The earlier checkpoint
-            stays.
-        SettingsError: the ranks that averaged are not those of the compressor's process group.
+        RuntimeError: a rank could not write; raised on all ranks, and the message has that rank and the path. The
+            earlier checkpoint stays.
+        SettingsError: the compressor averaged over other ranks than those of its process group.
     """
     root, ranks = Path(directory), Ranks(compressor.process_group)
     # 1. wait until every rank's work is done  2. agree on a folder name  3. write all files  4. find the lowest rank
@@ -81,9 +81,9 @@ def load(directory: str | Path, compressor: Checkpointed, on_resize: OnResize = 
         directory: the directory that ``save`` got.
         compressor: a new ``AdaptiveCompressor`` with the same compressor and controller, attached or not. If its
             model's process group is not the default group, it must be attached.
-        on_resize: what becomes of residuals at another number of ranks. ``"mean"``: every rank gets the mean of all;
-            ``"keep"``: each rank keeps its own, new ranks have none, and residuals of ranks that are gone are lost;
-            ``"drop"``: no rank has residuals. Decisions and the number of steps stay.
+        on_resize: what becomes of residuals at another number of ranks. ``"mean"``, the default: every rank gets the
+            mean over all ranks; ``"keep"``: each rank keeps its own, new ranks start without, and those of missing
+            ranks are lost; ``"drop"``: all are dropped. Decisions and the number of steps stay.
 
     Raises:
         SettingsError: the directory holds no checkpoint, a file is missing or cannot be read, the checkpoint is of
@@ -139,8 +139,8 @@ def _read_manifest(root: Path) -> dict[str, Any]:
         manifest: dict[str, Any] = json.loads(path.read_bytes())
     except FileNotFoundError:
         raise SettingsError(
-            f"directory: {root} holds no checkpoint ({MANIFEST} is missing); give the one that gravac.checkpoint.save "
-            "was given, and where every machine has its own, on the machines of before"
+            f"directory: {root} holds no checkpoint ({MANIFEST} is missing); give the directory that "
+            "gravac.checkpoint.save got; if each machine has one of its own, start the same ranks on each as before"
         ) from None
     except (OSError, ValueError) as failure:
         raise SettingsError(f"directory: {path} cannot be read: {failure}") from failure
@@ -160,13 +160,13 @@ def _read_state(path: Path, rank: int, world: int) -> dict[str, Any]:
         state: dict[str, Any] = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
     except FileNotFoundError:
         raise SettingsError(
-            f"directory: {path} is missing, the state of rank {rank} of {world}; where every machine has a directory "
-            "of its own, place ranks as before, or at another number of ranks bring all files to every machine"
+            f"directory: {path} is missing, the state of rank {rank} of {world}; if each machine has a directory "
+            "of its own, start the same ranks on each as before, or copy all files to every machine"
         ) from None
     except Exception as failure:
         raise SettingsError(f"directory: {path} cannot be read: {failure}") from failure
     if not isinstance(state, dict):
-        raise SettingsError(f"directory: {path} holds {state!r:.80}, and no state")
+        raise SettingsError(f"directory: {path} holds {state!r:.80}, a rank's state expected")
     return state
 
 
@@ -175,7 +175,7 @@ def _rank_file(folder: Path, rank: int) -> Path:
 
 
 def _can_open(folder: Path, rank: int) -> bool:
-    """True if a rank's file can be opened here. Nobody has looked up its new name before, so no answer is stale."""
+    """True if a rank's file can be opened here. The file's name is new, so no file system has a stale answer for it."""
     try:
         _rank_file(folder, rank).open("rb").close()
     except OSError:

@@ -27,18 +27,18 @@ from gravac.measurement import slots
 from gravac.settings import SettingsError
 from gravac.telemetry.records import DecisionRecord
 
-LARGEST = 2**53
+LARGEST_COUNT = 2**53
 """Largest count that a state may have: a float represents every integer up to this one."""
 
 LARGEST_SQUARE = 1e300
-"""Largest finite sum of squares that a state may have: the sum of a few such sums is finite, too."""
+"""Largest finite sum of squares that a state may have, so that adding a few such sums does not overflow."""
 
 FormByName = Mapping[str, Form]
 """Shapes, in memory order, and number formats of a model's parameters, by name; empty: the model is not known yet."""
 
 
 class Fields(BaseModel):
-    """Fields of a state. Each must have exactly its type; unknown fields are refused."""
+    """Base class of a state's fields. Each field must have exactly its type; unknown fields are refused."""
 
     model_config = ConfigDict(extra="forbid", strict=True, frozen=True, arbitrary_types_allowed=True)
 
@@ -72,7 +72,7 @@ def _flat(*dtypes: torch.dtype) -> Callable[[torch.Tensor], torch.Tensor]:
 
 
 def _factor(number: Any) -> Any:
-    """Return a finite number above 0; an int stays an int, since slots are named by shadow CFs."""
+    """Return a finite number above 0; an int stays an int, since names of measured numbers contain such factors."""
     if not (_is_number(number) and number > 0):
         raise ValueError("a finite number above 0 expected")
     return number
@@ -88,8 +88,8 @@ Tensor = Annotated[torch.Tensor, AfterValidator(_dense)]
 FiniteTensor = Annotated[torch.Tensor, AfterValidator(_finite)]
 Sum = Annotated[torch.Tensor, AfterValidator(_flat(torch.float32, torch.float64))]
 Residual = Annotated[torch.Tensor, AfterValidator(_flat(torch.float32, torch.bfloat16, torch.float64))]
-Count = Annotated[int, Field(ge=0, le=LARGEST)]
-Positive = Annotated[int, Field(ge=1, le=LARGEST)]
+Count = Annotated[int, Field(ge=0, le=LARGEST_COUNT)]
+Positive = Annotated[int, Field(ge=1, le=LARGEST_COUNT)]
 Factor = Annotated[Any, AfterValidator(_factor)]
 Finite = Annotated[float, Field(allow_inf_nan=False)]
 Seconds = Annotated[float, Field(ge=0, allow_inf_nan=False)]
@@ -103,7 +103,7 @@ def fields_of(kind: Any, **narrower: Any) -> type[Fields]:
 
     Args:
         kind: dataclass.
-        narrower: types of fields by field name, in place of those that the dataclass has.
+        narrower: types that replace those of the dataclass, by field name.
     """
     hints: dict[str, Any] = {**typing.get_type_hints(kind), **narrower}
     definitions: dict[str, Any] = {field.name: (hints[field.name], ...) for field in dataclasses.fields(kind)}
@@ -123,7 +123,7 @@ class FactorsFields(Fields):
 
 
 class PendingFields(Fields):
-    """A rank's measurement of a step that the ranks have not agreed on yet.
+    """A rank's measurement of a step, which has not yet been summed over the ranks.
 
     Attributes:
         numbers: numbers by the names of ``slots(shadow)``; nan if not known.
@@ -159,7 +159,7 @@ class RankState(Fields):
     """A rank's state, as ``AdaptiveCompressor.state_dict`` returns it.
 
     Attributes:
-        outer: state of outer steps, see ``OuterState``; ``None`` unless ranks train apart.
+        outer: state of outer steps, see ``OuterState``; ``None`` in other modes.
     """
 
     version: int
@@ -190,7 +190,7 @@ class RankState(Fields):
 
 
 class SharesState(Fields):
-    """Step times and samples of all ranks: lists by rank, and this rank's own seconds and samples."""
+    """Seconds and samples of a step: those of all ranks, as lists by rank, and this rank's own."""
 
     seconds: tuple[Annotated[float, Field(gt=0, allow_inf_nan=False)], ...]
     samples: tuple[Seconds, ...]
@@ -220,7 +220,7 @@ class RefusalsState(Fields):
     """A rank's record of exchanges whose mean was not finite, as ``Refusals.state_dict`` returns it.
 
     Attributes:
-        verdicts: number of each round that is not over, and whether each of its fragments that arrived was applied.
+        verdicts: number of each round that has not ended, and whether each fragment that arrived was applied.
     """
 
     skipped: Count
@@ -266,7 +266,7 @@ class Manifest(Fields):
 
 
 def validate(kind: type[FieldsT], state: object, path: str = "") -> FieldsT:
-    """Return a state's fields, each of its type, with tuples in place of lists.
+    """Check the types of a state's fields; return the fields, with tuples in place of lists.
 
     Args:
         kind: fields that the state must have.
@@ -283,7 +283,7 @@ def validate(kind: type[FieldsT], state: object, path: str = "") -> FieldsT:
 
 
 def validate_rank_state(state: Mapping[str, Any]) -> RankState:
-    """Return the fields of a rank's state, if they fit each other.
+    """Check that the fields of a rank's state fit each other; return the fields.
 
     Raises:
         SettingsError: a field is wrong, or two fields contradict each other.
@@ -348,7 +348,7 @@ def check_fits(fields: Mapping[str, Mapping[str, Any]], forms: FormByName, base:
 def check_tensors(
     path: str, tensors: Mapping[str, torch.Tensor], current: Mapping[str, torch.Tensor], subset: bool = False
 ) -> None:
-    """Check that tensors have the names and shapes of the current ones, and no new elements that are not finite.
+    """Check that tensors have the current tensors' names and shapes, and are finite wherever these are.
 
     Args:
         path: path of the tensors in the state.
@@ -357,7 +357,7 @@ def check_tensors(
         subset: whether names may be missing.
 
     Raises:
-        SettingsError: a name, a shape or a number format differs, or an element is not finite that currently is.
+        SettingsError: a name, a shape or a number format differs, or an element is not finite although it currently is.
     """
     check_names(path, tensors, current, subset)
     for name, tensor in tensors.items():
@@ -367,7 +367,7 @@ def check_tensors(
         if tensor.is_floating_point() != replaced.is_floating_point() or tensor.is_complex() != replaced.is_complex():
             raise SettingsError(f"{path}/{name}: {_dtype_name(tensor.dtype)}, {_dtype_name(replaced.dtype)} expected")
         if tensor.is_floating_point() and (~tensor.isfinite().to(replaced.device) & replaced.isfinite()).any():
-            raise SettingsError(f"{path}/{name}: not finite, as it is now")
+            raise SettingsError(f"{path}/{name}: not finite, but it is finite in this run now")
 
 
 def check_names(path: str, names: Iterable[str], expected: Iterable[str], subset: bool = False) -> None:
@@ -380,7 +380,7 @@ def check_names(path: str, names: Iterable[str], expected: Iterable[str], subset
         subset: whether names may be missing.
 
     Raises:
-        SettingsError: a name is missing, or unknown.
+        SettingsError: a name is missing, or is not expected.
     """
     present = set(names)
     for name in expected:
@@ -392,17 +392,17 @@ def check_names(path: str, names: Iterable[str], expected: Iterable[str], subset
 
 
 LIKE_PARAMETER = ("exp_avg", "exp_avg_sq", "max_exp_avg_sq", "momentum_buffer", "square_avg", "sum", "exp_inf")
-"""Names of tensors in the states of torch's optimizers that have the shape of the parameter."""
+"""Names of entries in the states of torch's optimizers that are tensors of the parameter's shape."""
 
 REQUIRED: tuple[tuple[type[torch.optim.Optimizer], tuple[str, ...]], ...] = (
     (torch.optim.Adam, ("step", "exp_avg", "exp_avg_sq")),
     (torch.optim.AdamW, ("step", "exp_avg", "exp_avg_sq")),
 )
-"""Names of the entries that an optimizer's state has for each parameter, if it has any entry for that parameter."""
+"""Entries that an optimizer's state must have for each parameter of which it has any entry."""
 
 
 def check_optimizer(path: str, state: Mapping[str, Any], optimizer: torch.optim.Optimizer) -> None:
-    """Check that a state fits an optimizer: its groups, the numbers of its parameters, settings and shapes.
+    """Check that a state fits an optimizer: parameter groups, parameters' numbers, settings and shapes.
 
     Args:
         path: path of the state.
@@ -467,16 +467,16 @@ def check_optimizer(path: str, state: Mapping[str, Any], optimizer: torch.optim.
 
 
 def _check_memory(path: str, name: str, memory: Any, parameter: torch.Tensor | None) -> None:
-    """Check what an optimizer remembers of a parameter under a name.
+    """Check one entry of an optimizer's state of a parameter.
 
     Args:
-        path: path of the memory in the state.
-        name: the optimizer's name of the memory, such as ``"exp_avg"``.
-        memory: tensor or plain value.
+        path: path of the entry in the state.
+        name: the entry's name, such as ``"exp_avg"``.
+        memory: the entry: a tensor or a plain value.
         parameter: the parameter; ``None``: the optimizer is not one of torch's, so the expected shape is not known.
 
     Raises:
-        SettingsError: the memory is not finite, or of another type or shape than that name has.
+        SettingsError: the entry is not finite, or its type or shape is not that of entries of this name.
     """
     if not isinstance(memory, torch.Tensor):
         if name == "step" and not (_is_number(memory) and memory >= 0):
@@ -501,7 +501,7 @@ def _check_memory(path: str, name: str, memory: Any, parameter: torch.Tensor | N
 def _check_setting(path: str, setting: Any, own_setting: Any) -> None:
     """Check that a saved setting of an optimizer has the type of the optimizer's own setting, and a possible value.
 
-    A number must be finite, and not negative unless the optimizer's own is.
+    A number must be finite, and must not be negative unless the optimizer's own number is.
 
     Raises:
         SettingsError: the setting does not fit.
@@ -511,7 +511,7 @@ def _check_setting(path: str, setting: Any, own_setting: Any) -> None:
         fits = (
             _is_number(setting)
             and (setting >= 0 or own_setting < 0)
-            and (isinstance(setting, float) or abs(setting) <= LARGEST)
+            and (isinstance(setting, float) or abs(setting) <= LARGEST_COUNT)
         )
     elif isinstance(own_setting, (bool, str)):
         fits = type(setting) is type(own_setting) or setting is None
@@ -530,7 +530,7 @@ def _check_setting(path: str, setting: Any, own_setting: Any) -> None:
 
 
 def check_plain(state: Any, path: str) -> None:
-    """Check that a state has only plain values: dict with str as keys, list, tuple, str, bool, None, finite numbers.
+    """Check that a state has only dicts with text as keys, lists, tuples, text, bools, ``None`` and finite numbers.
 
     Args:
         state: state, or an entry of a state.
@@ -559,7 +559,7 @@ def as_tuples(state: Any) -> Any:
 
 
 def copy_state(state: Any) -> Any:
-    """Return a state with copies of its tensors, so that the file of the state is needed no longer."""
+    """Return a state with copies of its tensors, which no longer refer to the file that the state was read from."""
     if isinstance(state, torch.Tensor):
         return state.detach().clone()
     if isinstance(state, Mapping):
@@ -592,7 +592,7 @@ def _is_number(x: Any) -> bool:
 
 
 def _explain(error: ValidationError, path: str) -> str:
-    """Return the message of a refusal: the path of the first wrong field, what the field is, and what it should be."""
+    """Return an error message: the path of the first wrong field, its content, and what is expected."""
     fault, *others = error.errors(include_url=False)
     location = "/".join(str(key) for key in ([path] if path else []) + [*fault["loc"]]) or "state"
     more = f" (and {len(others)} more)" if others else ""

@@ -16,12 +16,12 @@ def gather(compressor: Checkpointed) -> dict[str, Any] | None:
     """Gather all ranks' states on rank 0. Called on every rank, between two steps.
 
     Returns:
-        On rank 0 of the compressor's process group a dict of tensors on the host and plain values, which loads with
-        ``torch.load(weights_only=True)``; its size is four bytes for each compressed parameter, times the number of
-        ranks. ``None`` on other ranks.
+        On rank 0 of the compressor's process group, a dict of CPU tensors and plain values, which loads with
+        ``torch.load(weights_only=True)``; four bytes for each compressed parameter and each rank. ``None`` on other
+        ranks.
 
     Raises:
-        SettingsError: the ranks that averaged are not those of the compressor's process group.
+        SettingsError: the compressor averaged over other ranks than those of its process group.
     """
     ranks = Ranks(compressor.process_group)
     payloads = ranks.gather(ranks.run_on_all(lambda: to_bytes(state_on_host(compressor, ranks))))
@@ -40,17 +40,17 @@ def load_gathered(gathered: Mapping[str, Any], compressor: Checkpointed, on_resi
         on_resize: what becomes of residuals at another number of ranks; see ``load``.
 
     Raises:
-        SettingsError: ``gathered`` is not what ``gather`` returns on rank 0, it is of another version, compressor,
-            controller or model, a field of it is missing or wrong, or ``on_resize`` is not known.
+        SettingsError: ``gathered`` is not what ``gather`` returns on rank 0; or it is of another version, compressor,
+            controller or model; or a field is missing or wrong; or ``on_resize`` is not known.
         RuntimeError: the compressor has made steps already.
     """
     check_on_resize(on_resize)
     if not isinstance(gathered, Mapping):
-        raise SettingsError(f"gathered: {gathered!r} holds no states; every rank is given what gather() gave rank 0")
+        raise SettingsError(f"gathered: {gathered!r} holds no states; give every rank what gather() returned on rank 0")
     check_format(gathered, "what was gathered")
     ranks = Ranks(compressor.process_group)
     world = validate(GatheredStates, dict(gathered), "gathered").world
     states = gathered["states"]
     if len(states) != world:
-        raise SettingsError(f"gathered/states: {len(states)} states, and gathered/world says {world}")
+        raise SettingsError(f"gathered/states: {len(states)} states, {world} expected by gathered/world")
     compressor.load_state_dict(state_to_load(len(states), ranks.world, ranks.rank, on_resize, states.__getitem__))

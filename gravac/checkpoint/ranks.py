@@ -2,9 +2,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """The ranks whose states make one checkpoint, and the collectives by which they agree while the checkpoint is written.
 
-All ranks make the same calls in the same order, and no gradient exchange is in flight then: ``state_dict`` waits for
-its end. The collectives use the process group of the training, so that NCCL gets all of them in one order. Messages are
-JSON or bytes: nothing that a peer sends is unpickled here.
+All ranks make the same calls in the same order, while no gradient exchange is in flight, since ``state_dict`` waits
+until it has ended. The collectives use the process group of the training, so that NCCL gets all of them in one order.
+Messages are JSON or bytes: nothing that a peer sends is unpickled here.
 """
 
 import json
@@ -26,10 +26,10 @@ class Checkpointed(Protocol):
 
     @property
     def process_group(self) -> dist.ProcessGroup | None:
-        """Ranks whose states make one checkpoint; ``None``: the default group, or one process without any."""
+        """Ranks whose states make one checkpoint; ``None``: the default group, or this process alone."""
 
     def state_dict(self) -> dict[str, Any]:
-        """Wait for the exchange's work, and return this rank's state."""
+        """Wait until the exchange has ended, and return this rank's state."""
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Restore a state."""
@@ -57,7 +57,7 @@ class Ranks:
         """Return every rank's message, by rank.
 
         Args:
-            message: this rank's message: small, and of types that JSON has (tuples become lists).
+            message: this rank's message: small, and of types that JSON can represent (tuples become lists).
         """
         if self.world == 1:
             return [message]
@@ -115,7 +115,7 @@ class Ranks:
 
     @property
     def _device(self) -> torch.device:
-        """Device whose tensors the group's backend takes: the CPU, if one of its backends does."""
+        """Device of the tensors that the group can exchange: the CPU, if one of its backends exchanges CPU tensors."""
         return torch.device("cuda" if dist.get_backend_config(self._group).lower() in ("nccl", "cuda:nccl") else "cpu")
 
     def _padded(self, payload: bytes, length: int) -> torch.Tensor:

@@ -1,6 +1,6 @@
 # SPDX-FileCopyrightText: 2026 The gravac developers
 # SPDX-License-Identifier: Apache-2.0
-"""States to load if the number of ranks differs from that of the run that saved."""
+"""States to load if another number of ranks loads than saved."""
 
 import functools
 from collections.abc import Callable, Mapping, Sequence
@@ -14,7 +14,7 @@ from gravac.settings import SettingsError
 OnResize = Literal["mean", "keep", "drop"]
 """What becomes of residuals at another number of ranks.
 
-- ``"mean"``: every rank gets the mean of all (error feedback depends on nothing else).
+- ``"mean"``: every rank gets the mean over all ranks, which is all that error feedback depends on.
 - ``"keep"``: each earlier rank keeps its own, new ranks have none, and residuals of ranks that are gone are lost.
 - ``"drop"``: all residuals are dropped, and so is all memory of compressors.
 
@@ -24,10 +24,10 @@ State = Mapping[str, Any]
 
 
 def check_on_resize(on_resize: str) -> None:
-    """Raise unless ``on_resize`` is ``"mean"``, ``"keep"`` or ``"drop"``.
+    """Check that ``on_resize`` is ``"mean"``, ``"keep"`` or ``"drop"``.
 
     Raises:
-        SettingsError: ``on_resize`` is none of them.
+        SettingsError: ``on_resize`` is anything else.
     """
     if on_resize not in get_args(OnResize):
         raise SettingsError(
@@ -79,9 +79,9 @@ def without_ranks(state: State) -> dict[str, Any]:
 def merge_states(states: Sequence[State]) -> dict[str, Any]:
     """Merge all ranks' states of an earlier run into a single state for any world size.
 
-    Every rank's residual becomes the mean of the earlier residuals. So the mean over ranks is conserved, and error
-    feedback depends on nothing else. The second error of a quantized sum, which a compressor keeps aside, is added to
-    the residual. Other memory becomes the ranks' mean.
+    Every rank's residual becomes the mean of the earlier residuals. The mean over the ranks is therefore the same as
+    before, and error feedback depends on nothing else. Errors that a compressor keeps itself, from quantizing a mean,
+    are added to the residual. Other memory of compressors becomes the ranks' mean.
 
     Args:
         states: the states of all earlier ranks, in any order.
@@ -110,7 +110,7 @@ def merge_states(states: Sequence[State]) -> dict[str, Any]:
 
 
 def _sum_unsent(state: State) -> dict[str, torch.Tensor]:
-    """Return a rank's residuals, plus the shards of them that its compressor kept aside for one number of ranks."""
+    """Return a rank's residuals, plus the unsent rest that its compressor itself keeps."""
     aside = state["aside"]
     for name in aside.keys() & state["residual"].keys():
         _check_same_shape(f"aside/{name}", aside[name], state["residual"][name])
@@ -118,10 +118,10 @@ def _sum_unsent(state: State) -> dict[str, torch.Tensor]:
 
 
 def _require_valid(state: State) -> State:
-    """Return the state, if it is valid and of this version.
+    """Check that a rank's state is valid and of this version; return the state.
 
     Raises:
-        SettingsError: the state is not; the message has the path of the field that is wrong.
+        SettingsError: the state is not valid, or has another version; the message has the path of the wrong field.
     """
     validate_state(state)
     return state
@@ -133,7 +133,7 @@ def _check_same_shape(path: str, tensor: torch.Tensor, other: torch.Tensor) -> N
 
 
 def _mean(path: str, tensors_of_ranks: Sequence[Mapping[str, torch.Tensor]]) -> dict[str, torch.Tensor]:
-    """Return the mean over ranks by parameter name, in float32 at least; a missing tensor counts as zero.
+    """Return the mean over ranks by parameter name, in float32 or float64; a missing tensor counts as zero.
 
     Raises:
         SettingsError: ranks have tensors of different shapes.

@@ -1,6 +1,6 @@
 # SPDX-FileCopyrightText: 2026 The gravac developers
 # SPDX-License-Identifier: Apache-2.0
-"""A rank's state in a form to save: on the host, and as bytes that are safe to load from a file that nobody trusts."""
+"""Converts a rank's state to CPU tensors and to bytes, which are safe to load from a file of unknown origin."""
 
 import io
 from collections.abc import Mapping
@@ -16,10 +16,10 @@ FORMAT = 1
 
 
 def state_on_host(compressor: Checkpointed, ranks: Ranks) -> dict[str, Any]:
-    """Return a rank's state with its tensors on the host, none of them a view of a larger tensor.
+    """Return a rank's state with CPU tensors, none of them a view of a larger tensor.
 
     Raises:
-        SettingsError: the ranks that averaged are not those whose states one checkpoint would hold.
+        SettingsError: the compressor averaged over other ranks than those of its process group.
     """
     state = compressor.state_dict()
     if ranks.world % state["world"]:
@@ -33,19 +33,19 @@ def state_on_host(compressor: Checkpointed, ranks: Ranks) -> dict[str, Any]:
 
 
 def check_format(holder: Mapping[str, Any], what: str) -> None:
-    """Raise unless a container of all ranks' states has the version that this gravac reads.
+    """Check that a container of all ranks' states has the version that this gravac reads.
 
     Args:
         holder: the container: a manifest, or a dict that ``gather`` returned.
         what: name of the container, for the message.
 
     Raises:
-        SettingsError: the version is another one.
+        SettingsError: the container has another version.
     """
     version = holder.get("version")
     if type(version) is not int or version != FORMAT:
         raise SettingsError(
-            f"version: {what} has {version!r}, this gravac reads {FORMAT}; a newer gravac wrote it, or it is not one"
+            f"version: {what} has {version!r}, this gravac reads {FORMAT}; read it with the gravac that wrote it"
         )
 
 
@@ -70,7 +70,7 @@ def from_bytes(payload: bytes) -> dict[str, Any]:
 
 
 def _on_host(state: Any) -> Any:
-    """Return a state, or an entry of a state, with its tensors on the host."""
+    """Return a state, or an entry of a state, with CPU tensors."""
     if isinstance(state, torch.Tensor):
         fills_storage = state.untyped_storage().nbytes() == state.numel() * state.element_size()
         return state.detach().cpu() if fills_storage else state.detach().cpu().clone()

@@ -20,17 +20,17 @@ DCP_GUARD: Mapping[str, Any] = {
     "torch.distributed.checkpoint": {"needs gravac.checkpoint.Stateful(compressor)": True},
     "torch.distributed.checkpoint.needs gravac.checkpoint.Stateful(compressor)": True,
 }
-"""Two entries of every state by which ``torch.distributed.checkpoint`` (DCP) refuses a bare compressor or state.
+"""Two entries of every state, which make ``torch.distributed.checkpoint`` (DCP) refuse a state outside ``Stateful``.
 
-DCP joins nested keys by dots, and refuses entries whose joined keys are equal; its message quotes the key. Without
-these entries DCP would restore one rank's residuals on all ranks."""
+DCP joins nested keys with dots, and refuses two entries whose joined keys are equal; its message quotes the key.
+Without these entries DCP would restore one rank's residuals on all ranks."""
 
 TENSORS = ("residual", "sums", "releasing", "memory")
 """Fields of a state that hold tensors by parameter name."""
 
 
 def pack(policy: Policy, engine: Engine, group: dist.ProcessGroup | None = None) -> dict[str, Any]:
-    """Return the state of one rank. Tensors are no copies: save or clone them before the next step.
+    """Return the state of one rank. Its tensors are not copies: save or clone them before the next step.
 
     Args:
         policy: the run's settings.
@@ -63,7 +63,9 @@ def unpack(state: Mapping[str, Any], policy: Policy, engine: Engine) -> None:
     fields = validate_state(state)
     for field, expected in (("base", policy.base.name), ("controller", policy.controller.name)):
         if fields[field] != expected:
-            raise SettingsError(f"{field}: the state was made with {fields[field]!r}, this compressor has {expected!r}")
+            raise SettingsError(
+                f"{field}: the state was made with {fields[field]!r}, this compressor has {expected!r}; use the same"
+            )
     if engine.ready_to_run:
         check_rank(fields, engine.state.rank, engine.state.world)
     check_fits({field: fields[field] for field in (*TENSORS, "aside")}, engine.form_by_name, policy.base)
@@ -89,10 +91,12 @@ def validate_state(state: Mapping[str, Any]) -> dict[str, Any]:
         SettingsError: ``state`` is no state of a rank, or has another version.
     """
     if not isinstance(state, Mapping):
-        raise SettingsError(f"state: {state!r:.80} is no state; give what state_dict() gave")
+        raise SettingsError(f"state: {state!r:.80} is no state; give what state_dict() returned")
     version = state.get("version")
     if type(version) is not int or version != VERSION:
-        raise SettingsError(f"version: the state has {version!r}, this gravac reads {VERSION}")
+        raise SettingsError(
+            f"version: the state has {version!r}, this gravac reads {VERSION}; load it with the gravac that saved it"
+        )
     # compare texts: a wrong state may have a tensor there, which == would compare element by element
     guards = {key: repr(guard) for key, guard in DCP_GUARD.items()}
     fields = {key: field for key, field in state.items() if key not in guards or guards[key] != repr(field)}
@@ -101,7 +105,7 @@ def validate_state(state: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def check_rank(state: Mapping[str, Any], rank: int, world: int) -> None:
-    """Refuse the state of another rank, or of another world size unless it is merged.
+    """Refuse the state of another rank or world size; accept a state that ``merge_states`` made.
 
     Args:
         state: a rank's state; a merged state has ``None`` as world.
@@ -115,8 +119,10 @@ def check_rank(state: Mapping[str, Any], rank: int, world: int) -> None:
         return
     if state["world"] != world:
         raise SettingsError(
-            f"world: the state is of {state['world']} ranks and there are {world}; gravac.checkpoint.load takes a "
-            "checkpoint up at another number, and gravac.merge_states([...]) makes one state of all old ranks'"
+            f"world: the state is of {state['world']} ranks, and there are {world}; gravac.checkpoint.load restores a "
+            "checkpoint at another number of ranks, and gravac.merge_states([...]) merges the states of all ranks"
         )
     if state["rank"] != rank:
-        raise SettingsError(f"rank: the state is of rank {state['rank']} and this is rank {rank}; each loads its own")
+        raise SettingsError(
+            f"rank: the state is of rank {state['rank']} and this is rank {rank}; load each rank's own state"
+        )

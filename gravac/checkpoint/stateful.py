@@ -1,9 +1,9 @@
 # SPDX-FileCopyrightText: 2026 The gravac developers
 # SPDX-License-Identifier: Apache-2.0
-"""``torch.distributed.checkpoint`` (DCP): each rank's state as opaque bytes, under a key of its own.
+"""Saves by ``torch.distributed.checkpoint`` (DCP): each rank's state as bytes, under a key of its own.
 
-DCP assumes that entries of ranks under the same key are copies of each other: it saves one of them and loads it on all
-ranks. DCP also loads only keys that a new object has already, and a new compressor has no residuals yet.
+If ranks have entries under the same key, DCP assumes that they are copies: it saves one and loads it on all ranks. DCP
+also loads only keys that the new object has, and a new compressor has no residuals.
 """
 
 from typing import Any, NoReturn
@@ -20,8 +20,8 @@ class Stateful:
     Args:
         compressor: the ``AdaptiveCompressor``. Load it before the first backward.
         saved_world: number of ranks that saved, if that differs from the current number; ``None``: the same number. If
-            the numbers differ, each rank reads the states of all. Without this argument DCP then finds no key of the
-            current number of ranks, and refuses.
+            the numbers differ, each rank reads all ranks' states. Without this argument, DCP would find no key for the
+            current number of ranks, and refuse.
         on_resize: what becomes of residuals at another number of ranks; see ``gravac.checkpoint.load``.
 
     Raises:
@@ -37,7 +37,7 @@ class Stateful:
         self._on_resize = on_resize
 
     def state_dict(self) -> dict[str, Any]:
-        """Return this rank's state as bytes; before a load at another number of ranks, return placeholders.
+        """Return this rank's state as bytes; if ``saved_world`` is set, return placeholders for a load.
 
         DCP replaces the placeholders by the states that it loads.
         """
@@ -60,7 +60,9 @@ class Stateful:
 
         def state_of(rank: int) -> dict[str, Any]:
             if not isinstance(payload := state_dict.get(keys[rank]), bytes):
-                raise SettingsError(f"{keys[rank]}: the state of this rank is missing")
+                raise SettingsError(
+                    f"{keys[rank]}: the state of this rank is missing; set saved_world as in the run that saved"
+                )
             return from_bytes(payload)
 
         self._compressor.load_state_dict(state_to_load(len(keys), ranks.world, ranks.rank, self._on_resize, state_of))
@@ -75,5 +77,5 @@ class _Placeholder:
 
 
 def _keys(world: int) -> list[str]:
-    """Return a key for each rank. A key also has the number of ranks, so that DCP itself refuses another number."""
+    """Return a key for each rank. Keys contain the number of ranks, so that DCP refuses to load at another number."""
     return [f"rank{rank}of{world}" for rank in range(world)]

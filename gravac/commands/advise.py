@@ -1,6 +1,6 @@
 # SPDX-FileCopyrightText: 2026 The gravac developers
 # SPDX-License-Identifier: Apache-2.0
-"""The command ``gravac advise``: predicts by a model of time whether compression, or rarer exchanges, would pay."""
+"""The command ``gravac advise``: predicts whether compression, or an exchange in fewer steps, would save time."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from gravac.commands.common import Commands, rate, require, set_work
 
 
 def add(commands: Commands) -> None:
-    """Add the command and its arguments."""
+    """Add the command and its arguments to the command line's parser."""
     parser = commands.add_parser(
         "advise",
         help="predict which compression, if any, makes steps shorter, and whether outer steps pay",

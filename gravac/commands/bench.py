@@ -11,7 +11,7 @@ from gravac.commands.common import FAILED, Commands, require, set_work, settings
 
 
 def add(commands: Commands) -> None:
-    """Add the command and its arguments."""
+    """Add the command and its arguments to the command line's parser."""
     parser = commands.add_parser("bench", help="measure a part on this machine", description="Measures one part.")
     benches = parser.add_subparsers(title="benches", metavar="BENCH", required=True)
     _add_compressors(benches)

@@ -11,7 +11,7 @@ from gravac.commands.common import Commands, set_work
 
 
 def add(commands: Commands) -> None:
-    """Add the command and its arguments."""
+    """Add the command and its arguments to the command line's parser."""
     parser = commands.add_parser(
         "calibrate",
         help="measure the network between ranks, for advise",

@@ -14,7 +14,7 @@ from typing import Any, TypeAlias, TypeVar
 from gravac.settings import SettingsError
 
 Commands: TypeAlias = "argparse._SubParsersAction[argparse.ArgumentParser]"
-"""Object that a command adds its parser to."""
+"""Object to which each command adds its parser."""
 
 WRONG_USE = 2
 """Exit status when arguments are wrong or an extra is missing."""
@@ -30,7 +30,7 @@ Work = Callable[[argparse.Namespace], int | None]
 
 
 def set_work(parser: argparse.ArgumentParser, work: Work, *failures: type[Exception]) -> None:
-    """Set the function that a command runs; its exceptions become messages on standard error and exit statuses.
+    """Set the function that a command runs; print its exceptions to standard error, and turn them into exit statuses.
 
     Args:
         parser: parser of the command.
@@ -66,7 +66,7 @@ def settings(kind: Callable[..., SettingsT], options: argparse.Namespace, **othe
 
 
 def rate(text: str) -> float:
-    """Parse an argument that is a link's rate; return bits per second."""
+    """Parse an argument such as ``100mbit``, a link's rate; return bits per second."""
     from gravac.lab.links.rates import parse_rate
 
     try:

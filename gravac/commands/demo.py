@@ -11,12 +11,12 @@ from gravac.commands.common import Commands, rate, require, set_work, settings
 
 
 def add(commands: Commands) -> None:
-    """Add the command and its arguments."""
+    """Add the command and its arguments to the command line's parser."""
     parser = commands.add_parser(
         "demo",
         help="train over a slow link with dense and adaptive exchange, and compare",
         description="Trains a small transformer over a slow link with dense float32, dense float16, compressed "
-        "gradients as AdaptiveCompressor decides, and with every=(1, 100), which may also have ranks train apart: each "
+        "gradients as AdaptiveCompressor decides, and with every=(1, 100), which also allows outer steps: each "
         "for the same time. Shows one plot and one table.",
     )
     parser.add_argument("--seconds", type=float, default=60.0, metavar="S", help="training time per method (60)")

@@ -1,6 +1,6 @@
 # SPDX-FileCopyrightText: 2026 The gravac developers
 # SPDX-License-Identifier: Apache-2.0
-"""The command ``gravac doctor``: reports what is installed, checks that ranks train alike, and gives advice."""
+"""The command ``gravac doctor``: reports what is installed, checks that ranks train to equal weights, gives advice."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from gravac.commands.common import FAILED, Commands, set_work
 
 
 def add(commands: Commands) -> None:
-    """Add the command and its arguments."""
+    """Add the command and its arguments to the command line's parser."""
     parser = commands.add_parser(
         "doctor",
         help="check what is installed, and whether ranks find each other",

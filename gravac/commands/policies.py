@@ -12,7 +12,7 @@ from gravac.settings import SettingsError
 
 
 def add(commands: Commands) -> None:
-    """Add the command and its arguments."""
+    """Add the command and its arguments to the command line's parser."""
     parser = commands.add_parser(
         "policies",
         help="what policies there are, and what one sets",
@@ -34,13 +34,13 @@ def _run(options: argparse.Namespace) -> None:
 
 
 def description(text: str) -> str:
-    """Return the first comment line in the text of a policy's file that is not empty, and not about its licence."""
+    """Return a policy's description: the first comment in the text of its file, except for the licence."""
     lines = (line.removeprefix("#").strip() for line in text.splitlines() if line.startswith("#"))
     return next((line for line in lines if line and not line.startswith("SPDX-")), "")
 
 
 def table(rows: list[tuple[str, ...]]) -> str:
-    """Return rows as lines of text. Each column is as wide as its widest cell; cells of the last column end a line."""
+    """Return a table as text, a line for each row; each column is as wide as its widest cell."""
     widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]) - 1)]
     return "\n".join(
         "  ".join([*(cell.ljust(width) for cell, width in zip(row, widths, strict=False)), row[-1]]).rstrip()

@@ -1,6 +1,6 @@
 # SPDX-FileCopyrightText: 2026 The gravac developers
 # SPDX-License-Identifier: Apache-2.0
-"""The command ``gravac replay``: compares a policy's decisions, on a recorded run's measurements, with the run's."""
+"""The command ``gravac replay``: what would a policy have decided by a recorded run's measurements?"""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 
 def add(commands: Commands) -> None:
-    """Add the command and its arguments."""
+    """Add the command and its arguments to the command line's parser."""
     parser = commands.add_parser(
         "replay",
         help="whether a policy decides what a recorded run decided, and where not first",
@@ -64,7 +64,7 @@ def describe(played: Replay, unchanged_too: bool = False) -> str:
 
     Args:
         played: replay of a recorded run.
-        unchanged_too: whether to list decisions that change no candidate, too.
+        unchanged_too: whether the table also lists decisions that change nothing.
     """
     from gravac.telemetry.descriptions import describe_reason
 
@@ -122,7 +122,7 @@ class _Curve(NamedTuple):
     """Curve of a number over the steps of a run.
 
     Attributes:
-        executed: the number in each recorded step.
+        executed: the run's number in each recorded step.
         would: the policy's number in the step in which run and policy differ; ``None`` if they never do.
         label: label of the axis.
         unit: unit of the axis' ticks.

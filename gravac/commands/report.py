@@ -11,7 +11,7 @@ from gravac.commands.common import Commands, require, set_work
 
 
 def add(commands: Commands) -> None:
-    """Add the command and its arguments."""
+    """Add the command and its arguments to the command line's parser."""
     parser = commands.add_parser(
         "report",
         help="a page of what bench tta measured",
@@ -25,7 +25,7 @@ def add(commands: Commands) -> None:
 
 
 def _run(options: argparse.Namespace) -> None:
-    require("lab", "matplotlib")
+    require("lab", "matplotlib", "jinja2")
     from gravac.lab.report.markdown import insert
     from gravac.lab.report.page import write_report
     from gravac.lab.tta import record

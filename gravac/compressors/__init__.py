@@ -1,56 +1,65 @@
 # SPDX-FileCopyrightText: 2026 The gravac developers
 # SPDX-License-Identifier: Apache-2.0
-"""Compressors, one file per family. They use tensors and rounds of collectives, but no process groups."""
+"""Compressors, one file per family. They request collectives, and know no process groups.
 
-from gravac.compressors.base import Compressor, Context, Reduced, Rounds
-from gravac.compressors.baselines.artopk import ARTopK, artopk
-from gravac.compressors.baselines.hard_threshold import HardThreshold, hard_threshold
-from gravac.compressors.baselines.intsgd import IntSGD, intsgd
-from gravac.compressors.baselines.natural import Natural, natural
-from gravac.compressors.baselines.qsgd import QSGD, qsgd
-from gravac.compressors.baselines.redsync import RedSync, redsync
-from gravac.compressors.baselines.sidco import SIDCo, sidco
-from gravac.compressors.baselines.signsgd import MajorityVote, SignSGD, majority, signsgd
-from gravac.compressors.baselines.terngrad import TernGrad, terngrad
-from gravac.compressors.dense import Dense, dense
-from gravac.compressors.dgc import DGC, dgc
-from gravac.compressors.ladder import Ladder, ladder
-from gravac.compressors.powersgd import PowerSGD, powersgd
-from gravac.compressors.profile import Coding, Profile
-from gravac.compressors.quantize import Quantize, quantize
-from gravac.compressors.randomk import RandomK, ScaledRandomK, randomk, scaled_randomk
-from gravac.compressors.sparse import Addend, Selection, Sparse
-from gravac.compressors.thc import THC, thc
-from gravac.compressors.topk import TopK, topk
-from gravac.compressors.topkc import TopKC, topkc
+A compressor that is imported here comes with gravac: users know it by its name. ``as`` makes the import public.
+"""
+
+from gravac.compressors.base import Compressor as Compressor
+from gravac.compressors.base import Context as Context
+from gravac.compressors.base import Reduced as Reduced
+from gravac.compressors.base import Rounds as Rounds
+from gravac.compressors.baselines.artopk import ARTopK as ARTopK
+from gravac.compressors.baselines.artopk import artopk as artopk
+from gravac.compressors.baselines.hard_threshold import HardThreshold as HardThreshold
+from gravac.compressors.baselines.hard_threshold import hard_threshold as hard_threshold
+from gravac.compressors.baselines.intsgd import IntSGD as IntSGD
+from gravac.compressors.baselines.intsgd import intsgd as intsgd
+from gravac.compressors.baselines.natural import Natural as Natural
+from gravac.compressors.baselines.natural import natural as natural
+from gravac.compressors.baselines.qsgd import QSGD as QSGD
+from gravac.compressors.baselines.qsgd import qsgd as qsgd
+from gravac.compressors.baselines.redsync import RedSync as RedSync
+from gravac.compressors.baselines.redsync import redsync as redsync
+from gravac.compressors.baselines.sidco import SIDCo as SIDCo
+from gravac.compressors.baselines.sidco import sidco as sidco
+from gravac.compressors.baselines.signsgd import MajorityVote as MajorityVote
+from gravac.compressors.baselines.signsgd import SignSGD as SignSGD
+from gravac.compressors.baselines.signsgd import majority as majority
+from gravac.compressors.baselines.signsgd import signsgd as signsgd
+from gravac.compressors.baselines.terngrad import TernGrad as TernGrad
+from gravac.compressors.baselines.terngrad import terngrad as terngrad
+from gravac.compressors.dense import Dense as Dense
+from gravac.compressors.dense import dense as dense
+from gravac.compressors.dgc import DGC as DGC
+from gravac.compressors.dgc import dgc as dgc
+from gravac.compressors.ladder import Ladder as Ladder
+from gravac.compressors.ladder import ladder as ladder
+from gravac.compressors.powersgd import PowerSGD as PowerSGD
+from gravac.compressors.powersgd import powersgd as powersgd
+from gravac.compressors.profile import Coding as Coding
+from gravac.compressors.profile import Profile as Profile
+from gravac.compressors.quantize import Quantize as Quantize
+from gravac.compressors.quantize import quantize as quantize
+from gravac.compressors.randomk import RandomK as RandomK
+from gravac.compressors.randomk import ScaledRandomK as ScaledRandomK
+from gravac.compressors.randomk import randomk as randomk
+from gravac.compressors.randomk import scaled_randomk as scaled_randomk
+from gravac.compressors.sparse import Addend as Addend
+from gravac.compressors.sparse import Selection as Selection
+from gravac.compressors.sparse import Sparse as Sparse
+from gravac.compressors.thc import THC as THC
+from gravac.compressors.thc import thc as thc
+from gravac.compressors.topk import TopK as TopK
+from gravac.compressors.topk import topk as topk
+from gravac.compressors.topkc import TopKC as TopKC
+from gravac.compressors.topkc import topkc as topkc
 from gravac.entry_points import Registry
 
 BUILT_IN: dict[str, Compressor] = {
-    compressor.name: compressor
-    for compressor in (
-        dense,
-        topk,
-        topkc,
-        randomk,
-        scaled_randomk,
-        artopk,
-        dgc,
-        redsync,
-        sidco,
-        hard_threshold,
-        powersgd,
-        quantize,
-        thc,
-        qsgd,
-        terngrad,
-        natural,
-        intsgd,
-        signsgd,
-        majority,
-        ladder,
-    )
+    imported.name: imported for imported in tuple(globals().values()) if isinstance(imported, Compressor)
 }
-"""Compressors of this package, by name, with default settings."""
+"""Compressors that come with gravac, by name, with default settings: those that are imported above."""
 
 
 def _fault(loaded: object) -> str:
@@ -59,57 +68,4 @@ def _fault(loaded: object) -> str:
 
 
 COMPRESSORS: Registry[Compressor] = Registry("compressor", "gravac.compressors", BUILT_IN, _fault)
-"""All compressors, by name, with default settings: those of this package, and of other installed packages."""
-
-__all__ = [
-    "COMPRESSORS",
-    "DGC",
-    "QSGD",
-    "THC",
-    "ARTopK",
-    "Addend",
-    "Coding",
-    "Compressor",
-    "Context",
-    "Dense",
-    "HardThreshold",
-    "IntSGD",
-    "Ladder",
-    "MajorityVote",
-    "Natural",
-    "PowerSGD",
-    "Profile",
-    "Quantize",
-    "RandomK",
-    "RedSync",
-    "Reduced",
-    "Rounds",
-    "SIDCo",
-    "ScaledRandomK",
-    "Selection",
-    "SignSGD",
-    "Sparse",
-    "TernGrad",
-    "TopK",
-    "TopKC",
-    "artopk",
-    "dense",
-    "dgc",
-    "hard_threshold",
-    "intsgd",
-    "ladder",
-    "majority",
-    "natural",
-    "powersgd",
-    "qsgd",
-    "quantize",
-    "randomk",
-    "redsync",
-    "scaled_randomk",
-    "sidco",
-    "signsgd",
-    "terngrad",
-    "thc",
-    "topk",
-    "topkc",
-]
+"""All compressors, by name, with default settings: gravac's, and those of other installed packages."""

@@ -1,6 +1,6 @@
 # SPDX-FileCopyrightText: 2026 The gravac developers
 # SPDX-License-Identifier: Apache-2.0
-"""The contract of a compressor: a generator that yields the collective it wants and is resumed with the result.
+"""The contract of a compressor: a generator that yields each collective it needs, and is resumed with the result.
 
 Laws, checked for every compressor by ``gravac.testing.compressor_laws``:
 
@@ -33,16 +33,15 @@ class Reduced:
     """Result of compressing and exchanging one tensor.
 
     Attributes:
-        mean: mean of the sent tensors, the same on all ranks; flat, of x's length. An ``Addend`` saves memory: the
-            operating system takes many times as long to provide a tensor's memory as a processor takes to fill it.
+        mean: mean of the sent tensors, the same on all ranks; flat, of x's length. An ``Addend``, which is never stored
+            as a whole, saves memory and time.
         sent: tensor that this rank contributed to the mean, flat, of x's length; the residual is ``x - sent``. If the
-            compressor folded: only the part that is still to be subtracted from ``fold.unsent``.
+            compressor adds residuals itself (``folds``): only the part that it has not subtracted from ``fold.unsent``.
         cf: achieved compression factor.
         aside: part of ``x - sent`` that the compressor itself keeps, in ``ctx.state``; the residual excludes this part.
-        target: tensor that was to be sent, if that is not x (momentum correction); the gain is measured against the
-            target.
-        error: ``‖x - sent‖²`` as counted for the gain, if the compressor knows the error. If the error is made for all
-            ranks at once, each rank counts its share.
+        target: tensor that the gain is measured against, if that is not x (momentum correction).
+        error: ``‖x - sent‖²`` as counted for the gain, if the compressor knows it. Of an error that is common to all
+            ranks, each rank counts its share.
     """
 
     mean: torch.Tensor | Addend
@@ -54,7 +53,7 @@ class Reduced:
 
 
 MAGNITUDES = (2.0**-100, 2.0**100)
-"""Smallest and largest magnitude of gradients that are sent as float32; see ``Compressor.magnitudes``."""
+"""Default of ``Compressor.magnitudes``: smallest and largest magnitude of gradients that are sent as float32."""
 
 Rounds = Generator[Collective, Any, Reduced]
 """A generator that yields collectives, is resumed with their results, and returns a ``Reduced``."""
@@ -62,17 +61,17 @@ Rounds = Generator[Collective, Any, Reduced]
 
 @dataclass(slots=True)
 class Fold:
-    """Error feedback that a compressor which ``folds`` computes in the same pass as it codes a bare gradient.
+    """Error feedback for a compressor that adds the residual to the gradient itself, while it codes (``folds``).
 
     Attributes:
         residual: residual that is added to the gradient first, flat, ``[elements]``, float32 or bfloat16; ``None``:
             nothing is added.
         unsent: memory for the new residual: float32, flat, ``[elements]``; overwritten with the sum of gradient and
-            residual. The compressor may subtract sent numbers itself; ``Reduced.sent`` then excludes them. ``None``: no
-            residual is kept; a compressor that needs the sum later sets a tensor of its own.
+            residual. The compressor may subtract sent numbers; ``Reduced.sent`` then excludes them. ``None``: no
+            residual is kept; a compressor that needs the sum later creates its own tensor.
         energy: ``‖gradient + residual‖²``, 0-d, which the compressor sets before its first collective; finite if and
             only if every element of the gradient is. For rows, the energy of all rows.
-        gradients: gradients of rows (``rounds_together``), each flat; x is then ``unsent``, the memory for their sums.
+        gradients: gradient of each row in ``rounds_together``, flat; x is then ``unsent``, the memory for their sums.
         residuals: residual that is added to each row; empty: nothing is added. All rows share one fold.
     """
 
@@ -85,7 +84,7 @@ class Fold:
 
 @dataclass(slots=True)
 class Context:
-    """Facts about one tensor that a compressor may use.
+    """What a compressor may know about one tensor.
 
     Attributes:
         name: the parameter's name.
@@ -99,7 +98,7 @@ class Context:
             replace it by a new tensor: if the step is undone, the old tensor is restored.
         error_feedback: fraction of the unsent rest that will be kept.
         selections: selections of x that were already made, by CF (multi-level compression).
-        fold: error feedback to compute while coding, if the compressor ``folds``: x is then a bare gradient.
+        fold: if the compressor ``folds``: the residual that it adds; x is then a gradient without its residual.
     """
 
     name: str = ""
@@ -115,11 +114,11 @@ class Context:
     fold: Fold | None = None
 
     def excerpt(self, elements: int) -> "Context":
-        """Return a context for compressing some of the tensor's numbers again: of another shape, without memory."""
+        """Return a context for a part of the tensor that is compressed again: its shape, without memory."""
         return replace(self, shape=(elements,), state={}, error_feedback=0.0, selections={}, fold=None)
 
     def draws(self, per_rank: bool = False, fixed: bool = False) -> Draws:
-        """Return random numbers of (seed, name, step): the same on every device, in any layout, after any resume.
+        """Return random numbers that depend on seed, name and step alone: the same on every device and after a resume.
 
         Args:
             per_rank: whether each rank draws other numbers, for rounding that must differ between ranks; otherwise all
@@ -131,26 +130,27 @@ class Context:
 
 
 class Compressor(Settings):
-    """A compressor: a frozen settings object without state, which several models may share.
+    """Base class of compressors: frozen settings without state, so that several models may share one.
 
     Attributes:
-        name: name in policies and traces.
+        name: name in policies and logs.
         contractive: whether ``‖x - sent‖² <= ‖x‖²``, summed over the ranks. Error feedback needs a contractive
             compressor.
         unbiased: whether the expectation of ``sent`` is x.
         owns_momentum: whether the compressor applies the optimizer's momentum; the optimizer must then have none.
         exact_cf: whether the achieved CF of large tensors is the requested CF, within 2 %; otherwise the compressor
             comes as close as its method can.
-        compresses: whether the compressor leaves anything out. Otherwise it is a number format for all tensors, small
-            tensors and those of one dimension too (``dense``).
+        compresses: whether the compressor leaves anything out; False for ``dense``, which only sets a number format,
+            and is applied to all tensors.
         one_round: whether ``rounds`` yields once at every CF and number of ranks, see ``Profile``.
         error_feedback: fraction of the unsent rest that is kept, see ``Profile``.
         coding_costs: ``(CF, encode, decode)``, ascending, in copies of the tensor, as ``gravac bench compressors``
             measures them; empty: not measured. ``gravac.compressors.profile`` has their source.
         efficiency_points: ``(CF, median efficiency)``, ascending, for a compressor that is not in ``gravac.beliefs``;
             empty: the points of ``gravac.beliefs``, or cautious defaults.
-        efficiency_by_gain: ``(gain, median efficiency)``, ascending; empty: likewise.
-        efficiency_apart: ``(steps between two exchanges, exponent)``, ascending, see ``Profile``; empty: likewise.
+        efficiency_by_gain: ``(gain, median efficiency)``, ascending; empty: as for ``efficiency_points``.
+        efficiency_apart: ``(steps between two exchanges, exponent)``, ascending, see ``Profile``; empty: as for
+            ``efficiency_points``.
         rounding: unit roundoff u of the sums on the wire: ``|mean - mean of sent| <= (N+2) u mean of |sent|`` for N
             ranks.
     """
@@ -175,11 +175,11 @@ class Compressor(Settings):
 
     @property
     def magnitudes(self) -> tuple[float, float]:
-        """Smallest and largest magnitude of gradients' elements between which ``sent`` scales with the gradient.
+        """Range of gradients' magnitudes in which ``sent`` scales with the gradient: lowest and highest.
 
-        Between them, gradients times a power of two give means times that power, bit for bit except for subnormal
-        numbers. Beyond them, a number format of the wire overflows or underflows. Then every rank gets means that are
-        not finite, or ``sent`` is less accurate, as the compressor's class says. ``(1, 1)``: ``sent`` never scales.
+        Within the range, gradients times a power of two give means times that power, bit for bit except for subnormal
+        numbers. Outside, a number format of the wire overflows or underflows. Every rank then gets means that are not
+        finite, or ``sent`` is less accurate, as the compressor's class says. ``(1, 1)``: ``sent`` never scales.
         """
         return MAGNITUDES
 
@@ -189,10 +189,11 @@ class Compressor(Settings):
         return False
 
     def profile(self, cf: float, *, world: int = 2, shapes: Sequence[tuple[int, ...]] = ()) -> Profile:
-        """Return what is known at a CF before the compressor has run; see ``Profile``.
+        """Return expected costs and efficiency at a CF, known before the compressor has run.
 
         By default, the profile has what the class says (``coding_costs``, ``efficiency_points``, ``one_round``, ...).
-        If settings, ranks or shapes count, extend this: ``replace(super().profile(cf), one_round=...)``.
+        If they depend on settings, ranks or shapes, override this method: ``replace(super().profile(cf),
+        one_round=...)``.
 
         Args:
             cf: compression factor.
@@ -213,7 +214,7 @@ class Compressor(Settings):
 
     @property
     def beliefs(self) -> CompressorBeliefs:
-        """Beliefs about efficiency: those in force for this name, with the points of the class in place of theirs."""
+        """Beliefs about efficiency: gravac's for this name; points that the class declares replace them."""
         tabulated = beliefs_in_force().of_compressor(self.name)
         class_points = {
             "by_cf": self.efficiency_points,
@@ -224,7 +225,7 @@ class Compressor(Settings):
         return tabulated(**declared, kind="not measured") if declared else tabulated
 
     def method_at(self, cf: float) -> str:
-        """Return the method's name at a CF, with the setting that users know, such as ``"topk 10x"``.
+        """Return a name for users, with the setting at a CF, such as ``"topk 10x"``.
 
         Override this if users set a number of bits or a rank instead of a CF.
 
@@ -239,9 +240,9 @@ class Compressor(Settings):
         return None
 
     def candidates(self, cf_range: tuple[float, float]) -> Span | tuple[float, ...]:
-        """Return the supported CFs within a range: the span if all are supported, else a list (ascending, or empty).
+        """Return the supported CFs within a range: a ``Span`` if all are supported, else a tuple (ascending, or empty).
 
-        By default the compressor's only CF, if it has one and that is in the range; otherwise the span.
+        By default, the compressor's only CF if it has a single one, and if that is in the range; otherwise the span.
 
         Args:
             cf_range: lowest and highest CF of the range.
@@ -265,20 +266,20 @@ class Compressor(Settings):
         raise NotImplementedError
 
     def wire_dtype(self, gradient: torch.dtype) -> torch.dtype:
-        """Return the number format in which gradients of a dtype are sent if nothing is left out."""
+        """Return the number format in which a compressor that leaves nothing out sends gradients of a dtype."""
         return gradient
 
     def folds(self, gradient: torch.Tensor, cf: float) -> bool:
-        """True if ``rounds`` accepts a bare gradient, with ``ctx.fold``: flat, perhaps of 16 bits or not finite.
+        """True if ``rounds`` adds the residual itself (``ctx.fold``): x is then the flat gradient, maybe not finite.
 
-        If a gradient is not finite, ``rounds`` may send anything: every rank then gets NaN, and keeps nothing of the
-        gradient. If there is a ``batch_key``, ``folds`` is asked for the first gradient of a batch too;
-        ``rounds_together`` then folds the batch.
+        The gradient may also have 16 bits. If it is not finite, ``rounds`` may send anything: every rank then gets NaN,
+        and keeps nothing of the gradient. For a batch, the answer for its first gradient counts, and
+        ``rounds_together`` adds the residuals.
         """
         return False
 
     def misfit(self, key: str, memory: torch.Tensor, elements: int) -> str:
-        """Describe the expected tensor if one of ``Context.state`` does not fit; ``""`` if it fits, or if unknown.
+        """Check a tensor of ``Context.state`` from a checkpoint: describe what is expected; ``""`` if the tensor fits.
 
         Args:
             key: name in the state.
@@ -288,11 +289,11 @@ class Compressor(Settings):
         return ""
 
     def kept_aside(self, ctx: Context, elements: int) -> torch.Tensor | None:
-        """Return the rest that the compressor itself keeps, see ``Reduced.aside``: flat, ``[elements]``, or None."""
+        """Return the unsent rest that the compressor itself keeps (``Reduced.aside``), ``[elements]``; or None."""
         return None
 
     def rounds(self, x: torch.Tensor, cf: float, ctx: Context) -> Rounds:
-        """Average x over the ranks, compressed. If this takes several collectives, the docstring numbers the steps.
+        """Average x over the ranks, compressed.
 
         Args:
             x: flat, ``(elements,)``, contiguous, finite, float32 or float64; not to be changed.
@@ -300,15 +301,15 @@ class Compressor(Settings):
             ctx: facts about the tensor.
 
         Returns:
-            A generator that yields collectives, is resumed with their results, and returns a ``Reduced``.
+            A generator that yields collectives, is resumed with their results, and returns a ``Reduced``. If there are
+            several collectives, the docstring of a compressor's method numbers its steps.
         """
         raise NotImplementedError
 
     def batch_key(self, cf: float, ctx: Context) -> Hashable | None:
-        """Return a key: ``rounds_together`` accepts tensors of equal key, size and dtype. ``None``: no batches.
+        """Return a key; tensors of equal key, size and dtype may share ``rounds_together``. ``None``: none may.
 
-        The key must depend only on what all ranks know. Keys are used off the CPU only, where launches cost more than
-        caches save.
+        The key must be the same on all ranks. Keys are used on a GPU only, on which launches cost much.
 
         Args:
             cf: requested compression factor; 1 or more.
@@ -317,7 +318,7 @@ class Compressor(Settings):
         return None
 
     def rounds_together(self, x: torch.Tensor, cf: float, contexts: Sequence[Context]) -> Rounds:
-        """Average tensors of one ``batch_key`` at once, with the results of ``rounds`` for each, up to rounding.
+        """Average tensors of equal ``batch_key`` at once; results are those of ``rounds``, up to rounding.
 
         Args:
             x: the tensors, one in each row: ``[count, elements]``, contiguous, otherwise as for ``rounds``.
@@ -345,5 +346,5 @@ class Compressor(Settings):
 
 
 def k_for(elements: int, cf: float) -> int:
-    """Return how many of ``elements`` a sparsifier sends at ``cf``: the smallest number with elements / sent <= cf."""
+    """Return how many of ``elements`` a sparsifier sends at ``cf``: ``ceil(elements / cf)``, at least 1."""
     return min(elements, max(1, math.ceil(elements / cf))) if elements else 0

@@ -1,6 +1,6 @@
 # SPDX-FileCopyrightText: 2026 The gravac developers
 # SPDX-License-Identifier: Apache-2.0
-"""Chunks of consecutive coordinates, selected alike on all ranks, and their values, one after another.
+"""Selects chunks of consecutive coordinates, the same on all ranks, and gathers and scatters their values.
 
 Copying whole chunks costs a fraction of copying as many single coordinates.
 """
@@ -22,7 +22,7 @@ from gravac.compressors.squares import MAX_SENT_ENERGY
 def chunk_energies(x: torch.Tensor, chunk: int) -> torch.Tensor:
     """Return the sum of squares of each chunk of flat x: x's dtype, ``[ceil(elements / chunk)]``.
 
-    A kernel computes them where kernels run. Energies above ``MAX_SENT_ENERGY`` (of norms above 9e18) become that
+    On a GPU a Triton kernel computes the sums. Energies above ``MAX_SENT_ENERGY`` (of norms above 9e18) become that
     limit, and energies of float32 norms below 1e-22 may become 0.
     """
     if x.dtype == torch.float32 and kernels.usable(x.device.type):
@@ -36,14 +36,14 @@ def chunk_energies(x: torch.Tensor, chunk: int) -> torch.Tensor:
 
 
 def folds(gradient: torch.Tensor) -> bool:
-    """True if ``fold_chunks`` accepts a gradient, flat."""
+    """True if ``fold_chunks`` accepts a flat gradient."""
     usable = gradient.dtype != torch.float64 and kernels.usable(gradient.device.type)
     return usable and gradient.is_contiguous() and gradient.numel() > 0
 
 
 @dataclass(slots=True)
 class FoldedChunks:
-    """Tensors side by side, folded by a kernel; values of selected chunks are then taken out of them.
+    """Sums of gradients and residuals, several tensors side by side, from which values of selected chunks are taken.
 
     Attributes:
         x: sums of gradients and residuals: float32, ``[count * elements]``; values that are taken are subtracted.
@@ -64,8 +64,8 @@ class FoldedChunks:
             order: see ``sending_order``.
             k: number of values per tensor.
             dtype: number format of the result.
-            world: number by which values are divided.
-            multiple: number to a multiple of which k values are padded with zeros.
+            world: number of ranks, by which values are divided.
+            multiple: each tensor's k values are padded with zeros to a multiple of this number.
 
         Returns:
             ``[count, k]``, k rounded up to the multiple.
@@ -82,7 +82,7 @@ class FoldedChunks:
 
 
 def fold_chunks(gradient: torch.Tensor, chunk: int, fold: Fold, world: int) -> tuple[FoldedChunks, torch.Tensor]:
-    """Fold gradients and residuals into ``fold.unsent``; also return the chunks' energies as sent: bfloat16, flat."""
+    """Add gradients and residuals into ``fold.unsent``; also return the chunks' energies to send: bfloat16, flat."""
     gradients: Sequence[torch.Tensor] = fold.gradients or (gradient,)
     residuals = fold.residuals if fold.residual is None else (fold.residual,)
     if fold.unsent is None:
@@ -97,7 +97,7 @@ def fold_chunks(gradient: torch.Tensor, chunk: int, fold: Fold, world: int) -> t
 
 @dataclass(frozen=True, slots=True)
 class SparseChunks:
-    """Tensors side by side that are zero except in some chunks; a kernel writes or adds them.
+    """Several tensors side by side that are zero except in some chunks; a kernel writes or adds their values.
 
     Attributes:
         values: ``[count, width]``; the first k of each row are a tensor's.
@@ -117,7 +117,7 @@ class SparseChunks:
         return dense
 
     def overwrite(self, *denses: torch.Tensor) -> bool:
-        """Overwrite tensors, given side by side or one by one; False if a kernel cannot write into them."""
+        """Overwrite tensors, given side by side or one by one; return False if a kernel cannot write into them."""
         if not all(map(folds, denses)):
             return False
         tensors = [*denses[0].view(len(self.order), -1)] if len(denses) == 1 else denses
@@ -150,7 +150,7 @@ def sending_order(energies: torch.Tensor, k: int, chunk: int) -> torch.Tensor:
 
 
 def positions(order: torch.Tensor, k: int, chunk: int, chunk_count: int) -> torch.Tensor:
-    """Return the positions of the first k coordinates in the chunks of each of several tensors of whole chunks.
+    """Return, for each of several tensors of whole chunks, the positions of its first k coordinates in chunk ``order``.
 
     Args:
         order: chunk numbers of each tensor, int64, ``[count, m]``, in the order in which they are sent.
@@ -171,8 +171,8 @@ class ChunkSelection(NamedTuple):
 
     Attributes:
         rows: numbers of the whole chunks: int64, flat, ascending.
-        singles: single coordinates: int64, flat. They belong to the chunk that is sent in part, and to the highest
-            chunk if the tensor's end may cut that chunk short. Coordinates beyond the end stand for zeros.
+        singles: single coordinates: int64, flat. They belong to the chunk that is sent in part, and to the last
+            selected chunk, which the tensor's end may cut short. Coordinates beyond the end stand for zeros.
     """
 
     rows: torch.Tensor
@@ -190,7 +190,8 @@ def select_k(
         k: number of coordinates.
         chunk: coordinates per chunk.
         elements: number of coordinates of the tensor.
-        start: first coordinate that is selected within the partial chunk; the chunk's beginning follows its end.
+        start: position in the partial chunk at which the selection starts; from the chunk's end it continues at the
+            beginning.
     """
     partial_length = k - (len(rows) - 1) * chunk
     if partial_length == chunk and elements % chunk == 0:
@@ -229,7 +230,7 @@ def scatter(values: torch.Tensor, selection: ChunkSelection, chunk: int, element
 
 
 def _inside(positions: torch.Tensor, elements: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return which positions lie before the tensor's end, and all positions, clamped to the last coordinate."""
+    """Return a mask of the positions before the tensor's end, and the positions, each at most the last coordinate."""
     return positions < elements, positions.clamp(max=elements - 1)
 
 

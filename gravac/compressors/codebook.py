@@ -1,6 +1,6 @@
 # SPDX-FileCopyrightText: 2026 The gravac developers
 # SPDX-License-Identifier: Apache-2.0
-"""Codes of 1, 2, 3, 4 or 8 bits for blocks of numbers: a scale per block, levels fitted to a normal law or even.
+"""Quantizes blocks of numbers to codes of 1, 2, 3, 4 or 8 bits: a scale per block; normal or evenly spaced levels.
 
 Sources: Max, "Quantizing for Minimum Distortion", IRE Trans. Inf. Theory 1960, table I (the fitted levels); Vargaftik
 et al., "EDEN", ICML 2022 (levels times a scale fitted to the coded numbers).
@@ -9,8 +9,8 @@ A number is first rounded to a grid of 255 points; a table then gives the point'
 points. A block's scale is then the least-squares scale for its codes (for 8 bits, its largest magnitude). So coding
 never adds error: ``‖x - decode(encode(x))‖ <= ‖x‖``.
 
-This file is for the CPU. It works on pieces that stay in a cache, and numpy looks up several codes at once, some ten
-times faster than single codes. ``codebook_on_device`` computes the same on other devices.
+This file is for the CPU. It works on pieces that fit in a cache. numpy looks up several codes at once, which is some
+ten times faster than single codes. ``codebook_on_device`` computes the same on other devices.
 """
 
 import math
@@ -32,7 +32,7 @@ from gravac.compressors.packing import pack, packed_bytes, unpack
 from gravac.compressors.squares import MIN_EXACT_ENERGY
 
 _Scratch = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
-"""Memory for intermediate results, of a piece's size: float32, int8 and float32."""
+"""Memory for intermediate results of a piece: float32, int8 and float32 tensors."""
 
 SCALE = torch.bfloat16
 """Format of a block's scale on the wire: float32's range in half the bytes."""
@@ -92,7 +92,7 @@ def _shifted(x: torch.Tensor, exponent: int) -> torch.Tensor:
 
 
 def _encode(x: torch.Tensor, bits: int, kind: Kind, out: torch.Tensor | None) -> tuple[Coded, torch.Tensor]:
-    """Code as ``encode`` does, except for numbers whose squares overflow or underflow."""
+    """Encode as ``encode`` does; wrong for numbers whose squares overflow or underflow."""
     count, block = x.shape
     packed = torch.empty(count, packed_bytes(block, bits), dtype=torch.uint8)
     scales = torch.empty(count, dtype=SCALE)
@@ -141,14 +141,14 @@ def mean(coded: Coded, bits: int, kind: Kind, out: torch.Tensor) -> torch.Tensor
 
 @dataclass(frozen=True, slots=True)
 class Decoded:
-    """Mean of several ranks' coded numbers, decoded piece by piece while added: needs no memory of the tensor's size.
+    """Mean of several ranks' coded numbers, decoded piece by piece while it is added, to save memory.
 
     Attributes:
         coded: codes, ``[ranks, blocks, ...]``.
         bits: bits per code, as encoded.
         kind: placement of the levels, as encoded.
         block: numbers per block.
-        more: a position, and numbers (flat, float32) that are added from that position on.
+        more: further numbers to add (flat, float32), and the position of the first; ``None``: none.
     """
 
     coded: Coded
@@ -160,7 +160,7 @@ class Decoded:
     def add_to(self, dense: torch.Tensor, alpha: float = 1.0) -> torch.Tensor:
         """Add ``alpha`` times the mean to ``dense`` (flat), in place; return ``dense``.
 
-        Numbers beyond the end of ``dense`` are left out.
+        Numbers beyond the end of ``dense`` are ignored.
         """
         packed, scales = self.coded
         count = scales.shape[1]
@@ -177,7 +177,7 @@ class Decoded:
 
 
 def add_at(dense: torch.Tensor, position: int, numbers: torch.Tensor, alpha: float) -> None:
-    """Add ``alpha`` times flat numbers to flat ``dense`` from a position on; leave out numbers beyond its end."""
+    """Add ``alpha`` times flat numbers to flat ``dense``, starting at a position; ignore numbers beyond its end."""
     into = dense[position : position + numbers.numel()]
     into.add_(numbers[: into.numel()], alpha=alpha)
 
@@ -190,7 +190,7 @@ def _piece(block: int) -> int:
 def _encode_piece(
     x: torch.Tensor, bits: int, kind: Kind, coded: Coded, out: torch.Tensor | None, scratch: _Scratch
 ) -> torch.Tensor:
-    """Code a piece into ``coded``, with decoded numbers in ``out``; return the squared error, 0-d."""
+    """Encode a piece into ``coded``; write the decoded numbers into ``out``; return the squared error, 0-d."""
     fine, grid, values = scratch
     norms: torch.Tensor | None = None
     if bits == 1:
@@ -227,7 +227,7 @@ def inverse_of(scale: torch.Tensor, factor: float) -> torch.Tensor:
 
 
 def rounded_up(magnitudes: torch.Tensor) -> torch.Tensor:
-    """Return largest magnitudes, of any shape, in the scales' format, rounded up, so that no number exceeds a scale."""
+    """Round blocks' largest magnitudes, any shape, up to the scales' format, so that no number exceeds its scale."""
     rounded = magnitudes.to(SCALE)
     return torch.where(rounded < magnitudes, torch.nextafter(rounded, torch.full_like(rounded, torch.inf)), rounded)
 
@@ -237,7 +237,7 @@ def _signs(x: torch.Tensor) -> torch.Tensor:
 
 
 def _codes(grid: torch.Tensor, bits: int, kind: Kind) -> torch.Tensor:
-    """Return packed codes of grid points: int8 ``[rows, block]`` to uint8 ``[rows, packed_bytes(block, bits)]``."""
+    """Return packed codes of grid points, int8 ``[rows, block]``: uint8, ``[rows, packed_bytes(block, bits)]``."""
     if bits == 2:
         points = grid.numpy()
         codes, *higher = (np.greater_equal(points, point).view(np.uint8) for point in points_between(bits, kind))
@@ -252,7 +252,7 @@ def _codes(grid: torch.Tensor, bits: int, kind: Kind) -> torch.Tensor:
 
 
 def _looked_up(packed: torch.Tensor, bits: int, kind: Kind, out: torch.Tensor) -> torch.Tensor:
-    """Look up the levels of packed codes: float32, ``[rows, block]``, in ``out``; return ``out``."""
+    """Write the levels of packed codes into ``out``, float32, ``[rows, block]``; return ``out``."""
     block = out.shape[1]
     if bits == 8:
         return out.copy_(packed.view(torch.int8)).mul_(1 / 127)

@@ -1,6 +1,6 @@
 # SPDX-FileCopyrightText: 2026 The gravac developers
 # SPDX-License-Identifier: Apache-2.0
-"""The codebook for devices on which a launch costs more than a pass: a tensor in one piece, by few operators.
+"""The codebook for GPUs, on which launches cost most: codes a whole tensor at once, by few operators.
 
 Codes and scales are those of ``codebook``, computed by the same arithmetic in the same order. Numbers are compared with
 the thresholds instead of being looked up, and all ranks' codes are decoded at once. The number of kernels depends
@@ -32,8 +32,8 @@ class _Fit(NamedTuple):
         coded: codes ``[blocks, bytes]`` and scales ``[blocks]``.
         values: the codes' levels: float32, ``[blocks, block]``.
         along: sum of number times level of each block, ``[blocks]``; ``None`` for 8 bits.
-        size: sum of squared levels of each block, likewise.
-        norms: norm of each block, likewise; ``None`` if not computed.
+        size: sum of squared levels of each block, ``[blocks]``; ``None`` for 8 bits.
+        norms: norm of each block, ``[blocks]``; ``None`` if not computed.
     """
 
     coded: Coded
@@ -65,7 +65,7 @@ def encode(x: torch.Tensor, bits: int, kind: Kind) -> tuple[Coded, torch.Tensor]
 
 
 def encode_decoded(x: torch.Tensor, bits: int, kind: Kind) -> tuple[Coded, torch.Tensor]:
-    """Code blocks as ``encode`` does; return the codes, and the decoded numbers: float32, shape ``[blocks, block]``."""
+    """Encode blocks as ``encode`` does; return codes, and the decoded numbers: float32, shape ``[blocks, block]``."""
     fit = _fit(x, bits, kind)
     return fit.coded, _scaled(fit.values, fit.coded.scales)
 
@@ -98,7 +98,7 @@ def decode(packed: torch.Tensor, scales: torch.Tensor, bits: int, kind: Kind, bl
 
 
 def _fit(x: torch.Tensor, bits: int, kind: Kind) -> _Fit:
-    """Code blocks ``[blocks, block]``, with a least-squares scale for each (for 8 bits, the largest magnitude)."""
+    """Encode blocks ``[blocks, block]`` and fit a scale to each: least squares; for 8 bits the largest magnitude."""
     packed = torch.empty(len(x), packed_bytes(x.shape[1], bits), dtype=torch.uint8, device=x.device)
     scales, fine = torch.empty(len(x), dtype=SCALE, device=x.device), x
     norms: torch.Tensor | None = None

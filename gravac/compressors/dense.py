@@ -18,7 +18,7 @@ SIXTEEN_BIT = Coding(1.24, 0.78)
 
 
 def divide(x: torch.Tensor, world: int, wire: torch.dtype) -> torch.Tensor:
-    """Return ``x / world`` in the wire's format, in the shape of x; dividing before the sum avoids overflow.
+    """Return ``x / world`` in the wire's number format, in the shape of x; dividing before the sum avoids overflow.
 
     If dividing only changes the exponent, and the format has room for the new exponent, x is converted first, which is
     faster.
@@ -44,13 +44,16 @@ def is_power_of_two(world: int) -> bool:
 
 
 class Dense(Compressor):
-    """Dense compressor: all numbers are sent, in one number format.
+    """No compression: all numbers are sent, in one number format.
 
     Gradients are divided by the number of ranks before they are summed, or after: see ``divides_first``.
 
     Attributes:
-        dtype: number format on the wire. ``"float32"`` sends gradients in their own format, even if that has 16 or 64
-            bits.
+        dtype: number format on the wire: ``"float32"`` (the default), ``"float16"`` or ``"bfloat16"``. ``"float32"``
+            sends gradients in their own format, even if that has 16 or 64 bits.
+
+    Raises:
+        SettingsError: a setting is unknown, of the wrong type, or out of its range.
     """
 
     name: ClassVar[str] = "dense"
@@ -66,7 +69,7 @@ class Dense(Compressor):
         return 1.0 if self.dtype == "float32" else 2.0
 
     def profile(self, cf: float, *, world: int = 2, shapes: Sequence[tuple[int, ...]] = ()) -> Profile:
-        """Return a profile with a family for each format, since converting costs time; no loss, and no padding."""
+        """Return expected costs: a family for each number format, since converting takes time; nothing is lost."""
         coding = Coding(0.0, 0.0) if self.dtype == "float32" else SIXTEEN_BIT
         kind: MethodKind | None = None if self.dtype == "float32" else "16 bit"
         return Profile(family=self.dtype, coding=coding, kind=kind, one_round=True, pad_multiple=1)
@@ -76,7 +79,7 @@ class Dense(Compressor):
         return f"dense {self.dtype}"
 
     def for_cf(self, cf: float) -> "Dense":
-        """Return the format of a CF, 1 or 2: itself if it has that CF, otherwise float32 for 1 and bfloat16 for 2."""
+        """Return a dense compressor of CF 1 or 2: this object if its CF fits, else one of float32 or bfloat16."""
         return self if cf == self.cf else self(dtype="float32" if cf == 1 else "bfloat16")
 
     def wire_dtype(self, gradient: torch.dtype) -> torch.dtype:

@@ -1,6 +1,6 @@
 # SPDX-FileCopyrightText: 2026 The gravac developers
 # SPDX-License-Identifier: Apache-2.0
-"""Deep gradient compression: top-k of a velocity, into which each rank sums gradients with momentum until it sends.
+"""Deep gradient compression: top-k of a velocity, the sum of each rank's unsent gradients with momentum.
 
 Source: Lin et al., "Deep Gradient Compression", ICLR 2018 (arXiv 1712.01887), algorithm 2: momentum correction,
 momentum factor masking, local gradient clipping, warm-up of the CF, and a threshold from a sample. DGC replaces the
@@ -23,23 +23,30 @@ from gravac.compressors.sparse import Sparse
 from gravac.compressors.squares import norm
 from gravac.compressors.threshold import ThresholdK
 
-CORRECTIONS = 10
+MAX_CORRECTIONS = 10
 """Maximum number of times that the published rule adjusts its threshold."""
 
-BOUNDS = (0.8, 1.3)
-"""Lowest and highest count over k that the published rule accepts; also the factors of threshold adjustments."""
+COUNT_BOUNDS = (0.8, 1.3)
+"""The published rule accepts a count of coordinates between these multiples of k; also its factors on the threshold."""
 
 
 class DGC(ThresholdK):
     """Top-k of a momentum-corrected velocity.
 
     Attributes:
-        momentum: momentum of the velocity, in [0, 1); 0 only sums gradients.
-        nesterov: whether momentum has Nesterov's form.
-        masking: whether the momentum of coordinates that were sent is cleared too.
-        clip: norm, times ``1/sqrt(ranks)``, to which each tensor's gradient is clipped; ``None``: no clipping.
-        warmup_steps: number of steps in which the CF rises exponentially from 4 to the requested CF.
-        sample: fraction of the velocity from which a threshold is estimated.
+        momentum: momentum of the velocity, in [0, 1); default: 0.9. 0: the velocity is a plain sum of gradients.
+        nesterov: whether momentum has Nesterov's form; default: False.
+        masking: whether the momentum of coordinates that were sent is cleared, too; default: True.
+        clip: each tensor's gradient is clipped to this norm divided by ``sqrt(ranks)``; above 0. ``None``, the default:
+            no clipping.
+        warmup_steps: number of steps in which the CF rises exponentially from 4 to the requested CF, 0 or more;
+            default: 0.
+        sample: fraction of the velocity's elements from which the threshold is estimated, in (0, 1]; default: 0.01.
+        exact_count: see ``ThresholdK``; default: True.
+        values: number format of the values on the wire; see ``TopK``.
+
+    Raises:
+        SettingsError: a setting is unknown, of the wrong type, or out of its range.
     """
 
     name: ClassVar[str] = "dgc"
@@ -56,7 +63,7 @@ class DGC(ThresholdK):
     sample: Annotated[float, Field(gt=0, le=1)] = 0.01
 
     def profile(self, cf: float, *, world: int = 2, shapes: Sequence[tuple[int, ...]] = ()) -> Profile:
-        """Return what is known at a CF: coding needs top-k's memory, a new momentum, a velocity and its unsent rest."""
+        """Return expected costs: coding needs top-k's memory, a new momentum, a velocity and its unsent rest."""
         profile = super().profile(cf, world=world, shapes=shapes)
         return replace(profile, coding_bytes=profile.coding_bytes + 12)
 
@@ -66,19 +73,19 @@ class DGC(ThresholdK):
         return self.keeps_k and self.warmup_steps == 0
 
     def threshold(self, magnitudes: torch.Tensor, k: int) -> float:
-        """Return a quantile of a sample of flat ``magnitudes``; see ``CORRECTIONS`` if ``exact_count`` is False."""
+        """Return a quantile of a sample of flat ``magnitudes``; unless ``exact_count``, corrected several times."""
         stride = max(1, min(int(1 / self.sample), magnitudes.numel() // 256))
         sample = magnitudes[::stride]
         sample_k = max(1, math.ceil(sample.numel() * k / magnitudes.numel()))
         threshold = float(sample.topk(sample_k).values[-1])
         if self.exact_count:
-            return BOUNDS[0] * threshold
-        for _ in range(CORRECTIONS):
+            return COUNT_BOUNDS[0] * threshold
+        for _ in range(MAX_CORRECTIONS):
             count = int((magnitudes >= threshold).sum())
-            if count > BOUNDS[1] * k:
-                threshold *= BOUNDS[1]
-            elif count < BOUNDS[0] * k:
-                threshold *= BOUNDS[0]
+            if count > COUNT_BOUNDS[1] * k:
+                threshold *= COUNT_BOUNDS[1]
+            elif count < COUNT_BOUNDS[0] * k:
+                threshold *= COUNT_BOUNDS[0]
             else:
                 break
         return threshold
@@ -102,7 +109,7 @@ class DGC(ThresholdK):
         return Reduced(reduced.mean, reduced.sent, reduced.cf, target=velocity, error=energy(unsent))
 
     def errors(self, x: torch.Tensor, cfs: Sequence[float], ctx: Context) -> list[torch.Tensor]:
-        """Return the squared errors, 0-d, of the velocity that includes flat x, at the CFs of this warm-up step."""
+        """Return the squared errors, 0-d, of sending the velocity with flat x, at the CFs of this warm-up step."""
         _, velocity = self._accumulated(x, ctx)
         total = energy(velocity)
         counts = [k_for(x.numel(), self.cf_at(cf, ctx.step)) for cf in cfs]
@@ -115,7 +122,7 @@ class DGC(ThresholdK):
         return float(4 * (cf / 4) ** ((step + 1) / (self.warmup_steps + 1)))
 
     def misfit(self, key: str, memory: torch.Tensor, elements: int) -> str:
-        """Describe the expected tensors if one does not fit: momentum and velocity are flat, ``[elements]``."""
+        """Check a momentum or velocity from a checkpoint: describe what is expected, unless it is ``[elements]``."""
         fits = key not in ("momentum", "velocity") or memory.shape == (elements,)
         return "" if fits else f"{elements} elements in one dimension"
 

@@ -5,7 +5,7 @@
 The numbers do not depend on the division of a tensor into pieces, on earlier draws, or on the device. No number is
 copied from the host to a device. Source: Salmon et al., "Parallel Random Numbers: As Easy as 1, 2, 3", SC 2011, for
 counters instead of state. The mixing function is Wellons' ``lowbias32`` (public domain, 2018); half of the key is mixed
-in between its two multiplications. For rounding, signs and samples of coordinates; not for secrets.
+in between its two multiplications. Used for rounding, signs and samples of coordinates; not fit for secrets.
 """
 
 import hashlib
@@ -16,12 +16,12 @@ import numpy as np
 import torch
 
 PIECE = 1 << 17
-"""Numbers mixed at once on a CPU: as many as a cache holds."""
+"""Number of random numbers that are computed at once on a CPU: as many as a cache holds."""
 
-SPREAD = 0x9E3779B1
-"""Odd factor of positions: neighbours then differ in most bits before they are mixed."""
+POSITION_FACTOR = 0x9E3779B1
+"""Odd number that positions are multiplied with, so that neighbours differ in most bits before they are mixed."""
 
-FACTORS = (0x21F0AAAD, 0xD35A2D97)
+MIXING_FACTORS = (0x21F0AAAD, 0xD35A2D97)
 """Odd factors of the mixing function, after its first and its second shift."""
 
 
@@ -59,7 +59,7 @@ class Draws:
             first = _signed(start + begin)
             # positions, as int32 that wrap around
             torch.arange(len(into), dtype=torch.int32, device=device, out=into).add_(first)
-            _mixed(into.mul_(_signed(SPREAD)).add_(self.key[0]), self.key[1])
+            _mixed(into.mul_(_signed(POSITION_FACTOR)).add_(self.key[0]), self.key[1])
         return out
 
     def uniform(self, count: int, device: torch.device | str = "cpu", start: int = 0) -> torch.Tensor:
@@ -82,8 +82,8 @@ class Draws:
         """Return k different positions of ``count``, ascending, int64, ``[k]``: every set of k is equally likely.
 
         If k is much smaller than ``count``, positions are drawn with repetition, and the first k different positions
-        are returned. The cost is then proportional to k. So many are drawn that fewer than k differ at most once in
-        10¹² times; then a position is repeated.
+        are returned. The cost is then proportional to k. Enough are drawn that fewer than k differ only once in 10¹²
+        times; the result then repeats a position.
         """
         if 3 * k > count:
             # random bits, then the position, which makes equal bits differ
@@ -106,7 +106,7 @@ class Draws:
         return positions.new_zeros(k + 1).scatter_(0, slots, positions)[:k]
 
     def number(self, below: int, position: int) -> int:
-        """Return a number from 0 to ``below`` - 1, computed on the host; another number for each position."""
+        """Return the random number of a position, from 0 to ``below`` - 1, computed on the host."""
         digest = hashlib.blake2b(f"{self.key} {position}".encode(), digest_size=8).digest()
         return int.from_bytes(digest, "little") % below
 
@@ -116,15 +116,15 @@ def random_bits_by_key(draws: Sequence[Draws], count: int, device: torch.device 
     # one launch gives a device as many numbers of the host as there are tensors
     keys = torch.zeros(2, len(draws), 1, dtype=torch.int32, device=device)
     torch._foreach_add_([*keys.flatten().unbind()], [draw.key[half] for half in (0, 1) for draw in draws])
-    positions = torch.arange(count, dtype=torch.int32, device=device).mul_(_signed(SPREAD))
+    positions = torch.arange(count, dtype=torch.int32, device=device).mul_(_signed(POSITION_FACTOR))
     return _mixed(positions + keys[0], keys[1])
 
 
 def _mixed(x: torch.Tensor, key: int | torch.Tensor) -> torch.Tensor:
-    """Mix the bits of int32 words, in place; the mapping is one to one."""
+    """Scramble the bits of each int32 word, in place; different words stay different."""
     _fold(x, 16)
-    _fold(x.mul_(_signed(FACTORS[0])).bitwise_xor_(key), 15)
-    _fold(x.mul_(_signed(FACTORS[1])), 15)
+    _fold(x.mul_(_signed(MIXING_FACTORS[0])).bitwise_xor_(key), 15)
+    _fold(x.mul_(_signed(MIXING_FACTORS[1])), 15)
     return x
 
 
@@ -139,6 +139,6 @@ def _fold(x: torch.Tensor, shift: int) -> None:
 
 
 def _signed(word: int) -> int:
-    """Return the int32 number with a word's lowest 32 bits."""
+    """Return a word's lowest 32 bits as a signed number."""
     word &= 0xFFFFFFFF
     return word - (1 << 32) if word >= 1 << 31 else word

@@ -20,12 +20,12 @@ def unit_roundoff(dtype: torch.dtype) -> float:
 
 
 def working(dtype: torch.dtype) -> torch.dtype:
-    """Return the number format in which gradients of ``dtype`` are compressed: float64 for itself, else float32."""
+    """Return the number format in which gradients of ``dtype`` are compressed: float64 for float64, else float32."""
     return torch.float64 if dtype == torch.float64 else torch.float32
 
 
 def rounds_products(like: torch.Tensor) -> bool:
-    """True if matrix products of tensors like ``like`` round their factors to TF32, of 11 bits, on a GPU.
+    """True if products of matrices like ``like`` round their factors to TF32 (11 bits), as GPUs may.
 
     The user sets this for the whole process (``torch.backends.cuda.matmul``); gravac only reads the setting.
     """

@@ -2,13 +2,13 @@
 # SPDX-License-Identifier: Apache-2.0
 """A ladder of compressors: for each wire ratio, the member with the highest efficiency at that ratio.
 
-Gain does not tell which of two families trains better (``docs/reference/compressors.md``), so the user sets the order.
-Members are sorted by the efficiency of their steps, best first. The first member that reaches a ratio serves the ratio.
-The default order comes from ``docs/measurements/worth.json``. A ladder's CF is a wire ratio.
+Gain does not tell which of two methods trains better (``docs/reference/compressors.md``), so the user sets the order:
+members are sorted by the efficiency of their steps, best first. The first member that reaches a wire ratio is used for
+that ratio. The default order comes from ``docs/measurements/worth.json``. A ladder's CF is a wire ratio.
 
 The best member also depends on the model: low rank is far better on wide fully connected layers, and worse on a
-transformer. So each member has its own rungs: ratios that only this member serves. A controller that compares
-efficiencies tries the rungs, by the model's shapes and corrected by the measured gain.
+transformer. So each member has its own rungs: ratios at which only this member is used. A controller that compares
+efficiencies chooses between rungs; their efficiencies depend on the model's shapes and on the measured gain.
 """
 
 import functools
@@ -30,12 +30,12 @@ from gravac.compressors.quantize import quantize
 from gravac.compressors.topkc import topkc
 
 SHAPE = (1024, 1024)
-"""Shape of the tensor for which wire ratios are predicted, with two ranks; small tensors and more ranks deviate."""
+"""Shape of the tensor whose wire ratios, at two ranks, are a ladder's CFs; other shapes and more ranks deviate."""
 
-STEP = 2.0
+RUNG_RATIO = 2.0
 """Factor between neighbouring rungs of a member that supports all CFs."""
 
-HIGHEST = 1e6
+HIGHEST_CF = 1e6
 """Highest CF that is tried in order to reach a wire ratio."""
 
 
@@ -43,7 +43,10 @@ class Ladder(Compressor):
     """A ladder: members sorted by the efficiency of their steps, each used at the lowest CF that reaches a wire ratio.
 
     Attributes:
-        members: compressors, best first; dense among them only in 16 bit.
+        members: compressors, best first, at least one; each contractive. ``dense`` may be a member in 16 bit only.
+
+    Raises:
+        SettingsError: there is no member, or a member is not contractive, or applies the optimizer's momentum.
     """
 
     name: ClassVar[str] = "ladder"
@@ -71,7 +74,9 @@ class Ladder(Compressor):
     def _all_contractive(cls, members: tuple[Compressor, ...]) -> tuple[Compressor, ...]:
         refused = [member.name for member in members if not member.contractive or member.owns_momentum]
         if refused:
-            raise ValueError(f"{', '.join(refused)} cannot stand on a ladder: a member must be contractive")
+            raise ValueError(
+                f"{', '.join(refused)} cannot be on a ladder; give contractive compressors without momentum"
+            )
         return members
 
     @property
@@ -91,17 +96,17 @@ class Ladder(Compressor):
         return any(member.host_waits for member in self.members)
 
     def profile(self, cf: float, *, world: int = 2, shapes: Sequence[tuple[int, ...]] = ()) -> Profile:
-        """Return the profile of the member that serves ``cf``, with the ladder's coding costs, by wire ratio."""
+        """Return expected costs of the member used at ``cf``; coding costs are the ladder's own, by wire ratio."""
         member, member_cf = self.serving(cf)
         return replace(member.profile(member_cf, world=world, shapes=shapes), coding=coding_at(self.coding_costs, cf))
 
     def method_at(self, cf: float) -> str:
-        """Return the name of the member that serves ``cf``, with the member's own setting."""
+        """Return the name of the member used at ``cf``, with the member's own setting."""
         member, member_cf = self.serving(cf)
         return member.method_at(member_cf)
 
     def serving(self, ratio: float) -> tuple[Compressor, float]:
-        """Return the member that serves a wire ratio, and its CF: the rung's member, or the first that reaches it."""
+        """Return the member used at a wire ratio, and its CF: the rung's, else the first that reaches the ratio."""
         rung = next((rung for rung in _rungs(self.members) if math.isclose(rung.ratio, ratio, rel_tol=1e-6)), None)
         return (rung.member, rung.cf) if rung else _serving(self.members, ratio)
 
@@ -110,36 +115,36 @@ class Ladder(Compressor):
         return tuple(rung.ratio for rung in _rungs(self.members) if cf_range[0] <= rung.ratio <= cf_range[1])
 
     def traffic(self, shape: tuple[int, ...], cf: float, dtype: torch.dtype, world: int = 2) -> tuple[Traffic, ...]:
-        """Predict the traffic of the member that serves ``cf``, in bytes."""
+        """Predict the traffic of the member used at ``cf``, in bytes."""
         member, member_cf = self.serving(cf)
         return member.traffic(shape, member_cf, dtype, world)
 
     def rounds(self, x: torch.Tensor, cf: float, ctx: Context) -> Rounds:
-        """Average flat x by the rounds of the member that serves ``cf``."""
+        """Average flat x by the rounds of the member used at ``cf``."""
         member, member_cf = self.serving(cf)
         return (yield from member.rounds(x, member_cf, ctx))
 
     def batch_key(self, cf: float, ctx: Context) -> Hashable | None:
-        """Return the key of the member that serves ``cf``."""
+        """Return the batch key of the member used at ``cf``."""
         member, member_cf = self.serving(cf)
         return member.batch_key(member_cf, ctx)
 
     def rounds_together(self, x: torch.Tensor, cf: float, contexts: Sequence[Context]) -> Rounds:
-        """Average the rows of x as a batch, by the member that serves ``cf``."""
+        """Average the rows of x as a batch, by the member used at ``cf``."""
         member, member_cf = self.serving(cf)
         return (yield from member.rounds_together(x, member_cf, contexts))
 
     def folds(self, gradient: torch.Tensor, cf: float) -> bool:
-        """True if the member that serves ``cf`` accepts a bare gradient."""
+        """True if the member used at ``cf`` adds the residual itself."""
         member, member_cf = self.serving(cf)
         return member.folds(gradient, member_cf)
 
     def errors(self, x: torch.Tensor, cfs: Sequence[float], ctx: Context) -> list[torch.Tensor]:
-        """Return the squared errors of flat x, each by the member that serves the CF."""
+        """Return the squared errors of flat x, each by the member used at the CF."""
         return [member.errors(x, [member_cf], ctx)[0] for member, member_cf in map(self.serving, cfs)]
 
     def misfit(self, key: str, memory: torch.Tensor, elements: int) -> str:
-        """Describe the tensor that a member expects in its memory, if the given tensor does not fit."""
+        """Check a tensor from a checkpoint by each member; describe what is expected if a member refuses it."""
         return next(filter(None, (member.misfit(key, memory, elements) for member in self.members)), "")
 
     def kept_aside(self, ctx: Context, elements: int) -> torch.Tensor | None:
@@ -149,7 +154,7 @@ class Ladder(Compressor):
 
 
 class Rung(NamedTuple):
-    """A wire ratio that only one member serves, and the member's CF at that ratio."""
+    """A wire ratio at which only one member is used, and the member's CF at that ratio."""
 
     ratio: float
     member: Compressor
@@ -160,17 +165,17 @@ class Rung(NamedTuple):
 def _rungs(members: tuple[Compressor, ...]) -> tuple[Rung, ...]:
     """Return the rungs of all members, by ascending ratio.
 
-    A member with fixed CFs has a rung at the ratio of each CF. A member that supports all CFs has ratios from the
-    highest rung of earlier members on, each ``STEP`` times the ratio below. If two members have a rung at the same
-    ratio, only the first member keeps it.
+    A member with fixed CFs has a rung at the ratio of each CF. The rungs of a member that supports all CFs begin above
+    the highest rung of earlier members, each ``RUNG_RATIO`` times the rung below. If two members have a rung at the
+    same ratio, only the first member keeps it.
     """
     rungs: list[Rung] = []
     for member in members:
-        supported_cfs = member.candidates((1.0, HIGHEST))
+        supported_cfs = member.candidates((1.0, HIGHEST_CF))
         if isinstance(supported_cfs, Span):
             highest = max((rung.ratio for rung in rungs), default=1.0)
-            steps = math.ceil(math.log(HIGHEST / highest, STEP))
-            ratios = [(highest * STEP**step) for step in range(1, steps)]
+            steps = math.ceil(math.log(HIGHEST_CF / highest, RUNG_RATIO))
+            ratios = [(highest * RUNG_RATIO**step) for step in range(1, steps)]
             member_rungs = [Rung(ratio, member, cf) for ratio in ratios if (cf := _lowest(member, ratio)) is not None]
         else:
             member_rungs = [Rung(wire_ratio(member, cf), member, cf) for cf in supported_cfs]
@@ -192,7 +197,7 @@ def wire_ratio(compressor: Compressor, cf: float) -> float:
 
 @functools.cache
 def _serving(members: tuple[Compressor, ...], ratio: float) -> tuple[Compressor, float]:
-    """Return the first member that reaches the ratio, and the lowest such CF; else those of the highest rung."""
+    """Return the first member that reaches the ratio, and its lowest CF that does; else those of the highest rung."""
     for member in members:
         cf = _lowest(member, ratio)
         if cf is not None:
@@ -203,7 +208,7 @@ def _serving(members: tuple[Compressor, ...], ratio: float) -> tuple[Compressor,
 
 def _lowest(member: Compressor, ratio: float) -> float | None:
     """Return the lowest CF at which a member reaches a ratio, within 0.1 %; ``None`` if no CF does."""
-    supported_cfs = member.candidates((1.0, HIGHEST))
+    supported_cfs = member.candidates((1.0, HIGHEST_CF))
     if not isinstance(supported_cfs, Span):
         return min((cf for cf in supported_cfs if wire_ratio(member, cf) >= ratio * 0.999), default=None)
     low, high = supported_cfs.low, supported_cfs.high

@@ -1,6 +1,6 @@
 # SPDX-FileCopyrightText: 2026 The gravac developers
 # SPDX-License-Identifier: Apache-2.0
-"""Tables of a codebook: levels, flat, the thresholds between them, and both for several codes at once.
+"""Tables of a codebook: flat tensors of levels, of thresholds between levels, and of levels of several codes at once.
 
 Tables for the CPU are numpy arrays or torch tensors; tables for another device are copied to it once, for which the
 host waits.
@@ -25,7 +25,7 @@ Table = npt.NDArray[np.uint8]
 """Codes that numpy looks up, one byte each."""
 
 GRID = 40
-"""Grid points per root mean square of a fitted block; the outermost of the 255 points is at 3.2 times that."""
+"""Grid points per root mean square of a block with fitted levels; the outermost of the 255 is at 3.2 of these."""
 
 FITTED: dict[int, tuple[float, ...]] = {
     1: (0.7980,),
@@ -38,7 +38,7 @@ FITTED: dict[int, tuple[float, ...]] = {
 
 @functools.cache
 def levels(bits: int, kind: Kind, device: torch.device = CPU) -> torch.Tensor:
-    """Return the levels, ascending, in units of a block's scale: float32, flat, ``2 ** bits`` (uniform: one unused)."""
+    """Return all levels, ascending, in units of a block's scale: float32, flat, ``2 ** bits``; uniform: one unused."""
     return torch.tensor(_levels(bits, kind)).to(device)
 
 
@@ -78,7 +78,7 @@ def code_of_point(bits: int, kind: Kind) -> Table:
 
 @functools.cache
 def code_of_pair(bits: int, kind: Kind) -> Table:
-    """Return the codes of two neighbouring grid points, by both bytes: uint8, ``[65536]``.
+    """Return the codes of each pair of neighbouring grid points, by the pair's two bytes: uint8, ``[65536]``.
 
     Codes of 3 bits have the two low bits of both codes first.
     """
@@ -94,7 +94,7 @@ def code_of_pair(bits: int, kind: Kind) -> Table:
 
 @functools.cache
 def levels_of_bytes(bits: int, kind: Kind, device: torch.device) -> torch.Tensor:
-    """Return the levels of all codes in each byte, of 1, 2 or 4 bits: float32, ``[256, 8 // bits]``; copied once."""
+    """Return the levels of all codes, 1, 2 or 4 bits, in each byte: float32, ``[256, 8 // bits]``; copied once."""
     all_levels, mask = _levels(bits, kind), (1 << bits) - 1
     rows = [[all_levels[byte >> shift & mask] for shift in range(0, 8, bits)] for byte in range(256)]
     return torch.tensor(rows).to(device)
@@ -102,7 +102,7 @@ def levels_of_bytes(bits: int, kind: Kind, device: torch.device) -> torch.Tensor
 
 @functools.cache
 def levels_by_key(bits: int, kind: Kind) -> npt.NDArray[np.void]:
-    """Return the levels of all codes in a key, joined to one array element for each key.
+    """Return the levels of all codes in each key, joined to a single array element per key.
 
     A key is a byte; for 3 bits, it has four codes in 12 bits, with the codes' low bits in the low byte.
     """
@@ -128,7 +128,7 @@ def levels_of_twelve_bits(kind: Kind, device: torch.device) -> torch.Tensor:
 
 @functools.cache
 def shifts_of_nibbles(device: torch.device) -> torch.Tensor:
-    """Return the shifts, in bits, that bring a byte's first and second half above the low byte: int32, ``[2]``."""
+    """Return the shifts, in bits, that move a byte's two halves above the low byte: int32, ``[2]``."""
     return torch.tensor([8, 4], dtype=torch.int32).to(device)
 
 

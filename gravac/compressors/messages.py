@@ -1,10 +1,10 @@
 # SPDX-FileCopyrightText: 2026 The gravac developers
 # SPDX-License-Identifier: Apache-2.0
-"""Messages of quantized numbers: the codes of several blocks, then their scales. Kernels make them where kernels run.
+"""Messages of quantized numbers: the codes of several blocks, then their scales; on a GPU made by kernels.
 
 A message is uint8, flat: the codes of each block, packed as by ``packing.pack``, then a ``SCALE`` per block. Kernels
 (``kernels.quantize``) make the same messages as ``codebook``, except for numbers on a threshold and the last bit of a
-scale. They decode messages to the same bits. So does ``codebook_on_device``, if kernels cannot run.
+scale. Kernels decode messages to the same bits as ``codebook``. So does ``codebook_on_device``, if kernels cannot run.
 """
 
 from dataclasses import dataclass
@@ -20,7 +20,7 @@ from gravac.compressors.packing import packed_bytes
 
 
 def encode(x: torch.Tensor, bits: int, kind: Kind, block: int, shards: int = 1) -> tuple[torch.Tensor, torch.Tensor]:
-    """Make the messages of flat x, padded with zeros to whole blocks, with equally many blocks in each shard.
+    """Quantize flat x to messages, padded with zeros to whole blocks, with equally many blocks in each shard.
 
     Args:
         x: numbers to code: float32, flat, contiguous, finite.
@@ -42,14 +42,14 @@ def encode(x: torch.Tensor, bits: int, kind: Kind, block: int, shards: int = 1) 
 
 
 def folds(gradient: torch.Tensor, block: int) -> bool:
-    """True if ``encode_folded`` accepts a gradient, flat, in blocks of ``block`` numbers."""
+    """True if ``encode_folded`` accepts a flat gradient in blocks of ``block`` numbers."""
     return gradient.is_contiguous() and _kernels(gradient, block) is not None
 
 
 def encode_folded(
     gradient: torch.Tensor, fold: Fold, bits: int, kind: Kind, block: int, shards: int = 1
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Make messages of a gradient that ``folds``, as ``encode`` does; ``fold.unsent`` then has their coding error."""
+    """Quantize gradient plus residual, as ``encode`` does; write the coding error into ``fold.unsent``."""
     message, sums = _import_kernels().encode(
         gradient, bits, kind, block, shards, residual=fold.residual, unsent=fold.unsent
     )
@@ -58,7 +58,7 @@ def encode_folded(
 
 
 def encode_decoded(x: torch.Tensor, bits: int, kind: Kind, block: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """Make one message of flat x, which has whole blocks, as ``encode`` does.
+    """Quantize flat x, which has whole blocks, to a single message.
 
     Returns:
         The message, uint8, ``[1, bytes]``, and the decoded numbers: float32, flat, ``[elements]``.
@@ -86,7 +86,7 @@ class Messages:
         bits: bits per code, as encoded.
         kind: placement of the levels, as encoded.
         block: numbers per scale, as encoded.
-        more: a position, and numbers (flat, float32) that are added from that position on.
+        more: further numbers to add (flat, float32), and the position of the first; ``None``: none.
     """
 
     messages: torch.Tensor
@@ -98,7 +98,7 @@ class Messages:
     def add_to(self, dense: torch.Tensor, alpha: float = 1.0) -> torch.Tensor:
         """Add ``alpha`` times the numbers to ``dense`` (flat), in place; return ``dense``.
 
-        Numbers beyond the end of ``dense`` are left out.
+        Numbers beyond the end of ``dense`` are ignored.
         """
         quantizer = _kernels(dense, self.block)
         if not len(self.messages):
@@ -115,7 +115,7 @@ class Messages:
         return dense
 
     def overwrite(self, *denses: torch.Tensor) -> bool:
-        """Overwrite a single tensor, which is at most as long as the messages; False if a kernel cannot do that."""
+        """Overwrite a single tensor, at most as long as the messages; return False if no kernel can."""
         if len(denses) > 1:
             return False
         (dense,) = denses
@@ -126,7 +126,7 @@ class Messages:
         return True
 
     def decoded(self) -> torch.Tensor:
-        """Return all numbers of the messages, with those of padding, without ``more``: float32, flat."""
+        """Return all numbers of the messages, padding included, ``more`` not included: float32, flat."""
         blocks = len(self.messages) * self._message_blocks()
         dense = self.messages.new_empty(blocks * self.block, dtype=torch.float32)
         quantizer = _kernels(dense, self.block)
@@ -176,7 +176,7 @@ def _message(coded: Coded, shards: int) -> torch.Tensor:
 
 
 def padded(x: torch.Tensor, blocks: int, block: int) -> torch.Tensor:
-    """Return flat x as a number of blocks, padded with zeros: ``[blocks, block]``; a view if no padding is needed."""
+    """Return flat x in ``blocks`` blocks, padded with zeros: ``[blocks, block]``; a view if no padding is needed."""
     missing = blocks * block - x.numel()
     return (torch.nn.functional.pad(x, (0, missing)) if missing else x).view(blocks, block)
 

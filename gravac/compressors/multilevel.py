@@ -1,8 +1,9 @@
 # SPDX-FileCopyrightText: 2026 The gravac developers
 # SPDX-License-Identifier: Apache-2.0
-"""Multi-level compression: compute C(c2, x) by compressing C(c1, x) again by c2/c1.
+"""Multi-level compression: a selection at a higher CF is made from the selection at a lower CF.
 
-Source: Tyagi & Swany, "GraVAC", IEEE CLOUD 2023, section IV-C. Exact for exact top-k.
+C(c2, x) is computed by compressing C(c1, x) again by c2/c1. Source: Tyagi & Swany, "GraVAC", IEEE CLOUD 2023, section
+IV-C. Exact for exact top-k.
 """
 
 from collections.abc import Callable
@@ -17,7 +18,7 @@ Select = Callable[[torch.Tensor, int], Selection]
 
 
 def select_at(select: Select, x: torch.Tensor, cf: float, ctx: Context) -> Selection:
-    """Return the selection at a CF, made from the stored selection at the nearest lower CF; store the result too.
+    """Return the selection at a CF, made from the stored selection at the nearest lower CF; store it in the context.
 
     Args:
         select: the sparsifier's rule.

@@ -14,19 +14,19 @@ import torch
 
 from gravac.compressors.draws import Draws
 
-NUDGE = 2.0**-18
-"""Length of a vector that is added to each column, of length 1, before orthogonalization: another vector for each.
+NUDGE_LENGTH = 2.0**-18
+"""Length of the vector that is added to each column, of length 1, before orthogonalization; vectors differ.
 
-Columns that are zero, or depend on others, so become other directions. Condition numbers stay below some 10⁷, whose
-square float64 can represent; and the subspace rotates by no more than float32's rounding of products rotates it.
+Columns that are zero, or depend on other columns, thereby become new directions. Condition numbers stay below some 10⁷,
+whose square float64 can represent. The subspace rotates no more than by float32's rounding of products.
 """
 
-TINY = 1e-150
+ZERO_LENGTH = 1e-150
 """Length below which a column counts as zero: below float32's range, with a square that float64 can represent."""
 
 
 def orthonormal(factor: torch.Tensor) -> torch.Tensor:
-    """Return an orthonormal basis ``[..., rows, rank]`` whose first r columns span those of the factor, for each r.
+    """Return an orthonormal basis ``[..., rows, rank]`` of the columns; for each r, its first r span their first r.
 
     If a column is zero or depends on earlier columns, the basis has another direction instead of a zero. The basis is
     always orthonormal, so that projecting on it is contractive. The extra directions can only capture more, and a lost
@@ -52,8 +52,8 @@ def by_cholesky(factor: torch.Tensor) -> torch.Tensor:
     columns = factor.double()
     lengths = torch.linalg.vector_norm(columns, dim=-2, keepdim=True)
     rows, rank = columns.shape[-2:]
-    columns = columns / lengths.clamp_(min=TINY)
-    columns.add_(directions(rows, rank, columns.device), alpha=NUDGE * math.sqrt(3 / rows))
+    columns = columns / lengths.clamp_(min=ZERO_LENGTH)
+    columns.add_(directions(rows, rank, columns.device), alpha=NUDGE_LENGTH * math.sqrt(3 / rows))
     for _ in range(2):
         # no check for success, since the host would wait for its result
         lower = torch.linalg.cholesky_ex(columns.mT @ columns).L
@@ -63,7 +63,7 @@ def by_cholesky(factor: torch.Tensor) -> torch.Tensor:
 
 
 def directions(rows: int, rank: int, device: torch.device) -> torch.Tensor:
-    """Return columns of random numbers in [-1, 1), float64, ``[rows, rank]``: each column is the next, shifted by 1."""
+    """Return random numbers in [-1, 1), float64, ``[rows, rank]``; columns are shifted copies of each other."""
     length = rows + rank - 1
     return _sampled(1 << (length - 1).bit_length(), device)[:length].unfold(0, rows, 1).mT
 

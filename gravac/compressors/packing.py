@@ -2,9 +2,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Small codes packed into bytes: 1, 2, 4 or 8 bits each, the first code in the lowest bits; 3 bits as 2 bits and 1 bit.
 
-On CPU, ``pack`` works on machine words of several bytes, since strided access to single bytes is many times slower. On
-other devices it adds neighbours, with a kernel for each doubling. On CPU, ``unpack`` looks up all codes of a byte as
-one machine word; on other devices it shifts.
+On a CPU, ``pack`` works on machine words of several bytes, since strided access to single bytes is many times slower;
+``unpack`` looks up all codes of a byte at once. On other devices, ``pack`` adds shifted neighbours, and ``unpack``
+shifts.
 """
 
 import functools

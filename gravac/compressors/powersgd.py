@@ -1,14 +1,14 @@
 # SPDX-FileCopyrightText: 2026 The gravac developers
 # SPDX-License-Identifier: Apache-2.0
-"""PowerSGD: low-rank factors of the gradient, by one power iteration a step that starts from the last step's factor.
+"""PowerSGD: low-rank factors of the gradient, by a power iteration that starts from the previous step's factor.
 
 Source: Vogels et al., "PowerSGD", NeurIPS 2019 (algorithm 1; algorithm 2 is error feedback); one factor a step: Zhang
 et al., "ACP-SGD", 2023 (arXiv 2306.08881). Contractive: each rank sends its own matrix, projected orthogonally on a
 subspace that all ranks share. No gain is guaranteed; biased: error feedback sends the rest later.
 
 x is viewed as the matrix ``M [n, m]``: the tensor's first dimension by all the others. If low rank saves no bytes (1-D,
-a row, a column, a low CF on a small matrix), x is sent dense. On a GPU, matrices of one shape are averaged as a batch.
-So the code is for ``[..., n, m]``, in which ``...`` is nothing, or the number of matrices.
+a row, a column, a low CF on a small matrix), x is sent dense. On a GPU, matrices of equal shape are averaged as a
+batch; in shapes ``[..., n, m]``, ``...`` is the number of matrices, or nothing.
 """
 
 import math
@@ -29,7 +29,7 @@ from gravac.compressors.orthonormal import orthonormal, rescaled
 from gravac.compressors.profile import CostPoints, Profile
 
 SIDE = 1024
-"""Number of rows and of columns of the square matrix whose CF represents a fixed rank."""
+"""Rows, and columns, of the square matrix for which a fixed rank is expressed as a CF."""
 
 
 class LowRank(NamedTuple):
@@ -50,7 +50,7 @@ class LowRank(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Product:
-    """One or several flat matrices, side by side, as products of two factors; only ``add_to`` multiplies the factors.
+    """One or several flat matrices, side by side, stored as two factors, which are multiplied by ``add_to`` only.
 
     Attributes:
         left: the factor with as many rows as the matrix: ``[..., n, rank]``.
@@ -85,19 +85,24 @@ def projection_error(x: torch.Tensor, projected: torch.Tensor) -> torch.Tensor:
 
 
 class PowerSGD(Compressor):
-    """PowerSGD: low-rank factors P and Q, exchanged by an all-reduce of each, or of one per step, in x's dtype.
+    """PowerSGD: low-rank factors P and Q, averaged by two all-reduces per step, or by one (``alternating``).
 
     Attributes:
-        rank: rank of every matrix, as in the paper; ``None``: by the CF, matrix by matrix. One CF for all matrices
-            gives small matrices rank 1, which slowed the training of a whole net (``docs/evidence/measurements.md``);
-            one rank for all matrices does not.
-        iterations: power iterations a step, each with one all-reduce of P and one of Q; they count against the CF.
-        warm_start: whether to start from the factor of the last step, even if the rank has changed; otherwise from a
-            random factor.
+        rank: rank of every matrix, as in the paper, 1 or more; ``None``, the default: by the CF, matrix by matrix. One
+            CF for all matrices gives small matrices rank 1, which slowed the training of a whole net
+            (``docs/evidence/measurements.md``); one rank for all matrices does not.
+        iterations: power iterations a step, 1 (the default) to 4, each with an all-reduce of P and of Q; more
+            iterations mean a lower rank at the same CF.
+        warm_start: whether to start from the previous step's factor, even if the rank has changed (default: True);
+            otherwise from a random factor.
         alternating: whether one step sends P and the next step Q, with one all-reduce a step (ACP-SGD), at about twice
-            the rank for a CF. The CF is that of both steps; ``traffic`` is that of the larger factor, which the first
-            step sends. Needs ``warm_start`` and one iteration. On a GPU the host waits once per batch, to learn which
-            factor the next step sends.
+            the rank for a CF; default: False. The CF is that of both steps; ``traffic`` is that of the larger factor,
+            which the first step sends. Needs ``warm_start`` and one iteration. On a GPU the host waits once per batch,
+            to learn which factor the next step sends.
+
+    Raises:
+        SettingsError: a setting is unknown, of the wrong type, or out of its range, or ``alternating`` is set without
+            ``warm_start`` and one iteration.
     """
 
     name: ClassVar[str] = "powersgd"
@@ -118,7 +123,7 @@ class PowerSGD(Compressor):
         return self
 
     def plan(self, shape: tuple[int, ...], cf: float) -> LowRank | None:
-        """Return a tensor's rank: the rank set, or the largest that achieves ``cf``, at least 1; ``None``: dense."""
+        """Return a tensor's dimensions and rank: ``rank``, or the largest that achieves ``cf``; ``None``: dense."""
         if len(shape) < 2 or 0 in shape:
             return None
         n, m = shape[0], torch.Size(shape[1:]).numel()
@@ -131,13 +136,13 @@ class PowerSGD(Compressor):
         return LowRank(n, m, rank, n * m / (rank * columns))
 
     def method_at(self, cf: float) -> str:
-        """Return a name with the rank that is set, or with the CF that determines each matrix's rank."""
+        """Return a name for users: with the rank if one is set, otherwise with the CF."""
         return f"low rank {self.rank}" if self.rank else f"low rank at {cf:.4g}x"
 
     def candidates(self, cf_range: tuple[float, float]) -> Span | tuple[float, ...]:
-        """Return the range, as a span, or for a rank that is set, its CF on a square matrix.
+        """Return the range as a span; if ``rank`` is set, only that rank's CF on a square matrix.
 
-        Within the span, each tensor's CF is as close as whole ranks allow.
+        Each tensor's achieved CF is as close to the requested CF as a whole rank allows.
         """
         if self.rank is None:
             return Span(*cf_range)
@@ -149,7 +154,7 @@ class PowerSGD(Compressor):
         return super().__call__(**({} if rank is None else {"rank": rank}), **changes)
 
     def profile(self, cf: float, *, world: int = 2, shapes: Sequence[tuple[int, ...]] = ()) -> Profile:
-        """Return what is known at a CF; if shapes are given, the efficiency follows from the matrices' ranks."""
+        """Return expected costs and efficiency; if shapes are given, the efficiency is that of the matrices' ranks."""
         plans = [(torch.Size(shape).numel(), self.plan(shape, cf)) for shape in shapes]
         by_rank = self.beliefs.by_rank
         low_rank = [(elements, efficiency_at(by_rank, plan.rank)) for elements, plan in plans if plan]
@@ -160,7 +165,7 @@ class PowerSGD(Compressor):
         return replace(by_cf, efficiency=sum(n * efficiency for n, efficiency in low_rank) / elements)
 
     def traffic(self, shape: tuple[int, ...], cf: float, dtype: torch.dtype, world: int = 2) -> tuple[Traffic, ...]:
-        """Predict the bytes of P and Q per iteration, or of the larger one if alternating; or of x, if sent dense."""
+        """Predict all-reduces of P and Q per iteration, or of the larger factor if alternating; or of x, if dense."""
         plan = self.plan(shape, cf)
         if plan is None:
             return dense.traffic(shape, 1.0, dtype)
@@ -186,15 +191,15 @@ class PowerSGD(Compressor):
         return (yield from self._low_rank(x, plan, [ctx]))
 
     def batch_key(self, cf: float, ctx: Context) -> Hashable | None:
-        """Return a key of shape and rank and, if ``alternating``, of the factor that the step sends; None if dense."""
+        """Return a key of shape, rank and, if ``alternating``, the factor that the step sends; None if sent dense."""
         plan = self.plan(ctx.shape, cf)
         return None if plan is None else (plan, self._sides(plan, ctx))
 
     def rounds_together(self, x: torch.Tensor, cf: float, contexts: Sequence[Context]) -> Rounds:
-        """Average matrices of one shape, in the steps of ``rounds``; an all-reduce sends all P, another one all Q."""
+        """Average matrices of equal shape, in the steps of ``rounds``; one all-reduce sends all P, another all Q."""
         plan = self.plan(contexts[0].shape, cf)
         if plan is None:
-            raise ValueError(f"shape {contexts[0].shape} at {cf}x is sent dense, each tensor by itself")
+            raise ValueError(f"shape: {contexts[0].shape} at CF {cf:g} is sent dense; use rounds() for each tensor")
         return (yield from self._low_rank(x, plan, contexts))
 
     def _low_rank(self, x: torch.Tensor, plan: LowRank, contexts: Sequence[Context]) -> Rounds:
@@ -221,11 +226,12 @@ class PowerSGD(Compressor):
         return Reduced(Product(wide_basis, mean), Product(wide_basis, sent), plan.cf, error=error)
 
     def errors(self, x: torch.Tensor, cfs: Sequence[float], ctx: Context) -> list[torch.Tensor]:
-        """Return ``‖x‖²`` less the energy that a power iteration on this rank's matrix captures, started as ``rounds``.
+        """Return the squared error of a power iteration on this rank's matrix alone, started as in ``rounds``.
 
-        One run at the largest rank of a matrix is enough. Columns are orthogonalized in order, so that the first r of
-        them are the result of a run with r columns. The errors are exact for one process. For more processes they are
-        too low, since the subspace fits this process's matrix better than the common subspace does.
+        It is computed as ``‖x‖²`` minus the captured energy, in a single run at the largest rank: columns are
+        orthogonalized in order, so the first r columns are those of a run with rank r. The errors are exact for one
+        process. For several processes they are too low, since this rank's own subspace fits its matrix better than the
+        common subspace.
         """
         plans = [self.plan(ctx.shape, cf) for cf in cfs]
         largest = max((plan for plan in plans if plan), key=lambda plan: plan.rank, default=None)
@@ -246,28 +252,28 @@ class PowerSGD(Compressor):
 
     @property
     def _halves(self) -> int:
-        """Number of half power iterations a step, each with one all-reduce."""
+        """Number of all-reduces per step: half a power iteration each."""
         return 1 if self.alternating else 2 * self.iterations
 
     def misfit(self, key: str, memory: torch.Tensor, elements: int) -> str:
-        """Describe the expected tensors if one does not fit: factors are matrices, ``[rows, rank]``."""
+        """Check a factor from a checkpoint: describe what is expected, unless it is a matrix ``[rows, rank]``."""
         return "" if key not in ("p", "q") or memory.dim() == 2 else "two dimensions"
 
     def _sides(self, plan: LowRank, ctx: Context) -> tuple[str, str, int]:
-        """Return the factor from which a step starts, the factor that it computes first, and the rows of the former.
+        """Return the factor that a step starts from, the factor that it computes first, and the former's rows.
 
-        The start is Q unless ``alternating``. Otherwise the start is the factor in the state; in the first step it is
-        the shorter factor, so that the longer one is sent.
+        A step starts from Q. If ``alternating``, it starts from the factor in the state; the first step starts from the
+        shorter factor, so that it sends the longer factor.
         """
         starts_from_p = self.alternating and ("p" in ctx.state or ("q" not in ctx.state and plan.n < plan.m))
         return ("p", "q", plan.n) if starts_from_p else ("q", "p", plan.m)
 
     @property
     def rounding(self) -> float:
-        """64 roundings of float32: an element of ``mean`` is a sum of ``rank`` products, each of two rounded factors.
+        """Unit roundoff: 64 times float32's, since an element of ``mean`` is a sum of ``rank`` products.
 
-        The error grows with the sum of the products' magnitudes, which cancellation makes larger than the element. The
-        number is an estimate for usual tensors, not a bound.
+        Both factors of each product are rounded. The error grows with the sum of the products' magnitudes, which may be
+        far larger than the element. The number is an estimate for usual tensors, not a bound.
         """
         return 64 * unit_roundoff(torch.float32)
 
@@ -275,8 +281,8 @@ class PowerSGD(Compressor):
 def start_factor(x: torch.Tensor, key: str, rows: int, rank: int, ctx: Context) -> torch.Tensor:
     """Return the factor from which a step starts, ``[rows, rank]`` in x's dtype, the same on all ranks.
 
-    The first columns are those of the last step's factor, in order of importance, the others are random. Columns are
-    neither orthogonal nor of length 1.
+    The first columns are the previous step's, in order of importance; the others are random. Columns are neither
+    orthogonal nor of length 1.
     """
     previous = ctx.state.get(key)
     if previous is None or previous.shape[0] != rows:
@@ -312,7 +318,7 @@ def multiply(matrix: torch.Tensor, factor: torch.Tensor) -> torch.Tensor:
 
 
 def by_importance(factor: torch.Tensor) -> torch.Tensor:
-    """Return a summed factor ``[..., rows, rank]`` with the longest columns first, which stay if the rank shrinks."""
+    """Return a factor ``[..., rows, rank]`` with its longest columns first: those remain if the rank falls."""
     lengths = rescaled(factor).square().sum(-2, keepdim=True)
     return factor.gather(-1, lengths.argsort(descending=True, stable=True).expand_as(factor))
 
@@ -324,18 +330,18 @@ def usable(total: torch.Tensor) -> torch.Tensor:
 
 
 def next_factor(total: torch.Tensor, previous: torch.Tensor) -> torch.Tensor:
-    """Return the next step's start ``[..., rows, rank]``: the sum, by importance; if not usable, the previous start."""
+    """Return the factor that the next step starts from, ``[..., rows, rank]``: the sum, if usable, else the old one."""
     is_usable = usable(total)
     return torch.where(is_usable[:, None, None] if is_usable.dim() else is_usable, by_importance(total), previous)
 
 
 def unrounded(basis: torch.Tensor, *factors: torch.Tensor) -> list[torch.Tensor]:
-    """Return a basis and factors, each ``[..., rows, rank]``, whose products are those in float32.
+    """Return a basis and factors ``[..., rows, rank]``, split so that TF32 products are as exact as float32's.
 
-    If products are rounded to TF32, each has thrice the columns: upper and lower halves of its numbers, side by side.
-    The basis becomes ``[high, high, low]``, a factor ``[high, low, high]``. Otherwise they are returned unchanged.
-    TF32 would round mean and sent separately, and their difference would be lost. (The rounding of P and Q itself is
-    harmless: their errors stay in the residual.)
+    If products are rounded to TF32, each result has three times the columns: upper and lower halves of its numbers,
+    side by side. The basis becomes ``[high, high, low]``, a factor ``[high, low, high]``. If not, both are returned
+    unchanged. TF32 would round ``mean`` and ``sent`` differently, and their difference would be lost. (The rounding of
+    P and Q itself is harmless: their errors stay in the residual.)
     """
     if not rounds_products(basis):
         return [basis, *factors]
@@ -347,10 +353,10 @@ def unrounded(basis: torch.Tensor, *factors: torch.Tensor) -> list[torch.Tensor]
 
 
 def halves(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return float32 numbers as sums of two: the upper 11 bits, as many as TF32 has, and the rest."""
+    """Split float32 numbers into two addends: the upper 11 bits, which TF32 has, and the rest."""
     high = x.view(torch.int32).bitwise_and(-1 << 13).view(torch.float32)
     return high, x - high
 
 
 powersgd = PowerSGD()
-"""PowerSGD, one power iteration a step, warm-started; ``powersgd(alternating=True)`` needs one all-reduce a step."""
+"""PowerSGD with its default settings; ``powersgd(rank=16)`` has a fixed rank."""

@@ -1,14 +1,15 @@
 # SPDX-FileCopyrightText: 2026 The gravac developers
 # SPDX-License-Identifier: Apache-2.0
-"""Profiles of compressors: coding cost, efficiency of steps, and properties of the exchange, known before a run.
+"""Profiles of compressors: coding cost, efficiency of steps, and properties of the exchange, expected before a run.
 
 Each compressor's file has its coding costs, as points at some compression factors (CFs). This file interpolates between
 the points, and says how they were measured.
 
 **Coding costs** are points ``(CF, encode, decode)`` in copies of the tensor, measured on one CPU thread with
 ``MEASURED_WORLD`` ranks (``gravac bench compressors``, docs/measurements/compressors.json). Between points, costs are
-interpolated in log CF; beyond them, the nearest point counts. On a GPU, costs in copies may differ much. There a run
-times its candidates (``gravac.engine.codec_timing``), and ``gravac.costmodel.Machine`` may have costs of its own.
+interpolated in log CF; below the first and above the last point, its costs are used. On a GPU, costs in copies may
+differ much. There a run times its candidates (``gravac.engine.codec_timing``), and ``gravac.costmodel.Machine`` may
+have costs of its own.
 
 **Efficiency** is the fraction of a dense step's progress that a compressed step makes. ``gravac.beliefs`` has the
 efficiency of gravac's compressors; the class of any other compressor declares its own.
@@ -39,7 +40,8 @@ class Coding:
     Attributes:
         encode: cost from the gradient to the first collective.
         decode: cost of everything after, at ``MEASURED_WORLD`` ranks.
-        fixed: part of ``decode`` that does not grow with the number of ranks, if each rank decodes all ranks' codes.
+        fixed: part of ``decode`` that does not grow with the number of ranks although each rank decodes all ranks'
+            codes.
     """
 
     encode: float
@@ -63,9 +65,10 @@ class Profile:
     """Facts about a compressor at one CF, for a number of ranks and shapes of tensors; made by ``Compressor.profile``.
 
     Attributes:
-        family: name that CFs with comparable coding costs share: a controller compares step times within a family.
-        coding: cost of encode and decode; ``None`` if not measured (then at every CF): no times of steps are predicted
-            then, and ``gravac advise`` leaves the compressor out.
+        family: name of a family: CFs whose coding takes comparable time; a controller compares step times within a
+            family.
+        coding: cost of encode and decode; ``None`` at every CF if not measured: step times are then not predicted, and
+            ``gravac advise`` skips the compressor.
         efficiency: expected fraction of a dense step's progress that a step makes, in (0, 1].
         efficiency_by_gain: efficiency for a gain that was measured while training: ``(gain, efficiency)``, ascending;
             empty if efficiency does not depend on gain.
@@ -75,11 +78,11 @@ class Profile:
         one_round: whether ``rounds`` yields once for every tensor: the next tensors' rounds may then start while the
             collective is in flight.
         error_feedback: fraction of the unsent rest that is kept, unless the user sets another.
-        pad_multiple: number of elements to a multiple of which tensors are padded with zeros before they are coded side
-            by side; 0: never side by side. Without error feedback, the result for each tensor is then the same as if
-            the tensor were coded by itself.
-        coding_bytes: maximum memory for coding, in bytes per float32 element, besides gradients and residuals
-            (``make measure-memory``). If lower, larger batches are coded off the CPU.
+        pad_multiple: if several tensors are coded side by side, each is padded with zeros to a multiple of this number
+            of elements; 0: tensors are never coded side by side. Without error feedback, the result for each tensor is
+            the same as if it were coded by itself.
+        coding_bytes: maximum memory for coding, in bytes per float32 element, besides gradients and residuals (``make
+            measure-memory``). The lower it is, the larger the batches that a GPU codes at once.
     """
 
     family: str
@@ -95,10 +98,10 @@ class Profile:
 
 
 def coding_at(points: CostPoints, cf: float) -> Coding | None:
-    """Return the coding cost at a CF, in copies of the tensor; ``None`` without points.
+    """Return the coding cost at a CF, in copies of the tensor; ``None`` if there are no points.
 
-    The fixed part of the decode is the cost at the highest measured CF, at which there is hardly anything to decode; at
-    most 1.5 copies.
+    The part of ``decode`` that is fixed is its cost at the highest measured CF, at most 1.5 copies: there is hardly
+    anything to decode at that CF.
 
     Example:
         >>> points = ((10, 9.0, 7.0), (1000, 3.0, 1.0))

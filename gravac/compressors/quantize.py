@@ -4,11 +4,11 @@
 
 Sources: Dettmers et al., "8-bit Optimizers via Block-wise Quantization", ICLR 2022 (blocks); Vargaftik et al., "DRIVE",
 NeurIPS 2021, and "EDEN", ICML 2022 (fitted levels, randomized Hadamard rotation); Tang et al., "1-bit Adam", ICML 2021
-(the two codings, each with its own error). Contractive, see ``codebook``.
+(two codings, of the gradient and of the mean, each with its own error). Contractive, see ``codebook``.
 
-Every rank codes its whole tensor and sends each shard's codes to the shard's owner. The owner decodes them, averages,
-codes the mean again and sends it to all ranks. That is the traffic of a ring all-reduce, ``2 (N-1)/N`` times the codes
-at any N. Two ranks only exchange their codes: the same number of bytes, without a second coding.
+Every rank codes its whole tensor and sends each shard's codes to the rank that owns the shard. The owner decodes and
+averages them, codes the mean and sends it to all ranks. Each rank sends ``2 (N-1)/N`` times its codes, as in a ring
+all-reduce. Two ranks only swap their codes: the same number of bytes, without a second coding.
 """
 
 from collections.abc import Sequence
@@ -39,15 +39,20 @@ class Quantize(Compressor):
     """Quantization to few bits per coordinate, with a scale per block.
 
     Attributes:
-        bits: bits per coordinate; ``None``: by the CF, 32 / bits.
-        block: coordinates per scale; a scale has 16 bits.
-        levels: placement of the levels: ``"fitted"`` to a normal law, or ``"uniform"`` up to the block's largest
-            magnitude.
-        rotate: whether to rotate blocks of 1024 by a random Hadamard rotation first, so that their law is nearly
-            normal.
-        back_bits: bits per coordinate of the mean, which is coded a second time; ``None``: those of the first coding.
-        exchange: exchange of codes. ``"shards"``: by shards' owners, see the module; ``"gather"``: all ranks' codes to
-            all ranks, cheaper for two ranks only; ``"auto"``: ``"gather"`` for two ranks, else ``"shards"``.
+        bits: bits per coordinate: 8, 4, 3, 2 or 1; ``None``, the default: the CF decides, as 32 / bits.
+        block: coordinates per scale, a multiple of 8; default: 128. A scale has 16 bits.
+        levels: placement of the levels: ``"fitted"`` (the default) to a normal law, or ``"uniform"`` up to the block's
+            largest magnitude.
+        rotate: whether to rotate blocks of 1024 coordinates by a random Hadamard rotation first, so that coordinates
+            are nearly normal; default: False.
+        back_bits: bits per coordinate of the second coding, that of the mean; ``None``, the default: those of the
+            first.
+        exchange: how ranks exchange codes. ``"shards"``: each rank averages a shard, as described above; ``"gather"``:
+            every rank gets all ranks' codes, which saves time for two ranks only; ``"auto"``, the default: ``"gather"``
+            for two ranks, else ``"shards"``.
+
+    Raises:
+        SettingsError: a setting is unknown, of the wrong type, or out of its range.
     """
 
     name: ClassVar[str] = "quantize"
@@ -72,7 +77,7 @@ class Quantize(Compressor):
         return super().__call__(**({} if bits is None else {"bits": bits}), **changes)
 
     def method_at(self, cf: float) -> str:
-        """Return the number of bits per coordinate at a CF, as text."""
+        """Return a name for users: the number of bits per coordinate at a CF."""
         bits = self.bits_at(cf)
         return f"{bits} bit{'s' * (bits > 1)}"
 
@@ -82,7 +87,7 @@ class Quantize(Compressor):
         return 32 / (self.bits or max(WIDTHS))
 
     def profile(self, cf: float, *, world: int = 2, shapes: Sequence[tuple[int, ...]] = ()) -> Profile:
-        """Return what is known at a CF: one round if ``gathers``; padding to whole blocks, unless ``rotate`` is set."""
+        """Return expected costs: one round if ``gathers``; tensors are coded side by side unless ``rotate`` is set."""
         gathers, profile = self.gathers(world), super().profile(cf)
         if self.rotate:
             return replace(profile, one_round=gathers)
@@ -96,7 +101,7 @@ class Quantize(Compressor):
         return tuple(32 / bits for bits in widths if cf_range[0] <= 32 / bits <= cf_range[1])
 
     def traffic(self, shape: tuple[int, ...], cf: float, dtype: torch.dtype, world: int = 2) -> tuple[Traffic, ...]:
-        """Predict the bytes of codes and scales of whole shards, to the owners and back."""
+        """Predict an all-to-all and an all-gather of codes and scales, or a single all-gather, in bytes."""
         elements = torch.Size(shape).numel()
         if self.rotate:
             elements = rotation.length(elements)
@@ -164,16 +169,16 @@ class Quantize(Compressor):
         return [total * (error / sample_energy) for error in sample_errors]
 
     def folds(self, gradient: torch.Tensor, cf: float) -> bool:
-        """True if kernels can code the gradient, flat, and it is not rotated first."""
+        """True if kernels can code the flat gradient, which must not be rotated."""
         return not self.rotate and folds(gradient, self.block)
 
     def misfit(self, key: str, memory: torch.Tensor, elements: int) -> str:
-        """Describe the expected shape, ``[blocks, block]``, if ``second``, the second coding's error, does not fit."""
+        """Check the mean's coding error from a checkpoint; describe the expected shape, ``[blocks, block]``."""
         fits = key != "second" or (memory.dim() == 2 and memory.shape[1] == self.block and memory.is_contiguous())
         return "" if fits else f"blocks of {self.block} numbers"
 
     def kept_aside(self, ctx: Context, elements: int) -> torch.Tensor | None:
-        """Return the second coding's error, flat, ``[elements]``, times the ranks, so that its mean is the error."""
+        """Return the second coding's error times the number of ranks, flat, ``[elements]``: its mean is the error."""
         second = ctx.state.get("second")
         return None if second is None else self._from_local_shard(second, ctx.world, elements, ctx)
 
@@ -199,18 +204,18 @@ class Quantize(Compressor):
         return rotation.rotate(x.float(), _signs(ctx)) if self.rotate else x.float()
 
     def _back(self, decoded: Messages, x: torch.Tensor, ctx: Context) -> torch.Tensor | Messages:
-        """Return decoded numbers in the coordinates of x; rotated numbers are rotated back."""
+        """Return decoded numbers in x's coordinates: rotated back if ``rotate`` is set."""
         if not self.rotate:
             return decoded
         rotated = decoded.add_to(x.new_zeros(rotation.length(x.numel()), dtype=torch.float32))
         return self._rotated_back(rotated, x.numel(), ctx).to(x.dtype)
 
     def _from_local_shard(self, numbers: torch.Tensor, factor: float, elements: int, ctx: Context) -> torch.Tensor:
-        """Return a tensor ``[elements]`` in the coordinates of x: zero except for this rank's shard.
+        """Return this rank's shard as a tensor in x's coordinates, ``[elements]``, with zeros elsewhere.
 
         Args:
             numbers: numbers of the shard, any shape.
-            factor: number by which they are multiplied.
+            factor: number by which ``numbers`` are multiplied.
             elements: length of x.
             ctx: the tensor's context.
         """
@@ -225,7 +230,7 @@ class Quantize(Compressor):
 
 
 def _signs(ctx: Context) -> Draws:
-    """Return the rotation's random numbers: new ones each step, unless the stored second error is a rotated tensor."""
+    """Return the rotation's random numbers: new each step, but fixed if a stored error is in rotated coordinates."""
     return ctx.draws(fixed=ctx.error_feedback > 0)
 
 

@@ -25,8 +25,13 @@ class RandomK(Compressor):
     """Random-k: random coordinates without replacement, exchanged by all-reduce.
 
     Attributes:
-        values: number format of the values on the wire; ``None``: the gradient's own.
-        block: number of consecutive coordinates that are drawn as one; 64 and more are many times faster than 1.
+        values: number format of the values on the wire: ``"float32"``, ``"float16"`` or ``"bfloat16"``; ``None``, the
+            default: the gradient's own.
+        block: number of consecutive coordinates that are drawn together, 1 or more; default: 1. 64 and more are many
+            times faster.
+
+    Raises:
+        SettingsError: a setting is unknown, of the wrong type, or out of its range.
     """
 
     name: ClassVar[str] = "randomk"
@@ -62,7 +67,7 @@ class RandomK(Compressor):
         )
 
     def _draw(self, elements: int, k: int, draws: Draws, device: torch.device) -> ChunkSelection:
-        """Draw blocks at random; cut a random block, from a random start, so that k coordinates are drawn."""
+        """Draw blocks at random; use only a part of one block, so that exactly k coordinates are drawn."""
         block = self._block(elements)
         rows = draws.sample(-(-elements // block), -(-k // block), device)
         partial = torch.full((1,), draws.number(max(1, len(rows)), 0), device=device)
@@ -85,7 +90,10 @@ class RandomK(Compressor):
 
 
 class ScaledRandomK(RandomK):
-    """Random-k with values multiplied by elements / k, which is unbiased. The settings are those of ``RandomK``."""
+    """Random-k with values multiplied by elements / k, which is unbiased.
+
+    The settings are those of ``RandomK``.
+    """
 
     name: ClassVar[str] = "scaled_randomk"
     contractive: ClassVar[bool] = False

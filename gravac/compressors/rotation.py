@@ -4,9 +4,9 @@
 
 Sources: Vargaftik et al., "DRIVE", NeurIPS 2021, section 5; stopping at blocks is the partial rotation of Han et al.,
 "Beyond Throughput and Compression Ratios", HotNets 2024, section 3.2. A rotated block is nearly normal, whatever the
-block is. On CPU the butterfly runs on pieces that stay in a cache, with its first stages as one small matrix product.
-On other devices the tensor is one piece, and five stages at a time are a matrix product. If products are rounded to
-TF32, each stage is a sum and a difference instead.
+block is. On a CPU the transform runs on pieces that fit in a cache, and its first stages are one small matrix product.
+On other devices the tensor is a single piece, and five stages at a time are a matrix product. If products are rounded
+to TF32, each stage is a sum and a difference instead.
 """
 
 import functools
@@ -20,32 +20,33 @@ BLOCK = 1024
 """Default number of elements of a block; a power of two."""
 
 PIECE = 1 << 18
-"""Numbers rotated at once on CPU: as many as fit twice in a cache. On all devices, signs repeat after as many."""
+"""Number of numbers that are rotated at once on a CPU: twice as many fit in a cache. On all devices, the random signs
+repeat after this number."""
 
 SEED_STAGES = 16
-"""Length of the transform that is a single matrix product on CPU."""
+"""Length of the first transforms, which are one matrix product on a CPU."""
 
-PRODUCT = 32
-"""Length of the transforms that are matrix products on other devices."""
+PRODUCT_LENGTH = 32
+"""Length of the transforms that are one matrix product each on other devices."""
 
-WIDE = 128
-"""Distance of a butterfly from which three stages are one product with an 8 x 8 matrix: with such long rows, the
-product costs less than two stages."""
+WIDE_DISTANCE = 128
+"""Distance, in elements, from which three stages of the transform are one product with an 8 x 8 matrix: for long rows
+the product costs less than two stages."""
 
 
 def length(elements: int, block: int = BLOCK) -> int:
-    """Return the length of a tensor of ``elements`` when rotated: whole blocks."""
+    """Return the length of a rotated tensor: ``elements`` rounded up to whole blocks."""
     return -(-elements // block) * block
 
 
 class Rotation:
-    """One rotation, piece by piece, so that a rotated piece can be used while it is in a cache.
+    """A rotation, applied piece by piece, so that a rotated piece can be used while it is in a cache.
 
     Args:
-        numbers: length of the rotated tensor; whole blocks.
-        draws: random numbers for the signs, the same for rotating back.
-        block: elements of a block; a power of two, 16 or more.
-        like: a tensor of the floating dtype and device to work in.
+        numbers: length of the rotated tensor, a multiple of ``block``.
+        draws: random numbers for the signs; rotating back needs the same.
+        block: number of elements of a block; a power of two, 16 or more.
+        like: a tensor whose floating dtype and device are used.
 
     Attributes:
         slices: position of each piece in the flat tensor, in order.
@@ -101,7 +102,7 @@ def rotate_back(y: torch.Tensor, elements: int, draws: Draws, block: int = BLOCK
 
 
 def _transform(source: torch.Tensor, out: torch.Tensor, block: int) -> None:
-    """Compute the Walsh-Hadamard transform of each block into ``out``, scaled to be orthogonal; overwrites both."""
+    """Write the orthogonal Walsh-Hadamard transform of each block into ``out``; overwrites the input, too."""
     on_cpu = out.device.type == "cpu"
     sums_only = rounds_products(out)
     read_buffer, write_buffer = source, out
@@ -109,13 +110,13 @@ def _transform(source: torch.Tensor, out: torch.Tensor, block: int) -> None:
         half = 1
         torch.mul(read_buffer, block**-0.5, out=write_buffer)
     else:
-        half = min(block, SEED_STAGES if on_cpu else PRODUCT)
+        half = min(block, SEED_STAGES if on_cpu else PRODUCT_LENGTH)
         matrix = _matrix(half, block**-0.5, out.dtype, out.device)
         torch.mm(read_buffer.view(-1, half), matrix, out=write_buffer.view(-1, half))
     while half < block:
         read_buffer, write_buffer = write_buffer, read_buffer
-        cpu_factor = 8 if half >= WIDE and 8 * half <= block else 2
-        factor = 2 if sums_only else cpu_factor if on_cpu else min(PRODUCT, block // half)
+        cpu_factor = 8 if half >= WIDE_DISTANCE and 8 * half <= block else 2
+        factor = 2 if sums_only else cpu_factor if on_cpu else min(PRODUCT_LENGTH, block // half)
         if factor > 2:
             rows = read_buffer.view(-1, factor, half)
             matrix = _matrix(factor, 1.0, out.dtype, out.device).expand(len(rows), factor, factor)

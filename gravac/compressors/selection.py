@@ -23,7 +23,7 @@ BLOCK = 1 << 18
 """Number of elements that are compared with the bound at once: as many as fit in a cache."""
 
 Array = npt.NDArray[np.floating]
-"""A flat tensor as numpy's array."""
+"""A numpy array of floating-point numbers."""
 
 
 def largest(x: torch.Tensor, k: int) -> torch.Tensor:
@@ -51,11 +51,11 @@ def largest(x: torch.Tensor, k: int) -> torch.Tensor:
 
 
 def energies(x: torch.Tensor, counts: Sequence[int]) -> Sequence[float | torch.Tensor]:
-    """Return the sum of squares of the k largest |x| for each k, selected among those of the next larger k.
+    """Return, for each k, the sum of squares of the k largest |x|.
 
     Args:
         x: flat and finite, any floating dtype.
-        counts: each k, descending.
+        counts: the numbers k, descending; each selection is made from the previous.
 
     Returns:
         A number for each k; off the CPU, 0-d tensors, so that the host does not wait.
@@ -94,7 +94,7 @@ def largest_reaching(x: torch.Tensor, k: int, threshold: float) -> torch.Tensor:
 
 
 def _numpy(x: torch.Tensor) -> Array:
-    """Return a numpy array on the same memory; a 16-bit tensor is converted to float32."""
+    """Return a tensor as a numpy array on the same memory; a 16-bit tensor is converted to float32."""
     x = x.detach()
     return (x if x.dtype == torch.float64 else x.float()).numpy()
 

@@ -1,6 +1,6 @@
 # SPDX-FileCopyrightText: 2026 The gravac developers
 # SPDX-License-Identifier: Apache-2.0
-"""Flat tensors that are not dense in memory: selected coordinates, and other numbers that can be added to a tensor."""
+"""Flat tensors that are not stored element by element, such as selected coordinates with their values."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -18,23 +18,23 @@ class Selection:
 
 
 class Addend(Protocol):
-    """A flat tensor that is not dense in memory, but can be added to a dense tensor."""
+    """A flat tensor that is not stored element by element, but can be added to a stored tensor."""
 
     def add_to(self, dense: torch.Tensor, alpha: float = 1.0) -> torch.Tensor:
         """Add ``alpha`` times this tensor to ``dense`` (flat), in place; return ``dense``."""
 
 
 def overwritten(numbers: Addend, *denses: torch.Tensor) -> bool:
-    """Overwrite flat tensors by numbers, which cover all of them in order; False if the numbers cannot do that.
+    """Overwrite flat tensors with consecutive parts of ``numbers``; return False if ``numbers`` cannot do that.
 
-    An ``Addend`` that can do that has a method ``overwrite``.
+    An ``Addend`` that can has a method ``overwrite``.
     """
     overwrite: Callable[..., bool] | None = getattr(numbers, "overwrite", None)
     return overwrite is not None and overwrite(*denses)
 
 
 def laid_out(numbers: "torch.Tensor | Addend", like: torch.Tensor) -> torch.Tensor:
-    """Return numbers as a flat tensor in memory, of the size and dtype of ``like``; a tensor is only flattened."""
+    """Return a tensor or an ``Addend`` as a flat stored tensor, of the size and dtype of ``like``."""
     if isinstance(numbers, torch.Tensor):
         return numbers.reshape(-1)
     dense = torch.empty_like(like).reshape(-1)
@@ -62,7 +62,7 @@ class Sparse:
 
 
 def blocks(flat: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
-    """Return a flat tensor as rows as long as those of ``like``, cut to full rows; unchanged if ``like`` is 1-D."""
+    """Return a flat tensor in rows as long as those of ``like``, without a last partial row; unchanged if 1-D."""
     if like.dim() == 1:
         return flat
     size = like.shape[1]

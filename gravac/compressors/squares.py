@@ -14,10 +14,10 @@ from collections.abc import Sequence
 import torch
 
 MIN_EXACT_ENERGY = 2.0**-96
-"""Sum of squares in float32 above which squares that became 0 make no difference, even of 2^30 numbers."""
+"""Sum of squares in float32 above which squares that underflow to 0 do not matter, even those of 2^30 numbers."""
 
 MAX_SENT_ENERGY = 2.0**126
-"""Largest sum of squares that is sent in a format with float32's range. The N ranks each send an Nth of their sum, so
+"""Largest sum of squares that is sent in a format with float32's range. Each of N ranks sends its sum divided by N, so
 that the total does not overflow."""
 
 PIECE = 1 << 15
@@ -28,8 +28,8 @@ def energy(x: torch.Tensor) -> torch.Tensor:
     """Return ``‖x‖²`` of flat x, a floating dtype: 0-d, float64.
 
     The energy is finite if and only if every element is finite, and 0 only if x is zero. For float64 numbers with a
-    norm outside 1e-154 to 1e154, no more is true: the energy is float64's smallest or largest number on a CPU, and 0 or
-    inf elsewhere.
+    norm outside 1e-154 to 1e154, the energy is wrong: float64's smallest or largest number on a CPU, 0 or inf
+    elsewhere.
     """
     if not x.is_cpu:
         norm: torch.Tensor = torch._foreach_norm([x], 2, torch.float64)[0]  # converts to float64 while it sums
@@ -38,7 +38,7 @@ def energy(x: torch.Tensor) -> torch.Tensor:
 
 
 def all_finite(energies: Sequence[torch.Tensor]) -> torch.Tensor:
-    """Return a 0-d bool: True if the ``energy`` of each of one or more tensors is finite, so that all elements are."""
+    """Return whether all elements of some tensors are finite, by each tensor's ``energy``: 0-d bool tensor."""
     return energies[0] < torch.inf if len(energies) == 1 else (torch.stack([*energies]) < torch.inf).all()
 
 
@@ -52,11 +52,11 @@ def norm(x: torch.Tensor) -> torch.Tensor:
 
 
 def checked(sum_of_squares: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
-    """Return the sum of squares of x, any shape, on a CPU, as a float64 scalar.
+    """Return a sum of squares as a float64 scalar; on a CPU, compute it again if it overflowed or underflowed.
 
     Args:
-        sum_of_squares: the sum in the format of x; computed again if outside the format's safe range.
-        x: the numbers.
+        sum_of_squares: the sum in the number format of x.
+        x: the numbers, of any shape.
     """
     safe = MIN_EXACT_ENERGY < float(sum_of_squares) < math.inf
     return sum_of_squares.double() if safe else _sum_in_float64(x)
@@ -76,7 +76,7 @@ def norms_of_rows(rows: torch.Tensor) -> torch.Tensor:
 
 
 def _norms_scaled(rows: torch.Tensor) -> torch.Tensor:
-    """Return the norm of each row; rows are multiplied by powers of two before, and norms divided by them after."""
+    """Return the norm of each row, computed on rows that are scaled by powers of two, so that no square overflows."""
     exponents = rows.abs().amax(1).frexp().exponent.clamp(-126, 126)
     scaled = rows * power_of_two(-exponents, rows.dtype).unsqueeze(1)
     norms: torch.Tensor = torch.linalg.vector_norm(scaled, dim=1)
@@ -84,7 +84,7 @@ def _norms_scaled(rows: torch.Tensor) -> torch.Tensor:
 
 
 def power_of_two(exponent: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-    """Return ``2 ** exponent`` exactly, in the shape of an integer tensor; wrong if ``dtype`` has no such number."""
+    """Return exact powers of two, in the shape of integers ``exponent``; wrong for subnormal powers."""
     bits, mantissa, integer = (64, 52, torch.int64) if dtype == torch.float64 else (32, 23, torch.int32)
     biased = exponent.to(integer) + ((1 << (bits - mantissa - 2)) - 1)
     # a subnormal power of two is a single bit of the mantissa, with an exponent field of 0

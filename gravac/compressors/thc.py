@@ -6,9 +6,9 @@ Sources: Li et al., "THC: Accelerating Distributed Deep Learning Using Tensor Ho
 adapted to all-reduce, with saturation and partial rotation, by Han et al., "Beyond Throughput and Compression Ratios",
 HotNets 2024, section 3.2. Rounding to the nearest integer is contractive; so is saturation, which rarely happens.
 
-gloo's integer sums wrap around, so a sum that saturates needs an owner who adds in wider integers: an all-to-all
-distributes codes, and an all-gather collects sums. Alternatively, an all-reduce sums codes in lanes of int32 that are
-too wide to overflow.
+gloo's integer sums wrap around. To saturate, each rank therefore sums a shard of the codes in wider integers: an
+all-to-all distributes codes, and an all-gather collects sums. Alternatively, an all-reduce sums codes in lanes of int32
+that are too wide to overflow.
 """
 
 from collections.abc import Generator, Sequence
@@ -28,10 +28,10 @@ from gravac.compressors.profile import CostPoints
 
 @dataclass(frozen=True, slots=True)
 class GridCodes:
-    """A rotated tensor as integers on the grids of its blocks; rotated back piece by piece while it is added.
+    """A rotated tensor, stored as integers on the grid of each block; rotated back piece by piece while it is added.
 
     Attributes:
-        codes: packed codes: uint8, flat; with 8 bits, integers of any type. There may be surplus codes at the end.
+        codes: packed codes: uint8, flat; with 8 bits, integers of any type. Codes beyond the tensor's end are ignored.
         bits: bits per code.
         zero: the code for 0.
         step: distance between the points of each block's grid: float32, ``[blocks]``.
@@ -65,13 +65,18 @@ class THC(Compressor):
     """THC: gradients are rotated, rounded to a few bits on a grid common to all ranks, and summed as integers.
 
     Attributes:
-        bits: bits per coordinate of a rank's codes.
-        sum_bits: bits per coordinate of the sum, which saturates; as many as ``bits`` in the published method.
-        rotate: unit of the rotation. ``"partial"``: blocks of 1024; ``"full"``: the whole tensor, padded to a power of
-            two.
-        reach: the grid's largest number, in root mean squares of a block; larger numbers are clipped.
-        exchange: how codes are summed. ``"shards"``: by each shard's owner; ``"lanes"``: by all-reduce, which takes
-            ``ceil(log2 N)`` more bits per coordinate.
+        bits: bits per coordinate of a rank's codes: 2, 4 (the default) or 8.
+        sum_bits: bits per coordinate of the sum, which saturates: 2, 4 or 8 (the default); equal to ``bits`` in the
+            published method.
+        rotate: what is rotated at once. ``"partial"``, the default: blocks of 1024; ``"full"``: the whole tensor,
+            padded to a power of two.
+        reach: the grid's largest number, in root mean squares of a block, above 0; default: 2.7. Larger numbers are
+            clipped.
+        exchange: how codes are summed. ``"shards"``, the default: by the rank that owns each shard; ``"lanes"``: by
+            all-reduce, which takes ``ceil(log2 N)`` more bits per coordinate.
+
+    Raises:
+        SettingsError: a setting is unknown, of the wrong type, or out of its range.
     """
 
     name: ClassVar[str] = "thc"
@@ -98,7 +103,7 @@ class THC(Compressor):
         return 2.0**-50, 2.0**45
 
     def traffic(self, shape: tuple[int, ...], cf: float, dtype: torch.dtype, world: int = 2) -> tuple[Traffic, ...]:
-        """Predict the bytes of a float32 per block, then of codes to the owners and sums back, or of lanes."""
+        """Predict an all-reduce of the blocks' energies, then the exchange of codes and sums, or of lanes."""
         elements = torch.Size(shape).numel()
         block = self._block(elements)
         rotated_length = rotation.length(elements, block)
@@ -176,7 +181,7 @@ class THC(Compressor):
     def _by_shards(
         self, packed: torch.Tensor, world: int
     ) -> Generator[Any, Any, tuple[torch.Tensor, torch.Tensor | None]]:
-        """Sum codes, each shard at its owner.
+        """Sum codes by all-to-all and all-gather: each rank sums one shard.
 
         Returns:
             All sums, saturated and packed, flat; and the part that saturation cuts off this rank's shard, or ``None``
@@ -198,7 +203,7 @@ class THC(Compressor):
         return rows.reshape(-1), cut
 
     def _with_cut(self, sent: "GridCodes", cut: torch.Tensor, ctx: Context) -> tuple["GridCodes", torch.Tensor]:
-        """Add the part that saturation cut off this rank's shard to sent codes; also return that part's energy, 0-d."""
+        """Add what saturation cut off this rank's shard to the sent tensor; also return its energy, 0-d."""
         codes = unpack(sent.codes, self.bits, len(cut) * ctx.world).int()
         local_shard = slice(ctx.rank * len(cut), (ctx.rank + 1) * len(cut))
         codes[local_shard] += cut
@@ -206,7 +211,7 @@ class THC(Compressor):
         return GridCodes(codes, 8, self._max_code, sent.step, sent.block, ctx), energy(cut[: len(steps)] * steps)
 
     def _in_lanes(self, codes: torch.Tensor, world: int) -> Generator[Any, Any, torch.Tensor]:
-        """Return the sums of codes: int32. Lane i of all int32 numbers is the i-th section of the codes."""
+        """Sum codes by all-reduce, several codes per int32; return the sums: int32."""
         lanes, width = self._lanes(world), self._lane_bits(world)
         section = -(-codes.numel() // lanes)
         sections = torch.nn.functional.pad(codes, (0, section * lanes - codes.numel())).view(lanes, section)
@@ -238,7 +243,7 @@ class THC(Compressor):
 
 
 def _packed(piece: slice, bits: int) -> slice:
-    """Return the bytes of packed codes, given the positions of the codes."""
+    """Convert a range of codes to the range of bytes in which these codes are packed."""
     return slice(piece.start * bits // 8, piece.stop * bits // 8)
 
 

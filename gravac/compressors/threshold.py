@@ -1,14 +1,14 @@
 # SPDX-FileCopyrightText: 2026 The gravac developers
 # SPDX-License-Identifier: Apache-2.0
-"""Base of sparsifiers that estimate a threshold: coordinates that reach it are sent, by default corrected to k.
+"""Base class of sparsifiers that estimate a threshold and send the coordinates that reach it, by default exactly k.
 
 Published rules of this kind send more or fewer than k coordinates. Every rank must send equally many bytes, so
 selections that are not corrected are sent in ``2k`` slots. Coordinates beyond the slots are left out, and free slots
 have zeros.
 
-If the count is corrected, the k largest coordinates are sent whatever the threshold, which only makes the search
-faster. On a GPU, ``torch.topk`` finds them, and the host never waits. A published rule makes the host wait for each
-number that the rule reads, and four times more.
+By default (``exact_count``) the k largest coordinates are sent, and the threshold only makes their search faster. On a
+GPU, ``torch.topk`` finds them, and the host never waits. Without ``exact_count``, the host waits for each number that
+the published rule reads, and four times more.
 """
 
 from collections.abc import Sequence
@@ -20,15 +20,20 @@ from gravac.compressors.selection import largest_reaching, reaching
 from gravac.compressors.sparse import Selection
 from gravac.compressors.topk import TopK
 
-SLOTS = 2
-"""Slots that are sent per requested coordinate if the count of coordinates is not corrected to k."""
+SLOTS_PER_COORDINATE = 2
+"""Slots that are sent per requested coordinate unless exactly k coordinates are sent."""
 
 
 class ThresholdK(TopK):
-    """Top-k by an estimated threshold; base class of the estimates.
+    """Top-k by an estimated threshold; subclasses estimate it.
 
     Attributes:
-        exact_count: whether coordinates are added or removed until exactly k are sent; False is the published rule.
+        exact_count: whether exactly the k largest coordinates are sent (default: True); False: those that reach the
+            threshold, as published.
+        values: number format of the values on the wire; see ``TopK``.
+
+    Raises:
+        SettingsError: a setting is unknown, of the wrong type, or out of its range.
     """
 
     exact_count: bool = True
@@ -58,22 +63,24 @@ class ThresholdK(TopK):
         raise NotImplementedError
 
     def select(self, x: torch.Tensor, k: int) -> Selection:
-        """Return the coordinates of flat x that reach the threshold: exactly k, or at most ``SLOTS`` times k."""
+        """Return the coordinates of flat x to send: exactly k, or those that reach the threshold, one per slot."""
         estimates = x.device.type == "cpu" or not self.keeps_k
         if not estimates or not 0 < k < x.numel() or not bool(x.any()):
             return super().select(x, k)
         # a threshold of 0 selects all numbers that are not zero
         threshold = max(self.threshold(x.abs(), k), torch.finfo(x.dtype).tiny)
-        indices = largest_reaching(x, k, threshold) if self.keeps_k else reaching(x, threshold)[: SLOTS * k]
+        indices = (
+            largest_reaching(x, k, threshold) if self.keeps_k else reaching(x, threshold)[: SLOTS_PER_COORDINATE * k]
+        )
         return Selection(indices, x[indices])
 
     def slots(self, elements: int, cf: float) -> int:
-        """Return the number of values that are sent with their indices: k, or ``SLOTS`` times k if not corrected."""
+        """Return the number of values that are sent with their indices: k, or ``SLOTS_PER_COORDINATE`` times k."""
         k = k_for(elements, cf)
-        return k if self.keeps_k else min(elements, SLOTS * k)
+        return k if self.keeps_k else min(elements, SLOTS_PER_COORDINATE * k)
 
     def errors(self, x: torch.Tensor, cfs: Sequence[float], ctx: Context) -> list[torch.Tensor]:
-        """Return the squared errors of flat x: those of top-k if the count is corrected, else by a selection per CF."""
+        """Return the squared error of flat x at each CF: that of top-k if exactly k coordinates are sent."""
         if self.keeps_k:
             return super().errors(x, cfs, ctx)
         total = energy(x)

@@ -26,7 +26,11 @@ class TopK(Compressor):
     """Exact top-k, selected per tensor, exchanged by all-gather.
 
     Attributes:
-        values: number format of the values on the wire; ``None``: the gradient's own. They are summed in x's dtype.
+        values: number format of the values on the wire: ``"float32"``, ``"float16"`` or ``"bfloat16"``; ``None``, the
+            default: the gradient's own. Values are summed in x's dtype.
+
+    Raises:
+        SettingsError: a setting is unknown, of the wrong type, or out of its range.
     """
 
     name: ClassVar[str] = "topk"
@@ -38,7 +42,7 @@ class TopK(Compressor):
     values: Literal["float32", "float16", "bfloat16"] | None = None
 
     def profile(self, cf: float, *, world: int = 2, shapes: Sequence[tuple[int, ...]] = ()) -> Profile:
-        """Return what is known at a CF: coding needs x's magnitudes, and what all ranks send, in wider formats."""
+        """Return expected costs: coding needs memory for magnitudes, and for all ranks' values and indices."""
         return replace(
             super().profile(cf, world=world, shapes=shapes), coding_bytes=9 + math.ceil((16 + 24 * world) / cf)
         )
@@ -55,7 +59,7 @@ class TopK(Compressor):
         return (Traffic(AllGather, self.slots(elements, cf) * slot_bytes),)
 
     def slots(self, elements: int, cf: float) -> int:
-        """Return the number of values that are sent with their indices, the same on every rank: here k."""
+        """Return the number of values that each rank sends with their indices: k."""
         return k_for(elements, cf)
 
     def select(self, x: torch.Tensor, k: int) -> Selection:
@@ -84,12 +88,12 @@ class TopK(Compressor):
         )
 
     def batch_key(self, cf: float, ctx: Context) -> Hashable | None:
-        """Return one key for all tensors, since k depends on the length alone; None if a subclass selects otherwise."""
+        """Return the same key for all tensors, since k depends on the length alone; None in subclasses that differ."""
         kind = type(self)
         return self.name if kind.select is TopK.select and kind.rounds is TopK.rounds else None
 
     def rounds_together(self, x: torch.Tensor, cf: float, contexts: Sequence[Context]) -> Rounds:
-        """Average the rows of matrix x, each at its own k coordinates, by one all-gather for all rows."""
+        """Average the rows of the matrix x, each at its own k coordinates, by a single all-gather."""
         (count, elements), ctx = x.shape, contexts[0]
         indices = largest(x, k_for(elements, cf))
         values = x.gather(1, indices).to(dtype_of(self.values, ctx.dtype))
@@ -104,7 +108,7 @@ class TopK(Compressor):
         )
 
     def errors(self, x: torch.Tensor, cfs: Sequence[float], ctx: Context) -> list[torch.Tensor]:
-        """Return the squared errors of flat x, by the energies of subsets of one selection at the lowest CF."""
+        """Return the squared error of flat x at each CF, by one selection at the lowest CF."""
         total = energy(x)
         lowest = multilevel.select_at(self.select, x, cfs[0], ctx)
         sent_energies = energies(lowest.values, [k_for(x.numel(), cf) for cf in cfs])
@@ -112,26 +116,26 @@ class TopK(Compressor):
 
 
 def index_dtype(elements: int) -> torch.dtype:
-    """Return the smallest integer dtype that can be sent and counts ``elements``: uint8, int16 (biased) or int32."""
+    """Return the smallest integer dtype that can be sent and has ``elements`` numbers: uint8, int16 or int32."""
     if elements <= 1 << 8:
         return torch.uint8
     return torch.int16 if elements <= 1 << 16 else torch.int32
 
 
 def pack_indices(indices: torch.Tensor, elements: int) -> torch.Tensor:
-    """Return indices below ``elements`` in ``index_dtype(elements)``, in their shape; int16 stores index - 2**15."""
+    """Convert indices to ``index_dtype(elements)``, in their shape; int16 stores index - 2**15."""
     dtype = index_dtype(elements)
     return (indices - (1 << 15)).to(dtype) if dtype == torch.int16 else indices.to(dtype)
 
 
 def unpack_indices(packed: torch.Tensor, elements: int) -> torch.Tensor:
-    """Return the indices that ``pack_indices`` packed: int64, as ``index_add_`` needs, in the shape of ``packed``."""
+    """Convert the result of ``pack_indices`` back to indices: int64, in the shape of ``packed``."""
     wide = packed.to(torch.int64)
     return wide + (1 << 15) if index_dtype(elements) == torch.int16 else wide
 
 
 def _unused(indices: torch.Tensor, slots: int) -> torch.Tensor:
-    """Return the lowest indices that are not in ``indices``, as many as fill ``slots``: int64, ascending."""
+    """Return the lowest indices that are not in ``indices``, as many as free slots: int64, ascending."""
     free = torch.ones(slots, dtype=torch.bool, device=indices.device)
     free[indices[indices < slots]] = False
     return free.nonzero().flatten()[: slots - indices.numel()]

@@ -3,8 +3,8 @@
 """Chunked top-k: all ranks send the same chunks, those with most energy over all ranks; no indices are sent.
 
 Source: Han et al., "Beyond Throughput and Compression Ratios", HotNets 2024 (arXiv 2407.01378), section 3.1. Chunks are
-consecutive coordinates; large coordinates tend to be neighbours. Contractive on the ranks' stacked vector with at least
-``floor(k/chunk) * chunk / elements``; for a single rank there is no such bound.
+consecutive coordinates; large coordinates tend to be neighbours. Contractive over all ranks together, with a gain of at
+least ``floor(k/chunk) * chunk / elements``; a single rank's error may be larger.
 """
 
 import math
@@ -36,7 +36,7 @@ from gravac.compressors.quantize import Quantize
 from gravac.compressors.selection import largest
 from gravac.compressors.sparse import Sparse, laid_out
 
-NORMS = torch.bfloat16
+ENERGY_DTYPE = torch.bfloat16
 """Format of the chunks' energies on the wire: half the bytes of float32, and its range."""
 
 
@@ -44,9 +44,13 @@ class TopKC(Compressor):
     """Chunked top-k: the chunks with the largest summed energy, exchanged by all-reduce.
 
     Attributes:
-        chunk: coordinates per chunk. ``None``: 64, or as many more as needed for the chunks' energies to take no more
-            bytes than the values.
-        values: number format of the values on the wire, or a quantizer; ``None``: the gradient's own.
+        chunk: coordinates per chunk, 1 or more. ``None``, the default: 64, or more if otherwise the chunks' energies
+            would take more bytes than the values.
+        values: number format of the values on the wire: ``"bfloat16"`` (the default), ``"float16"``, ``"float32"``, or
+            a ``quantize``; ``None``: the gradient's own.
+
+    Raises:
+        SettingsError: a setting is unknown, of the wrong type, or out of its range.
     """
 
     name: ClassVar[str] = "topkc"
@@ -58,7 +62,7 @@ class TopKC(Compressor):
     values: Literal["float32", "float16", "bfloat16"] | Quantize | None = "bfloat16"
 
     def profile(self, cf: float, *, world: int = 2, shapes: Sequence[tuple[int, ...]] = ()) -> Profile:
-        """Return what is known at a CF: the efficiency is that of the chunks times that of the values' quantizer."""
+        """Return expected costs and efficiency: the efficiency of the chunks times that of the values' quantizer."""
         profile = replace(super().profile(cf), coding_bytes=5 + math.ceil(32 / cf))
         if not isinstance(self.values, Quantize):
             return profile
@@ -68,8 +72,8 @@ class TopKC(Compressor):
     def magnitudes(self) -> tuple[float, float]:
         """Smallest and largest magnitude that the values' format, and bfloat16 for the energies, can represent.
 
-        Beyond them, all chunks count as having equal energy, so that the selection is arbitrary. The selection is
-        still the same on all ranks, and the values that are sent are correct.
+        Outside this range, all chunks seem to have equal energy, so that the selection is arbitrary; it is still the
+        same on all ranks, and the sent values are correct.
         """
         if isinstance(self.values, Quantize):
             smallest, largest = self.values.magnitudes
@@ -78,16 +82,16 @@ class TopKC(Compressor):
         return max(2.0**-56, smallest), min(2.0**56, largest)
 
     def method_at(self, cf: float) -> str:
-        """Return a name with the CF of the selection and, if the values are quantized, their number of bits."""
+        """Return a name for users: the CF of the selection and, if values are quantized, the number of bits."""
         if not isinstance(self.values, Quantize):
             return super().method_at(cf)
         return f"{self.name} {round(cf, 1):g}x of {self.values.method_at(self.values.finest)}"
 
     def traffic(self, shape: tuple[int, ...], cf: float, dtype: torch.dtype, world: int = 2) -> tuple[Traffic, ...]:
-        """Predict the bytes of an energy per chunk, then of the selected values."""
+        """Predict an all-reduce of the chunks' energies, then the exchange of the selected values, in bytes."""
         elements = torch.Size(shape).numel()
         k = k_for(elements, cf)
-        energies = Traffic(AllReduce, -(-elements // self.chunk_at(cf)) * NORMS.itemsize)
+        energies = Traffic(AllReduce, -(-elements // self.chunk_at(cf)) * ENERGY_DTYPE.itemsize)
         if isinstance(self.values, Quantize):
             return (energies, *self.values.traffic((k,), self.values.finest, dtype, world))
         return (energies, Traffic(AllReduce, k * dtype_of(self.values, dtype).itemsize))
@@ -104,7 +108,7 @@ class TopKC(Compressor):
             return (yield from self._folding_rounds(x, cf, ctx, ctx.fold))
         chunk = self.chunk_at(cf)
         k = k_for(x.numel(), cf)
-        total = yield AllReduce((chunk_energies(x, chunk) / ctx.world).to(NORMS))
+        total = yield AllReduce((chunk_energies(x, chunk) / ctx.world).to(ENERGY_DTYPE))
         selection = choose(total, k, chunk, x.numel())
         values = gather(x, selection, chunk, k)
         if isinstance(self.values, Quantize):
@@ -116,7 +120,7 @@ class TopKC(Compressor):
         return Reduced(scatter(mean, selection, chunk, n), scatter(sent, selection, chunk, n), n / max(1, k))
 
     def batch_key(self, cf: float, ctx: Context) -> Hashable | None:
-        """Return one key for all tensors of whole chunks; None for others, and if values are rotated by name."""
+        """Return the same key for all tensors of whole chunks; None for others, and if a quantizer rotates values."""
         elements = torch.Size(ctx.shape).numel()
         rotates = isinstance(self.values, Quantize) and self.values.rotate
         return None if elements % self.chunk_at(cf) or not elements or rotates else self.name
@@ -124,13 +128,13 @@ class TopKC(Compressor):
     def rounds_together(self, x: torch.Tensor, cf: float, contexts: Sequence[Context]) -> Rounds:
         """Average the rows of x, each at its own chunks, in the steps of ``rounds``.
 
-        Energies and values are those that ``rounds`` sends for each row, one row after another.
+        The collectives contain what ``rounds`` sends for each row, one row after another.
         """
         (count, elements), ctx, chunk = x.shape, contexts[0], self.chunk_at(cf)
         k, flat = k_for(elements, cf), x.view(-1)
         if ctx.fold is not None:
             return (yield from self._folding_rounds(flat, cf, ctx, ctx.fold))
-        total = yield AllReduce((chunk_energies(flat, chunk) / ctx.world).to(NORMS))
+        total = yield AllReduce((chunk_energies(flat, chunk) / ctx.world).to(ENERGY_DTYPE))
         indices = positions(sending_order(total.view(count, -1), k, chunk), k, chunk, elements // chunk)
         values = flat.index_select(0, indices)
         if isinstance(self.values, Quantize):
@@ -144,7 +148,7 @@ class TopKC(Compressor):
         return Reduced(Sparse(((indices, mean),)), Sparse(((indices, sent),)), elements / k)
 
     def _folding_rounds(self, x: torch.Tensor, cf: float, ctx: Context, fold: Fold) -> Rounds:
-        """Average bare gradients, one or several, in the steps of ``rounds``, by kernels that fold as well.
+        """Average gradients, one or several, in the steps of ``rounds``; the kernels also add the residuals.
 
         The kernels subtract the sent values from ``fold.unsent``, and update the chunks' energies.
         """
@@ -181,17 +185,17 @@ class TopKC(Compressor):
         return laid_out(quantized.mean, values).view_as(values), error
 
     def folds(self, gradient: torch.Tensor, cf: float) -> bool:
-        """True if kernels can fold the gradient, flat."""
+        """True if kernels can add the residual to the flat gradient."""
         return folds(gradient)
 
     def errors(self, x: torch.Tensor, cfs: Sequence[float], ctx: Context) -> list[torch.Tensor]:
-        """Return the squared errors of flat x with the best chunks of this rank: too low if ranks differ."""
+        """Return the squared errors of flat x if chunks are selected by this rank alone: too low if ranks differ."""
         return [self._error(x, cf, ctx) for cf in cfs]
 
     def _error(self, x: torch.Tensor, cf: float, ctx: Context) -> torch.Tensor:
         chunk = self.chunk_at(cf)
         k = k_for(x.numel(), cf)
-        selection = choose(chunk_energies(x, chunk).to(NORMS), k, chunk, x.numel())
+        selection = choose(chunk_energies(x, chunk).to(ENERGY_DTYPE), k, chunk, x.numel())
         values = gather(x, selection, chunk, k)
         error = (energy(x) - energy(values)).clamp_(min=0)
         if isinstance(self.values, Quantize):
@@ -206,7 +210,7 @@ class TopKC(Compressor):
             bits = 32 / self.values.finest
         else:
             bits = 8 * dtype_of(self.values, torch.float32).itemsize
-        return max(64, 1 << math.ceil(math.log2(8 * NORMS.itemsize * cf / bits)))
+        return max(64, 1 << math.ceil(math.log2(8 * ENERGY_DTYPE.itemsize * cf / bits)))
 
     @property
     def rounding(self) -> float:
@@ -219,14 +223,14 @@ class TopKC(Compressor):
 def _averaged(
     values: torch.Tensor, wire: torch.dtype, world: int
 ) -> Generator[Collective, Any, tuple[torch.Tensor, torch.Tensor]]:
-    """All-reduce values, flat, which are overwritten, in the wire's format; return their mean, and the sent values."""
+    """Average flat values, which are overwritten, in the wire's format; return the mean, and the sent values."""
     payload = narrow(values.div_(world), wire)
     mean = (yield AllReduce(payload)).to(values.dtype)
     return mean, payload.to(values.dtype).mul_(world)
 
 
 def choose(energies: torch.Tensor, k: int, chunk: int, elements: int) -> ChunkSelection:
-    """Select k coordinates of the chunks with most energy (``energies``, flat), the first ones of the weakest chunk."""
+    """Select k coordinates: the chunks with most energy (flat ``energies``); of the weakest, only its first."""
     rows = largest(energies, -(-k // chunk))
     weakest = energies.index_select(0, rows).argmin(0, keepdim=True) if k else rows
     return select_k(rows, weakest, k, chunk, elements)

@@ -16,6 +16,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, Protocol, TypeVar
 
+from gravac.agreed import AgreedNumbers
 from gravac.candidate import Candidate, Forecast, Span
 
 SHADOWS = 5
@@ -27,11 +28,12 @@ Sums = Literal["none", "add", "report"]
 
 
 @dataclass(frozen=True, slots=True)
-class Measurement:
+class Measurement(AgreedNumbers):
     """Measurement of one step that all ranks agreed on: every field has the same value on every rank.
 
     A measurement may cover several training steps: a round of outer steps, from one exchange to the next, or a stretch
-    of native steps, which are only timed from outside. Seconds and samples are then per training step.
+    of native steps, which are only timed from outside. Seconds and samples are then per training step. Learning rate,
+    loss and others are fields of ``AgreedNumbers``.
 
     Attributes:
         step: number of the engine's step that was measured, counted from 0.
@@ -48,18 +50,10 @@ class Measurement:
         coded: seconds of encode, decode and error feedback, hidden or not; mean over ranks, nan if not known.
         exchanged: seconds in which collectives were in flight, hidden or not: an upper bound of the time that grows
             with bytes. Mean over ranks; nan if not known.
-        learning_rate: learning rate of the optimizer, the highest of its parameter groups, mean over ranks; nan if not
-            known (no optimizer was given to ``attach``).
         norms: ``(name, norm)`` of every tensor that may be compressed, by ascending name, if the decision said
             ``sums="report"``: the norm of the sum of its gradients since the last such step, ``√(Σ‖Σg‖² / ranks)``.
         first: number of training steps made before the step.
         steps: number of training steps that the measurement covers.
-        loss: training loss reported by ``AdaptiveCompressor.loss``: mean over ranks and training steps; nan if a rank
-            reported none.
-        probe: loss on the run's fixed batches, mean over ranks, by the weights before the step (in a native stretch
-            before its second step); nan unless a decision asked for it (``Decision.probe``) and a probe was given.
-        drift: norm of the mean of all ranks' pseudo-gradients, over the mean of their norms: 1 if all point the same
-            way, more if residuals were added; nan without outer steps.
     """
 
     step: int
@@ -72,11 +66,7 @@ class Measurement:
     waited: float = math.nan
     coded: float = math.nan
     exchanged: float = math.nan
-    learning_rate: float = math.nan
     norms: tuple[tuple[str, float], ...] = ()
-    drift: float = math.nan
-    loss: float = math.nan
-    probe: float = math.nan
     first: int = 0
     steps: int = 1
 

@@ -49,7 +49,8 @@ def identify(candidates: Iterable[Candidate]) -> list[list[str | float]]:
         [['outer', 'topk', 10.0, 50, 0]]
     """
     return [
-        [candidate.mode, candidate.compressor, candidate.cf, candidate.every, candidate.delay] for candidate in candidates
+        [candidate.mode, candidate.compressor, candidate.cf, candidate.every, candidate.delay]
+        for candidate in candidates
     ]
 
 

@@ -1,6 +1,6 @@
 # SPDX-FileCopyrightText: 2026 The gravac developers
 # SPDX-License-Identifier: Apache-2.0
-"""Fits the model's constants to measured step times."""
+"""Fits the constants of the model of step times (``step.py``) to measured steps."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -12,20 +12,20 @@ import numpy.typing as npt
 from gravac.compressors import Compressor
 from gravac.costmodel.machine import Machine
 from gravac.costmodel.network import Network, check
-from gravac.costmodel.step import BACKWARD, Format, Load, Prediction, Shape, load
+from gravac.costmodel.step import BACKWARD_FRACTION, Format, Load, Prediction, Shape, load
 
 Floats = npt.NDArray[np.float64]
-"""Array of numbers in the least-squares problem."""
+"""A numpy array of float64."""
 
-FEWEST = 3
-"""Smallest number of observations from which a link's bandwidth is fitted."""
+FEWEST_OBSERVATIONS = 3
+"""Smallest number of measured steps of a link from which its bandwidth is fitted."""
 
-TELLING = 0.05
-"""Relative error of a step up to which the squared error counts, and beyond which the absolute error does (Huber's
-loss): a few outliers change little."""
+HUBER_THRESHOLD = 0.05
+"""Relative error of a step up to which the fit minimizes the squared error, and above it the absolute error (Huber's
+loss), so that a few outliers change little."""
 
-FREE = 1e-6
-"""Seconds per gigabyte that replace 0, so that a speed is finite."""
+SMALLEST_COST = 1e-6
+"""Seconds per gigabyte in place of 0, so that the fitted speed is finite."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,7 +33,7 @@ class Observation:
     """A measured step: the arguments of ``predict``, and the step's time.
 
     Attributes:
-        shapes: shapes of the parameters; see ``predict`` for this attribute and for those not listed here.
+        shapes: shapes of the parameters; ``predict`` explains this attribute and those not listed here.
         step_s: time of the step, seconds.
         link: name of the network; steps with the same name used the same network.
     """
@@ -50,7 +50,7 @@ class Observation:
     link: str = ""
 
     def load(self, machine: Machine) -> Load:
-        """Return the work of this step for a machine and a network."""
+        """Return the work that this step makes for a machine and a network."""
         return load(
             self.shapes,
             self.compressor,
@@ -70,7 +70,7 @@ class Fit:
 
     Attributes:
         networks: each link's latency and bandwidth, by the link's name.
-        machine: the machine while training: speed of copies, seconds of a start, and overlap.
+        machine: the machine while training: speed of copies, seconds of a round's start, and overlap.
     """
 
     networks: Mapping[str, Network]
@@ -90,16 +90,15 @@ def fit(observations: Sequence[Observation], machine: Machine | None = None) -> 
 
     The fit assumes that links differ in bandwidth alone: most of a message's latency is the machine's, and the steps
     cannot separate a latency of each link from the time of coding. Fit very different links one by one. The fit
-    minimizes the errors relative to the measured steps, by least squares that weigh large errors less. For a given
-    overlap, and given which exchanges outlast backward, the step is linear in the other constants; the overlap is
-    searched.
+    minimizes relative errors, by least squares that weigh large errors less. For a given overlap, and if it is known
+    which exchanges outlast backward, a step's time is linear in the other constants; the overlap is found by search.
 
     Args:
-        observations: measured steps of more than one rank, at least three of each link. They must differ in bytes, in
-            buckets or ranks, and in what they compress, and some must be partly hidden, so that the constants can be
-            separated.
-        machine: machine on which the steps ran; its costs in copies are used, and its speed and start if no step
-            compressed. Default: the machine on which the compressors' costs were measured.
+        observations: measured steps of more than one rank, at least three of each link. Steps must differ in bytes, in
+            buckets or ranks, and in compression, and backward must partly hide some exchanges; otherwise the constants
+            cannot be separated.
+        machine: machine on which the steps ran; its costs in copies are used, and if no step compressed, also its speed
+            and its start. Default: the machine on which the compressors' costs were measured.
 
     Raises:
         ValueError: there are too few observations, or no bandwidth explains them.
@@ -109,9 +108,9 @@ def fit(observations: Sequence[Observation], machine: Machine | None = None) -> 
     links = list(dict.fromkeys(row.link for row in rows))
     suffixes = {link: f" over {link}" if link else "" for link in links or [""]}
     for link, suffix in suffixes.items():
-        if (count := sum(row.link == link for row in rows)) < FEWEST:
+        if (count := sum(row.link == link for row in rows)) < FEWEST_OBSERVATIONS:
             raise ValueError(
-                f"observations: {count} of more than one rank{suffix}, fewer than {FEWEST}; measure more steps"
+                f"observations: {count} of more than one rank{suffix}, fewer than {FEWEST_OBSERVATIONS}; measure more"
             )
     for row in rows:
         check("step_s", row.step_s, row.step_s > 0, "seconds, above 0")
@@ -125,7 +124,7 @@ def fit(observations: Sequence[Observation], machine: Machine | None = None) -> 
                 "them; measure over a slower link, or steps that send more"
             )
     if problem.coding.any():
-        machine = replace(machine, copy_bytes_per_s=1e9 / max(per_gigabyte, FREE), start_s=start)
+        machine = replace(machine, copy_bytes_per_s=1e9 / max(per_gigabyte, SMALLEST_COST), start_s=start)
     networks = {link: Network(alpha, 1e9 / seconds) for link, seconds in zip(links, per_gigabit, strict=True)}
     return Fit(networks, replace(machine, overlap=overlap))
 
@@ -133,7 +132,7 @@ def fit(observations: Sequence[Observation], machine: Machine | None = None) -> 
 class _Problem:
     """The least-squares problem of a fit.
 
-    Columns: a message's latency, seconds per gigabit of each link and per gigabyte copied, seconds of a start.
+    Unknowns: a message's latency, seconds per gigabit of each link and per gigabyte copied, seconds of a start.
     """
 
     def __init__(self, rows: Sequence[Observation], links: Sequence[str], machine: Machine) -> None:
@@ -159,7 +158,7 @@ class _Problem:
 
     def solve_at(self, overlap: float) -> tuple[float, Floats]:
         """Return the smallest error at an overlap, and the constants that have it."""
-        hidden = overlap * BACKWARD * self.compute
+        hidden = overlap * BACKWARD_FRACTION * self.compute
         best = (math.inf, np.zeros(self.bucket.shape[1] + 2))
         for exposed in (np.ones(len(hidden), dtype=bool), np.zeros(len(hidden), dtype=bool)):
             weights = 1 / self.measured
@@ -171,12 +170,14 @@ class _Problem:
                 waits = (self.buckets - 1) * bucket - hidden
                 step = self.compute + self.coding @ answer[-2:] + np.maximum(0.0, waits) + bucket
                 errors = np.abs(step / self.measured - 1)
-                huber = np.where(errors < TELLING, errors * errors / (2 * TELLING), errors - TELLING / 2)
+                huber = np.where(
+                    errors < HUBER_THRESHOLD, errors * errors / (2 * HUBER_THRESHOLD), errors - HUBER_THRESHOLD / 2
+                )
                 error = float(huber.sum())
                 if error < best[0]:
                     best = (error, answer)
                 previously_exposed, exposed = exposed, waits > 0
-                new_weights = 1 / (self.measured * np.sqrt(np.maximum(errors, TELLING)))
+                new_weights = 1 / (self.measured * np.sqrt(np.maximum(errors, HUBER_THRESHOLD)))
                 same_exposed = bool((previously_exposed == exposed).all())
                 settled = same_exposed and np.allclose(new_weights, weights, rtol=1e-3)
                 weights = new_weights
@@ -186,7 +187,7 @@ class _Problem:
 
 
 def _not_negative(columns: Floats, target: Floats) -> Floats:
-    """Solve least squares with unknowns of 0 or more: the most negative unknown is set to 0, one after the other."""
+    """Solve least squares with unknowns of 0 or more: repeatedly set the most negative unknown to 0."""
     scale = np.maximum(np.linalg.norm(columns, axis=0), 1e-300)
     used = np.ones(columns.shape[1], dtype=bool)
     while True:

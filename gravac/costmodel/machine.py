@@ -1,6 +1,6 @@
 # SPDX-FileCopyrightText: 2026 The gravac developers
 # SPDX-License-Identifier: Apache-2.0
-"""Cost of compression on a machine, in copies of the tensor."""
+"""A machine's speed, and its cost of compression in copies of the tensor."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -20,11 +20,12 @@ class Machine:
     Attributes:
         copy_bytes_per_s: bytes of a tensor / seconds that copying the tensor takes.
         overlap: fraction of backward that can hide the exchange, 0 to 1.
-        costs: coding costs of this machine, see ``Costs``; a compressor that is missing has no known cost. ``None``:
-            costs by each compressor's profile, which was measured on a CPU.
-        per_rank: whether the decode of an all-gather grows with the number of ranks, apart from its cost at the highest
-            CF measured (at most a copy and a half); otherwise costs are the same at any number of ranks.
-        start_s: further seconds of a round of collectives of a compressed bucket: waking, calls, caches.
+        costs: coding costs of this machine, see ``Costs``; the cost of a missing compressor is unknown. ``None``: the
+            costs of each compressor's profile, which were measured on a CPU.
+        per_rank: whether decoding after an all-gather takes time in proportion to the number of ranks, except for a
+            fixed part (``Coding.fixed``); if not, costs are the same at any number of ranks.
+        start_s: seconds that each round of collectives of a compressed bucket takes in addition: waking threads, calls,
+            cold caches.
     """
 
     copy_bytes_per_s: float

@@ -10,7 +10,7 @@ from gravac.collectives import AllGather, AllReduce, AllToAll, Broadcast, Kind
 
 @dataclass(frozen=True, slots=True)
 class Network:
-    """The link of every rank.
+    """The speed of the network, the same for every rank.
 
     Attributes:
         alpha: latency of a message, seconds.
@@ -40,7 +40,7 @@ def collective_seconds(kind: Kind, payload_bytes: float, world: int, network: Ne
         tree: whether an all-reduce uses a tree, instead of a ring.
 
     Raises:
-        ValueError: a size is out of range; the message names it.
+        ValueError: a a size is out of range; the message names the size.
     """
     check("payload_bytes", payload_bytes, payload_bytes >= 0, "bytes, 0 or more")
     check("world", world, world >= 1, "ranks, 1 or more")
@@ -65,7 +65,7 @@ def messages_of(kind: Kind, payload: float, world: int, tree: bool = False) -> t
 
 
 def check(name: str, number: float, in_range: bool, allowed: str) -> None:
-    """Raise ``ValueError`` if a number is out of range or not finite.
+    """Check that a number is in its range and finite.
 
     Args:
         name: name of the argument, for the message.

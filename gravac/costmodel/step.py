@@ -7,8 +7,8 @@ equal buckets; all but the last may be in flight while backward still runs:
 
     step = compute + compression + max(0, (k-1) t - overlap * backward) + t        t: exchange of one of k buckets
 
-Compression takes a start for each of a bucket's rounds of collectives, and the time of a number of copies of the
-bucket's bytes. It is never hidden, because it contends with backward for the same device.
+Compression takes a fixed time for each round of collectives of a bucket (``Machine.start_s``), and the time of a number
+of copies of the bucket. Backward never hides compression, because both need the same device.
 
 Sources: Agarwal et al., "On the Utility of Gradient Compression in Distributed Training Systems", MLSys 2022 (the shape
 of the formula); Tyagi & Swany, "Flexible Communication for Optimal Distributed Learning over Unpredictable Networks",
@@ -39,8 +39,8 @@ BUCKET_BYTES = 25 * 2**20
 """Bytes of gradients in a bucket; DDP's default."""
 
 
-BACKWARD = 2 / 3
-"""Fraction of a step's compute that is backward, which computes two products for each product of forward."""
+BACKWARD_FRACTION = 2 / 3
+"""Fraction of a step's compute time that backward takes: it computes two products for each product of forward."""
 
 
 LOWEST, HIGHEST = 1e3, 1e13
@@ -70,13 +70,13 @@ class Prediction:
 
 @dataclass(frozen=True, slots=True)
 class Load:
-    """Work of a step for a machine and a network, independent of their speed: the first half of a prediction.
+    """Work that a step makes for a machine and a network, independent of their speed.
 
     Attributes:
         compute_s: time of forward, backward and optimizer, seconds.
-        copied_bytes: bytes of a copy that takes as long as encode and decode.
+        copied_bytes: bytes that could be copied in the time of encode and decode.
         starts: number of rounds of collectives, over all compressed buckets.
-        messages: number of messages of a bucket, one after the other.
+        messages: number of messages of a bucket that one rank sends, one after the other.
         bits: bits of a bucket that one rank sends.
         buckets: number of buckets.
         wire_bytes: bytes of all buckets that one rank sends.
@@ -94,7 +94,7 @@ class Load:
         """Return the predicted times of the step on a machine, over a network."""
         compress = self.copied_bytes / machine.copy_bytes_per_s + self.starts * machine.start_s
         bucket = self.messages * network.alpha + self.bits / network.bandwidth
-        exposed = max(0.0, (self.buckets - 1) * bucket - machine.overlap * BACKWARD * self.compute_s) + bucket
+        exposed = max(0.0, (self.buckets - 1) * bucket - machine.overlap * BACKWARD_FRACTION * self.compute_s) + bucket
         return Prediction(
             step_s=self.compute_s + compress + exposed,
             compute_s=self.compute_s,
@@ -116,7 +116,7 @@ def load(
     dense: Format = "bfloat16",
     dense_below: int = 1024,
 ) -> Load:
-    """Return the work of a step for a machine and a network; arguments and ``Raises`` are those of ``predict``."""
+    """Return the work that a step makes; arguments and exceptions are those of ``predict``."""
     check("compute_s", compute_s, compute_s > 0, "seconds, above 0")
     check("world", world, world >= 1, "ranks, 1 or more")
     check("cf", cf, cf >= 1, "a compression factor, 1 or more")
@@ -199,7 +199,7 @@ def break_even(
     dense: Format = "bfloat16",
     dense_below: int = 1024,
 ) -> float | None:
-    """Return the bandwidth below which a step with the compressor is shorter than a step in 16 bit; bits per second.
+    """Return the bandwidth, bits per second, below which compressed steps are shorter than steps in 16 bit.
 
     ``None`` if the step is shorter at no bandwidth between ``LOWEST`` and ``HIGHEST``, or at all of them.
 
@@ -216,7 +216,7 @@ def break_even(
         dense_below: number of elements below which a tensor is not compressed, see ``predict``.
 
     Raises:
-        ValueError: an argument is out of range or a cost is not known, see ``predict``.
+        ValueError: an argument is out of range, or a compressor's cost is not known; see ``predict``.
     """
     sixteen = load(shapes, None, 1, compute_s, world, machine, buckets, dense, dense_below)
     other = load(shapes, compressor, cf, compute_s, world, machine, buckets, dense, dense_below)
@@ -229,10 +229,11 @@ def break_even(
 
 
 def crossing(wins: Callable[[float], bool]) -> float | None:
-    """Return the bandwidth below which ``wins`` is true, bits per second; ``None`` if it is true nowhere or everywhere.
+    """Return the bandwidth, bits per second, below which ``wins`` is true; ``None`` if always true or never.
 
     Args:
-        wins: condition on a bandwidth, between ``LOWEST`` and ``HIGHEST``; true below the crossing, false above.
+        wins: tells for a bandwidth between ``LOWEST`` and ``HIGHEST`` whether a condition holds; true below the result,
+            false above.
     """
     low, high = LOWEST, HIGHEST
     if not wins(low) or wins(high):

@@ -20,14 +20,14 @@ from gravac.costmodel import Machine, Network, predict
 from gravac.exchange.link_probe import LinkProbe
 from gravac.policy import Policy
 
-SAME = 1.01
-"""Ratio of two wire ratios below which two candidates count as the same."""
+SAME_RATIO = 1.01
+"""Two candidates count as the same if their wire ratios differ by a factor below this number."""
 
 NOT_TIMED: Mapping[float, float] = MappingProxyType({})
 """Seconds of coding by CF, if no coding was timed."""
 
 Predict = Callable[[Compressor, float], Forecast]
-"""A function that forecasts a compressor at a CF: bytes sent of the model, seconds taken, efficiency."""
+"""A function that returns the forecast of a compressor at a CF."""
 
 
 class Admission(NamedTuple):
@@ -43,7 +43,7 @@ class Admission(NamedTuple):
 
 
 def averager_of(policy: Policy) -> Averager:
-    """Return an averager with a policy's settings. It does not know other ranks yet: it is rank 0 of 1."""
+    """Return an averager with a policy's settings, which knows no other ranks yet: it is rank 0 of 1."""
     feedback = Feedback(policy.release, policy.overflow_safety, policy.residual_dtype)
     return Averager(
         base=policy.base,
@@ -69,8 +69,8 @@ def admit(
         averager: decides which tensors are compressed, and predicts wire bytes over its ranks.
         forms: shapes and dtypes of all the model's gradients.
         link: result of the link's probe; ``None``: not known.
-        coding: seconds of coding on the gradients' device for each byte of a float32 tensor, by CF of the base. For a
-            missing CF the compressor's own costs are used, which were measured on a CPU.
+        coding: seconds of coding on the gradients' device for each byte of a float32 tensor, by CF of the base. If a CF
+            is missing, the compressor's own costs are used, which were measured on a CPU.
     """
     world, shapes = averager.world, [shape for shape, _ in forms]
     full = AllReduce.wire_bytes(4 * sum(torch.Size(shape).numel() for shape in shapes), world)
@@ -120,10 +120,10 @@ def efficiency_belief(profile: Profile) -> Belief:
 
 
 def select(policy: Policy, predict: Predict) -> Admission:
-    """Admit a run's candidates: drop those that would send no less than dense, or the same as another candidate.
+    """Admit a run's candidates; drop those that would send no fewer bytes than dense, or the same as another.
 
-    Top-k by all-gather sends (N-1) times its payload: at 10x and 32 ranks, 3.2 times more than dense. If 16 bit is a
-    candidate, the others must send less than 16 bit.
+    For example, top-k at CF 10 sends 3.2 times as many bytes as dense at 32 ranks, since an all-gather sends (N-1)
+    times its payload. If 16 bit is a candidate, the others must send fewer bytes than 16 bit.
 
     Args:
         policy: policy with controller, base and range.
@@ -181,8 +181,8 @@ def _synchronous_and_dense(forecast: Forecast) -> bool:
 def with_native(admission: Admission, native: Sequence[float]) -> Admission:
     """Return an admission with dense candidates that DDP exchanges by itself.
 
-    In float32 the native candidate replaces the hook's, since both send the same. In 16 bit it is added to the hook's:
-    the hook's may have another number format, and its steps measure how large gradients are.
+    In float32, the native candidate replaces the hook's, since both send the same. In 16 bit, it is an additional
+    candidate: the hook's may have another number format, and hook steps measure how large gradients are.
 
     Args:
         admission: forecasts of an exchange in each step, and perhaps of outer steps.
@@ -204,5 +204,5 @@ def with_native(admission: Admission, native: Sequence[float]) -> Admission:
 
 
 def alike(forecast: Forecast, other: Forecast) -> bool:
-    """True if two candidates send the same on this model, which is too small for the higher CF."""
-    return forecast.family == other.family and forecast.wire_ratio <= SAME * other.wire_ratio
+    """True if two candidates send the same bytes on this model, such as a small model on which k is 1 at both CFs."""
+    return forecast.family == other.family and forecast.wire_ratio <= SAME_RATIO * other.wire_ratio

@@ -1,13 +1,13 @@
 # SPDX-FileCopyrightText: 2026 The gravac developers
 # SPDX-License-Identifier: Apache-2.0
-"""Agreement of the ranks on a step's measurement, and the points of a step at which they agree.
+"""The ranks' agreement on a step's measurement, and the points of a step at which they sum numbers.
 
 1. A step ends: its ``LocalMeasurement`` is pending.
-2. ``read``: its sums and moments are converted to numbers.
+2. ``read``: the host converts its sums and moments to numbers.
 3. ``send``: the ranks start to sum the numbers.
 4. ``observe``: the sums have arrived, and the engine decides by them.
 
-A schedule sets the points. Both schedules do 2 to 4 at the same points on all ranks.
+A schedule sets the points. All ranks follow the same schedule.
 """
 
 import math
@@ -24,17 +24,17 @@ from gravac.measurement import FIRST_SLOTS, LAST_SLOTS, UNRELEASED, LocalMeasure
 AGREEMENT = "the ranks' agreement on an earlier step"
 
 TIMES = ("seconds", "waited", "coded", "exchanged")
-"""Names of the slots that are measured for a whole round of several steps, and reported per step."""
+"""Names of the numbers that are measured for a whole round of several steps, and reported per step."""
 
 SUMS = ("error", "energy")
-"""Names of the slots that hold sums over ranks. Errors at shadow CFs are sums, too; the other slots hold means."""
+"""Names of the numbers that are summed over ranks, as are errors at shadow CFs; all others are averaged."""
 
 Observe = Callable[[LocalMeasurement, list[list[float]]], None]
-"""Called with a measurement and the sums of its vectors over the ranks."""
+"""Function that takes a rank's measurement, and the sums of its vectors over the ranks."""
 
 
 class Agreement:
-    """Brings a run's pending measurements to agreement of all ranks.
+    """Sums a run's pending measurements over the ranks.
 
     Args:
         executor: sums over the ranks.
@@ -71,7 +71,7 @@ class Agreement:
             self._observe(self._state.pending.pop(0), sums)
 
     def drop_in_flight(self) -> None:
-        """Drop sums in flight, which keep connections open; no caller will wait for these sums."""
+        """Drop sums in flight, so that their connections can close; no caller will wait for them."""
         self._in_flight.clear()
 
 
@@ -85,7 +85,7 @@ class AgreementSchedule(Protocol):
     host_looks: bool
 
     def step_follows(self, step: int) -> None:
-        """Called when a step is about to begin, by the executor in a call of its own, before ``step_begins``."""
+        """Called by the executor when a step is about to begin, in a separate call before ``step_begins``."""
 
     def step_begins(self, step: int) -> None:
         """Called when a step begins, before any of its tensors are exchanged."""
@@ -95,7 +95,7 @@ class AgreementSchedule(Protocol):
 
 
 class HostSchedule:
-    """The host reads a step's numbers at its end. The ranks sum them in the next step, and decide at its end."""
+    """The host reads a step's numbers at its end; the ranks sum them in the next step, then decide."""
 
     host_looks = True
 
@@ -124,13 +124,13 @@ class DeviceSchedule:
         self._agreement, self._latency = agreement, agreement.executor.latency
 
     def step_follows(self, step: int) -> None:
-        """Wait for the device's work of a step ago and read its numbers; send the numbers of a restored run, if any."""
+        """Wait for the device's work up to the previous step and read its numbers; send a restored run's numbers."""
         self._agreement.executor.catch_up()
         self._agreement.read(step + 1 - self._latency)
         self._agreement.send(step - self._latency)
 
     def step_begins(self, step: int) -> None:
-        """Decide by the step whose sums are on the host, and send the numbers of the next one."""
+        """Decide by the step whose sums are on the host, and send the numbers of the step after it."""
         self._agreement.observe(step - self._latency)
         self._agreement.send(step + 1 - self._latency)
 
@@ -145,7 +145,7 @@ def schedule_of(agreement: Agreement) -> AgreementSchedule:
 
 @contextmanager
 def named_failure(state: RunState, what: Callable[[], str]) -> Iterator[None]:
-    """Add the step, and ``what`` was exchanged, to the message of a failed exchange."""
+    """Return an error that names the step, and ``what`` was exchanged, besides the failure of an exchange."""
     try:
         yield
     except ExchangeError as failure:
@@ -188,10 +188,10 @@ def all_released(local: LocalMeasurement, sums: Sequence[Sequence[float]]) -> bo
 
 
 def slot_numbers(shadow: Sequence[float], vector: Sequence[float]) -> dict[str, float]:
-    """Return the numbers of a vector by the names of its slots.
+    """Return the numbers of a vector by name.
 
     Raises:
-        ValueError: the vector has another length than there are slots.
+        ValueError: the vector's length is not the number of slots.
     """
     names = slots(shadow)
     if len(vector) != len(names):

@@ -2,12 +2,12 @@
 # SPDX-License-Identifier: Apache-2.0
 """Joins small exchange groups, to compress them in one job, and cuts large groups into segments.
 
-Coding starts with cold caches whenever backward ran in between, which costs some milliseconds whatever the size. So
-groups wait for further groups until their job is large enough, or until backward has no more groups. Coding also takes
-memory for each element, so a large group, such as DDP's first group, is cut into segments. A job has at most as many
-elements as its compressor can code in ``TEMPORARIES`` bytes; no other bound applies. Which groups wait and which are
-cut depends on sizes, the device, the step's plan and the link's probe, which are the same on all ranks. Dense groups
-never wait and are never cut, since they are not coded.
+Coding starts with cold caches whenever backward ran before, which costs some milliseconds at any size. So a group waits
+for further groups until they are large enough together, or until backward ends. Coding also takes memory for each
+element, so a large group, such as DDP's first group, is cut into segments. A job has at most as many elements as its
+compressor can code in ``TEMPORARIES`` bytes. Which groups wait, and which are cut, depends on sizes, the device, the
+step's plan and the link's speed, all of which are the same on all ranks. Dense groups never wait and are never cut,
+since they are not coded.
 """
 
 from collections.abc import Callable, Sequence
@@ -20,23 +20,23 @@ from gravac.compressors.profile import CODING_BYTES
 from gravac.exchange.executor import Verdict
 
 ALWAYS_ENOUGH = 1 << 20
-"""Number of elements that are always compressed without waiting for more."""
+"""Number of elements from which on groups never wait for further groups."""
 
 FEWEST_JOBS = 3
-"""Number of jobs in which a small model is compressed: later jobs are coded while earlier jobs are in flight."""
+"""Smallest number of jobs into which a model is divided: later jobs are coded while earlier jobs are in flight."""
 
 TEMPORARIES = 64 << 20
 """Bytes that the coding of a job may take besides gradients and residuals, unless a single tensor takes more."""
 
 LARGEST = TEMPORARIES // CODING_BYTES - ALWAYS_ENOUGH
-"""Largest number of elements of a segment, whatever the compressor. Fewer than ``ALWAYS_ENOUGH`` elements may have
-waited for the segment."""
+"""Largest number of elements of a segment, for any compressor, with room for the groups that may have waited: fewer
+than ``ALWAYS_ENOUGH`` elements."""
 
 MOST_JOBS = 8
-"""Largest number of jobs of a model, on a slow link: the link is busy earlier, and less remains when backward ends."""
+"""Largest number of jobs into which a model is divided, on a slow link: the link is then busy earlier."""
 
 JOB_SECONDS = 0.008
-"""Seconds on the link that make a job worth the cost of its calls."""
+"""Seconds of exchange that make a further job worth the cost of its calls."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,9 +46,9 @@ class ReadyGroup:
     Attributes:
         pieces: the tensors, in the same order on all ranks.
         buffer: the flat tensor that the pieces cover without gaps, in order; ``None`` if there is none.
-        done: called on the exchange thread when the pieces hold the mean.
+        done: called by the executor when the pieces hold the mean.
         fail: called with the exception if the exchange failed.
-        finite: whether all of the group is finite on this rank, as far as the source knows.
+        finite: whether all gradients of the group are finite on this rank, as far as the source knows.
         next_elements: number of elements of the group's next segment; 0 if no segment follows.
     """
 
@@ -80,14 +80,14 @@ class Waiting:
             coding_bytes: bytes that averaging takes for each element; see ``Averager.coding_bytes``.
             total: number of elements of all the model's tensors.
             exchange_s: see ``enough``.
-            on_cpu: whether the gradients are on a CPU: calls cost little, and a job is coded while others are in
-                flight.
+            on_cpu: whether the gradients are on a CPU, on which calls cost little, and a job is coded while others are
+                in flight.
         """
         self.enough = enough(total, exchange_s)
         self.maximum = TEMPORARIES // (CODING_BYTES if on_cpu else coding_bytes)
 
     def take(self, group: ReadyGroup | None, at_once: bool) -> list[ReadyGroup]:
-        """Add a group; return the groups of the next job, and remove them: all waiting groups, or none.
+        """Add a group; if enough elements wait, remove and return all waiting groups, otherwise return none.
 
         A segment waits for the next segment of its group if a job may have both.
 
@@ -110,7 +110,7 @@ def enough(total: int, exchange_s: float = 0.0) -> int:
 
     Args:
         total: number of elements of all the model's tensors.
-        exchange_s: predicted seconds of a step's exchange, if jobs may follow each other closely.
+        exchange_s: predicted seconds of a step's exchange; 0 if not known, or if jobs must not overlap.
     """
     jobs = min(MOST_JOBS, max(FEWEST_JOBS, int(exchange_s / JOB_SECONDS)))
     return min(ALWAYS_ENOUGH, -(-total // jobs))
@@ -121,10 +121,10 @@ def cut(group: ReadyGroup, join: Callable[[], None]) -> list[ReadyGroup]:
 
     Args:
         group: tensors in order. The last segment calls its ``done``, when all segments hold the mean.
-        join: makes the work of ``done`` wait for all earlier segments.
+        join: function that makes later work wait for all earlier segments.
 
     Returns:
-        The segments; the group itself if it is a single segment.
+        The segments; the group itself if it is small enough.
     """
     segments = split(group.pieces, LARGEST)
     if len(segments) < 2:
@@ -162,7 +162,7 @@ def elements(groups: Sequence[ReadyGroup]) -> int:
 
 
 def describe(pieces: Sequence[Piece]) -> str:
-    """Return as text which tensors are exchanged in one job."""
+    """Return the names of the tensors that a job exchanges, as text for errors."""
     first, final, count = pieces[0].name, pieces[-1].name, len(pieces)
     names = f"tensor {first}" if count == 1 else f"{count} tensors from {first} to {final}"
     return f"{names} ({sum(piece.flat.numel() for piece in pieces):,} elements)"

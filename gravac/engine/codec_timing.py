@@ -1,11 +1,11 @@
 # SPDX-FileCopyrightText: 2026 The gravac developers
 # SPDX-License-Identifier: Apache-2.0
-"""Times the candidates' codecs on the gradients' device, once, before the first step.
+"""Measures how long the candidates' coding takes on the gradients' device, once, before the first step.
 
 The cost of coding in copies of the tensor was measured on a CPU (``gravac.compressors.profile``), and may differ on a
-GPU. So off the CPU each candidate averages tensors like the model's on this rank alone, as a step would. Each
-collective is answered as if all ranks had sent the same; nothing is sent. The device's own events time the coding, and
-the ranks agree on the mean, since their decisions depend on it.
+GPU. So on a GPU each rank runs each candidate's compressor on tensors like the model's. Nothing is sent: each
+collective returns what it would if all ranks sent the same. The device's own events time the coding. The ranks average
+their times, since decisions must be the same on all ranks.
 """
 
 import math
@@ -31,21 +31,21 @@ from gravac.exchange.streams import Stretch
 from gravac.measurement import LocalMeasurement
 from gravac.policy import Policy
 
-ELEMENTS = 1 << 24
+MAX_ELEMENTS = 1 << 24
 """Largest number of elements that are coded: far more than a GPU's caches hold."""
 
-WARM = 2
-"""Number of steps of each candidate before the timed steps: the first compiles kernels, the second has a residual."""
+UNTIMED_STEPS = 2
+"""Untimed steps of each candidate before the timed steps: the first compiles kernels, the second has a residual."""
 
-REPEATS = 3
+TIMED_STEPS = 3
 """Number of timed steps of each candidate."""
 
-BUDGET = 1.0
-"""Seconds of timed steps, over all candidates, after which no other candidate is timed."""
+BUDGET_SECONDS = 1.0
+"""Total seconds of timed steps after which no further candidate is timed."""
 
 
 class TypicalTensors(NamedTuple):
-    """Shape and number of tensors like most of a model's.
+    """A number of tensors of equal shape, which stand for most of a model's tensors.
 
     Attributes:
         rows: number of rows of each tensor as a matrix.
@@ -66,16 +66,16 @@ class TypicalTensors(NamedTuple):
 
 
 def time_codecs(policy: Policy, forms: Sequence[Form], opened: Opened) -> dict[float, float]:
-    """Time the candidates that a run will have. Called on every rank at the same point; no job may be in flight.
+    """Time the coding of a run's candidates. Called on every rank at the same point; no job may be in flight.
 
-    1. Each rank averages a sample of tensors at every CF, alone, without a collective; the host waits for the device
-       once per CF. A CF is left out if it fails (no memory, no kernel), or if ``BUDGET`` is spent.
-    2. The ranks sum the seconds that they measured. A CF's result is the mean, if no rank left it out.
+    1. Each rank codes sample tensors at every CF, without a collective; the host waits for the device once per CF. A CF
+       is skipped if it fails (no memory, no kernel), or if ``BUDGET_SECONDS`` is spent.
+    2. The ranks sum the seconds that they measured. A CF's result is the mean, if no rank skipped the CF.
 
     Args:
         policy: policy with compressor, controller and range.
         forms: shapes and dtypes of all the model's gradients; empty if they are not known yet.
-        opened: executor of the steps to come, the link's probe, and the device.
+        opened: the executor, the link's speed, and the device.
 
     Returns:
         Seconds that encode and decode take for each byte of a float32 tensor, by CF; the same on every rank. Empty on
@@ -113,12 +113,15 @@ def time_codecs(policy: Policy, forms: Sequence[Form], opened: Opened) -> dict[f
     if failures:
         raise failures[0]
     for cf, failure in untimed.items():  # only now, when no rank waits: a warning may be an error
-        warnings.warn(f"gravac: coding at {cf:g}x could not be timed: {failure!r}", stacklevel=2)
+        warnings.warn(
+            f"gravac: coding at {cf:g}x could not be timed, so costs measured on a CPU are used: {failure!r}",
+            stacklevel=2,
+        )
     return seconds_per_byte
 
 
 def typical(forms: Sequence[Form]) -> TypicalTensors:
-    """Return the form that most elements have, as many times as the model has it, cut to ``ELEMENTS``.
+    """Return the form of most of a model's elements, and how many tensors have it, at most ``MAX_ELEMENTS`` in total.
 
     Args:
         forms: shapes and dtypes of the gradients that may be compressed; at least one.
@@ -127,9 +130,9 @@ def typical(forms: Sequence[Form]) -> TypicalTensors:
     for form in forms:
         elements_of[form] += math.prod(form[0])
     (shape, dtype), elements = elements_of.most_common(1)[0]
-    columns = min(math.prod(shape[1:]), ELEMENTS)
-    rows = min(shape[0], ELEMENTS // columns)
-    return TypicalTensors(rows, columns, min(elements // math.prod(shape), ELEMENTS // (rows * columns)), dtype)
+    columns = min(math.prod(shape[1:]), MAX_ELEMENTS)
+    rows = min(shape[0], MAX_ELEMENTS // columns)
+    return TypicalTensors(rows, columns, min(elements // math.prod(shape), MAX_ELEMENTS // (rows * columns)), dtype)
 
 
 def _by_cf(
@@ -140,12 +143,12 @@ def _by_cf(
     Args:
         cfs: the CFs.
         time_steps: returns the seconds of coding in each timed step at a CF.
-        untimed: gets the exception of each CF at which timing failed.
+        untimed: dict to which the exception of each CF at which timing failed is added.
     """
     spent, medians = 0.0, dict[float, float | None]()
     for cf in cfs:
         medians[cf] = None
-        if spent >= BUDGET:
+        if spent >= BUDGET_SECONDS:
             continue
         try:
             seconds = time_steps(cf)
@@ -166,7 +169,7 @@ def _time_steps(
     shape = (sample.rows, sample.columns)
     pieces = [Piece(str(number), chunk, shape) for number, chunk in enumerate(flat.chunk(sample.tensors))]
     averager.dense_below, steps = 0, []
-    for step in range(WARM + REPEATS):
+    for step in range(UNTIMED_STEPS + TIMED_STEPS):
         flat.copy_(source)
         averager.measure(LocalMeasurement(step, Candidate("hook", averager.base.name, cf)), executor)
         plan = averager.plan(step, cf)
@@ -180,11 +183,11 @@ def _time_steps(
         )
         averager.commit()
     steps[-1][-1].ended.synchronize()
-    return [sum(began.elapsed_time(ended) for began, ended in step) / 1e3 for step in steps[WARM:]]
+    return [sum(began.elapsed_time(ended) for began, ended in step) / 1e3 for step in steps[UNTIMED_STEPS:]]
 
 
 def _coding_stretches(averager: Averager, job: Any, device: Device) -> Iterator[Stretch]:
-    """Run a job to its end with echoed collectives; yield the current stream's stretches of coding."""
+    """Run a job to its end, and return its own tensors for its collectives; yield each stretch of coding."""
     results: list[Any] | None = None
     while True:
         began = device.record()

@@ -1,6 +1,6 @@
 # SPDX-FileCopyrightText: 2026 The gravac developers
 # SPDX-License-Identifier: Apache-2.0
-"""Runs a controller: its candidates, the decision in force, and the records of decisions."""
+"""Runs a controller: its candidates, the newest decision, and the records of decisions."""
 
 import math
 import statistics
@@ -21,13 +21,13 @@ from gravac.settings import SettingsError
 from gravac.telemetry.records import ForecastsRecord, Record, RunRecord
 
 Admit = Callable[[RunState, Sequence[Form]], Admission]
-"""Admits candidates once the model and the ranks are known, by a run's state and the gradients' shapes and dtypes.
+"""Function that admits candidates, by a run's state and the gradients' shapes and dtypes, once ranks are known.
 
-If its attribute ``waits`` is true afterwards, it is called once more when the state has ``compute_s``."""
+If the function's attribute ``waits`` is true afterwards, it is called again when the state has ``compute_s``."""
 
 
-ENOUGH = 8
-"""Number of training steps, after the first ``SETTLING``, whose median is the time of a step's compute."""
+COMPUTE_STEPS = 8
+"""Number of training steps, after the first ``SETTLING``, whose median gives a step's compute time."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,7 +35,7 @@ class Reporting:
     """Settings of a run's records.
 
     Attributes:
-        samples_per_step: number of samples of a step over all ranks; ``None`` counts a step of a rank as one sample.
+        samples_per_step: number of samples of a step over all ranks; ``None``: each rank's step counts as one sample.
         steps_per_epoch: number of steps of an epoch, to add the epoch to reasons; ``None``: reasons have no epoch.
         settings: settings in the run's record; see ``RunRecord``.
         history: largest number of decision records that the state keeps, the newest; sinks get all records.
@@ -48,21 +48,21 @@ class Reporting:
 
 
 class Deciding:
-    """Asks a controller for decisions, the same on all ranks, and stores the decision in force.
+    """Asks a controller for decisions, which are the same on all ranks, and stores the newest decision.
 
     Args:
         controller: decides which candidate runs.
         admit: admits candidates, see ``Admit``.
-        emit: called with each record, by the executor.
+        emit: function that takes each record, called by the executor.
         reporting: settings of the records.
 
     Attributes:
-        decision: decision in force; ``None`` before the first step.
+        decision: the newest decision; ``None`` before the first step.
         forecasts: forecasts of the admitted candidates; empty before the first step.
-        emit: called with each record, by the executor or while the executor is idle.
+        emit: function that takes each record, called by the executor or while the executor is idle.
         seconds: seconds of the training step that the ranks agreed on last; 0 before the first.
-        probe_requested: whether a decision requested a reading of the probe since the engine last checked.
-        restored: dumped state of the controller that the next ``decide_first`` restores; ``None``: none.
+        probe_requested: whether a decision has requested the probe's loss since the engine last checked.
+        restored: dumped state of the controller, which the next ``decide_first`` restores; ``None`` if there is none.
     """
 
     def __init__(
@@ -98,7 +98,7 @@ class Deciding:
         return 0.0 if forecast is None else forecast.exchange_s or 0.0
 
     def open(self, latency: int, timed: Iterable[float]) -> None:
-        """Set the latency of decisions, and the CFs whose coding was timed.
+        """Set the latency of decisions, and which CFs' coding was timed.
 
         Args:
             latency: number of steps from a measurement to the step in which its decision takes effect.
@@ -108,7 +108,7 @@ class Deciding:
         self._latency, self._timed = latency, tuple(timed)
 
     def restore(self, state: RunState, controller_state: dict[str, Any] | None) -> None:
-        """Start from a dumped controller state, if there is one, at the next ``decide_first``.
+        """Let the next ``decide_first`` start from a dumped controller state, if there is one.
 
         If the state has more decision records than the run's setting ``history`` allows, the oldest are dropped.
         """
@@ -130,12 +130,12 @@ class Deciding:
         return self.decision
 
     def _restored_state(self, dumped: dict[str, Any]) -> tuple[Any, Decision]:
-        """Return the controller's state and decision from a dumped state."""
+        """Return the controller's state, and its decision, from a dumped state."""
         try:
             return self._controller.restore(dumped, self.forecasts)
         except (KeyError, IndexError, TypeError, AttributeError) as error:
             raise SettingsError(
-                f"controller_state: {self._controller.name} cannot restore it ({error!r}); load what its dump() gave"
+                f"controller_state: {self._controller.name} cannot restore it ({error!r}); load what dump() returned"
             ) from error
 
     def samples(self, ranks: int) -> float:
@@ -170,12 +170,12 @@ class Deciding:
             self._add_compute_time(state, measured)
 
     def _add_compute_time(self, state: RunState, measured: Measurement) -> None:
-        """Add a step's compute time; after ``ENOUGH`` steps, admit candidates once more by the median."""
+        """Add a step's compute time; after ``COMPUTE_STEPS`` steps, admit candidates again, by the median."""
         compute = compute_of(measured)
         if measured.first < SETTLING or not 0 < compute < math.inf:
             return
         self._compute_times += [compute] * measured.steps
-        if len(self._compute_times) < ENOUGH:
+        if len(self._compute_times) < COMPUTE_STEPS:
             return
         state.compute_s, self._compute_times = statistics.median(self._compute_times), []
         previous_forecasts = self.forecasts
@@ -188,7 +188,7 @@ class Deciding:
         state.controller, self.decision = self._restored_state(self._controller.dump(state.controller))
 
     def _record(self, state: RunState, first: int, changed: bool) -> None:
-        """Emit the record of the decision in force and add it to the state's history.
+        """Emit the record of the newest decision, and add it to the state's history.
 
         Args:
             state: state of the run.
@@ -203,5 +203,5 @@ class Deciding:
         self.emit(record)
 
     def _shorten(self, state: RunState) -> None:
-        """Drop the oldest records beyond the setting ``history``."""
+        """Drop the oldest records if there are more than the setting ``history`` allows."""
         del state.history[: -self._reporting.history]

@@ -1,6 +1,6 @@
 # SPDX-FileCopyrightText: 2026 The gravac developers
 # SPDX-License-Identifier: Apache-2.0
-"""The life of a step: get gradients, average them as decided, measure, agree with the other ranks, decide.
+"""Runs a step: gets gradients, averages them as decided, measures, agrees with the other ranks, and decides.
 
 A source (DDP's communication hook, a loop over ``named_parameters()``, outer steps) tells the engine the parameters by
 name, when a step begins, which gradients are ready, and when the step ended. All ranks make the same calls in the same
@@ -9,7 +9,7 @@ order, with the same names and shapes.
 The engine uses no threads, clocks or process groups. ``begin``, ``exchange`` and ``end`` hand calls and jobs to an
 executor. The executor runs them in that order, the same on all ranks, so that the engine needs no lock:
 
-1. ``_begin``: send the last step's numbers, make a plan of the decision in force, set residuals aside if CFs fell.
+1. ``_begin``: send the last step's numbers, make a plan of the newest decision, set residuals aside if CFs fell.
 2. A job for each group: average the tensors by the plan.
 3. ``_end``: commit residuals, measure, and decide by the measurement that the ranks agreed on
    (``gravac.engine.agreement``).
@@ -56,7 +56,7 @@ from gravac.measurement import LocalMeasurement
 T = TypeVar("T")
 
 Fill = Callable[[LocalMeasurement], None]
-"""Adds to a step's measurement the numbers that only the source knows: moments, verdicts, the spread of the ranks."""
+"""Function that adds what only the source knows to a step's measurement, such as the moment when backward ended."""
 
 
 class Engine:
@@ -65,18 +65,19 @@ class Engine:
     Args:
         averager: averages tensors over the ranks.
         deciding: asks the controller for decisions.
-        open_executor: called before the first step if ``use`` was not called; calls ``use``.
+        open_executor: function that creates an executor and calls ``use``; called before the first step unless ``use``
+            was.
 
     Attributes:
         state: state of the run after the steps so far.
         device: device of the gradients.
         shapes: shapes of the parameters, by name, in memory order.
         forms: shapes and dtypes of their gradients, in the model's order; empty if ``know`` was given no parameters.
-        described: descriptions of the parameters as text, in the model's order, to be compared over the ranks.
+        described: descriptions of the parameters as text, in the model's order; ranks compare them.
         losses: training losses reported on this rank since the last step ended.
-        probes: losses on this rank's fixed batches, read since the last step ended.
-        probe_follows: whether the ranks read the loss on fixed batches before the next step. It changes when a step
-            begins, and when the ranks conclude.
+        probes: losses on this rank's fixed batches that were computed since the last step ended.
+        probe_follows: whether the ranks compute the loss on fixed batches before the next step. Set when a step begins,
+            and when the ranks ``conclude``.
 
     Example:
         >>> import torch
@@ -148,7 +149,7 @@ class Engine:
             self._open()
 
     def use(self, executor: Executor, timed: Iterable[float] = ()) -> None:
-        """Run the steps to come by an executor.
+        """Run all later steps by an executor.
 
         Args:
             executor: runs the steps.
@@ -162,13 +163,13 @@ class Engine:
         self._schedule = schedule_of(self._agreement)
 
     def restore(self, dumped: Mapping[str, Any], controller_state: dict[str, Any] | None) -> None:
-        """Restore a dumped state, and a dumped state of the controller at the next ``begin``."""
+        """Restore a dumped state; restore the controller's dumped state at the next ``begin``."""
         self.state.restore(dumped)
         self.averager.load(dumped)
         self.deciding.restore(self.state, controller_state)
 
     def prepare(self, seconds: float) -> "Future[Candidate]":
-        """Make the first decision by the time of a step without exchange. Called on every rank, before ``begin``.
+        """Make the first decision, given the time of a step without exchange. Called on every rank, before ``begin``.
 
         Args:
             seconds: seconds of a step without exchange on this rank; the ranks use their mean.
@@ -192,7 +193,7 @@ class Engine:
         return decided
 
     def decide_first(self) -> "Future[Candidate]":
-        """Make the first decision, if none was made; return a future of the candidate in force.
+        """Make the first decision, unless one was made; return a future of the candidate decided on.
 
         Called on every rank, between two steps.
         """
@@ -215,10 +216,10 @@ class Engine:
         return {name: torch.stack(addends).sum(0) / scale for name, addends in residuals.items()}
 
     def change_mode(self, mode: Mode) -> None:
-        """Prepare for steps of another mode: drop all residuals, which are in the units of the previous mode.
+        """Prepare for steps of another mode: drop all residuals, which do not fit what the new mode exchanges.
 
-        Called between two steps, on every rank. In rounds each group of tensors is refused separately if its mean is
-        not finite.
+        Called between two steps, on every rank. In outer steps, each group of tensors is refused separately if its mean
+        is not finite.
         """
 
         def change() -> None:
@@ -279,8 +280,8 @@ class Engine:
             pieces: flat gradients, each with the shape of its parameter.
             buffer: the flat tensor that the pieces cover without gaps, in order, if there is one; it saves a copy.
             is_last: whether these are the last pieces of this step.
-            then: called when the pieces hold their mean, on the stream that computed the mean; no other stream has to
-                wait for it.
+            then: called when the pieces hold their mean, on the stream that computed the mean, so that no stream has to
+                wait.
             finite: whether all pieces are finite on this rank, as far as the source knows. If not, compressed pieces
                 are NaN afterwards on every rank, and no residual changes.
         """
@@ -294,14 +295,15 @@ class Engine:
         return handle
 
     def flush(self) -> None:
-        """Average all pieces handed over so far without waiting for more; called alike on all ranks."""
+        """Average all pieces handed over so far without waiting for more; called on all ranks at the same point."""
         self._hand_over(None, None, is_last=True)
 
     def end(self, fill: Fill = lambda measurement: None) -> None:
-        """End a step, whose gradients were all handed over.
+        """End a step; all its gradients have been handed over.
 
         Args:
-            fill: called by the executor, once the tensors hold their means.
+            fill: adds the source's numbers to the measurement; called by the executor when all tensors hold their
+                means.
         """
         self.flush()
         loss, probe = self.losses.take_mean(), self.probes.take_mean()
@@ -315,17 +317,18 @@ class Engine:
         self.executor.call(self._conclude, lambda failure: None)
 
     def concluded(self) -> "Future[Candidate]":
-        """Decide by all steps that have ended; return a future of the candidate that the next step is to run."""
+        """Finish ``conclude``: decide by all steps that have ended; return a future of the next step's candidate."""
         decided: Future[Candidate] = Future()
         self.executor.call(lambda: decided.set_result(self._concluded()), functools.partial(fail, decided))
         return decided
 
     def _hand_over(self, segment: ReadyGroup | None, group: ReadyGroup | None, is_last: bool = False) -> None:
-        """Queue ``segment`` if the step compresses, otherwise ``group``, which is never cut.
+        """Queue a segment of a group if the step compresses, or the whole group if it is sent dense.
 
         Args:
-            segment: the whole group, or a segment of it; ``None``: nothing, if the step compresses.
-            group: the whole group; ``None``: nothing, if the step is dense.
+            segment: the whole group or a segment of it, queued if the step compresses; ``None``: nothing is queued
+                then.
+            group: the whole group, queued if the step is dense; ``None``: nothing is queued then.
             is_last: whether no group may wait for another.
         """
         in_job = [ready for ready in (segment, group) if ready is not None]
@@ -357,30 +360,30 @@ class Engine:
 
     @property
     def decision(self) -> Decision | None:
-        """The decision in force; ``None`` before the first step."""
+        """The newest decision; ``None`` before the first step."""
         return self.deciding.decision
 
     @property
     def candidate(self) -> Candidate | None:
-        """The candidate decided on last, without waiting for steps in flight; ``None`` before the first step."""
+        """The candidate of the newest decision; does not wait for steps in flight. ``None`` before the first step."""
         return None if self.decision is None else self.decision.candidate
 
     @property
     def settled_candidate(self) -> Candidate:
-        """The candidate decided on last, by all steps that have ended; waits for their exchange."""
+        """The candidate of the newest decision, after waiting for the exchange of all steps that have ended."""
         self.drain()
         assert self.decision is not None
         return self.decision.candidate
 
     @property
     def settled(self) -> RunState:
-        """The state after all steps that have ended; waits for their exchange."""
+        """The run's state, after waiting for the exchange of all steps that have ended."""
         self.drain()
         return self.state
 
     @property
     def ledger(self) -> Ledger:
-        """Counts of the bytes handed to collectives since ``use``."""
+        """Collectives and bytes of this rank since ``use``."""
         return self._executor.ledger if self._executor else Ledger()
 
     def sum_over_ranks(self, what: str, numbers: Sequence[float]) -> RankSums:
@@ -393,11 +396,11 @@ class Engine:
         return RankSums(self.executor, what, numbers)
 
     def run_between_steps(self, what: str, job: Returning[T]) -> JobResult[T]:
-        """Run a job with further collectives. Called on every rank, between ``end`` and ``begin``.
+        """Run a job of other collectives than a step's. Called on every rank, between ``end`` and ``begin``.
 
         Args:
             what: what the job exchanges, for errors.
-            job: requests the same collectives on every rank; it may look at tensors' numbers.
+            job: generator of collectives, the same on every rank; it may look at tensors' numbers.
         """
         return JobResult(self.executor, what, job, self.device)
 
@@ -421,7 +424,7 @@ class Engine:
 
     @property
     def schedule(self) -> AgreementSchedule:
-        """Schedule of the ranks' agreement on a step's measurement; known once the engine has an executor."""
+        """Schedule by which the ranks agree on measurements; known once the engine has an executor."""
         assert self._schedule is not None
         return self._schedule
 
@@ -432,7 +435,7 @@ class Engine:
     def drain(self, seconds: float | None = None) -> bool:
         """Wait until all calls and jobs have ended, for at most ``seconds``; return whether they have.
 
-        If not, or if the exchange failed, the state is the last one known.
+        If they have not, or if the exchange failed, the state is the last known state.
         """
         if self._executor is None or self._agreement is None:
             return True
@@ -442,7 +445,7 @@ class Engine:
         return drained
 
     def close(self, failure: BaseException | None = None) -> None:
-        """End the executor after all calls and jobs, or make these fail with an exception."""
+        """End the executor after all calls and jobs; if an exception is given, make them fail with it."""
         if self._executor is not None and self._agreement is not None:
             executor, self._executor = self._executor, None
             if failure is not None:
@@ -507,11 +510,11 @@ class Engine:
         return decided
 
     def _take_probe_request(self) -> None:
-        """Set ``probe_follows`` to whether a decision requested a reading of the probe, and clear the request."""
+        """Set ``probe_follows`` to whether a decision requested the probe's loss, and clear the request."""
         self.probe_follows, self.deciding.probe_requested = self.deciding.probe_requested, False
 
     def _decision_of(self, inputs: StepInputs, decision: Decision, previous: Candidate | None) -> Decision:
-        """Return the decision that a step runs: the one in force, if its candidate is of the step's mode."""
+        """Return the decision that a step runs: the newest, if its candidate is of the step's mode."""
         every = inputs.steps if inputs.mode == "outer" else 1
         decided = decision.candidate
         if decided.mode == inputs.mode and not inputs.dense:
@@ -521,7 +524,7 @@ class Engine:
         return Decision(Candidate(inputs.mode, DENSE, self.averager.dense.cf, every))
 
     def _rescale(self, loss_scale: Number | None) -> None:
-        """Multiply residuals and sums by the change of the loss scale."""
+        """If the loss scale changed, multiply residuals and gradient sums by the ratio."""
         previous_scale = self.state.loss_scale
         if isinstance(loss_scale, torch.Tensor):
             loss_scale = loss_scale.detach().clone()  # a scaler changes its tensor in place
@@ -559,7 +562,7 @@ class Engine:
         self._agreement.send(self.state.step)
 
     def _concluded(self) -> Candidate:
-        """Decide by all steps that have ended."""
+        """Let the controller decide by all steps that have ended; return the candidate of the next step."""
         assert self._agreement is not None
         assert self.decision is not None
         self._agreement.observe(self.state.step)

@@ -1,6 +1,6 @@
 # SPDX-FileCopyrightText: 2026 The gravac developers
 # SPDX-License-Identifier: Apache-2.0
-"""Compression factors of a decision, for the model and for single tensors."""
+"""Compression factors of a decision: one for the model, others for single tensors."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -14,7 +14,7 @@ class Factors:
     """Compression factors of the base compressor, as plain data; ``None`` is dense.
 
     Attributes:
-        cf: factor of each tensor that ``cfs`` does not list.
+        cf: factor of all tensors that ``cfs`` does not list.
         cfs: factors by name, of the tensors whose factor differs from the model's.
     """
 

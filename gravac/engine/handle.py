@@ -17,17 +17,17 @@ from gravac.guarded import Guarded
 T = TypeVar("T")
 
 Then = Callable[[BaseException | None], None]
-"""Called with ``None`` when the tensors hold the mean, or with the exception if the exchange failed."""
+"""Function called with ``None`` when tensors hold the mean, or with the exception if the exchange failed."""
 
 
 def fail(future: "Future[Any]", failure: BaseException) -> None:
-    """Make a future fail, unless it is done."""
+    """Make a future fail with an exception, unless the future is done."""
     with suppress(InvalidStateError):
         future.set_exception(failure)
 
 
 class Exchanging(Protocol):
-    """The engine as a handle uses it."""
+    """The part of the engine that a handle uses."""
 
     @property
     def ready_to_run(self) -> bool:
@@ -60,7 +60,7 @@ class Handle:
 
         Raises:
             ExchangeError: a rank did not answer.
-            RuntimeError: of ranks in memory, not all have handed the tensors over.
+            RuntimeError: ranks are simulated in one process, and not all of them have handed the tensors over.
         """
         if not self._future.done() or self._engine.ready_to_run:  # a closed engine has completed the future
             self._engine.executor.order()
@@ -68,17 +68,17 @@ class Handle:
             self._engine.flush()
             self._engine.executor.order()
         if not self._future.done():
-            raise RuntimeError("not every rank in memory has handed these tensors over")
+            raise RuntimeError("not every rank in memory has handed over these tensors; let all do so before one waits")
         self._future.result()
 
     def then(self, function: Then) -> None:
         """Call a function when the handle is done; at once if it is done already.
 
-        The executor calls the function, so it must not wait. If the function raises, the exception is reported once, as
-        a ``RuntimeWarning``, and training continues.
+        The executor calls the function, which therefore must not wait. If the function raises, the exception is
+        reported once, as a ``RuntimeWarning``, and training continues.
 
-        If streams run the exchange, the handle is done at once, and the current stream waits. The argument ``then`` of
-        ``Engine.exchange`` avoids that wait.
+        If streams run the exchange, the function is called at once, and the current stream waits for the mean. The
+        argument ``then`` of ``Engine.exchange`` avoids that wait.
         """
         if self._future.done() and self._engine.ready_to_run:
             self._engine.executor.join()
@@ -94,7 +94,7 @@ class Handle:
 
 
 class RankSums:
-    """Sums of numbers over the ranks, in flight: ``__init__`` sends, ``receive`` receives, ``result`` returns them.
+    """Sums of numbers over the ranks: ``__init__`` sends numbers, ``receive`` and ``result`` wait for the sums.
 
     Args:
         executor: sums the numbers.
@@ -141,7 +141,7 @@ class JobResult(Generic[T]):
     Args:
         executor: runs the job.
         what: what the job exchanges, for errors.
-        job: requests the same collectives on every rank; it may look at tensors' numbers.
+        job: generator of collectives, the same on every rank; it may look at tensors' numbers.
         device: device of the job's tensors.
     """
 
@@ -155,11 +155,11 @@ class JobResult(Generic[T]):
 
         Raises:
             ExchangeError: a rank did not answer.
-            RuntimeError: of ranks in memory, not all have handed the job over.
+            RuntimeError: ranks are simulated in one process, and not all of them have handed the job over.
         """
         self._executor.order()
         if not self._returned.done():
-            raise RuntimeError(f"not every rank in memory has handed over {self._what}")
+            raise RuntimeError(f"not every rank in memory has handed over {self._what}; let all do so before one waits")
         return self._returned.result()
 
     def _run(self, job: Returning[T]) -> Job:

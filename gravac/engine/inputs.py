@@ -1,6 +1,6 @@
 # SPDX-FileCopyrightText: 2026 The gravac developers
 # SPDX-License-Identifier: Apache-2.0
-"""Inputs of a step from a source of gradients, and the number of ranks that still have inputs."""
+"""What a source of gradients tells the engine when a step begins, and a count of the ranks that still have inputs."""
 
 import math
 from collections.abc import Sequence
@@ -21,19 +21,19 @@ INPUTS_LEFT = "the number of ranks with inputs left"
 
 @dataclass(frozen=True, slots=True)
 class StepInputs:
-    """Inputs that a source of gradients gives the engine when a step begins.
+    """What a source of gradients tells the engine when a step begins.
 
     Attributes:
         loss_scale: factor that the gradients were multiplied with, a scalar (0-d tensor) if only their device knows it;
             ``None`` without a scaler.
         learning_rate: learning rate that the gradients will be applied with; nan if not known.
-        takes_part: whether this rank has inputs: sums are divided by the number of ranks that have inputs. If ``None``
-            on every rank, sums are divided by the number of all ranks.
+        takes_part: whether this rank still has inputs: sums are divided by the number of ranks that have. ``None``, on
+            every rank: sums are divided by the number of all ranks.
         forms: shapes and dtypes of the gradients, if ``know`` was given no parameters.
-        mode: who exchanges in this step. If the candidate decided on is of another mode, the step runs the previous
-            step's candidate, or dense if that was of another mode, too.
+        mode: who exchanges in this step. If the decided candidate is of another mode, the step runs the previous step's
+            candidate; if that also is of another mode, the step runs dense.
         steps: number of training steps that this step covers.
-        dense: whether the step runs dense whatever was decided, so that it leaves no residual.
+        dense: whether the step runs dense regardless of the decision, so that it leaves no residual.
     """
 
     loss_scale: Number | None = None
@@ -46,7 +46,7 @@ class StepInputs:
 
 
 NO_INPUTS = StepInputs()
-"""Inputs of a source that knows only that a step begins."""
+"""Inputs of a step of which the source knows only that it begins."""
 
 
 class RanksWithInputs:
@@ -63,7 +63,7 @@ class RanksWithInputs:
 
     @property
     def counted(self) -> bool:
-        """True if this step counts the ranks that have inputs, since some ranks may have run out of them."""
+        """True if this step counts the ranks that have inputs, since some may have run out of inputs."""
         return self._in_flight is not None
 
     def start(self, executor: Executor, takes_part: bool | None, device: torch.device) -> None:

@@ -1,6 +1,6 @@
 # SPDX-FileCopyrightText: 2026 The gravac developers
 # SPDX-License-Identifier: Apache-2.0
-"""Training losses reported on this rank, averaged once for each measurement."""
+"""Averages the training losses that this rank reports between two measurements."""
 
 import math
 import threading

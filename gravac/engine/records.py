@@ -1,6 +1,6 @@
 # SPDX-FileCopyrightText: 2026 The gravac developers
 # SPDX-License-Identifier: Apache-2.0
-"""Records of a run's decisions and steps, and a summary: the fraction of steps that each kind of candidate ran."""
+"""Makes records of a run's decisions and steps, and totals: the fraction of steps that each kind of candidate ran."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, fields, replace
@@ -11,7 +11,7 @@ from gravac.collectives import wire_ratio
 from gravac.controllers.base import Controller, Decision, Measurement, Progress, Summary, cost_at_equal_samples
 from gravac.engine.agreement import gain
 from gravac.engine.run_state import RunState
-from gravac.measurement import LAST_SLOTS, LocalMeasurement
+from gravac.measurement import LocalMeasurement
 from gravac.telemetry.records import DecisionRecord, ProgressRecord, StepRecord
 
 
@@ -24,7 +24,7 @@ def decision_record(
         step: first training step that the decision holds for.
         decision: the decision.
         changed: whether the decision changes which candidates run.
-        gain: gain of the last step agreed on, recorded if no window ended; ``None``: not finite.
+        gain: gain of the newest agreed step, recorded if no window ended; ``None``: not finite.
         steps_per_epoch: number of steps of an epoch, to add the epoch to the reason; ``None``: the reason has no epoch.
     """
     last_gain = 0.0 if gain is None else gain
@@ -50,7 +50,7 @@ def with_cost(decision: Decision, forecasts: Sequence[Forecast], controller: Con
     Args:
         decision: decision that changes which candidates run.
         forecasts: forecast of each candidate.
-        controller: controller that decided; if its reasons state the cost, the decision is returned unchanged.
+        controller: controller that decided; if its reasons already state the cost, the decision is returned unchanged.
     """
     forecast = next((forecast for forecast in forecasts if forecast.candidate == decision.candidate), None)
     if forecast is None or getattr(controller, "states_cost", False):
@@ -62,8 +62,8 @@ def with_cost(decision: Decision, forecasts: Sequence[Forecast], controller: Con
 def holds_from(measured: Measurement, latency: int) -> int:
     """Return the first training step that the decision by a measurement holds for.
 
-    After a native stretch the decision holds at once. Otherwise it holds after ``latency`` steps of the engine, which
-    are assumed to cover as many training steps as the measured one.
+    After a native stretch the decision holds at once. Otherwise it holds ``latency`` steps of the engine later; each is
+    assumed to cover as many training steps as the measured step.
     """
     engine_steps = 1 if measured.candidate.mode == "native" else latency
     return measured.first + engine_steps * measured.steps
@@ -100,12 +100,15 @@ def step_record(measured: Measurement, local: LocalMeasurement) -> StepRecord:
         t_compression=None if step_gain is None else t_system * max(step_gain, 0.0),
         shadow=tuple((cf, gain(error, measured.energy) or 0.0) for cf, error in measured.shadow),
         energy=measured.energy,
+        waited_seconds=measured.waited,
+        coded_seconds=measured.coded,
+        exchanged_seconds=measured.exchanged,
         every=measured.candidate.every,
         delay=measured.candidate.delay,
         steps_of_ranks=local.steps_of_ranks,
         steps=measured.steps,
         mode=measured.candidate.mode,
-        **{recorded: getattr(measured, slot) for slot, recorded in LAST_SLOTS.items()},
+        **measured.agreed_numbers(),
     )
 
 

@@ -22,10 +22,10 @@ Groups = tuple[tuple[str, ...], ...]
 
 
 class ModeState(Protocol):
-    """The part of the state that one mode has, such as outer steps."""
+    """A part of the state that only one mode has, such as outer steps."""
 
     def dump(self) -> dict[str, Any]:
-        """Return tensors and JSON types."""
+        """Return the state as tensors and JSON types."""
 
 
 @dataclass(slots=True)
@@ -57,8 +57,8 @@ class NativeState:
 
     Attributes:
         made: number of steps made in the current stretch.
-        travels: whether the ranks have not yet decided by the previous stretch.
-        uncounted: whether a step was made that ``made`` does not count yet.
+        travels: whether sums over the previous stretch are in flight, so that the ranks have not decided by them yet.
+        uncounted: whether a step has been made that ``made`` does not include yet.
     """
 
     made: int = 0
@@ -68,7 +68,7 @@ class NativeState:
 
 @dataclass(slots=True, eq=False)
 class RunState:
-    """State of a run after its steps so far.
+    """State of a run on one rank, after all steps made so far.
 
     Ranks differ in ``rank``, ``pending``, tensors, ``wire_ratio``, the bytes in ``totals``, and ``outer``. All other
     fields are the same on all ranks.
@@ -81,8 +81,8 @@ class RunState:
         candidate: candidate of the last step; ``None`` before the first.
         factors: compression factors of the last step.
         controller: state of the controller; ``None`` before the first step.
-        pending: measurements that ranks have not agreed on yet, oldest first. The largest number is the executor's
-            latency, or one less if the host looks at tensors' numbers.
+        pending: measurements that the ranks have not agreed on yet, oldest first: at most as many as the executor's
+            latency, or one fewer if the host looks at tensors' numbers.
         residual: what was not sent, flat; see ``gravac.averaging.feedback``.
         releasing: residuals that are released step by step, flat; see ``gravac.averaging.feedback``.
         memory: tensors that the compressor remembers, by parameter name and by a name that the compressor chooses.
@@ -96,7 +96,7 @@ class RunState:
         history: the newest decision records; the run's setting ``history`` is their largest number.
         compute_s: seconds of a step without exchange, mean over ranks; ``None``: not known. A source may set the number
             before the first step, the same on all ranks.
-        candidates: identities of the candidates that the controller chose from, see
+        candidates: fields of each candidate that the controller chose from, see
             ``gravac.controllers.state_dicts.identify``; empty before the first step.
         native: state of a stretch of native steps; always the same object.
         outer: state of outer steps; ``None`` without outer steps.
@@ -126,7 +126,7 @@ class RunState:
     outer: ModeState | None = None
 
     def dump(self) -> dict[str, Any]:
-        """Return the tensors themselves, not copies, and JSON types; without the controller's state.
+        """Return the state without the controller's, as JSON types and the tensors themselves, not copies.
 
         The host waits for numbers that only the device knows. Measurements that were not read yet are left out; they
         exist only if the exchange failed.
@@ -156,7 +156,7 @@ class RunState:
         }
 
     def restore(self, dumped: Mapping[str, Any]) -> None:
-        """Restore the JSON types of a dump; rank, world, tensors and ``outer`` do not change."""
+        """Restore the plain values of a dump; rank, world, tensors and ``outer`` do not change."""
         self.step, self.trained = dumped["step"], dumped["trained"]
         self.loss_scale, self.gain = dumped["loss_scale"], dumped["gain"]
         self.candidate = None if dumped["candidate"] is None else Candidate(**dumped["candidate"])

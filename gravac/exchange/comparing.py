@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Compares settings, versions and parameters of all ranks before any exchange relies on them.
 
-Ranks whose settings differ would train different weights in silence, or start different collectives, which hang or
-abort.
+Ranks whose settings differ would train different weights without an error, or start different collectives, which hang
+or abort.
 """
 
 import hashlib
@@ -16,14 +16,14 @@ import torch.distributed as dist
 from gravac.exchange.group import CPU, ExchangeError, backend_of, check_initialized
 from gravac.settings import SettingsError
 
-MISSING = "none"
-"""Text of a field that a rank does not have."""
+MISSING_TEXT = "none"
+"""Text in place of a field that a rank does not have."""
 
-SHOWN = 3
-"""Number of different texts, and of further fields, that an error names."""
+MAX_SHOWN = 3
+"""Largest number of different texts of a field, and of further differing fields, that an error names."""
 
 Comparison = Generator[torch.Tensor, list[torch.Tensor], None]
-"""Yields a rank's tensor for an all-gather, ``[elements]``, and is resumed with the tensors of all ranks, by rank."""
+"""Generator that yields tensors to all-gather, ``[elements]``, and is resumed with all ranks' tensors, by rank."""
 
 
 def check_alike(texts: Mapping[str, str], device: torch.device, group: dist.ProcessGroup | None) -> None:
@@ -53,7 +53,7 @@ def check_alike(texts: Mapping[str, str], device: torch.device, group: dist.Proc
         except RuntimeError as failure:
             raise ExchangeError(
                 f"rank {dist.get_rank(group)} of {world} got no answer when settings were compared: a rank failed "
-                f"before, or has not come here: {failure}"
+                f"before, or has not called attach: {failure}"
             ) from failure
 
     run(compare(texts), gather)
@@ -63,8 +63,8 @@ def run(comparison: Comparison, gather: Callable[[torch.Tensor], list[torch.Tens
     """Run a comparison to its end.
 
     Args:
-        comparison: compares texts.
-        gather: gathers a flat tensor from each rank.
+        comparison: generator that compares this rank's texts with the others'.
+        gather: function that gathers a flat tensor from each rank.
     """
     try:
         local = next(comparison)
@@ -95,7 +95,7 @@ def compare(texts: Mapping[str, str]) -> Comparison:
 
 
 def difference(of_ranks: Sequence[Mapping[str, str]]) -> str:
-    """Return a text that names the first field that differs, with the ranks' texts of it, and further fields.
+    """Return an error message: the first field that differs, the ranks' texts of it, and names of further fields.
 
     Args:
         of_ranks: texts of each rank, by field; not all the same.
@@ -110,10 +110,11 @@ def difference(of_ranks: Sequence[Mapping[str, str]]) -> str:
     for rank, texts in enumerate(of_ranks):
         ranks_with.setdefault(texts.get(first), []).append(rank)
     clauses = [
-        f"{_ranks(ranks)} {MISSING if text is None else text}" for text, ranks in list(ranks_with.items())[:SHOWN]
+        f"{_ranks(ranks)} {MISSING_TEXT if text is None else text}"
+        for text, ranks in list(ranks_with.items())[:MAX_SHOWN]
     ]
-    clauses += [f"and {len(ranks_with) - SHOWN} other values"] * (len(ranks_with) > SHOWN)
-    more = ", ".join(others[:SHOWN]) + f" and {len(others) - SHOWN} more" * (len(others) > SHOWN)
+    clauses += [f"and {len(ranks_with) - MAX_SHOWN} other values"] * (len(ranks_with) > MAX_SHOWN)
+    more = ", ".join(others[:MAX_SHOWN]) + f" and {len(others) - MAX_SHOWN} more" * (len(others) > MAX_SHOWN)
     return f"{first}: {', '.join(clauses)}; give every rank the same" + (f" (also of {more})" if others else "")
 
 
@@ -142,7 +143,7 @@ def _form(tensor: torch.Tensor) -> str:
 def _ranks(ranks: Sequence[int]) -> str:
     if len(ranks) == 1:
         return f"rank {ranks[0]} has"
-    if len(ranks) > SHOWN:
+    if len(ranks) > MAX_SHOWN:
         return f"{len(ranks)} ranks, {ranks[0]} to {ranks[-1]}, have"
     return f"ranks {', '.join(map(str, ranks))} have"
 

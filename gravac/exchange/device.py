@@ -1,6 +1,6 @@
 # SPDX-FileCopyrightText: 2026 The gravac developers
 # SPDX-License-Identifier: Apache-2.0
-"""Streams and events of an accelerator: only what an executor needs. Tests use other devices, which record calls."""
+"""Streams and events of a GPU, as far as an executor needs them. Tests use other devices, which record calls."""
 
 import contextlib
 import functools
@@ -10,22 +10,22 @@ from typing import Any, Protocol
 import torch
 
 Stream = Any
-"""A queue of a device's work, in order: ``torch.cuda.Stream``, or a test's."""
+"""An ordered queue of a device's work: a ``torch.cuda.Stream``, or an object of a test."""
 
 
 class Event(Protocol):
     """A moment in a stream's work."""
 
     def query(self) -> bool:
-        """Return whether the moment is past; the host does not wait."""
+        """Return whether the stream has reached the moment; the host does not wait."""
         ...
 
     def synchronize(self) -> None:
-        """Return when the moment is past; the host waits."""
+        """Let the host wait until the stream has reached the moment."""
         ...
 
     def elapsed_time(self, later: Any) -> float:
-        """Return the milliseconds from this moment to a later one; both are past."""
+        """Return the milliseconds from this moment to a later moment; the stream has reached both."""
         ...
 
 
@@ -39,7 +39,7 @@ class Device(Protocol):
     device: torch.device
 
     def stream(self) -> Stream:
-        """Create a stream that has priority over the present stream."""
+        """Create a stream of higher priority than the present stream's."""
         ...
 
     def on(self, stream: Stream) -> contextlib.AbstractContextManager[None]:

@@ -1,10 +1,10 @@
 # SPDX-FileCopyrightText: 2026 The gravac developers
 # SPDX-License-Identifier: Apache-2.0
-"""Executors run steps: they start and finish collectives, read tensors if that is allowed, and keep the order.
+"""The contract of executors, which run steps: they start and finish collectives, in the same order on all ranks.
 
-A step itself never waits and never looks at tensors' numbers. It hands over jobs and calls, and its executor runs them,
-in order, the same on all ranks. ``exchange.fifo`` does so on a thread over a process group, ``exchange.streams`` inline
-on a GPU's streams, ``exchange.lockstep`` for N ranks in memory.
+The code of a step never waits, and never looks at tensors' numbers. It hands jobs and calls to an executor, which runs
+them in order, the same on all ranks. The executor of ``exchange.fifo`` is a thread over a process group; that of
+``exchange.streams`` uses a GPU's streams; that of ``exchange.lockstep`` simulates N ranks in one process.
 """
 
 from collections.abc import Callable, Generator, Sequence
@@ -15,7 +15,7 @@ import torch
 from gravac.collectives import Collective, Ledger
 
 Job = Generator[list[Collective], list[Any], None]
-"""Yields lists of collectives, and is resumed with their results, or with the exception that a collective raised."""
+"""Generator that yields lists of collectives, and is resumed with their results, or with a collective's exception."""
 
 T = TypeVar("T")
 
@@ -23,10 +23,10 @@ Returning = Generator[list[Collective], list[Any], T]
 """A job that returns a result, and does not catch exceptions of collectives."""
 
 Fail = Callable[[BaseException], None]
-"""Called with the exception that ended a job, or an earlier job."""
+"""Function that takes the exception because of which a job failed: its own, or that of an earlier job."""
 
 Mark = Any
-"""A moment: seconds of the host's clock, or an event on a device's stream, which may not be past yet."""
+"""A moment: seconds of the host's clock, or an event that a device's stream may not have reached yet."""
 
 Number = float | torch.Tensor
 """A number that the host knows, or a scalar (0-d tensor) that only the device knows."""
@@ -60,14 +60,14 @@ class Executor(Protocol):
         """Return the caller's present moment."""
 
     def between(self, earlier: Mark, later: Mark) -> float:
-        """Return the seconds between two moments, which are both past."""
+        """Return the seconds between two moments, both of which have passed."""
 
     def spent(self) -> Callable[[], tuple[float, float]]:
-        """Return a function that returns the coding and exchange seconds of jobs since the last call.
+        """Count the seconds that jobs have spent in coding and in the exchange since the last call.
 
         Returns:
-            A function, called once, when these jobs are past. It returns the seconds spent inside jobs (encode, decode,
-            feedback), and the seconds in which their collectives were in flight.
+            A function, to be called once, when these jobs have ended. It returns the seconds spent inside jobs (encode,
+            decode, error feedback), and the seconds in which their collectives were in flight.
         """
 
     def call(self, function: Callable[[], None], fail: Fail) -> None:
@@ -77,10 +77,11 @@ class Executor(Protocol):
         """Run a job after all earlier jobs and calls.
 
         Args:
-            job: must not start before the collectives of earlier jobs have started.
-            fail: called with the exception if the job, or an earlier job, failed. If ``fail`` raises, that is reported.
+            job: generator of collectives; none may start before those of earlier jobs.
+            fail: called with the exception if the job, or an earlier job, failed. An exception of ``fail`` itself is
+                reported as a warning.
             device: device of the job's tensors.
-            one_round: called when the job is run; returns whether the job ends with its first collectives.
+            one_round: called when the job is run; returns whether the job yields only once.
         """
 
     def launch(self, collectives: list[Collective]) -> Any:
@@ -104,7 +105,7 @@ class Executor(Protocol):
         """
 
     def catch_up(self) -> None:
-        """Wait until all calls of a step ago are past. Called before each step, unless ``host_looks``."""
+        """Wait until the device has run the previous step's calls. Called before each step, unless ``host_looks``."""
 
     def judge(self, finite: torch.Tensor) -> Verdict:
         """Return a bool scalar (0-d tensor) as a bool, or the tensor itself if the host must not look."""
@@ -116,14 +117,14 @@ class Executor(Protocol):
         """Start to copy a bool tensor, of any shape, to the host, which does not wait; called within a job.
 
         Returns:
-            The tensor in host memory. Unless ``host_looks``, the host reads it when the next step but one has begun.
+            The tensor in host memory. Unless ``host_looks``, its numbers arrive only when the next step but one begins.
         """
 
     def order(self) -> None:
-        """Make the caller's later work wait for all jobs and calls handed over. Called alike on all ranks."""
+        """Make the caller's later work wait for all jobs and calls so far. Called on all ranks at the same point."""
 
     def join(self) -> None:
-        """Make a job's later work wait for all jobs that have ended, on whatever stream they ran."""
+        """Make a job's later work wait for all jobs that have ended, on any stream."""
 
     def drain(self, seconds: float | None = None) -> bool:
         """Wait until all jobs and calls handed over have ended, for at most ``seconds``; return whether they have."""
@@ -135,11 +136,11 @@ class Executor(Protocol):
         """
 
     def close(self) -> None:
-        """End when all jobs and calls have ended; if a rank does not answer, fail those that have not."""
+        """End after all jobs and calls have ended; if a rank does not answer, fail those that have not."""
 
 
 def both(first: Verdict, second: Verdict) -> Verdict:
-    """Return whether two verdicts are true; a 0-d bool tensor if only the device knows that."""
+    """Return whether two verdicts are both true: a bool, or a 0-d bool tensor if only the device knows."""
     if isinstance(first, bool):
         return second if first else False
     if isinstance(second, bool):

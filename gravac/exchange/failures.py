@@ -5,7 +5,7 @@
 1. The first rank that fails writes its number and its error under the key of each group that it exchanges over. Ranks
    that fail later leave the key as it is.
 2. A rank that waits looks at the keys, but only after it has waited for ``LOOK_SECONDS``, or when a collective failed.
-   A run in which nothing fails or stalls therefore never asks the store, and its collectives are not slower.
+   Without failures and stalls, ranks therefore never read the store, and collectives are not slower.
 3. A rank that has read the error counts itself in the store. The failed rank stays for a moment until the others have
    read: its process may be the store's server.
 """
@@ -20,17 +20,17 @@ from typing import Any
 import torch.distributed as dist
 
 LOOK_SECONDS = 1.0
-"""Seconds that a rank waits before it looks whether another rank failed, and from one look to the next."""
+"""Interval, in seconds, at which a waiting rank checks whether another rank failed."""
 
 LINGER_SECONDS = 5.0
-"""Longest time, in seconds, that a failed rank stays until the others have read its error."""
+"""Longest time, in seconds, that a failed rank waits before it exits, so that the others can read its error."""
 
 _opened: Counter[tuple[str, int]] = Counter()
 """Number of executors created over each group, by the group's name and this rank; the same on all ranks of a group."""
 
 
 class ExchangeError(RuntimeError):
-    """A collective failed, another rank failed, or a rank did not answer within the process group's timeout.
+    """A collective failed, or another rank failed, or a rank did not answer within the process group's timeout.
 
     The message names the step and the exchanged tensors, or the rank that failed and its error. If torch raised an
     error, it is the cause. No later step is exchanged.
@@ -38,10 +38,10 @@ class ExchangeError(RuntimeError):
 
 
 class Failures:
-    """Failures of the ranks of some groups, by a key in the store for each group. No method raises.
+    """Reports failures between the ranks of some groups, by a key in the store for each group. No method raises.
 
     Args:
-        groups: groups that this rank exchanges over, each once; the same on all their ranks.
+        groups: groups that this rank exchanges over, each once; all ranks of a group list the same groups.
     """
 
     def __init__(self, groups: Sequence[dist.ProcessGroup]) -> None:
@@ -69,7 +69,7 @@ class Failures:
         """Return a text that names the failed rank and its error; ``None`` if no other rank reported a failure.
 
         Args:
-            causes_only: whether to leave out a rank that failed because it got no answer itself.
+            causes_only: whether to ignore a rank that failed only because it got no answer itself.
         """
         for key, local_rank, _ in self._keys:
             with contextlib.suppress(Exception):
@@ -98,7 +98,7 @@ class Failures:
 
     @property
     def _store(self) -> Any:
-        """The store, by a separate connection if possible: another thread may wait inside the shared connection."""
+        """The store, by a separate connection if possible: another thread may wait on the shared connection."""
         if self._connection is None:
             try:
                 self._connection = self._default_store.clone()  # type: ignore[union-attr]

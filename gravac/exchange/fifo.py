@@ -1,20 +1,20 @@
 # SPDX-FileCopyrightText: 2026 The gravac developers
 # SPDX-License-Identifier: Apache-2.0
-"""The executor over a process group: one thread that runs all exchange work in the order it was handed over.
+"""The executor over a process group: one thread that runs all exchange work in the order in which it was handed over.
 
 A DDP hook holds the reducer's lock and must not wait. Collectives must start in the same order on all ranks, and on
 gloo never from a callback. The hook therefore only enqueues jobs. Encode, rounds and decode run on this thread,
 overlapping with backward.
 
-The link should never wait for the processor. While a job of one round (as most jobs are) is in flight, the next jobs'
-collectives may start. After a job of several rounds, the next job's collectives start only when its last round has
-ended; meanwhile that job is encoded. In both cases collectives start in the order of jobs and rounds, which does not
-depend on any rank's timing.
+The link should never wait for the processor. Most jobs have a single round of collectives; while it is in flight, the
+next jobs' collectives may start. If a job has several rounds, the next job is encoded meanwhile, but its collectives
+start only when the last round has ended. So collectives start in the order of jobs and rounds, which does not depend on
+any rank's timing.
 
 Waiting for a collective blocks a thread, so a second thread waits. It reports to the first thread through the queue
 that also receives jobs. A job that arrives while a collective is in flight is therefore encoded and started at once.
-The first thread also remains free to look, after a while, whether another rank failed: then nobody waits for the
-process group's timeout.
+The first thread can also check at intervals whether another rank failed, instead of waiting for the process group's
+timeout.
 """
 
 import atexit
@@ -36,15 +36,15 @@ from gravac.exchange.failures import LOOK_SECONDS, ExchangeError, Failures
 from gravac.exchange.group import GroupTransport, Pending, destroy_private
 from gravac.guarded import Guarded
 
-DEPTH = 4
-"""Largest number of jobs whose collectives may be in flight behind the oldest job."""
+MAX_JOBS_BEHIND = 4
+"""Largest number of jobs whose collectives may be in flight besides the oldest job's."""
 
 JOIN_SECONDS = 5.0
-"""Longest time, in seconds, that ``close`` waits for each thread's end: another rank may never answer."""
+"""Longest time, in seconds, that ``close`` waits for each thread to end: another rank may never answer."""
 
 
 Answers = list[Any] | BaseException
-"""Results of a round's collectives, or the exception that was raised."""
+"""Results of a round's collectives, or the exception that one of them raised."""
 
 
 @dataclass(slots=True, eq=False)
@@ -54,9 +54,9 @@ class _Exchange:
     Attributes:
         job: generator of collectives.
         fail: called with the exception if the job, or an earlier job, failed.
-        promises: returns whether the job ends with its first collectives; called once these are known.
-        ready: called on the exchange thread before the job is.
-        one_round: whether the job ends with its first collectives, as ``promises`` returned.
+        promises: function that returns whether the job yields only once; called when its first collectives are known.
+        ready: function called on the exchange thread before the job is run.
+        one_round: whether the job yields only once, as ``promises`` returned.
         requests: collectives of the present round.
         pending: collectives of the present round, in flight.
         answers: results of the present round; ``None`` until they have arrived.
@@ -73,7 +73,7 @@ class _Exchange:
 
     @property
     def landed(self) -> bool:
-        """True if the job can be resumed without blocking."""
+        """True if the results of the present round have arrived."""
         return self.answers is not None
 
 
@@ -85,7 +85,7 @@ class _Call(NamedTuple):
 
 
 class _Landed(NamedTuple):
-    """A message that a round's collectives have ended, with the time of the end by ``time.perf_counter``."""
+    """Message that a round's collectives have ended, with the time at which they ended (``time.perf_counter``)."""
 
     exchange: _Exchange
     answers: Answers
@@ -93,7 +93,7 @@ class _Landed(NamedTuple):
 
 
 class _Await(NamedTuple):
-    """Collectives that a call started and waits for: the transport that finishes them, and a queue for the results."""
+    """Message that a call waits for collectives, with the transport that finishes them and a queue for results."""
 
     transport: GroupTransport
     pending: list[Pending]
@@ -101,7 +101,7 @@ class _Await(NamedTuple):
 
 
 class _Abandon(NamedTuple):
-    """A message that all jobs and calls are to fail."""
+    """Message that all jobs and calls must fail."""
 
     failure: BaseException
 
@@ -111,7 +111,7 @@ _Work = _Exchange | _Call | None
 
 
 class Fifo:
-    """Runs a rank's jobs and calls in order on one thread, on which the host looks at data; see ``Executor``.
+    """Runs a rank's jobs and calls in order on one thread, which may look at tensors' numbers; see ``Executor``.
 
     Args:
         transport: transport over the ranks that average.
@@ -119,7 +119,7 @@ class Fifo:
 
     Attributes:
         transport: transport over the ranks that average.
-        ledger: collectives handed to ``transport``, without those of an agreement over other ranks.
+        ledger: collectives over the ranks that average, and their bytes.
         compress_seconds: seconds spent inside jobs (encode, decode, feedback), since the start.
         exchange_seconds: seconds in which collectives were in flight, since the start.
     """
@@ -165,13 +165,13 @@ class Fifo:
         return later - earlier
 
     def spent(self) -> Callable[[], tuple[float, float]]:
-        """Return the seconds of coding and exchange since the last call, see ``Executor``; called on the thread."""
+        """Count the seconds of coding and exchange since the last call, see ``Executor``; called on the thread."""
         previous, self._spent = self._spent, (self.compress_seconds, self.exchange_seconds)
         spent = (self._spent[0] - previous[0], self._spent[1] - previous[1])
         return lambda: spent
 
     def exchange(self, job: Job, fail: Fail, device: torch.device, one_round: Callable[[], bool]) -> None:
-        """Run a job after all earlier work, see ``Executor``; on CUDA after the present stream's work so far."""
+        """Run a job after all earlier work, see ``Executor``; for CUDA tensors also after the present stream's work."""
         self._hand_over(_Exchange(job, fail, one_round, stream_order(device)))
 
     def call(self, function: Callable[[], None], fail: Fail) -> None:
@@ -184,20 +184,20 @@ class Fifo:
             self._refuse()
 
     def launch(self, collectives: list[Collective]) -> list[Pending]:
-        """Start collectives, on the thread."""
+        """Start collectives; called on the exchange thread."""
         return self._launch(self.transport, collectives)
 
     def finish(self, started: list[Pending]) -> list[Any]:
-        """Wait for started collectives, on the thread; return their results."""
+        """Wait for started collectives and return their results; called on the exchange thread."""
         return self._await(self.transport, started)
 
     def agree(self, vectors: Sequence[Sequence[Number]]) -> list[Pending]:
-        """Start to sum vectors over the ranks that agree, on the thread."""
+        """Start to sum vectors over the ranks that agree; called on the exchange thread."""
         sums = [AllReduce(torch.tensor(vector, dtype=torch.float64)) for vector in vectors]
         return self._launch(self._agreement, sums)
 
     def agreed(self, started: list[Pending]) -> list[list[float]]:
-        """Wait for the sums, on the thread; return them."""
+        """Wait for the sums that ``agree`` started and return them; called on the exchange thread."""
         return [total.tolist() for total in self._await(self._agreement, started)]
 
     def _launch(self, transport: GroupTransport, collectives: Sequence[Collective]) -> list[Pending]:
@@ -207,7 +207,7 @@ class Fifo:
             raise self._explained(failure) from failure.__cause__
 
     def _await(self, transport: GroupTransport, started: list[Pending]) -> list[Any]:
-        """Return the results of collectives; meanwhile look whether another rank failed."""
+        """Wait for collectives and return their results; while waiting, check whether another rank failed."""
         if transport.landed(started):
             return transport.finish(started)
         answers: queue.SimpleQueue[Answers] = queue.SimpleQueue()
@@ -233,7 +233,7 @@ class Fifo:
         return bool(finite)
 
     def to_host(self, verdicts: torch.Tensor) -> torch.Tensor:
-        """Copy a bool tensor, any shape, to the host, which waits: the thread may wait."""
+        """Copy a bool tensor, any shape, to the host; the thread waits until it has arrived."""
         return verdicts.cpu()
 
     def numbers(self, numbers: Sequence[Number]) -> list[Number]:
@@ -250,7 +250,8 @@ class Fifo:
     def drain(self, seconds: float | None = None) -> bool:
         """Wait until all jobs and calls handed over have ended, for at most ``seconds``; return whether they have.
 
-        Called on the thread itself (by a sink), or in a forked process, which has no thread, this returns at once.
+        Returns at once on the exchange thread itself (if a sink calls it), and in a forked process, which has no
+        thread.
         """
         if threading.current_thread() is self._thread or os.getpid() != self._pid:
             return True
@@ -268,13 +269,14 @@ class Fifo:
         self._inbox.put(_Abandon(failure))
 
     def close(self) -> None:
-        """End the threads after all work that was handed over, and destroy the private process groups.
+        """End the threads after all work that was handed over, and destroy gravac's own process groups.
 
-        Waits for at most ``JOIN_SECONDS`` for the work, fails the rest, and waits as long again for each thread's end.
-        If this rank failed, it waits for at most ``LINGER_SECONDS`` until the others have read why.
+        Waits for at most ``JOIN_SECONDS`` for the work, fails what has not ended, and waits for at most
+        ``JOIN_SECONDS`` for each thread. If this rank failed, it also waits for at most ``LINGER_SECONDS`` until the
+        others have read why.
 
-        A thread that outlives the interpreter's shutdown while it holds the last reference to a process group aborts
-        the process. Therefore this also runs at exit. In a forked process, which has no such threads, nothing is done.
+        Also called when the interpreter exits: a thread that still held a process group then would abort the process.
+        Does nothing in a forked process, which has no such threads.
         """
         atexit.unregister(self.close)
         if os.getpid() != self._pid:
@@ -301,12 +303,12 @@ class Fifo:
                 self._guarded(destroy_private, group)
 
     def _end(self) -> None:
-        """Refuse all work that is handed over from here on."""
+        """Refuse all work that is handed over from now on."""
         self._over = True
         self._refuse()
 
     def _refuse(self) -> None:
-        """Fail all work in the inbox, which nobody will run. Called by any thread."""
+        """Fail all work in the inbox, since no thread will run it. Called by any thread."""
         failure = self._failure or self._abandoned or RuntimeError("the compressor is closed: make a new one")
         while True:
             try:
@@ -384,7 +386,7 @@ class Fifo:
                 self._todo.append(message)
 
     def _message(self) -> _Work | _Landed | _Abandon:
-        """Wait for a message; while a collective is in flight, look at intervals whether another rank failed."""
+        """Wait for a message; while a collective is in flight, check at intervals whether another rank failed."""
         while True:
             try:
                 return self._inbox.get(timeout=LOOK_SECONDS if self._flight else None)
@@ -408,7 +410,7 @@ class Fifo:
         return explained
 
     def _encode(self) -> bool:
-        """Encode the next job, unless a call precedes it; return whether an encoded job is waiting to start."""
+        """Encode the next job, unless a call precedes it; return whether an encoded job waits to be started."""
         while self._next is None and self._todo and isinstance(exchange := self._todo[0], _Exchange):
             self._todo.popleft()
             if self._guard(exchange.fail, self._encode_job, exchange):
@@ -418,7 +420,7 @@ class Fifo:
     def _encode_and_send(self) -> None:
         """Encode the next jobs, and start those that may start already."""
         while self._encode():
-            if self._flight and not (self._flight[-1].one_round and len(self._flight) <= DEPTH):
+            if self._flight and not (self._flight[-1].one_round and len(self._flight) <= MAX_JOBS_BEHIND):
                 return
             assert self._next is not None
             exchange, self._next = self._next, None
@@ -432,7 +434,7 @@ class Fifo:
             self._flight.appendleft(exchange)
 
     def _encode_job(self, exchange: _Exchange) -> bool:
-        """Run a job to its first collectives; return whether it has any."""
+        """Run a job up to its first collectives; return whether the job has collectives."""
         exchange.ready()
         has_requests = self._advance(exchange, lambda: next(exchange.job))
         exchange.one_round = exchange.promises()
@@ -441,7 +443,7 @@ class Fifo:
     def _send(self, exchange: _Exchange) -> bool:
         """Start a round of a job's collectives, and return True.
 
-        An exception is raised by the job, which adds the names of the exchanged tensors.
+        If starting fails, the exception is raised inside the job, which adds the names of the exchanged tensors.
         """
         try:
             exchange.pending = self._launch(self.transport, exchange.requests)
@@ -465,11 +467,13 @@ class Fifo:
         else:
             has_requests = self._advance(exchange, lambda: exchange.job.send(answers))
         if has_requests and exchange.one_round:
-            raise RuntimeError("a compressor that declares one_round asked for a second one")
+            raise RuntimeError(
+                "one_round: a compressor that declares a single round asked for a second; set one_round = False"
+            )
         return has_requests and self._send(exchange)
 
     def _advance(self, exchange: _Exchange, resume: Callable[[], list[Collective]]) -> bool:
-        """Run a job to its next collectives; return whether there are any."""
+        """Run a job up to its next collectives; return False if the job ended instead."""
         start = time.perf_counter()
         try:
             exchange.requests = resume()
@@ -480,7 +484,7 @@ class Fifo:
         return True
 
     def _guard(self, fail: Fail, function: Callable[..., Any], *arguments: Any) -> Any:
-        """Return a call's result; on an exception call ``fail``, and fail all later work with the exception."""
+        """Call a function and return its result; if it raises, call ``fail``, and fail all later work."""
         try:
             return function(*arguments)
         except BaseException as failure:
@@ -488,7 +492,7 @@ class Fifo:
             return None
 
     def _give_up(self, failure: BaseException, *fails: Fail) -> None:
-        """Store a failure; report it to the other ranks, to ``fails``, and to all work that waits here."""
+        """Store a failure; report it to the other ranks, to ``fails``, and to all waiting work."""
         self._failure = self._failure or failure
         self._failures.report(self._failure)
         waiting: list[_Work] = [*self._flight, self._next, *self._todo]

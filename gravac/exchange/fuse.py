@@ -1,8 +1,9 @@
 # SPDX-FileCopyrightText: 2026 The gravac developers
 # SPDX-License-Identifier: Apache-2.0
-"""Runs the rounds of many tensors in lock step: the i-th collectives of all become one collective per (kind, dtype).
+"""Runs the rounds of many tensors together: the tensors' i-th collectives become one collective per kind and dtype.
 
-The very first collective also contains a flag: if any rank raised the flag, nothing more is exchanged.
+The first collective also contains a flag, which a rank sets if a gradient is not finite: nothing more is exchanged
+then.
 """
 
 from collections.abc import Callable, Generator, Sequence
@@ -27,7 +28,7 @@ class Outcome(Generic[T]):
 
     Attributes:
         reduced: return value of each tensor's rounds, or of each batch's.
-        finite: whether no rank raised the flag: True, or a 0-d bool tensor if the host must not look.
+        finite: whether no rank set the flag: True, or a 0-d bool tensor if the host must not look.
     """
 
     reduced: list[T]
@@ -35,13 +36,13 @@ class Outcome(Generic[T]):
 
 
 Fused = Generator[Requests, list[Any], Outcome[T] | None]
-"""Yields the collectives of a round, is resumed with their results; returns None if any rank raised the flag."""
+"""Generator that yields the collectives of a round; returns an ``Outcome``, or None if any rank set the flag."""
 
 ALIGNMENT = 8
-"""Number of bytes to a multiple of which a gathered row is padded, so that every element type can be viewed in it."""
+"""Gathered rows are padded to a multiple of this number of bytes, so that every element type can be viewed in them."""
 
 FLAG = -1
-"""Position of the flag in dicts that have tensors' collectives by the tensors' positions."""
+"""Key of the flag in dicts of collectives; the other keys are the tensors' positions."""
 
 
 def fuse(
@@ -50,22 +51,24 @@ def fuse(
     judge: Callable[[torch.Tensor], Verdict] = bool,
     folds: Sequence[Fold] = (),
 ) -> Fused[T]:
-    """Run the rounds of several tensors in lock step.
+    """Run the rounds of several tensors together, with one collective for each kind and dtype.
 
     1. Advance every tensor's rounds to its next collective.
     2. Fuse these into one collective per kind and dtype; in the first round, the first of them also has the flag.
     3. Yield the fused collectives, and be resumed with their results.
-    4. Stop if the flag was raised; else split the results, resume every tensor's rounds, and continue with 1.
+    4. Stop if any rank set the flag; else split the results, resume every tensor's rounds, and continue with 1.
 
     Args:
         rounds: rounds of each tensor, or of each batch; the same number, in the same order, on every rank.
-        finite: whether this rank's gradients are finite, apart from ``folds``; if not, the flag is raised on all ranks.
-        judge: reads a bool scalar (0-d tensor) if the host may look; if it may not, all rounds run, even if the flag is
-            raised.
-        folds: folds of some of the rounds; their energies, set before the first collective, are judged with ``finite``.
+        finite: whether this rank's gradients are finite, apart from those in ``folds``; if not, this rank sets the
+            flag.
+        judge: reads a bool scalar (0-d tensor) if the host may look; if it must not, all rounds run, even if the flag
+            is set.
+        folds: residuals that compressors add themselves; the flag also depends on their energies, which the compressors
+            set before the first collective.
 
     Returns:
-        The return value of each tensor's rounds; ``None`` if any rank raised the flag and the host knows that.
+        The return value of each tensor's rounds; ``None`` if any rank set the flag and the host may look.
 
     Example:
         >>> from gravac.collectives import Ledger
@@ -117,11 +120,11 @@ def fuse(
 
 
 def _flag(requests: Sequence[Collective], finite: Verdict, judge: Callable[[torch.Tensor], Verdict]) -> Collective:
-    """Return the flag, 1 if some number is not finite, else 0, as a collective of the first requests' kind and dtype.
+    """Return the flag, 1 if a number is not finite, else 0, as a collective of the first requests' kind and dtype.
 
-    The flag of sums is also raised if a gradient is not finite in the narrow floats of the wire. Gathered numbers are
-    not summed, so they are judged when they are decoded. A broadcast would send the root's flag only, so its flag is
-    summed by an additional all-reduce.
+    For sums, the flag is also set if a gradient overflows in the number format of the wire. Gathered numbers are not
+    summed, so they are checked when they are decoded. A broadcast would send the root's flag only, so an additional
+    all-reduce sums the flags.
     """
     sums = [request.tensor for request in requests if isinstance(request, AllReduce)]
     if sums:
@@ -141,26 +144,26 @@ def _flag(requests: Sequence[Collective], finite: Verdict, judge: Callable[[torc
 
 
 def _all_fit(sums: Sequence[torch.Tensor]) -> torch.Tensor:
-    """Return whether all numbers of some tensors are finite, 0-d, by the largest magnitudes."""
+    """Return whether all numbers of tensors are finite, as a 0-d bool tensor, by the largest magnitudes."""
     largest = torch._foreach_norm([*sums], torch.inf)
     return largest[0] < torch.inf if len(largest) == 1 else (torch.stack([*largest]) < torch.inf).all()
 
 
 def _raised(finite: Verdict, like: torch.Tensor, dtype: torch.dtype, shape: tuple[int, ...]) -> torch.Tensor:
-    """Return a flag of some shape and dtype, on the device of a tensor; raised unless ``finite``."""
+    """Return a flag of a shape and dtype, on the device of ``like``: 0 if ``finite``, else 1."""
     if isinstance(finite, bool):
         return torch.full(shape, int(not finite), dtype=dtype, device=like.device)
     return (~finite).to(dtype).expand(shape)
 
 
 def _unraised(answer: torch.Tensor | tuple[torch.Tensor]) -> torch.Tensor:
-    """Return whether no rank raised the flag, 0-d bool, by the result of the flag's collective."""
+    """Return whether no rank set the flag, as a 0-d bool tensor, from the result of the flag's collective."""
     flags = answer[0] if isinstance(answer, tuple) else answer
     return (flags == 0).view(()) if flags.numel() == 1 else (flags == 0).all()
 
 
 class _Sums:
-    """All-reduces of one dtype, run as one."""
+    """Several all-reduces of one dtype, run as a single all-reduce."""
 
     def __init__(self) -> None:
         self.members: list[tuple[int, torch.Tensor]] = []
@@ -174,9 +177,10 @@ class _Sums:
 
 
 class _Rows:
-    """All-gathers, or all-to-alls, of any dtypes, run as one of bytes: widest element types first, for alignment.
+    """Several all-gathers, or all-to-alls, of any dtypes, run as a single one of bytes.
 
-    An all-gather sends one row to all ranks, an all-to-all row r to rank r; in both a row arrives from every rank.
+    An all-gather sends the same row to all ranks, an all-to-all sends row r to rank r; a row arrives from every rank.
+    The widest element types come first, for alignment.
     """
 
     def __init__(self) -> None:
@@ -214,7 +218,7 @@ class _Rows:
 
 
 class _Broadcasts:
-    """Broadcasts from one root, run as one of bytes."""
+    """Several broadcasts from one root, run as a single broadcast of bytes."""
 
     def __init__(self) -> None:
         self.members: list[tuple[int, Broadcast]] = []

@@ -21,7 +21,7 @@ _all_gather_flat: Callable[..., Any] = getattr(dist, "all_gather_single", None) 
 
 
 _private: set[str] = set()
-"""Names of the groups that ``private_group`` created, and that are not destroyed."""
+"""Names of the groups that ``private_group`` created and that have not been destroyed."""
 
 
 def check_initialized() -> None:
@@ -35,7 +35,7 @@ def check_initialized() -> None:
 
 
 def private_group(template: dist.ProcessGroup | None) -> dist.ProcessGroup:
-    """Create a process group on the same ranks and with the same timeout, that nobody else uses.
+    """Create a process group for gravac alone, with the ranks and the timeout of another group.
 
     ``destroy_private`` destroys the group; otherwise it lives until ``destroy_process_group()``.
 
@@ -54,28 +54,28 @@ def private_group(template: dist.ProcessGroup | None) -> dist.ProcessGroup:
 
 
 class _Destroyed:
-    """Replaces a destroyed group in torch's registry, so that no later group gets its name.
+    """Stands in torch's registry for a destroyed group, so that no later group gets the same name.
 
     torch names a group by its ranks and by the number of groups. A later group of the same name would find the first
     group's keys in the store, and hang.
     """
 
     def shutdown(self) -> None:
-        """Do nothing."""
+        """Do nothing: the group was destroyed."""
 
     def abort(self) -> None:
-        """Do nothing."""
+        """Do nothing: the group was destroyed."""
 
     def _get_backend(self, device: torch.device) -> None:
         raise RuntimeError(f"no backend for {device.type}: this group was destroyed")
 
 
 def destroy_private(group: dist.ProcessGroup) -> None:
-    """Destroy a group of ``private_group``; the last reference frees its connections, file descriptors and threads.
+    """Destroy a group that ``private_group`` created, to free its connections, file descriptors and threads.
 
-    Called when nothing is in flight on the group, on every rank at the same point unless a rank failed. A group that
-    somebody else created, or that was destroyed with the default group, stays as it is. So does any group if torch's
-    registry is different from what this function expects.
+    Called when nothing is in flight on the group, on every rank at the same point unless a rank failed. Does nothing
+    for a group that ``private_group`` did not create, that was destroyed with the default group, or if torch's registry
+    differs from what this function expects.
     """
     world = dist.distributed_c10d._world
     try:
@@ -91,7 +91,7 @@ def destroy_private(group: dist.ProcessGroup) -> None:
 
 
 def timeout_of(group: dist.ProcessGroup | None) -> timedelta | None:
-    """Return the time that a group's collectives wait for a rank, the shortest of its backends.
+    """Return how long a group's collectives wait for a rank: the shortest timeout of its backends.
 
     ``None``, torch's default, if the backends do not show their timeouts.
 
@@ -125,9 +125,10 @@ class Pending(NamedTuple):
     """A collective in flight.
 
     Attributes:
-        works: torch's works to wait for.
-        answer: result with which the requesting generator is resumed, once the works have ended.
-        due: time by ``time.perf_counter`` at which a paced link has sent the collective; 0 if the link is not paced.
+        works: handles of torch, each with a ``wait()``.
+        answer: result of the collective, complete once ``works`` have ended.
+        due: time (``time.perf_counter``) at which the emulated slow link would have sent the collective; 0 without
+            emulation.
         device: device on which the answer is needed.
     """
 
@@ -141,7 +142,7 @@ class GroupTransport:
     """Starts and awaits collectives on one process group, in the order of the calls.
 
     Args:
-        group: process group. If waiting blocks, nobody else may use the group, so that collectives stay in order.
+        group: process group. With gloo, no other code may use the group, so that collectives stay in order.
         pace: bits per second at which to emulate a slower link by sleeping; ``None`` for the link as it is.
         device: device of the exchanged tensors.
 
@@ -209,7 +210,7 @@ class GroupTransport:
         return Pending(works, answer, self._link_free)
 
     def _call(self, request: Collective) -> tuple[list[Any], Any]:
-        """Start a collective by torch, or by ``_swap``; return the works to wait for, and the answer that they fill."""
+        """Start a collective by torch or by ``_swap``; return handles to wait for, and the result that they fill."""
         if isinstance(request, AllReduce):
             return [dist.all_reduce(request.tensor, group=self.group, async_op=True)], request.tensor
         if isinstance(request, Broadcast):
@@ -230,8 +231,8 @@ class GroupTransport:
     def _swap(self, outgoing: list[torch.Tensor], rows: torch.Tensor) -> list[Any]:
         """Send row r to rank r, and receive a row from each rank; every receive is posted before the first send.
 
-        gloo's own all-gather posts sends first, so that a receiver's "ready" queues behind its own payload: on a slow
-        link the two directions then take turns.
+        gloo's own all-gather posts sends first, so that a receiver's "ready" message queues behind its own payload: on
+        a slow link the two directions then take turns instead of working at once.
         """
         self._swaps += 1
         rows[self.rank].copy_(outgoing[self.rank])
@@ -244,7 +245,7 @@ class GroupTransport:
 
 
 class StagedTransport(GroupTransport):
-    """Exchanges a device's tensors over a group that takes only host tensors (as gloo's gathers do), by pinned memory.
+    """Exchanges a GPU's tensors over a group that can exchange only CPU tensors, by copies in pinned memory.
 
     ``launch`` waits for the present stream's work so far, and ``finish`` for the copies back to the device.
     """

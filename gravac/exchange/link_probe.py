@@ -1,9 +1,10 @@
 # SPDX-FileCopyrightText: 2026 The gravac developers
 # SPDX-License-Identifier: Apache-2.0
-"""Measures the speed of link and machine, in a moment before the first step.
+"""Measures the speed of link and machine, before the first step, in a fraction of a second.
 
-The probe times a few all-reduces, larger ones only while they are quick, and a copy. These times distinguish slow links
-from fast ones, so that a search starts at the right place. All numbers are measured again while training.
+The link probe times a copy and a few all-reduces, larger ones only if the smaller were quick. These times distinguish
+slow links from fast links, so that the controller's search starts near the best candidate. Training measures all
+numbers again.
 """
 
 import time
@@ -15,18 +16,18 @@ import torch
 from gravac.collectives import AllReduce
 from gravac.exchange.group import CPU, GroupTransport
 
-SIZES = (65_536, 1_048_576, 8_388_608)
-"""Bytes of the timed all-reduces, smallest first; after an all-reduce that takes longer than ``LONG``, none follows."""
+ALL_REDUCE_BYTES = (65_536, 1_048_576, 8_388_608)
+"""Bytes of the timed all-reduces, smallest first; none follows one that takes longer than ``LONG_SECONDS``."""
 
-LONG = 0.01
+LONG_SECONDS = 0.01
 """Seconds of an all-reduce above which no larger all-reduce is tried."""
 
-COPIED = 8_388_608
+COPIED_BYTES = 8_388_608
 """Bytes of the tensor whose copy is timed."""
 
 
-SIZES_ON_GPU, COPIED_ON_GPU = (*SIZES, 33_554_432, 134_217_728), 268_435_456
-"""``SIZES`` and ``COPIED`` on a GPU."""
+ALL_REDUCE_BYTES_ON_GPU, COPIED_BYTES_ON_GPU = (*ALL_REDUCE_BYTES, 33_554_432, 134_217_728), 268_435_456
+"""``ALL_REDUCE_BYTES`` and ``COPIED_BYTES`` on a GPU."""
 
 
 class LinkProbe(NamedTuple):
@@ -46,10 +47,10 @@ class LinkProbe(NamedTuple):
 def probe_link(
     transport: GroupTransport, device: torch.device = CPU, agreement: GroupTransport | None = None
 ) -> LinkProbe | None:
-    """Measure the speed of the link; return ``None`` if there is one rank. Called on every rank at the same point.
+    """Measure the speed of the link; return ``None`` for a single rank. Called on every rank at the same point.
 
     1. Time an all-reduce of four bytes, for the latency.
-    2. Time larger all-reduces while they are quick, by the mean over ranks. The last one gives the bandwidth.
+    2. Time larger all-reduces until one is slow, by the mean over ranks. The last all-reduce gives the bandwidth.
     3. Time a copy on each rank, and take the mean over ranks.
     4. If more ranks agree than average (HSDP), take the mean of their groups' seconds: candidates, and the order of
        exchanges, depend on these numbers and must be the same on all ranks that agree.
@@ -61,10 +62,12 @@ def probe_link(
     """
     if transport.world == 1:
         return None
-    sizes, copied = (SIZES, COPIED) if device.type == "cpu" else (SIZES_ON_GPU, COPIED_ON_GPU)
+    sizes, copied = (
+        (ALL_REDUCE_BYTES, COPIED_BYTES) if device.type == "cpu" else (ALL_REDUCE_BYTES_ON_GPU, COPIED_BYTES_ON_GPU)
+    )
 
     def reduced(size: int, times: int = 1) -> float:
-        """Return the seconds of an all-reduce, after one that lines up the ranks and uses up a link's saved burst."""
+        """Return the seconds of an all-reduce, after an untimed one that aligns the ranks and uses up a burst."""
         tensor = torch.zeros(size // 4, device=device)
         seconds = [
             _timed(lambda: transport.finish(transport.launch([AllReduce(tensor)])), device) for _ in range(1 + times)
@@ -78,7 +81,7 @@ def probe_link(
     smallest = mean_over_ranks(reduced(4, times=3))
     for size in sizes:
         seconds = mean_over_ranks(reduced(size))
-        if seconds > LONG:
+        if seconds > LONG_SECONDS:
             break
     source = torch.ones(copied // 4, device=device)
     target = torch.ones_like(source)

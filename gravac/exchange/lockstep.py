@@ -1,8 +1,8 @@
 # SPDX-FileCopyrightText: 2026 The gravac developers
 # SPDX-License-Identifier: Apache-2.0
-"""N ranks in one process, without threads or clocks: their jobs and calls run in lock step, when a rank waits.
+"""Simulates N ranks in one process, without threads or clocks: when a rank waits, the jobs and calls of all run.
 
-For tests, simulation and sweeps: the same steps as over a network; between two ranks also the same bits.
+For tests and simulation: steps are the same as over a network; with two ranks, results have the same bits.
 """
 
 from collections import deque
@@ -26,13 +26,12 @@ class _Work(NamedTuple):
 
 
 class Lockstep:
-    """Executors of N ranks, which run in lock step.
+    """Executors of N simulated ranks.
 
     Args:
         ranks: number of ranks.
         latency: number of steps from a measurement to its decision, see ``Executor``.
-        host_looks: whether the host looks at tensors' numbers within a step; if not, verdicts are masks, as on a
-            device.
+        host_looks: whether the host looks at tensors' numbers within a step; False: as on a GPU, it must not.
         seconds: seconds that each round of collectives adds to the clock.
 
     Attributes:
@@ -63,7 +62,9 @@ class Lockstep:
             calls = [work.call for work in of_ranks if work.call is not None]
             jobs = [work.job for work in of_ranks if work.job is not None]
             if self.failure is None and calls and jobs:
-                raise RuntimeError("ranks handed over different things: a call on some, a job on others")
+                raise RuntimeError(
+                    "ranks handed over a call on some, a job on others; make the same calls on all ranks"
+                )
             if self.failure is None:
                 try:
                     self._run(calls, jobs)
@@ -83,7 +84,7 @@ class Lockstep:
 
 
 class LockstepExecutor:
-    """One rank of ``Lockstep``; see ``Executor``."""
+    """Executor of one of the simulated ranks of ``Lockstep``; see ``Executor``."""
 
     def __init__(self, ranks: Lockstep, rank: int, world: int, latency: int, host_looks: bool) -> None:
         self.rank, self.world, self.agree_world, self.latency = rank, world, world, latency
@@ -104,20 +105,20 @@ class LockstepExecutor:
         return later - earlier
 
     def spent(self) -> Callable[[], tuple[float, float]]:
-        """Return the seconds that collectives took since the last call, see ``Executor``; coding takes none."""
+        """Count the seconds of collectives since the last call, see ``Executor``; coding takes no time."""
         previous, self._spent = self._spent, self.exchange_seconds
         return lambda: (0.0, self._spent - previous)
 
     def call(self, function: Callable[[], None], fail: Fail) -> None:
-        """Queue a function."""
+        """Queue a function that is called when all ranks have queued theirs."""
         self.queue.append(_Work(fail, call=function))
 
     def exchange(self, job: Job, fail: Fail, device: torch.device, one_round: Callable[[], bool]) -> None:
-        """Queue a job."""
+        """Queue a job, which runs when all ranks have queued theirs."""
         self.queue.append(_Work(fail, job=job))
 
     def launch(self, collectives: list[Collective]) -> list[Any]:
-        """Hand collectives over; return a list that is filled with the results once every rank has done so."""
+        """Hand collectives over; return a list that is filled with results once every rank has handed over its own."""
         for collective in collectives:
             self.ledger.book(collective)
         results: list[Any] = []
@@ -136,11 +137,13 @@ class LockstepExecutor:
             RuntimeError: not every rank has started the collectives yet.
         """
         if not started:
-            raise RuntimeError("collectives are finished in lock step before all ranks have started them")
+            raise RuntimeError(
+                "a rank waits for collectives that not all ranks have started; start them on all ranks first"
+            )
         return started
 
     def agree(self, vectors: Sequence[Sequence[Number]]) -> list[Any]:
-        """Hand vectors over to be summed, as ``launch`` does with collectives."""
+        """Hand over vectors to be summed; return a list that is filled with the sums, as ``launch`` does."""
         return self.launch([AllReduce(torch.tensor([*map(float, vector)], dtype=torch.float64)) for vector in vectors])
 
     def agreed(self, started: list[Any]) -> list[list[float]]:
@@ -148,7 +151,7 @@ class LockstepExecutor:
         return [total.tolist() for total in self.finish(started)]
 
     def catch_up(self) -> None:
-        """Do nothing: all calls that were run are past."""
+        """Do nothing: there is no device to wait for."""
 
     def judge(self, finite: torch.Tensor) -> Verdict:
         """Return a bool scalar (0-d tensor) as a bool; the tensor itself unless ``host_looks``."""

@@ -1,8 +1,8 @@
 # SPDX-FileCopyrightText: 2026 The gravac developers
 # SPDX-License-Identifier: Apache-2.0
-"""Runs N ranks in one process, in lock step: the same compressor code without a network.
+"""Runs a compressor for N ranks in one process, without a network.
 
-For unit tests, property tests and scale studies, also of a user's own compressor.
+For unit tests, property tests and simulations of many ranks, also of a user's own compressor.
 """
 
 from collections.abc import Generator, Sequence
@@ -16,11 +16,11 @@ T = TypeVar("T")
 
 
 def run(ranks: Sequence[Generator[list[Collective], Any, T]], ledgers: Sequence[Ledger] = ()) -> list[T]:
-    """Run one generator per rank to its end, and answer its collectives.
+    """Run one generator per rank to its end, and give each the results of its collectives.
 
     Args:
         ranks: generators that yield lists of collectives, as ``fuse`` does, and are resumed with the list of results.
-        ledgers: one ledger per rank, or none.
+        ledgers: one ledger per rank, in which the bytes are counted; empty: bytes are not counted.
 
     Returns:
         Each rank's return value.
@@ -48,7 +48,9 @@ def run(ranks: Sequence[Generator[list[Collective], Any, T]], ledgers: Sequence[
         advance(rank, None)
     while requests:
         if returned:
-            raise ValueError(f"ranks {sorted(returned)} ended while others still ask for collectives")
+            raise ValueError(
+                f"ranks {sorted(returned)} ended while others still ask for collectives; yield the same on all ranks"
+            )
         for rank, ledger in enumerate(ledgers):
             for collective in requests[rank]:
                 ledger.book(collective)
@@ -70,7 +72,7 @@ def answers(of_ranks: Sequence[Collective]) -> list[Any]:
     """
     signatures = {_signature(collective) for collective in of_ranks}
     if len(signatures) > 1:
-        raise ValueError(f"ranks ask for different collectives: {sorted(signatures)}")
+        raise ValueError(f"ranks ask for different collectives, {sorted(signatures)}; yield the same on all ranks")
     first = of_ranks[0]
     if isinstance(first, AllReduce):
         total = first.tensor.clone()
@@ -86,7 +88,7 @@ def answers(of_ranks: Sequence[Collective]) -> list[Any]:
 
 
 def echo(collective: Collective, rank: int, world: int) -> Any:
-    """Return a rank's result of a collective that all ``world`` ranks start with the same tensors."""
+    """Return the result that a collective would have if all ``world`` ranks started it with these tensors."""
     if isinstance(collective, AllReduce):
         return collective.tensor * world
     if isinstance(collective, AllToAll):

@@ -15,7 +15,7 @@ from gravac.exchange.link_probe import LinkProbe, probe_link
 from gravac.exchange.streams import StreamExecutor
 
 Kind = Literal["auto", "thread", "stream"]
-"""Kind of executor: a thread that waits for the exchange, or inline on a device's streams."""
+"""Kind of executor: a thread (``"thread"``), a GPU's streams (``"stream"``), or chosen by the backend (``"auto"``)."""
 
 
 class Opened(NamedTuple):
@@ -41,23 +41,25 @@ def open_executor(
 ) -> Opened:
     """Create an executor over a process group, and probe the link. Called on every rank.
 
-    A thread gets process groups of its own, on the same ranks. Streams use the given groups, so that all collectives
-    that a training loop hands to NCCL are in one order.
+    A thread gets its own process groups, of the same ranks. Streams use the given groups, so that NCCL gets all
+    collectives of a training loop in a single order.
 
     Args:
         device: device of the gradients.
         group: group of the ranks that average; ``None``: the default group.
         agree_group: group of the ranks that agree on measurements and decisions; ``None``: those that average.
-        kind: ``"auto"`` chooses by the backend that exchanges that device's tensors.
+        kind: kind of executor; ``"auto"`` chooses by the backend that exchanges that device's tensors.
         pace: bits per second at which to emulate a slower link by sleeping; ``None``: the link as it is.
 
     Raises:
-        RuntimeError: there is no process group yet, or its backend fits no executor, or not that of ``kind``.
+        RuntimeError: there is no process group yet, or its backend fits no executor, or not the executor of ``kind``.
     """
     check_initialized()
     if choose_kind(backend_of(group, device), device, kind) == "stream":
         if pace is not None:
-            raise RuntimeError("pace: a slower link is emulated by sleeping, which streams cannot; use gloo, or none")
+            raise RuntimeError(
+                "pace: a slower link is emulated by sleeping, which streams cannot; use gloo, or pace=None"
+            )
         averaging = GroupTransport(group or _world(), device=device)
         agreement = None if agree_group is None else GroupTransport(agree_group, device=device)
         # separate transports, since the probe is not to be in the ledger of the steps
@@ -78,7 +80,7 @@ def choose_kind(backend: str, device: torch.device, kind: Kind) -> Literal["thre
     """Return the kind of executor for the backend that exchanges a device's tensors.
 
     Raises:
-        RuntimeError: no executor fits, or not the requested kind.
+        RuntimeError: no executor fits the backend, or not the requested kind.
     """
     if device.type == "cpu" or backend == "gloo":
         if kind == "stream":
@@ -90,7 +92,7 @@ def choose_kind(backend: str, device: torch.device, kind: Kind) -> Literal["thre
     if device.type == "cuda" and backend == "nccl":
         if kind == "thread":
             raise RuntimeError(
-                'executor: "thread" waits for the exchange on the host, and NCCL\'s is ordered by streams; use "stream"'
+                'executor: "thread" cannot wait for NCCL, whose collectives are ordered by streams; use "stream"'
             )
         return "stream"
     carries = f"the backend {backend!r}" if backend else "no backend of the process group"

@@ -1,9 +1,9 @@
 # SPDX-FileCopyrightText: 2026 The gravac developers
 # SPDX-License-Identifier: Apache-2.0
-"""The executor of collectives that are ordered by streams (NCCL): inline in the calling thread.
+"""The executor for collectives that run on a GPU's streams (NCCL); it works in the calling thread.
 
-Only ``catch_up`` makes the host wait, for work that the device was given a step ago. If that takes long, the host looks
-whether another rank failed. Three kinds of streams:
+Only ``catch_up`` makes the host wait, for work that was queued a step ago. If that takes long, the host checks whether
+another rank failed. There are three kinds of streams:
 
 - The *main* stream runs calls (the beginning of a step, its end). A call waits for all earlier work on the caller's
   stream and on every side stream.
@@ -12,7 +12,7 @@ whether another rank failed. Three kinds of streams:
 - The *agreement* stream runs the sums on which ranks agree, beside all other work.
 
 Tensors that a step replaces (residuals, memories) are freed at its end, on the main stream, or overwritten in place. So
-no memory is given to a stream while another stream still reads it. The thread that runs backward starts all
+no memory is reused by one stream while another stream still reads it. The thread that runs backward starts all
 collectives, in its order, on the given group. NCCL requires such an order, the same on all ranks.
 """
 
@@ -35,12 +35,12 @@ from gravac.guarded import Guarded
 FAILED_SECONDS = 5.0
 """Longest wait for the device after a failure: its streams may wait for a rank that never answers."""
 
-SIDES = 3
-"""Number of side streams: for a job that is encoded, a job in flight, and a job that is decoded."""
+SIDE_STREAMS = 3
+"""Number of side streams: one for a job that is encoded, one for a job in flight, one for a job that is decoded."""
 
 
 class Stretch(NamedTuple):
-    """A stretch of a stream's work, between two moments."""
+    """Two moments, between which a stream works."""
 
     began: Event
     ended: Event
@@ -66,14 +66,14 @@ class StreamExecutor:
     """Runs a rank's steps on an accelerator's streams; see ``Executor``.
 
     Args:
-        transport: transport over the ranks that average; waiting for its collectives makes a stream wait, and not the
-            host.
+        transport: transport over the ranks that average; waiting for its collectives must make only a stream wait, not
+            the host.
         device: device of the gradients.
         agreement: transport over the ranks that agree on measurements and decisions; ``None``: the same ranks.
 
     Attributes:
         transport: transport over the ranks that average.
-        ledger: collectives handed to ``transport``, without those of an agreement over other ranks.
+        ledger: collectives over the ranks that average, and their bytes.
         host_waits: number of times that the host waited for the device, by ``catch_up`` and by ``drain``.
     """
 
@@ -88,7 +88,7 @@ class StreamExecutor:
         self.agree_world = self._agreement.world
         self._device = device
         self._main, self._agreement_stream = device.stream(), device.stream()
-        self._sides = [device.stream() for _ in range(SIDES)]
+        self._sides = [device.stream() for _ in range(SIDE_STREAMS)]
         self._next_side = 0
         self._handed_over: list[Event] = []  # moments when tensors of waiting jobs were handed over
         self._job_ends: list[Event] = []  # ends of jobs since the last call
@@ -115,7 +115,7 @@ class StreamExecutor:
         return float(earlier.elapsed_time(later)) / 1e3
 
     def spent(self) -> Callable[[], tuple[float, float]]:
-        """Return a function that returns coding and exchange seconds since the last call; see ``Executor``."""
+        """Count the seconds of coding and exchange since the last call; see ``Executor``."""
         coding, self._coding = self._coding, []
         exchanging, self._exchanging = self._exchanging, []
 
@@ -125,7 +125,7 @@ class StreamExecutor:
         return seconds
 
     def _covered(self, stretches: Sequence[Stretch]) -> float:
-        """Return the seconds that some stretches cover, each second counted once."""
+        """Return the seconds that stretches cover together; overlaps count once."""
         if not stretches:
             return 0.0
         origin = stretches[0].began
@@ -167,7 +167,7 @@ class StreamExecutor:
             return PendingSums(sums, self._catch_up_to, self._agreements, vectors)
 
     def agreed(self, started: PendingSums) -> list[list[float]]:
-        """Return the sums; the host waits for sums that were started in this step (in a run that was restored)."""
+        """Return the sums; the host waits only for sums that were started in this step, in a restored run."""
         if started.number > self._agreements_past:
             self.host_waits += 1
             self._wait(started.arrival)
@@ -178,7 +178,7 @@ class StreamExecutor:
         return finite
 
     def to_host(self, verdicts: torch.Tensor) -> torch.Tensor:
-        """Copy a bool tensor, any shape, to pinned memory; the host may read after the next ``catch_up`` but one."""
+        """Copy a bool tensor, any shape, to pinned memory; the host may read it after two calls of ``catch_up``."""
         return self._device.pinned(verdicts).copy_(verdicts, non_blocking=True)
 
     def numbers(self, numbers: Sequence[Number]) -> list[Number]:
@@ -186,9 +186,9 @@ class StreamExecutor:
         return [*numbers]
 
     def catch_up(self) -> None:
-        """Wait for all work before the last such call, and for all sums since: the host waits once.
+        """Let the host wait for all work that preceded the previous ``catch_up``, and for all sums since then.
 
-        Streams have finished this work while the step between the two calls was computed.
+        The wait is short: the device has worked on the step between the two calls meanwhile.
         """
         if self._catch_up_to is not None:
             self.host_waits += 1
@@ -225,13 +225,13 @@ class StreamExecutor:
         return self._wait(end, seconds)
 
     def abandon(self, failure: BaseException) -> None:
-        """Refuse all work from here on, and tell the other ranks; the device continues with the work that it has."""
+        """Refuse all later work, and tell the other ranks; the device finishes the work that it has."""
         if self._failure is None:
             self._failure = failure
             self._failures.report(failure)
 
     def close(self) -> None:
-        """Refuse all work from here on; no thread has to end."""
+        """Refuse all later work; there is no thread to end."""
         self._failure = self._failure or RuntimeError("the compressor is closed: make a new one")
         self._failures.linger()
 
@@ -275,10 +275,10 @@ class StreamExecutor:
             if self._drive(job):
                 self._job_ends.append(self._device.record())
                 self._handed_over.clear()
-                self._next_side = (self._next_side + 1) % SIDES
+                self._next_side = (self._next_side + 1) % SIDE_STREAMS
 
     def _drive(self, job: Job) -> bool:
-        """Run a job to its end; return False if it yielded no collectives, since its group waits for later ones."""
+        """Run a job to its end; return False if it yielded no collectives, since its group waits for later groups."""
         began = self._device.record()
         try:
             requests = next(job)
@@ -301,7 +301,7 @@ class StreamExecutor:
                 return True
 
     def _try(self, fail: Fail, function: Callable[[], None]) -> None:
-        """Call a function; on an exception call ``fail``, and fail all later work with the exception."""
+        """Call a function; if it raises, call ``fail`` with the exception, and fail all later work."""
         try:
             if self._failure is None:
                 if self._device.capturing:
@@ -321,7 +321,7 @@ class StreamExecutor:
             yield
 
     def _vector(self, numbers: Sequence[Number]) -> torch.Tensor:
-        """Return numbers, some known to the host and some to the device, as a vector on the device: float64, flat."""
+        """Return numbers, some on the host and some on the device, as a flat float64 tensor on the device."""
         runs = []
         for on_device, run in groupby(numbers, key=lambda number: isinstance(number, torch.Tensor)):
             if on_device:

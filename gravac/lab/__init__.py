@@ -6,6 +6,6 @@ Read its folders in this order: ``links`` (links written as text, workers in net
 ``tasks`` (models and data to train), ``training`` (the exchange of gradients, the settings of workers, a single rank,
 all ranks as the parent sees them), ``tta`` (records of runs, and matrices of runs) and ``report`` (a page about them).
 Beside them stand ``demo``, ``bench`` (speed of compressors), ``advise`` and ``calibrate`` (the cost model), ``probe``
-(progress per step on the user's own model), ``simulate`` (training in memory, without a clock), ``sweep`` (learning
-rates) and ``shapes`` (parameter shapes of models).
+(progress per step on the user's own model), ``simulate`` (training in memory, without a clock) and ``shapes``
+(parameter shapes of models).
 """

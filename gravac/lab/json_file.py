@@ -14,6 +14,11 @@ from typing import Any
 
 
 def write_json(path: Path, content: dict[str, Any]) -> None:
+    """Write JSON by ``write_whole``, indented."""
+    write_whole(path, json.dumps(content, indent=2) + "\n")
+
+
+def write_whole(path: Path, text: str) -> None:
     """Write the whole file or nothing: an interrupt leaves neither half a file nor a temporary file.
 
     An existing file keeps its permissions; a new file gets those that the process's umask allows.
@@ -21,9 +26,8 @@ def write_json(path: Path, content: dict[str, Any]) -> None:
     temporary = path.parent / f".{path.name}.{secrets.token_hex(6)}"
     handle = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o666)
     try:
-        with os.fdopen(handle, "w") as file:
-            json.dump(content, file, indent=2)
-            file.write("\n")
+        with os.fdopen(handle, "w", encoding="utf-8") as file:
+            file.write(text)
         with suppress(FileNotFoundError):
             os.chmod(temporary, stat.S_IMODE(path.stat().st_mode))
         os.replace(temporary, path)

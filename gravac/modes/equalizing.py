@@ -1,6 +1,6 @@
 # SPDX-FileCopyrightText: 2026 The gravac developers
 # SPDX-License-Identifier: Apache-2.0
-"""Makes ranks equal again after they trained apart: weights are equal already, optimizers and gradient scaler are not.
+"""Makes optimizers and gradient scaler equal on all ranks after outer steps; weights are equal already.
 
 Each function is a job: ``Engine.run_between_steps`` runs it on every rank at the same point. ``equalize_ranks`` runs
 all of them in order:
@@ -10,7 +10,7 @@ all of them in order:
 3. ``differing_ranks`` compares a checksum over the bits of all tensors and states that must be equal.
 4. ``copy_from_first`` runs only if the checksums differ.
 
-A job changes tensors on the thread, or the stream, of the executor, while the training loop waits for its result.
+A job runs on the executor's thread or stream, while the training loop waits for its result.
 """
 
 import hashlib
@@ -27,11 +27,11 @@ from gravac.exchange.executor import Returning
 from gravac.settings import SettingsError
 
 CHUNK_BYTES = 1 << 24
-"""Largest number of bytes that are exchanged at once; a larger tensor is exchanged alone. A job takes a few times
-that of memory."""
+"""Largest number of bytes that are exchanged at once; a larger tensor is exchanged alone. A job takes a few times as
+much memory."""
 
 BLOCK = 1 << 12
-"""Number of integers, of 8 bytes each, in a block that a checksum sums."""
+"""Number of 8-byte integers in a block, of which a checksum computes a weighted sum."""
 
 
 def equalize_ranks(
@@ -40,7 +40,7 @@ def equalize_ranks(
     scaler: torch.amp.GradScaler | None,
     device: torch.device,
 ) -> Returning[list[int]]:
-    """Make optimizers and scaler equal on all ranks; compare optimizers and tensors; copy rank 0's if they differ.
+    """Make optimizers and scaler equal on all ranks; if tensors still differ, copy rank 0's.
 
     Args:
         tensors: parameters, and buffers that all ranks share, of any shapes; expected to be equal on all ranks.
@@ -49,7 +49,7 @@ def equalize_ranks(
         device: device of the tensors that the executor exchanges.
 
     Returns:
-        Ranks that differed from rank 0, and have copies of rank 0's tensors now; empty if all were equal.
+        Ranks that differed from rank 0, and now have copies of rank 0's tensors; empty if all were equal.
     """
     yield from average_states(optimizers, device)
     if scaler is not None:
@@ -68,15 +68,15 @@ def average_states(optimizers: Sequence[torch.optim.Optimizer], device: torch.de
 
     - A floating-point tensor becomes the mean over the ranks that have a finite one; zeros if no rank has. The mean
       is computed in float32, or in float64 for float64 tensors, and rounded to the tensor's number format.
-    - ``step``, integers, other tensors, and scalars of a parameter that is no scalar are copied. They are those of
-      rank 0, or of the first rank that has them.
+    - ``step``, integers, and scalars of a parameter that is no scalar are copied from rank 0, or from the first rank
+      that has them; so are all other tensors.
     - Numbers that are no tensors are copied likewise.
-    - A rank may lack a state that others have, since each of its steps was skipped. Such a rank gets the state.
-    - ``None`` counts as lacking. All else (text, lists, keys that are no text) stays as each rank has it.
+    - A rank may lack a state, if a scaler skipped all its steps. Such a rank gets the state.
+    - ``None`` counts as lacking. Anything else (text, lists, keys that are no text) stays as each rank has it.
 
-    Bytes that are all-reduced: 4 for each element of a floating-point state (8 in float64). That is two model sizes
-    for Adam, three with ``amsgrad``, one for SGD with momentum. Ranks also exchange some kilobytes that tell which rank
-    has which state, and the bytes of all other tensors, each sent by a single rank.
+    The all-reduces send 4 bytes for each element of a floating-point state (8 in float64). That is two model sizes for
+    Adam, three with ``amsgrad``, one for SGD with momentum. Ranks also exchange some kilobytes that tell which rank has
+    which state, and the bytes of all other tensors, each sent by a single rank.
 
     Args:
         optimizers: torch's optimizers, with the same parameters in the same order on all ranks.
@@ -84,7 +84,7 @@ def average_states(optimizers: Sequence[torch.optim.Optimizer], device: torch.de
 
     Raises:
         SettingsError: a state is no plain dense tensor (quantized, sharded or sparse).
-        ValueError: ranks have other optimizers, or a state of another shape, number format or type.
+        ValueError: optimizers differ between ranks, or a state has different shapes, number formats or types.
     """
     entries = yield from _agreed_entries(optimizers, device)
     _put_numbers(optimizers, entries)
@@ -98,7 +98,7 @@ def average_states(optimizers: Sequence[torch.optim.Optimizer], device: torch.de
 
 @dataclass(frozen=True)
 class _Entry:
-    """A state of one parameter, as the ranks agreed on it.
+    """One entry of an optimizer's state of a parameter, as the ranks agreed on it.
 
     Attributes:
         parameter: position of the parameter among those of all optimizers.
@@ -139,7 +139,7 @@ class _Entry:
 
 
 class _States:
-    """The states of all optimizers' parameters on this rank.
+    """All optimizers' states of their parameters on this rank.
 
     Args:
         optimizers: torch's optimizers.
@@ -154,7 +154,7 @@ class _States:
         ]
 
     def described(self) -> list[dict[str, list[Any]]]:
-        """Return, for each parameter, the kind and form (see ``_Entry``) of each state on this rank, by key.
+        """Return the kind and form (see ``_Entry``) of each state on this rank: by key, for each parameter.
 
         Raises:
             SettingsError: a state is no plain dense tensor.
@@ -183,7 +183,7 @@ class _States:
         return state.detach() if isinstance(state, torch.Tensor) else None
 
     def put(self, entry: _Entry, values: torch.Tensor) -> None:
-        """Overwrite this rank's tensor of an entry, or create the tensor.
+        """Overwrite this rank's tensor of an entry; create it if it is missing.
 
         Args:
             entry: the entry.
@@ -224,17 +224,17 @@ def _refuse_special(optimizer: torch.optim.Optimizer, key: str, state: torch.Ten
 
 
 def _agreed_entries(optimizers: Sequence[torch.optim.Optimizer], device: torch.device) -> Returning[list[_Entry]]:
-    """Return an entry for each state that some rank has, in the same order on all ranks.
+    """Return an entry for each state that any rank has, in the same order on all ranks.
 
     Raises:
         SettingsError: a state is no plain dense tensor.
-        ValueError: the ranks' optimizers or states do not fit each other.
+        ValueError: optimizers differ between ranks, or a state has different shapes, number formats or types.
     """
     texts = yield from _gather_texts(json.dumps(_States(optimizers).described()), device)
     ranks: list[list[dict[str, list[Any]]]] = [json.loads(text) for text in texts]
     numbers = {len(described) for described in ranks}
     if len(numbers) > 1:
-        raise ValueError(f"optimizers: ranks have other numbers of parameters in them: {sorted(numbers)}")
+        raise ValueError(f"optimizers: ranks have different numbers of parameters, {sorted(numbers)}; make them equal")
     entries: dict[tuple[int, str], _Entry] = {}
     for rank, described in enumerate(ranks):
         for parameter, states in enumerate(described):
@@ -271,7 +271,7 @@ def _chunks(entries: Iterable[_Entry], size: int) -> Iterator[list[_Entry]]:
 
     Args:
         entries: tensors' entries.
-        size: bytes of an element; 0: bytes of an element in the tensor's own number format.
+        size: bytes of an element; 0: those of the tensor's own number format.
     """
     chunk: list[_Entry] = []
     chunk_bytes = 0
@@ -291,8 +291,8 @@ def _average(
 ) -> Returning[None]:
     """Average each moment over the ranks that have a finite one, in one all-reduce.
 
-    The summed tensor ends with a number for each moment, 1 if this rank's moment counts. So no other exchange is needed
-    to count them.
+    The summed tensor ends with a number for each moment: 1 if this rank's moment is finite, else 0. The sums of these
+    numbers count the ranks.
     """
     states = _States(optimizers)
     elements = sum(entry.elements for entry in chunk)
@@ -346,7 +346,7 @@ def copy_from_first(
 
     Raises:
         SettingsError: a state is no plain dense tensor.
-        ValueError: ranks have other optimizers, or a state of another shape, number format or type.
+        ValueError: optimizers differ between ranks, or a state has different shapes, number formats or types.
     """
     entries = yield from _agreed_entries(optimizers, device)
     _put_numbers(optimizers, entries)
@@ -376,7 +376,7 @@ def _nbytes(tensor: torch.Tensor) -> int:
 
 
 def _packed(tensors: Sequence[torch.Tensor | None], sizes: Sequence[int], device: torch.device) -> torch.Tensor:
-    """Return the bytes of all tensors one after the other, flat; zeros for a tensor that is lacking."""
+    """Return the bytes of all tensors one after the other, flat; zeros for a missing tensor."""
     of_tensors = [
         torch.zeros(size, dtype=torch.uint8, device=device) if tensor is None else _bytes(tensor).to(device)
         for tensor, size in zip(tensors, sizes, strict=True)
@@ -393,9 +393,9 @@ def _bytes(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def share_scaler(scaler: torch.amp.GradScaler, device: torch.device) -> Returning[None]:
-    """Set the scaler, on all ranks, to the smallest scale and the smallest number of steps since the last change.
+    """Set the scaler, on all ranks, to the ranks' smallest scale and smallest count of steps since the scale changed.
 
-    Called when no step of the scaler is under way: after ``update()``, before the next ``scale()``.
+    Called between ``update()`` and the next ``scale()`` of the scaler.
 
     Args:
         scaler: the gradient scaler; a disabled scaler stays as it is, and does not count.
@@ -418,8 +418,8 @@ def differing_ranks(
 ) -> Returning[list[int]]:
     """Return the ranks whose tensors or optimizer states differ from rank 0's in any bit.
 
-    The ranks compare a checksum, of 64 bits, of all bits. A change of a single word of 8 bytes is always noticed. Of
-    other changes about one in 2^60 is missed. Each rank sends 8 bytes.
+    The ranks compare a checksum, of 64 bits, of all bits. A change of a single word of 8 bytes is always noticed. Any
+    other change is missed with a probability of about 2^-60. Each rank sends 8 bytes.
 
     Args:
         tensors: parameters and buffers, of any shapes.
@@ -472,7 +472,7 @@ def _words_sums(tensors: Sequence[torch.Tensor]) -> list[int]:
 
 
 def _weights(device: torch.device) -> list[torch.Tensor]:
-    """Return odd weights, ``[BLOCK]``, for each level: integers of a block, blocks of a larger block, and so on."""
+    """Return odd weights, ``[BLOCK]``, for each level of sums: integers of a block, blocks of a larger block, ..."""
     generator = torch.Generator().manual_seed(0x67726176)
     limit = 1 << 62
     return [torch.randint(-limit, limit, (BLOCK,), generator=generator).to(device) * 2 + 1 for _ in range(6)]

@@ -1,12 +1,12 @@
 # SPDX-FileCopyrightText: 2026 The gravac developers
 # SPDX-License-Identifier: Apache-2.0
-"""Native steps, in which DDP exchanges by itself: watched from outside, so that no Python runs in backward.
+"""Times native steps, in which DDP exchanges by itself, from outside, so that no Python runs in backward.
 
-Steps are timed from forward to forward. At the end of a stretch of steps the ranks send each other their median time,
+Steps are timed from forward to forward. At the end of a stretch of steps the ranks begin to average their median times,
 and continue to train. A step later the sums have arrived, and the controller decides by them. In a long stretch the
-ranks ask each other at intervals whether a step took far longer than earlier ones. If a step did, the stretch ends at
-once: steps may take seconds if a link broke down. All ranks count alike: DDP lets no rank make a synced backward that
-the others do not make.
+ranks tell each other at intervals whether a step took far longer than earlier steps. If so, the stretch ends at once,
+since steps may take seconds if a link breaks down. All ranks count the same steps, since DDP's backward needs all
+ranks.
 """
 
 import math
@@ -25,23 +25,23 @@ from gravac.measurement import LocalMeasurement
 SETTLING = 3
 """Number of steps after a change of mode that are not timed: DDP rebuilds its buckets."""
 
-ANSWER = 1
-"""Number of steps after which a rank reads the sum of the numbers that the ranks sent. By then DDP has averaged a
-step's gradients, so all ranks have sent their numbers. The rank that reads may wait for the link, but not for a rank
-that computes."""
+ANSWER_STEPS = 1
+"""Number of steps from the sending of numbers to the reading of their sum. By then DDP has averaged a step's gradients,
+so all ranks have sent their numbers: a rank that reads may wait for the link, but not for a slower rank."""
 
-FAR = 2.0
-"""Ratio of a step's time to the agreed time above which a rank tells the others that a step took far longer."""
+SLOW_STEP_RATIO = 2.0
+"""A step took far longer if its time is above this multiple of the time that the ranks agreed on."""
 
-BREAKING = 1.5
-"""Ratio of the median time of a stretch's last steps to that of all its steps, above which a rank sends the former."""
+SLOW_END_RATIO = 1.5
+"""A rank sends the median time of a stretch's last steps if it is above this multiple of the whole stretch's."""
 
-LAST_STEPS = 8
-"""Number of a stretch's last steps whose median is compared with that of all its steps."""
+LAST_STEPS_COMPARED = 8
+"""Number of a stretch's last steps whose median time is compared with the whole stretch's."""
 
 QUESTION_S = 0.3
-"""Seconds of training between two questions; if a step takes longer, the ranks ask after every step. A question costs
-each rank about 1 ms of processor time, mostly in threads other than the training loop's."""
+"""Seconds of training after which the ranks ask each other again whether a step took far longer; if steps take longer
+than this, they ask after every step. A question costs each rank about 1 ms of processor time, mostly in other threads
+than the training loop's."""
 
 
 class NativeWatch:
@@ -88,10 +88,10 @@ class NativeWatch:
         self._forward_began = None
 
     def forward_starts(self, stepped: bool) -> Candidate | None:
-        """Count the previous step, and start or read agreements: the forward of a synced step begins.
+        """Count the previous step, and start or read sums over the ranks; a step's forward begins.
 
         Args:
-            stepped: whether a synced backward was made since the last such forward.
+            stepped: whether DDP has averaged gradients since the last such forward.
 
         Returns:
             The candidate of this step, if the ranks have just agreed on it.
@@ -102,11 +102,15 @@ class NativeWatch:
         self._forward_began = moment
         if not stepped:
             return None
-        if self._question is not None and self._state.made >= self._question_step + ANSWER and self._read_answer():
+        if (
+            self._question is not None
+            and self._state.made >= self._question_step + ANSWER_STEPS
+            and self._read_answer()
+        ):
             self._end_stretch(after_slow_step=True)
             return self._wait_for_decision()  # all ranks block here, so none blocks on a rank that still computes
         if self._state.travels:
-            return self._wait_for_decision() if self._state.made >= ANSWER else None
+            return self._wait_for_decision() if self._state.made >= ANSWER_STEPS else None
         if self._state.made >= self._length and self._question is None:
             self._end_stretch()
         elif self._should_ask():
@@ -114,12 +118,12 @@ class NativeWatch:
         return None
 
     def prepare_to_save(self) -> None:
-        """Wait for the question in flight, which the state does not record. Called on every rank."""
+        """Wait for the answer to a question in flight, which a saved state does not contain. Called on every rank."""
         if self._question is not None:
             self._read_answer()
 
     def _count(self, moment: float) -> None:
-        """Count a step that ended at a moment, in seconds of the clock."""
+        """Count a step that ended at a time, in seconds of the clock."""
         self._state.made += 1
         if self._settling:
             self._settling -= 1
@@ -128,7 +132,7 @@ class NativeWatch:
 
     def _should_ask(self) -> bool:
         """True if the ranks are to ask each other before this step; the same on all ranks."""
-        if self._question is not None or not self._state.made or self._state.made + ANSWER >= self._length:
+        if self._question is not None or not self._state.made or self._state.made + ANSWER_STEPS >= self._length:
             return False
         agreed = self._engine.deciding.seconds
         return agreed > 0 and self._state.made % max(1, round(QUESTION_S / agreed)) == 0
@@ -136,7 +140,7 @@ class NativeWatch:
     def _send_question(self) -> None:
         """Start to count the ranks on which a step took far longer since the last question."""
         agreed = self._engine.deciding.seconds
-        slow = max(self._seconds[self._checked :], default=0.0) > FAR * agreed
+        slow = max(self._seconds[self._checked :], default=0.0) > SLOW_STEP_RATIO * agreed
         self._checked = len(self._seconds)
         self._question = self._engine.sum_over_ranks("whether a native step took far longer", [float(slow)])
         self._question.receive()  # already here: in native steps nothing else waits for the executor
@@ -154,11 +158,11 @@ class NativeWatch:
 
         Args:
             after_slow_step: whether the stretch ends because a step took far longer on some rank. If the last two steps
-                both took far longer on this rank, only the last one's time is sent. A pause of one rank does not lead
-                to that: it delays a single step of each rank.
+                both did on this rank, only the last step's time is sent. A pause of one rank delays only a single step
+                of each rank, so it does not count.
         """
         seconds = median_of(self._seconds)
-        if after_slow_step and min(self._seconds[-2:], default=0.0) > FAR * self._engine.deciding.seconds:
+        if after_slow_step and min(self._seconds[-2:], default=0.0) > SLOW_STEP_RATIO * self._engine.deciding.seconds:
             seconds = self._seconds[-1]
 
         def fill(measurement: LocalMeasurement) -> None:
@@ -171,7 +175,7 @@ class NativeWatch:
         self._state.made, self._state.travels, self._seconds, self._checked = 0, True, [], 0
 
     def _wait_for_decision(self) -> Candidate:
-        """Return the candidate that the controller decides for by the ranks' agreed times."""
+        """Wait for the controller's decision by the agreed times; return the candidate."""
         candidate = self._engine.concluded().result()
         self._state.travels = False
         self._length = self._stretch_length()
@@ -184,7 +188,7 @@ class NativeWatch:
 
 
 def median_of(seconds: Sequence[float]) -> float:
-    """Return the median of steps' times; of the last ``LAST_STEPS`` if these took far longer; nan for no times.
+    """Return the median of steps' times; of the last steps alone if these took longer; nan without times.
 
     Example:
         >>> median_of([0.1] * 20), median_of([0.1] * 20 + [0.4] * 8)
@@ -192,5 +196,5 @@ def median_of(seconds: Sequence[float]) -> float:
     """
     if not seconds:
         return math.nan
-    of_all, of_last = statistics.median(seconds), statistics.median(seconds[-LAST_STEPS:])
-    return of_last if of_last > BREAKING * of_all else of_all
+    of_all, of_last = statistics.median(seconds), statistics.median(seconds[-LAST_STEPS_COMPARED:])
+    return of_last if of_last > SLOW_END_RATIO * of_all else of_all

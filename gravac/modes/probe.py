@@ -1,21 +1,21 @@
 # SPDX-FileCopyrightText: 2026 The gravac developers
 # SPDX-License-Identifier: Apache-2.0
-"""Reads the loss on fixed batches between two steps, without any effect on training."""
+"""Computes the loss on fixed batches between two steps, without any effect on training."""
 
 from collections.abc import Callable
 
 import torch
 
 ProbeLoss = Callable[[], "torch.Tensor | float"]
-"""A function that returns the mean loss on this rank's fixed batches, by the model's current weights: a number, or a
-tensor of one element, of any real dtype and on any device."""
+"""A user's function that returns the mean loss on this rank's fixed batches, by the model's current weights: a number,
+or a tensor of one element, of any real dtype and on any device."""
 
 
 class Probe:
-    """Reads the loss on fixed batches, and restores random number generators, buffers and training mode.
+    """Computes the loss on fixed batches, and restores random number generators, buffers and training mode.
 
     Args:
-        loss: returns the loss; called without gradients.
+        loss: user's function that returns the loss; called without gradients.
         module: the model that ``loss`` evaluates.
     """
 
@@ -23,7 +23,7 @@ class Probe:
         self._loss, self._module = loss, module
 
     def read(self) -> "torch.Tensor | float":
-        """Return the loss, as the function gave it: a number, or a tensor of one element."""
+        """Return the loss as the user's function returned it: a number, or a tensor of one element."""
         tensors = [*self._module.parameters(), *self._module.buffers()]
         devices = {tensor.device.index for tensor in tensors if tensor.device.type == "cuda"}
         buffers = [(buffer, buffer.detach().clone()) for buffer in self._module.buffers()]

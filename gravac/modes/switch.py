@@ -2,18 +2,18 @@
 # SPDX-License-Identifier: Apache-2.0
 """Switches between the three modes of a step, as the controller decides: native, hook and outer.
 
-The switch sees forwards and optimizer steps through hooks on the module and the optimizers, and runs on the training
-loop's thread. A step is a synced backward: a backward in which DDP would exchange gradients. The mode changes at the
-forward that begins a step, at the same step on all ranks. What decides about the change depends on the present mode:
+The switch is called by hooks on the module and the optimizers, on the training loop's thread. A step is a synced
+backward: a backward in which DDP would exchange gradients. The mode changes at the forward that begins a step, at the
+same step on all ranks. Which event decides the change depends on the present mode:
 
-- native: the ranks agreed on the times of a stretch of steps (``gravac.modes.native``).
+- native: the ranks have averaged the times of a stretch of steps (``gravac.modes.native``).
 - hook: the engine published the next candidate when the last step began.
-- outer: the last round ended with a decision. Here no exchange keeps the ranks in step, so each rank counts its steps.
-  A step counts when all optimizers have stepped after a synced backward. If a scaler skipped the optimizers, or weights
-  are changed by hand, the step counts when the next forward begins. Each round counts from its own beginning. A rank
-  that lost a step by an exception therefore makes one more step within the round.
+- outer: the last round ended with a decision. No exchange synchronizes the ranks between rounds, so each rank counts
+  its steps. A step counts when all optimizers have stepped after a synced backward. If a scaler skipped the optimizers,
+  or weights are changed without an optimizer, the step counts when the next forward begins. Each round counts from 0,
+  so a rank that lost a step by an exception makes one more step in that round.
 
-The mode never changes within an optimizer's step, since a closure runs forwards there.
+The mode never changes within an optimizer's step, in which a closure may run forwards.
 """
 
 import time
@@ -51,7 +51,7 @@ class Source(Protocol):
 
     @property
     def decided(self) -> "Future[Candidate] | None":
-        """Candidate that the controller decided for when the last hook step began; ``None`` before the first."""
+        """Candidate that the controller had chosen when the last hook step began; ``None`` before the first."""
 
     @decided.setter
     def decided(self, decided: "Future[Candidate] | None") -> None: ...
@@ -65,15 +65,15 @@ class Source(Protocol):
 
     @property
     def in_join(self) -> bool:
-        """True if ranks may run out of inputs, and then take part in no exchange of outer steps."""
+        """True if ranks may run out of inputs (``join()``), and would then miss exchanges of outer steps."""
 
     @property
     def shares_buffers(self) -> bool:
-        """True if all ranks copy rank 0's buffers as they train."""
+        """True if ranks copy rank 0's buffers in each training step."""
 
     @property
     def synced(self) -> bool:
-        """True if ranks exchange gradients in the backward of a forward that begins here."""
+        """True if ranks will exchange gradients in the backward that follows the forward that now begins."""
 
     def use_hook(self) -> None:
         """Exchange by gravac from the next forward on."""
@@ -85,38 +85,38 @@ class Source(Protocol):
         """Exchange nothing from the next forward on."""
 
     def silence(self) -> None:
-        """Keep the source from exchanging: a forward begins, and ranks train apart."""
+        """Stop the exchange of a forward that begins in outer steps, and of its backward."""
 
     def restore(self) -> None:
-        """Undo ``silence``: that forward has ended."""
+        """Undo ``silence``, since the forward has ended."""
 
     def has_averaged(self) -> bool:
         """True if DDP itself has averaged gradients since the last call."""
 
     def forward_starts(self) -> None:
-        """Take note that a forward with gradients begins, of a hook step."""
+        """Record that a forward with gradients begins, in a hook step."""
 
     def step_ended(self) -> None:
-        """Take note that an optimizer's step has ended, of a hook step."""
+        """Record that an optimizer's step has ended, in a hook step."""
 
 
 class Switch:
-    """Runs each step in the mode that the controller decided for.
+    """Runs each step in the mode that the controller chose.
 
     Args:
-        engine: decides, and exchanges.
+        engine: asks the controller for decisions, and exchanges gradients.
         source: source of the gradients.
         policy: settings of the run.
         optimizers: all optimizers that train the module.
-        scaler: scaler of the loss; ``None`` without.
-        probe: returns the loss on this rank's fixed batches; ``None`` without.
+        scaler: scaler of the loss; ``None`` if there is none.
+        probe: computes the loss on this rank's fixed batches; ``None`` if the run has no probe.
 
     Attributes:
         mode: mode of the present step; ``None`` before the first forward with gradients.
-        outer: outer steps under way; ``None`` unless ranks train apart.
+        outer: outer steps under way; ``None`` in other modes.
         changes: changes of mode so far.
         earlier_rounds: number of rounds that ended in earlier periods of outer steps.
-        without_native: called before the first decision if native steps are ruled out.
+        without_native: function called before the first decision if native steps are impossible.
     """
 
     def __init__(
@@ -139,7 +139,7 @@ class Switch:
         self._probe = None if probe is None else Probe(probe, innermost(source.inside))
         self._probed: Future[Candidate] | None = None  # last decision of a hook step that was checked for a probe
         self._native_cf = 1.0
-        # since the last step of ranks that train apart was counted: a synced forward began, its backward began
+        # since the last outer step was counted: a synced forward began, its backward began
         self._synced_forward = self._synced_backward = False
         self._in_step: set[int] = set()  # optimizers in the middle of their step
         self._stepped: set[int] = set()
@@ -170,7 +170,7 @@ class Switch:
         self._handles.clear()
 
     def _module_starts(self, *_: object) -> None:
-        """Prepare an evaluation: a forward of the module itself begins, without gradients."""
+        """Prepare an evaluation, when a forward without gradients begins of the module without DDP."""
         if torch.is_grad_enabled():
             return
         self._watch.pause()
@@ -178,13 +178,13 @@ class Switch:
             self.outer.prepare_to_evaluate()
 
     def _forward_starts(self, *_: object) -> None:
-        """Change the mode if that was decided, and begin a step's forward."""
+        """Change the mode if the controller decided so, and begin a step's forward."""
         if not torch.is_grad_enabled():
             return
         if self._source.in_join and self._policy.every != (1, 1):
             raise RuntimeError(
-                f"every: {self._policy.every}, and under join() ranks run out of inputs and then answer no round; use "
-                "every=1, or train as many steps on all ranks"
+                f"every: {self._policy.every}, but in join() a rank that runs out of inputs would miss exchanges; use "
+                "every=1, or train equally many steps on all ranks"
             )
         if self.mode is None:
             self._begin()
@@ -208,7 +208,7 @@ class Switch:
             self._change_to(self._engine.decide_first().result())
 
     def _native_starts(self) -> None:
-        """Begin a forward in native mode; change the mode if the ranks agreed on that."""
+        """Begin a forward in native mode; change the mode if the controller decided so."""
         if not self._source.synced or self._source.in_join:  # a rank without inputs has no forward to count
             return
         candidate = self._watch.forward_starts(self._has_averaged())
@@ -218,14 +218,14 @@ class Switch:
             self._change_to(candidate)
 
     def _read_probe(self) -> None:
-        """Read the loss on fixed batches, if the last decision asks for that."""
+        """Compute the loss on fixed batches, if the newest decision requests it."""
         if self._probe is None or not self._engine.probe_follows:
             return
         self._watch.pause()
         self._engine.probes.add(self._probe.read())
 
     def _has_averaged(self) -> bool:
-        """Return whether DDP has averaged since the last call, or in an uncounted step before a checkpoint."""
+        """Return whether DDP has averaged since the last call, or in a step that a checkpoint did not count."""
         native = self._engine.state.native
         averaged, native.uncounted = self._source.has_averaged() or native.uncounted, False
         return averaged
@@ -239,7 +239,7 @@ class Switch:
             self.outer.prepare_to_save()
 
     def _hook_starts(self) -> None:
-        """Begin a forward in hook mode, or change the mode if that was decided when the last step began."""
+        """Begin a forward in hook mode, or change the mode if the decision was made when the last step began."""
         decided = None if self._source.in_join else self._source.decided
         if decided is not None and decided.done() and decided.exception() is None:
             candidate = decided.result()
@@ -252,7 +252,7 @@ class Switch:
         self._source.forward_starts()
 
     def _outer_starts(self) -> None:
-        """Begin a forward of ranks that train apart; count the last step, and end outer steps if that was decided."""
+        """Begin a forward in outer steps; count the last step, and end outer steps if the controller decided so."""
         assert self.outer is not None
         self.outer.restore_local()
         between_steps = not (self._synced_backward or self._synced_forward)
@@ -280,7 +280,7 @@ class Switch:
         self._synced_backward = True
 
     def _step_starts(self, optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> Any:
-        """Add residuals to the gradients: at once, or when the step's closure has computed the gradients."""
+        """Add old residuals to the gradients, at once or when the optimizer's closure has computed the gradients."""
         self._in_step.add(id(optimizer))  # already in the set if the optimizer's last step failed
         closure = args[1] if len(args) > 1 else kwargs.get("closure")
         if closure is None:
@@ -306,7 +306,7 @@ class Switch:
             self._count()
 
     def _count(self) -> None:
-        """Count a step of ranks that train apart."""
+        """Count a step of outer steps."""
         assert self.outer is not None
         self._synced_forward = self._synced_backward = False
         self._stepped.clear()
@@ -316,7 +316,7 @@ class Switch:
     # changes of mode
 
     def _may_leave_hook(self, candidate: Candidate) -> bool:
-        """Return whether no residuals must be sent first; otherwise have the next hook step send them: SGD needs it."""
+        """Return whether hook mode may end now; if residuals must be sent first, let the next hook step send them."""
         last_candidate = self._engine.state.candidate
         if candidate.mode != "native" or last_candidate is None or last_candidate.dense or not self._uses_residuals:
             return True
@@ -325,7 +325,7 @@ class Switch:
 
     @property
     def _uses_residuals(self) -> bool:
-        """True if the optimizers profit from residuals of earlier steps: SGD does, residuals harm adaptive ones."""
+        """True if all optimizers are SGD, which residuals of earlier steps help; they harm adaptive optimizers."""
         return bool(self._optimizers) and all(isinstance(optimizer, torch.optim.SGD) for optimizer in self._optimizers)
 
     def _change_to(self, candidate: Candidate) -> None:
@@ -364,10 +364,10 @@ class Switch:
         self._source.decided = None
 
     def _start_outer(self, candidate: Candidate | None) -> None:
-        """Train apart, beginning with the present step.
+        """Begin outer steps with the present step.
 
         Args:
-            candidate: candidate that the controller decided for; ``None`` before the first decision.
+            candidate: candidate that the controller chose; ``None`` before the first decision.
         """
         self._engine.drain()
         if self.mode == "hook" and self._uses_residuals:
@@ -381,7 +381,7 @@ class Switch:
         self._set_mode("outer")
 
     def make_outer(self) -> OuterSteps:
-        """Return new outer steps, from the current weights, which are the same on all ranks."""
+        """Return new outer steps that begin at the current weights, which are the same on all ranks."""
         policy, inside = self._policy, innermost(self._source.inside)
         left_out = left_out_buffers(inside) if self._source.shares_buffers else tuple(dict(inside.named_buffers()))
         buffers = {
@@ -398,7 +398,7 @@ class Switch:
         return OuterSteps(self._engine, inside, self._optimizers, settings, policy.every, policy.seed)
 
     def outer_from(self, dumped: Mapping[str, Any], world: int | None) -> OuterSteps:
-        """Return outer steps that a dumped state fits, to be restored and adopted.
+        """Return new outer steps, after a check that they can restore a dumped state.
 
         Args:
             dumped: the state, as ``RoundState.dump`` returned it.
@@ -412,12 +412,12 @@ class Switch:
         return outer
 
     def adopt(self, outer: OuterSteps) -> None:
-        """Continue outer steps that a checkpoint restored; called before the first forward with gradients."""
+        """Continue with outer steps that a checkpoint restored; called before the first forward with gradients."""
         self.outer = outer
         self._engine.state.outer = outer.state
 
     def end_outer(self) -> None:
-        """Make weights, optimizers' states and the loss scale the same on all ranks again, if they train apart.
+        """End outer steps, if they run: make weights, optimizers' states and loss scale the same on all ranks.
 
         Called on every rank before the same step.
         """
@@ -428,17 +428,17 @@ class Switch:
         tensors = self.outer.tensors
         self.outer = self._engine.state.outer = None
         job = equalizing.equalize_ranks(tensors, self._optimizers, self._scaler, self._engine.device)
-        differing = self._engine.run_between_steps("what ranks share again after they trained apart", job).result()
+        differing = self._engine.run_between_steps("what ranks share after outer steps", job).result()
         if differing:
             warnings.warn(
-                f"gravac: ranks {differing} differed from rank 0 when ranks that had trained apart came together, and "
-                "took over rank 0's weights and optimizer state; please report this",
+                f"gravac: ranks {differing} differed from rank 0 after outer steps, and got copies of rank 0's weights "
+                "and optimizer state; please report this",
                 RuntimeWarning,
                 stacklevel=2,
             )
 
     def _add_residuals(self, optimizer: torch.optim.Optimizer) -> None:
-        """Add the residuals from before outer steps to this rank's gradients, each once, if there are any."""
+        """Add the residuals that hook steps left before outer steps to this rank's gradients, once."""
         if not self._residuals or self.outer is None:
             return
         names = {
@@ -460,7 +460,7 @@ class Switch:
     # saving and loading
 
     def _saved(self, module: torch.nn.Module, state: dict[str, Any], prefix: str, *_: object) -> None:
-        """Put the tensors that all ranks share into a new state dict of the module."""
+        """Put the weights that all ranks share into a state dict that the user asks the module for."""
         self._watch.pause()
         if self.outer is None or self.outer.holds_anchors:
             return
@@ -469,13 +469,13 @@ class Switch:
         state.update({prefix + name: tensor for name, tensor in shared.items() if prefix + name in state})
 
     def _loaded(self, *_: object) -> None:
-        """Begin a round from the weights that the module loaded, if ranks train apart."""
+        """In outer steps, begin a new round from the weights that the user loaded into the module."""
         if self.outer is not None:
             self.outer.start_from_module()
 
     @contextmanager
     def synced(self) -> Iterator[None]:
-        """Put the weights and buffers that all ranks share into the module, and restore this rank's afterwards."""
+        """Return a context in which the module has the weights and buffers that all ranks share."""
         self._watch.pause()
         if self.outer is None:
             yield

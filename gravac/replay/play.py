@@ -1,13 +1,13 @@
 # SPDX-FileCopyrightText: 2026 The gravac developers
 # SPDX-License-Identifier: Apache-2.0
-"""Feeds a recorded run to a policy's controller, and stops where the controller would run something else.
+"""Feeds a recorded run's measurements to a policy's controller, until it would run another candidate than the run.
 
-A controller is a pure function of measurements. Fed with the measurements of its own run, in the order and with the
-latency of training, a controller decides what the run decided: nothing but measurements leads to decisions.
+A controller decides by measurements alone. If it gets the measurements of its own run, in the order and with the
+latency of training, it makes the decisions of the run.
 
-Another policy's controller is fed as long as it would run the candidate that ran, with the same shadow CFs evaluated.
-From the first step that differs, the trace has no measurement of the policy's candidate, and the replay ends. Nothing
-is estimated.
+Another policy's controller gets measurements as long as it would run the same candidate and evaluate the same shadow
+CFs. From the first step that differs, the record has no measurement of the policy's candidate, so the replay ends.
+Nothing is estimated.
 """
 
 from __future__ import annotations
@@ -22,7 +22,6 @@ from gravac.candidate import DENSE, Candidate, Forecast
 from gravac.controllers.base import Controller, Decision, Measurement, adapt_to_latency
 from gravac.engine.agreement import gain
 from gravac.engine.records import decision_record, holds_from, with_cost
-from gravac.measurement import LAST_SLOTS
 from gravac.modes.outer.candidates import check_chooses_every
 from gravac.policy import Policy, RunSettings
 from gravac.replay.trace import Trace
@@ -33,7 +32,7 @@ from gravac.telemetry.records import DecisionRecord, ForecastsRecord, RunRecord,
 
 @dataclass(frozen=True, slots=True)
 class Parting:
-    """The first step in which a policy would run something else than was recorded.
+    """The first step in which a policy would run another candidate, or evaluate other CFs, than the run did.
 
     Attributes:
         step: number of the training step, counted from 0.
@@ -52,14 +51,14 @@ class Parting:
 
 @dataclass(frozen=True, slots=True)
 class Replay:
-    """Decisions of a run and of a policy, up to the step in which the policy would run something else.
+    """Decisions of a run and of a policy, up to the first step in which they would differ.
 
     Attributes:
         trace: the recorded run.
         first: candidate that the policy begins with.
         parting: first step in which run and policy differ; ``None``: they never do.
         forecasts: forecasts of the candidates that the policy could choose from, dense first.
-        recorded: the run's decisions, up to the last for which the replay has measurements, too.
+        recorded: the run's decisions, up to the last decision that the replay has measurements for.
         replayed: the policy's decisions, in the same form; ``step`` is the first step that a decision holds for.
         notes: other differences between the replay and the run.
     """
@@ -120,7 +119,7 @@ def replay(trace: Trace, policy: Policy) -> Replay:
     if not trace.steps:
         raise SettingsError("trace: it has no step records, so there is nothing to replay")
     if any(record.step + record.steps != following.step for record, following in pairwise(trace.steps)):
-        raise SettingsError("trace: steps are missing in between; a controller must see every step")
+        raise SettingsError("trace: steps are missing between recorded steps; give a gravac.jsonl with every step")
     steps_per_epoch = trace.number("steps_per_epoch")
     epoch = None if steps_per_epoch is None else int(steps_per_epoch)
     policy = RunSettings(steps_per_epoch=epoch, policy=policy).policy
@@ -162,11 +161,11 @@ def replay(trace: Trace, policy: Policy) -> Replay:
 
 
 def _decisions_end(trace: Trace, count: int) -> int:
-    """Return a training step: decisions that follow from a trace's first measurements hold from an earlier step on.
+    """Return a training step: all decisions by a trace's first measurements take effect before it.
 
     Args:
         trace: the recorded run.
-        count: number of these measurements, and of their records.
+        count: number of the first measurements, each with a record.
     """
     if count == 0:
         return trace.steps[0].step
@@ -175,8 +174,8 @@ def _decisions_end(trace: Trace, count: int) -> int:
 
 
 LONGEST_CHANGE = 3
-"""Largest number of the engine's steps that ranks make in a mode after the decision for another, to end what is in
-flight."""
+"""Largest number of the engine's steps that ranks still make in the old mode after a decision for another mode, until
+exchanges in flight have ended."""
 
 
 @dataclass(slots=True)
@@ -184,7 +183,7 @@ class _ModeChange:
     """Compares a policy with what ran, and allows for the few steps that ranks take to change modes.
 
     Attributes:
-        began: index of the record in which run and policy part, or began to differ in mode.
+        began: index of the first record in which run and policy differ in mode; ``None`` if they do not.
     """
 
     began: int = 0
@@ -193,13 +192,13 @@ class _ModeChange:
     def follow(
         self, index: int, record: StepRecord, executed: Candidate, in_force: Decision, previous: Candidate | None
     ) -> Parting | None:
-        """Return how run and policy differ; ``None`` if they do not, or if that is not sure yet.
+        """Return how run and policy differ in a step; ``None`` if they do not, or if it is not certain yet.
 
         Args:
             index: index of the record.
             record: record of the step.
-            executed: candidate that ran, as decided.
-            in_force: decision of the policy that holds in the step.
+            executed: candidate that was decided for the step.
+            in_force: the policy's decision for the step.
             previous: candidate of the step before.
         """
         if in_force.candidate.mode == record.mode:
@@ -216,7 +215,7 @@ class _ModeChange:
 
 
 def _forecasts(run: RunRecord | ForecastsRecord, policy: Policy) -> tuple[tuple[Forecast, ...], list[str]]:
-    """Return forecasts of the run's candidates that a policy allows, and a note if the run lacked some of its choices.
+    """Return forecasts of the run's candidates that a policy allows, and a note if the run lacked some others.
 
     Raises:
         SettingsError: the policy's choices are fixed, and the run lacked some of them; or its controller does not
@@ -228,7 +227,9 @@ def _forecasts(run: RunRecord | ForecastsRecord, policy: Policy) -> tuple[tuple[
         forecasts = _without_native(forecasts)
     candidates = [forecast.candidate for forecast in forecasts]
     if not (candidates and candidates[0].dense):
-        raise SettingsError("trace: the run's first candidate is not dense, so no controller can start from them")
+        raise SettingsError(
+            "trace: the run's first candidate is not dense, as controllers need; give a gravac.jsonl as written"
+        )
     first = candidates[0]
     numbers = [candidate.every for candidate in candidates]
     check_chooses_every(controller, min(numbers), max(numbers))
@@ -244,8 +245,8 @@ def _forecasts(run: RunRecord | ForecastsRecord, policy: Policy) -> tuple[tuple[
     names = ", ".join(f"{base.name} {cf:g}x" for cf in sorted(unknown))
     if unknown and controller.keeps_all:
         raise SettingsError(
-            f"controller: {controller.name} runs {names}, which the run could not choose, so its trace says nothing "
-            "of that; give a policy that chooses from the run's candidates"
+            f"controller: {controller.name} runs {names}, which the run could not choose, so its trace has no "
+            "measurement; give a policy that chooses from the run's candidates"
         )
     note = f"the policy could also choose {names}, which the run did not have, and might then decide otherwise"
     selected = tuple(forecast for forecast in forecasts if forecast.candidate in (first, *allowed))
@@ -253,7 +254,7 @@ def _forecasts(run: RunRecord | ForecastsRecord, policy: Policy) -> tuple[tuple[
 
 
 def _without_native(forecasts: Sequence[Forecast]) -> tuple[Forecast, ...]:
-    """Return forecasts without the native mode: native float32 becomes the hook's, native float16 is dropped."""
+    """Return forecasts without native candidates: float32 is replaced by the hook's, float16 is dropped."""
     others = (forecast for forecast in forecasts if forecast.candidate.mode != "native" or forecast.candidate.cf == 1)
     return tuple(
         replace(forecast, candidate=forecast.candidate.in_hook) if forecast.candidate.mode == "native" else forecast
@@ -262,12 +263,12 @@ def _without_native(forecasts: Sequence[Forecast]) -> tuple[Forecast, ...]:
 
 
 def _parting(record: StepRecord, executed: Candidate, in_force: Decision) -> Parting | None:
-    """Return how a recorded step and the decision that holds in the step differ; ``None`` if they do not.
+    """Return how a recorded step and the policy's decision for it differ; ``None`` if they do not.
 
     Args:
         record: record of the step.
-        executed: candidate that ran, as decided.
-        in_force: decision of the policy that holds in the step.
+        executed: candidate that was decided for the step.
+        in_force: the policy's decision for the step.
     """
     evaluated = tuple(cf for cf, _ in record.shadow)
     if executed == in_force.candidate and evaluated == in_force.shadow:
@@ -276,9 +277,9 @@ def _parting(record: StepRecord, executed: Candidate, in_force: Decision) -> Par
 
 
 def _measurement(trace: Trace, index: int, candidate: Candidate) -> Measurement:
-    """Return the measurement that a step's record was made from.
+    """Return the measurement from which a step's record was made.
 
-    The record does not have the mean of the ranks' step times; it is computed from the throughput.
+    The mean of the ranks' step times, which the record does not contain, is computed from the throughput.
 
     Args:
         trace: the recorded run.
@@ -299,25 +300,28 @@ def _measurement(trace: Trace, index: int, candidate: Candidate) -> Measurement:
         error=math.nan if record.gain is None else energy * (1 - record.gain),
         energy=energy,
         shadow=tuple((cf, energy * (1 - shadow_gain)) for cf, shadow_gain in record.shadow),
-        **{slot: getattr(record, recorded) for slot, recorded in LAST_SLOTS.items()},
+        waited=record.waited_seconds,
+        coded=record.coded_seconds,
+        exchanged=record.exchanged_seconds,
+        **record.agreed_numbers(),
     )
 
 
 def _check_recorded(controller: Controller[Any], decision: Decision) -> None:
-    """Check that a trace has all measurements that a decision requests.
+    """Check that records contain all measurements that a decision requests.
 
     Raises:
-        SettingsError: the decision is about single tensors, or requests their norms.
+        SettingsError: the decision sets CFs of single tensors, or requests their norms.
     """
     if decision.sums != "none" or decision.tensors:
         raise SettingsError(
-            f"controller: {controller.name} decides by norms of single tensors, which a trace does not hold; give a "
-            "policy with another"
+            f"controller: {controller.name} decides by norms of single tensors, which a trace does not contain; give "
+            "a policy with another controller"
         )
 
 
 def _differing_settings(trace: Trace, policy: Policy) -> Sequence[str]:
-    """Return notes of differences between run and policy, other than the controller.
+    """Return notes about differing settings of run and policy, except for the controller's.
 
     Raises:
         SettingsError: the policy has another base.
@@ -326,8 +330,8 @@ def _differing_settings(trace: Trace, policy: Policy) -> Sequence[str]:
     base = recorded.get("base", policy.base.name)
     if policy.base.name not in (base, DENSE):
         raise SettingsError(
-            f"base: the policy's is {policy.base.name}, the trace was recorded with {base}, and says nothing of "
-            f"another compressor's gain; give a policy with base {base}"
+            f"base: the policy's is {policy.base.name}, the trace was recorded with {base}, and has no "
+            f"measurement of another compressor; give a policy with base {base}"
         )
     notes = []
     for name, setting in policy.as_dict().items():
@@ -340,5 +344,5 @@ def _differing_settings(trace: Trace, policy: Policy) -> Sequence[str]:
 
 
 def _comparable(record: DecisionRecord) -> tuple[Any, ...]:
-    """Return the fields of a decision that do not depend on measured numbers."""
+    """Return the fields of a decision by which decisions of run and policy are compared: no measured numbers."""
     return record.step, record.changed, record.mode, record.compressor, record.cf, record.every, record.delay

@@ -1,6 +1,6 @@
 # SPDX-FileCopyrightText: 2026 The gravac developers
 # SPDX-License-Identifier: Apache-2.0
-"""A recorded run, read from its trace; records that a controller cannot be fed with are refused."""
+"""Reads a recorded run (a trace) from ``gravac.jsonl``; refuses records that a controller cannot compute with."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from gravac.telemetry.jsonl import read_jsonl
 from gravac.telemetry.records import DecisionRecord, ForecastsRecord, Record, RunRecord, StepRecord
 
 LONGEST_LATENCY = 16
-"""Largest number of steps from a measurement to its decision that a trace may show; executors have two or three."""
+"""Largest number of steps from a measurement to its decision that a trace may have; usually two or three."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,7 +32,7 @@ class Trace:
         decisions: all recorded decisions, in order.
         latency: number of the engine's steps from a measurement to the first step that its decision holds for; after a
             native stretch a decision holds from the next step.
-        admitted: candidates that were admitted anew, each with the number of step records before.
+        admitted: records of candidates that were admitted later, each with the number of step records before it.
     """
 
     run: RunRecord
@@ -48,17 +48,17 @@ class Trace:
 
     @property
     def forecasts(self) -> tuple[Forecast, ...]:
-        """Forecasts of all candidates that the run could choose from at any time, the newest of each."""
+        """The newest forecast of each candidate that the run could choose at any time."""
         forecasts = [*self.run.forecasts]
         for _, record in self.admitted:
             forecasts += record.forecasts
         return tuple({forecast.candidate: forecast for forecast in forecasts}.values())
 
     def choices(self) -> list[Candidate]:
-        """Return the candidate that was decided for each step; a round may have more or fewer steps than decided.
+        """Return the candidate that was decided for each recorded step.
 
-        Before the first decision, ``every`` is that of the second round: the first round is longer, since time is
-        measured before it begins.
+        A recorded round may have more or fewer steps than decided. For the first round, ``every`` is the second
+        round's, since the first also contains the timed steps before its decision.
         """
         choices: list[Candidate] = []
         forecasts, every, decided = self.forecasts, self.steps[:2][-1].every, 0
@@ -71,7 +71,7 @@ class Trace:
         return choices
 
     def number(self, setting: str) -> float | None:
-        """Return a setting of the run that is a number; ``None`` if the setting is missing or a string (``"auto"``)."""
+        """Return a setting of the run that is a number; ``None`` if it is missing or a text (``"auto"``)."""
         number = self.run.settings.get(setting)
         return number if isinstance(number, (int, float)) else None
 
@@ -87,7 +87,7 @@ class _Run:
     admitted: list[tuple[int, ForecastsRecord]] = field(default_factory=list)
 
     def add_decision(self, decision: DecisionRecord) -> None:
-        """Add a decision. In a file its record comes after that of the step whose measurement led to it."""
+        """Add a decision. Its record follows the record of the step whose measurement led to it."""
         self.decisions.append(decision)
         if self.latency is None and self.steps and (measured := self.steps[-1]).mode != "native":
             self.latency = (decision.step - measured.step) // measured.steps
@@ -97,7 +97,7 @@ class _Run:
         latency = LATENCY if self.latency is None else self.latency
         if not 1 <= latency <= LONGEST_LATENCY:
             raise SettingsError(
-                f"trace: the first decision after a step holds from {latency} steps later, 1 to {LONGEST_LATENCY} "
+                f"trace: the first decision holds {latency} steps after its measurement, 1 to {LONGEST_LATENCY} steps "
                 "expected; give a gravac.jsonl as it was written"
             )
         return Trace(self.run, tuple(self.steps), tuple(self.decisions), latency, tuple(self.admitted))
@@ -108,7 +108,8 @@ def read_trace(path: str | Path, run: int = -1) -> Trace:
 
     Args:
         path: file to read.
-        run: number of the run among those with steps, counted from 0; negative from the end.
+        run: number of the run among the file's runs that have steps, counted from 0; a negative number counts from the
+            end.
 
     Returns:
         The run's records.
@@ -149,7 +150,7 @@ def read_trace(path: str | Path, run: int = -1) -> Trace:
 # ranges of numbers that controllers compute with
 
 Range = tuple[Callable[[Any], bool], str]
-"""Function that says whether a number lies in a range, and a description of the range."""
+"""Function that tells whether a number is in a range, and a description of the range."""
 
 COUNT: Range = (lambda number: number >= 0, "0 or more")
 POSITIVE: Range = (lambda number: number >= 1, "1 or more")

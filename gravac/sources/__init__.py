@@ -1,3 +1,3 @@
 # SPDX-FileCopyrightText: 2026 The gravac developers
 # SPDX-License-Identifier: Apache-2.0
-"""Sources of gradients: thin adapters that hand gradients to the engine by name. ``ddp``: a DDP module's buckets."""
+"""Sources of gradients: adapters that hand a module's gradients to the engine by name. ``ddp``: with DDP."""

@@ -1,6 +1,6 @@
 # SPDX-FileCopyrightText: 2026 The gravac developers
 # SPDX-License-Identifier: Apache-2.0
-"""Buffers of a module that training changes, such as running statistics: detected, and sent from rank 0 as bytes."""
+"""Detects which of a module's buffers training changes, such as running statistics, and sends rank 0's as bytes."""
 
 from collections.abc import Iterable, Sequence
 
@@ -48,7 +48,7 @@ class SentBuffers:
         return {name: buffer for name, buffer in by_name.items() if buffer is not None}
 
     def look(self) -> None:
-        """Set ``changed`` by the buffers that have changed since the last call."""
+        """Detect the buffers that have changed since the last call, and set ``changed``."""
         previous, self._seen = self._seen, self._versions
         self.changed = [not _same(previous.get(name), self._seen.get(name)) for name in self.watched]
 
@@ -66,7 +66,7 @@ class SentBuffers:
         return torch.cat([_bytes(present[name]).to(device) for name in self.sent])
 
     def put(self, names: Sequence[str], flat: torch.Tensor) -> None:
-        """Overwrite buffers, so that graphs which saved them for a backward stay valid, and no change is detected.
+        """Overwrite buffers with rank 0's; a pending backward stays valid, and ``look`` detects no change.
 
         Args:
             names: names of the buffers.
@@ -91,7 +91,7 @@ def _version(tensor: torch.Tensor) -> int:
 
 
 def _same(previous: tuple[torch.Tensor, int] | None, current: tuple[torch.Tensor, int] | None) -> bool:
-    """True if a buffer, given as tensor and version, is the same tensor, unchanged."""
+    """True if a buffer, given with its version counter, is still the same tensor and unchanged."""
     if previous is None or current is None:
         return previous is current
     return previous[0] is current[0] and previous[1] == current[1]

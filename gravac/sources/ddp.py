@@ -1,9 +1,10 @@
 # SPDX-FileCopyrightText: 2026 The gravac developers
 # SPDX-License-Identifier: Apache-2.0
-"""The communication hook of DistributedDataParallel, with the names, buckets and moments that it needs.
+"""The source for DistributedDataParallel: its communication hook, and the names, buckets and moments that it needs.
 
-The hook holds the reducer's lock, so it only cuts the bucket into groups and enqueues them. It never raises and never
-returns None, since both would break the reducer for good. Errors are set in the future, and ``backward()`` raises them.
+DDP's reducer holds a lock while it calls the hook, so the hook only cuts the bucket into groups and enqueues them. It
+never raises and never returns None, since both would break the reducer for good. Errors are stored in the future that
+the hook returns, and ``backward()`` raises them.
 """
 
 import math
@@ -33,9 +34,9 @@ from gravac.sources.ddp_private import (
 )
 from gravac.sources.exchange_layout import ExchangeLayout, Names
 
-NONE_RUNS = -1
-"""Autograd's number of no backward. Under join, a rank without inputs answers the others' backwards, with all
-buckets."""
+NO_BACKWARD = -1
+"""Autograd's number for "no backward is running". In ``join()``, a rank without inputs takes part in the others'
+exchanges without a backward."""
 
 
 BucketMean = torch.futures.Future[torch.Tensor | None]
@@ -43,7 +44,7 @@ BucketMean = torch.futures.Future[torch.Tensor | None]
 
 
 class _Bucket:
-    """A bucket in flight. Its future is completed when all its parameters hold the mean.
+    """A bucket in flight; its future is completed when all its parameters hold the mean.
 
     Args:
         buffer: the bucket's flat buffer.
@@ -61,7 +62,7 @@ class _Bucket:
         self.future: BucketMean = torch.futures.Future(devices=devices)  # type: ignore[arg-type]
 
     def done(self, names: Names) -> None:
-        """Take note that some parameters hold the mean; complete the future if all do."""
+        """Record that some parameters hold the mean; complete the future if all do."""
         self.names.difference_update(names)
         self.groups += 1
         if not self.names and not self.future.done():
@@ -77,7 +78,7 @@ class _Bucket:
             self.future.set_result(None)
 
     def fails_with(self, decided: "Future[Candidate]") -> None:
-        """Fail if the beginning of the step failed."""
+        """Let the bucket fail if the beginning of the step fails."""
         if (failure := decided.exception()) is not None:
             self.fail(failure)
 
@@ -111,7 +112,7 @@ class DDPAdapter:
         self.loss_scale: Callable[[], Number] | None = None
         self.optimizer: torch.optim.Optimizer | None = None
         self._engine = engine
-        self._task: int | None = None  # autograd's number of the backward under way; NONE_RUNS in a join
+        self._task: int | None = None  # autograd's number of the backward under way; NO_BACKWARD in a join
         self._cuts: dict[int, tuple[torch.Tensor, list[Piece]]] = {}  # by bucket index
         self._arrived: dict[str, tuple[Piece, _Bucket]] = {}
         self._inputs: Mark | None = None
@@ -120,7 +121,7 @@ class DDPAdapter:
         self._watched: list[torch.utils.hooks.RemovableHandle] = []
 
     def bind(self, module: torch.nn.Module) -> None:
-        """Learn names, without wrappers' prefixes, and shapes of the parameters, except for those that DDP ignores.
+        """Store names (without wrappers' prefixes) and shapes of the parameters, except for those that DDP ignores.
 
         Raises:
             TypeError: a parameter to train is complex.
@@ -134,14 +135,14 @@ class DDPAdapter:
         self._ddp, self.optimizer = weakref.ref(ddp), optimizer
 
     def watch(self) -> None:
-        """Register hooks that record when forward starts and the optimizer's step ends, if no switch calls these."""
+        """Register hooks that record when forward starts and when the optimizer's step ends."""
         assert self.ddp is not None
         self._watched = [self.ddp.register_forward_pre_hook(UncopiedHook(self._sees_forward))]
         if self.optimizer is not None:
             self._watched.append(self.optimizer.register_step_post_hook(self.step_ended))
 
     def detach(self) -> None:
-        """Give the watched module a reducer without the hook. Names and groups stay, since residuals depend on them.
+        """Remove the hook: give the module a new reducer. Names and groups stay, since residuals depend on them.
 
         Raises:
             RuntimeError: no module is being watched, or ``rebuild_reducer`` raised; nothing was changed.
@@ -168,7 +169,7 @@ class DDPAdapter:
         return self._ddp() if self._ddp is not None else None
 
     def rest(self) -> None:
-        """Forget the moments and buckets of the step under way: the next steps have no gradients to exchange."""
+        """Forget the moments and buckets of the step under way, since the next steps exchange no gradients."""
         self._inputs = self._optimized = None
         self._cuts.clear()
 
@@ -177,12 +178,12 @@ class DDPAdapter:
             self.forward_starts()
 
     def forward_starts(self) -> None:
-        """Record the moment: a forward with gradients begins."""
+        """Record the moment when a forward with gradients begins."""
         if self._inputs is None:
             self._inputs = self._engine.mark()
 
     def step_ended(self, *_: object) -> None:
-        """Record the moment: the optimizer's step has ended."""
+        """Record the moment when the optimizer's step has ended."""
         self._optimized = self._engine.mark()
 
     def hook(self, bucket: GradBucket) -> torch.futures.Future[torch.Tensor]:
@@ -232,20 +233,20 @@ class DDPAdapter:
         for position, group in enumerate(complete, 1):
             is_last = bucket.is_last() and position == len(complete)
             self._exchange(group, buffer if group == names else None, is_last)
-        if self._task == NONE_RUNS and bucket.is_last():
+        if self._task == NO_BACKWARD and bucket.is_last():
             self._end()
         return averaged
 
     def _begin(self, forms: list[Form], bucket: "_Bucket") -> None:
         """Begin the engine's step with the first bucket of a backward."""
         self._task = torch._C._current_graph_task_id()
-        if self._task != NONE_RUNS:
+        if self._task != NO_BACKWARD:
             Variable._execution_engine.queue_callback(self._end)
         counted = self.ddp is not None and divides_by_those_with_inputs(self.ddp)
         inputs = StepInputs(
             loss_scale=self.loss_scale() if self.loss_scale is not None else None,
             learning_rate=learning_rate(self.optimizer) if self.optimizer is not None else math.nan,
-            takes_part=self._task != NONE_RUNS if counted else None,
+            takes_part=self._task != NO_BACKWARD if counted else None,
             forms=forms,
             dense=self.send_residuals,
         )
@@ -314,12 +315,12 @@ def learning_rate(optimizer: torch.optim.Optimizer) -> float:
 
 
 def refuse_unfit(ddp: object, base: Compressor, optimizer: torch.optim.Optimizer | None) -> None:
-    """Refuse a module that gravac cannot be attached to, and an optimizer that would apply momentum a second time.
+    """Refuse a module that gravac cannot attach to, and an optimizer that would apply momentum a second time.
 
     Raises:
         TypeError: ``ddp`` is not a DistributedDataParallel module.
         RuntimeError: the module has a communication hook already.
-        ValueError: base and optimizer both apply momentum, as SGD does or as Adam's first moment.
+        ValueError: compressor and optimizer both apply momentum (SGD's momentum, or Adam's first moment).
     """
     if not isinstance(ddp, DistributedDataParallel):
         raise TypeError(
@@ -328,8 +329,8 @@ def refuse_unfit(ddp: object, base: Compressor, optimizer: torch.optim.Optimizer
         )
     if has_hook(ddp):
         raise RuntimeError(
-            "ddp has a communication hook already, and torch allows one; detach() the compressor it is of, or make a "
-            "new DistributedDataParallel around the model"
+            "ddp has a communication hook already, and torch allows one; detach() the compressor that it belongs "
+            "to, or make a new DistributedDataParallel around the model"
         )
     refuse_momentum(base, optimizer)
 
@@ -338,19 +339,19 @@ def refuse_momentum(base: Compressor, optimizer: torch.optim.Optimizer | None) -
     """Refuse an optimizer that would apply momentum a second time.
 
     Raises:
-        ValueError: base and optimizer both apply momentum, as SGD does or as Adam's first moment.
+        ValueError: compressor and optimizer both apply momentum (SGD's momentum, or Adam's first moment).
     """
     for group in optimizer.param_groups if base.owns_momentum and optimizer is not None else ():
         for field, momentum in (("momentum", group.get("momentum", 0)), ("betas[0]", group.get("betas", (0,))[0])):
             if momentum:
                 raise ValueError(
-                    f"optimizer: {type(optimizer).__name__} has {field}={momentum:g}, and {base.name} does momentum "
+                    f"optimizer: {type(optimizer).__name__} has {field}={momentum:g}, and {base.name} applies momentum "
                     "itself; give the optimizer none (torch.optim.SGD(..., momentum=0)) or use another compressor"
                 )
 
 
 def failed(failure: BaseException) -> torch.futures.Future[torch.Tensor]:
-    """Return a failed future of a flat buffer: only so can a hook raise without breaking the reducer."""
+    """Return a failed future of a flat buffer, since a hook that raises would break the reducer."""
 
     def throw(_: object) -> torch.Tensor:
         raise failure

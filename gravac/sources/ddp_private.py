@@ -1,8 +1,9 @@
 # SPDX-FileCopyrightText: 2026 The gravac developers
 # SPDX-License-Identifier: Apache-2.0
-"""Private parts of DistributedDataParallel: steers its exchange, removes a hook, and keeps hooks out of copies.
+"""Uses private parts of DistributedDataParallel: to turn its exchange on and off, and to remove hooks.
 
-All of DDP's private names that gravac uses are in this file, and each function checks that they exist.
+All of DDP's private names that gravac uses are in this file, and each function checks that its names exist. Copies and
+pickles of a module do not get gravac's hooks.
 """
 
 import weakref
@@ -26,7 +27,7 @@ REBUILDING = (
     "_comm_hooks",
     "static_graph",
 )
-"""Names of DDP that ``rebuild_reducer`` needs."""
+"""Private names of DDP that ``rebuild_reducer`` needs."""
 
 STEERING = (
     *REBUILDING,
@@ -37,21 +38,21 @@ STEERING = (
     "reducer.get_backward_stats",
     "_has_rebuilt_buckets",
 )
-"""Names of DDP that ``Reducer`` needs."""
+"""Private names of DDP that ``Reducer`` needs."""
 
 STEERING_STATIC = ("_static_graph_delay_allreduce_enqueued", "reducer._set_static_graph", "logger._set_static_graph")
-"""Names of DDP that ``Reducer`` also needs if the module has ``static_graph``."""
+"""Private names of DDP that ``Reducer`` needs in addition if the module has ``static_graph``."""
 
 STEERING_TORCH = (
     "torch._C._current_graph_task_id",
     "torch.distributed._register_builtin_comm_hook",
     "torch.distributed.BuiltinCommHookType.FP16_COMPRESS",
 )
-"""Names of torch that ``Reducer`` needs."""
+"""Private names of torch that ``Reducer`` needs."""
 
 
 class UncopiedHook:
-    """A module's hook that copies and pickles of the module do not have: they have a function that does nothing.
+    """A module's hook that is not copied: copies and pickles of the module get a function that does nothing.
 
     Args:
         function: called with the hook's arguments; its return value is not used.
@@ -71,7 +72,7 @@ class UncopiedHook:
 
 
 class UncopiedHooks(list[Any]):
-    """DDP's list of communication hooks; copies are empty, since a copied module has a new reducer without hooks."""
+    """DDP's list of communication hooks; its copies are empty, since a copied module's reducer has no hooks."""
 
     def __reduce__(self) -> tuple[Any, ...]:
         return list, ()
@@ -128,8 +129,8 @@ def rebuild_reducer(ddp: DistributedDataParallel, forward_pending: bool) -> None
     missing = [name for name in REBUILDING if not hasattr(ddp, name)]
     if missing:
         raise RuntimeError(
-            f"detach: DistributedDataParallel of torch {torch.__version__} has no {missing[0]}, which taking a hook "
-            "off needs; wrap the model in a new DistributedDataParallel instead"
+            f"detach: DistributedDataParallel of torch {torch.__version__} has no {missing[0]}, which removing a "
+            "hook needs; wrap the model in a new DistributedDataParallel instead"
         )
     if torch._C._current_graph_task_id() != -1:
         raise RuntimeError("detach: a backward is running; detach after it, between two steps")
@@ -154,7 +155,7 @@ def rebuild_reducer(ddp: DistributedDataParallel, forward_pending: bool) -> None
 
 
 def scale_of(scaler: torch.amp.GradScaler, device: bool) -> Callable[[], Number]:
-    """Return a function that returns a scaler's scale: a number, or with ``device`` a tensor, without a wait."""
+    """Return a function that returns a scaler's scale: a number, or on a ``device`` a tensor, without a wait."""
 
     def scale() -> Number:
         tensor = scaler._get_scale_async()
@@ -182,7 +183,7 @@ class _Flags(NamedTuple):
 
 
 class Reducer:
-    """Steers DDP's own exchange: silences it while ranks train apart, and renews the reducer afterwards.
+    """Turns DDP's own exchange off in outer steps, and creates a new reducer afterwards.
 
     The module is referred to by a weak reference.
 
@@ -215,25 +216,25 @@ class Reducer:
 
     @property
     def synced(self) -> bool:
-        """The user's ``require_backward_grad_sync``: true if the next forward's gradients are to be averaged."""
+        """The user's ``require_backward_grad_sync``: True if the next forward's gradients will be averaged."""
         return bool(self.ddp.require_backward_grad_sync) if self._user_flags is None else self._user_flags.backward
 
     @property
     def counts_surely(self) -> bool:
-        """True if ``has_averaged`` detects each backward: false if the module has a single parameter.
+        """True if ``has_averaged`` detects every backward; False if the module has a single parameter.
 
-        Measured in 40 000 backwards of some 25 us each: with one parameter, 78 took the same nanoseconds as the last
-        one; with two parameters, none did.
+        In 40 000 measured backwards of some 25 us each, 78 with one parameter took exactly as many nanoseconds as the
+        backward before; with two parameters, none did.
         """
         return len(self._stats) > 1
 
     @property
     def in_join(self) -> bool:
-        """True if training runs under ``ddp.join()``, or did: DDP never resets that, and exchanges in each forward."""
+        """True if training runs under ``ddp.join()``, or once did: DDP never resets its flag."""
         return bool(self.ddp._join_config.enable)
 
     def silence(self) -> None:
-        """Keep DDP from exchanging in the forward that begins, and in its backward. Called by a forward pre-hook.
+        """Turn DDP's exchange off for the forward that begins, and for its backward. Called by a forward pre-hook.
 
         DDP reads its flags in forward only, so ``restore`` restores the user's flags as soon as forward ends. Before a
         forward that exchanges again, each rank calls ``renew``.
@@ -257,10 +258,10 @@ class Reducer:
         self.ddp.require_forward_param_sync = flags.backward if torch.is_grad_enabled() else flags.forward
 
     def has_averaged(self) -> bool:
-        """Return whether the reducer ran in a synced backward since the last call; no Python runs in backward.
+        """Return whether DDP has averaged gradients since the last call; no Python runs in backward.
 
-        The reducer records, for each parameter, the nanoseconds from forward to its gradient. These numbers change in a
-        synced backward only. Two backwards with equal numbers for all parameters count as a single backward: see
+        The reducer records, for each parameter, the nanoseconds from forward to its gradient. These numbers change only
+        in a backward that averages. Two backwards with equal numbers for all parameters count as one: see
         ``counts_surely``. A backward that failed halfway counts.
         """
         self._look()
@@ -268,7 +269,7 @@ class Reducer:
         return averaged
 
     def renew(self) -> None:
-        """Give the module a new reducer, without a hook, averaging in float32. Called on every rank between steps.
+        """Give the module a new reducer, without a hook, that averages in float32. Called on every rank between steps.
 
         Raises:
             RuntimeError: a backward is running.
@@ -279,7 +280,7 @@ class Reducer:
         self._stats, self._enqueued = _stats(ddp), _enqueued(ddp)
 
     def use_float16(self) -> None:
-        """Make the reducer average in float16, by torch's C++ hook, until ``renew``. Called on every rank.
+        """Let the reducer average in float16, by torch's C++ hook, until ``renew``. Called on every rank.
 
         Raises:
             RuntimeError: the reducer has a hook; ``renew`` removes it.
@@ -289,7 +290,7 @@ class Reducer:
         private._register_builtin_comm_hook(hooks.BuiltinCommHookType.FP16_COMPRESS)
 
     def _look(self) -> None:
-        """Record whether the reducer ran in a synced backward since the last look."""
+        """Record whether DDP has averaged gradients since this method was last called."""
         ddp = self.ddp
         stats, enqueued = _stats(ddp), _enqueued(ddp)
         # a new reducer begins with zeros; the first backward of a static graph sets no times, but a flag
@@ -298,12 +299,12 @@ class Reducer:
 
 
 def _stats(ddp: DistributedDataParallel) -> list[int]:
-    """Return the nanoseconds from forward to each parameter's gradient in the last synced backward; zeros before."""
+    """Return the nanoseconds from forward to each parameter's gradient in the last averaging backward; zeros before."""
     return list(ddp.reducer.get_backward_stats())
 
 
 def _enqueued(ddp: DistributedDataParallel) -> bool:
-    """Return whether the first backward of a static graph has begun."""
+    """Return whether the first backward of a module with ``static_graph`` has begun."""
     return bool(ddp.static_graph and ddp._static_graph_delay_allreduce_enqueued)
 
 
@@ -325,16 +326,16 @@ def _check_names(ddp: DistributedDataParallel) -> None:
                 if not hasattr(inner, component):
                     raise SettingsError(
                         f"every, native: torch {torch.__version__} has no {prefix}{name.removeprefix('torch.')}, "
-                        "which training apart and DDP's own exchange need; use every=1, native=False, which do without"
+                        "which outer and native steps need; use every=1 and native=False"
                     )
                 inner = getattr(inner, component)
 
 
 def refuse_apart(module: torch.nn.Module, optimizers: Iterable[torch.optim.Optimizer]) -> None:
-    """Refuse modules and optimizers that cannot train apart, or that ranks could not make equal afterwards.
+    """Refuse modules and optimizers for which outer steps are impossible.
 
     Args:
-        module: module that is trained: a DistributedDataParallel, or a module without.
+        module: module that is trained, with or without DistributedDataParallel.
         optimizers: torch's optimizers that train the module, without a framework's wrapper.
 
     Raises:
@@ -366,4 +367,4 @@ def refuse_apart(module: torch.nn.Module, optimizers: Iterable[torch.optim.Optim
 
 
 def _cannot(reason: str, remedy: str) -> SettingsError:
-    return SettingsError(f"every: ranks cannot train apart here: {reason}; use {remedy}, or every=1")
+    return SettingsError(f"every: outer steps are impossible here: {reason}; use {remedy}, or every=1")

@@ -1,6 +1,6 @@
 # SPDX-FileCopyrightText: 2026 The gravac developers
 # SPDX-License-Identifier: Apache-2.0
-"""A source whose gradients are exchanged by the hook, by DDP itself, or not at all; this may change at each step."""
+"""Steers a DDP module: gravac's hook exchanges its gradients, or DDP itself, or nobody; changeable at each step."""
 
 from collections.abc import Callable
 from concurrent.futures import Future
@@ -52,12 +52,12 @@ class SteeredDDP:
 
     @property
     def synced(self) -> bool:
-        """True if DDP would average in the backward of a forward that begins here."""
+        """True if DDP will average in the backward that follows the forward that now begins."""
         return self._reducer.synced
 
     @property
     def in_join(self) -> bool:
-        """True if training runs under ``join()``: ranks without inputs take part in no exchange of outer steps."""
+        """True if training runs under ``join()``, in which ranks without inputs would miss exchanges of outer steps."""
         return self._reducer.in_join
 
     @property
@@ -78,15 +78,15 @@ class SteeredDDP:
             self._reducer.use_float16()
 
     def stop_exchange(self) -> None:
-        """Exchange nothing: ``silence`` is called in each forward."""
+        """Exchange nothing from the next forward on: ``silence`` is called in each forward."""
         self._adapter.rest()
 
     def silence(self) -> None:
-        """Keep DDP from averaging in the backward of the forward that begins."""
+        """Turn DDP's averaging off for the backward of the forward that begins."""
         self._reducer.silence()
 
     def restore(self) -> None:
-        """Restore DDP's flags as the training loop had set them."""
+        """Restore DDP's flags to what the training loop had set."""
         self._reducer.restore()
 
     def has_averaged(self) -> bool:
@@ -94,9 +94,9 @@ class SteeredDDP:
         return self._reducer.has_averaged()
 
     def forward_starts(self) -> None:
-        """Record the moment: a forward with gradients begins, of a hook step."""
+        """Record the moment when a forward with gradients begins, in a hook step."""
         self._adapter.forward_starts()
 
     def step_ended(self) -> None:
-        """Record the moment: an optimizer's step has ended, of a hook step."""
+        """Record the moment when an optimizer's step has ended, in a hook step."""
         self._adapter.step_ended()

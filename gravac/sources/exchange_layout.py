@@ -2,9 +2,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Exchange groups: ordered lists of the names of parameters that are exchanged together.
 
-DDP's first backward has one bucket with all gradients. DDP rebuilds its buckets after the first step (the second with
-``static_graph``), and so does a resumed run. Sums depend on which gradients are summed together, so groups are fixed
-from the first rebuilt layout, and saved. Later buckets are cut into these groups.
+DDP's first backward has one bucket with all gradients; DDP then rebuilds its buckets, also in a resumed run. Rounding
+depends on which gradients are summed together, so the groups are fixed to the first rebuilt buckets, and saved. Later
+buckets are cut into these groups.
 """
 
 from collections.abc import Sequence
@@ -12,15 +12,17 @@ from collections.abc import Sequence
 Names = tuple[str, ...]
 """Names of parameters, in order."""
 
-SETTLED = 3
-"""Number of steps with the same layout after which it is fixed (with ``find_unused_parameters`` DDP never rebuilds)."""
+SETTLED_STEPS = 3
+"""Number of steps with the same buckets after which groups are fixed: with ``find_unused_parameters`` DDP never
+rebuilds.
+"""
 
 
 class ExchangeLayout:
-    """Turns arriving buckets into complete exchange groups.
+    """Collects the parameters of arriving buckets into complete exchange groups.
 
     Args:
-        fixed: groups of an earlier run; empty to learn them.
+        fixed: groups of an earlier run; empty if they are to be learned.
 
     Attributes:
         fixed: the groups; empty while they are not known.
@@ -34,7 +36,7 @@ class ExchangeLayout:
         self._fix(tuple(tuple(names) for names in fixed))
 
     def arrive(self, names: Names) -> list[Names]:
-        """Add a bucket; return the groups that it completes, in fixed order; the bucket while no groups are fixed."""
+        """Add a bucket; return the groups that are complete, in fixed order, or the bucket until groups are fixed."""
         self._arrived.append(names)
         if not self.fixed:
             return [names]
@@ -52,7 +54,7 @@ class ExchangeLayout:
         return ready
 
     def end(self) -> list[Names]:
-        """End a backward: return the arrived members of incomplete groups, and learn the groups from the step."""
+        """End a backward: return the parameters that arrived of incomplete groups, and learn the groups."""
         incomplete = [
             tuple(name for name in group if name in self._waiting)
             for group in self.fixed
@@ -67,7 +69,7 @@ class ExchangeLayout:
     def _learn(self, layout: tuple[Names, ...]) -> None:
         self._steps += 1
         self._first = self._first or layout
-        if layout != self._first or self._steps >= SETTLED:
+        if layout != self._first or self._steps >= SETTLED_STEPS:
             self._fix(layout)
 
     def _fix(self, layout: tuple[Names, ...]) -> None:

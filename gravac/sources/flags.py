@@ -1,15 +1,15 @@
 # SPDX-FileCopyrightText: 2026 The gravac developers
 # SPDX-License-Identifier: Apache-2.0
-"""Packs flags of all ranks into a few numbers: a sum over the ranks counts the ranks that set each flag."""
+"""Packs flags into a few numbers, whose sums over the ranks count the ranks that set each flag."""
 
 from collections.abc import Sequence
 
 EXACT_BITS = 52
-"""Number of bits of a float64 that sums of counts may use and stay exact."""
+"""Number of bits of a float64 that packed counts may use, so that sums are exact."""
 
 
 def pack(flags: Sequence[bool], world: int) -> list[float]:
-    """Return flags as numbers, from whose sums over the ranks ``unpack`` counts the ranks that set each flag.
+    """Return flags as numbers to sum over the ranks; see ``unpack``.
 
     Args:
         flags: this rank's flags.
@@ -28,7 +28,7 @@ def pack(flags: Sequence[bool], world: int) -> list[float]:
 
 
 def unpack(sums: Sequence[float], number: int, world: int) -> list[int]:
-    """Return the number of ranks that set each flag.
+    """Return the number of ranks that set each flag, from sums over the ranks.
 
     Args:
         sums: sums over the ranks of the numbers that ``pack`` returned.

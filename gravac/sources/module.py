@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """A source without DistributedDataParallel: hooks on parameters hand gradients to the engine while backward runs.
 
-A *step* is a backward whose gradients are exchanged. Its exchanges have the same order on all ranks, whatever the order
-in which gradients become ready, and whatever fails on a rank:
+A *step* is a backward whose gradients are exchanged. Its exchanges have the same order on all ranks, even if gradients
+become ready in another order or a rank fails:
 
 1. The engine's step begins, with the first gradient.
 2. Rank 0 sends its buffers that training changes.
@@ -42,10 +42,10 @@ from gravac.sources.flags import pack, unpack
 from gravac.sources.weights import check_memory
 
 FIRST_GROUP = 1 << 20
-"""Number of bytes of the first group, as small as DDP's first bucket, so that the link is busy soon."""
+"""Bytes of the first group: as small as DDP's first bucket, so that the exchange begins early."""
 
 GROUP = 25 << 20
-"""Number of bytes of each other group, as in DDP's buckets. A larger parameter is a group by itself."""
+"""Bytes of each other group, as in DDP's buckets. A larger parameter is a group by itself."""
 
 
 @dataclass(eq=False, slots=True)
@@ -53,9 +53,9 @@ class _Backward:
     """A backward under way.
 
     Attributes:
-        task: autograd's number of the outermost backward; activation checkpointing runs others within it.
+        task: autograd's number of the outermost backward; activation checkpointing runs further backwards within it.
         synced: whether the backward's gradients are exchanged.
-        callback: reference that is dead once the backward has ended or failed.
+        callback: weak reference to the end's callback, dead once the backward has ended or failed.
     """
 
     task: int
@@ -64,7 +64,7 @@ class _Backward:
 
 
 class _AtEnd:
-    """Callback that autograd calls when a backward has ended; only autograd refers to it."""
+    """Callback that autograd calls when a backward has ended; it is freed when the backward fails."""
 
     def __init__(self, function: Callable[[], None]) -> None:
         self._function = function
@@ -87,8 +87,8 @@ class _Step:
         lacking: zeros in place of this rank's missing gradients, which become the mean, by name.
         copies: gradients whose memory layout differs from their parameters', each with the copy that is exchanged.
         buffers: names of the buffers that rank 0 sends, and their bytes, ``[bytes]``; ``None``: none are sent.
-        marks: sum over the ranks of the packed marks, float64; see 4. above.
-        failure: error because of which this rank's gradients are wrong; ``None`` if there is none.
+        marks: sum over the ranks of the packed marks, float64; see the module's step 4.
+        failure: error that makes this rank's gradients wrong; ``None`` if there is none.
     """
 
     late: bool
@@ -120,7 +120,7 @@ class ModuleSource:
     - *Buffers.* Running statistics must be the same on all ranks when they evaluate. DDP sends rank 0's buffers in each
       forward, which waits for them. Here rank 0's buffers are sent when backward begins, beside the gradients, and are
       in place when ``backward()`` returns. After a step all ranks have the same buffers. Buffers of normalization
-      layers are sent in each step. Any other buffer is sent in the step after it changed on any rank. So constants,
+      layers are sent in each step. Any other buffer is sent only in the step after it changed on a rank, so constants,
       such as masks, cost nothing.
     - *Activation checkpointing.* In its reentrant form autograd may accumulate a parameter's gradient several times in
       one backward. In the first step, and in each step after one in which that happened, gradients are exchanged only
@@ -133,8 +133,8 @@ class ModuleSource:
     Args:
         engine: averages the gradients.
         broadcast_buffers: whether buffers are sent; see above.
-        waits: whether backward ends by ``wait``. Ranks in memory (``exchange.lockstep``) need ``False``: they call
-            ``wait`` after the backwards of all ranks.
+        waits: whether backward calls ``wait`` at its end. Simulated ranks (``exchange.lockstep``) need ``False``: they
+            call ``wait`` after all ranks' backwards.
 
     Attributes:
         quiet: whether gradients stay local and nothing is exchanged, as in outer steps. Changed on all ranks between
@@ -175,7 +175,7 @@ class ModuleSource:
         return self._module() if self._module is not None else None
 
     def bind(self, module: torch.nn.Module) -> None:
-        """Learn names and shapes of the parameters to train.
+        """Store names and shapes of the parameters to train.
 
         Raises:
             TypeError: the module is a DistributedDataParallel, its parameters are in shards (FSDP, DTensor), or a
@@ -199,12 +199,12 @@ class ModuleSource:
 
     @property
     def accumulating(self) -> bool:
-        """True within ``accumulate``: a backward that begins here exchanges nothing."""
+        """True within ``accumulate``: a backward that begins now exchanges nothing."""
         return self._accumulating > 0
 
     @property
     def same(self) -> dict[str, str]:
-        """Texts that describe the buffers, by field; must be the same on all ranks, as the engine's ``described``."""
+        """Texts that describe the buffers, by name; they must be the same on all ranks."""
         return described(self._buffers.present, "buffer")
 
     def watch(self, module: torch.nn.Module, optimizer: torch.optim.Optimizer | None) -> None:
@@ -214,11 +214,11 @@ class ModuleSource:
 
         Args:
             module: the module, compiled or not.
-            optimizer: optimizer whose steps and learning rate are observed; ``None``: neither is known.
+            optimizer: optimizer whose steps and learning rate the engine learns; ``None``: neither is known.
 
         Raises:
-            RuntimeError: another hook uses a parameter's gradient as soon as it is accumulated, such as that of an
-                optimizer that makes its steps within backward; nothing was changed.
+            RuntimeError: another hook uses gradients as soon as they are accumulated, such as an optimizer that steps
+                within backward; nothing was changed.
         """
         for name, parameter in self._parameters.items():
             if getattr(parameter, "_post_accumulate_grad_hooks", None):
@@ -260,9 +260,9 @@ class ModuleSource:
 
     @contextmanager
     def accumulate(self) -> Iterator[None]:
-        """Exchange nothing in backwards within the context; the next backward outside exchanges the sum.
+        """Return a context whose backwards exchange nothing; the next backward outside exchanges the sum.
 
-        Entered alike on all ranks.
+        All ranks must enter the context for the same backwards.
 
         Example:
             >>> with source.accumulate():  # doctest: +SKIP
@@ -281,7 +281,7 @@ class ModuleSource:
         Raises:
             ExchangeError: a rank did not answer.
             TypeError: a gradient is sparse.
-            RuntimeError: backward failed on some ranks, or ranks in memory have not all made their backward.
+            RuntimeError: backward failed on some ranks, or not all simulated ranks have made their backward.
         """
         step, self._ended = self._ended, None
         if step is None:
@@ -305,8 +305,8 @@ class ModuleSource:
             raise step.failure
         if counts is not None and counts.failed:
             raise RuntimeError(
-                f"gravac: backward failed on {counts.failed} of {self._engine.state.world} ranks, so that gradients of "
-                "this step are no mean of all; leave out this optimizer step, as those ranks do, or stop"
+                f"gravac: backward failed on {counts.failed} of {self._engine.state.world} ranks, so the gradients of "
+                "this step are not the mean of all ranks; skip this optimizer step on all ranks, or stop"
             )
 
     # hooks
@@ -321,7 +321,7 @@ class ModuleSource:
             if parameter.requires_grad:
                 raise ValueError(
                     f"module: parameter {name} requires a gradient, and did not when this compressor was attached, so "
-                    "that ranks would train it apart; detach() and attach() again"
+                    "that ranks would not exchange it; detach() and attach() again"
                 )
         if self._inputs is None:
             self._inputs = self._engine.mark()
@@ -350,12 +350,12 @@ class ModuleSource:
 
     @property
     def _running(self) -> _Backward | None:
-        """The backward under way; ``None`` if the last one has ended or failed."""
+        """The backward under way; ``None`` if the last backward has ended or failed."""
         backward = self._backward
         return None if backward is None or backward.callback() is None else backward
 
     def _enter(self) -> _Backward:
-        """Return the outermost backward under way; if it has just begun, queue a callback for its end."""
+        """Return the outermost backward under way; register a callback for its end if it has just begun."""
         if (running := self._running) is not None:
             return running
         task = torch._C._current_graph_task_id()
@@ -393,7 +393,9 @@ class ModuleSource:
         if not backward.synced:
             return
         step = self._step or self._begin()
-        step.failure = RuntimeError("gravac: the last backward ended with an exception")
+        step.failure = RuntimeError(
+            "gravac: the last backward ended with an exception, so this rank has no gradients of its step"
+        )
         self._end(step)
         if waits:
             self._ended, self._unread = None, step.marks
@@ -423,11 +425,11 @@ class ModuleSource:
         return step
 
     def _arrive(self, name: str, nested: bool) -> None:
-        """Take note that a gradient was accumulated, and send groups that are complete.
+        """Record that a gradient was accumulated, and send groups that are complete.
 
         Args:
             name: the parameter's name.
-            nested: whether the gradient was accumulated in a backward within the outermost one.
+            nested: whether the gradient was accumulated in a backward inside of another backward.
         """
         step = self._step or self._begin()
         if nested or name in step.arrived:
@@ -507,7 +509,7 @@ class ModuleSource:
         return handle
 
     def _read(self) -> "_Counts | None":
-        """Read the marks of the last step, and return their counts; ``None`` if somebody has read them already."""
+        """Return the counts of the last step's marks; ``None`` if they have been read already."""
         marks, self._unread = self._unread, None
         if marks is None:
             return None
@@ -546,7 +548,7 @@ def _broadcast(tensor: torch.Tensor) -> Job:
 
 
 def _grouped(parameters: Mapping[str, torch.nn.Parameter]) -> list[list[str]]:
-    """Return names in exchange groups, last parameters first, since backward computes their gradients first."""
+    """Divide names into exchange groups, last parameters first, since backward computes their gradients first."""
     groups: list[list[str]] = []
     remaining_bytes = 0
     for name, parameter in reversed([*parameters.items()]):
@@ -564,8 +566,8 @@ def _refuse_sharded(module: torch.nn.Module, parameters: Mapping[str, torch.nn.P
     for path, child in module.named_modules():
         if any(kind.__name__ == "FullyShardedDataParallel" for kind in type(child).__mro__):
             raise TypeError(
-                f"module: {path or 'it'} is in shards (FullyShardedDataParallel), whose gradients FSDP exchanges; "
-                "use the plain module"
+                f"module: {path or 'the whole module'} is in shards (FullyShardedDataParallel), whose gradients "
+                "FSDP exchanges; use the plain module"
             )
     for name, parameter in parameters.items():
         if any(kind.__name__ == "DTensor" for kind in type(parameter).__mro__):
@@ -578,14 +580,16 @@ def _refuse_sharded(module: torch.nn.Module, parameters: Mapping[str, torch.nn.P
 def _refuse_unplaced(named: Mapping[str, torch.nn.Parameter], parameters: Mapping[str, torch.nn.Parameter]) -> None:
     """Refuse a module without parameters to train, or whose parameters lack memory or are on several devices."""
     if not parameters:
-        raise ValueError("module: it has no parameter that requires a gradient")
+        raise ValueError("module: it has no parameter that requires a gradient; give a module to train")
     for name, parameter in named.items():
         if torch.nn.parameter.is_lazy(parameter) or parameter.is_meta:
-            raise ValueError(f"module: parameter {name} has no memory yet; make a forward, or move the module, before")
+            raise ValueError(
+                f"module: parameter {name} has no memory yet; run a forward, or move the module to a device, before"
+            )
     devices = {parameter.device: name for name, parameter in parameters.items()}
     if len(devices) > 1:
         listed = ", ".join(f"{name} on {device}" for device, name in devices.items())
-        raise ValueError(f"module: parameters lie on several devices ({listed}); gravac exchanges those of one")
+        raise ValueError(f"module: parameters lie on several devices ({listed}); move them to one device")
 
 
 def _tensors(outputs: object) -> Iterator[torch.Tensor]:

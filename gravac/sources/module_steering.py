@@ -1,6 +1,6 @@
 # SPDX-FileCopyrightText: 2026 The gravac developers
 # SPDX-License-Identifier: Apache-2.0
-"""A source without DDP whose gradients are exchanged by gravac, or not at all; this may change at each step."""
+"""Steers a module without DDP: gravac exchanges its gradients, or nobody; changeable at each step."""
 
 from concurrent.futures import Future
 
@@ -44,27 +44,27 @@ class SteeredModule:
 
     @property
     def synced(self) -> bool:
-        """True if the backward of a forward that begins here is a step."""
+        """True if the backward that follows the forward that now begins will exchange gradients."""
         return not self.source.accumulating
 
     def use_hook(self) -> None:
-        """Exchange gradients."""
+        """Exchange gradients by gravac from the next backward on."""
         self.source.quiet = False
 
     def use_native(self, cf: float) -> None:
-        """Raise: a module without DDP has no native steps.
+        """Refuse: a module without DDP has no native steps.
 
         Raises:
-            RuntimeError: always: only gravac exchanges a module's gradients.
+            RuntimeError: always, since only gravac exchanges the gradients of such a module.
         """
         raise RuntimeError("a module without DistributedDataParallel has no exchange of its own")
 
     def stop_exchange(self) -> None:
-        """Exchange nothing."""
+        """Exchange nothing from the next backward on."""
         self.source.quiet = True
 
     def silence(self) -> None:
-        """Do nothing: the source is quiet."""
+        """Do nothing: after ``stop_exchange`` nothing is exchanged anyway."""
 
     def restore(self) -> None:
         """Do nothing: ``silence`` changed nothing."""

@@ -1,6 +1,6 @@
 # SPDX-FileCopyrightText: 2026 The gravac developers
 # SPDX-License-Identifier: Apache-2.0
-"""Checks the memory layout of a module's tensors that ranks exchange, and copies rank 0's tensors at the start."""
+"""Checks the memory layout of the tensors that ranks exchange, and copies rank 0's tensors at the start."""
 
 from collections.abc import Mapping
 from typing import NamedTuple
@@ -12,7 +12,7 @@ from gravac.sources.ddp import canonical
 
 
 def check_memory(module: torch.nn.Module) -> None:
-    """Refuse tensors of a module that cannot be exchanged as they lie in memory.
+    """Refuse tensors of a module whose memory layout does not allow an exchange.
 
     Raises:
         ValueError: a parameter or buffer is sparse or quantized, or several of its elements share memory; a parameter
@@ -63,7 +63,7 @@ def _refuse_shared(trained: Mapping[str, torch.Tensor], buffers: Mapping[str, to
 
 
 class _MemoryRange(NamedTuple):
-    """Range of bytes that a tensor covers in a storage, from ``start`` to before ``end``; its name and use."""
+    """Range of bytes that a tensor covers in a storage, ``end`` excluded, with the tensor's name and use."""
 
     storage: int
     start: int
@@ -109,7 +109,7 @@ def broadcast_weights(module: torch.nn.Module, group: dist.ProcessGroup | None) 
 
     Args:
         module: the module, on every rank.
-        group: ranks that get the weights of their first; ``None``: the default group.
+        group: ranks that get the weights of the group's first rank; ``None``: the default group.
 
     Raises:
         RuntimeError: there is no process group.

@@ -7,6 +7,7 @@ from gravac.telemetry.jsonl import JSONLSink, read_jsonl
 from gravac.telemetry.records import (
     DecisionRecord,
     EndRecord,
+    ForecastsRecord,
     ModeRecord,
     ProgressRecord,
     Record,
@@ -22,6 +23,7 @@ __all__ = [
     "CSVSink",
     "DecisionRecord",
     "EndRecord",
+    "ForecastsRecord",
     "JSONLSink",
     "ModeRecord",
     "ProgressRecord",

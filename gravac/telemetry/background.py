@@ -14,13 +14,15 @@ from gravac.telemetry.records import Record, Sink
 class BackgroundSink:
     """Hands records to another sink on a thread, in order, so that a slow sink delays no training step.
 
-    Without this class the exchange thread calls the sink, and all ranks wait meanwhile. TensorBoard, JSONL and CSV
-    files take microseconds; wrap a tracker that sends to a server. If the sink cannot keep up, records are dropped.
+    Without this class the exchange thread calls the sink, and all ranks wait meanwhile. Writing TensorBoard, JSONL and
+    CSV files takes microseconds; use this class for a tracker that sends to a server. If the sink cannot keep up,
+    records are dropped.
 
     Args:
         sink: sink that takes the records, on a thread of its own.
-        room: number of records that may wait; further records are dropped.
-        seconds: longest time that ``close`` waits for the sink to take the waiting records, seconds.
+        room: number of records that may wait, 1 or more; default: 1000. Further records are dropped.
+        seconds: longest time, in seconds, that ``close`` waits for the sink to take the waiting records; 0 or more,
+            default: 10.
 
     Attributes:
         dropped: number of records dropped.

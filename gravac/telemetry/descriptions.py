@@ -1,10 +1,10 @@
 # SPDX-FileCopyrightText: 2026 The gravac developers
 # SPDX-License-Identifier: Apache-2.0
-"""Descriptions of a run and its decisions as text: Markdown for TensorBoard's text page. Records have data alone.
+"""Describes a run and its decisions in words: Markdown for TensorBoard's text page. Records contain no such texts.
 
-A compression factor means something else for each compressor: at 32 the default ladder runs low rank 16, which on small
-matrices sends only 15 times fewer bytes. So all pages and tables that show a candidate to people show its method and
-bytes, by ``describe_candidate``.
+A compression factor has a different meaning for each compressor: at 32 the default ladder runs low rank 16, which on
+small matrices sends only 15 times fewer bytes. So all pages and tables that people read show a candidate's method and
+bytes (``describe_candidate``).
 """
 
 import math
@@ -18,16 +18,16 @@ from gravac.telemetry.records import DecisionRecord, ModeRecord, ProgressRecord,
 MODES: Mapping[Mode, str] = {
     "native": "DDP exchanges by itself",
     "hook": "gravac exchanges gradients in each step",
-    "outer": "ranks train apart between exchanges",
+    "outer": "ranks train on their own between exchanges",
 }
 """Description of each mode of a candidate."""
 
 SAME_BYTES = 0.05
-"""Relative difference of bytes up to which two numbers of bytes count as equal."""
+"""Relative difference up to which two numbers of bytes count as equal."""
 
 
 def describe_candidate(forecast: Forecast) -> str:
-    """Describe a candidate: its method and the method's own setting, how many times fewer bytes it sends, how often.
+    """Describe a candidate: method, the method's setting, how many times fewer bytes it sends, and how often.
 
     Example:
         >>> describe_candidate(Forecast(Candidate("hook", "ladder", 32.0), 15.1, method="low rank 16"))
@@ -44,7 +44,7 @@ def describe_candidate(forecast: Forecast) -> str:
 
 
 def _in_sentence(forecast: Forecast) -> str:
-    """Describe a candidate as a part of a sentence: with its bytes in parentheses, without commas.
+    """Describe a candidate for use within a sentence: bytes in parentheses, no commas.
 
     Example:
         >>> _in_sentence(Forecast(Candidate("outer", "topk", 10.0, every=5, delay=2), 0.5))
@@ -63,14 +63,14 @@ def _name(forecast: Forecast) -> str:
 
 
 def _pace(forecast: Forecast) -> list[str]:
-    """Return how often a candidate's ranks exchange, and how late they use a result; empty for each step, at once."""
+    """Describe how often ranks exchange, and after which delay they apply a mean; empty if in each step, at once."""
     candidate = forecast.candidate
     every = [f"every {candidate.every} steps"] if candidate.every > 1 else []
     return [*every, *([f"behind {candidate.delay}"] if candidate.delay else [])]
 
 
 def describe_bytes(wire_ratio: float) -> str:
-    """Describe a wire ratio; return ``""`` if it is not known, or the bytes are those of dense float32.
+    """Describe a wire ratio; return ``""`` if it is not known, or is that of dense float32.
 
     Example:
         >>> describe_bytes(15.06), describe_bytes(3.88), describe_bytes(2.0), describe_bytes(0.5)
@@ -170,7 +170,7 @@ def describe_decision(
 
     Args:
         decision: the decision.
-        previous: record of the candidate that ran until then; ``None`` when not known.
+        previous: record of the candidate that ran before; ``None`` if not known.
         forecasts: forecasts of the candidates that the run may choose.
     """
     change = _describe_change(decision, previous, forecasts)
@@ -208,7 +208,7 @@ def tabulate_changes(
 def _describe_change(
     decision: DecisionRecord, previous: DecisionRecord | StepRecord | None, forecasts: Sequence[Forecast]
 ) -> str:
-    """Describe the candidate after a decision; if the decision changed the candidate, the candidate before it, too."""
+    """Describe the candidate after a decision, and if it changed, also the candidate before."""
     after = describe_candidate(forecast_of(decision, forecasts))
     before = after if previous is None else describe_candidate(forecast_of(previous, forecasts))
     modes = (
@@ -220,7 +220,7 @@ def _describe_change(
 
 
 def _method(forecast: Forecast) -> str:
-    """Return the name of a candidate, for texts that state its bytes beside the name."""
+    """Return the name of a candidate's method, for texts that also state its bytes."""
     return forecast.method or str(forecast.candidate)
 
 
@@ -256,7 +256,7 @@ def describe_mode_change(change: ModeRecord) -> str:
 
 
 def tag_name(candidate: Candidate) -> str:
-    """Return a candidate's name for a tag, of letters, digits, dots and underscores.
+    """Return a candidate's name for a tag: only letters, digits, dots and underscores.
 
     Example:
         >>> tag_name(Candidate("outer", "quantize", 16.0, every=10, delay=5))

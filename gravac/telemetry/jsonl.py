@@ -5,15 +5,12 @@
 import functools
 import json
 import math
-import operator
-import types
-import typing
 from collections.abc import Callable, Iterator
-from dataclasses import MISSING, asdict, fields, is_dataclass
+from dataclasses import asdict, fields
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Any
 
-from pydantic import AfterValidator, BaseModel, BeforeValidator, TypeAdapter, ValidationError, create_model
+from pydantic import TypeAdapter, ValidationError
 from pydantic_core import ErrorDetails
 
 from gravac.settings import SettingsError
@@ -46,8 +43,21 @@ RUN_VERSION = 6
 Check = Callable[[Record], None]
 """Function that raises ``ValueError``, with the field and its content, if a record has content that is not allowed."""
 
-LARGEST_COUNT, LARGEST_NUMBER = 2**63, 1e100
-"""Largest integer and largest finite number that a record may have: with larger numbers sums overflow."""
+DIGITS, LARGEST = 18, 1e100
+"""Most digits of an integer, and largest finite number that a record may have: with larger numbers sums overflow."""
+
+EXPECTED = {
+    "bool_type": "true or false",
+    "dataclass_type": "an object",
+    "dict_type": "an object",
+    "float_type": "a number",
+    "int_type": "an integer",
+    "setting": "a word, a number, or true or false",
+    "string_type": "a word",
+    "too_long": "a list of 2",
+    "tuple_type": "a list",
+}
+"""What a field accepts, by the type of pydantic's error; settings have a type of their own."""
 
 _KIND_OF = {record: kind for kind, record in KINDS.items()}
 _encode = json.JSONEncoder(allow_nan=False, ensure_ascii=False, separators=(",", ":"), default=asdict).encode
@@ -98,13 +108,19 @@ def to_json(record: Record) -> str:
     fields_by_name: dict[str, Any] = {"kind": _KIND_OF[kind]}
     if isinstance(record, RunRecord):
         fields_by_name["version"] = RUN_VERSION
-    fields_by_name.update((field.name, getattr(record, field.name)) for field in fields(record))
+    fields_by_name.update((name, getattr(record, name)) for name in _field_names(kind))
     if isinstance(record, RunRecord):
         fields_by_name["settings"] = plain_settings(record)
     try:
         return _encode(fields_by_name)
     except ValueError:
         return _encode(parse_back(fields_by_name))
+
+
+@functools.cache
+def _field_names(kind: type[Record]) -> tuple[str, ...]:
+    """Return the names of a record's fields in the order of a line: inherited fields, all keyword-only, come last."""
+    return tuple(field.name for field in sorted(fields(kind), key=lambda field: field.kw_only))
 
 
 def parse_back(content: Any) -> Any:
@@ -145,12 +161,12 @@ def _read_records(path: Path, check: Check) -> Iterator[Record]:
                 continue
             record, fault = None, None
             try:
-                parsed = json.loads(line)
+                parsed = json.loads(line, parse_int=_integer, parse_float=_number)
             except (ValueError, RecursionError) as error:
                 fault = number, error
             else:
                 try:
-                    record = _record_from(line, parsed)
+                    record = _record_from(parsed)
                     check(record)
                 except ValueError as error:
                     raise ValueError(f"{path}, line {number}: not a record of gravac: {error}") from None
@@ -161,12 +177,8 @@ def _read_records(path: Path, check: Check) -> Iterator[Record]:
             torn = fault
 
 
-def _record_from(line: bytes, parsed: Any) -> Record:
-    """Return the record of a line.
-
-    Args:
-        line: the line.
-        parsed: content of the line, as ``json`` parsed it.
+def _record_from(parsed: Any) -> Record:
+    """Return the record of a parsed line.
 
     Raises:
         ValueError: the line is no record that this gravac reads; the message names field and content.
@@ -177,107 +189,64 @@ def _record_from(line: bytes, parsed: Any) -> Record:
     kind = KINDS[name]
     if kind is RunRecord and parsed.get("version") != RUN_VERSION:
         raise ValueError(f"version: {parsed.get('version')!r:.80}, and this gravac reads {RUN_VERSION}")
+    return _validated(kind, parsed)
+
+
+def _validated(kind: type[Record], parsed: dict[str, Any]) -> Record:
+    """Return the record of a parsed line, whose kind is known.
+
+    A ``null`` becomes nan in a field that must be a number. In a field that may be ``None``, ``null`` is ``None``.
+
+    Raises:
+        ValueError: see ``_record_from``.
+    """
     try:
-        record: Record = _adapter(kind).validate_json(line, strict=True)
+        record: Record = _adapter(kind).validate_json(json.dumps(parsed), strict=True)
+        return record
     except ValidationError as error:
-        raise ValueError(_describe(error.errors(include_url=False)[0])) from None
-    return record
+        faults = error.errors(include_url=False)
+    for fault in faults:
+        if fault["type"] != "float_type" or fault["input"] is not None:
+            raise ValueError(_describe(fault))
+        *path, name = fault["loc"]
+        container: Any = parsed
+        for key in path:
+            container = container[key]
+        container[name] = math.nan
+    return _validated(kind, parsed)
 
 
 @functools.cache
 def _adapter(kind: type[Record]) -> TypeAdapter[Any]:
-    """Return pydantic's adapter that reads a record; made once."""
-    return TypeAdapter(_readable(kind))
+    """Return pydantic's adapter of a record; made once."""
+    return TypeAdapter(kind)
 
 
-def _readable(hint: Any) -> Any:
-    """Return the type by which pydantic reads a field from JSON: tuples are lists, dataclasses are objects.
-
-    Numbers in it are limited, and ``null`` is nan for a number that cannot be ``None``.
-
-    Args:
-        hint: type of the field, or a dataclass.
-    """
-    if hint in _READABLE:
-        return _READABLE[hint]
-    if is_dataclass(hint):
-        return _readable_dataclass(hint)
-    arguments = tuple(map(_readable, typing.get_args(hint)))
-    if isinstance(hint, types.UnionType):
-        return functools.reduce(operator.or_, arguments)
-    origin: Any = typing.get_origin(hint)
-    return origin[arguments] if arguments else hint
+def _integer(digits: str) -> int | str:
+    """Return an integer of a line; one that is too large stays text, which no field for an integer accepts."""
+    return int(digits) if len(digits) <= DIGITS else digits
 
 
-def _readable_dataclass(kind: Any) -> Any:
-    """Return the type by which pydantic reads a dataclass; keys that are no fields are ignored."""
-    hints, definitions = typing.get_type_hints(kind), dict[str, Any]()
-    for field in fields(kind):
-        required = field.default is MISSING and field.default_factory is MISSING
-        definitions[field.name] = (_readable(hints[field.name]), ... if required else None)
-    model = create_model(kind.__name__, **definitions)
-
-    def build(parsed: BaseModel) -> Any:
-        return kind(**{name: getattr(parsed, name) for name in parsed.model_fields_set})
-
-    return Annotated[model, AfterValidator(build)]
-
-
-def _nan_for_null(parsed: Any) -> Any:
-    return math.nan if parsed is None else parsed
-
-
-def _limited(number: float) -> float:
-    limit = LARGEST_COUNT if isinstance(number, int) else LARGEST_NUMBER
-    if limit < abs(number) < math.inf:
-        raise ValueError(f"a number up to {limit:.3g} expected")
-    return number
-
-
-def _pair(parsed: Any) -> Any:
-    if not isinstance(parsed, list) or len(parsed) != 2:
-        raise ValueError("a list of 2 expected")
-    return tuple(parsed)
-
-
-def _scalar(parsed: Any) -> Any:
-    if isinstance(parsed, (dict, list)):
-        raise ValueError("a word, a number, or true or false expected")
-    return _limited(parsed) if isinstance(parsed, (int, float)) else _nan_for_null(parsed)
-
-
-_Number = Annotated[float, BeforeValidator(_nan_for_null), AfterValidator(_limited)]
-
-_READABLE: dict[Any, Any] = {
-    float: _Number,
-    int: Annotated[int, AfterValidator(_limited)],
-    tuple[float, float]: Annotated[tuple[_Number, _Number], BeforeValidator(_pair)],
-    str | int | float | bool: Annotated[Any, AfterValidator(_scalar)],
-}
-"""Types by which pydantic reads numbers, pairs of numbers, and settings."""
-
-_EXPECTED = {
-    "bool_type": "true or false",
-    "dict_type": "an object",
-    "float_type": "a number",
-    "int_type": "an integer",
-    "model_type": "an object",
-    "string_type": "a word",
-    "tuple_type": "a list",
-}
-"""What JSON must have, by the type of pydantic's error."""
+def _number(text: str) -> float | str:
+    """Return a number of a line; one that is too large stays text, which no field for a number accepts."""
+    number = float(text)
+    return text if LARGEST < abs(number) < math.inf else number
 
 
 def _describe(fault: ErrorDetails) -> str:
-    """Describe what is wrong with a line: path of the field, its content, and what is expected."""
-    path, kind = "/".join(map(str, fault["loc"])) or "line", fault["type"]
+    """Describe a fault that pydantic found in a line: path of the field, its content, and what is expected there."""
+    keys, kind = fault["loc"], fault["type"]
+    if keys[:1] == ("settings",) and len(keys) > 2:  # the last key names one of the types that a setting may have
+        keys, kind = keys[:2], "setting"
+    elif kind == "missing" and isinstance(keys[-1], int):  # an element of a pair
+        keys, kind = keys[:-1], "too_long"
+    path, content = "/".join(map(str, keys)), f"{fault['input']!r:.80}"
     if kind == "missing":
         return f"{path}: it is missing"
-    text = f"{path}: {fault['input']!r:.80}"
     if kind == "literal_error":
         allowed = fault["ctx"]["expected"].replace("'", "").replace(" or ", ", ")
-        return f"{text} is none of {allowed}"
-    return f"{text}, {_EXPECTED[kind]} expected" if kind in _EXPECTED else f"{text}, {fault['msg'].split(', ', 1)[-1]}"
+        return f"{path}: {content} is none of {allowed}"
+    return f"{path}: {content}, " + (f"{EXPECTED[kind]} expected" if kind in EXPECTED else fault["msg"])
 
 
 def _ends_mid_line(path: Path) -> bool:

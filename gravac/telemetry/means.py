@@ -1,6 +1,6 @@
 # SPDX-FileCopyrightText: 2026 The gravac developers
 # SPDX-License-Identifier: Apache-2.0
-"""Means over several steps: the numbers of a point of a curve."""
+"""Computes means over several steps: the numbers of one point of a curve."""
 
 import math
 import statistics
@@ -10,19 +10,18 @@ from gravac.telemetry.page import STEPS
 from gravac.telemetry.records import StepRecord
 
 MEANS = tuple(name for name in STEPS if name not in ("t_system", "t_compression"))
-"""Fields of a step whose point is the arithmetic mean over the steps (bytes per step, seconds per step).
+"""Fields of ``StepRecord`` of which a point shows the arithmetic mean over steps (bytes per step, seconds per step).
 
-All fields of the page except throughputs; ``means`` then replaces the mean of the wire ratio."""
+These are all fields that TensorBoard shows except throughputs. ``means`` computes the wire ratio in another way."""
 
 
 def means(steps: Sequence[StepRecord]) -> dict[str, float]:
     """Return the means of consecutive steps that ran the same candidate, by the field names of ``StepRecord``.
 
-    Numbers that are not finite (the first step has no duration) and gains that are not known are left out; a field
-    without any number is missing. Bytes and seconds are means per step; ``wire_ratio`` is the ratio of sums;
-    ``t_system`` (samples/s) is the harmonic mean, which is samples over time; ``t_compression`` is
-    ``t_system * max(gain, 0)`` of these means. Bytes are those of a training step: the bytes of a round, or of a native
-    stretch, divided by its number of steps.
+    Numbers that are not finite and gains that are not known are ignored; a field without any number is missing in the
+    result. Bytes and seconds are means per step; ``wire_ratio`` is the ratio of sums; ``t_system`` (samples/s) is the
+    harmonic mean, which is samples over time; ``t_compression`` is ``t_system * max(gain, 0)`` of these means. Bytes
+    are those of a training step: the bytes of a round, or of a native stretch, divided by its number of steps.
     """
     result = {name: mean for name in MEANS if (mean := _mean(per_step(step, name) for step in steps)) is not None}
     if result.get("wire_bytes"):

@@ -1,6 +1,6 @@
 # SPDX-FileCopyrightText: 2026 The gravac developers
 # SPDX-License-Identifier: Apache-2.0
-"""The page of TensorBoard that a reader sees first: charts, their order, tags and units."""
+"""The page of charts that gravac makes in TensorBoard: charts, their order, tags and units."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -9,9 +9,9 @@ PREFIX = "gravac/"
 """Prefix of every tag, which keeps gravac's scalars apart from those of the training program."""
 
 CF = PREFIX + "cf"
-"""Tag of the compression factor that runs: 1 is dense."""
+"""Tag of the present compression factor: 1 is dense."""
 OUTER_WIRE_RATIO = PREFIX + "wire_ratio_of_outer_steps"
-"""Tag of the wire ratio of outer steps, which is shown in place of a CF: outer steps have no CF of a step."""
+"""Tag of the wire ratio of outer steps, which is shown in place of a CF."""
 CF_LOG10 = PREFIX + "cf_log10"
 """Tag of the compression factor's decimal logarithm: 0 is dense."""
 GAIN = tuple(PREFIX + name for name in ("gain", "gain_low", "gain_high"))
@@ -48,7 +48,7 @@ DRIFT = PREFIX + "drift"
 """Tag of the drift of ranks in a round, see ``Measurement``."""
 
 STAIRS = ("achieved_cf", "wire_ratio", "payload_bytes", "wire_bytes")
-"""Fields that follow from the CF: their curves are staircases, as the CF's is, and get a point when the CF changes."""
+"""Fields that change with the CF: their curves are staircases too, with extra points when the CF changes."""
 
 WIRE_GIGABYTES = PREFIX + "wire_gigabytes"
 """Tag of the bytes that a rank has sent so far, GB."""
@@ -57,25 +57,25 @@ DENSE_WIRE_GIGABYTES = PREFIX + "dense_wire_gigabytes"
 """Tag of the bytes that a rank would have sent so far by dense float32 all-reduces, GB."""
 
 END = "gravac_end/"
-"""Prefix of the tags of a run's totals: a group of their own, because a total is a single point and no curve."""
+"""Prefix of the tags of a run's totals, which are apart from the curves, because a total is a single point."""
 
 PROGRESS_TEXT = PREFIX + "progress"
-"""Tag of the results of trials of a candidate, a text."""
+"""Tag of texts: results of a candidate's trials."""
 
 MODE_TEXT = PREFIX + "mode"
-"""Tag of changes of mode, a text."""
+"""Tag of texts: changes of mode."""
 
 MODE_SECONDS = PREFIX + "seconds/change_of_mode"
 """Tag of the seconds that a change of mode took."""
 
 RUN_TEXT = PREFIX + "run"
-"""Tag of the description of a run, a text."""
+"""Tag of a text: description of the run."""
 
 DECISION_TEXT = PREFIX + "decision"
-"""Tag of the description of each decision, a text."""
+"""Tag of texts: description of each decision."""
 
 CHANGES_TEXT = PREFIX + "changes"
-"""Tag of the table of all changes, a text."""
+"""Tag of a text: table of all changes of the candidate."""
 
 
 def _lines(*tags: str) -> list[Any]:
@@ -101,7 +101,7 @@ LAYOUT: dict[str, dict[str, list[Any]]] = {
 }
 """Layout for ``SummaryWriter.add_custom_scalars``: category, chart title, kind of chart and tags; see ``layout``.
 
-Two categories, because TensorBoard shows a category's band charts after its line charts.
+There are two categories, because within a category TensorBoard shows charts with bands after all others.
 """
 
 

@@ -1,6 +1,6 @@
 # SPDX-FileCopyrightText: 2026 The gravac developers
 # SPDX-License-Identifier: Apache-2.0
-"""Points of curves from steps, for TensorBoard and for trackers that take numbers by name."""
+"""Makes points of curves from records of steps, for TensorBoard and for trackers that take numbers by name."""
 
 import math
 from collections.abc import Callable
@@ -14,10 +14,10 @@ Write = Callable[[dict[str, float], int], None]
 
 
 class Points:
-    """Makes points from steps: means over ``every`` training steps, never across a change of the candidate.
+    """Makes points from records of steps: means over ``every`` training steps that ran the same candidate.
 
-    ``gravac.telemetry.means`` defines the means. The CF, and the fields that depend on it, are also written at the last
-    step before a change and at the first step after it, so that their curves are true staircases.
+    ``gravac.telemetry.means`` defines the means. The CF, and fields that depend on the CF, are also written at the last
+    step before a change and at the first step after it, so that their curves are staircases.
 
     Args:
         every: training steps per point, at least 1.
@@ -63,12 +63,12 @@ class Points:
 
 
 def _identity(step: StepRecord) -> tuple[object, ...]:
-    """Return the fields that must be equal in all steps of a point: the candidate, and each rank's share of a round."""
+    """Return what must be equal in all steps of a point: the candidate, and each rank's number of steps in a round."""
     return step.mode, step.compressor, step.cf, step.every, step.delay, step.steps_of_ranks
 
 
 def _candidate_numbers(step: StepRecord) -> dict[str, float]:
-    """Return the candidate of a step as numbers by tag: its CF; of outer steps the wire ratio and the round's steps."""
+    """Return a step's CF, or an outer step's wire ratio and number of steps of the round, by tag."""
     if step.mode != "outer":
         return {page.CF: step.cf, page.CF_LOG10: math.log10(step.cf)}
     round_numbers = {page.EVERY: float(step.every), page.DELAY: float(step.delay), page.DRIFT: step.drift}

@@ -1,11 +1,12 @@
 # SPDX-FileCopyrightText: 2026 The gravac developers
 # SPDX-License-Identifier: Apache-2.0
-"""Records of a run: frozen dataclasses that are handed to sinks, which are any callables."""
+"""Records of a run: frozen dataclasses, which are handed to sinks. A sink is any callable that takes a record."""
 
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
+from gravac.agreed import AgreedNumbers
 from gravac.candidate import Candidate, Dropped, Forecast, Mode
 
 
@@ -31,10 +32,10 @@ class RunRecord:
 
 @dataclass(frozen=True, slots=True)
 class ForecastsRecord:
-    """Candidates that were admitted anew during training, by new measurements. They replace those of ``RunRecord``.
+    """Candidates of a run, admitted again during training by new measurements; they replace those of ``RunRecord``.
 
     Attributes:
-        step: number of training steps that were made and measured before.
+        step: number of training steps made and measured before the record.
         forecasts: forecast of each candidate that the controller may choose from then on, dense first.
         dropped: candidates that the controller may not choose, each with the cause.
     """
@@ -45,14 +46,14 @@ class ForecastsRecord:
 
 
 @dataclass(frozen=True, slots=True)
-class StepRecord:
-    """Measurements of a step on this rank; ``gain`` is agreed over the ranks.
+class StepRecord(AgreedNumbers):
+    """Measurements of a step on this rank; ``gain`` and the fields of ``AgreedNumbers`` are agreed over the ranks.
 
     A record may stand for several training steps: a round of outer steps, or a stretch of native steps. Its seconds are
     then those of a single training step, and its bytes those of all.
 
     Attributes:
-        step: number of the training step, counted from 0; of the first training step, if the record stands for several.
+        step: number of the training step, counted from 0; if the record stands for several, number of the first.
         compressor: name of the compressor that ran.
         cf: compression factor that was requested (1 is dense float32, 2 is 16 bit).
         achieved_cf: dense elements / sent elements of the compressed tensors; 1 when none was compressed.
@@ -71,15 +72,10 @@ class StepRecord:
         t_system: samples per second over all ranks, this step alone.
         t_compression: ``t_system * max(gain, 0)``; ``None`` when the gain is not known.
         shadow: each CF that was evaluated but did not run, with its gain, ``(cf, gain)``.
-        energy: ``Σ‖g_ef‖²`` over the model and the ranks: weight of the step's gain in a window.
+        energy: ``Σ‖g_ef‖²`` over the model and the ranks, by which the step's gain is weighted in a window.
         waited_seconds: time in which the step waited for bytes, mean over ranks; nan when not known.
         coded_seconds: ``compress_seconds``, mean over ranks; nan when not known.
         exchanged_seconds: ``exchange_seconds``, mean over ranks; nan when not known.
-        learning_rate: highest learning rate of the optimizer's parameter groups, mean over ranks; nan when no optimizer
-            was given.
-        drift: drift of a round of outer steps, see ``Measurement``; nan when not known.
-        loss: training loss reported by ``AdaptiveCompressor.loss``, mean over ranks; nan if a rank reported none.
-        probe: loss on the run's fixed batches, mean over ranks, by the weights before the step; nan if it was not read.
         every: number of training steps from one exchange to the next: 1, except for a round of outer steps.
         delay: number of training steps during which the exchange is in flight; 0: training waits for the exchange.
         steps_of_ranks: number of steps that each rank made in a round of outer steps; empty for any other step.
@@ -108,10 +104,6 @@ class StepRecord:
     waited_seconds: float = math.nan
     coded_seconds: float = math.nan
     exchanged_seconds: float = math.nan
-    learning_rate: float = math.nan
-    drift: float = math.nan
-    loss: float = math.nan
-    probe: float = math.nan
     every: int = 1
     delay: int = 0
     steps_of_ranks: tuple[int, ...] = ()
@@ -121,7 +113,7 @@ class StepRecord:
 
 @dataclass(frozen=True, slots=True)
 class DecisionRecord:
-    """A decision of the controller, also if it changes nothing: an entry of ``AdaptiveCompressor.history``.
+    """A decision of the controller, even if it changes nothing: an entry of ``AdaptiveCompressor.history``.
 
     The controller decides at the end of a window, or when a trigger fires. The same on every rank.
 
@@ -135,7 +127,7 @@ class DecisionRecord:
         gain_high: highest gain of a step of that window.
         t_system: samples per second over all ranks, from the window's median step time.
         t_compression: ``t_system * max(gain, 0)``.
-        phase: the controller's state while the window was measured.
+        phase: the controller's phase (such as search or hold) while the window was measured.
         reason: reason of the decision, as text.
         every: number of training steps from one exchange to the next, as decided.
         delay: number of training steps during which the exchange is in flight, as decided.
@@ -184,9 +176,9 @@ class ProgressRecord:
     The same on every rank. See ``gravac.controllers.progress``.
 
     Attributes:
-        step: number of training steps made before the newest stretch whose loss was read at its end.
+        step: number of training steps made before the newest stretch of the trial began.
         candidate: candidate of the trials.
-        reference: candidate that it was compared with.
+        reference: candidate that the first was compared with.
         ratio: progress of a step of the candidate / progress of a step of the reference, as measured.
         error: standard error of ``ratio``.
         trials: number of trials so far.

@@ -1,6 +1,6 @@
 # SPDX-FileCopyrightText: 2026 The gravac developers
 # SPDX-License-Identifier: Apache-2.0
-"""A guard that keeps failures of a sink from training: the first failure warns, and the sink is silent afterwards."""
+"""Keeps training safe from failures of a sink: the first failure warns, and the sink then writes nothing more."""
 
 from types import TracebackType
 
@@ -8,7 +8,7 @@ from gravac.guarded import warn_without_raising
 
 
 class Quiet:
-    """A context manager that swallows every ``Exception`` of its body, and warns about the first.
+    """A context manager that catches every ``Exception`` of its body, and warns about the first.
 
     Args:
         name: name of the sink and of the file or folder that it writes, for the warning.
@@ -29,6 +29,6 @@ class Quiet:
             return False
         if not self.failed:
             self.failed = True
-            message = f"{self._name}: {type(error).__name__}: {error}; telemetry stops here, training goes on"
+            message = f"{self._name}: {type(error).__name__}: {error}; telemetry stops here, training continues"
             warn_without_raising(message, stacklevel=3)
         return True

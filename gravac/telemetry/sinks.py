@@ -17,7 +17,7 @@ from gravac.telemetry.tensorboard import TensorBoardSink
 class Sinks:
     """Hands records to the user's sinks, and to TensorBoard and JSONL if there is a folder for logs.
 
-    In a process that is forked later records are ignored: files and threads of the sinks belong to its parent.
+    In a forked process records are ignored, since the sinks' files and threads belong to the parent process.
 
     Args:
         sinks: the user's sinks.
@@ -32,7 +32,7 @@ class Sinks:
         self._pid = 0
 
     def open(self) -> None:
-        """Begin to hand records to the sinks; called on rank 0. Logs are closed at exit, also of an interrupted run.
+        """Begin to hand records to the sinks; called on rank 0. Logs are closed at exit, also if interrupted.
 
         Raises:
             SettingsError: the folder cannot be written.
@@ -64,7 +64,7 @@ class Sinks:
                 )
 
     def close(self) -> None:
-        """Close the sinks that have ``close``, and hand out no more records. A failure does not keep others open."""
+        """Close the sinks that have ``close``, even if one fails, and hand out no more records."""
         if os.getpid() != self._pid:
             return
         sinks, self._sinks = self._sinks, []

@@ -26,19 +26,19 @@ from gravac.telemetry.records import (
 )
 from gravac.telemetry.sink_guard import Quiet
 
-CHANGES = 500
+CHANGES_SHOWN = 500
 """Number of the newest changes that the table at the end of a run shows."""
 
 
 class TensorBoardSink:
-    """A sink that writes a run to ``log_dir``; look with ``tensorboard --logdir``, page "Custom Scalars", smoothing 0.
+    """A sink that writes a run to ``log_dir`` for TensorBoard (page "Custom Scalars", smoothing 0).
 
     Steps are written as points (``gravac.telemetry.points``), decisions at once. A thread of TensorBoard writes the
     file, and flushes it every two seconds.
 
     Args:
-        log_dir: folder of this run, created when missing; the runs of an experiment are folders side by side.
-        every: training steps per point, at least 1.
+        log_dir: folder of this run, created if missing; put the folders of runs to compare side by side.
+        every: number of training steps per point, 1 or more.
 
     Raises:
         SettingsError: ``log_dir`` cannot be written to, or ``every`` is below 1.
@@ -62,7 +62,7 @@ class TensorBoardSink:
         self._previous: DecisionRecord | StepRecord | None = None  # first step, or newest decision
 
     def __call__(self, record: Record) -> None:
-        """Write a record. Never raises: the first failure warns, later records are then dropped."""
+        """Write a record. Never raises: the first failure warns, and all later records are dropped."""
         if self._writer is None or self._quiet.failed:
             return
         with self._quiet:
@@ -122,7 +122,7 @@ class TensorBoardSink:
         text = descriptions.describe_decision(decision, self._previous, self._forecasts)
         self._writer.add_text(page.DECISION_TEXT, text, decision.step)
         if decision.changed:
-            self._changes = [*self._changes[-CHANGES + 1 :], (decision, self._previous)]
+            self._changes = [*self._changes[-CHANGES_SHOWN + 1 :], (decision, self._previous)]
         self._previous = decision
 
     def _write_layout(self) -> None:

@@ -17,13 +17,13 @@ from gravac.telemetry.records import DecisionRecord, EndRecord, Record, RunRecor
 from gravac.telemetry.sink_guard import Quiet
 
 Settings = Callable[[dict[str, Any]], object]
-"""Function that takes a run's settings, by dotted name, as plain values."""
+"""Function that takes a run's settings: plain values by dotted name."""
 
 
 class TrackerSink:
-    """A sink that hands the numbers of a run to functions of a tracker: the tags and means that TensorBoard shows.
+    """A sink that hands a run's numbers, with TensorBoard's tags and means, to functions of an experiment tracker.
 
-    Never raises while training: the first failure warns, later records are then dropped.
+    Never raises while training: the first failure warns, and all later records are dropped.
 
     Args:
         log: function that takes numbers by tag and the number of their training step, such as
@@ -78,7 +78,7 @@ class TrackerSink:
 def wandb_sink(run: Any = None, every: int = 10) -> TrackerSink:
     """Return a sink for a run of Weights & Biases.
 
-    Its charts count steps by ``gravac/step``, so that they do not collide with the steps of the program's own logs.
+    Its charts count steps by ``gravac/step``, since the program's own logs may count steps in another way.
 
     Args:
         run: the run, as ``wandb.init`` returned it; ``None``: the active run.

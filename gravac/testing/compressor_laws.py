@@ -1,6 +1,6 @@
 # SPDX-FileCopyrightText: 2026 The gravac developers
 # SPDX-License-Identifier: Apache-2.0
-"""Laws that every compressor must obey, a user's own too. They need no network: N ranks run in one process.
+"""Laws that every compressor must obey, also a user's own. They need no network: N ranks run in one process.
 
 In a test suite::
 
@@ -50,7 +50,7 @@ def exchange(
         compressor: compressor to run.
         xs: one tensor per rank, all of one shape, float32 or float64.
         cf: compression factor.
-        step: number of the step; with ``seed`` and ``name``, determines the random numbers.
+        step: number of the step, which determines random numbers together with ``seed`` and ``name``.
         seed: seed of the run.
         name: name of the tensor.
 
@@ -82,7 +82,7 @@ def cfs_of(compressor: Compressor) -> tuple[float, ...]:
 
 
 def the_mean_is_the_mean_of_what_was_sent(compressor: Compressor) -> None:
-    """Check that ``mean`` is the mean of ``sent`` over N ranks, within N + 2 roundings and float32's of the largest."""
+    """Check that ``mean`` is the mean of ``sent`` over the ranks, within the compressor's ``rounding``."""
     for case, xs, results in _runs(compressor):
         sent = torch.stack([laid_out(result.sent, x).double() for result, x in zip(results, xs, strict=True)])
         mean = laid_out(results[0].mean, xs[0]).double()
@@ -99,7 +99,7 @@ def all_ranks_get_the_same_bits(compressor: Compressor) -> None:
 
 
 def the_same_input_gives_the_same_bits(compressor: Compressor) -> None:
-    """Check that two runs with the same seed, name and step agree: the compressor has no memory outside the context."""
+    """Check that two runs with the same seed, name and step agree, so that all memory is in the context."""
     for (case, xs, results), (_, _, repeated) in zip(_runs(compressor), _runs(compressor), strict=True):
         for x, first, second in zip(xs, results, repeated, strict=True):
             assert torch.equal(laid_out(first.mean, x), laid_out(second.mean, x)), f"{case}: mean differs"
@@ -117,7 +117,7 @@ def a_contractive_one_does_not_add_error(compressor: Compressor) -> None:
 
 
 def an_unbiased_one_has_the_gradient_as_expectation(compressor: Compressor) -> None:
-    """Check that the mean of ``sent`` over many steps approaches x as fast as with independent errors."""
+    """Check that the mean of ``sent`` over many steps approaches x, as fast as if errors were independent."""
     if not compressor.unbiased:
         return
     (x,) = gradients(1, (16, 16))
@@ -132,7 +132,7 @@ def an_unbiased_one_has_the_gradient_as_expectation(compressor: Compressor) -> N
 
 
 def zeros_stay_zeros(compressor: Compressor) -> None:
-    """Check that gradients of zeros give a mean of zeros, and that zeros are sent."""
+    """Check that for gradients of zeros, ``mean`` and ``sent`` are zeros."""
     for case, xs, results in _runs(compressor, lambda world, shape: [torch.zeros(shape)] * world):
         for x, result in zip(xs, results, strict=True):
             assert not laid_out(result.mean, x).any(), f"{case}: mean of zeros is not zero"
@@ -140,7 +140,7 @@ def zeros_stay_zeros(compressor: Compressor) -> None:
 
 
 def what_is_asked_of_the_wire_does_not_depend_on_data(compressor: Compressor) -> None:
-    """Check that a rank with zeros and a rank with outliers yield the same collectives; ``memory.run`` compares."""
+    """Check that a rank with zeros and a rank with outliers yield the same collectives."""
     for world, shape, cf in _cases(compressor):
         xs = gradients(world, shape)
         xs[0].zero_()
@@ -149,7 +149,7 @@ def what_is_asked_of_the_wire_does_not_depend_on_data(compressor: Compressor) ->
 
 
 def one_round_is_kept(compressor: Compressor) -> None:
-    """Check that a compressor yields once for each tensor if its profile, or at any CF its class, has ``one_round``."""
+    """Check that a compressor yields only once for each tensor if its profile or its class has ``one_round``."""
     for world, shape, cf in _cases(compressor):
         if not compressor.profile(cf, world=world).one_round:
             assert not compressor.one_round, f"{world} ranks, {cf}x: one_round, and not once"
@@ -159,7 +159,7 @@ def one_round_is_kept(compressor: Compressor) -> None:
 
 
 def its_profile_is_possible(compressor: Compressor) -> None:
-    """Check the numbers of a profile: fractions, exponents and costs are in range; only contraction allows feedback."""
+    """Check that a profile's numbers are in range, and that only contractive compressors have error feedback."""
     for world, cf in itertools.product(WORLDS, cfs_of(compressor)):
         profile = compressor.profile(cf, world=world, shapes=SHAPES)
         case = f"{world} ranks, {cf}x:"
@@ -181,7 +181,7 @@ def its_profile_is_possible(compressor: Compressor) -> None:
 
 
 def traffic_is_predicted(compressor: Compressor) -> None:
-    """Check that ``traffic`` predicts the bytes given to collectives, except for the flag and padding."""
+    """Check that ``traffic`` predicts the bytes of the collectives, except for flags and padding."""
     for world, shape, cf in _cases(compressor):
         predicted = sum(traffic.payload_bytes for traffic in compressor.traffic(shape, cf, torch.float32, world))
         for ledger in ledgers(compressor, cf, world, shape):
@@ -192,7 +192,7 @@ def traffic_is_predicted(compressor: Compressor) -> None:
 
 
 def errors_foresee_what_is_lost(compressor: Compressor) -> None:
-    """Check that ``errors`` equals the mean error of runs over steps (each run's error, if nothing is random)."""
+    """Check that ``errors`` predicts the error of a run; for random compressors, the mean error over many steps."""
     (x,) = gradients(1, (64, 64))
     cfs = cfs_of(compressor)
     predictions = compressor.errors(x.reshape(-1), cfs, Context(shape=(64, 64)))
@@ -207,10 +207,9 @@ def errors_foresee_what_is_lost(compressor: Compressor) -> None:
 
 
 def together_each_comes_out_as_alone(compressor: Compressor) -> None:
-    """Check that tensors of one ``batch_key`` have the same means in a batch as alone, up to rounding, over two steps.
+    """Check that tensors of equal ``batch_key`` get the same means in a batch as alone, up to rounding, in two steps.
 
-    The sum of sent tensors over the ranks must be the same too; each rank's own may differ. The compressor must keep
-    the same state for each tensor.
+    The sum over the ranks of ``sent`` must also be the same; each rank's own may differ. So must each tensor's state.
     """
     shape, ways = SHAPES[0], ("together", "alone")
     for world, cf in itertools.product((2, 3), cfs_of(compressor)):
@@ -255,8 +254,8 @@ def cf_is_what_was_asked_for(compressor: Compressor) -> None:
 def a_non_finite_gradient_reaches_every_rank(compressor: Compressor) -> None:
     """Check that with NaN or inf on one rank every rank gets NaN, no residual changes, and the next step works.
 
-    If a compressor leaves nothing out, gradients are only summed. Then NaN or inf reaches every rank at the element's
-    position; with overflow safety, every rank gets NaN everywhere.
+    A compressor that leaves nothing out only sums gradients: NaN or inf then reaches every rank at the same element,
+    and with overflow safety every rank gets NaN everywhere.
     """
     for bad, cf in itertools.product((math.nan, math.inf), cfs_of(compressor)):
         ranks = averagers(compressor, 3)
@@ -281,7 +280,7 @@ def a_non_finite_gradient_reaches_every_rank(compressor: Compressor) -> None:
 
 
 def what_is_sent_scales_with_the_gradient(compressor: Compressor) -> None:
-    """Check that means and gains scale with gradients, over two steps, so that residuals are included.
+    """Check that means and gains scale with gradients; two steps are made, so that residuals are included.
 
     Within ``magnitudes``, gradients times a power of two give means times that power, bit for bit except for subnormal
     numbers. Beyond, all ranks must still get the same mean.
@@ -320,7 +319,7 @@ def what_is_sent_scales_with_the_gradient(compressor: Compressor) -> None:
 
 
 def nothing_is_lost(compressor: Compressor) -> None:
-    """Check that applied means plus the mean residual are the sum of mean gradients, with full error feedback."""
+    """Check that all applied means plus the mean residual equal the sum of mean gradients, with full error feedback."""
     if not compressor.contractive:
         return
     for dtype, cf in itertools.product((torch.float32, torch.float64), cfs_of(compressor)):
@@ -369,7 +368,7 @@ LAWS: tuple[Law, ...] = (
     nothing_is_lost,
     gradients_of_any_dtype_work,
 )
-"""All laws for compressors, in the order worth reading."""
+"""All laws for compressors, in the order in which failures are best read."""
 
 
 def _cases(compressor: Compressor) -> list[tuple[int, tuple[int, ...], float]]:
@@ -379,7 +378,7 @@ def _cases(compressor: Compressor) -> list[tuple[int, tuple[int, ...], float]]:
 def _runs(
     compressor: Compressor, make: Callable[[int, tuple[int, ...]], list[torch.Tensor]] = gradients
 ) -> Iterator[tuple[str, list[torch.Tensor], list[Reduced]]]:
-    """Exchange made-up gradients in every case: yield the case as text, the gradients, and each rank's result."""
+    """Exchange made-up gradients in several cases; yield each case as text, its gradients, and each rank's result."""
     for world, shape, cf in _cases(compressor):
         xs = make(world, shape)
         yield f"{world} ranks, {shape}, {cf}x", xs, exchange(compressor, xs, cf)

@@ -1,6 +1,6 @@
 # SPDX-FileCopyrightText: 2026 The gravac developers
 # SPDX-License-Identifier: Apache-2.0
-"""Laws that every controller must obey, a user's own too. They need no torch, no network and no clock.
+"""Laws that every controller must obey, also a user's own. They need no torch, no network and no clock.
 
 In a test suite, after ``from gravac.testing import controller_laws``::
 
@@ -8,8 +8,8 @@ In a test suite, after ``from gravac.testing import controller_laws``::
     def test_my_controller(law):
         law(MyController())
 
-Each law raises ``AssertionError`` with the decisions that break the law. Controllers are driven as in training. A
-decision made from step t applies from step t+2 on; a decision from a native stretch applies at once.
+Each law raises ``AssertionError`` with the decisions that break the law. Controllers run as in training: the decision
+by the measurement of step t applies from step t+2 on; a decision by a native stretch applies at once.
 """
 
 import itertools
@@ -24,7 +24,7 @@ from gravac.candidate import DENSE, Candidate, Forecast, Mode, Span
 from gravac.controllers.base import LATENCY, SHADOWS, Controller, Decision, Measurement
 
 STEPS = 400
-"""Number of steps for which a law drives a controller: 20 windows of 20."""
+"""Number of steps for which a law runs a controller: 20 windows of 20 steps."""
 
 RANGES = ((1.0, 1000.0), (10.0, 1000.0), (10.0, 10.0), (64.0, 100.0))
 SUPPORTED_CFS = (1.5, 4.0, 32.0, 70.0, 256.0)
@@ -32,12 +32,12 @@ TENSORS = ("blocks.0.weight", "blocks.1.weight", "head.weight")
 
 Law = Callable[[Controller[Any]], None]
 Measure = Callable[[int, Decision], Measurement]
-"""Makes up the measurement of a step, given the number of earlier training steps and the step's decision."""
+"""Function that makes up a step's measurement from the number of earlier training steps and the step's decision."""
 
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """One step of a drive.
+    """One step in which a controller was run on a made-up measurement; see ``drive``.
 
     Attributes:
         applied: decision that applied in the step.
@@ -60,14 +60,14 @@ def drive(
     *,
     reload: bool = False,
 ) -> Iterator[Step]:
-    """Run a controller over made-up measurements, with the controller's latency if it has one, else with training's.
+    """Run a controller on made-up measurements, as in training.
 
     Args:
         controller: controller to drive.
         forecasts: forecasts of the candidates that the controller may select; the first is of dense.
         measure: makes up the measurement of a step.
         steps: number of the engine's steps: each is a training step, a native stretch, or a round of outer steps.
-        reload: whether to dump and restore the state, through JSON, after every step.
+        reload: whether to dump the state to JSON, and restore it, after every step.
 
     Yields:
         Each step, with the decision that applied in the step and the decision made from its measurement.
@@ -134,10 +134,10 @@ def forecasts_of(controller: Controller[Any], cf_range: tuple[float, float] = (1
 
 
 def turbulent(step: int, decision: Decision) -> Measurement:
-    """Make up a measurement with gains that fall with CF and oscillate over hundreds of steps; times are noisy.
+    """Make up a measurement whose gain falls with the CF and oscillates over hundreds of steps; times are noisy.
 
-    So a controller makes all kinds of decisions. The norms of three tensors oscillate too; the learning rate is halved
-    from time to time.
+    These lead a controller to all kinds of decisions. The norms of three tensors also oscillate; the learning rate is
+    halved from time to time.
     """
     swing = 0.55 + 0.45 * math.cos(step / 60)
     energy = 3.0 + math.sin(step)
@@ -184,7 +184,7 @@ def broken(step: int, decision: Decision) -> Measurement:
 
 
 def the_same_measurements_give_the_same_decisions(controller: Controller[Any]) -> None:
-    """Check that two equal drives decide alike, with steps of another drive in between: all memory is in the state."""
+    """Check that two equal runs of a controller decide the same, so that all its memory is in the state."""
     forecasts = forecasts_of(controller)
     expected_decisions = [step.decision for step in drive(controller, forecasts, turbulent)]
     other_drive = drive(controller, forecasts, broken)
@@ -195,7 +195,7 @@ def the_same_measurements_give_the_same_decisions(controller: Controller[Any]) -
 
 
 def observing_leaves_the_state_alone(controller: Controller[Any]) -> None:
-    """Check that ``observe`` does not change the state: a second call decides alike, and the dump stays the same."""
+    """Check that ``observe`` does not change the state: a second call decides the same, and the dump stays the same."""
     forecasts = forecasts_of(controller)
     previous = None
     for i, step in enumerate(drive(controller, forecasts, turbulent)):
@@ -208,9 +208,9 @@ def observing_leaves_the_state_alone(controller: Controller[Any]) -> None:
 
 
 def only_given_candidates_are_decided(controller: Controller[Any]) -> None:
-    """Check that each selected candidate was forecast to ``start``, and that tensors are named once each, ascending.
+    """Check that the controller selects only candidates that it was given, and names tensors once each, ascending.
 
-    If a native candidate was forecast, the controller may also select the same candidate in gravac's hook.
+    If a native candidate was given, the controller may also select the same candidate in gravac's hook.
     """
     for forecasts, measure in _cases(controller):
         allowed = {forecast.candidate for forecast in forecasts}
@@ -254,7 +254,7 @@ def the_state_dumps_as_plain_values(controller: Controller[Any]) -> None:
 
 
 def a_restored_state_goes_on_identically(controller: Controller[Any]) -> None:
-    """Check that a drive whose state is dumped and restored after every step decides as an uninterrupted drive."""
+    """Check that a run whose state is dumped and restored after every step decides as an uninterrupted run."""
     for forecasts, measure in _cases(controller):
         uninterrupted = drive(controller, forecasts, measure)
         reloaded = drive(controller, forecasts, measure, reload=True)
@@ -297,7 +297,7 @@ def broken_measurements_do_not_raise(controller: Controller[Any]) -> None:
 
 
 def dense_alone_is_enough(controller: Controller[Any]) -> None:
-    """Check that dense runs, for all tensors and without shadows, if no other candidate is forecast."""
+    """Check that dense runs, for all tensors and without shadow CFs, if it is the only candidate."""
     only = forecasts_of(controller)[:1]
     for measure in (turbulent, broken):
         runs = {(decision.runs, decision.shadow) for decision in _decisions(controller, only, measure)}
@@ -305,7 +305,7 @@ def dense_alone_is_enough(controller: Controller[Any]) -> None:
 
 
 def proposals_are_in_reach(controller: Controller[Any]) -> None:
-    """Check that proposed CFs ascend, and are in the user's range (or 1 or 2) and in the compressor's list if any."""
+    """Check that proposed CFs ascend, are in the user's range (or 1 or 2), and are supported by the compressor."""
     for low, high in RANGES:
         listed = tuple(cf for cf in SUPPORTED_CFS if low <= cf <= high)
         for supported_cfs in (Span(low, high), listed):
@@ -334,7 +334,7 @@ LAWS: tuple[Law, ...] = (
     dense_alone_is_enough,
     proposals_are_in_reach,
 )
-"""All laws for controllers, in the order worth reading."""
+"""All laws for controllers, in the order in which failures are best read."""
 
 
 def _decisions(controller: Controller[Any], forecasts: Sequence[Forecast], measure: Measure) -> Iterator[Decision]:

@@ -1,6 +1,6 @@
 # SPDX-FileCopyrightText: 2026 The gravac developers
 # SPDX-License-Identifier: Apache-2.0
-"""Made-up gradients, and ranks in this process that average them, for the laws of the core operation."""
+"""Made-up gradients, and N ranks in this process that average them, for tests of averaging with residuals."""
 
 from collections.abc import Sequence
 
@@ -35,7 +35,7 @@ def residual_of(averager: Averager, elements: int) -> torch.Tensor:
 
 
 def average(ranks: Sequence[Averager], xs: Sequence[torch.Tensor], cf: float, step: int) -> list[torch.Tensor]:
-    """Run one step of the core operation on all ranks; return each rank's mean, in the shape of its gradient."""
+    """Average gradients over all ranks, with residuals; return each rank's mean, in its gradient's shape."""
     outs = [x.clone() for x in xs]
     plan = ranks[0].plan(step, cf)
     pieces = [Piece("w", out.view(-1), tuple(out.shape)) for out in outs]
@@ -54,7 +54,7 @@ def gradients(world: int, shape: tuple[int, ...], seed: int = 0) -> list[torch.T
 
 
 def ledgers(compressor: Compressor, cf: float, world: int, shape: tuple[int, ...]) -> list[Ledger]:
-    """Return a ledger for each rank, with the bytes that it gives to collectives for one tensor."""
+    """Return a ledger for each rank, with the bytes of its collectives for one tensor."""
     by_rank = [Ledger(world) for _ in range(world)]
     ranks = [
         fuse([compressor.rounds(x.reshape(-1), cf, Context(rank=rank, world=world, shape=shape))], finite=True)
@@ -65,11 +65,11 @@ def ledgers(compressor: Compressor, cf: float, world: int, shape: tuple[int, ...
 
 
 def error_of(reduced: Reduced, x: torch.Tensor) -> float:
-    """Return ``‖x - sent‖²`` of x, any shape, as counted for the gain."""
+    """Return ``‖x - sent‖²`` of x, any shape, as the gain counts it."""
     error = energy(x.reshape(-1) - laid_out(reduced.sent, x)) if reduced.error is None else reduced.error
     return float(error)
 
 
 def laid_side_by_side(numbers: Sequence[torch.Tensor | Addend], rows: torch.Tensor) -> torch.Tensor:
-    """Return tensors one after another, flat; each covers an equal number of ``rows``, ``[count, elements]``."""
+    """Return tensors one after another, flat; each is given as equally many ``rows``, ``[count, elements]``."""
     return torch.cat([laid_out(tensor, rows.view(len(numbers), -1)[0]) for tensor in numbers])

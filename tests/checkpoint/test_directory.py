@@ -117,7 +117,7 @@ def test_another_compressor_and_an_unknown_mode_are_refused(tmp_path: Path) -> N
 
 def test_what_was_not_gathered_is_refused() -> None:
     nothing: Any = None
-    with pytest.raises(SettingsError, match="gathered: None holds no states; every rank is given"):
+    with pytest.raises(SettingsError, match="gathered: None holds no states; give every rank"):
         checkpoint.load_gathered(nothing, AdaptiveCompressor(topk))
     with pytest.raises(SettingsError, match="version: what was gathered has None, this gravac reads 1"):
         checkpoint.load_gathered({}, AdaptiveCompressor(topk))

@@ -139,7 +139,7 @@ def test_spoilt_states_are_refused_in_words_or_train_on(kind: str, seed: int) ->
         ("rank", 1, "rank: 1 of 1 ranks"),
         ("factors", {"cf": 10.0}, "factors/cfs: it is missing"),
         ("more", 1, "more: it is unknown here"),
-        ("outer", {}, "outer: the state is of ranks that train apart, which every=1 excludes; set every"),
+        ("outer", {}, "outer: the state was saved in outer steps, which every=1 excludes; set every"),
         ("controller_state", {}, "controller_state/window: it is missing"),
     ],
 )

@@ -8,42 +8,42 @@ from typing import ClassVar
 import pytest
 import torch
 
-from gravac import artopk, dense, ladder, quantize, randomk, scaled_randomk, thc, topk, topkc
+from gravac import compressors
 from gravac.collectives import AllReduce, Traffic
 from gravac.compressors import Compressor, Context, Reduced, Rounds, Sparse, TopK
 from gravac.compressors.sparse import laid_out
 from gravac.testing import compressor_laws as conformance
 
 ALL = (
-    topk,
-    topk(values="float16"),
-    topk(values="bfloat16"),
-    randomk,
-    randomk(values="float16"),
-    randomk(values="bfloat16"),
-    dense,
-    dense(dtype="float16"),
-    dense(dtype="bfloat16"),
-    topkc,
-    topkc(values="float16"),
-    topkc(chunk=8, values=None),
-    topkc(values=quantize(4)),
-    randomk(block=64),
-    randomk(block=7, values="float16"),
-    scaled_randomk,
-    scaled_randomk(block=16),
-    artopk,
-    artopk(choose="var", values="float16"),
-    quantize,
-    quantize(levels="uniform"),
-    quantize(2, rotate=True),
-    quantize(4, exchange="gather"),
-    quantize(1, back_bits=4),
-    thc,
-    thc(exchange="lanes"),
-    thc(bits=2, sum_bits=2),
-    thc(rotate="full", bits=8),
-    ladder(quantize(2), topkc),
+    compressors.topk,
+    compressors.topk(values="float16"),
+    compressors.topk(values="bfloat16"),
+    compressors.randomk,
+    compressors.randomk(values="float16"),
+    compressors.randomk(values="bfloat16"),
+    compressors.dense,
+    compressors.dense(dtype="float16"),
+    compressors.dense(dtype="bfloat16"),
+    compressors.topkc,
+    compressors.topkc(values="float16"),
+    compressors.topkc(chunk=8, values=None),
+    compressors.topkc(values=compressors.quantize(4)),
+    compressors.randomk(block=64),
+    compressors.randomk(block=7, values="float16"),
+    compressors.scaled_randomk,
+    compressors.scaled_randomk(block=16),
+    compressors.artopk,
+    compressors.artopk(choose="var", values="float16"),
+    compressors.quantize,
+    compressors.quantize(levels="uniform"),
+    compressors.quantize(2, rotate=True),
+    compressors.quantize(4, exchange="gather"),
+    compressors.quantize(1, back_bits=4),
+    compressors.thc,
+    compressors.thc(exchange="lanes"),
+    compressors.thc(bits=2, sum_bits=2),
+    compressors.thc(rotate="full", bits=8),
+    compressors.ladder(compressors.quantize(2), compressors.topkc),
 )
 
 

@@ -187,7 +187,7 @@ def test_each_member_of_a_ladder_has_rungs_of_its_own() -> None:
 
 
 def test_a_ladder_refuses_what_cannot_keep_its_errors() -> None:
-    with pytest.raises(SettingsError, match="qsgd cannot stand on a ladder"):
+    with pytest.raises(SettingsError, match="qsgd cannot be on a ladder"):
         ladder(qsgd, topkc)
 
 

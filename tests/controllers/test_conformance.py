@@ -11,18 +11,9 @@ from typing import Any, ClassVar
 
 import pytest
 
+from gravac import controllers
 from gravac.candidate import Candidate, Forecast, Span
-from gravac.controllers import (
-    CONTROLLERS,
-    Accordion,
-    Controller,
-    Decision,
-    Goodput,
-    GraVAC,
-    Measurement,
-    Static,
-    Warmup,
-)
+from gravac.controllers import CONTROLLERS, Accordion, Controller, Decision, Measurement, Static, Warmup
 from gravac.controllers.base import adapt_to_latency
 from gravac.controllers.static import StaticState
 from gravac.settings import SettingsError
@@ -33,19 +24,19 @@ from tests.packaging.pages import example
 pytestmark = pytest.mark.timeout(60)
 
 OURS = {
-    "accordion": Accordion(),
-    "accordion, fast": Accordion(epoch=11, every=2, eta=0.3),
-    "accordion, every epoch": Accordion(epoch=3, every=1, window=1),
-    "gravac": GraVAC(),
-    "gravac, fast": GraVAC(window=5, warmup=3, shadow_every=2, dwell=1, expire=2),
-    "gravac, absolute": GraVAC(epsilon_mode="absolute", epsilon=0.4, window=8, dwell=2),
-    "gravac, no warm-up": GraVAC(warmup=0, step="geometric", window=6, epsilon=0.05, shadow_every=3),
-    "literal": GraVAC(paper_literal=True),
-    "literal, fast": GraVAC(paper_literal=True, window=5, epsilon=0.4, step="geometric"),
-    "static": Static(cf=10),
-    "static, dense": Static(cf=1),
-    "goodput": Goodput(),
-    "warmup": Warmup(every=30),
+    "accordion": controllers.Accordion(),
+    "accordion, fast": controllers.Accordion(epoch=11, every=2, eta=0.3),
+    "accordion, every epoch": controllers.Accordion(epoch=3, every=1, window=1),
+    "gravac": controllers.GraVAC(),
+    "gravac, fast": controllers.GraVAC(window=5, warmup=3, shadow_every=2, dwell=1, expire=2),
+    "gravac, absolute": controllers.GraVAC(epsilon_mode="absolute", epsilon=0.4, window=8, dwell=2),
+    "gravac, no warm-up": controllers.GraVAC(warmup=0, step="geometric", window=6, epsilon=0.05, shadow_every=3),
+    "literal": controllers.GraVAC(paper_literal=True),
+    "literal, fast": controllers.GraVAC(paper_literal=True, window=5, epsilon=0.4, step="geometric"),
+    "static": controllers.Static(cf=10),
+    "static, dense": controllers.Static(cf=1),
+    "goodput": controllers.Goodput(),
+    "warmup": controllers.Warmup(every=30),
 }
 
 ONE_OF_EACH = ("accordion, fast", "gravac, fast", "literal, fast", "static", "goodput", "warmup")

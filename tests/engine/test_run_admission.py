@@ -114,8 +114,8 @@ def test_what_makes_too_little_progress_is_told_with_the_figures() -> None:
         ({"least_efficiency": 0.0}, "least_efficiency"),
         ({"least_efficiency": 1.1}, "least_efficiency"),
         ({"least_efficiency": "most"}, "least_efficiency"),
-        ({"least_efficiency": 0.9, "controller": Static(cf=8)}, "static runs what it is given, .* leave"),
-        ({"least_efficiency": 0.9, "every": (5, 10)}, r"every=5 leaves no steps .* use every=\(1, 10\)"),
+        ({"least_efficiency": 0.9, "controller": Static(cf=8)}, "static runs its candidates at any efficiency; leave"),
+        ({"least_efficiency": 0.9, "every": (5, 10)}, r"every=5 leaves no candidate .* use every=\(1, 10\)"),
     ],
 )
 def test_least_efficiency_is_refused_where_it_leaves_no_choice(settings: dict[str, Any], match: str) -> None:

@@ -14,7 +14,7 @@ import torch
 from gravac.collectives import AllReduce, Collective, Ledger
 from gravac.exchange import fifo as module
 from gravac.exchange.failures import ExchangeError
-from gravac.exchange.fifo import DEPTH, Fifo
+from gravac.exchange.fifo import MAX_JOBS_BEHIND, Fifo
 
 CPU = torch.device("cpu")
 
@@ -107,17 +107,17 @@ def test_a_job_of_one_round_lets_the_next_start_while_it_travels() -> None:
         fifo.exchange(job(wire, number), never, CPU, one)
     fifo.exchange(job(wire, 7, rounds=2), never, CPU, several)
     fifo.exchange(job(wire, 8), never, CPU, one)
-    wire.until(f"encode {DEPTH + 2}")  # which nothing but the depth keeps from starting
+    wire.until(f"encode {MAX_JOBS_BEHIND + 2}")  # which nothing but the depth keeps from starting
     wire.gate.set()
     fifo.drain()
     starts = [event for event in wire.events if event.startswith("start")]
     assert starts == [f"start {n}" for n in (10, 20, 30, 40, 50, 60, 70, 71, 80)]
-    assert wire.events.index(f"start {DEPTH + 1}0") < wire.events.index("finish 10")
+    assert wire.events.index(f"start {MAX_JOBS_BEHIND + 1}0") < wire.events.index("finish 10")
     under_way = [
         sum(e.startswith("start") for e in wire.events[:at]) - sum(e.startswith("finish") for e in wire.events[:at])
         for at in range(len(wire.events))
     ]
-    assert max(under_way) == DEPTH + 1
+    assert max(under_way) == MAX_JOBS_BEHIND + 1
     assert [e for e in wire.events if e.startswith("decode")] == [f"decode {n}" for n in range(1, 9)]
 
 
@@ -155,7 +155,7 @@ def test_a_job_that_breaks_its_promise_of_one_round_fails() -> None:
     told: list[str] = []
     fifo.exchange(job(wire, 1, rounds=2), lambda failure: told.append(str(failure)), CPU, one)
     fifo.drain()
-    assert told == ["a compressor that declares one_round asked for a second one"]
+    assert told == ["one_round: a compressor that declares a single round asked for a second; set one_round = False"]
 
 
 def test_a_call_waits_for_the_jobs_before_it() -> None:
@@ -270,7 +270,7 @@ def test_a_callback_that_raises_cannot_end_the_thread_and_is_reported_once() -> 
         fifo.call(lambda: told.append("not run"), lambda failure: told.append(f"call {failure}"))
         assert fifo.drain(HUNG)
 
-    with pytest.warns(RuntimeWarning, match=r"raises failed: KeyError.*training goes on") as seen:
+    with pytest.warns(RuntimeWarning, match=r"raises failed: KeyError.*training continues") as seen:
         hands_over()
     assert len(seen) == 1
     assert told == ["call boom"]

@@ -137,7 +137,7 @@ def test_tensors_that_lie_otherwise_are_refused_by_name() -> None:
         chunks.energies([x, x], 48)
     with pytest.raises(ValueError, match=r"dtype: torch\.float64"):
         chunks.take(x, x[:4].double(), torch.zeros(1, 1, dtype=torch.int64, device=DEVICE), 8, 16, torch.float64)
-    with pytest.raises(ValueError, match=r"dense: .* flatten it"):
+    with pytest.raises(ValueError, match=r"dense: .* give a contiguous tensor"):
         decodes.decode([x.view(8, 8).t()], x[:8].view(1, 8), torch.zeros(1, 1, dtype=torch.int64, device=DEVICE), 8, 16)
 
 

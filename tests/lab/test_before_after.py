@@ -89,18 +89,13 @@ def test_a_workload_that_only_one_side_knows_is_skipped_with_a_word() -> None:
         before_after.shared({"before": ["by gain"], "after": ["outer"]})
 
 
-def test_the_document_has_a_section_only_once_there_is_a_record(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_document_has_what_the_record_says(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     document = tmp_path / "measurements.md"
-    document.write_text("# Measurements\n", encoding="utf-8")
+    document.write_text("\n".join(["# Measurements", *tables.marks("before_after")]), encoding="utf-8")
     table = {"before_after": tables.DOCUMENTS[tables.MEASUREMENTS]["before_after"]}
     monkeypatch.setattr(published, "FOLDER", tmp_path)
     monkeypatch.setitem(tables.DOCUMENTS, document, table)
-    monkeypatch.setitem(tables.SECTIONS, document, {"before_after": before_after.SECTION})
     published._rows.cache_clear()
-    assert tables.update(document) == check.faults(document) == []
-    assert document.read_text(encoding="utf-8") == "# Measurements\n"
     results.keep([row()], str(tmp_path / "before_after.json"))
     assert tables.update(document) == check.faults(document) == []
     text = document.read_text(encoding="utf-8")

@@ -7,12 +7,13 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+from jinja2 import UndefinedError
 
 from gravac.lab.provenance import Stamp
 from gravac.lab.tta import record
 from gravac.settings import SettingsError
 from tests.lab.made_up_runs import made_up
-from tests.measure import check, claims, published, results, tables, tables_of_demo
+from tests.measure import check, claims, published, rendering, results, tables, tables_of_demo
 
 STAMP = Stamp(
     commit="0123456789abcdef", clean=True, utc="2026-01-01T00:00:00+00:00", copy_bytes_per_s=1e10, matmul_s=1e-4,
@@ -104,6 +105,16 @@ def test_runs_of_several_commits_are_refused(tmp_path: Path, monkeypatch: pytest
 def test_a_document_without_marks_is_refused(small: Callable[..., Path]) -> None:
     with pytest.raises(SettingsError, match="table rows: the document needs '<!-- table rows: begin -->'"):
         tables.update(small("nothing", STAMP))
+
+
+def test_a_template_that_asks_for_a_missing_number_is_an_error() -> None:
+    with pytest.raises(UndefinedError, match="'rows' is undefined"):
+        rendering.render("tables/soak")
+
+
+def test_each_template_of_sentences_belongs_to_a_document() -> None:
+    templates = rendering.ENVIRONMENT.list_templates(filter_func=lambda name: name.startswith("sentences/"))
+    assert sorted(templates) == sorted(f"sentences/{document.name}" for document in claims.NUMBERS)
 
 
 def test_the_command_tells_what_is_wrong_and_what_it_does_not_look_at(capsys: pytest.CaptureFixture[str]) -> None:

@@ -10,7 +10,8 @@ import pytest
 
 from gravac.lab.links.link import parse_link
 from tests.measure import changing_link, fast_links, going_over, nanogpt, nanogpt_links, native, slow_links
-from tests.measure.racing import Book, modes_of, runs_of, two_way
+from tests.measure.racing import modes_of, runs_of, two_way
+from tests.measure.resuming import Book
 
 
 def turn(step: int, mode: str, cf: float, every: int = 1) -> dict[str, Any]:
@@ -137,8 +138,8 @@ def test_what_held_of_going_over_is_shown_by_link() -> None:
 
 def test_a_measurement_goes_on_from_its_file(tmp_path: Path) -> None:
     path = tmp_path / "rows.json"
-    Book(path, ("seed",)).add({"seed": 0, "seconds": 1.0})
-    again = Book(path, ("seed",))
+    Book(path).add({"seed": 0, "seconds": 1.0})
+    again = Book(path)
     found = again.find(seed=0)
     assert found is not None and found["seconds"] == 1.0
     assert again.find(seed=1) is None

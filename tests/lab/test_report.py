@@ -323,7 +323,7 @@ def test_names_are_escaped_and_files_stay_in_the_folder(tmp_path: Path) -> None:
     page = write_report([made_up(bad, adaptive=True, **given)], tmp_path)
     text = page.read_text(encoding="utf-8")
     assert "<b onload" not in text
-    assert "&lt;b onload=&quot;x&quot;&gt;&amp;" in text
+    assert "&lt;b onload=&#34;x&#34;&gt;&amp;" in text
     assert {path.parent for path in tmp_path.rglob("*.png")} == {tmp_path}
     assert Page(text).open == []
 

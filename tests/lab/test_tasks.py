@@ -3,7 +3,6 @@
 """Texts, photographs and tasks are the same every time, and what validates is never trained on."""
 
 import importlib.util
-import json
 import math
 from collections.abc import Iterator
 from pathlib import Path
@@ -12,9 +11,8 @@ import numpy as np
 import pytest
 import torch
 
-from gravac.lab import sweep
 from gravac.lab.tasks import TASKS, make
-from gravac.lab.tasks.base import Metric, Score, Task
+from gravac.lab.tasks.base import Metric, Score, Task, train_dense
 from gravac.lab.tasks.charlm import CharLM
 from gravac.lab.tasks.cifar import Cifar
 from gravac.lab.tasks.denoise import photographs
@@ -118,7 +116,7 @@ def test_scale_is_about_linear_in_parameters(task: Task) -> None:
 
 def test_sixty_dense_steps_improve_the_metric(task: Task) -> None:
     before = task.metric.compute(task.validate(task.model()))
-    (steps, after), *more = sweep.dense_metrics(task, 1, [60])
+    (steps, after), *more = train_dense(task, 1, [60])
     gain = IMPROVEMENT[task.name] * (1 if task.metric.higher_is_better else -1)
     assert steps == 60 and not more
     assert task.metric.reached(after, before + gain), (before, after)
@@ -126,7 +124,7 @@ def test_sixty_dense_steps_improve_the_metric(task: Task) -> None:
 
 def test_denoising_beats_its_noisy_input() -> None:
     task = make("denoise", scale=0.1)
-    (_, cleaned), *_ = sweep.dense_metrics(task, 1, [60])
+    (_, cleaned), *_ = train_dense(task, 1, [60])
     assert cleaned > 20 + 4  # of noise with deviation 0.1: 20 dB
     assert set(photographs()) == {"china", "flower"}
     assert all(picture.min() >= 0 and picture.max() <= 1 for picture in photographs().values())
@@ -219,30 +217,11 @@ def test_broken_cifar_is_named(tmp_path: Path, content: bytes, message: str) -> 
         make("vgg16", data=str(tmp_path)).batch(0, 0)
 
 
-def test_sweep_marks_the_best_rate_and_writes_it(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    words = ["--task", "digits", "--scale", "0.1", "--workers", "1", "--rates", "1e-6", "0.1", "--steps", "10", "40"]
-    words += ["--seeds", "0", "1", "--json"]
-    assert sweep.main([*words, str(tmp_path / "sweep.json")]) == 0
-    printed = capsys.readouterr().out
-    assert "digits at scale 0.1: validation loss (nats a digit)" in printed
-    assert printed.endswith("best after 40 steps: 0.1\n")
-    written = json.loads((tmp_path / "sweep.json").read_text())
-    assert written["best"] == 0.1 and len(written["runs"]) == 4
-    assert written["stamp"]["copy_bytes_per_s"] > 0
-    assert set(written["runs"][0]["values"]) == {"10", "40"}
-
-
-def test_sweep_table_passes_over_what_diverged() -> None:
-    psnr = Metric("PSNR", "dB", higher_is_better=True)
-    lines = sweep.table(psnr, {0.1: {5: 20.0}, 0.2: {5: 21.0}, 0.4: {5: math.nan}})
-    assert [line.endswith("*") for line in lines] == [False, False, True, False]
-    assert sweep.best(psnr, {0.1: math.nan}) is None
-
-
-@pytest.mark.parametrize("words", [["--task", "vgg16"], ["--scale", "0"], ["--steps", "0"], ["--rates", "-1"]])
-def test_sweep_refuses_what_it_cannot_run(words: list[str]) -> None:
-    with pytest.raises(SystemExit, match="2"):
-        sweep.main(words)
+def test_dense_training_tells_a_better_learning_rate() -> None:
+    slow, quick = (make("digits", scale=0.1, learning_rate=rate) for rate in (1e-6, 0.1))
+    metrics = [dict(train_dense(task, 1, [10, 40])) for task in (slow, quick)]
+    assert [[*after] for after in metrics] == [[10, 40], [10, 40]]
+    assert metrics[1][40] < metrics[0][40]
 
 
 def test_model_sees_no_later_character() -> None:

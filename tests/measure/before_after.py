@@ -47,18 +47,6 @@ SIDES = ("before", "after")
 Pair = dict[str, float]
 """Median seconds of a step of one turn of each side."""
 
-SECTION = """## A step, before and after: `make measure-before-after BEFORE=<commit>`
-
-Two gloo ranks on loopback, one thread each, for either commit, by its own driver. Both live at once and train in turns
-of some steps, in the order before, after, after, before; medians over turns of a turn's median step, and of the ratio
-of the two turns of a pair with its 95 % bootstrap interval.
-
-<!-- table before_after: begin -->
-
-<!-- table before_after: end -->
-"""
-"""What ``make tables`` appends to the document once there is a record."""
-
 
 def order(pairs: int) -> list[tuple[str, str]]:
     """Return the sides of each pair of turns: before first, after first, and so on."""
@@ -240,23 +228,6 @@ def _timed(what: str, sides: dict[str, Side], pairs: int, steps: int) -> dict[st
         side.tell(f"open {what}")
     found = [{name: sides[name].tell(f"run {steps}")["seconds"] for name in turns} for turns in order(pairs)]
     return summarize(what, found, [side.tell("close")["wire_ratio"] for side in sides.values()])
-
-
-def table(rows: results.Rows) -> str:
-    """Return Markdown of the rows."""
-    lines = ["| what | before, ms | after, ms | after / before (95 % interval) |", "| --- | --- | --- | --- |"]
-    lines += [
-        f"| {row['what']} | {row['before_ms']:.1f} | {row['after_ms']:.1f} "
-        f"| {row['ratio']:.3f} ({row['low']:.3f}-{row['high']:.3f}) |"
-        for row in rows
-    ]
-    first = rows[0]
-    lines += [
-        "",
-        f"{first['before'][:10]} against {first['after'][:10]}, {first['pairs']} pairs of turns of {first['steps']} "
-        "steps.",
-    ]
-    return "\n".join(lines)
 
 
 def stop(*_: Any) -> NoReturn:

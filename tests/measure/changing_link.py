@@ -20,21 +20,8 @@ from gravac.lab.training.session import Leg
 from tests.measure import nanogpt_links
 from tests.measure.judgement import interval
 from tests.measure.nanogpt import Case
-from tests.measure.racing import (
-    AT,
-    NATIVE,
-    Book,
-    Entrant,
-    Goal,
-    Progress,
-    Training,
-    ended,
-    parser_of,
-    race,
-    resumable,
-    target_row,
-    until,
-)
+from tests.measure.racing import AT, NATIVE, Entrant, Goal, Training, ended, race, target_row
+from tests.measure.resuming import Book, Progress, parser_of, resumable, until
 
 FAST, SLOW = "1gbit", "20mbit"
 
@@ -142,7 +129,7 @@ class Measurement:
         """Time native's step on a link."""
         if program == CHARLM:
             legs = [Leg(NATIVE, NATIVE, steps=PROBE[link])] * 2
-            seconds = [end["step_s"] for _, _, end in ended(self._training(), link, seed, legs)]
+            seconds = [finished.end["step_s"] for finished in ended(self._training(), link, seed, legs)]
             return {"step_s": statistics.median(seconds)}
         assert self.clone is not None
         curve = nanogpt_links.run(self.clone, _case("native", seed), PROBE[link], link)["curve"]
@@ -250,7 +237,7 @@ def main() -> int:
     parser.add_argument("--short", action="store_true", help="a few steps a run, to try the program")
     parser.add_argument("--show", action="store_true", help="measure nothing, print the tables")
     options = parser.parse_args()
-    book = Book(options.json, ("part", "program", "native", "seed", "name"))
+    book = Book(options.json)
     clone = options.nanogpt.resolve() if options.nanogpt else None
     measurement = Measurement(book, SHORT if options.short else STEPS, options.seeds, clone)
     status = 0 if options.show else resumable(lambda: measurement.go(options.minutes))

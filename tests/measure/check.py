@@ -19,10 +19,10 @@ SCANNED = (tables.README, tables.RESULTS, tables.MATRICES, tables.LANGUAGE, tabl
 """Documents whose prose must have no figure without a record."""
 
 NOT_COVERED = (
-    "prose of measurements.md, advise.md and modes.md in docs/evidence but for what claims.py has of it (their tables "
-    "are covered); prose of docs/evidence/outer.md, docs/evidence/gpu.md and docs/evidence/beliefs.md (their tables "
-    "are covered); all other pages of docs, and docstrings; figures within code; counts without a unit, such as 'three "
-    "cells', and whether words such as 'faster' fit the figures beside them"
+    "prose of measurements.md, advise.md and modes.md in docs/evidence but for what tests/measure/templates/sentences "
+    "has of it (their tables are covered); prose of docs/evidence/outer.md, docs/evidence/gpu.md and "
+    "docs/evidence/beliefs.md (their tables are covered); all other pages of docs, and docstrings; figures within "
+    "code; counts without a unit, such as 'three cells', and whether words such as 'faster' fit the figures beside them"
 )
 """Where a wrong figure would not be found."""
 
@@ -41,37 +41,37 @@ IGNORED = re.compile(r"```.*?```|`[^`\n]*`|<!--.*?-->|\]\([^)]*\)|https?://\S+",
 
 
 def faults(document: Path) -> list[str]:
-    """What is wrong with a document, in words; empty when all is well."""
+    """Return what is wrong with a document, in words; nothing if all is well."""
     text = document.read_text(encoding="utf-8")
-    found: list[str] = []
-    for name, table in tables.expected(document).items():
+    wrong: list[str] = []
+    for name, table in tables.DOCUMENTS[document].items():
         begin, end = tables.marks(name)
         if fault := tables.missing(table[0]):
-            found.append(fault)
-        elif text != tables.insert(text, name, tables.made(table)):
-            found.append(f"{document}: table {name} is not what {table[0]}.json gives; python -m tests.measure.tables")
+            wrong.append(fault)
+        elif text != tables.insert(text, name, tables.table_text(table)):
+            wrong.append(f"{document}: table {name} is not what {table[0]}.json gives; python -m tests.measure.tables")
         text = text.split(begin)[0] + text.split(end)[1] if begin in text and end in text else text
-    found += [
+    wrong += [
         f"{document}: a table outside marks has figures: {line}"
         for line in text.splitlines()
         if line.startswith("|") and figures(line, document)
     ]
-    said = flat(IGNORED_LINES.sub(" ", text))
+    prose = flat(IGNORED_LINES.sub(" ", text))
     for claim in map(flat, claims.CLAIMS.get(document, list)()):
-        if claim not in said:
-            found.append(f"{document}: the records say: {claim}")
-        said = said.replace(claim, " ")
+        if claim not in prose:
+            wrong.append(f"{document}: the records say: {claim}")
+        prose = prose.replace(claim, " ")
     if document in SCANNED:
-        found += [f"{document}: no record holds {figure}" for figure in figures(said, document)]
-    return found
+        wrong += [f"{document}: no record holds {figure}" for figure in figures(prose, document)]
+    return wrong
 
 
 def figures(text: str, document: Path) -> list[str]:
-    """Figures that are not allowed, each with some words around it."""
+    """Return figures that are not allowed, each with some words around it."""
     text = IGNORED.sub(" ", text)
-    for one in ALLOWED:
-        if one.document in (None, document):
-            text = re.sub(one.pattern, " ", text)
+    for allowed in ALLOWED:
+        if allowed.document in (None, document):
+            text = re.sub(allowed.pattern, " ", text)
     return [
         f"{match.group().strip()!r} (…{text[max(0, match.start() - 40) : match.end() + 20]}…)"
         for match in FIGURE.finditer(text)
@@ -79,5 +79,5 @@ def figures(text: str, document: Path) -> list[str]:
 
 
 def flat(text: str) -> str:
-    """With every run of white space as one space."""
+    """Return a text with every run of white space as one space."""
     return " ".join(text.split())

@@ -21,19 +21,8 @@ from typing import Any
 from gravac.lab.links.link import UNTHROTTLED
 from gravac.lab.tta import record
 from tests.measure.judgement import interval
-from tests.measure.racing import (
-    Book,
-    Entrant,
-    Goal,
-    Progress,
-    Training,
-    parser_of,
-    race_into,
-    resumable,
-    target_row,
-    two_way,
-    until,
-)
+from tests.measure.racing import Entrant, Goal, Training, race_into, target_row, two_way
+from tests.measure.resuming import Book, Progress, parser_of, resumable, until
 
 TRAININGS = (Training("charlm", 0.4, 120), Training("lstm", 1.0, 160), Training("denoise", 1.0, 330))
 """Each takes native some ten seconds to the target."""
@@ -57,8 +46,6 @@ FIRST_SEED = 10
 
 LIMIT = 4.0
 """Multiple of native's seconds at which a run is given up."""
-
-FIELDS = ("part", "task", "link", "seed", "method", "pair")
 
 
 def compressed(runs: Sequence[record.TrainingRecord], task: str, link: str) -> list[str]:
@@ -242,7 +229,7 @@ def main() -> int:
     parser.add_argument("--show", action="store_true", help="measure nothing, print the table")
     options = parser.parse_args()
     trainings = [Training(one.task, one.scale, SHORT) if options.short else one for one in TRAININGS]
-    book = Book(options.json, FIELDS)
+    book = Book(options.json)
     measurement = Measurement(
         book, trainings, range(FIRST_SEED, FIRST_SEED + options.seeds), record.read([options.runs])
     )

@@ -31,8 +31,8 @@ from gravac import AdaptiveCompressor, Static, checkpoint, quantize, topk
 from gravac.lab.links.network import INTERFACE, EmulatedNetwork
 from gravac.lab.tasks import make
 from gravac.policy import OuterSettings
-from tests.measure.racing import Book, Progress, parser_of, resumable, until
 from tests.measure.rank_lines import RANK, Say, lines_of, rank_main
+from tests.measure.resuming import Book, Progress, parser_of, resumable, until
 from tests.modes.scripted import HOOK, NATIVE, Entry, Scripted, script
 
 LINKS = ("5mbit", "20mbit")
@@ -335,7 +335,7 @@ def main() -> int:
     parser.add_argument("--after", type=int, default=AFTER, help="native steps after which ranks are compared again")
     parser.add_argument("--show", action="store_true", help="measure nothing, print the tables")
     options = parser.parse_args()
-    book = Book(options.json, ("part", "link"))
+    book = Book(options.json)
     status = 0
     if not options.show:
         status = resumable(lambda: measure(book, options.links, options.after, options.minutes))

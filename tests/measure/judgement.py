@@ -14,7 +14,6 @@ had, and a seed on which neither did not at all.
 import argparse
 import math
 import statistics
-import time
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import NamedTuple
@@ -27,6 +26,8 @@ from gravac.lab.tta.display import TtaLive
 from gravac.lab.tta.matrix import REFERENCE, Matrix
 from gravac.lab.tta.record import TrainingRecord
 from gravac.lab.tta.runner import run_matrix
+from tests.measure.rendering import Estimate, render
+from tests.measure.resuming import until
 
 FIRST_SEED = 10
 """The matrix has lower ones."""
@@ -56,64 +57,57 @@ def best_static(runs: Sequence[TrainingRecord], among: Sequence[str] = ()) -> di
 
 def best_of(runs: Sequence[TrainingRecord]) -> dict[Cell, str]:
     """The method of the lowest median time to accuracy, for every task and link."""
-    found: dict[Cell, dict[str, list[float]]] = {}
+    times: dict[Cell, dict[str, list[float]]] = {}
     for run in runs:
-        times = found.setdefault((run.task, run.link), {}).setdefault(run.method, [])
-        times.append(math.inf if run.tta_s is None else run.tta_s)
-    return {cell: min(methods, key=lambda m: statistics.median(methods[m])) for cell, methods in found.items()}
+        of_method = times.setdefault((run.task, run.link), {}).setdefault(run.method, [])
+        of_method.append(math.inf if run.tta_s is None else run.tta_s)
+    return {cell: min(methods, key=lambda m: statistics.median(methods[m])) for cell, methods in times.items()}
 
 
-def interval(ratios: Sequence[float]) -> tuple[float, float, float]:
+def interval(ratios: Sequence[float]) -> Estimate:
     """The geometric mean of ratios with its 95 % interval, which one ratio leaves open."""
-    logs = [math.log(one) for one in ratios]
+    logs = [math.log(ratio) for ratio in ratios]
     mean = statistics.fmean(logs)
-    reach = student(len(logs)) * statistics.stdev(logs) / len(logs) ** 0.5 if len(logs) > 1 else math.inf
-    return math.exp(mean), math.exp(mean - reach), math.exp(min(mean + reach, 99.0))
+    half = student(len(logs)) * statistics.stdev(logs) / len(logs) ** 0.5 if len(logs) > 1 else math.inf
+    return math.exp(mean), math.exp(mean - half), math.exp(min(mean + half, 99.0))
 
 
 def student(count: int) -> float:
     """The 97.5 % quantile of Student's t for a mean of so many, at most of some more."""
-    return STUDENT[max(known for known in STUDENT if known <= count)]
+    return STUDENT[max(listed for listed in STUDENT if listed <= count)]
 
 
 def verdicts(runs: Iterable[TrainingRecord], best: dict[Cell, str], adaptive: str) -> list[Verdict]:
     """Of every cell that has both methods with the same seed."""
     runs = list(runs)
-    told = []
+    cells = []
     for cell, method in best.items():
-        own = {(run.method, run.seed): run for run in runs if (run.task, run.link) == cell}
+        of_cell = {(run.method, run.seed): run for run in runs if (run.task, run.link) == cell}
         seeds = sorted(
             seed
-            for (name, seed), run in own.items()
-            if name == adaptive and (other := own.get((method, seed))) and (run.tta_s or other.tta_s)
+            for (name, seed), run in of_cell.items()
+            if name == adaptive and (other := of_cell.get((method, seed))) and (run.tta_s or other.tta_s)
         )
         if not seeds:
             continue
-        ratios = tuple(taken(own[adaptive, seed]) / taken(own[method, seed]) for seed in seeds)
-        told.append(Verdict(cell, method, *interval(ratios), ratios))
-    return told
+        ratios = tuple(seconds_spent(of_cell[adaptive, seed]) / seconds_spent(of_cell[method, seed]) for seed in seeds)
+        cells.append(Verdict(cell, method, *interval(ratios), ratios))
+    return cells
 
 
-def taken(run: TrainingRecord) -> float:
-    """Seconds to the target, or all it had."""
+def seconds_spent(run: TrainingRecord) -> float:
+    """Seconds to the target, or all that the run had."""
     return run.seconds if run.tta_s is None else run.tta_s
 
 
-def table(told: Sequence[Verdict]) -> str:
+def mean_ratio(cells: Iterable[Verdict]) -> float:
+    """The geometric mean of the ratios of cells."""
+    return math.exp(statistics.fmean(math.log(cell.ratio) for cell in cells))
+
+
+def table(cells: Sequence[Verdict]) -> str:
     """As Markdown, with what all cells come to."""
-    lines = ["| task | link | best static | adaptive / best static | 95 % interval | by seed |", "|" + " --- |" * 6]
-    for one in told:
-        by_seed = " ".join(f"{ratio:.2f}" for ratio in one.ratios)
-        interval = f"{one.low:.2f}-{one.high:.2f}" if math.isfinite(one.low) and one.low > 0 else ""
-        lines.append(f"| {one.cell[0]} | {one.cell[1]} | `{one.best}` | {one.ratio:.2f} | {interval} | {by_seed} |")
-    over = math.exp(statistics.fmean(math.log(one.ratio) for one in told))
-    above = sum(one.low > 1.05 for one in told)
-    lines += [
-        "",
-        f"The geometric mean of the ratios of all {len(told)} cells is {over:.3f}. Number of cells whose whole "
-        f"interval lies above 1.05: {above}.",
-    ]
-    return "\n".join(lines)
+    return render("tables/judgement", verdicts=cells, mean=mean_ratio(cells))
 
 
 def main() -> None:
@@ -128,7 +122,7 @@ def main() -> None:
     parser.add_argument("--minutes", type=float, default=math.inf, help="start no cell after so many")
     parser.add_argument("--mixed", action="store_true", help="put runs of several commits into the table, and say so")
     arguments = parser.parse_args()
-    until = time.monotonic() + 60 * arguments.minutes
+    time_is_up = until(arguments.minutes)
     picked_from = record.read([arguments.runs])
     best = best_static(picked_from, arguments.among)
     if unknown := set(arguments.cells or ()) - {"/".join(cell) for cell in best}:
@@ -136,7 +130,7 @@ def main() -> None:
     best = {cell: method for cell, method in best.items() if not arguments.cells or "/".join(cell) in arguments.cells}
     for seed in range(FIRST_SEED, FIRST_SEED + arguments.seeds):
         for (task, link), method in best.items():
-            if time.monotonic() > until:
+            if time_is_up():
                 break
             reference = next(
                 run for run in picked_from if (run.task, run.method, run.link) == (task, REFERENCE, UNTHROTTLED)

@@ -18,7 +18,7 @@ from sklearn.datasets import load_digits  # type: ignore[import-untyped]
 
 from gravac.candidate import Span
 from gravac.compressors import Compressor, Ladder, dense, ladder, powersgd, quantize, topk, topkc
-from gravac.compressors.ladder import HIGHEST, wire_ratio
+from gravac.compressors.ladder import HIGHEST_CF, wire_ratio
 from gravac.lab import simulate
 from tests.measure.results import write
 
@@ -49,9 +49,9 @@ RATES = (0.01, 0.03, 0.1)
 def lowest(compressor: Compressor, ratio: float) -> float | None:
     """The lowest CF that reaches a wire ratio; None when none does, or when a much lower one would do."""
     if isinstance(compressor, Ladder):
-        rungs = compressor.candidates((1.0, HIGHEST))
+        rungs = compressor.candidates((1.0, HIGHEST_CF))
         return ratio if rungs[0] <= ratio * 1.15 and ratio <= rungs[-1] else None
-    reach = compressor.candidates((1.0, HIGHEST))
+    reach = compressor.candidates((1.0, HIGHEST_CF))
     if not isinstance(reach, Span):
         able = [cf for cf in reach if wire_ratio(compressor, cf) >= ratio * 0.999]
         return min(able) if able else None

@@ -43,7 +43,8 @@ from tests.measure.nanogpt import (
     patched,
     write_characters,
 )
-from tests.measure.racing import AT, Book, Progress, parser_of, resumable, until
+from tests.measure.racing import AT
+from tests.measure.resuming import Book, Progress, parser_of, resumable, until
 
 LINKS = ("20mbit", "100mbit")
 
@@ -329,7 +330,7 @@ def main() -> int:
         text = (options.clone / "train.py").read_text(encoding="utf-8")
         print(patched(text, (*edits(method, 0), *clock_edits())))
         return 0
-    book = Book(options.json, ("method", "seed", "link", "native"))
+    book = Book(options.json)
     clone = options.clone.resolve()
     status = resumable(lambda: measure(clone, book, options.seeds, options.steps, options.minutes))
     if any(row["method"] == NATIVE for row in book.rows):

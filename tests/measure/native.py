@@ -29,8 +29,8 @@ from gravac import AdaptiveCompressor, Static, topk
 from gravac.controllers.native import longer
 from gravac.lab.tasks import make
 from gravac.lab.training.methods import Method, bucket_mb
-from tests.measure.racing import Book, Progress, parser_of, resumable, until
 from tests.measure.rank_lines import RANK, Say, lines_of, rank_main
+from tests.measure.resuming import Book, Progress, parser_of, resumable, until
 from tests.modes.scripted import NATIVE, Scripted, script
 
 TASKS = {"denoise": 0.5, "lstm": 1.0, "charlm": 0.4}
@@ -46,8 +46,6 @@ WARM_UP = 24
 """Number of steps of each model before the first block: buckets are laid anew, a first stretch ends."""
 
 CYCLES = {"denoise": 120, "lstm": 60, "charlm": 60}
-
-FIELDS = ("task", "scale", "steps", "cycle")
 
 RESAMPLES = 5000
 
@@ -202,7 +200,7 @@ def main() -> int:
     parser.add_argument("--tasks", nargs="+", default=tuple(TASKS), choices=tuple(TASKS))
     parser.add_argument("--show", action="store_true", help="measure nothing, print the table")
     options = parser.parse_args()
-    book = Book(options.json, FIELDS)
+    book = Book(options.json)
     status = 0
     if not options.show:
         status = resumable(lambda: measure(book, options.tasks, options.cycles, options.steps, options.minutes))

@@ -11,12 +11,10 @@ of rounds. An interrupted run goes on where it was.
 
 import argparse
 import itertools
-import json
 import math
 import multiprocessing
 from collections.abc import Callable, Iterable
 from functools import partial
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
@@ -28,7 +26,8 @@ from gravac.lab.training.expression import compressor
 from gravac.modes.outer.sgd import OuterSGD
 from tests.measure import outer_efficiency
 from tests.measure.outer_efficiency import SENT, SETUPS, at_share, crossing, most_steps, rate_of_record
-from tests.measure.results import keep, read, todays
+from tests.measure.results import todays
+from tests.measure.resuming import Book, run_in
 from tests.outer.by_hand import OuterByHand
 
 EVERY = 10
@@ -146,21 +145,15 @@ def main(of: Callable[[Iterable[int], Iterable[int]], Iterable[Case]] = cases, n
     parser.add_argument("--ranks", type=int, nargs="+", default=[2])
     parser.add_argument("--workers", type=int, default=2)
     arguments = parser.parse_args()
-    file = Path(arguments.json)
-    rows: list[dict[str, Any]] = read(file) if file.exists() else []
+    book = Book(arguments.json)
     todays()  # the machine's speed, before workers take it
-    known = {Case(**{field: row[field] for field in Case._fields if field in row}) for row in rows}
+    known = {Case(**{field: row[field] for field in Case._fields if field in row}) for row in book.rows}
     wanted = [case for case in of(range(arguments.seeds), arguments.ranks) if case not in known]
     with multiprocessing.get_context("spawn").Pool(arguments.workers) as pool:
         dense = {outer_efficiency.Case(case.task, 0, ranks=case.ranks, seed=case.seed) for case in wanted}
         averaged = pool.imap(outer_efficiency.train, [(case, None) for case in sorted(dense)])
         targets = {(row["task"], row["ranks"], row["seed"]): at_share(row) for row in averaged}
-        for position, row in enumerate(
-            pool.imap(train, [(one, targets[one.task, one.ranks, one.seed]) for one in wanted]), 1
-        ):
-            rows.append(row)
-            print(f"{position} of {len(wanted)}:", json.dumps(row), flush=True)
-            keep(rows, arguments.json)
+        run_in(pool, train, [(one, targets[one.task, one.ranks, one.seed]) for one in wanted], book)
 
 
 if __name__ == "__main__":

@@ -18,10 +18,8 @@ import json
 import math
 import multiprocessing
 import statistics
-import time
 from collections.abc import Iterable, Sequence
 from functools import partial
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
@@ -31,7 +29,8 @@ from gravac.exchange.lockstep import Lockstep
 from gravac.lab import tasks
 from gravac.lab.training.expression import compressor
 from gravac.modes.outer.sgd import OuterSGD
-from tests.measure.results import keep, read, todays
+from tests.measure.results import todays
+from tests.measure.resuming import Book, run_in, until
 from tests.outer.by_hand import OuterByHand
 
 SETUPS = {"charlm": (0.4, 200), "lstm": (1.0, 200), "denoise": (1.0, 300)}
@@ -222,28 +221,18 @@ def main() -> None:
     parser.add_argument("--tune", action="store_true", help="tune the outer optimizer, too")
     parser.add_argument("--workers", type=int, default=2)
     arguments = parser.parse_args()
-    until = time.monotonic() + 60 * arguments.minutes
-    file = Path(arguments.json)
-    rows: list[dict[str, Any]] = read(file) if file.exists() else []
+    time_is_up, book = until(arguments.minutes), Book(arguments.json)
     todays()  # the machine's speed, before workers take it
     with multiprocessing.get_context("spawn").Pool(arguments.workers) as pool:
 
         def run(wanted: Iterable[tuple[Case, float | None]]) -> list[dict[str, Any]]:
             """Rows of these cases; those that an earlier run left in the file are not run again."""
             wanted = [*dict.fromkeys(wanted)]
-            ran = {key(row): row for row in rows}
-            missing = [work for work in wanted if work[0] not in ran]
-            if time.monotonic() < until:
-                for position, row in enumerate(pool.imap(train, missing), 1):
-                    rows.append(row)
-                    ran[key(row)] = row
-                    said = {name: value for name, value in row.items() if name != "curve"}
-                    print(f"{position} of {len(missing)}:", json.dumps(said), flush=True)
-                    keep(rows, arguments.json)
-                    if time.monotonic() > until:
-                        pool.terminate()
-                        break
-            return [ran[case] for case, _ in wanted if case in ran]
+            ran = {key(row) for row in book.rows}
+            if not time_is_up():
+                run_in(pool, train, [work for work in wanted if work[0] not in ran], book, time_is_up, without_curve)
+            rows = {key(row): row for row in book.rows}
+            return [rows[case] for case, _ in wanted if case in rows]
 
         cases = [*tuning(arguments.every, arguments.ranks)] if arguments.tune else []
         seeds, between = range(arguments.seeds), (arguments.every, arguments.ranks, arguments.rate)
@@ -251,6 +240,11 @@ def main() -> None:
         references = run((Case(case.task, 0, ranks=case.ranks, seed=case.seed), None) for case in cases)
         targets = {(row["task"], row["seed"], row["ranks"]): at_share(row) for row in references}
         run((case, targets[case.task, case.seed, case.ranks]) for case in cases)
+
+
+def without_curve(row: dict[str, Any]) -> str:
+    """Describe a row, without its curve."""
+    return json.dumps({name: value for name, value in row.items() if name != "curve"})
 
 
 def at_share(row: dict[str, Any]) -> float:

@@ -16,7 +16,8 @@ from pathlib import Path
 from typing import Any
 
 from tests.measure.outer_efficiency import SENT, SETUPS, Case, key, rate_of_record, trained
-from tests.measure.results import keep, read, todays
+from tests.measure.results import todays
+from tests.measure.resuming import Book, run_in
 
 STEPS, BETWEEN = 2000, 100
 """Steps of a run, and from one evaluation to the next."""
@@ -100,19 +101,15 @@ def main() -> None:
     parser.add_argument("--rate", type=float, help="of the outer optimizer; if not given, that of the recorded runs")
     parser.add_argument("--workers", type=int, default=2)
     arguments = parser.parse_args()
-    file = Path(arguments.json)
-    rows: list[dict[str, Any]] = read(file) if file.exists() else []
+    book = Book(arguments.json)
     todays()  # the machine's speed, before workers take it
-    known = {key(row) for row in rows}
+    known = {key(row) for row in book.rows}
     wanted = [case for case in cases(range(arguments.seeds), arguments.ranks, arguments.rate) if case not in known]
     if wanted:
         with multiprocessing.get_context("spawn").Pool(arguments.workers) as pool:
-            for position, row in enumerate(pool.imap(train, wanted), 1):
-                rows.append(row)
-                print(f"{position} of {len(wanted)}: {key(row)} {final(row):.5g}", flush=True)
-                keep(rows, arguments.json)
+            run_in(pool, train, wanted, book, describe=lambda row: f"{key(row)} {final(row):.5g}")
     if arguments.draw:
-        draw(rows, arguments.draw)
+        draw(book.rows, arguments.draw)
 
 
 if __name__ == "__main__":

@@ -30,7 +30,8 @@ from gravac.lab.training.expression import compressor
 from gravac.testing.compressor_laws import exchange, laid_out
 from tests.measure.programs import PROGRAMS, shortened
 from tests.measure.progress import NATIVE, RANKS, Case, Ranks, Way, best_rates
-from tests.measure.results import keep, read, todays
+from tests.measure.results import read, todays
+from tests.measure.resuming import Book, run_in
 
 AT = 0.4
 """Share of the run's steps after which the quantities are taken."""
@@ -145,9 +146,8 @@ def main() -> None:
     parser.add_argument("--workers", type=int, default=2)
     parser.add_argument("--steps", type=int, default=10**9, help="at most so many a run, to try the program")
     arguments = parser.parse_args()
-    known, file = read(Path(arguments.progress)), Path(arguments.json)
-    rows: list[dict[str, Any]] = read(file) if file.exists() else []
-    ran = {(row["program"], row["rate"]) for row in rows}
+    known, book = read(Path(arguments.progress)), Book(arguments.json)
+    ran = {(row["program"], row["rate"]) for row in book.rows}
     cases = [
         Case(name, "cosine", rate, NATIVE, 0, shortened(PROGRAMS[name], arguments.steps).steps)
         for name in arguments.programs
@@ -156,10 +156,13 @@ def main() -> None:
     ]
     todays()  # the machine's speed, before workers take it
     with multiprocessing.get_context("spawn").Pool(arguments.workers) as pool:
-        for row in pool.imap(taken, [(case, arguments.nanogpt) for case in cases]):
-            rows.append(row)
-            keep(rows, arguments.json)
-            print(row["program"], row["rate"], row["taken"], flush=True)
+        run_in(
+            pool,
+            taken,
+            [(case, arguments.nanogpt) for case in cases],
+            book,
+            describe=lambda row: f"{row['program']} {row['rate']} {row['taken']}",
+        )
 
 
 if __name__ == "__main__":

@@ -40,7 +40,8 @@ from gravac.lab.links.schedule import Schedule
 from tests.measure.nanogpt import RANKS, REPORT, Configuration, Edit, Method, edits, patched, write_characters
 from tests.measure.nanogpt_links import SEEN, RunFailed, clock_edits, interpolated, reached, trained
 from tests.measure.programs.methods import ADAPTIVE, CAREFUL, FLOAT16, FLOAT32, HOOK, OUTER, PROBING, SETTINGS
-from tests.measure.racing import Book, Progress, parser_of, resumable, two_way, until
+from tests.measure.racing import two_way
+from tests.measure.resuming import Book, Progress, parser_of, resumable, until
 
 LINKS = ("20mbit", "100mbit", UNTHROTTLED)
 
@@ -686,7 +687,7 @@ def main() -> int:
         assert isinstance(one, NanoGPT)
         print(patched((one.clone / "train.py").read_text(encoding="utf-8"), one.edits(options.show[1], 0)))
         return 0
-    book = Book(options.json, ("program", "method", "seed", "link", "steps"))
+    book = Book(options.json)
     status = resumable(
         lambda: Measurement(book, chosen, options.links, options.seeds, options.steps).go(options.minutes)
     )

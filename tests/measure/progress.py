@@ -33,7 +33,8 @@ from gravac.lab.training.expression import compressor
 from gravac.modes.outer.sgd import OuterSGD
 from gravac.policy import MIXING
 from tests.measure.programs import PROGRAMS, Program, shortened
-from tests.measure.results import keep, read, todays
+from tests.measure.results import todays
+from tests.measure.resuming import Book, run_in, until
 from tests.outer.by_hand import OuterByHand
 
 RANKS = 2
@@ -392,6 +393,12 @@ def key(row: dict[str, Any]) -> Case:
     return Case(**{**plain, "way": Way(**row["way"])})
 
 
+def summary(row: dict[str, Any]) -> str:
+    """Describe a row: what ran, for how long, and the end of its curve."""
+    said = {name: row[name] for name in ("program", "schedule", "rate", "name", "seed", "curve", "seconds")}
+    return json.dumps({**said, "curve": row["curve"][-2:]})
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--json", default="docs/measurements/progress.json")
@@ -405,30 +412,19 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=10**9, help="at most so many a run, to try the program")
     parser.add_argument("--workers", type=int, default=2)
     arguments = parser.parse_args()
-    until = time.monotonic() + 60 * arguments.minutes
+    time_is_up, book = until(arguments.minutes), Book(arguments.json)
     programs = {name: shortened(PROGRAMS[name], arguments.steps) for name in arguments.programs}
-    file = Path(arguments.json)
-    rows: list[dict[str, Any]] = read(file) if file.exists() else []
     todays()  # the machine's speed, before workers take it
     with multiprocessing.get_context("spawn").Pool(arguments.workers) as pool:
 
         def run(wanted: Iterable[Case]) -> None:
             """Run what no row is of; stop when time is up."""
-            ran = {key(row) for row in rows}
-            missing = [case for case in dict.fromkeys(wanted) if case not in ran]
-            if not missing or time.monotonic() > until:
+            ran = {key(row) for row in book.rows}
+            missing = [(case, arguments.nanogpt) for case in dict.fromkeys(wanted) if case not in ran]
+            if not missing or time_is_up():
                 return
-            began = time.monotonic()
-            for position, row in enumerate(pool.imap(train, [(case, arguments.nanogpt) for case in missing]), 1):
-                rows.append(row)
-                keep(rows, arguments.json)
-                left = (time.monotonic() - began) / position * (len(missing) - position) / 60
-                said = {name: row[name] for name in ("program", "schedule", "rate", "name", "seed", "curve", "seconds")}
-                said["curve"] = said["curve"][-2:]
-                print(f"[{position}/{len(missing)}, about {left:.0f} minutes left]", json.dumps(said), flush=True)
-                if time.monotonic() > until:
-                    pool.terminate()
-                    raise SystemExit(0)
+            if not run_in(pool, train, missing, book, time_is_up, summary):
+                raise SystemExit(0)
 
         seeds = range(arguments.seeds)
         run(references(arguments.schedules, seeds, programs))
@@ -440,7 +436,12 @@ def main() -> None:
                 continue
             run(
                 Case(
-                    name, schedule, best_rates(rows, program, name, schedule)[places[rate_at]], way, seed, program.steps
+                    name,
+                    schedule,
+                    best_rates(book.rows, program, name, schedule)[places[rate_at]],
+                    way,
+                    seed,
+                    program.steps,
                 )
                 for name, program in programs.items()
                 for way in PARTS[part]

@@ -17,6 +17,7 @@ from gravac.lab.tta import record
 from gravac.lab.tta.record import TrainingRecord
 from tests.measure import results
 from tests.measure.judgement import Cell, Verdict, best_static, interval, verdicts
+from tests.measure.rendering import Estimate
 
 FOLDER = Path("docs/measurements")
 
@@ -43,16 +44,16 @@ def runs(name: str) -> tuple[TrainingRecord, ...]:
         SettingsError: they are of several commits, and that is not asked for.
     """
     path = FOLDER / f"{name}.json"
-    found = record.read([path])
-    record.commits_of([path], found, MIXED[0])
-    return tuple(found)
+    of_file = record.read([path])
+    record.commits_of([path], of_file, MIXED[0])
+    return tuple(of_file)
 
 
 @functools.cache
 def _rows(name: str) -> tuple[results.Rows, str]:
     path = FOLDER / f"{name}.json"
-    found = results.read(path)
-    return found, results.commits(found, path, MIXED[0] or name in OF_MANY_HOURS)
+    of_file = results.read(path)
+    return of_file, results.commits(of_file, path, MIXED[0] or name in OF_MANY_HOURS)
 
 
 def rows(name: str) -> results.Rows:
@@ -80,9 +81,9 @@ def section(task: str, link: str, name: str = "tta") -> Section:
 
 def row(task: str, link: str, method: str, name: str = "tta") -> ReportRow:
     """A method's in a cell."""
-    found = section(task, link, name).row(method)
-    assert found is not None, (task, link, method)
-    return found
+    of_method = section(task, link, name).row(method)
+    assert of_method is not None, (task, link, method)
+    return of_method
 
 
 def speedup(task: str, link: str, method: str, name: str = "tta") -> float:
@@ -118,17 +119,12 @@ def language_verdicts() -> tuple[Verdict, ...]:
     return tuple(verdicts(runs("language"), best_static(runs("language")), DEFAULT))
 
 
-def geometric(told: Iterable[Verdict]) -> float:
-    """Mean of the ratios of cells."""
-    return math.exp(statistics.fmean(math.log(one.ratio) for one in told))
-
-
-def over_seeds(told: Iterable[Verdict]) -> tuple[float, float, float]:
+def over_seeds(cells: Iterable[Verdict]) -> Estimate:
     """Geometric mean of the ratios of cells that have the same seeds, and its 95 % interval over means of a seed."""
-    by_seed = [statistics.fmean(map(math.log, ratios)) for ratios in zip(*(one.ratios for one in told), strict=True)]
+    by_seed = [statistics.fmean(map(math.log, ratios)) for ratios in zip(*(cell.ratios for cell in cells), strict=True)]
     return interval([math.exp(mean) for mean in by_seed])
 
 
-def on(told: Iterable[Verdict], *links: str) -> list[Verdict]:
+def on_links(cells: Iterable[Verdict], *links: str) -> list[Verdict]:
     """Those of these links."""
-    return [one for one in told if one.cell[1] in links]
+    return [cell for cell in cells if cell.cell[1] in links]

@@ -1,20 +1,15 @@
 # SPDX-FileCopyrightText: 2026 The gravac developers
 # SPDX-License-Identifier: Apache-2.0
-"""Sessions in which methods train to one loss, one after another in one pair of processes; and a file of their rows.
+"""Sessions in which methods train to one loss, one after another in one pair of processes.
 
 The loss to reach is what native DDP has after ``AT`` of its steps. It is taken from a run of its own, by steps, so that
 no time of that run counts. Each method trains a fresh model with the session's seed.
 """
 
-import argparse
 import math
 import random
-import signal
-import sys
-import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 from gravac.lab.links.link import UNTHROTTLED, parse_link
@@ -22,9 +17,9 @@ from gravac.lab.links.network import EmulatedNetwork
 from gravac.lab.tasks import make
 from gravac.lab.training.run import RunFailed, TrainingRun, TrainingSettings
 from gravac.lab.training.session import Leg
-from gravac.lab.tta.record import CurvePoint, first_reached
-from gravac.lab.tta.runner import TARGET_FRACTION, TARGET_WIDTH, target_of
-from tests.measure.results import Rows, keep, read, todays
+from gravac.lab.tta.record import first_reached
+from gravac.lab.tta.runner import TARGET_FRACTION, TARGET_WIDTH, FinishedLeg, finished_legs, target_of
+from tests.measure.resuming import Book, Progress
 
 AT = TARGET_FRACTION
 """Share of native's steps at which its loss is the one to reach."""
@@ -81,46 +76,6 @@ class Goal:
     evaluated: int | None = None
 
 
-class Book:
-    """Rows of a file. Each row is written when it is there, so that an interrupted measurement loses none.
-
-    Args:
-        path: the file; what it has is kept.
-        fields: names of the fields that tell rows apart.
-    """
-
-    def __init__(self, path: str | Path, fields: Sequence[str]) -> None:
-        self.path, self.fields = str(path), tuple(fields)
-        self.rows: Rows = read(path) if Path(path).exists() else []
-
-    def find(self, **about: Any) -> dict[str, Any] | None:
-        """Return the row of which the fields have these values."""
-        return next((row for row in self.rows if all(row.get(name) == value for name, value in about.items())), None)
-
-    def add(self, row: dict[str, Any]) -> None:
-        """Add a row, and write the file."""
-        self.rows.append(row)
-        keep(self.rows, self.path)
-
-
-class Progress:
-    """Says how far a measurement is.
-
-    Args:
-        total: number of parts to do.
-    """
-
-    def __init__(self, total: int) -> None:
-        self.total, self.done, self.began = total, 0, time.monotonic()
-
-    def say(self, words: str) -> None:
-        """A part was done."""
-        self.done += 1
-        spent = time.monotonic() - self.began
-        left = spent / self.done * (self.total - self.done) / 60
-        print(f"[{self.done}/{self.total}, about {left:.0f} minutes left] {words}", flush=True)
-
-
 def settings(training: Training, link: str, seed: int) -> TrainingSettings:
     """Return the settings of a session."""
     parsed = parse_link(link)
@@ -129,24 +84,17 @@ def settings(training: Training, link: str, seed: int) -> TrainingSettings:
     )
 
 
-def ended(training: Training, link: str, seed: int, legs: Sequence[Leg]) -> Iterator[tuple[int, Any, Any]]:
-    """Yield index, evaluations and end of each leg, once it has ended.
+def ended(training: Training, link: str, seed: int, legs: Sequence[Leg]) -> Iterator[FinishedLeg]:
+    """Yield each leg, once it has ended.
 
     Raises:
         RunFailed: a leg failed; those before it were yielded.
     """
-    curve: list[CurvePoint] = []
     with (
         EmulatedNetwork(WORKERS, parse_link(link)) as network,
         TrainingRun(legs, settings(training, link, seed), network) as run,
     ):
-        for event in run.events():
-            if event["event"] == "start":
-                curve = []
-            elif event["event"] == "evaluation":
-                curve.append(CurvePoint(step=event["step"], seconds=event["seconds"], metric=event["metric"]))
-            elif event["event"] == "end":
-                yield event["leg"], tuple(curve), event
+        yield from finished_legs(run, legs)
 
 
 def target_row(training: Training, seed: int) -> dict[str, Any]:
@@ -154,15 +102,15 @@ def target_row(training: Training, seed: int) -> dict[str, Any]:
     task = make(training.task, scale=training.scale, seed=seed)
     steps = math.ceil((AT + TARGET_WIDTH) * training.steps)  # no later evaluation counts
     leg = Leg(NATIVE, NATIVE, steps=steps, every_steps=task.every)
-    _, curve, end = next(iter([*ended(training, UNTHROTTLED, seed, [leg])]))
-    target = target_of(curve, training.steps)
-    reached = first_reached(curve, target, task.metric.higher_is_better)
+    (native,) = ended(training, UNTHROTTLED, seed, [leg])
+    target = target_of(native.curve, training.steps)
+    reached = first_reached(native.curve, target, task.metric.higher_is_better)
     assert reached is not None, f"{training}: native did not reach its own target"
     return {
         "target": target,
         "native_seconds": round(reached[0], 3),
         "native_steps": round(reached[1]),
-        "step_s": end["step_s"],
+        "step_s": native.end["step_s"],
     }
 
 
@@ -195,13 +143,13 @@ def race(training: Training, link: str, seed: int, goal: Goal, entrants: Sequenc
         ]
         running = list(left)
         try:
-            for index, curve, end in ended(training, link, seed, legs):
+            for index, finished in enumerate(ended(training, link, seed, legs)):
                 if index < len(before):
                     continue
                 entrant = running[index - len(before)]
                 left.remove(entrant)
-                reached = first_reached(curve, goal.target, task.metric.higher_is_better)
-                yield row_of(entrant, reached, end)
+                reached = first_reached(finished.curve, goal.target, task.metric.higher_is_better)
+                yield row_of(entrant, reached, finished.end)
         except RunFailed as failure:
             failed = left.pop(0)
             yield {
@@ -290,29 +238,3 @@ def two_way(logs: Sequence[Sequence[float]], resamples: int = RESAMPLES) -> tupl
     middle = sum(map(sum, logs)) / (cells * seeds)
     low, high = means[int(0.025 * resamples)], means[int(0.975 * resamples)]
     return math.exp(middle), math.exp(low), math.exp(high)
-
-
-def resumable(measure: Callable[[], None]) -> int:
-    """Measure; return the exit status. Ctrl-C or a termination signal ends it, and what was measured stays."""
-    todays()  # the machine's speed, before ranks take it
-    signal.signal(signal.SIGTERM, signal.default_int_handler)  # ends the ranks too
-    try:
-        measure()
-    except KeyboardInterrupt:
-        print("\nstopped; what was measured is in the file, and the same command goes on", file=sys.stderr)
-        return 130
-    return 0
-
-
-def until(minutes: float) -> Callable[[], bool]:
-    """Return what tells whether so many minutes have passed."""
-    end = time.monotonic() + 60 * minutes
-    return lambda: time.monotonic() > end
-
-
-def parser_of(documentation: str | None, path: str) -> argparse.ArgumentParser:
-    """Return a parser with what all of these measurements take."""
-    parser = argparse.ArgumentParser(description=documentation)
-    parser.add_argument("--json", default=path)
-    parser.add_argument("--minutes", type=float, default=math.inf, help="begin nothing after so many")
-    return parser

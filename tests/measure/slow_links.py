@@ -17,19 +17,8 @@ from itertools import product
 from typing import Any
 
 from tests.measure.fast_links import SHORT, shares_of
-from tests.measure.racing import (
-    Book,
-    Entrant,
-    Goal,
-    Progress,
-    Training,
-    parser_of,
-    race_into,
-    resumable,
-    target_row,
-    two_way,
-    until,
-)
+from tests.measure.racing import Entrant, Goal, Training, race_into, target_row, two_way
+from tests.measure.resuming import Book, Progress, parser_of, resumable, until
 
 TRAININGS = (Training("charlm", 0.4, 300), Training("lstm", 1.0, 300), Training("denoise", 1.0, 330))
 """Long enough for a search: outer steps are tried after some hundred steps, and not at all in a few dozen."""
@@ -40,8 +29,6 @@ HOOK, OUTER = "adaptive(native=False)", "adaptive(every=(1, 100))"
 
 LIMIT = 20.0
 """Multiple of native's seconds over an unthrottled link at which a run is given up."""
-
-FIELDS = ("part", "task", "link", "seed", "method")
 
 
 class Measurement:
@@ -122,7 +109,7 @@ def main() -> int:
     parser.add_argument("--show", action="store_true", help="measure nothing, print the table")
     options = parser.parse_args()
     trainings = [replace(training, steps=SHORT) if options.short else training for training in TRAININGS]
-    book = Book(options.json, FIELDS)
+    book = Book(options.json)
     measurement = Measurement(book, trainings, options.links, options.seeds)
     status = 0 if options.show else resumable(lambda: measurement.go(options.minutes))
     if any(row["part"] == "race" for row in book.rows):

@@ -18,6 +18,7 @@ from gravac.lab.links.link import UNTHROTTLED, Link, parse_link
 from gravac.lab.links.network import EmulatedNetwork
 from gravac.lab.training.run import TrainingRun, TrainingSettings
 from gravac.lab.training.session import Leg
+from gravac.lab.tta.runner import finished_legs
 from tests.measure.results import write
 
 TASKS = {"charlm": 0.4, "lstm": 1.0, "denoise": 1.0}
@@ -46,11 +47,10 @@ def session(task: str, link: Link, methods: list[str], steps: int) -> dict[str, 
     with EmulatedNetwork(2, link) as network:
         settings = TrainingSettings(workers=2, link=str(link), slowest=link.slowest, task=task, scale=TASKS[task])
         with TrainingRun(legs, settings, network) as run:
-            for event in run.events():
-                leg = legs[event["leg"]]
-                if event["event"] == "end" and leg.label != "warm-up":
-                    busy = event["cpu_seconds"] / event["step"] / 2
-                    came[leg.method] = {"step_s": event["step_s"], "busy_s": busy}
+            for finished in finished_legs(run, legs):
+                if finished.leg.label != "warm-up":
+                    busy = finished.end["cpu_seconds"] / finished.end["step"] / 2
+                    came[finished.leg.method] = {"step_s": finished.end["step_s"], "busy_s": busy}
     return came
 
 

@@ -33,7 +33,8 @@ from gravac.lab.training.expression import compressor
 from tests.measure import progress
 from tests.measure.programs import PROGRAMS
 from tests.measure.progress import RANKS, Ranks, Way, best_rates, factor
-from tests.measure.results import keep, read, todays
+from tests.measure.results import read, todays
+from tests.measure.resuming import Book, run_in, until
 
 WAYS = (Way(every=10), Way("quantize(1)", 32.0), Way())
 """Candidates; the last is the reference itself, to see what noise alone does."""
@@ -284,12 +285,10 @@ def main() -> None:
     parser.add_argument("--minutes", type=float, default=math.inf, help="start no run after so many")
     parser.add_argument("--workers", type=int, default=2)
     arguments = parser.parse_args()
-    until = time.monotonic() + 60 * arguments.minutes
+    time_is_up, book = until(arguments.minutes), Book(arguments.json)
     known = read(Path(arguments.progress))
-    file = Path(arguments.json)
-    rows: list[dict[str, Any]] = read(file) if file.exists() else []
     places = {"third": 0, "best": 1, "triple": 2}
-    ran = {key(row) for row in rows}
+    ran = {key(row) for row in book.rows}
     wanted = [
         Case(
             name,
@@ -305,18 +304,14 @@ def main() -> None:
     missing = [case for case in wanted if case not in ran]
     todays()  # the machine's speed, before workers take it
     with multiprocessing.get_context("spawn").Pool(arguments.workers) as pool:
-        began = time.monotonic()
-        for position, row in enumerate(pool.imap(run, [(case, arguments.nanogpt) for case in missing]), 1):
-            rows.append(row)
-            keep(rows, arguments.json)
-            left = (time.monotonic() - began) / position * (len(missing) - position) / 60
-            said = {name: row[name] for name in ("program", "rate", "name", "plan", "seed", "seconds")}
-            results = learned(row)
-            said["ratio"], said["error"] = round(results.ratio, 2), round(results.error, 2)
-            print(f"[{position}/{len(missing)}, about {left:.0f} minutes left]", json.dumps(said), flush=True)
-            if time.monotonic() > until:
-                pool.terminate()
-                return
+        run_in(pool, run, [(case, arguments.nanogpt) for case in missing], book, time_is_up, summary)
+
+
+def summary(row: dict[str, Any]) -> str:
+    """Describe a row: what ran, for how long, and what its trials came to."""
+    said = {name: row[name] for name in ("program", "rate", "name", "plan", "seed", "seconds")}
+    results = learned(row)
+    return json.dumps({**said, "ratio": round(results.ratio, 2), "error": round(results.error, 2)})
 
 
 def key(row: dict[str, Any]) -> Case:

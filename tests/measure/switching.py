@@ -19,7 +19,8 @@ import torch
 
 from gravac.lab import simulate, tasks
 from gravac.lab.training.expression import compressor
-from tests.measure.results import commits, keep, read, todays
+from tests.measure.results import commits, todays
+from tests.measure.resuming import Book, run_in
 
 TASKS = {"charlm": (0.4, 160, 240), "denoise": (1.0, 240, 340)}
 """Scale, steps of dense to the target, and most steps."""
@@ -151,17 +152,16 @@ def main() -> None:
     parser.add_argument("--mixed", action="store_true", help="put rows of several commits into the table, and say so")
     parser.add_argument("--table", action="store_true", help="run nothing, print what the file holds")
     arguments = parser.parse_args()
-    rows: list[dict[str, Any]] = read(arguments.json) if arguments.json.exists() else []
+    book = Book(arguments.json)
     if not arguments.table:
         todays()  # the machine's speed, before workers take it
-        left = missing(rows, arguments.seeds)
+        left = missing(book.rows, arguments.seeds)
         with multiprocessing.get_context("spawn").Pool(2) as pool:
-            for position, row in enumerate(pool.imap(train, left), 1):
-                rows.append(row)
-                keep(rows, str(arguments.json))
-                print(f"{position} of {len(left)}: {row['task']}, {row['schedule']}, seed {row['seed']}", flush=True)
-    print(commits(rows, arguments.json, arguments.mixed))
-    print(table(rows))
+            run_in(
+                pool, train, left, book, describe=lambda row: f"{row['task']}, {row['schedule']}, seed {row['seed']}"
+            )
+    print(commits(book.rows, arguments.json, arguments.mixed))
+    print(table(book.rows))
 
 
 if __name__ == "__main__":

@@ -1,30 +1,40 @@
 # SPDX-FileCopyrightText: 2026 The gravac developers
 # SPDX-License-Identifier: Apache-2.0
-"""Puts what ``docs/measurements/*.json`` hold into the documents, between the marks that name a table.
+"""Put what ``docs/measurements/*.json`` hold into the documents, between the marks that name a table.
 
     python -m tests.measure.tables [--check] [--mixed]
 
-With ``--check`` nothing is written: it is an error where a document says something else than its records, or a figure
-that neither a table nor a claim covers; see ``tests.measure.check``.
+With ``--check`` nothing is written: it is an error if a document says something else than its records, or has a figure
+that neither a table nor a sentence covers; see ``tests.measure.check``.
 """
 
 import argparse
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 from gravac.settings import SettingsError
 from tests.measure import (
-    before_after,
     beliefs,
+    changing_link,
+    fast_links,
+    going_over,
     judgement,
-    modes_page,
+    ladder,
+    nanogpt_links,
+    native,
+    programs_links,
     published,
+    slow_links,
+    switching,
     tables_of_demo,
     tables_of_outer,
     tables_of_progress,
     tables_of_rows,
     tables_of_runs,
+    worth,
 )
+from tests.measure.rendering import render
 
 Table = tuple[str, Callable[[], str]]
 """The record's name, and what makes Markdown of it."""
@@ -37,6 +47,17 @@ RESULTS, MATRICES, LANGUAGE = EVIDENCE / "results.md", EVIDENCE / "matrices.md",
 PAPER, MEASUREMENTS = EVIDENCE / "paper-comparisons.md", EVIDENCE / "measurements.md"
 ADVISE, BELIEFS, GPU = EVIDENCE / "advise.md", EVIDENCE / "beliefs.md", EVIDENCE / "gpu.md"
 OUTER, MODES = EVIDENCE / "outer.md", EVIDENCE / "modes.md"
+
+
+def by_template(record: str) -> Table:
+    """Return the table whose template has the record's name, and takes its rows."""
+    return record, lambda: render(f"tables/{record}", rows=published.rows(record))
+
+
+def by_function(record: str, markdown: Callable[[list[dict[str, Any]]], str]) -> Table:
+    """Return the table that a function makes of a record's rows."""
+    return record, lambda: markdown(published.rows(record))
+
 
 DOCUMENTS: dict[Path, dict[str, Table]] = {
     README: {
@@ -52,7 +73,7 @@ DOCUMENTS: dict[Path, dict[str, Table]] = {
         "judgement": ("judgement", tables_of_runs.judgement_table),
         "judgement_topk": ("judgement_topk", lambda: tables_of_runs.judgement_table("judgement_topk")),
         "charlm": ("tta_charlm", tables_of_runs.charlm),
-        "efficiency": ("efficiency", tables_of_runs.efficiency),
+        "efficiency": by_template("efficiency"),
         "probed": ("probed", tables_of_runs.probed),
         REPORT: ("tta", tables_of_runs.matrix),
     },
@@ -71,24 +92,24 @@ DOCUMENTS: dict[Path, dict[str, Table]] = {
         "cuda_audit_groups": ("cuda_audit", tables_of_rows.cuda_audit_groups),
     },
     MEASUREMENTS: {
-        "soak": ("soak", tables_of_rows.soak),
-        "multilevel": ("multilevel", tables_of_rows.multilevel),
-        "overhead": ("overhead", tables_of_rows.overhead),
-        "agreement": ("agreement", tables_of_rows.agreement),
+        "soak": by_template("soak"),
+        "multilevel": by_template("multilevel"),
+        "overhead": by_template("overhead"),
+        "agreement": by_template("agreement"),
         "demo": ("demo", tables_of_demo.demo),
         "links": ("links", tables_of_rows.links),
-        "factored": ("factored", tables_of_rows.factored),
+        "factored": by_template("factored"),
         "schedule": ("tta_schedule", tables_of_runs.schedule),
-        "switching": ("switching", tables_of_rows.switching),
-        "worth": ("worth", tables_of_rows.worth),
+        "switching": by_function("switching", switching.table),
+        "worth": by_function("worth", worth.table),
         "lowrank": ("lowrank", tables_of_runs.low_rank),
-        "ladder": ("ladder", tables_of_rows.ladder),
-        "compressors": ("compressors", tables_of_rows.compressors),
+        "ladder": by_function("ladder", ladder.table),
+        "compressors": by_template("compressors"),
         "aims": ("compressors", tables_of_rows.aims),
         "chunks": ("chunks", tables_of_rows.chunks),
-        "telemetry": ("telemetry", tables_of_rows.telemetry),
+        "telemetry": by_template("telemetry"),
         "newcomer": ("newcomer", tables_of_rows.newcomer),
-        "before_after": ("before_after", lambda: before_after.table(published.rows("before_after"))),
+        "before_after": by_template("before_after"),
     },
     OUTER: {
         "outer_efficiency": ("outer_efficiency", tables_of_outer.outer_efficiency),
@@ -110,32 +131,38 @@ DOCUMENTS: dict[Path, dict[str, Table]] = {
         "nanogpt": ("nanogpt", tables_of_outer.nanogpt),
         "nanogpt_configuration": ("nanogpt", tables_of_outer.nanogpt_configuration),
     },
-    MODES: modes_page.TABLES,
+    MODES: {
+        "native": by_function("native", native.table),
+        "fast_links": by_function("fast_links", fast_links.table),
+        "slow_links": by_function("slow_links", slow_links.table),
+        "changing_link": by_function("changing_link", changing_link.table),
+        "changing_link_changes": by_function("changing_link", changing_link.changes_table),
+        "going_over": by_function("going_over", going_over.held_table),
+        "going_over_changes": by_function("going_over", going_over.changes_table),
+        "nanogpt_links": by_function("nanogpt_links", nanogpt_links.table),
+    },
     BELIEFS: {
-        "beliefs": ("progress", lambda: beliefs.table(published.rows("progress"))),
+        "beliefs": by_function("progress", beliefs.table),
         "switchback": ("switchback", tables_of_progress.switchback),
         "settling": ("switchback", tables_of_progress.settling),
         "predictors": ("predictors", tables_of_progress.predictors),
-        "programs_links": ("programs_links", tables_of_progress.programs_on_links),
-        "programs_links_careful": ("programs_links", tables_of_progress.careful_on_links),
-        "programs_links_long": ("programs_links", tables_of_progress.long_on_links),
+        "programs_links": by_function("programs_links", programs_links.table),
+        "programs_links_careful": by_function("programs_links", programs_links.table_of_careful),
+        "programs_links_long": by_function("programs_links", programs_links.table_of_long),
         "outer_optimizers": ("outer-optimizers", tables_of_progress.outer_optimizers),
     },
     ADVISE: {
-        "predictions": ("predictions", tables_of_rows.predictions),
+        "predictions": by_template("predictions"),
         "datacentre": ("datacentre", tables_of_rows.datacentre),
     },
 }
 """Every table with measured figures, by document and by the name in its marks."""
 
-SECTIONS = {MEASUREMENTS: {"before_after": before_after.SECTION}, MODES: modes_page.SECTIONS}
-"""Sections that a document has only where there is a record: text with the table's marks, appended by ``update``."""
-
 
 def marks(name: str) -> tuple[str, str]:
     """The lines before and after a table."""
-    of = name if name == REPORT else f"table {name}"
-    return f"<!-- {of}: begin -->", f"<!-- {of}: end -->"
+    label = name if name == REPORT else f"table {name}"
+    return f"<!-- {label}: begin -->", f"<!-- {label}: end -->"
 
 
 def insert(text: str, name: str, table: str) -> str:
@@ -147,9 +174,9 @@ def insert(text: str, name: str, table: str) -> str:
     begin, end = marks(name)
     if text.count(begin) != 1 or text.count(end) != 1:
         raise SettingsError(f"table {name}: the document needs {begin!r} and {end!r}, once each")
-    before, rest = text.split(begin)
-    _, after = rest.split(end)
-    return f"{before}{begin}\n\n{table.strip()}\n\n{end}{after}"
+    start, rest = text.split(begin)
+    _, tail = rest.split(end)
+    return f"{start}{begin}\n\n{table.strip()}\n\n{end}{tail}"
 
 
 def missing(record: str) -> str | None:
@@ -158,39 +185,29 @@ def missing(record: str) -> str | None:
     return None if path.exists() else f"{path}: there is no such record; make measure-{record.replace('_', '-')}"
 
 
-def expected(document: Path) -> dict[str, Table]:
-    """The tables that a document has: all but those of ``SECTIONS`` without a record."""
-    optional = SECTIONS.get(document, {})
-    return {
-        name: table for name, table in DOCUMENTS[document].items() if name not in optional or missing(table[0]) is None
-    }
-
-
-def made(table: Table) -> str:
-    """A table with a line on the commits, where they are several."""
-    name, make = table
-    text = make()
-    said = published.commits(name)
-    several = said.startswith("runs of") and said[1:] not in text
-    return f"{text}\n\n{said[0].upper()}{said[1:]}." if several else text
+def table_text(table: Table) -> str:
+    """A table with a line on the commits, if they are several."""
+    record, markdown = table
+    text = markdown()
+    note = published.commits(record)
+    several = note.startswith("runs of") and note[1:] not in text
+    return f"{text}\n\n{note[0].upper()}{note[1:]}." if several else text
 
 
 def update(document: Path) -> list[str]:
-    """Writes a document's tables; returns what records are missing."""
+    """Write a document's tables; return what records are missing."""
     text, faults = document.read_text(encoding="utf-8"), []
-    for name, table in expected(document).items():
+    for name, table in DOCUMENTS[document].items():
         if fault := missing(table[0]):
             faults.append(fault)
         else:
-            if marks(name)[0] not in text and name in SECTIONS.get(document, {}):
-                text = f"{text.rstrip()}\n\n{SECTIONS[document][name]}"
-            text = insert(text, name, made(table))
+            text = insert(text, name, table_text(table))
     document.write_text(text, encoding="utf-8")
     return faults
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Writes or checks all documents; returns 1 when a figure has no record, or is not what its record says."""
+    """Write or check all documents; return 1 if a figure has no record, or is not what its record says."""
     from tests.measure import check
 
     parser = argparse.ArgumentParser(description=__doc__)
@@ -199,7 +216,8 @@ def main(arguments: list[str] | None = None) -> int:
     options = parser.parse_args(arguments)
     published.MIXED[0] = options.mixed
     try:
-        faults = [fault for one in DOCUMENTS for fault in (check.faults(one) if options.check else update(one))]
+        find_faults = check.faults if options.check else update
+        faults = [fault for document in DOCUMENTS for fault in find_faults(document)]
     except SettingsError as error:
         faults = [str(error)]
     print("\n".join(dict.fromkeys(faults)) or "every figure is that of its record")

@@ -7,7 +7,7 @@ import statistics
 from collections.abc import Sequence
 from typing import Any
 
-from tests.measure import programs_links, published
+from tests.measure import published
 from tests.measure.efficiency import spearman
 from tests.measure.predictors import PREDICTS
 from tests.measure.programs import PROGRAMS
@@ -32,17 +32,17 @@ def switchback() -> str:
     lines = head("trials", "candidate", "read by", *programs, "errors")
     for plan in sorted({Plan(**row["plan"]) for row in rows}):
         for way in WAYS:
-            found = {row["program"]: row for row in rows if Plan(**row["plan"]) == plan and Way(**row["way"]) == way}
-            true = {program: _of_whole_run(whole_runs, row) for program, row in found.items()}
-            by_probe = {program: learned(row) for program, row in found.items()}
-            by_training = {program: estimates(row, plan.settle, TRAINING) for program, row in found.items()}
+            trials_of = {row["program"]: row for row in rows if (Plan(**row["plan"]), Way(**row["way"])) == (plan, way)}
+            true = {program: _of_whole_run(whole_runs, row) for program, row in trials_of.items()}
+            by_probe = {program: learned(row) for program, row in trials_of.items()}
+            by_training = {program: estimates(row, plan.settle, TRAINING) for program, row in trials_of.items()}
             of_probe = {program: (trials.ratio, trials.error) for program, trials in by_probe.items()}
             of_training = {
                 program: spread(finite)
                 for program, trials in by_training.items()
                 if len(finite := [ratio for ratio in trials if math.isfinite(ratio)]) > 1
             }
-            of_curve = {program: by_curve(row) for program, row in found.items()}
+            of_curve = {program: by_curve(row) for program, row in trials_of.items()}
             readers = {"probe": of_probe, "probe, one curve": of_curve, "training loss": of_training}
             for reader, measured in readers.items():
                 cells = [
@@ -93,24 +93,9 @@ def predictors() -> str:
                 for row in published.rows("predictors")
                 if (case := key(row)) in whole_runs and case._replace(way=way) in whole_runs
             ]
-            correlation = spearman([taken for taken, _ in pairs], [worth for _, worth in pairs])
+            correlation = spearman([number for number, _ in pairs], [worth for _, worth in pairs])
             lines.append(line(str(way), name, str(len(pairs)), f"{correlation:+.2f}"))
     return "\n".join(lines)
-
-
-def programs_on_links() -> str:
-    """Return each program and link by the clock."""
-    return programs_links.table(published.rows("programs_links"))
-
-
-def careful_on_links() -> str:
-    """Return the losses at equal samples of runs with ``least_efficiency``."""
-    return programs_links.table_of_careful(published.rows("programs_links"))
-
-
-def long_on_links() -> str:
-    """Return long adaptive runs beside staying in the hook and outer steps from the first step on."""
-    return programs_links.table_of_long(published.rows("programs_links"))
 
 
 def outer_optimizers() -> str:

@@ -10,13 +10,10 @@ same optimizer. Validation loss in nats; less is better. An interrupted run goes
 """
 
 import argparse
-import json
 import math
 import multiprocessing
 import statistics
-import time
 from collections.abc import Iterable, Sequence
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
@@ -24,7 +21,8 @@ import torch
 from gravac.lab import simulate
 from gravac.lab.tasks.charlm import CharLM
 from gravac.lab.training.expression import compressor
-from tests.measure.results import keep, read, todays
+from tests.measure.results import todays
+from tests.measure.resuming import Book, run_in, until
 
 RATES = {"adamw": (1e-3, 2e-3, 4e-3), "sgd": (0.03, 0.1, 0.3)}
 """Learning rates tried for dense training."""
@@ -150,32 +148,22 @@ def main() -> None:
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--minutes", type=float, default=math.inf, help="start no run after so many")
     arguments = parser.parse_args()
-    until = time.monotonic() + 60 * arguments.minutes
-    file = Path(arguments.json) if arguments.json else None
-    rows: list[dict[str, Any]] = read(file) if file and file.exists() else []
+    time_is_up, book = until(arguments.minutes), Book(arguments.json)
     todays()  # the machine's speed, before workers take it
     with multiprocessing.get_context("spawn").Pool(2) as pool:
 
         def run(wanted: Iterable[Case]) -> list[dict[str, Any]]:
             """Rows of these cases; those that an earlier run left in the file are not run again."""
             wanted = list(dict.fromkeys(wanted))
-            ran = {key(row): row for row in rows}
-            missing = [case for case in wanted if case not in ran]
-            for position, row in enumerate(pool.imap(train, missing), 1):
-                rows.append(row)
-                ran[key(row)] = row
-                print(f"{position} of {len(missing)}:", json.dumps(row), flush=True)
-                if file:
-                    keep(rows, arguments.json)
-                if time.monotonic() > until:
-                    pool.terminate()
-                    break
-            return [ran[case] for case in wanted if case in ran]
+            ran = {key(row) for row in book.rows}
+            run_in(pool, train, [case for case in wanted if case not in ran], book, time_is_up)
+            rows = {key(row): row for row in book.rows}
+            return [rows[case] for case in wanted if case in rows]
 
         tried = run(Case("dense", None, 0.0, o, 2, 0, r, arguments.steps) for o, rs in RATES.items() for r in rs)
         rates = {o: min((row["loss"], row["rate"]) for row in tried if row["optimizer"] == o)[1] for o in RATES}
         run(cases(arguments.steps, rates, range(arguments.seeds)))
-    print(table(rows))
+    print(table(book.rows))
 
 
 def key(row: dict[str, Any]) -> Case:

@@ -223,7 +223,7 @@ def test_large_states_go_in_several_parts(monkeypatch: pytest.MonkeyPatch) -> No
 
 def test_what_does_not_fit_is_refused() -> None:
     adam, sgd = apart("AdamW", 1)[0], torch.optim.SGD(Net().out.parameters())
-    with pytest.raises(ValueError, match="other numbers of parameters"):
+    with pytest.raises(ValueError, match="different numbers of parameters"):
         in_memory(average_states, adam, sgd)
     optimizers = apart("AdamW", 2)
     parameter = optimizers[1].param_groups[0]["params"][0]

@@ -38,7 +38,7 @@ def users_lines(model: torch.nn.Module, rank: int, **settings: Any) -> AdaptiveC
 @pytest.mark.filterwarnings("error")
 def test_without_a_process_group_training_stays_as_it_is_and_a_warning_says_so(tmp_path: Path) -> None:
     model, same = network(), network()
-    with pytest.warns(UserWarning, match="there is one process, which exchanges nothing: training goes on"):
+    with pytest.warns(UserWarning, match="there is one process, which exchanges nothing: training continues"):
         users_lines(model, 0, log_dir=tmp_path).close()
     trains = torch.optim.AdamW(same.parameters(), lr=1e-3)
     for step in range(3):
@@ -61,7 +61,7 @@ def switched_off(rank: int, world: int, off_on: tuple[int, ...]) -> str:
         with pytest.raises(SettingsError) as told:
             users_lines(ddp, rank)
         return str(told.value)
-    with pytest.warns(UserWarning, match="GRAVAC=off in the environment: training goes on as without gravac"):
+    with pytest.warns(UserWarning, match="GRAVAC=off in the environment: training continues without gravac"):
         compressor = users_lines(ddp, rank)
     assert not ddp._comm_hooks
     compressor.detach()

@@ -21,7 +21,7 @@ from gravac.controllers.base import Decision, Measurement
 from gravac.engine.inputs import StepInputs
 from gravac.engine.run_state import NativeState
 from gravac.measurement import LocalMeasurement
-from gravac.modes.native import BREAKING, QUESTION_S, NativeWatch, median_of
+from gravac.modes.native import QUESTION_S, SLOW_END_RATIO, NativeWatch, median_of
 from gravac.telemetry.records import Record, StepRecord
 from tests.distributed.training import batch, parallel
 from tests.modes.scripted import NATIVE, Scripted, script
@@ -33,7 +33,7 @@ from tests.ranks import processes
 def test_what_a_stretch_tells_lies_within_its_steps_and_only_a_break_shows_the_last_ones(seconds: list[float]) -> None:
     told, middle = median_of(seconds), median_of(sorted(seconds, reverse=True))
     assert min(seconds) <= told <= max(seconds)
-    assert told == middle or told > BREAKING * middle or len(seconds) < 2
+    assert told == middle or told > SLOW_END_RATIO * middle or len(seconds) < 2
 
 
 class LeavesWhenSlow(Scripted):

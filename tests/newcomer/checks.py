@@ -22,6 +22,7 @@ from tests.ranks import processes
 
 RANKS = 2
 BACKWARDS = 2
+LEARNING_RATE = 0.3
 
 # what a patch brings is imported inside the check of it: here, and where tests are collected, it is not there
 _new = importlib.import_module
@@ -64,10 +65,7 @@ def controller() -> None:
 
 def quantity(folder: str) -> None:
     """Agreed over the ranks, in JSONL, in a checkpoint, in TensorBoard with a chart; older files are read."""
-    _, compressors = trained(30, waits=True, base=topk, controller=Static(cf=10), log_dir=folder)
-    saved = compressors[1].state_dict()
-    for one in compressors:
-        one.close()
+    saved = logged(folder)
     lines = [json.loads(line) for line in (Path(folder) / "gravac.jsonl").read_text().splitlines()]
     steps = [line for line in lines if line["kind"] == "step"]
     assert len(steps) == 29
@@ -84,18 +82,48 @@ def quantity(folder: str) -> None:
     resumed = AdaptiveCompressor(topk, controller=Static(cf=10))
     resumed.load_state_dict(saved)
     (measurement,) = resumed._engine.state.pending
-    assert math.isclose(measurement.numbers["starved"], 0.3)  # type: ignore[arg-type]
+    assert math.isclose(measurement.numbers["starved_seconds"], 0.3)  # type: ignore[arg-type]
+    assert charted(folder, "Waiting for inputs, seconds: this rank, mean of all", "gravac/starved_seconds", 0.2)
 
+
+def chart(folder: str) -> None:
+    """Has a curve in TensorBoard, and a chart that shows the curve."""
+    logged(folder)
+    assert charted(folder, "Learning rate", "gravac/learning_rate", LEARNING_RATE)
+
+
+def framework(folder: str) -> None:
+    """Passes the test that the patch adds: Relay with gravac, against plain DDP."""
+    relay = _new("tests.integrations.test_relay")
+    for accumulate in (1, 2):
+        files = Path(folder) / str(accumulate)
+        files.mkdir(parents=True)
+        relay.test_relay_trains_as_plain_ddp_and_resumes_bit_for_bit(accumulate, files)
+    relay.test_one_process_trains_without_gravac_and_says_so()
+    relay.test_a_wrong_setting_is_refused_at_once()
+
+
+def logged(folder: str) -> dict[str, Any]:
+    """Log a run of 30 steps of two ranks, of which each waits for inputs; return the second rank's state."""
+    _, compressors = trained(30, waits=True, base=topk, controller=Static(cf=10), log_dir=folder)
+    saved = compressors[1].state_dict()
+    for one in compressors:
+        one.close()
+    return saved
+
+
+def charted(folder: str, title: str, tag: str, number: float) -> bool:
+    """True if the log has a chart of that title with the tag's curve, and the curve is that number all the time."""
     reader: Any = importlib.import_module("tensorboard.backend.event_processing.event_accumulator")
     events = reader.EventAccumulator(folder)
     events.Reload()
-    points = [event.value for event in events.Scalars("gravac/starved_seconds")]
-    assert len(points) >= 3 and all(math.isclose(value, 0.2, rel_tol=1e-6) for value in points)
+    points = [event.value for event in events.Scalars(tag)]
     layout = _new("tensorboard.plugins.custom_scalar.layout_pb2").Layout()
     (tensor,) = events.Tensors("custom_scalars__config__")
     layout.ParseFromString(tensor.tensor_proto.string_val[0])
-    charts = {chart.title: list(chart.multiline.tag) for category in layout.category for chart in category.chart}
-    assert "gravac/starved_seconds$" in charts["Waiting for inputs, seconds: one rank, mean of all"]
+    charts = {drawn.title: list(drawn.multiline.tag) for category in layout.category for drawn in category.chart}
+    is_flat = len(points) >= 3 and all(math.isclose(point, number, rel_tol=1e-6) for point in points)
+    return f"{tag}$" in charts[title] and is_flat
 
 
 def adapter() -> None:
@@ -152,6 +180,7 @@ def trained(steps: int, waits: bool = False, **settings: Any) -> tuple[list[torc
 
         def fill(measurement: LocalMeasurement, inputs: float = 0.1 + 0.2 * rank) -> None:
             measurement.inputs, measurement.optimized = inputs, 0.0
+            measurement.learning_rate = LEARNING_RATE
 
         one.door.end = lambda end=one.door.end, fill=fill: end(fill)  # type: ignore[method-assign, misc]
     for step in range(steps):
@@ -163,7 +192,7 @@ def trained(steps: int, waits: bool = False, **settings: Any) -> tuple[list[torc
             one.wait()
             with torch.no_grad():  # torch.optim would import dynamo, seconds where all cores are busy
                 for parameter in module.parameters():
-                    parameter -= 0.3 * parameter.grad
+                    parameter -= LEARNING_RATE * parameter.grad
     mine, others = (torch.cat([p.detach().flatten() for p in module.parameters()]) for module in modules)
     assert torch.equal(mine, others)
     return modules, compressors

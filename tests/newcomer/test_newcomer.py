@@ -1,6 +1,6 @@
 # SPDX-FileCopyrightText: 2026 The gravac developers
 # SPDX-License-Identifier: Apache-2.0
-"""A newcomer's four changes, applied to a copy as patches: each touches few files, and works from end to end."""
+"""A newcomer's six changes, applied to a copy as patches: each touches few files, and works from end to end."""
 
 import os
 import re
@@ -15,12 +15,22 @@ ROOT = Path(__file__).parents[2]
 HERE = Path(__file__).parent
 PAGE = ROOT / "docs" / "how-to" / "extend.md"
 
-FILES = {"compressor": 2, "controller": 2, "quantity": 4, "adapter": 1}
-"""How many files each change may touch; tests are not counted."""
+FILES = {"compressor": 3, "controller": 3, "chart": 1, "quantity": 3, "framework": 3, "adapter": 1}
+"""Number of files that each change touches: of the package, of its tests, and of the documentation."""
+
+ONE_LINE = {
+    "compressor": ("gravac/compressors/__init__.py", "tests/compressors/test_conformance.py"),
+    "controller": ("gravac/controllers/__init__.py", "tests/controllers/test_conformance.py"),
+}
+"""Files that a change adds a single line to, beside the change's own file."""
+
+LOGS = ("chart", "quantity", "framework")
+"""Changes whose check gets a folder to write to."""
 
 ANEW = """{name}.patch does not apply any more. To make it anew, in a clean checkout:
     git apply --reject tests/newcomer/{name}.patch    # then do by hand what is left in *.rej, and delete these
-    git add --intent-to-add gravac tests && git diff -- gravac tests > {name}.patch && git reset --quiet --hard
+    git add --intent-to-add gravac tests docs && git diff -- gravac tests docs > {name}.patch
+    git reset --quiet --hard
     mv {name}.patch tests/newcomer/                   # and bring docs/how-to/extend.md in line
 git said:
 {said}"""
@@ -31,9 +41,13 @@ pytestmark = [
 ]
 
 
-def touched(patch: str) -> list[str]:
-    """The files that a patch makes or changes, but for tests."""
-    return [path for path in re.findall(r"^\+\+\+ b/(.+)$", patch, re.MULTILINE) if not path.startswith("tests/")]
+def touched(patch: str) -> dict[str, int]:
+    """Files that a patch creates or changes, each with the number of lines that change there."""
+    lines: dict[str, int] = {}
+    for text in re.split(r"^diff --git .*\n", patch, flags=re.MULTILINE)[1:]:
+        (path,) = re.findall(r"^\+\+\+ b/(.+)$", text, re.MULTILINE)
+        lines[path] = len(re.findall(r"^[+-](?!\+\+ |-- )", text, re.MULTILINE))
+    return lines
 
 
 def added(patch: str) -> str:
@@ -54,12 +68,13 @@ def git_apply(name: str, copy: Path) -> None:
 @pytest.mark.parametrize("name", FILES)
 def test_a_newcomers_change_touches_few_files_and_works(name: str, tmp_path: Path) -> None:
     patch = (HERE / f"{name}.patch").read_text(encoding="utf-8")
-    assert 1 <= len(touched(patch)) <= FILES[name], touched(patch)
+    assert len(touched(patch)) == FILES[name], touched(patch)
+    assert {path: touched(patch)[path] for path in ONE_LINE.get(name, ())} == dict.fromkeys(ONE_LINE.get(name, ()), 1)
     copy = tmp_path / "copy"
-    for folder in ("gravac", "policies", "tests"):
+    for folder in ("gravac", "policies", "tests", "docs/how-to"):
         shutil.copytree(ROOT / folder, copy / folder, ignore=shutil.ignore_patterns("__pycache__"))
     git_apply(name, copy)
-    arguments = [str(tmp_path / "log")] if name == "quantity" else []
+    arguments = [str(tmp_path / "log")] if name in LOGS else []
     code = (
         "import sys, torch; torch.set_num_threads(1)\n"
         "import gravac; assert gravac.__file__.startswith(sys.argv[1]), gravac.__file__\n"
@@ -80,7 +95,7 @@ def test_the_page_shows_what_the_patches_do() -> None:
     """Every Python block of the page that has one of gravac's files as title stands in a patch, line by line."""
     there = [added(path.read_text(encoding="utf-8")) for path in sorted(HERE.glob("*.patch"))]
     blocks = re.findall(r'```python title="gravac/[^"]+"\n(.*?)\n```', PAGE.read_text(encoding="utf-8"), re.DOTALL)
-    assert len(blocks) >= 4
+    assert len(blocks) >= 8
     for block in blocks:
         assert any(block in patch for patch in there), f"not in a patch:\n{block}"
 

@@ -198,9 +198,9 @@ def becomes(new: Any) -> Callable[[Any, torch.Tensor], None]:
 @pytest.mark.parametrize(
     ("change", "said"),
     [
-        (becomes(lambda odd: odd[:2]), r"buffer odd has shape \(2, 4\), and had \(3, 4\).*local_buffers=\['odd'\]"),
+        (becomes(lambda odd: odd[:2]), r"buffer odd has shape \(2, 4\), but had \(3, 4\).*local_buffers=\['odd'\]"),
         (becomes(lambda odd: odd[:1].expand(3, 4)), r"buffer odd has shape \(3, 4\) and strides \(0, 1\)"),
-        (becomes(lambda odd: None), "buffer odd is gone"),
+        (becomes(lambda odd: None), "buffer odd, which ranks average in each round, is gone"),
         (becomes(lambda odd: odd.to(torch.int32)), "buffer odd is in torch.int32"),
         (lambda module, mean: module.register_buffer("late", mean), "buffer late was not there"),
     ],
@@ -355,7 +355,7 @@ def transpose(trained: Ranks) -> None:
         (rebind, "module: parameter 2.weight requires a gradient, .* was another tensor"),
         (widen, "module: parameter late.weight requires a gradient"),
         (train_something_else, r"optimizer: it trains a tensor of shape \(3,\) that is no parameter of the module"),
-        (move, r"module: parameter 2.weight is torch.float64 .*, and was torch.float32 .*move the module before"),
+        (move, r"module: parameter 2.weight is torch.float64 .*, but was torch.float32 .*move the module before"),
         (transpose, r"module: parameter 2.weight .* strides \(1, 40\), .* was .* strides \(32, 1\)"),
     ],
 )

@@ -250,7 +250,7 @@ def test_wrong_settings_are_named(settings: dict[str, Any], said: str) -> None:
 
 
 def test_what_cannot_be_trained_so_is_refused() -> None:
-    with pytest.raises(ValueError, match="module: it has 6 parameters to train, which do not make 7 fragments"):
+    with pytest.raises(ValueError, match="module: it has 6 parameters to train, too few for 7 fragments"):
         Ranks(1, fragments=7)
     with pytest.raises(ValueError, match=r"local_buffers: .bn. is no buffer of the module; it has 1.running_mean"):
         Ranks(1, make=with_statistics, local_buffers=["bn"])

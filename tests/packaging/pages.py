@@ -11,6 +11,10 @@ A comment right above a block, which no reader of the page sees, says more:
 
 Blocks with the title ``train.py`` are whole scripts, and what follows them is the change that gravac takes. Blocks with
 one of gravac's files as title are parts of the patches in ``tests/newcomer``.
+
+Sybil would not do: it evaluates each block in the test's own process, and these blocks run on two ranks that talk to
+each other, for which a page becomes one script in each of two processes. Nor does it apply the change below a script,
+so that it would only find the blocks, and all that follows here would be parsers and evaluators of our own.
 """
 
 import os

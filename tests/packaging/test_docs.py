@@ -20,7 +20,8 @@ DOCUMENTS = [*OUTSIDE[1:], *PAGES]
 
 MADE_BY_PATCHES = {
     "gravac/compressors/cyclic.py", "gravac/controllers/ratchet.py", "gravac/integrations/accumulation.py",
-    "compressors/cyclic.py", "controllers/ratchet.py", "integrations/accumulation.py",
+    "gravac/integrations/relay.py", "tests/integrations/test_relay.py",
+    "compressors/cyclic.py", "controllers/ratchet.py", "integrations/accumulation.py", "integrations/relay.py",
 }  # fmt: skip
 """Files that ``docs/how-to/extend.md`` has a reader write."""
 

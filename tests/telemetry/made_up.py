@@ -6,8 +6,9 @@ import math
 import random
 from collections.abc import Iterator
 
+from gravac.agreed import AGREED
 from gravac.candidate import Candidate, Dropped, Forecast
-from gravac.telemetry import DecisionRecord, EndRecord, Record, RunRecord, StepRecord
+from gravac.telemetry import DecisionRecord, EndRecord, Record, RunRecord, StepRecord, page
 
 CF_FROM = {0: 10.0, 60: 20.0, 140: 40.0, 260: 160.0, 420: 40.0}
 GAIN = {10.0: 0.93, 20.0: 0.88, 40.0: 0.81, 160.0: 0.55}
@@ -19,6 +20,10 @@ SETTINGS: dict[str, str | int | float | bool] = {
     "controller.paper_literal": False,
     "release": math.inf,
 }
+
+CHARTED = {tag.removesuffix("$") for charts in page.LAYOUT.values() for _, tags in charts.values() for tag in tags}
+AGREED_IN_CHARTS = {name: 0.003 for name in AGREED if page.STEPS.get(name) in CHARTED}
+"""A number that ranks agree on needs points, if there is a chart of it."""
 
 
 def topk(cf: float) -> Candidate:
@@ -61,6 +66,7 @@ def make_step(step: int, cf: float = 10.0, gain: float | None = 0.9, seconds: fl
         t_system=t_system,
         t_compression=None if gain is None else t_system * gain,
         shadow=((20.0, 0.8), (40.0, 0.7)),
+        **AGREED_IN_CHARTS,
     )
 
 

@@ -193,7 +193,7 @@ def test_path_that_cannot_be_written_names_the_path_and_the_remedy(tmp_path: Pat
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="no /dev/full here")
 def test_full_disk_warns_once_and_never_raises() -> None:
     sink = JSONLSink("/dev/full")
-    with pytest.warns(RuntimeWarning, match=r"JSONLSink\('/dev/full'\).*No space left.*training goes on") as warned:
+    with pytest.warns(RuntimeWarning, match=r"JSONLSink\('/dev/full'\).*No space left.*training continues") as warned:
         feed(sink, map(make_step, range(50)))
     assert len(warned) == 1
 
@@ -204,7 +204,7 @@ def test_warnings_as_errors_do_not_raise_either(capsys: pytest.CaptureFixture[st
     sink = JSONLSink("/dev/full")
     sink(make_step(0))
     sink.close()
-    assert "training goes on" in capsys.readouterr().err
+    assert "training continues" in capsys.readouterr().err
 
 
 def test_closing_twice_and_records_after_close_do_nothing(tmp_path: Path) -> None:

@@ -4,7 +4,7 @@
 
 Source: Tyagi & Swany, "Flexible Communication for Optimal Distributed Learning over Unpredictable Networks", IEEE Big
 Data 2023 (arXiv 2312.02493), section 3. STAR uses each rank's coordinates in rotation; VAR those of the rank whose
-top-k has most energy. Contractive, as each rank sends its own values at the coordinates, but without a tighter bound.
+top-k has most energy. Contractive, since each rank sends its own values at the coordinates.
 """
 
 from collections.abc import Sequence
@@ -26,10 +26,14 @@ class ARTopK(Compressor):
     """AR-Topk: one rank selects coordinates and broadcasts their indices; an all-reduce sums all ranks' values.
 
     Attributes:
-        choose: which rank selects coordinates. ``"star"``: the next rank at each step. ``"var"``: for each tensor, the
-            rank whose k values have most energy. That needs one more exchange of a number per tensor, for which on a
-            GPU the host waits.
-        values: number format of the values on the wire; ``None``: the gradient's own.
+        choose: which rank selects coordinates. ``"star"``, the default: the next rank at each step. ``"var"``: for each
+            tensor, the rank whose k values have most energy. ``"var"`` exchanges one more number per tensor; on a GPU
+            the host waits for it.
+        values: number format of the values on the wire: ``"float32"``, ``"float16"`` or ``"bfloat16"``; ``None``, the
+            default: the gradient's own.
+
+    Raises:
+        SettingsError: a setting is unknown, of the wrong type, or out of its range.
     """
 
     name: ClassVar[str] = "artopk"
@@ -86,7 +90,7 @@ class ARTopK(Compressor):
         )
 
     def errors(self, x: torch.Tensor, cfs: Sequence[float], ctx: Context) -> list[torch.Tensor]:
-        """Return the squared errors of flat x if this rank is the root, as in ``TopK``: too low if ranks differ."""
+        """Return the squared errors of flat x if this rank selects the coordinates; too low if another rank does."""
         return topk.errors(x, cfs, ctx)
 
     @property

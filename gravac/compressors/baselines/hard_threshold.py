@@ -1,16 +1,17 @@
 # SPDX-FileCopyrightText: 2026 The gravac developers
 # SPDX-License-Identifier: Apache-2.0
-"""Hard threshold: all coordinates of at least a constant magnitude are sent, however many.
+"""Hard threshold: all coordinates of at least a constant magnitude are sent.
 
 Source: Sahu et al., "Rethinking gradient sparsification as total error minimization", NeurIPS 2021 (arXiv 2108.00951).
 If the whole run, and not each step, has a budget, hard threshold is the sparsifier with the smallest total error. The
-error is bounded absolutely, by threshold² for each coordinate. Contractive only in that it never adds error: if no
-coordinate reaches the threshold, nothing is sent until the residual has grown.
+squared error of each coordinate is below threshold². Contractive only in that coding never adds error: if no coordinate
+reaches the threshold, nothing is sent until the residual has grown.
 
 The number of coordinates that reach the threshold differs between ranks and steps, but every rank must send equally
-many bytes. So the CF is a minimum: k slots are sent, with zeros in free slots. If more than k coordinates reach the
-threshold, the k largest are sent. Set the CF for the steps that send most; ``achieved_cf`` has the CF of the
-coordinates sent. On a GPU the host waits three times per tensor, to learn the number of coordinates.
+many bytes. The CF therefore fixes the number k of slots that are sent, with zeros in free slots. If more than k
+coordinates reach the threshold, the k largest are sent. Choose the CF for the steps that send most;
+``StepRecord.achieved_cf`` has the CF of the coordinates sent. On a GPU the host waits three times per tensor, to learn
+the number of coordinates.
 """
 
 from typing import Annotated, ClassVar
@@ -28,8 +29,14 @@ class HardThreshold(TopK):
     """Hard threshold: every rank sends all ``|g_ef| >= threshold``, at most as many as the CF allows.
 
     Attributes:
-        threshold: the paper's λ, in the unit of exchanged gradients: with a GradScaler, multiplied by its scale. The
-            paper's experiments use 1 / (2 √k) for k coordinates of the model per step: 0.005 is for 10,000.
+        threshold: magnitude from which coordinates are sent (the paper's λ), in the gradients' unit; above 0, default:
+            0.005. With a GradScaler, multiply the threshold by its scale. The paper uses 1 / (2 √k) for k coordinates
+            of the model per step: 0.005 is for 10,000.
+        values: number format of the values on the wire: ``"float32"``, ``"float16"`` or ``"bfloat16"``; ``None``, the
+            default: the gradient's own.
+
+    Raises:
+        SettingsError: a setting is unknown, of the wrong type, or out of its range.
     """
 
     name: ClassVar[str] = "hard_threshold"
@@ -49,7 +56,7 @@ class HardThreshold(TopK):
         return True
 
     def select(self, x: torch.Tensor, k: int) -> Selection:
-        """Return the coordinates of flat x that reach the threshold; the k largest of them if there are more."""
+        """Return the coordinates of flat x that reach the threshold; at most the k largest of them."""
         indices = reaching(x, self.threshold)
         indices = indices[largest(x[indices], k)]
         return Selection(indices, x[indices])

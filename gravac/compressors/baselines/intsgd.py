@@ -5,7 +5,7 @@
 Source: Mishchenko et al., "IntSGD: Adaptive Floatless Compression of Stochastic Gradients", ICLR 2022, for integers
 whose sum cannot overflow; the scale is the largest magnitude over the ranks, block by block, as in Xin et al.,
 "Global-QSGD: Practical Floatless Quantization for Distributed Learning with Theoretical Guarantees", 2023. Unbiased;
-not contractive: with many ranks, few integers are available to each.
+not contractive: with many ranks, each rank has few integers to choose from.
 """
 
 from collections.abc import Sequence
@@ -32,12 +32,15 @@ from gravac.compressors.squares import energy
 class IntSGD(Compressor):
     """IntSGD in two rounds: an all-gather of each block's largest magnitude, and an all-reduce of integers.
 
-    Each of N ranks has integers up to ``(2 ** (bits - 1) - 1) / N``: 63 at 2 ranks and 8 bits, 1 at 64. If that is less
-    than 1 (128 ranks at 8 bits), integers have more bits than requested.
+    Each of N ranks sends integers up to ``(2 ** (bits - 1) - 1) / N``: with 8 bits, 63 at 2 ranks, and 1 at 64 ranks.
+    If the limit is below 1 (128 ranks with 8 bits), integers have more bits than requested.
 
     Attributes:
-        bits: bits of an integer on the wire, 8 or 16.
-        block: number of elements that share a scale.
+        bits: bits of an integer on the wire, 8 (the default) or 16.
+        block: number of elements that share a scale, 1 or more; default: 4096.
+
+    Raises:
+        SettingsError: a setting is unknown, of the wrong type, or out of its range.
     """
 
     name: ClassVar[str] = "intsgd"
@@ -76,7 +79,7 @@ class IntSGD(Compressor):
         return Reduced(mean=mean, sent=integers.mul_(step), cf=32 / bits)
 
     def errors(self, x: torch.Tensor, cfs: Sequence[float], ctx: Context) -> list[torch.Tensor]:
-        """Return the expected squared error of flat x with this rank's scales: too low if other ranks' are larger."""
+        """Return the expected squared error of flat x by this rank's scales: too low if other ranks' are larger."""
         limit = integer_limit(lane_bits(self.bits, ctx.world), ctx.world)
         largest = spread(block_largest(x, self.block), self.block, x.numel())
         variance = rounding_variance(relative(x, largest).mul_(limit))
@@ -89,7 +92,7 @@ def integer_limit(bits: int, world: int) -> int:
 
 
 def lane_bits(bits: int, world: int) -> int:
-    """Return ``bits``, or 16 or 32 if fewer bits do not give each of ``world`` ranks at least -1, 0 and 1."""
+    """Return ``bits``; 16 or 32 if fewer bits leave some of ``world`` ranks without the integers -1, 0 and 1."""
     return next(wide for wide in (bits, 16, 32) if integer_limit(wide, world))
 
 
@@ -99,7 +102,7 @@ def lane_bytes(elements: int, bits: int) -> int:
 
 
 def to_lanes(integers: torch.Tensor, bits: int) -> torch.Tensor:
-    """Convert flat integers so that an all-reduce can sum them.
+    """Convert flat integers to a dtype that an all-reduce can sum.
 
     Integers of 16 bits are sent in pairs, as ``high * 2**16 + low`` in int32, since neither Gloo nor NCCL sums int16.
 
@@ -117,7 +120,7 @@ def to_lanes(integers: torch.Tensor, bits: int) -> torch.Tensor:
 
 
 def from_lanes(total: torch.Tensor, bits: int, elements: int) -> torch.Tensor:
-    """Return sums of results of ``to_lanes`` as one integer per element: int8 or int32, ``[elements]``."""
+    """Convert the sum over ranks of ``to_lanes`` back to an integer per element: int8 or int32, ``[elements]``."""
     if bits != 16:
         return total
     low = ((total + 2**15) & 0xFFFF) - 2**15

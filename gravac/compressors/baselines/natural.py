@@ -4,8 +4,8 @@
 
 Source: Horvath et al., "Natural Compression for Distributed Deep Learning", 2019 (arXiv:1905.10988), definition 1 and
 theorem 1: unbiased, second moment at most 9/8 of the square. Contractive too: no element's error exceeds the element.
-Both hold down to 2**-126 of the tensor's largest magnitude, also for subnormal numbers. Smaller elements are rounded to
-zero or to the smallest power that is sent, unbiased.
+Both properties hold down to 2**-126 of the tensor's largest magnitude, also for subnormal numbers. Smaller elements are
+rounded to zero or to the smallest power that is sent, unbiased.
 """
 
 from collections.abc import Sequence
@@ -26,7 +26,7 @@ SPAN = 126
 
 
 class Natural(Compressor):
-    """Natural compression: sign and 7-bit exponent above the tensor's lowest exponent, exchanged by all-gather."""
+    """Natural compression: a sign, and a 7-bit exponent relative to the tensor's lowest; exchanged by all-gather."""
 
     name: ClassVar[str] = "natural"
     cf: ClassVar[float] = 4.0
@@ -36,7 +36,7 @@ class Natural(Compressor):
     coding_costs: ClassVar[CostPoints] = ((4, 73.30, 88.18),)
 
     def traffic(self, shape: tuple[int, ...], cf: float, dtype: torch.dtype, world: int = 2) -> tuple[Traffic, ...]:
-        """Predict one byte per element, and two bytes for the lowest exponent."""
+        """Predict an all-gather of one byte per element, and two bytes for the lowest exponent."""
         elements = torch.Size(shape).numel()
         return (Traffic(AllGather, elements + bool(elements) * torch.int16.itemsize),)
 
@@ -57,13 +57,13 @@ class Natural(Compressor):
 
 
 def lowest_exponent(x: torch.Tensor) -> torch.Tensor:
-    """Return the exponent of the smallest power of two that is sent: int16, ``[1]`` (``[0]`` if flat x is empty)."""
+    """Return the exponent of the smallest power of two that is sent: int16, ``[1]``; ``[0]`` if flat x is empty."""
     exponent = block_largest(x, 0).frexp().exponent
     return (exponent - SPAN).clamp(min=_min_exponent(x.dtype)).to(torch.int16)
 
 
 def encode(x: torch.Tensor, lowest: torch.Tensor, draws: Draws) -> torch.Tensor:
-    """Return flat x as codes: the sign in the highest bit, below it 0 for zero, or exponent - lowest exponent + 1.
+    """Return flat x as codes: the sign in the highest bit; in the others 0 for zero, else exponent - lowest + 1.
 
     Args:
         x: numbers to code: flat, float32 or float64.
@@ -79,7 +79,7 @@ def encode(x: torch.Tensor, lowest: torch.Tensor, draws: Draws) -> torch.Tensor:
 
 
 def decode(codes: torch.Tensor, lowest: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-    """Return the numbers of codes, as the inverse of ``encode``: flat, of the codes' length, in ``dtype``."""
+    """Return the numbers that codes stand for, the inverse of ``encode``: flat, of the codes' length, in ``dtype``."""
     magnitude = codes & 127
     power = power_of_two(magnitude.to(torch.int32) - 1 + lowest, dtype).mul_(magnitude > 0)
     return torch.where(codes > 127, -power, power)
@@ -88,7 +88,7 @@ def decode(codes: torch.Tensor, lowest: torch.Tensor, dtype: torch.dtype) -> tor
 def _neighbours(x: torch.Tensor, lowest: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """Return the neighbouring powers of two of each magnitude.
 
-    Magnitudes under the lowest power have the neighbours zero (code 0) and that power (code 1).
+    The neighbours of a magnitude below the lowest power are zero (code 0) and the lowest power (code 1).
 
     Returns:
         The code of the lower neighbour; the magnitude's position between its neighbours, in [0, 1); the distance of
@@ -103,7 +103,7 @@ def _neighbours(x: torch.Tensor, lowest: torch.Tensor) -> tuple[torch.Tensor, to
 
 
 def _min_exponent(dtype: torch.dtype) -> int:
-    """Return the exponent of the smallest power of two, subnormal, of float32 or float64."""
+    """Return the exponent of the smallest power of two of float32 or float64, a subnormal number."""
     return -1074 if dtype == torch.float64 else -149
 
 

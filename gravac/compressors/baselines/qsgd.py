@@ -26,10 +26,14 @@ class QSGD(Compressor):
     """QSGD: signed levels and one norm per bucket, exchanged by all-gather.
 
     Attributes:
-        bits: bits per element, sign included; there are ``2 ** (bits - 1) - 1`` levels above zero.
-        bucket: number of elements that share a norm.
-        norm: norm of a bucket, of which levels are fractions: ``"l2"``, as published, or ``"max"``, the largest
-            magnitude, which has a smaller error.
+        bits: bits per element, sign included: 2, 4 (the default) or 8; there are ``2 ** (bits - 1) - 1`` levels above
+            zero.
+        bucket: number of elements that share a norm, 1 or more; default: 512.
+        norm: norm of a bucket, of which levels are fractions: ``"l2"``, the default, as published; or ``"max"``, the
+            largest magnitude, which has a smaller error.
+
+    Raises:
+        SettingsError: a setting is unknown, of the wrong type, or out of its range.
     """
 
     name: ClassVar[str] = "qsgd"
@@ -56,13 +60,13 @@ class QSGD(Compressor):
         return int(2 ** (self.bits - 1) - 1)
 
     def traffic(self, shape: tuple[int, ...], cf: float, dtype: torch.dtype, world: int = 2) -> tuple[Traffic, ...]:
-        """Predict the bytes of packed codes and a norm per bucket."""
+        """Predict an all-gather of packed codes and a norm per bucket, in bytes."""
         elements = torch.Size(shape).numel()
         norm_bytes = block_count(elements, self.bucket) * working(dtype).itemsize
         return (Traffic(AllGather, packed_bytes(elements, self.bits) + norm_bytes),)
 
     def norms(self, x: torch.Tensor) -> torch.Tensor:
-        """Return the norm of each bucket of flat x: ``[buckets]``, dtype of x; at least the bucket's magnitudes."""
+        """Return the norm of each bucket of flat x: ``[buckets]``, dtype of x; no magnitude exceeds it."""
         largest = block_largest(x, self.bucket)
         if self.norm == "max":
             return largest
@@ -81,7 +85,7 @@ class QSGD(Compressor):
         return level.mul_(x.sign()).add_(self.levels).to(torch.uint8)
 
     def decode(self, codes: torch.Tensor, norms: torch.Tensor) -> torch.Tensor:
-        """Return the numbers of flat codes, as the inverse of ``encode``: of the codes' length, in the norms' dtype."""
+        """Return the numbers that flat codes stand for: of the codes' length, in the norms' dtype."""
         signed = codes.to(norms.dtype) - self.levels
         return signed * spread(norms / self.levels, self.bucket, codes.numel())
 
@@ -110,7 +114,7 @@ def exchanged(
         codes: this rank's codes: uint8, flat, each below ``2 ** bits``.
         scales: scales of this rank's codes, of any shape.
         bits: bits per code on the wire.
-        decode: ``decode(codes, scales)`` of one rank; returns the numbers that the codes represent, flat.
+        decode: ``decode(codes, scales)`` returns the numbers that one rank's codes represent, flat.
         ctx: the tensor's context.
     """
     packed, all_scales = yield AllGather(pack(codes, bits), scales)
@@ -122,7 +126,7 @@ def exchanged(
 
 
 def block_count(elements: int, size: int) -> int:
-    """Return the number of blocks of ``size`` for ``elements``, the last perhaps partial; size 0 means one block."""
+    """Return the number of blocks of ``size`` elements in ``elements``, the last maybe partial; size 0: one block."""
     return -(-elements // (size or max(1, elements)))
 
 
@@ -151,7 +155,7 @@ def relative(x: torch.Tensor, norm: torch.Tensor) -> torch.Tensor:
 
 
 def round_randomly(x: torch.Tensor, draws: Draws) -> torch.Tensor:
-    """Round each element to an integer, up with the probability of its fraction, else down: unbiased within 2**-24."""
+    """Round each element to an integer, up with a probability equal to its fraction; unbiased within 2**-24."""
     low = x.floor()
     return low.add_(draws.uniform(x.numel(), x.device).view_as(x) < x - low)
 

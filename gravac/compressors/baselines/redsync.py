@@ -3,8 +3,8 @@
 """RedSync: a threshold between the mean and the largest magnitude, found by lowering steps or by bisection.
 
 Source: Fang et al., "RedSync: Reducing Synchronization Bandwidth for Distributed Deep Learning Training System", JPDC
-2019 (arXiv 1808.04357), section 5.2: trimmed top-k and threshold binary search. Contractive as top-k is, if the count
-is corrected; otherwise only in that it never adds error.
+2019 (arXiv 1808.04357), section 5.2: trimmed top-k and threshold binary search. If exactly k coordinates are sent,
+contractive as top-k is; otherwise only in that coding never adds error.
 """
 
 from typing import Annotated, ClassVar, Literal
@@ -13,9 +13,9 @@ import torch
 from pydantic import Field
 
 from gravac.compressors.profile import CostPoints
-from gravac.compressors.threshold import SLOTS, ThresholdK
+from gravac.compressors.threshold import SLOTS_PER_COORDINATE, ThresholdK
 
-ROUNDS = 20
+MAX_BISECTIONS = 20
 """Maximum number of bisections of the threshold's range."""
 
 
@@ -23,12 +23,17 @@ class RedSync(ThresholdK):
     """RedSync: top-k by the threshold ``mean + ratio * (max - mean)`` of the magnitudes.
 
     Attributes:
-        search: search for the ratio. ``"trimmed"``: the ratio is lowered in steps until k magnitudes reach the
-            threshold; the k largest are sent. ``"bisection"``: the ratio's range is halved until between k and 2k
+        search: search for the ratio. ``"trimmed"``, the default: the ratio is lowered in steps until k magnitudes reach
+            the threshold; the k largest are sent. ``"bisection"``: the ratio's range is halved until between k and 2k
             magnitudes reach the threshold; all of them are sent if ``exact_count`` is False.
-        step: decrease of the ratio per step, in (0, 1).
+        step: decrease of the ratio per step, in (0, 1); default: 0.2.
+        exact_count: see ``ThresholdK``; default: True.
+        values: number format of the values on the wire; see ``TopK``.
 
-    ``"trimmed"`` sends exactly k by its own rule, so that ``exact_count`` has no effect.
+    ``"trimmed"`` always sends exactly k coordinates, so that ``exact_count`` has no effect.
+
+    Raises:
+        SettingsError: a setting is unknown, of the wrong type, or out of its range.
     """
 
     name: ClassVar[str] = "redsync"
@@ -43,7 +48,7 @@ class RedSync(ThresholdK):
         return self.exact_count or self.search == "trimmed"
 
     def threshold(self, magnitudes: torch.Tensor, k: int) -> float:
-        """Return the threshold that ``search`` finds for ``magnitudes`` (flat), which about k of them reach."""
+        """Return a threshold that about k of flat ``magnitudes`` reach, found by ``search``."""
         mean, maximum = float(magnitudes.mean(dtype=torch.float64)), float(magnitudes.max())
 
         def threshold_and_count(ratio: float) -> tuple[float, int]:
@@ -59,10 +64,10 @@ class RedSync(ThresholdK):
                 ratio -= self.step
             return 0.0
         low, high = 0.0, 1.0
-        for _ in range(ROUNDS):
+        for _ in range(MAX_BISECTIONS):
             ratio = (low + high) / 2
             threshold, count = threshold_and_count(ratio)
-            if k <= count <= SLOTS * k:
+            if k <= count <= SLOTS_PER_COORDINATE * k:
                 break
             low, high = (low, ratio) if count < k else (ratio, high)
         return threshold

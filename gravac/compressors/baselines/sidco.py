@@ -1,11 +1,11 @@
 # SPDX-FileCopyrightText: 2026 The gravac developers
 # SPDX-License-Identifier: Apache-2.0
-"""SIDCo: a threshold from a law fitted to the magnitudes, in stages for high CFs.
+"""SIDCo: a threshold from a probability law that is fitted to the magnitudes, in stages for high CFs.
 
 Source: Abdelmoniem et al., "An Efficient Statistical-based Gradient Compression Technique for Distributed Training
 Systems", MLSys 2021 (arXiv 2101.10761), sections 3.1 to 3.3. In the paper, the number of stages follows the ratio
 achieved in earlier steps. gravac's rule needs no memory: it adds stages within a step while the sent fraction is off by
-more than ``TOLERANCE``. Zeros, which no such law has, are left out of the fit.
+more than ``TOLERANCE``. Zeros, which have no probability under these laws, are left out of the fit.
 """
 
 import math
@@ -16,13 +16,13 @@ import torch
 from gravac.compressors.profile import CostPoints
 from gravac.compressors.threshold import ThresholdK
 
-FIRST = 0.25
+STAGE_FRACTION = 0.25
 """Fraction of magnitudes that pass each stage except the last (the paper's delta_1)."""
 
 TOLERANCE = 0.2
 """Relative error of the sent fraction above which more stages are tried (the paper's epsilon)."""
 
-STAGES = 8
+MAX_STAGES = 8
 """Maximum number of stages."""
 
 
@@ -30,9 +30,14 @@ class SIDCo(ThresholdK):
     """SIDCo: top-k by a threshold that is a quantile of a law fitted to the magnitudes.
 
     Attributes:
-        law: law fitted to the magnitudes in the first stage: ``"exponential"``, ``"gpareto"`` (generalized Pareto) or
-            ``"gamma"``. Later stages fit the excess over the last stage's threshold: exponential, or generalized Pareto
-            for the other laws.
+        law: law fitted to the magnitudes in the first stage: ``"exponential"`` (the default), ``"gpareto"``
+            (generalized Pareto) or ``"gamma"``. Later stages fit the excess over the last stage's threshold: by an
+            exponential law if ``law`` is exponential, otherwise by a generalized Pareto law.
+        exact_count: see ``ThresholdK``; default: True.
+        values: number format of the values on the wire; see ``TopK``.
+
+    Raises:
+        SettingsError: a setting is unknown, of the wrong type, or out of its range.
     """
 
     name: ClassVar[str] = "sidco"
@@ -41,7 +46,7 @@ class SIDCo(ThresholdK):
     law: Literal["exponential", "gpareto", "gamma"] = "exponential"
 
     def threshold(self, magnitudes: torch.Tensor, k: int) -> float:
-        """Return the threshold that a number of magnitudes closest to k reaches, among the numbers of stages tried.
+        """Return the threshold of the number of stages at which the count of larger magnitudes is closest to k.
 
         Args:
             magnitudes: flat.
@@ -52,38 +57,38 @@ class SIDCo(ThresholdK):
             return 0.0
         fraction = k / magnitudes.numel()
         best, smallest_error = 0.0, math.inf
-        for stages in range(max(1, math.floor(math.log(fraction) / math.log(FIRST))), STAGES + 1):
+        for stages in range(max(1, math.floor(math.log(fraction) / math.log(STAGE_FRACTION))), MAX_STAGES + 1):
             threshold = self._staged(magnitudes, fraction, stages)
             count = int((magnitudes >= threshold).sum())
             error = abs(math.log(max(count, 0.5) / k))
             if error < smallest_error:
                 best, smallest_error = threshold, error
-            if abs(count / k - 1) <= TOLERANCE or FIRST**stages < fraction:
+            if abs(count / k - 1) <= TOLERANCE or STAGE_FRACTION**stages < fraction:
                 break
         return best
 
     def _staged(self, magnitudes: torch.Tensor, fraction: float, stages: int) -> float:
-        """Return the threshold that a fraction of flat magnitudes should reach, by a number of stages."""
+        """Return the threshold, computed in ``stages`` stages, that ``fraction`` of flat magnitudes should reach."""
         threshold, remaining, survivors = 0.0, fraction, magnitudes
         for stage in range(stages):
             is_last = stage == stages - 1
-            stage_fraction = remaining if is_last else FIRST
+            stage_fraction = remaining if is_last else STAGE_FRACTION
             excess = survivors - threshold
             threshold += self._quantile(excess, min(stage_fraction, 1.0), first=stage == 0)
             if is_last:
                 break
-            remaining /= FIRST
+            remaining /= STAGE_FRACTION
             survivors = survivors[survivors >= threshold]
             if survivors.numel() < 2 or remaining >= 1:
                 break
         return threshold
 
     def _quantile(self, excess: torch.Tensor, fraction: float, first: bool) -> float:
-        """Return the number that a fraction of a fitted law exceeds (the paper's corollaries 1.1 to 1.3).
+        """Return the number that is exceeded with a given probability under a fitted law (corollaries 1.1 to 1.3).
 
         Args:
             excess: numbers to which the law is fitted, flat.
-            fraction: fraction of the law, in (0, 1].
+            fraction: the probability, in (0, 1].
             first: whether this is the first stage.
         """
         mean = float(excess.mean(dtype=torch.float64))
@@ -107,4 +112,4 @@ class SIDCo(ThresholdK):
 
 
 sidco = SIDCo()
-"""SIDCo with the exponential law, corrected to exactly k."""
+"""SIDCo with the exponential law; sends exactly k coordinates."""

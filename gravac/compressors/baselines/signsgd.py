@@ -2,10 +2,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """Signs with a common magnitude: the mean of all ranks' signs, or a majority vote.
 
-Sources: Karimireddy et al., "Error Feedback Fixes SignSGD and other Gradient Compression Schemes", ICML 2019,
-algorithm 1 (scaled sign; contractive, gain ``‖x‖₁² / (d ‖x‖₂²)``; biased); Bernstein et al., "signSGD with Majority
-Vote is Communication Efficient and Fault Tolerant", ICLR 2019, algorithm 1 (neither contractive nor unbiased), here
-scaled by the mean magnitude, so that a step keeps its length.
+Sources: Karimireddy et al., "Error Feedback Fixes SignSGD and other Gradient Compression Schemes", ICML 2019, algorithm
+1 (scaled sign; contractive, gain ``‖x‖₁² / (d ‖x‖₂²)``; biased); Bernstein et al., "signSGD with Majority Vote is
+Communication Efficient and Fault Tolerant", ICLR 2019, algorithm 1 (neither contractive nor unbiased), here multiplied
+by the mean magnitude, so that a step's length is about the gradient's.
 """
 
 from collections.abc import Sequence
@@ -28,11 +28,14 @@ from gravac.compressors.squares import energy
 class SignSGD(Compressor):
     """Scaled signs: one bit per element and a mean magnitude per block, exchanged by all-gather.
 
-    By default half of the unsent rest is kept, which trained best under AdamW and under SGD with momentum (docs, worth
-    of a step). The published method keeps the whole rest, ``error_feedback=1.0``, for plain SGD.
+    By default half of the unsent rest is kept, which trained best with AdamW and with SGD with momentum
+    (``docs/evidence/measurements.md``). The published method, for plain SGD, keeps all (``error_feedback=1.0``).
 
     Attributes:
-        block: number of elements that share a magnitude; 0: the whole tensor.
+        block: number of elements that share a magnitude; 0, the default: the whole tensor.
+
+    Raises:
+        SettingsError: a setting is unknown, of the wrong type, or out of its range.
     """
 
     name: ClassVar[str] = "signsgd"
@@ -63,12 +66,15 @@ class SignSGD(Compressor):
 class MajorityVote(Compressor):
     """Majority vote on each element's sign, by two all-reduces: of signs, as integers, and of each block's magnitude.
 
-    The sign of most ranks is applied, with the mean over ranks of the magnitudes; a zero gradient abstains and a tie
-    gives zero. ``sent`` is that common decision on every rank. The CF counts a vote as one bit; on the wire a vote has
-    8 bits, or 16 bits for 128 ranks and more, as ``traffic`` says.
+    Each element gets the sign that most ranks have, and the mean over ranks of the magnitudes. A zero gradient does not
+    vote, and a tie gives zero. ``sent`` is that common decision on every rank. The CF counts a vote as one bit; on the
+    wire a vote has 8 bits, or 16 bits for 128 ranks and more, as ``traffic`` says.
 
     Attributes:
-        block: number of elements that share a magnitude; 0: the whole tensor.
+        block: number of elements that share a magnitude; 0, the default: the whole tensor.
+
+    Raises:
+        SettingsError: a setting is unknown, of the wrong type, or out of its range.
     """
 
     name: ClassVar[str] = "majority"
@@ -98,7 +104,7 @@ class MajorityVote(Compressor):
         return Reduced(mean=decision, sent=decision, cf=self.cf)
 
     def errors(self, x: torch.Tensor, cfs: Sequence[float], ctx: Context) -> list[torch.Tensor]:
-        """Return the squared error if all ranks have this gradient, flat x: too low if ranks differ."""
+        """Return the squared error if all ranks had this rank's flat x; too low if ranks differ."""
         return [scatter(x, self.block) for _ in cfs]
 
 
@@ -114,13 +120,13 @@ def block_means(x: torch.Tensor, size: int) -> torch.Tensor:
 
 
 def decode(positive: torch.Tensor, scales: torch.Tensor, block: int) -> torch.Tensor:
-    """Return plus or minus the block's scale, as flat ``positive`` is 1 or 0: flat, dtype of the scales."""
+    """Return the block's scale for a 1 in flat ``positive``, minus the scale for a 0: flat, dtype of the scales."""
     signs = positive.to(scales.dtype).mul_(2).sub_(1)  # several times faster than torch.where
     return signs.mul_(spread(scales, block, positive.numel()))
 
 
 def scatter(x: torch.Tensor, block: int) -> torch.Tensor:
-    """Return ``‖x - sign(x) scale‖²`` of flat x, with each block's mean magnitude as scale: 0-d."""
+    """Return ``‖x - sign(x) scale‖²`` of flat x, 0-d; the scale is each block's mean magnitude."""
     return energy(x.abs().sub_(spread(block_means(x, block), block, x.numel())))
 
 

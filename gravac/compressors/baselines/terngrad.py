@@ -28,8 +28,11 @@ class TernGrad(Compressor):
     """TernGrad: ternary codes, 2 bits each, and one scale per tensor, exchanged by all-gather.
 
     Attributes:
-        clip: number of standard deviations (about zero) to which magnitudes are clipped before rounding; 2.5 in the
-            paper. Clipping lowers the error, and makes ``sent`` biased. 0: no clipping.
+        clip: number of root mean squares to which magnitudes are clipped before rounding; 2.5 in the paper. Clipping
+            lowers the error, and makes ``sent`` biased. 0, the default: no clipping.
+
+    Raises:
+        SettingsError: a setting is unknown, of the wrong type, or out of its range.
     """
 
     name: ClassVar[str] = "terngrad"
@@ -53,7 +56,7 @@ class TernGrad(Compressor):
         return (yield from TERNARY.rounds(self.clipped(x), cf, ctx))
 
     def clipped(self, x: torch.Tensor) -> torch.Tensor:
-        """Return flat x with clipped outliers; x itself if ``clip`` is 0."""
+        """Return flat x with its outliers clipped; x itself if ``clip`` is 0."""
         if not self.clip or not x.numel():
             return x
         exponent = x.abs().max().frexp().exponent.clamp(-126, 126)
@@ -62,7 +65,7 @@ class TernGrad(Compressor):
         return x.clamp(-limit, limit)
 
     def errors(self, x: torch.Tensor, cfs: Sequence[float], ctx: Context) -> list[torch.Tensor]:
-        """Return the expected squared error of flat x: the sum of ``|c| (scale - |c|) + (x - c)²``, c is clipped x."""
+        """Return the expected squared error: the sum of ``|c| (scale - |c|) + (x - c)²``; c is flat x, clipped."""
         clipped = self.clipped(x)
         return [error + energy(x - clipped) for error in TERNARY.errors(clipped, cfs, ctx)]
 

@@ -1,12 +1,12 @@
 # SPDX-FileCopyrightText: 2026 The gravac developers
 # SPDX-License-Identifier: Apache-2.0
-"""Triton kernels for compressors that apply many small operators to the same numbers: one pass replaces all of them.
+"""Triton kernels for compressors: one pass over the numbers replaces many small operators.
 
 Compressors use kernels if tensors are on a CUDA device and triton, which PyTorch for CUDA installs, can be imported.
 Otherwise they compute the same with PyTorch's operators, and import no kernel. Decoded numbers have the same bits as on
 a CPU, so that ranks with and without kernels can train in one run.
 
-Every function is one operator, ``torch.ops.gravac....``, and one launch: tools that record operators see all of them.
+Every function is one operator, ``torch.ops.gravac....``, so that tools that record operators see it.
 
 ``make test-kernels`` runs the kernels on a CPU, by triton's interpreter.
 """

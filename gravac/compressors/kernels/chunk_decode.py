@@ -1,6 +1,6 @@
 # SPDX-FileCopyrightText: 2026 The gravac developers
 # SPDX-License-Identifier: Apache-2.0
-"""A kernel that writes values of selected chunks into tensors; ``gravac.compressors.kernels.chunks`` takes them out."""
+"""A kernel that writes values of selected chunks into tensors: the inverse of ``kernels.chunks.take``."""
 
 from collections.abc import Sequence
 

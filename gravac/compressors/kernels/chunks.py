@@ -2,9 +2,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Kernels for chunks of consecutive numbers: their energies, and the values of selected chunks; see ``chunk_decode``.
 
-A launch is for a group: several tensors, equally long, each in its own memory. The kernels compute the same as
-PyTorch's operators in ``compressors/topkc.py``, number by number in the same order; only energies are summed in another
-order. Products must not be fused with sums (``enable_fp_fusion``): sent numbers are rounded before they are subtracted.
+Each launch processes several tensors of equal length, each in its own memory. The kernels compute the same as PyTorch's
+operators in ``compressors/topkc.py``, number by number in the same order; only energies are summed in another order.
+Products must not be fused with sums (``enable_fp_fusion``): sent numbers are rounded before they are subtracted.
 
 Source: Han et al., HotNets 2024 (arXiv 2407.01378), section 3.1.
 """
@@ -22,7 +22,7 @@ from gravac.compressors.kernels.tiles import MAX_TENSORS, pick, tiling
 from gravac.compressors.squares import MAX_SENT_ENERGY
 
 UP, DOWN, UNDO_UP, UNDO_DOWN = (tl.constexpr(2.0**power) for power in (84, -70, -168, 140))
-"""Powers of two by which numbers are multiplied before they are squared, and factors that undo this for squares."""
+"""Powers of two that scale small or large numbers before squaring, and factors that undo this for the squares."""
 
 MIN_SAFE_ENERGY = tl.constexpr(2.0**-80)
 """Sum of squares below which squares may have underflowed."""
@@ -33,12 +33,12 @@ MAX_WIRE_ENERGY = tl.constexpr(MAX_SENT_ENERGY)
 
 @triton.jit
 def energy_of(squares: tl.tensor, large: tl.tensor, small: tl.tensor) -> tl.tensor:
-    """Return the energy of each row, float64, ``[rows]``, from a sum of squares within the format's range.
+    """Return the energy of each row, float64, ``[rows]``, from the sum that neither overflowed nor underflowed.
 
     Args:
         squares: sums of squares of the numbers themselves, ``[rows, columns]``, float32.
-        large: those of numbers times ``DOWN``, likewise.
-        small: those of numbers times ``UP``, likewise.
+        large: sums of squares of the numbers times ``DOWN``, likewise.
+        small: sums of squares of the numbers times ``UP``, likewise.
     """
     unscaled = tl.sum(squares, axis=1)
     overflowed = tl.sum(large, axis=1).to(tl.float64) * UNDO_DOWN
@@ -175,7 +175,7 @@ def energies(
         require_flat(elements, RESIDUALS, residual=residual)
     require_flat(len(gradients) * elements, sums_out=sums_out)
     if len(gradients) > 1 and elements % chunk:
-        raise ValueError(f"chunk: {chunk} numbers of tensors of {elements}; several tensors are of whole chunks")
+        raise ValueError(f"chunk: {chunk} does not divide {elements} elements; several tensors must have whole chunks")
     results: list[tuple[torch.Tensor, torch.Tensor]] = []
     for start in range(0, len(gradients), MAX_TENSORS):
         launched = gradients[start : start + MAX_TENSORS]
@@ -248,7 +248,7 @@ def take(
         chunk: numbers per chunk.
         dtype: number format of the result: float32, float16 or bfloat16.
         world: number of ranks, by which values are divided before they are rounded.
-        multiple: number to a multiple of which k values are padded with zeros.
+        multiple: each tensor's k values are padded with zeros to a multiple of this number.
 
     Returns:
         ``[count, k]`` in ``dtype``, k rounded up to the multiple.
@@ -259,7 +259,7 @@ def take(
     require_flat(x.numel(), x=x)
     require_flat(energies.numel(), (torch.float64,), energies=energies)
     if dtype not in GRADIENTS:
-        raise ValueError(f"dtype: {dtype}; kernels take {', '.join(map(str, GRADIENTS))}")
+        raise ValueError(f"dtype: {dtype}; use one of {', '.join(map(str, GRADIENTS))}")
     values: torch.Tensor = _take_op(
         x, energies, order.contiguous(), k, -(-k // multiple) * multiple, chunk, dtype, world
     )

@@ -15,7 +15,7 @@ import triton.language as tl
 from gravac.compressors.levels import FITTED, points_between
 
 TILE = 2048
-"""Numbers of a program, unless a block is longer."""
+"""Numbers that one program of a kernel processes, unless a block is longer."""
 
 
 class CodeTable(NamedTuple):
@@ -23,7 +23,7 @@ class CodeTable(NamedTuple):
 
     Attributes:
         positive: positive levels, ascending; empty for even levels.
-        points: positive grid points between two positive levels, ascending, one fewer than these.
+        points: thresholds between neighbouring positive levels, as grid points, ascending; one fewer than levels.
         max_step: outermost even level, counted from the middle; 0 for fitted levels.
         group_size: smallest number of codes that fill whole bytes.
     """
@@ -46,7 +46,7 @@ def code_for(bits: int, kind: str) -> CodeTable:
 
 
 def tiling(block: int, group_size: int) -> dict[str, int]:
-    """Return the shape of a program's numbers, in powers of two, and its number of warps."""
+    """Return the shape of the numbers that a program processes, in powers of two, and its number of warps."""
     groups = triton.next_power_of_2(block // group_size)
     rows = max(1, TILE // (groups * group_size))
     warps = min(16, rows * groups * group_size // 256)
@@ -55,7 +55,7 @@ def tiling(block: int, group_size: int) -> dict[str, int]:
 
 @triton.jit
 def codes_of(fine: tl.tensor, bits: tl.constexpr, points: tl.constexpr, max_step: tl.constexpr) -> tl.tensor:
-    """Return codes of numbers, of any shape, given in units of grid points or even steps: int32; of 8 bits, signed."""
+    """Return the codes of numbers, any shape, in units of grid points or of even levels: int32; signed for 8 bits."""
     if max_step > 0:
         clamped = tl.minimum(tl.maximum(fine, -max_step * 1.0), max_step * 1.0)
         # adding 1.5 * 2 ** 23 leaves no bits for a fraction: rounds to nearest, half to even
@@ -99,7 +99,7 @@ def inverse_of(scale: tl.tensor, factor: tl.tensor) -> tl.tensor:
 
 @triton.jit
 def narrowed(x: tl.tensor, up: tl.constexpr) -> tl.tensor:
-    """Return numbers as bfloat16, in the lowest bits of int32: rounded to nearest, half to even, or away from zero."""
+    """Return numbers as bfloat16 in the lowest bits of int32, rounded to nearest (half to even) or away from zero."""
     word = x.to(tl.int32, bitcast=True)
     rounded = ((word & 0x7FFFFFFF) + (0xFFFF if up else 0x7FFF + ((word >> 16) & 1))) >> 16
     return tl.where(x == x, rounded | ((word >> 16) & 0x8000), 0x7FC0)
@@ -107,13 +107,13 @@ def narrowed(x: tl.tensor, up: tl.constexpr) -> tl.tensor:
 
 @triton.jit
 def widened(narrow: tl.tensor) -> tl.tensor:
-    """Return results of ``narrowed``, of any shape, as float32."""
+    """Convert results of ``narrowed``, of any shape, back to float32."""
     return (narrow << 16).to(tl.float32, bitcast=True)
 
 
 @triton.jit
 def powers_near(peak: tl.tensor) -> tuple[tl.tensor, tl.tensor]:
-    """Return powers of two, of any shape, that scale magnitudes to [1, 4) if they are normal; and their inverses."""
+    """Return powers of two, any shape, by which normal magnitudes are scaled to [1, 4), and the powers' inverses."""
     exponent = tl.minimum(tl.maximum((peak.to(tl.int32, bitcast=True) >> 23) & 0xFF, 1), 253)
     return ((254 - exponent) << 23).to(tl.float32, bitcast=True), (exponent << 23).to(tl.float32, bitcast=True)
 
@@ -161,7 +161,7 @@ def pack(
     group: tl.tensor,
     group_size: tl.constexpr,
 ) -> None:
-    """Store the codes ``[rows, groups, group_size]`` of blocks, packed, from ``start``, ``[rows]``, on."""
+    """Store the codes ``[rows, groups, group_size]`` of blocks, packed, beginning at ``start``, ``[rows]``."""
     position = tl.arange(0, group_size)[None, None, :]
     target = start[:, None] + group[None, :]
     if bits == 3:
@@ -182,7 +182,7 @@ def unpack(
     group: tl.tensor,
     group_size: tl.constexpr,
 ) -> tl.tensor:
-    """Load packed codes from ``start``, ``[rows]``, on: int32, ``[rows, groups, group_size]``; of 8 bits, signed."""
+    """Load packed codes, beginning at ``start``, ``[rows]``: int32, ``[rows, groups, group_size]``; 8 bits signed."""
     position = tl.arange(0, group_size)[None, None, :]
     source = start[:, None] + group[None, :]
     if bits == 3:

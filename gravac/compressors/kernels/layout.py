@@ -17,18 +17,20 @@ RESIDUALS = (torch.float32, torch.bfloat16)
 def require_flat(
     elements: int, dtypes: tuple[torch.dtype, ...] = (torch.float32,), **tensors: torch.Tensor | None
 ) -> None:
-    """Raise unless all tensors, given by name, are flat and contiguous; ``None`` is not checked.
+    """Check that all tensors, given by name, are flat and contiguous; ``None`` is allowed.
 
     Raises:
-        ValueError: a tensor has another shape than ``[elements]``, or gaps, or a dtype that is not among ``dtypes``.
+        ValueError: a tensor's shape is not ``[elements]``, it is not contiguous, or its dtype is not among ``dtypes``.
     """
     for name, tensor in tensors.items():
         if tensor is None:
             continue
         if tensor.shape != (elements,) or not tensor.is_contiguous():
-            raise ValueError(f"{name}: of shape {list(tensor.shape)}; kernels take contiguous [{elements}]: flatten it")
+            raise ValueError(
+                f"{name}: its shape is {list(tensor.shape)}; give a contiguous tensor of shape [{elements}]"
+            )
         if tensor.dtype not in dtypes:
-            raise ValueError(f"{name}: {tensor.dtype}; kernels take {', '.join(map(str, dtypes))}")
+            raise ValueError(f"{name}: {tensor.dtype}; use one of {', '.join(map(str, dtypes))}")
 
 
 def on_device_of(tensor: torch.Tensor) -> AbstractContextManager[Any]:

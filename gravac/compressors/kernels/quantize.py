@@ -176,13 +176,15 @@ def encode(
 
     Returns:
         The messages: uint8, ``[shards, bytes]``. The squared error, the energy of ``residual + gradient``, and the
-        number of its elements that are not finite: float64, ``[3]``. The codes of their blocks are arbitrary.
+        number of its elements that are not finite: float64, ``[3]``. Codes of blocks with such elements are arbitrary.
 
     Raises:
         ValueError: a tensor or the block's size is not as described.
     """
     if not fits(gradient.dtype, block):
-        raise ValueError(f"block: {block} numbers of {gradient.dtype}; kernels take multiples of 8 up to {LONGEST}")
+        raise ValueError(
+            f"block: {block} numbers in {gradient.dtype} do not fit a kernel; use a multiple of 8 up to {LONGEST}"
+        )
     require_flat(gradient.numel(), GRADIENTS, gradient=gradient)
     require_flat(gradient.numel(), RESIDUALS, residual=residual)
     require_flat(gradient.numel(), decoded=decoded, unsent=unsent)
@@ -244,7 +246,7 @@ def _outputs(
     bits: int,
     kind: str,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return memory for messages, and for the sums of all programs; without blocks there are no programs."""
+    """Return memory for the messages, and for a partial sum of each program."""
     programs = triton.cdiv(shards * shard_blocks, tiling(block, code_for(bits, kind).group_size)["rows"])
     message_bytes = shard_blocks * (packed_bytes(block, bits) + SCALE.itemsize)
     message = gradient.new_empty(shards, message_bytes, dtype=torch.uint8)
@@ -262,8 +264,8 @@ def decode(
     """Write the mean of messages into a tensor, or add it: one launch.
 
     Args:
-        dense: flat, ``[elements]``, contiguous: float32, float16 or bfloat16; changed in place. If the messages have
-            more numbers, these are left out; if they have fewer, the end of ``dense`` does not change.
+        dense: flat, ``[elements]``, contiguous: float32, float16 or bfloat16; changed in place. Numbers beyond the end
+            of ``dense`` are ignored; if the messages have fewer numbers, the end of ``dense`` does not change.
         messages: messages of the ranks: uint8, ``[shards, parts, bytes]``, a message's bytes side by side. Shards
             follow one another; each is the mean of its parts, one from each rank, added in order. Each part is rounded
             before it is added.
@@ -280,7 +282,9 @@ def decode(
     """
     require_flat(dense.numel(), GRADIENTS, dense=dense)
     if messages.dim() != 3 or (messages.numel() and messages.stride(2) != 1):
-        raise ValueError(f"messages: of shape {list(messages.shape)}; kernels take [shards, parts, bytes] without gaps")
+        raise ValueError(
+            f"messages: shape {list(messages.shape)}; give [shards, parts, bytes], with the bytes side by side"
+        )
     _decode_op(dense, messages, bits, kind, block, alpha)
     return dense
 

@@ -1,6 +1,6 @@
 # SPDX-FileCopyrightText: 2026 The gravac developers
 # SPDX-License-Identifier: Apache-2.0
-"""Division of the work of chunk kernels: several chunks for a program, and several tensors for a launch."""
+"""Divides the work of chunk kernels: how many chunks a program processes, and how many tensors a launch."""
 
 import triton
 import triton.language as tl
@@ -9,11 +9,11 @@ TILE = 2048
 """Numbers that a program keeps in registers at once."""
 
 MAX_TENSORS = 32
-"""Maximum number of tensors of a launch: each is an argument of its own."""
+"""Maximum number of tensors per launch: each tensor is one argument of the kernel."""
 
 
 def tiling(chunk: int) -> dict[str, int]:
-    """Return the number of chunks of a program (rows), and of their numbers that it loads at once (columns)."""
+    """Return how many chunks a program processes (rows), and how many numbers of each it loads at once (columns)."""
     columns = min(TILE, triton.next_power_of_2(chunk))
     return {"rows": TILE // columns, "columns": columns}
 

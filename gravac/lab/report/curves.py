@@ -19,7 +19,7 @@ from gravac.lab.report.style import (
     escape_formula,
     finish,
     label_log_axis,
-    legend_lines,
+    label_of,
     single_axes,
     title,
 )
@@ -32,7 +32,7 @@ def metric_against_time(section: Section, looks: Looks) -> Figure:
     figure, axes = single_axes(4.6)
     _plot_curves(axes, section, looks, lambda run: [point.seconds for point in run.curve])
     axes.set_xlabel("training time, without evaluation [s]")
-    return finish(figure, axes, title(section, "Metric against time"), legend_lines(section.rows, looks))
+    return finish(figure, axes, title(section, "Metric against time"))
 
 
 def metric_against_steps(section: Section, looks: Looks) -> Figure:
@@ -40,20 +40,19 @@ def metric_against_steps(section: Section, looks: Looks) -> Figure:
     figure, axes = single_axes(4.6)
     _plot_curves(axes, section, looks, lambda run: [float(point.step) for point in run.curve])
     axes.set_xlabel("steps")
-    return finish(figure, axes, title(section, "Metric against steps"), legend_lines(section.rows, looks))
+    return finish(figure, axes, title(section, "Metric against steps"))
 
 
 def metric_against_bytes(section: Section, looks: Looks) -> Figure | None:
     """Draw the metric of each method over the bytes that a rank sent; ``None`` if no method's bytes are known."""
-    rows = [row for row in section.rows if row.bytes_per_step]
-    if not rows:
+    if not any(row.bytes_per_step for row in section.rows):
         return None
     figure, axes = single_axes(4.6)
     _plot_curves(axes, section, looks, bytes_sent)
     axes.set_xscale("log")
     axes.set_xlabel("sent by one rank [MB]")
     label_log_axis(axes, "x")
-    return finish(figure, axes, title(section, "Metric against bytes sent"), legend_lines(rows, looks))
+    return finish(figure, axes, title(section, "Metric against bytes sent"))
 
 
 def bytes_sent(run: TrainingRecord) -> list[float]:
@@ -74,7 +73,7 @@ def bytes_sent(run: TrainingRecord) -> list[float]:
 def _plot_curves(
     axes: Axes, section: Section, looks: Looks, along: Callable[[TrainingRecord], Sequence[float]]
 ) -> None:
-    """Plot each seed's run thin and the median over seeds thick, adaptive methods last, so that they are on top.
+    """Plot each seed's run thin and the median over seeds thick, adaptive methods above the others.
 
     Args:
         axes: axes to plot into.
@@ -83,19 +82,33 @@ def _plot_curves(
         along: function that returns the x coordinate of each point of a run's curve.
     """
     metrics: list[float] = []
-    for row in sorted(section.rows, key=lambda row: row.adaptive):
-        look = looks[row.method]
+    for row in section.rows:
+        look, layer = looks[row.method], 2.2 if row.adaptive else 2.1
         tracks = [_track(run.curve, along(run)) for run in row.runs]
         tracks = [track for track in tracks if len(track.steps)]
         for track in tracks:
             metrics += [float(metric) for metric in track.metric if math.isfinite(metric)]
             if len(tracks) > 1:
-                axes.plot(track.x, track.metric, color=look.colour, linestyle=look.dash, linewidth=0.7, alpha=0.35)
+                axes.plot(
+                    track.x,
+                    track.metric,
+                    color=look.colour,
+                    linestyle=look.dash,
+                    linewidth=0.7,
+                    alpha=0.35,
+                    zorder=layer,
+                )
         if tracks:
-            x, y = _median(tracks)
-            axes.plot(x, y, color=look.colour, linestyle=look.dash, linewidth=look.width)
+            axes.plot(
+                *_median(tracks),
+                color=look.colour,
+                linestyle=look.dash,
+                linewidth=look.width,
+                label=label_of(row),
+                zorder=layer,
+            )
     run = section.run
-    axes.axhline(run.target, color=INK, linewidth=1, linestyle=(0, (1, 2)))
+    axes.axhline(run.target, color=INK, linewidth=1, linestyle=(0, (1, 2)), label="target", zorder=2.3)
     axes.set_ylabel(escape_formula(run.metric))
     _set_y_limits(axes, metrics, section)
 

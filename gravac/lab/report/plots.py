@@ -5,12 +5,11 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
 
 from gravac.lab.report.numbers import BASELINE, ReportRow
@@ -22,15 +21,12 @@ from gravac.lab.report.style import (
     finish,
     label_log_axis,
     label_of,
-    legend_mark,
     single_axes,
     tidy,
     title,
 )
 from gravac.lab.report.summary import Section
-from gravac.lab.tta.record import DecisionPoint, TrainingRecord
-
-_COMPUTE, _EXPOSED, _INPUT, _COMPRESS, _EXCHANGE = "#56b4e9", "#d55e00", "#999999", "#009e73", "#f0b68a"
+from gravac.lab.tta.record import DecisionPoint, Split, TrainingRecord
 
 
 def time_to_target(section: Section, looks: Looks) -> Figure:
@@ -48,14 +44,12 @@ def time_to_target(section: Section, looks: Looks) -> Figure:
     highest = max(2 * left_end, *(row.tta.high / unit for row in rows))
     axes.set_xlim(left_end, highest * (highest / left_end) ** 0.16)
     label_log_axis(axes, "x")
-    handles: list[Line2D | Patch] = []
     if section.limit:
-        axes.axvline(1, color=INK, linewidth=1.4)
-        handles.append(Line2D([], [], color=INK, linewidth=1.4, label=f"the limit: {section.limit:.3g} s"))
+        axes.axvline(1, color=INK, linewidth=1.4, label=f"the limit: {section.limit:.3g} s")
     baseline = section.row(BASELINE)
     if baseline is not None and baseline.tta.exact:
-        axes.axvline(baseline.tta.median / unit, color=PALE, linewidth=1.4, linestyle="--")
-        handles.append(Line2D([], [], color=PALE, linewidth=1.4, linestyle="--", label=f"{BASELINE} here"))
+        axes.axvline(baseline.tta.median / unit, color=PALE, linewidth=1.4, linestyle="--", label=f"{BASELINE} here")
+    handles, _ = axes.get_legend_handles_labels()
     if any(not row.tta.exact for row in rows):
         handles.append(Patch(facecolor="white", edgecolor=PALE, hatch="////", label="> target not reached"))
     axes.set_xlabel("time to target / the limit" if section.limit else "time to target [s] (the limit was not run)")
@@ -123,6 +117,7 @@ def frontier(section: Section, looks: Looks) -> Figure | None:
             color=look.colour,
             markerfacecolor=face,
             linestyle="",
+            label=label_of(row) if row.steps.exact else f"{label_of(row)}: not reached",
             zorder=3,
         )
         if not row.steps.exact:
@@ -130,7 +125,7 @@ def frontier(section: Section, looks: Looks) -> Figure | None:
                 ">", (megabytes, steps), xytext=(0, 7), textcoords="offset points", ha="center", rotation=90, fontsize=9
             )
     best = pareto([(megabytes, steps) for row, megabytes, steps in spots if row.steps.exact])
-    axes.plot([x for x, _ in best], [y for _, y in best], color=INK, linewidth=1, linestyle="-", zorder=1)
+    axes.plot([x for x, _ in best], [y for _, y in best], color=INK, linewidth=1, label="frontier", zorder=1)
     axes.axhline(1, color=PALE, linewidth=1, linestyle="--", zorder=0)
     axes.set_xscale("log")
     label_log_axis(axes, "x")
@@ -138,9 +133,7 @@ def frontier(section: Section, looks: Looks) -> Figure | None:
     axes.set_ylabel("steps to target / those of fp32")
     low, high = axes.get_ylim()
     axes.set_ylim(low, high + 0.06 * (high - low))
-    handles: list[Line2D | Patch] = [legend_mark(row, looks) for row, _, _ in spots]
-    handles.append(Line2D([], [], color=INK, linewidth=1, label="frontier"))
-    return finish(figure, axes, title(section, "Rate and distortion: fewer bytes against more steps"), handles)
+    return finish(figure, axes, title(section, "Rate and distortion: fewer bytes against more steps"))
 
 
 def pareto(spots: Iterable[tuple[float, float]]) -> list[tuple[float, float]]:
@@ -227,56 +220,48 @@ def _number_changes(axes: Axes, positions: Sequence[float], end: float) -> None:
         )
 
 
+Phase = tuple[str, str, Callable[[Split], float | None]]
+"""A phase of a step: its colour, its label, and a function that returns its seconds."""
+
+_WAITED_FOR: tuple[Phase, ...] = (
+    ("#56b4e9", "compute", lambda split: split.compute),
+    ("#d55e00", "exposed exchange", lambda split: split.exposed),
+    ("#999999", "input wait", lambda split: split.input_wait),
+)
+"""Phases that add up to the step."""
+
+_OVERLAPPING: tuple[Phase, ...] = (
+    ("#009e73", "compress (overlaps)", lambda split: split.compress),
+    ("#f0b68a", "exchange (overlaps)", lambda split: split.exchange),
+)
+"""Phases that overlap with backward."""
+
+
 def timeline(section: Section) -> Figure | None:
     """Draw the seconds of each phase of a median step as bars, by method; ``None`` if no run has them."""
     rows = [row for row in section.rows if any(run.split for run in row.runs)]
     if not rows:
         return None
     figure, axes = single_axes(1.7 + 0.42 * len(rows))
-    ends = [_draw_phases(axes, position, row) for position, row in enumerate(rows)]
-    axes.set_yticks(range(len(rows)), [label_of(row) for row in rows])
+    positions, longest = np.arange(len(rows)), 0.0
+    for phases, offset, height in ((_WAITED_FOR, -0.12, 0.44), (_OVERLAPPING, 0.25, 0.2)):
+        ends = np.zeros(len(rows))
+        for colour, label, seconds in phases:
+            widths = np.array([_median_ms(row, seconds) for row in rows])
+            axes.barh(positions + offset, widths, left=ends, height=height, color=colour, linewidth=0, label=label)
+            ends += widths
+        longest = max(longest, *ends)
+    axes.set_yticks(positions, [label_of(row) for row in rows])
     axes.invert_yaxis()
-    axes.set_xlim(0, max(ends) * 1.03 or 1)
+    axes.set_xlim(0, longest * 1.03 or 1)
     axes.set_xlabel("time of a median step on rank 0 [ms]")
     axes.grid(axis="y", visible=False)
     axes.set_title(title(section, "A step: above what it waits for, below what overlaps"), fontsize=11, loc="left")
-    phases = (
-        (_COMPUTE, "compute"),
-        (_EXPOSED, "exposed exchange"),
-        (_INPUT, "input wait"),
-        (_COMPRESS, "compress (overlaps)"),
-        (_EXCHANGE, "exchange (overlaps)"),
-    )
-    handles = [Patch(facecolor=colour, label=label) for colour, label in phases]
-    figure.legend(handles=handles, loc="outside lower center", ncols=5, frameon=False, fontsize=9)
+    figure.legend(loc="outside lower center", ncols=5, frameon=False, fontsize=9)
     return figure
 
 
-def _draw_phases(axes: Axes, position: int, row: ReportRow) -> float:
-    """Draw a method's two bars at a y coordinate; return the x coordinate at which the longer bar ends.
-
-    The upper bar has the phases that add up to the step, the lower bar those that overlap with backward.
-    """
-    splits = [run.split for run in row.runs if run.split is not None]
-
-    def median_ms(seconds: Iterable[float | None]) -> float:
-        measured = [number for number in seconds if number is not None]
-        return float(np.median(measured)) * 1e3 if measured else 0.0
-
-    upper = (
-        (_COMPUTE, median_ms(split.compute for split in splits)),
-        (_EXPOSED, median_ms(split.exposed for split in splits)),
-        (_INPUT, median_ms(split.input_wait for split in splits)),
-    )
-    lower = (
-        (_COMPRESS, median_ms(split.compress for split in splits)),
-        (_EXCHANGE, median_ms(split.exchange for split in splits)),
-    )
-    ends = []
-    for phases, offset, height in ((upper, -0.12, 0.44), (lower, 0.25, 0.2)):
-        end = 0.0
-        for colour, width in phases:
-            axes.barh(position + offset, width, left=end, height=height, color=colour, linewidth=0)
-            end += width
-        ends.append(end)
-    return max(ends)
+def _median_ms(row: ReportRow, seconds: Callable[[Split], float | None]) -> float:
+    """Return the median of a phase over a method's runs in milliseconds; 0 if no run has the phase."""
+    measured = [phase for run in row.runs if run.split is not None and (phase := seconds(run.split)) is not None]
+    return float(np.median(measured)) * 1e3 if measured else 0.0

@@ -6,16 +6,13 @@ from __future__ import annotations
 
 import io
 import itertools
-import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from matplotlib.lines import Line2D
-from matplotlib.patches import Patch
-from matplotlib.ticker import FuncFormatter, NullFormatter
+from matplotlib.ticker import LogLocator, NullFormatter
 from PIL import Image
 
 from gravac.lab.links.link import PACED
@@ -142,42 +139,11 @@ def tidy(axes: Axes) -> None:
     axes.tick_params(labelsize=9)
 
 
-def finish(figure: Figure, axes: Axes, text: str, handles: Sequence[Line2D | Patch]) -> Figure:
-    """Add a title, and a legend to the right of the axes.
-
-    Args:
-        figure: figure to finish.
-        axes: axes of the figure.
-        text: title.
-        handles: lines and patches of the legend.
-    """
+def finish(figure: Figure, axes: Axes, text: str) -> Figure:
+    """Add a title, and to the right of the axes a legend of all that has a label."""
     axes.set_title(text, fontsize=11, loc="left")
-    figure.legend(handles=list(handles), loc="outside right center", frameon=False, fontsize=9, handlelength=2.6)
+    figure.legend(loc="outside right center", frameon=False, fontsize=9, handlelength=2.6)
     return figure
-
-
-def legend_lines(rows: Sequence[ReportRow], looks: Looks) -> list[Line2D | Patch]:
-    """Return the legend's lines of methods, in the order of rows, and of the target."""
-    lines: list[Line2D | Patch] = [
-        Line2D(
-            [],
-            [],
-            color=looks[row.method].colour,
-            linestyle=looks[row.method].dash,
-            linewidth=looks[row.method].width,
-            label=label_of(row),
-        )
-        for row in rows
-    ]
-    return [*lines, Line2D([], [], color=INK, linewidth=1, linestyle=(0, (1, 2)), label="target")]
-
-
-def legend_mark(row: ReportRow, looks: Looks) -> Line2D:
-    """Return the legend's mark of a method, hollow if the method did not reach the target."""
-    look = looks[row.method]
-    face = look.colour if row.steps.exact else "white"
-    label = label_of(row) if row.steps.exact else f"{label_of(row)}: not reached"
-    return Line2D([], [], color=look.colour, marker=look.mark, markerfacecolor=face, linestyle="", label=label)
 
 
 def label_of(row: ReportRow) -> str:
@@ -200,13 +166,8 @@ def label_log_axis(axes: Axes, which: str) -> None:
     """
     axis = axes.xaxis if which == "x" else axes.yaxis
     low, high = axes.get_xlim() if which == "x" else axes.get_ylim()
-    axis.set_major_formatter(FuncFormatter(lambda number, _: f"{number:g}"))
+    axis.set_major_formatter("{x:g}")
     is_short = low > 0 and high / low < 12
-    axis.set_minor_formatter(FuncFormatter(minor_label) if is_short else NullFormatter())
+    axis.set_minor_locator(LogLocator(subs=(2.0, 3.0, 5.0)))
+    axis.set_minor_formatter("{x:g}" if is_short else NullFormatter())
     axis.set_tick_params(which="minor", labelsize=8)
-
-
-def minor_label(number: float, _: int | None = None) -> str:
-    """Return the label of a minor tick at 2, 3 or 5 times a power of ten; empty at others, whose labels would touch."""
-    lead = number / 10 ** math.floor(math.log10(number)) if number > 0 else 0
-    return f"{number:g}" if any(abs(lead - labelled) < 1e-6 for labelled in (2, 3, 5)) else ""

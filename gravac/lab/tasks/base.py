@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -67,8 +68,8 @@ class Task(ABC):
         scale: scale of the model; 1 suits two cores, 10 and more a GPU. The number of parameters and the compute grow
             about linearly with the scale.
         seed: seed of the initial weights and of the batches.
-        learning_rate: learning rate after the warm-up; the default is the best for *dense* training
-            (``python -m gravac.lab.sweep``), and every method trains with it.
+        learning_rate: learning rate after the warm-up; the default is the best for *dense* training, which
+            ``train_dense`` finds, and every method trains with it.
     """
 
     scale: float = 1.0
@@ -126,3 +127,27 @@ class Task(ABC):
         Constant after the warm-up: the task does not know how many steps a run will make.
         """
         return self.learning_rate * min(1.0, (step + 1) / self.warmup)
+
+
+def train_dense(task: Task, workers: int, steps: Sequence[int]) -> Iterator[tuple[int, float]]:
+    """Train in one process as all ranks without compression would; yield step and metric after each number of steps.
+
+    An untuned baseline flatters compression, so learning rates are tuned for dense training.
+
+    Args:
+        task: what is trained; its ``learning_rate`` is the rate to try.
+        workers: number of ranks, whose gradients are averaged.
+        steps: numbers of steps after which the metric is computed, ascending.
+    """
+    model = task.model()
+    optimizer = task.optimizer(model)
+    for step in range(max(steps)):
+        for group in optimizer.param_groups:
+            group["lr"] = task.learning_rate_at(step)
+        optimizer.zero_grad()
+        for rank in range(workers):
+            loss = task.loss(model, task.batch(step, rank)) / workers
+            loss.backward()  # type: ignore[no-untyped-call]
+        optimizer.step()
+        if step + 1 in steps:
+            yield step + 1, task.metric.compute(task.validate(model))

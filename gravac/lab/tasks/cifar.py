@@ -119,8 +119,7 @@ class Cifar(Task):
     """Data, augmentation, optimizer and metric of the tasks on CIFAR; see ``Task``. A *sample* is one picture.
 
     Attributes:
-        learning_rate: learning rate of SGD with momentum 0.9 and weight decay 5e-4; the usual rate, not the result of
-            a sweep.
+        learning_rate: learning rate of SGD with momentum 0.9 and weight decay 5e-4; the usual rate, not tuned here.
         data: folder with the binary version of CIFAR-10 or CIFAR-100.
         pictures: number of pictures per rank and step.
         validation_pictures: maximum number of test pictures for the accuracy; always the same pictures.

@@ -6,9 +6,10 @@ from __future__ import annotations
 
 import statistics
 from collections import defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import partial
 from typing import NamedTuple
 
 from gravac.lab.links.link import UNTHROTTLED, Link, parse_link
@@ -59,14 +60,39 @@ class FinishedLeg:
         start: event at the leg's start.
         end: event at the leg's end.
         curve: metric over the leg.
-        stamp: stamp at the leg's end, with the machine's speed before the session.
+        stamp: stamp at the leg's end, with the machine's speed before the session; ``None`` if none was taken.
     """
 
     leg: Leg
     start: Event
     end: Event
     curve: tuple[CurvePoint, ...]
-    stamp: Stamp
+    stamp: Stamp | None = None
+
+
+def finished_legs(
+    run: TrainingRun, legs: Sequence[Leg], watch: Callable[[Event], None] = lambda event: None
+) -> Iterator[FinishedLeg]:
+    """Yield each leg of a training run when it ended, in order.
+
+    Args:
+        run: the run, which has started.
+        legs: legs of the run.
+        watch: function that is called with each event.
+
+    Raises:
+        RunFailed: a leg failed; the legs before it were yielded.
+    """
+    start: Event = {}
+    curve: list[CurvePoint] = []
+    for event in run.events():
+        watch(event)
+        if event["event"] == "start":
+            start, curve = event, []
+        elif event["event"] == "evaluation":
+            curve.append(CurvePoint(step=event["step"], seconds=event["seconds"], metric=event["metric"]))
+        elif event["event"] == "end":
+            yield FinishedLeg(legs[event["leg"]], start, event, tuple(curve))
 
 
 def run_matrix(matrix: Matrix, watcher: Watcher) -> list[TrainingRecord]:
@@ -275,31 +301,25 @@ class _MatrixRunner:
         cell = f"{task} {link} seed {seed}"
         remaining = list(legs)
         while remaining:
-            index, start, idle_stamp = 0, {}, stamp()
-            curve: list[CurvePoint] = []
+            ended, idle_stamp = 0, stamp()
             self.watcher.starting(cell, remaining[0])
             try:
                 with ExitStack() as stack:
                     network = None if matrix.paced else stack.enter_context(EmulatedNetwork(matrix.workers, link))
                     run = stack.enter_context(TrainingRun(remaining, settings, network))
-                    for event in run.events():
-                        self.watcher.event(cell, remaining[event["leg"]], event)
-                        if event["event"] == "start":
-                            index, start, curve = event["leg"], event, []
-                        elif event["event"] == "evaluation":
-                            curve.append(
-                                CurvePoint(step=event["step"], seconds=event["seconds"], metric=event["metric"])
-                            )
-                        elif event["event"] == "end":
-                            end_stamp = idle_stamp.with_current_time()
-                            yield FinishedLeg(remaining[index], start, event, tuple(curve), end_stamp)
-                            index += 1
+                    watch = partial(self._watch, cell, remaining)
+                    for finished in finished_legs(run, remaining, watch):
+                        yield replace(finished, stamp=idle_stamp.with_current_time())
+                        ended += 1
                 return
             except RunFailed as error:
-                if remaining[index].method in (ALONE, REFERENCE) or index >= len(remaining):
+                if ended >= len(remaining) or remaining[ended].method in (ALONE, REFERENCE):
                     raise
-                self.watcher.failed(cell, remaining[index], error)
-                remaining = remaining[index + 1 :]
+                self.watcher.failed(cell, remaining[ended], error)
+                remaining = remaining[ended + 1 :]
+
+    def _watch(self, cell: str, legs: Sequence[Leg], event: Event) -> None:
+        self.watcher.event(cell, legs[event["leg"]], event)
 
     # records
 

@@ -3,9 +3,9 @@
 """Storage of anchors between outer steps: on which device, and in which number format.
 
 The outer optimizer gets the anchors as parameters, once. If anchors are stored in bfloat16, so are the optimizer's
-tensors for them, such as momentum. While the optimizer makes a step all of them are in float32. Afterwards they are
-rounded at random, so that changes too small for the format count in the mean. The random numbers depend on seed, name
-and round alone, so anchors stay bit for bit the same on all ranks.
+tensors for them, such as momentum. While the optimizer makes a step, all of them are in float32. Afterwards they are
+rounded at random, so that on average no small change is lost. The random numbers depend on seed, name and round alone,
+so anchors stay bit for bit the same on all ranks.
 """
 
 from collections.abc import Iterator, Mapping
@@ -22,7 +22,7 @@ from gravac.compressors.draws import Draws
 from gravac.settings import SettingsError
 
 SIXTEEN_BIT = (torch.float16, torch.bfloat16)
-"""Number formats of weights whose pseudo-gradients are in float32: an outer step is small beside the weights."""
+"""Number formats of weights whose pseudo-gradients are in float32, since an outer step is small relative to weights."""
 
 State = Mapping[torch.Tensor, dict[str, Any]]
 """State of an optimizer, by parameter and by name."""
@@ -46,7 +46,7 @@ class AnchorStorage:
     seed: int = 0
 
     def anchor(self, name: str, parameter: torch.Tensor) -> torch.nn.Parameter:
-        """Return a copy of a parameter for the outer optimizer: the same shape and strides.
+        """Return a copy of a parameter for the outer optimizer, with its shape and strides.
 
         Raises:
             SettingsError: the anchor is to be in bfloat16, and the parameter is in float16 or float64.
@@ -55,7 +55,7 @@ class AnchorStorage:
         if self.bfloat16:
             if parameter.dtype not in (torch.float32, torch.bfloat16):
                 raise SettingsError(
-                    f"anchor_dtype: bfloat16, and {name} is in {parameter.dtype}; use float32, or train in bfloat16"
+                    f"anchor_dtype: bfloat16, but {name} is in {parameter.dtype}; use float32, or train in bfloat16"
                 )
             dtype = torch.bfloat16
         anchor = parameter.detach().to("cpu" if self.offload else parameter.device, dtype, copy=True)
@@ -65,10 +65,10 @@ class AnchorStorage:
     def in_exchange_dtype(
         self, anchors: Mapping[str, torch.nn.Parameter], number: int, state: State = NO_STATE
     ) -> Iterator[None]:
-        """Widen anchors and optimizer state to the format of pseudo-gradients; round them again on exit.
+        """Return a context in which anchors and optimizer state have the pseudo-gradients' number format.
 
         Args:
-            anchors: anchors by parameter name, of any shape.
+            anchors: anchors by parameter name, of any shapes; on exit they are rounded again.
             number: number of the round.
             state: the outer optimizer's state, by anchor and by name; tensors of the anchor's shape and strides are
                 stored like the anchor.
@@ -91,7 +91,7 @@ class AnchorStorage:
 
 
 def _like_anchor(anchor: torch.Tensor, state: State) -> list[tuple[str, torch.Tensor]]:
-    """Return the outer optimizer's tensors that have an element for each of an anchor's, with their keys.
+    """Return the outer optimizer's tensors of an anchor's shape, with their keys.
 
     ``step`` is torch's name of a count, and is left out.
     """

@@ -3,8 +3,8 @@
 """Averages a module's buffers, such as BatchNorm's running statistics, over the ranks in each round.
 
 Buffers are exchanged with the pseudo-gradient, dense, as their difference from an anchor: the buffer that all ranks had
-after the last round. They are looked up by name each time, since a forward may bind another tensor to a name, and
-``module.to()`` does.
+after the last round. They are looked up by name each time, since a forward, or ``module.to()``, may replace the tensor
+of a name.
 """
 
 from collections.abc import Collection, Mapping
@@ -30,13 +30,14 @@ class Buffers:
 
     Args:
         module: module that has the buffers.
-        local: names of buffers, or of modules whose buffers, stay local to each rank.
+        local: names of buffers that stay local to each rank, or of modules whose buffers do.
 
     Attributes:
         anchors: buffers that all ranks have shared since the last round, by name.
 
     Raises:
-        ValueError: a name is of no buffer and of no module that has a buffer, or a buffer cannot be averaged.
+        ValueError: a name in ``local`` names neither a buffer nor a module with buffers, or a buffer cannot be
+            averaged.
     """
 
     def __init__(self, module: torch.nn.Module, local: Collection[str] = ()) -> None:
@@ -71,7 +72,7 @@ class Buffers:
 
     @property
     def like_pieces(self) -> dict[str, torch.Tensor]:
-        """Tensors like those that ranks exchange, by the name they are exchanged by: flat, so that they are dense."""
+        """Flat tensors like those that ranks exchange, by the names under which they are exchanged."""
         return {PREFIX + name: _real(anchor).reshape(-1) for name, anchor in self.anchors.items()}
 
     def check(self) -> None:
@@ -84,7 +85,7 @@ class Buffers:
 
     @torch.no_grad()
     def send(self, weight: float = 1.0, local_fraction: float = 0.0) -> tuple[Piece, ...]:
-        """Return the differences to be exchanged, anchors less buffers, times a weight, as flat pieces.
+        """Return the differences to exchange, anchors minus buffers, multiplied by a weight, as flat pieces.
 
         Args:
             weight: factor on the differences.
@@ -103,7 +104,7 @@ class Buffers:
         return self._pieces
 
     def apply_mean(self) -> None:
-        """Move the anchors to the mean that arrived, once."""
+        """Move the anchors to the mean that has arrived; a second call changes nothing."""
         for piece, anchor in zip(self._pieces, self.anchors.values(), strict=False):
             real = _real(anchor)
             real.sub_(piece.flat.view_as(real))
@@ -134,7 +135,7 @@ class Buffers:
 
     @torch.no_grad()
     def put(self, tensors: Mapping[str, torch.Tensor]) -> None:
-        """Overwrite the module's averaged buffers, by name, of any shapes; two names may share memory."""
+        """Overwrite the module's averaged buffers with tensors, given by name, of any shapes."""
         for name, live in self._live.items():
             live.copy_(tensors[name])
 
@@ -153,7 +154,7 @@ class Buffers:
     # if a mean is not finite
 
     def refuse(self, applied: Verdict) -> None:
-        """Zero the means that arrived unless they are ``applied``; called before ``apply_mean``."""
+        """Overwrite the means that have arrived with zeros unless ``applied``; called before ``apply_mean``."""
         for piece in self._pieces:
             if applied is False:
                 piece.flat.zero_()
@@ -178,7 +179,7 @@ class Buffers:
 
     @property
     def spoilt(self) -> list[str]:
-        """Names of buffers that have numbers which are not finite, but finite in the anchor. The host waits."""
+        """Names of buffers with a number that is not finite although it is finite in the anchor. The host waits."""
         return [
             name
             for name, live in self._live.items()
@@ -186,25 +187,24 @@ class Buffers:
         ]
 
     def _fitting(self) -> dict[str, torch.Tensor]:
-        """Return the module's averaged buffers, in the order of their anchors; raise as ``check`` does."""
+        """Check the module's averaged buffers as ``check`` does; return them in the order of their anchors."""
         named = dict(self._module.named_buffers())
         for name, buffer in named.items():
             if name not in self.anchors and self._is_averaged(name, buffer):
                 raise ValueError(
-                    f"module: buffer {name} was not there, or no floating-point one, when this compressor was "
-                    "attached, and is not averaged; register it before, then average it or "
-                    + LOCAL_REMEDY.format(name=name)
+                    f"module: buffer {name} was not there, or had no floating-point numbers, when this compressor was "
+                    "attached; register it before, or " + LOCAL_REMEDY.format(name=name)
                 )
         for name, anchor in self.anchors.items():
             if name not in named:
                 raise ValueError(
-                    f"module: buffer {name} is gone, which ranks average in each round; keep it, or when this "
-                    "compressor is attached, " + LOCAL_REMEDY.format(name=name)
+                    f"module: buffer {name}, which ranks average in each round, is gone; keep it, or "
+                    "before attach, " + LOCAL_REMEDY.format(name=name)
                 )
             buffer = named[name]
             if buffer.shape != anchor.shape:
                 raise ValueError(
-                    f"module: buffer {name} has shape {tuple(buffer.shape)}, and had {tuple(anchor.shape)} when this "
+                    f"module: buffer {name} has shape {tuple(buffer.shape)}, but had {tuple(anchor.shape)} when this "
                     "compressor was attached; keep its shape, or " + LOCAL_REMEDY.format(name=name)
                 )
             self._refuse(name, buffer)
@@ -216,7 +216,7 @@ class Buffers:
         anchor = self.anchors.get(name, buffer)
         if buffer.dtype not in AVERAGED or buffer.is_complex() != anchor.is_complex():
             raise ValueError(
-                f"module: buffer {name} is in {buffer.dtype}, of which ranks cannot take a mean; use torch.float32, or "
+                f"module: buffer {name} is in {buffer.dtype}, which ranks cannot average; use torch.float32, or "
                 + LOCAL_REMEDY.format(name=name)
             )
 
@@ -232,12 +232,12 @@ def _real(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def _difference(anchor: torch.Tensor, live: torch.Tensor) -> torch.Tensor:
-    """Return anchor less live; 0 for equal elements, also if both are infinite, as in a mask of attention."""
+    """Return anchor minus buffer; 0 for equal elements, even if both are infinite, as in an attention mask."""
     return torch.where(live == anchor, 0, anchor - live)
 
 
 def _interpolated(live: torch.Tensor, anchor: torch.Tensor, fraction: float) -> torch.Tensor:
-    """Return the tensor at a fraction of the way from live to anchor; live for equal elements."""
+    """Return the point at a fraction of the way from buffer to anchor; the buffer itself for equal elements."""
     return torch.where(live == anchor, live, live.lerp(anchor, fraction))
 
 

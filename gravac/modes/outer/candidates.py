@@ -16,20 +16,20 @@ from gravac.engine.admission import Admission
 from gravac.settings import SettingsError
 
 STEPS = (1, 2, 5)
-"""Leading digits of the numbers of steps between two exchanges that are candidates."""
+"""Leading digits of the numbers of steps between exchanges that are tried: 1, 2, 5, 10, 20, 50, ..."""
 
 DELAY_MARGIN = 1.25
 """Ratio of a candidate's delay to the number of steps that its exchange is predicted to take."""
 
 MAX_DELAY = 0.5
-"""Largest delay as a fraction of a round: with longer delays ``denoise`` with one bit may never reach its target."""
+"""Largest delay as a fraction of a round; with longer delays, a measured run with 1 bit never reached its target."""
 
 Delay = int | Literal["auto"]
-"""Number of steps that an exchange is in flight before its mean is applied; ``"auto"``: 0, or as many as it takes."""
+"""Number of steps that an exchange is in flight before its mean is applied; ``"auto"``: 0, or as many as needed."""
 
 
 Offered = Mapping[tuple[str, float, int], tuple[int, ...]]
-"""Delays of the candidates of a compressor, CF and ``every``, in steps, ascending."""
+"""Delays of candidates in steps, ascending, by their compressor, CF and ``every``."""
 
 NONE_OFFERED: Offered = MappingProxyType({})
 
@@ -53,7 +53,7 @@ def choices(lowest: int, highest: int) -> tuple[int, ...]:
 
 
 def check_chooses_every(controller: Controller[Any], low: int, high: int) -> None:
-    """Refuse a controller that does not choose the number of steps between exchanges, if there is a choice.
+    """Refuse a controller that cannot choose the number of steps between exchanges, if there is a choice.
 
     Args:
         controller: controller of the run.
@@ -82,7 +82,7 @@ def with_outer(
     checkpointed: Offered = NONE_OFFERED,
     leaving_s: float | None = None,
 ) -> Admission:
-    """Return an admission with each candidate at each number of steps between two exchanges, then ``screened``.
+    """Return an admission with each candidate at each number of steps between exchanges, then ``screened``.
 
     Candidates that exchange in each step stay as they are.
 
@@ -90,14 +90,15 @@ def with_outer(
         admission: forecasts of an exchange in each step.
         every: numbers of steps from one exchange to the next, ascending.
         compute_s: seconds that a step takes without exchange; ``None``: not known.
-        delay: see ``Delay``; ``"auto"`` makes two candidates of each, between which a controller chooses.
+        delay: see ``Delay``; ``"auto"`` makes two candidates, with and without a delay, between which a controller
+            chooses.
         keep_all: whether to keep all candidates.
         fragments: number of fragments that the model is exchanged in.
-        chooses: whether the controller chooses between candidates that differ in ``every`` and delay only. If not, it
-            gets the most promising candidate.
+        chooses: whether the controller can choose between candidates that differ in ``every`` and delay only. If not,
+            it gets only the most promising of them.
         world: number of ranks.
-        checkpointed: delays of the candidates of the run that is continued. They stay as they are: other delays would
-            make other candidates, since two measurements of a time always differ.
+        checkpointed: delays of the candidates in the checkpoint from which the run continues. They are kept, since new
+            measurements would give other delays, and thus other candidates.
         leaving_s: seconds that it takes to make ranks equal again after outer steps; ``None``: not known.
     """
     in_each_step, outer = admission.forecasts if every[0] == 1 else (), list[Forecast]()
@@ -139,11 +140,10 @@ def offered(identities: Iterable[Sequence[Any]]) -> Offered:
 def delays_if_continued(
     checkpointed: Offered, forecast: Forecast, every: int, measured: tuple[int, ...]
 ) -> tuple[int, ...]:
-    """Return the delays of a candidate in steps, ascending: in a run that continues from a checkpoint, or a new one.
+    """Return a candidate's delays in steps, ascending, in a new run or in one that continues from a checkpoint.
 
-    A candidate of the checkpoint keeps its delays. Any other candidate had been dropped, because one of the
-    checkpoint's candidates with the same ``every`` was better. It gets no shorter delay than those, so that it is
-    dropped again.
+    A candidate of the checkpoint keeps its delays. Any other candidate had been dropped, because a candidate in the
+    checkpoint with the same ``every`` was better. It gets no shorter delay than these, so that it is dropped again.
 
     Args:
         checkpointed: delays of the checkpoint's candidates; empty in a new run.
@@ -166,7 +166,7 @@ def delays_if_continued(
 def delays(
     forecast: Forecast, every: int, compute_s: float | None, delay: Delay, fragments: int = 1
 ) -> tuple[int, ...]:
-    """Return the delays that a candidate may have if ranks exchange in rounds, in steps, ascending.
+    """Return the delays that a candidate of outer steps may have, in steps, ascending.
 
     Args:
         forecast: forecast of an exchange in each step.
@@ -191,11 +191,11 @@ def delays(
 
 
 def screened(forecasts: Sequence[Forecast], keep_all: bool) -> tuple[Forecast, ...]:
-    """Return the first forecast, then the others by bytes, less the candidates that no controller would choose.
+    """Return the first forecast, then the others by bytes, without candidates that no controller would choose.
 
-    A compressed candidate is left out if another candidate sends no more bytes and has at least its efficiency.
-    Candidates with a delay are compared with each other only, and so are candidates without. Dense candidates stay: if
-    bytes are cheap, dense steps save the time of coding.
+    A compressed candidate is dropped if another candidate sends no more bytes and has at least the same efficiency.
+    Candidates with and without a delay are not compared with each other. Dense candidates stay: on a fast link they
+    save the time of coding.
 
     Args:
         forecasts: forecasts of all candidates.
@@ -265,7 +265,7 @@ def outer_efficiency(forecast: Forecast, every: int, delay: int = 0, world: int 
 
 
 def _better(forecast: Forecast, other: Forecast) -> bool:
-    """True if a candidate is no worse than another in bytes, efficiency and its lower bound, and better in one."""
+    """True if a candidate is no worse than another in bytes, efficiency and lower bound, and better in one of them."""
     ours, theirs = (
         (compared.wire_ratio, compared.efficiency, compared.least_efficiency) for compared in (forecast, other)
     )
@@ -275,5 +275,5 @@ def _better(forecast: Forecast, other: Forecast) -> bool:
 
 
 def most_promising(forecasts: Sequence[Forecast]) -> Forecast:
-    """Return the forecast with the highest lower bound of progress per second, or per step if no seconds are known."""
+    """Return the forecast with the highest lower bound of progress per second; per step if seconds are not known."""
     return max(forecasts, key=lambda forecast: forecast.least_efficiency / (forecast.step_s or 1.0))

@@ -24,7 +24,7 @@ from gravac.modes.outer.round_state import RoundState
 from gravac.settings import SettingsError
 
 Load = Callable[[str, torch.optim.Optimizer, Mapping[str, Any]], None]
-"""Loads a copy of a state into an optimizer; the first argument is the state's path in the checkpoint."""
+"""Function that loads a copy of a state into an optimizer; its first argument is the state's path, for errors."""
 
 
 def check_outer(dumped: Any, current: RoundState, world: int | None) -> None:
@@ -33,7 +33,7 @@ def check_outer(dumped: Any, current: RoundState, world: int | None) -> None:
     Args:
         dumped: the state, as ``RoundState.dump`` returned it.
         current: state that ``dumped`` is to replace.
-        world: number of ranks that saved; ``None``: each rank's share of a round is not restored.
+        world: number of ranks that saved the state; ``None``: each rank's share of a round will not be restored.
 
     Raises:
         SettingsError: the state does not fit; the message has the path of the field that is wrong.
@@ -43,8 +43,8 @@ def check_outer(dumped: Any, current: RoundState, world: int | None) -> None:
     current_names = [[*fragment.anchors] for fragment in current.fragments]
     if saved_names != current_names:
         raise SettingsError(
-            f"fragments: the state has {len(saved_names)} with {sum(map(len, saved_names))} parameters, and this one "
-            f"{len(current_names)} with {sum(map(len, current_names))}, or they have other names"
+            f"fragments: the state has {len(saved_names)} of {sum(map(len, saved_names))} parameters, this run has "
+            f"{len(current_names)} of {sum(map(len, current_names))}, or other names; use the same model and fragments"
         )
     for index, (saved, fragment) in enumerate(zip(state.fragments, current.fragments, strict=True)):
         path = f"outer/fragments/{index}"
@@ -61,13 +61,13 @@ def check_outer(dumped: Any, current: RoundState, world: int | None) -> None:
     for index, (saved_state, optimizer) in enumerate(zip(state.inner, current.inner, strict=True)):
         check_optimizer(f"outer/inner/{index}", saved_state, optimizer)
     if (state.every > 0) != (state.phase == "decided"):
-        raise SettingsError(f"outer/every: {state.every} steps in a round that is {state.phase!r}")
+        raise SettingsError(f"outer/every: {state.every} steps, which a round in phase {state.phase!r} cannot have")
     if state.shares is not None and world is not None:
         _check_shares(state.shares, world)
 
 
 def _check_shares(shares: SharesState, world: int) -> None:
-    """Check that the agreed step times and samples have a number for each rank that saved.
+    """Check that the agreed step times and samples have a number for each rank that saved the state.
 
     Raises:
         SettingsError: a list has another length, or no rank has samples.
@@ -78,7 +78,7 @@ def _check_shares(shares: SharesState, world: int) -> None:
     if len(shares.own) not in (0, 2):
         raise SettingsError(f"outer/shares/own: {len(shares.own)} numbers, seconds and samples expected")
     if shares.samples and not sum(shares.samples):
-        raise SettingsError("outer/shares/samples: all are 0, and ranks count by them")
+        raise SettingsError("outer/shares/samples: all are 0, at least one above 0 expected")
 
 
 @contextmanager
@@ -86,7 +86,7 @@ def loading_all_or_none(*optimizers: torch.optim.Optimizer) -> Iterator[Load]:
     """Yield a function that loads a state into an optimizer; restore all optimizers if anything raises.
 
     Raises:
-        SettingsError: an optimizer refused a state, or lacks a setting afterwards.
+        SettingsError: an optimizer refused a state, or a setting is missing after the load.
     """
     saved = [(optimizer, optimizer.state, optimizer.param_groups) for optimizer in optimizers]
     copies = [[dict(group) for group in groups] for _, _, groups in saved]

@@ -7,8 +7,8 @@
 3. The mean has arrived, and the outer optimizer makes its step on the anchors.
 4. The rank applies the anchors to its weights, and continues to train.
 
-Anchors change in step 3 only, by the mean over all ranks. They are therefore the same on all ranks, whenever each rank
-reaches step 4. ``gravac.modes.outer.not_finite`` says what steps 3 and 4 are if the mean is not finite.
+Anchors change in 3 only, by the mean over all ranks, so they are the same on all ranks, even if ranks reach 4 at
+different times. ``gravac.modes.outer.not_finite`` says what happens in 3 and 4 if the mean is not finite.
 """
 
 import functools
@@ -29,14 +29,14 @@ from gravac.exchange.executor import Mark, Verdict
 from gravac.modes.outer.anchors import AnchorStorage, State, exchange_dtype
 
 DEFAULT_STORAGE = AnchorStorage()
-"""Anchors lie beside their parameters, in the number format of pseudo-gradients."""
+"""Default storage of anchors: on their parameters' device, in the number format of pseudo-gradients."""
 
 
 class PendingFragment:
     """A fragment's pseudo-gradient in flight.
 
     Args:
-        fragment: fragment whose anchors less weights are exchanged.
+        fragment: fragment whose pseudo-gradient, anchors minus weights, is exchanged.
         weight: factor on the pseudo-gradient.
         number: number of the round.
 
@@ -49,7 +49,7 @@ class PendingFragment:
         local_finite: whether this rank sends finite numbers, in the pseudo-gradient and in buffers sent with it.
         applied: once ``arrived``, whether all means are finite, so that they are applied: the same on all ranks.
         verdicts: ``[applied, local_finite]``, bool, which the host may read later; ``None`` unless ``arrived``.
-        mended: text that says what the rank reset after it sent numbers that are not finite; empty otherwise.
+        mended: text that says which tensors the rank reset after it sent numbers that are not finite; empty otherwise.
         waited_since: moment since which training waits for the exchange; ``None`` if it does not wait.
     """
 
@@ -76,7 +76,7 @@ class PendingFragment:
         self._arrival: Future[None] = Future()
 
     def judge_local(self, engine: Engine, buffers: Sequence[Piece] = ()) -> Verdict:
-        """Judge whether this rank's numbers are finite; return ``local_finite``.
+        """Check whether this rank's numbers are finite; set and return ``local_finite``.
 
         Args:
             engine: exchanges the pseudo-gradient.
@@ -87,7 +87,7 @@ class PendingFragment:
         return self.local_finite
 
     def complete(self, failure: BaseException | None) -> None:
-        """Take note that the pieces hold their means, or that the exchange failed; called by the executor."""
+        """Record that the pieces hold their means, or that the exchange failed; called by the executor."""
         try:
             if failure is not None:
                 raise failure
@@ -100,7 +100,7 @@ class PendingFragment:
             self._buffers = ()
 
     def _judge_mean(self) -> None:
-        """Compute the norm of the mean, and judge whether all means are finite."""
+        """Compute the norm of the mean, and whether all means are finite."""
         self.mean_square = _square(self.flat)
         if self._engine is not None:
             finite = _finite(self.mean_square, self._buffers)
@@ -110,7 +110,7 @@ class PendingFragment:
                 self.verdicts = self._engine.executor.to_host(torch.stack([finite, local_finite]))
 
     def free_means(self) -> None:
-        """Free the memory of the means, which are applied; their norm stays."""
+        """Free the memory of the means, once they have been applied; their norm is kept."""
         self.flat, self.pieces = self.flat.new_empty(0), ()
 
     @property
@@ -119,7 +119,7 @@ class PendingFragment:
         return self._arrival.done()
 
     def result(self) -> None:
-        """Wait for the means.
+        """Wait until the pieces hold their means.
 
         Raises:
             ExchangeError: a rank did not answer.
@@ -140,7 +140,8 @@ class Fragment:
         anchors: weights that all ranks share, by name; the outer optimizer trains them.
         storage: number format and device of the anchors.
         pending: pseudo-gradient in flight; ``None`` if none is.
-        due: number of the rank's step from which on the anchors are applied to its weights; ``None`` if none are to be.
+        due: number of the rank's step from which on the anchors are applied to its weights; ``None`` if nothing is to
+            be applied.
         weights_sent: the rank's weights when its pseudo-gradient was sent, by name. Empty unless the rank keeps what it
             learns while the pseudo-gradient is in flight.
         local_fraction: fraction of its weights that the rank keeps when it applies the anchors, in [0, 1).
@@ -160,7 +161,7 @@ class Fragment:
 
     @property
     def like_pieces(self) -> dict[str, torch.Tensor]:
-        """Tensors like the pseudo-gradients in shape, strides, number format and device, by name; of any values."""
+        """Tensors of the pseudo-gradients' shapes, strides, number formats and devices, by name, with any content."""
         return {
             name: parameter
             if parameter.dtype == self.exchange_dtype
@@ -171,7 +172,7 @@ class Fragment:
     def send(
         self, due: int, weight: float = 1.0, number: int = 0, local_fraction: float | None = 0.0
     ) -> PendingFragment:
-        """Return the pseudo-gradient, anchors less weights, to be exchanged.
+        """Return the pseudo-gradient to exchange: anchors minus weights, multiplied by a weight.
 
         Args:
             due: number of the rank's step from which on the anchors are applied.
@@ -219,7 +220,7 @@ class Fragment:
 
     @torch.no_grad()
     def apply_anchors(self) -> None:
-        """Move the rank's weights to the anchors; keep what the rank learned meanwhile, or a fraction of its weights.
+        """Move the rank's weights to the anchors; keep what it learned meanwhile, or a fraction of its weights.
 
         If the newest mean was not applied, the rank keeps its weights.
         """
@@ -242,7 +243,7 @@ class Fragment:
 
     @torch.no_grad()
     def reset_to_anchors(self) -> None:
-        """Overwrite the rank's weights with the anchors; all that the rank learned since is lost."""
+        """Overwrite the rank's weights with the anchors; what the rank learned since the last exchange is lost."""
         for name, parameter in self.parameters.items():
             parameter.copy_(self.anchors[name])
             if name in self.weights_sent:
@@ -259,7 +260,7 @@ class Fragment:
         self.due, self.weights_sent = None, {}
 
     def state_dict(self) -> dict[str, Any]:
-        """Return anchors, the rank's own weights, and the step at which anchors are due that it has not applied.
+        """Return anchors, the rank's own weights, and the step at which it will apply the anchors, if it has not.
 
         Nothing is in flight.
         """
@@ -287,7 +288,7 @@ class Fragment:
 def in_fragments(
     parameters: Mapping[str, torch.nn.Parameter], number: int, storage: AnchorStorage = DEFAULT_STORAGE
 ) -> list[Fragment]:
-    """Cut a model's parameters, in order, into fragments of about equally many elements.
+    """Divide a model's parameters, in order, into fragments of about equally many elements.
 
     Args:
         parameters: parameters by name, at least as many as fragments.
@@ -314,27 +315,27 @@ def in_fragments(
 
 
 def _finite(square: torch.Tensor, buffers: Sequence[Piece]) -> torch.Tensor:
-    """Return whether a squared norm, and all numbers of some buffers' pieces, are finite, ``[]`` bool."""
+    """Return whether a squared norm, and all numbers of buffers' pieces, are finite, as a 0-d bool tensor."""
     finite = torch.isfinite(square)
     return finite & all_fit([piece.flat for piece in buffers]).to(finite.device) if buffers else finite
 
 
 def _keeps_anchors_at_zero(outer: torch.optim.Optimizer) -> bool:
-    """True if gradients of zeros leave the anchors as they are: under SGD without momentum and weight decay."""
+    """True if a step with zero gradients leaves the anchors as they are: with SGD without momentum and weight decay."""
     is_sgd = isinstance(outer, torch.optim.SGD)
     return is_sgd and not any(group["momentum"] or group["weight_decay"] for group in outer.param_groups)
 
 
 @contextmanager
 def undone_unless(applied: torch.Tensor, anchors: Sequence[torch.nn.Parameter], state: State) -> Iterator[None]:
-    """Undo an outer step bit for bit unless ``applied`` is true on the device; the host does not look.
+    """Return a context in which an outer step is undone bit for bit unless ``applied``, which only the device knows.
 
-    Tensors that the optimizer creates in this step stay: its gradients were zeros. A count that the optimizer has on
-    the host, as torch's Adam does for parameters on a GPU, is not undone.
+    Tensors that the optimizer creates in this step stay, since its gradients were zeros. A step count that the
+    optimizer keeps on the host, as torch's Adam does for GPU parameters, is not undone.
 
     Args:
         applied: whether the step is to be applied, 0-d bool tensor.
-        anchors: anchors that make a step, of any shapes.
+        anchors: anchors that the optimizer changes, of any shapes.
         state: the outer optimizer's state, by anchor and by name.
     """
     saved = [(anchor, anchor.data.clone(), _copies_on_device(applied, state.get(anchor, {}))) for anchor in anchors]

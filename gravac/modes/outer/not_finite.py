@@ -1,13 +1,14 @@
 # SPDX-FileCopyrightText: 2026 The gravac developers
 # SPDX-License-Identifier: Apache-2.0
-"""Refuses means that are not finite: no anchor is moved by such a mean, and ranks that caused it are mended.
+"""Refuses means that are not finite: anchors stay as they are, and the ranks that caused the mean are reset.
 
-One NaN on one rank would otherwise be in every anchor for good. The exchange of a fragment that is refused:
+Otherwise a NaN on one rank would stay in every anchor for good. How a fragment's exchange is refused:
 
-1. The fragment is sent. The norm of its pseudo-gradient tells this rank whether it sends finite numbers. If not, all
-   that is sent with the fragment (buffers with the last one) is NaN on every rank, and no rank changes a residual.
-2. The mean arrives. Its norm is the verdict: all ranks have the same mean, so they share the verdict without another
-   exchange. The mean is also not finite if a sum over the ranks overflowed.
+1. The fragment is sent. The norm of its pseudo-gradient tells this rank whether it sends finite numbers. If not,
+   everything that is sent with the fragment (also buffers, with the last fragment) becomes NaN on every rank, and no
+   rank changes a residual.
+2. The mean arrives. Its norm tells whether it is finite (the verdict). All ranks have the same mean, so all have the
+   same verdict without another exchange. The mean is also not finite if a sum over the ranks overflowed.
 3. A mean that is not finite is not applied. Anchors, the outer optimizer's state and the anchors of buffers stay bit
    for bit as they were, and no controller learns anything of the round. Each fragment has its own verdict.
 4. A rank that sent finite numbers keeps its own weights. What the rank learned is still the distance from the anchor,
@@ -17,8 +18,8 @@ One NaN on one rank would otherwise be in every anchor for good. The exchange of
 6. The host warns and counts. If no fragment was applied in three consecutive rounds, ``NotFiniteError`` is raised, on
    all ranks before the same exchange. The anchor is finite then, and a checkpoint can be saved.
 
-If the host must not look at tensors (GPU streams), the verdict is a 0-d bool tensor and masks do 3 and 4. The host
-reads the verdict, and does 5 and 6, when the next round but one begins: the executor has caught up with the device by
+If the host must not look at tensors (GPU streams), the verdict is a 0-d bool tensor, by which the device itself does 3
+and 4. The host reads the verdict, and does 5 and 6, when the next round but one begins: the device has computed it by
 then.
 """
 
@@ -34,11 +35,11 @@ from gravac.modes.outer.fragments import Fragment, PendingFragment
 ROUNDS_ON_END = 3
 """Number of consecutive rounds without an applied fragment after which training ends."""
 
-NAMED = 3
+MAX_NAMED = 3
 """Largest number of tensors that a warning names."""
 
-COUNT = "step"
-"""Key under which torch's optimizers store a count of steps, which is left as it is."""
+COUNT_KEY = "step"
+"""Key of the count of steps in the states of torch's optimizers, which is not reset."""
 
 
 class NotFiniteError(RuntimeError):
@@ -46,7 +47,7 @@ class NotFiniteError(RuntimeError):
 
 
 class Refusals:
-    """The refused exchanges, as one rank knows them.
+    """Record of the refused exchanges on one rank.
 
     Args:
         fragments: fragments of the model, in the order in which they are sent.
@@ -69,7 +70,7 @@ class Refusals:
     # this rank's tensors
 
     def mend(self, pending: PendingFragment, current: int) -> None:
-        """Make this rank's weights, buffers and inner optimizer finite after the rank sent numbers that are not.
+        """Make this rank's weights, buffers and inner optimizer finite again, after it sent numbers that were not.
 
         The host looks at all of these tensors, and waits for them.
 
@@ -90,7 +91,7 @@ class Refusals:
         """
         weights = [weight for fragment in self._fragments for weight in fragment.parameters.values()]
         states = [state for optimizer in self._inner for state in optimizer.state.values()]
-        moments = [tensor for state in states for key, tensor in _tensors(state) if key != COUNT]
+        moments = [tensor for state in states for key, tensor in _tensors(state) if key != COUNT_KEY]
         if any(map(_spoilt, (*weights, *moments))) or self._buffers.spoilt:
             self._warnings.append(f"gravac: round {current}, before it was saved, this rank is {self._mend(current)}")
 
@@ -99,7 +100,7 @@ class Refusals:
 
         Args:
             current: number of the present round.
-            far: whether weights are taken to be too far from the anchor if all tensors are finite.
+            far: whether, if all tensors are finite, the text says that weights were too far from the anchor.
         """
         self._mended_in = current
         weights = [
@@ -121,11 +122,11 @@ class Refusals:
             fragment.reset_to_anchors()
 
     def _zero_inner(self) -> list[str]:
-        """Zero the inner optimizers' tensors that are not finite; return their names."""
+        """Overwrite what is not finite in the inner optimizers' tensors with zeros; return the tensors' names."""
         names = {id(weight): name for fragment in self._fragments for name, weight in fragment.parameters.items()}
         zeroed: list[str] = []
         for parameter, state in [pair for optimizer in self._inner for pair in optimizer.state.items()]:
-            spoilt_keys = [key for key, tensor in _tensors(state) if key != COUNT and _spoilt(tensor)]
+            spoilt_keys = [key for key, tensor in _tensors(state) if key != COUNT_KEY and _spoilt(tensor)]
             for key, tensor in _tensors(state):
                 if key in spoilt_keys and _spoilt(tensor):
                     tensor.detach().zero_()
@@ -135,7 +136,7 @@ class Refusals:
     # verdicts, the same on all ranks
 
     def record(self, pending: PendingFragment, position: int, applied: bool, rank: int, world: int) -> None:
-        """Record a verdict.
+        """Record whether a fragment's mean was applied, and prepare a warning if not.
 
         Args:
             pending: fragment that arrived.
@@ -162,7 +163,7 @@ class Refusals:
         self._warnings.append(f"gravac: {location}: the mean over the ranks is not finite and is not applied; {cause}")
 
     def warn(self) -> None:
-        """Issue the warnings since the last call; called at points of training that an exception may interrupt."""
+        """Issue all prepared warnings; called at points of training at which an exception does no harm."""
         texts, self._warnings = self._warnings, []
         for text in texts:
             warnings.warn(text, RuntimeWarning, stacklevel=5)
@@ -170,15 +171,15 @@ class Refusals:
     def check(self, current: int, newest: int, verdict_delay: int = 0) -> None:
         """Warn, and end training if too many consecutive rounds were refused.
 
-        Called on all ranks before the same exchange. A caller that catches the error can continue to train: this rank's
-        tensors are finite again, and rounds that have been sent already do not count again.
+        Called on all ranks before the same exchange. Training can continue if the caller catches the error: this rank's
+        tensors are finite again, and rounds that have been sent do not count again.
 
         Args:
             current: number of the present round.
             newest: number of the newest round whose verdicts all ranks know.
-            verdict_delay: number of rounds after which the host learns of a refusal. Only then does the rank that
-                caused the refusal start again from the anchor, just before it sends a round. If that round is applied,
-                this does not show that training works: the rank contributed nothing.
+            verdict_delay: number of rounds after which the host learns of a refusal. Only then the rank that caused the
+                refusal restarts from the anchor, just before it sends a round. That round does not count as a success,
+                since the rank contributed nothing to it.
 
         Raises:
             NotFiniteError: no fragment was applied in ``ROUNDS_ON_END`` consecutive rounds.
@@ -200,13 +201,13 @@ class Refusals:
         self._mend(current)
         raise NotFiniteError(
             f"gravac: rounds {', '.join(map(str, numbers))}: the mean over the ranks was not finite in any of them, so "
-            f"training does not get on. The anchor is finite, and without them: synced(), "
+            "training makes no progress. The anchor is finite, since it excludes these rounds: synced(), "
             "state_dict() and gravac.checkpoint.save still work. Lower the learning rate, clip gradients, or scale the "
             "loss (torch.amp.GradScaler, for float16); the warnings before this name rounds, ranks and tensors"
         )
 
     def state_dict(self) -> dict[str, Any]:
-        """Return counts, and the numbers of refused rounds, as plain values."""
+        """Return the state: counts, and the numbers of refused rounds, as plain values."""
         verdicts = [[number, [*of_round]] for number, of_round in self._verdicts.items()]
         counts = {"skipped": self.skipped, "counted_from": self._counted_from}
         return {**counts, "on_end": [*self._consecutive], "refused": [*self._refused], "verdicts": verdicts}
@@ -220,7 +221,7 @@ class Refusals:
 
 
 def _tensors(state: Any, key: str = "") -> list[tuple[str, torch.Tensor]]:
-    """Return the tensors in an optimizer's state of a parameter, with their keys, also those within containers."""
+    """Return the tensors in an optimizer's state of a parameter, with their keys, including those in containers."""
     if torch.is_tensor(state):
         return [(key, state)]
     if isinstance(state, Mapping):
@@ -231,10 +232,10 @@ def _tensors(state: Any, key: str = "") -> list[tuple[str, torch.Tensor]]:
 
 
 def _spoilt(tensor: torch.Tensor) -> bool:
-    """True if some number of a tensor is not finite; the host waits."""
+    """True if a tensor has a number that is not finite; the host waits."""
     return not bool(torch.isfinite(tensor.detach()).all())
 
 
 def _listed(names: Sequence[str]) -> str:
-    more = len(names) - NAMED
-    return ", ".join(names[:NAMED]) + (f" and {more} more" if more > 0 else "")
+    more = len(names) - MAX_NAMED
+    return ", ".join(names[:MAX_NAMED]) + (f" and {more} more" if more > 0 else "")

@@ -1,8 +1,8 @@
 # SPDX-FileCopyrightText: 2026 The gravac developers
 # SPDX-License-Identifier: Apache-2.0
-"""Outer steps of one rank, from the step at which ranks begin to train apart until they are equal again.
+"""Outer steps of one rank, from the step at which ranks begin to train on their own until they are equal again.
 
-The module has the rank's own weights while it trains. While it is evaluated or saved, it has the anchors, which all
+While the module trains, it has the rank's own weights. While it is evaluated or saved, it has the anchors, which all
 ranks share (``hold_anchors``).
 """
 
@@ -34,8 +34,8 @@ Tensors = Mapping[str, torch.Tensor]
 class OuterSteps:
     """A rank's steps, and the exchanges of pseudo-gradients between them.
 
-    A rank's pseudo-gradient is the anchor, the weights that all ranks shared last, less the rank's weights. The mean
-    over the ranks is the outer optimizer's gradient of the anchor (DiLoCo, arXiv:2311.08105, algorithm 1).
+    A rank's pseudo-gradient is the anchor (the weights that all ranks shared last) minus the rank's weights. The outer
+    optimizer uses its mean over the ranks as the anchor's gradient (DiLoCo, arXiv:2311.08105, algorithm 1).
 
     Args:
         engine: exchanges pseudo-gradients.
@@ -51,10 +51,10 @@ class OuterSteps:
         holds_anchors: whether the module has the anchors instead of the rank's own weights.
 
     Raises:
-        SettingsError: anchors cannot be in the requested number format.
-        ValueError: ``module`` has no parameter to train, fewer than fragments, or no buffer of a given name. Or the
-            memory layout of a tensor does not allow an exchange. Or an optimizer trains a tensor that is no parameter
-            of ``module``.
+        SettingsError: anchors cannot be stored in the requested number format.
+        ValueError: ``module`` has no parameter to train, fewer parameters than fragments, or no buffer of a given name.
+            Or the memory layout of a tensor does not allow an exchange. Or an optimizer trains a tensor that is no
+            parameter of ``module``.
     """
 
     def __init__(
@@ -92,18 +92,18 @@ class OuterSteps:
 
     @property
     def like_pieces(self) -> dict[str, torch.Tensor]:
-        """Tensors like those that ranks exchange in shape and number format, by name; of any values."""
+        """Tensors of the shapes and number formats that ranks exchange, by name, with any content."""
         pieces = {name: like for fragment in self.state.fragments for name, like in fragment.like_pieces.items()}
         return pieces | self.state.buffers.like_pieces
 
     def follow(self, candidate: Candidate) -> None:
-        """Set the length and delay of the first round by the candidate for which the mode was changed."""
+        """Set the number of steps and the delay of the first round to those of a candidate."""
         self.state.decide(candidate.every, candidate.delay)
 
     # a step
 
     def step(self) -> None:
-        """Count a step that this rank made; exchange the fragments that are due. Called on every rank.
+        """Count a step that this rank made; exchange the fragments whose turn it is. Called on every rank.
 
         Raises:
             ExchangeError: a rank did not answer.
@@ -116,12 +116,12 @@ class OuterSteps:
         self.apply()
 
     def send(self) -> None:
-        """Do the first half of ``step``: send what is due. Ranks in memory all do so before the second half."""
+        """Do the first half of ``step``: send fragments. Simulated ranks all do so before any does the second half."""
         self.restore_local()
         self._rounds.send_due(self.learning_rate)
 
     def apply(self) -> None:
-        """Do the second half of ``step``: apply the means that have arrived and are due."""
+        """Do the second half of ``step``: apply the means that have arrived, if their delay is over."""
         self._rounds.apply_due()
 
     @property
@@ -134,7 +134,7 @@ class OuterSteps:
 
     @property
     def closing(self) -> bool:
-        """True if the controller decided for another mode, so that ranks are to be made equal before the next step."""
+        """True if the controller chose another mode, so that ranks must become equal before the next step."""
         return self.state.phase == "closing"
 
     def synchronize(self) -> None:
@@ -144,7 +144,7 @@ class OuterSteps:
         self._rounds.finish()
 
     def close_rounds(self) -> None:
-        """Finish all exchanges in flight, end the round dense, and leave the anchors in the module.
+        """Finish all exchanges in flight, end the round by a dense exchange, and leave the anchors in the module.
 
         Called on every rank. Afterwards weights and averaged buffers are the same on all ranks, bit for bit.
         """
@@ -173,14 +173,14 @@ class OuterSteps:
         return [*(parameter.detach() for parameter in self._parameters.values()), *self.state.buffers.live]
 
     def shared_of(self, module: torch.nn.Module) -> dict[str, torch.Tensor]:
-        """Return the tensors that all ranks share, by the names in a module's state dict, in its shapes and dtypes."""
+        """Return the tensors that all ranks share, with the names, shapes and dtypes of a module's state dict."""
         anchors = {id(self._parameters[name]): anchor.detach() for name, anchor in self._anchors.items()}
         named = dict(module.named_parameters(remove_duplicate=False)).items()
         shared = {name: anchors[id(parameter)].to(parameter) for name, parameter in named if id(parameter) in anchors}
         return {**shared, **self.state.buffers.anchors}
 
     def prepare_to_evaluate(self) -> None:
-        """Wait until nothing is in flight, and put the anchors into the module until ``restore_local``.
+        """Wait until no exchange is in flight, and put the anchors into the module until ``restore_local``.
 
         No collective is started: a rank may do this alone.
         """
@@ -214,7 +214,7 @@ class OuterSteps:
         self._rounds.resume()
 
     def start_from_module(self) -> None:
-        """Begin a new round from the weights that were loaded into the module, the same on every rank.
+        """Begin a new round from weights that the user loaded into the module, the same on every rank.
 
         If the loaded weights are the anchors, nothing changes: a checkpoint of gravac restores the local weights.
         """
@@ -235,10 +235,11 @@ class OuterSteps:
 
     @contextmanager
     def synced(self, wait: bool = True) -> Iterator[None]:
-        """Put the anchors into the module, to evaluate or save: bit for bit the same on every rank.
+        """Return a context in which the module has the anchors, bit for bit the same on every rank.
 
-        The anchors do not contain what the rank learned since the last exchange; its own weights are restored
-        afterwards. No collective is started: one rank may do this alone. The time that this takes counts for no step.
+        For evaluation, or to save the module. The anchors do not contain what the rank learned since the last exchange;
+        on exit its own weights are restored. No collective is started: one rank may do this alone. Steps' times exclude
+        the context.
 
         Args:
             wait: whether to wait for exchanges in flight, so that the anchors contain their means.
@@ -256,13 +257,13 @@ class OuterSteps:
 
     @torch.inference_mode(False)
     def settle(self) -> None:
-        """Wait until nothing is in flight; anchors are applied to the weights when they are due."""
+        """Wait until no exchange is in flight; anchors are applied to the weights only when their delay is over."""
         self._rounds.settle()
 
     def settle_to_save(self) -> None:
-        """Wait as ``settle`` does: a rank that evaluated waited already, and all ranks are to save the same anchors.
+        """Wait as ``settle`` does, so that all ranks save the same anchors, even if only some have evaluated.
 
-        A failed exchange leaves the anchors as they were, without its mean; the next step raises the failure.
+        If an exchange failed, the anchors stay without its mean, and the next step raises the failure.
         """
         self._rounds.pause()
         with suppress(Exception):
@@ -272,7 +273,7 @@ class OuterSteps:
     # checkpoints
 
     def prepare_to_save(self) -> None:
-        """Wait until nothing is in flight, and end a round of which only some fragments have been sent.
+        """Wait until no exchange is in flight, and end a round of which only some fragments have been sent.
 
         Called on every rank.
         """
@@ -285,7 +286,7 @@ class OuterSteps:
             self.hold_anchors()
 
     def with_local_weights(self, dumped: dict[str, Any]) -> dict[str, Any]:
-        """Return a dumped state with this rank's own weights and buffers, also if the module has the anchors."""
+        """Return a dumped state with this rank's own weights and buffers, even while the module has the anchors."""
         if not self.holds_anchors:
             return dumped
         fragments = [
@@ -305,14 +306,14 @@ class OuterSteps:
 
     @contextmanager
     def restoring(self, dumped: Mapping[str, Any], merged: bool) -> Iterator[None]:
-        """Restore a dumped state that fits, on exit, when all else is restored; the module then has the anchors.
+        """Return a context that restores a dumped state on exit, after all else; the module then has the anchors.
 
         Args:
             dumped: the state, as ``RoundState.dump`` returned it.
             merged: whether the state was merged from another number of ranks.
 
         Raises:
-            SettingsError: an optimizer refuses its state. Then, and if anything raises within, nothing is changed.
+            SettingsError: an optimizer refuses its state; nothing was changed, nor if the context's body raises.
         """
         with loading_all_or_none(self.outer, *self.state.inner) as load:
             load("outer/optimizer", self.outer, dumped["optimizer"])  # converts its state to the anchors' format
@@ -324,11 +325,11 @@ class OuterSteps:
 
     @property
     def begun(self) -> bool:
-        """True if a step was made since this object was created."""
+        """True if a step has been made since this object was created."""
         return self._rounds.begun
 
 
 def memory_bytes(module: torch.nn.Module, settings: OuterSettings) -> int:
-    """Return the bytes that a rank needs for anchors, besides its own weights, while ranks train apart."""
+    """Return the bytes that a rank needs for anchors in outer steps, besides its own weights."""
     width = 2 if settings.anchor_dtype == "bfloat16" else 4
     return sum(width * parameter.numel() for parameter in module.parameters() if parameter.requires_grad)

@@ -1,6 +1,6 @@
 # SPDX-FileCopyrightText: 2026 The gravac developers
 # SPDX-License-Identifier: Apache-2.0
-"""The state of outer steps on one rank: the present round, fragments and buffers. Part of ``RunState``."""
+"""The state of outer steps on one rank, a part of ``RunState``: the present round, fragments and buffers."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -18,9 +18,9 @@ Phase = Literal["timing", "undecided", "decided", "training", "closing"]
 
 - ``"timing"``: the rank times its first steps, before the first decision.
 - ``"undecided"``: the number of steps of the round is not decided yet.
-- ``"decided"``: the number of steps of the round, of a rank on average, is decided.
+- ``"decided"``: the number of steps of the round, on average over the ranks, is decided.
 - ``"training"``: the number of steps that this rank makes in the round is known, too.
-- ``"closing"``: the controller decided for another mode, so ranks are to be made equal before the next step.
+- ``"closing"``: the controller chose another mode, so ranks must become equal before the next step.
 """
 
 
@@ -39,10 +39,10 @@ class RoundState:
         ended: number of rounds whose last fragment has been sent.
         steps: number of steps that this rank made.
         in_round: number of steps that this rank made in the present round.
-        every: number of steps of the present round, of a rank on average; 0 until that is decided.
+        every: number of steps of the present round, on average over the ranks; 0 until it is decided.
         own_steps: number of steps that this rank makes in the present round; 0 before the phase ``"training"``.
-        delay: number of steps that the round's exchange is in flight, of a rank on average.
-        late: number of fragments whose means had not arrived when they were due; each was applied later.
+        delay: number of steps that the round's exchange is in flight, on average over the ranks.
+        late: number of fragments whose means arrived later than decided, and were applied later.
     """
 
     fragments: Sequence[Fragment]
@@ -62,14 +62,14 @@ class RoundState:
 
     @property
     def under_way(self) -> bool:
-        """True if a fragment is in flight, or its mean is not applied yet."""
+        """True if a fragment is in flight, or has a mean that is not applied yet."""
         return any(fragment.due is not None for fragment in self.fragments)
 
     def decide(self, every: int, delay: int | None = None) -> None:
         """Set the decided number of steps of the present round.
 
         Args:
-            every: number of steps of the round, of a rank on average.
+            every: number of steps of the round, on average over the ranks.
             delay: number of steps that the round's exchange is in flight; ``None``: as before.
         """
         self.phase, self.every = "decided", every
@@ -80,7 +80,7 @@ class RoundState:
         self.phase, self.own_steps = "training", own_steps
 
     def close(self) -> None:
-        """Enter the phase ``"closing"``: the controller decided for another mode."""
+        """Enter the phase ``"closing"``: the controller chose another mode."""
         self.phase = "closing"
 
     def end_round(self) -> None:
@@ -89,7 +89,7 @@ class RoundState:
         self.phase, self.in_round, self.every, self.own_steps = "undecided", 0, 0, 0
 
     def dump(self) -> dict[str, Any]:
-        """Return tensors, which are no copies, and plain values; nothing is in flight."""
+        """Return the state as plain values and tensors, not copies; called while no exchange is in flight."""
         phase = "decided" if self.every else "undecided" if self.ended else "timing"
         return {
             "phase": phase,  # the number of steps that this rank makes in a round is computed anew, from its shares
@@ -111,7 +111,8 @@ class RoundState:
 
         Args:
             dumped: the state, as ``dump`` returned it.
-            merged: whether the state was merged from another number of ranks: then all begin a round at the anchor.
+            merged: whether the state was merged from another number of ranks; all ranks then begin a round at the
+                anchors.
         """
         holders: tuple[Fragment | Buffers, ...] = (*self.fragments, self.buffers)
         for holder, saved in zip(holders, (*dumped["fragments"], dumped["buffers"]), strict=True):

@@ -1,11 +1,11 @@
 # SPDX-FileCopyrightText: 2026 The gravac developers
 # SPDX-License-Identifier: Apache-2.0
-"""Runs rounds: a rank's steps from one exchange to the next, in which each fragment is sent once.
+"""Runs rounds: a round is the steps from one exchange to the next, and sends each fragment once.
 
 A round is one step of the controller. Its number of steps is therefore decided like the compressor: by the measurements
-of earlier rounds, alike on all ranks. A model that is a single fragment may be applied at a step on which all ranks
-agree. The last round's measurements have arrived by then, and decide the length of the next round. If fragments are
-sent in turns, or applied whenever they arrive, a round has the length that was decided when the last round was sent.
+of earlier rounds, the same on all ranks. If the whole model is one fragment, applied at a fixed step, the last round's
+measurements have arrived by then, and decide the number of steps of the next round. If there are several fragments, or
+they are applied whenever they arrive, the number is decided one round earlier.
 """
 
 import functools
@@ -26,27 +26,28 @@ from gravac.modes.outer.candidates import Delay
 from gravac.modes.outer.fragments import Fragment, PendingFragment
 from gravac.modes.outer.round_state import RoundState
 
-WARM = 5
-"""Largest number of steps that are timed before the first decision; the first of them does not count."""
+MAX_TIMED_STEPS = 5
+"""Largest number of steps that are timed before the first decision; the first step's time is ignored."""
 
 
 VERDICT_DELAY = 2
-"""Number of rounds after which the host reads a verdict if it must not look at tensors, as ``Executor.to_host`` asks
-for."""
+"""Number of rounds after which the host reads whether a mean was finite, if it must not wait for the device (see
+``Executor.to_host``)."""
 
 
 class Rounds:
-    """Counts a rank's steps, and exchanges each fragment at its step of the round.
+    """Counts a rank's steps, and sends each fragment after its step of the round.
 
     Args:
         engine: averages pseudo-gradients.
         state: state of the outer steps.
         every: lowest and highest number of steps of a round.
-        delay: number of steps that a fragment is in flight, or more if its exchange takes longer; 0: training waits for
-            the exchange; ``"auto"``: the decided number of steps, after which training waits.
+        delay: number of steps that a fragment is in flight, more if its exchange takes longer; 0: training waits for
+            the exchange; ``"auto"``: the controller decides the number, and training waits after these steps.
         mixing: fraction of its own weights that a rank keeps when it applies anchors that were in flight during steps;
             ``None``: the rank keeps what it learned during these steps.
-        check_fits: called before a fragment is sent; raises if what ranks train does not fit what they exchange.
+        check_fits: function called before a fragment is sent; raises if the trained parameters are not those that ranks
+            exchange.
 
     Attributes:
         begun: whether a step was made since this object was created.
@@ -78,7 +79,7 @@ class Rounds:
         self._paused_since: float | None = None
 
     def send_due(self, learning_rate: float) -> None:
-        """Count a step, and exchange the fragments that are to be sent after this step.
+        """Count a step, and send the fragments that are to be sent after this step.
 
         Args:
             learning_rate: learning rate of the inner optimizer; nan if not known.
@@ -86,7 +87,7 @@ class Rounds:
         Raises:
             ExchangeError: a rank did not answer.
             NotFiniteError: the means of some consecutive rounds were not finite.
-            ValueError: what ranks train does not fit what they exchange.
+            ValueError: the trained parameters are not those that ranks exchange.
         """
         state = self._state
         self.begun = True
@@ -106,7 +107,7 @@ class Rounds:
             self._send(state.own_steps + late, state.every + late, learning_rate)
 
     def apply_due(self) -> None:
-        """Apply fragments that are due and have arrived; a late fragment has time until it is to be sent again."""
+        """Apply fragments that have arrived and whose delay is over; late fragments are applied later."""
         self._finish_due()
         self._state.shares.begin_step()
         self._state.refusals.warn()
@@ -114,12 +115,12 @@ class Rounds:
             self._check(self._state.ended - 1)
 
     def send_rest(self, learning_rate: float, end_round: bool = False, dense: bool = False) -> None:
-        """End the round: exchange all fragments that have not been sent.
+        """End the round: send all fragments that have not been sent.
 
         Args:
             learning_rate: learning rate of the inner optimizer.
-            end_round: whether to end the round also if no fragment has been sent in it.
-            dense: whether to exchange dense, if no fragment has been sent in the round, so that no residual remains.
+            end_round: whether to end the round even if it has sent no fragment.
+            dense: whether to send dense, so that no residual remains; used only if the round has sent no fragment.
 
         Raises:
             RuntimeError: ranks make different numbers of steps, and this rank is within a round.
@@ -127,14 +128,14 @@ class Rounds:
         state = self._state
         if state.shares.by_speed and state.in_round:
             raise RuntimeError(
-                f"by_speed: this rank is {state.in_round} steps into round {state.ended}, others elsewhere; save and "
-                "synchronize on all ranks when the same round has ended, as told by compressor.outer.ended"
+                f"by_speed: this rank is {state.in_round} steps into round {state.ended}, other ranks may not be; save "
+                "or synchronize when all ranks have ended the same round (compressor.outer.ended counts rounds)"
             )
         if self._sent or (end_round and state.in_round):
             self._send(state.in_round, state.in_round, learning_rate, dense)
 
     def pause(self) -> None:
-        """Leave the time from here to ``resume`` out of the steps' times: the rank does not train."""
+        """Exclude the time until ``resume`` from the steps' times, since the rank does not train."""
         if self._paused_since is None:
             self._paused_since = time.perf_counter()
 
@@ -146,20 +147,20 @@ class Rounds:
         self._state.shares.begin_step()
 
     def finish(self) -> None:
-        """Wait until nothing is in flight, and apply all anchors."""
+        """Wait until no exchange is in flight, and apply all anchors."""
         for fragment in self._state.fragments:
             self._finish(fragment)
         self._state.refusals.warn()
 
     def settle(self) -> None:
-        """Wait until nothing is in flight; anchors are applied when they are due."""
+        """Wait until no exchange is in flight; anchors are applied when their delay is over."""
         for fragment in self._state.fragments:
             self._apply_mean(fragment, training_waits=False)
 
     def prepare_to_save(self) -> None:
-        """Read all verdicts, make this rank's tensors finite, and wait for the decision about the round.
+        """Complete the state for a checkpoint: read all verdicts, make tensors finite, wait for the round's decision.
 
-        Called on every rank; nothing is in flight.
+        Called on every rank, while no exchange is in flight.
         """
         state = self._state
         self._engine.drain()
@@ -170,7 +171,7 @@ class Rounds:
             self._wait_for_decision()
 
     def _finish_due(self) -> None:
-        """Finish the exchange of fragments that are due; if training does not wait, of those that have arrived."""
+        """Finish exchanges whose delay is over; if training must not wait, only those that have arrived."""
         state = self._state
         for fragment in state.fragments:
             if fragment.due is None or fragment.due > state.steps:
@@ -181,7 +182,7 @@ class Rounds:
             self._finish(fragment)
 
     def _decide(self) -> None:
-        """Set the number of steps of the present round, if it can be decided already."""
+        """Set the number of steps of the present round, if the decision about it is known."""
         state = self._state
         if self._is_fixed:
             state.decide(self._every[0])
@@ -192,7 +193,7 @@ class Rounds:
 
     def _time_step(self) -> None:
         """Time a step; after the last timed step, ask for the first decision, with the median of their times."""
-        warm = max(2, min(WARM, self._every[1] - 1))
+        warm = max(2, min(MAX_TIMED_STEPS, self._every[1] - 1))
         self._step_ends.append(self._synchronized_time())
         if len(self._step_ends) == warm:
             pairs = zip(self._step_ends, self._step_ends[1:], strict=False)
@@ -214,11 +215,11 @@ class Rounds:
             self._state.decide(candidate.every, candidate.delay)
 
     def _send(self, steps: int, every: int, learning_rate: float, dense: bool = False) -> None:
-        """Exchange the fragments that are to be sent after this step.
+        """Send the fragments that are to be sent after this step.
 
         Args:
             steps: number of steps of the round on this rank.
-            every: number of steps of the round, of a rank on average.
+            every: number of steps of the round, on average over the ranks.
             learning_rate: learning rate of the inner optimizer.
             dense: whether to exchange dense.
         """
@@ -276,7 +277,7 @@ class Rounds:
         self._idle = self._paused = 0.0
 
     def _finish(self, fragment: Fragment) -> None:
-        """Wait for a fragment in flight, if it is; apply its mean and its anchors, and with the last the buffers'."""
+        """Finish a fragment's exchange, if one is in flight, and apply its anchors, or also the buffers."""
         self._apply_mean(fragment)
         if fragment.due is not None:
             fragment.apply_anchors()
@@ -288,7 +289,7 @@ class Rounds:
 
         Args:
             fragment: the fragment.
-            training_waits: whether the time that this takes counts as time that training waited.
+            training_waits: whether the time of the wait counts as time that training waited.
         """
         if fragment.pending is None:
             return
@@ -348,7 +349,7 @@ def sending_steps(length: int, number: int) -> list[int]:
 
 
 def spread(sent: Sequence[PendingFragment]) -> torch.Tensor:
-    """Return the norm of this rank's pseudo-gradient over that of the mean, shape ``()``: the inverse of drift.
+    """Return the norm of this rank's pseudo-gradient / the norm of the mean, shape ``()``: the inverse of drift.
 
     Args:
         sent: all fragments of a round, which have arrived.

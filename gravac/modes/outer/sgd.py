@@ -8,13 +8,13 @@ import torch
 
 
 class OuterSGD(torch.optim.SGD):
-    """SGD of the anchors.
+    """The default outer optimizer: SGD on the anchors, with Nesterov momentum.
 
     Args:
         params: anchors.
-        rate: learning rate. 1 moves each anchor to the mean of the ranks' weights; a lower rate averages the anchor
-            over rounds, as Lookahead does (arXiv:1907.08610).
-        momentum: Nesterov momentum; 0 for none.
+        rate: learning rate; default: 1, which moves each anchor to the mean of the ranks' weights. A lower rate
+            averages the anchor over rounds, as Lookahead does (arXiv:1907.08610).
+        momentum: Nesterov momentum; default: 0, no momentum.
     """
 
     def __init__(self, params: Iterable[torch.nn.Parameter], rate: float = 1.0, momentum: float = 0.0) -> None:

@@ -1,13 +1,13 @@
 # SPDX-FileCopyrightText: 2026 The gravac developers
 # SPDX-License-Identifier: Apache-2.0
-"""Number of steps of each rank in a round, by its speed, and weight of its pseudo-gradient, by its samples.
+"""Each rank's number of steps in a round, by its speed, and weight of its pseudo-gradient, by its samples.
 
-Both are functions of numbers that the ranks agree on, the same on all ranks, two rounds later:
+Both follow from sums over the ranks, and take effect two rounds after the measurement:
 
 1. Round t: each rank times its steps.
 2. End of round t: each rank sends its step time, and its number of samples of a step, to all ranks.
 3. Round t + 1: when its first fragment is sent, the ranks begin to wait for the sums.
-4. Round t + 2: its steps and weights are those by the sums.
+4. Round t + 2: numbers of steps, and weights, follow from the sums.
 """
 
 import math
@@ -19,15 +19,15 @@ from typing import Any
 from gravac.engine.engine import Engine
 from gravac.engine.handle import RankSums
 
-EQUAL = 0.1
-"""Ranks count as equally fast if all speeds are within this fraction of their mean."""
+EQUAL_SPEED = 0.1
+"""Ranks count as equally fast if all speeds differ from their mean by at most this fraction."""
 
 NEWEST_WEIGHT = 0.5
-"""Weight of a round's step times beside those of earlier rounds."""
+"""Weight of the newest round's step times in their average over rounds."""
 
 
 class Shares:
-    """Each rank's share of a round: number of steps and weight. Times this rank's steps.
+    """Computes each rank's number of steps and weight in a round, and times this rank's steps.
 
     Args:
         engine: sums numbers over the ranks.
@@ -62,7 +62,7 @@ class Shares:
             self._since = self.clock()
 
     def end_step(self) -> None:
-        """Take the time of a step that the rank made."""
+        """End to time a step: the rank has made it."""
         if self._since is not None:
             self._times.append(self.clock() - self._since)
             self._since = None
@@ -82,7 +82,7 @@ class Shares:
         return self.steps[self._engine.state.rank]
 
     def receive(self) -> None:
-        """Begin, on every rank, to wait for the sums of the last round: the round's first fragment is sent."""
+        """Begin to wait for the sums of the last round, on every rank; called when a round's first fragment is sent."""
         if self._local and self._sent is None:  # the run was restored
             self._send()
         if self._sent is not None:
@@ -90,14 +90,14 @@ class Shares:
         self._pending, self._sent = self._sent, None
 
     def end_round(self) -> None:
-        """Send this rank's seconds and samples of a step: the round's last fragment has been sent."""
+        """Send this rank's seconds and samples of a step; called when a round's last fragment has been sent."""
         if not self._equal:
             self._local = [statistics.median(self._times or [0.0]), self._count]
             self._send()
         self._times = []
 
     def state_dict(self) -> dict[str, Any] | None:
-        """Return the state between two rounds, when nothing is in flight; ``None`` if all ranks are equal."""
+        """Return the state, between two rounds; ``None`` if all ranks make equally many steps of equal weight."""
         if self._equal:
             return None
         self._update()
@@ -134,7 +134,7 @@ def steps_of(length: int, seconds: Sequence[float]) -> tuple[int, ...]:
     """Return the number of steps of each rank in a round, in proportion to its speed.
 
     Args:
-        length: mean number of steps of a rank, except for rounding.
+        length: number of steps, on average over the ranks, except for rounding.
         seconds: seconds that a step takes, by rank.
 
     Example:
@@ -143,13 +143,13 @@ def steps_of(length: int, seconds: Sequence[float]) -> tuple[int, ...]:
     """
     speeds = [1 / of_rank for of_rank in seconds]
     mean = statistics.fmean(speeds)
-    if all(abs(speed - mean) <= EQUAL * mean for speed in speeds):
+    if all(abs(speed - mean) <= EQUAL_SPEED * mean for speed in speeds):
         return (length,) * len(speeds)
     return tuple(max(1, round(length * speed / mean)) for speed in speeds)
 
 
 def weights_of(steps: Sequence[int], samples: Sequence[float]) -> tuple[float, ...]:
-    """Return the factor on each rank's pseudo-gradient, by the samples of its round; factors sum to the rank count.
+    """Return the factor on each rank's pseudo-gradient, by the samples of its round; the mean factor is 1.
 
     Example:
         >>> weights_of([10, 10], [32, 32]), weights_of([15, 5], [32, 32])

@@ -1,6 +1,6 @@
 # SPDX-FileCopyrightText: 2026 The gravac developers
 # SPDX-License-Identifier: Apache-2.0
-"""Start of outer steps: parameters to train, and settings that must be the same on all ranks."""
+"""Checks at the start of outer steps: parameters to train, and settings that must be the same on all ranks."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple
@@ -17,11 +17,11 @@ from gravac.texts import text_of
 
 
 def trained(module: torch.nn.Module, fragments: int) -> dict[str, torch.nn.Parameter]:
-    """Return the parameters to train, by name; without those that DDP ignores.
+    """Return the parameters to train, by name, without those that DDP ignores.
 
     Raises:
         TypeError: a parameter is complex.
-        ValueError: there are no parameters to train, or fewer than fragments.
+        ValueError: there are no parameters to train, or fewer parameters than fragments.
     """
     parameters = {
         canonical(name): parameter for name, parameter in averaged_parameters(module).items() if parameter.requires_grad
@@ -29,7 +29,7 @@ def trained(module: torch.nn.Module, fragments: int) -> dict[str, torch.nn.Param
     refuse_complex(parameters)
     if len(parameters) < fragments:
         raise ValueError(
-            f"module: it has {len(parameters)} parameters to train, which do not make {fragments} fragments"
+            f"module: it has {len(parameters)} parameters to train, too few for {fragments} fragments; use fewer"
         )
     return parameters
 
@@ -55,7 +55,7 @@ class ParameterCheck:
         self._exchanged = {id(parameter): (parameter, _layout(parameter)) for parameter in parameters.values()}
 
     def check(self) -> None:
-        """Refuse parameters that have changed so that they do not fit the exchange.
+        """Refuse parameters that were added or changed since ranks began to exchange.
 
         Raises:
             ValueError: a parameter to train is not exchanged, or an exchanged parameter was moved to another device,
@@ -66,23 +66,22 @@ class ParameterCheck:
                 layout, expected = _layout(parameter), self._exchanged[id(parameter)][1]
                 if layout != expected:
                     raise ValueError(
-                        f"module: parameter {canonical(name)} is {_description(layout)}, and was "
-                        f"{_description(expected)} when this compressor was attached; move the module before"
+                        f"module: parameter {canonical(name)} is {_description(layout)}, but was "
+                        f"{_description(expected)} when this compressor was attached; move the module before attach"
                     )
             elif parameter.requires_grad and id(parameter) not in self._ignored:
                 raise ValueError(
                     f"module: parameter {canonical(name)} requires a gradient, and did not, or was another tensor, "
-                    "when this compressor was attached, so that ranks would train it apart; close() this one and make "
-                    "a new one, or have all that will ever be trained require gradients at the start: a parameter may "
-                    "be frozen later"
+                    "when this compressor was attached, so that ranks would not exchange it; make a new compressor, "
+                    "or let all parameters to train require gradients before attach, and freeze some later"
                 )
         for group in [group for optimizer in self._inner for group in optimizer.param_groups]:
             for parameter in group["params"]:
                 if parameter.requires_grad and id(parameter) not in (*self._exchanged, *self._ignored):
                     raise ValueError(
                         f"optimizer: it trains a tensor of shape {tuple(parameter.shape)} that is no parameter of the "
-                        "module, so that ranks would train it apart; give a module that has all that the optimizer "
-                        "trains, such as torch.nn.ModuleList([...])"
+                        "module, so that ranks would not exchange it; give a module with all "
+                        "parameters that the optimizer trains, such as torch.nn.ModuleList([...])"
                     )
 
 
@@ -104,10 +103,10 @@ def _description(layout: _Layout) -> str:
 
 
 def same_on_all_ranks(module: torch.nn.Module, settings: OuterSettings) -> dict[str, str]:
-    """Return the texts, by field, that must be the same on all ranks besides ``AdaptiveCompressor``'s settings.
+    """Return further texts, by name, that must be the same on all ranks, besides ``AdaptiveCompressor``'s settings.
 
-    They say whether the number of samples is set, which buffers are local (in any order), and how the anchors'
-    optimizer is created. They also describe all parameters and buffers, which rank 0 sends to all ranks.
+    They tell whether ``samples`` is set, which buffers are local, how the outer optimizer is created, and the shapes
+    and number formats of all parameters and buffers.
     """
     of_settings = {
         "outer.samples": "not set" if settings.samples is None else "set",
@@ -125,14 +124,14 @@ def same_on_all_ranks(module: torch.nn.Module, settings: OuterSettings) -> dict[
 
 
 def outer_optimizer(settings: OuterSettings, anchors: Iterable[torch.nn.Parameter]) -> torch.optim.Optimizer:
-    """Return a new optimizer of anchors, of any shapes."""
+    """Return a new outer optimizer of anchors, of any shapes."""
     make = OuterSGD if settings.optimizer is None else settings.optimizer
     optimizer: torch.optim.Optimizer = make(anchors)
     return optimizer
 
 
 def described_optimizer(optimizer: torch.optim.Optimizer) -> str:
-    """Return a text: an optimizer's class, and the settings of its parameter groups."""
+    """Return a text with an optimizer's class and the settings of its parameter groups."""
     groups = [
         {name: setting for name, setting in group.items() if name != "params"} for group in optimizer.param_groups
     ]
