@@ -18,10 +18,10 @@ from gravac.controllers.static import Static as Static
 from gravac.controllers.warmup import Warmup as Warmup
 from gravac.entry_points import Registry
 
+_CLASSES: list[Any] = [imported for imported in tuple(globals().values()) if isinstance(imported, type)]
+
 BUILT_IN: dict[str, Any] = {
-    imported.name: imported
-    for imported in tuple(globals().values())
-    if isinstance(imported, type) and hasattr(imported, "observe") and imported is not Controller
+    imported.name: imported for imported in _CLASSES if hasattr(imported, "observe") and imported is not Controller
 }
 """Controller classes of this package, by name: those that are imported above."""
 

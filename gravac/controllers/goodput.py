@@ -460,7 +460,7 @@ class Goodput(Settings):
         Returns:
             The state, and the reason as text.
         """
-        ran, incumbent = state.position, state.entry(state.best)
+        previous, incumbent = state.position, state.entry(state.best)
         best = self._best_entry(state)
         state = replace(state, best=best.position)
         goodput = state.goodput(best)
@@ -485,7 +485,7 @@ class Goodput(Settings):
                 trial = min(native, key=lambda position: state.forecasts[position].candidate.cf)
             state = replace(state, phase=SEARCH, position=trial)
             times = f"which may be up to {promises[trial] / goodput:.2f} times as good"
-            times += "" if best.position == ran else f" as {state.forecasts[best.position].candidate}"
+            times += "" if best.position == previous else f" as {state.forecasts[best.position].candidate}"
             return state, f"{observation.text}; try {state.running}, {times}{_cost_text(state, trial)}"
         if self._may_time_again(state, best):
             assert state.suspect is not None
@@ -493,9 +493,9 @@ class Goodput(Settings):
             again = f"time {state.running} again, whose slow steps may have been a pause of the machine"
             return state, f"{observation.text}; {again}"
         state = replace(state, phase=HOLD, position=best.position)
-        if best.position != ran:
+        if best.position != previous:
             return state, f"{observation.text}; back to {_step_text(state, best)}"
-        if incumbent is None or incumbent.position == ran:
+        if incumbent is None or incumbent.position == previous:
             conclusion = f"keep {_step_text(state, best)}"
         else:
             conclusion = f"switched to {_switch_text(state, best, incumbent)}"

@@ -104,7 +104,7 @@ class JSONLSink:
 
 def to_json(record: Record) -> str:
     """Return a record as a line of JSON, ``"kind"`` first, without the line's end."""
-    kind = type(record)
+    kind: Any = type(record)
     fields_by_name: dict[str, Any] = {"kind": _KIND_OF[kind]}
     if isinstance(record, RunRecord):
         fields_by_name["version"] = RUN_VERSION
@@ -118,9 +118,9 @@ def to_json(record: Record) -> str:
 
 
 @functools.cache
-def _field_names(kind: type[Record]) -> tuple[str, ...]:
+def _field_names(kind: type[Any]) -> tuple[str, ...]:
     """Return the names of a record's fields in the order of a line: inherited fields, all keyword-only, come last."""
-    return tuple(field.name for field in sorted(fields(kind), key=lambda field: field.kw_only))
+    return tuple(field.name for field in sorted(fields(kind), key=lambda field: field.kw_only is True))
 
 
 def parse_back(content: Any) -> Any:
@@ -192,7 +192,7 @@ def _record_from(parsed: Any) -> Record:
     return _validated(kind, parsed)
 
 
-def _validated(kind: type[Record], parsed: dict[str, Any]) -> Record:
+def _validated(kind: Any, parsed: dict[str, Any]) -> Record:
     """Return the record of a parsed line, whose kind is known.
 
     A ``null`` becomes nan in a field that must be a number. In a field that may be ``None``, ``null`` is ``None``.
