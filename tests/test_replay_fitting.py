@@ -70,7 +70,7 @@ def test_a_wrong_line_is_refused_in_words_or_replayed(
 @pytest.mark.parametrize(
     ("kind", "field", "value", "said"),
     [
-        ("step", "cf", 0, "cf: 0, a compression factor expected"),
+        ("step", "cf", 0, "cf: 0.0, a compression factor expected"),
         ("step", "wire_bytes", "many", "wire_bytes: 'many', an integer expected"),
         ("step", "energy", None, "energy: None, a number expected beside a gain"),
         ("step", "shadow", [[10]], r"shadow/0: \[10\], a list of 2 expected"),

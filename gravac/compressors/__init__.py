@@ -57,7 +57,7 @@ from gravac.compressors.topkc import topkc as topkc
 from gravac.entry_points import Registry
 
 BUILT_IN: dict[str, Compressor] = {
-    imported.name: imported for imported in tuple(globals().values()) if isinstance(imported, Compressor)
+    name: imported for name, imported in sorted(globals().items()) if isinstance(imported, Compressor)
 }
 """Compressors that come with gravac, by name, with default settings: those that are imported above."""
 

@@ -123,7 +123,7 @@ def trial_price(slowest: float, best: float, every: int = 1) -> float:
     return min(steps * excess, max(2 * excess, steps * (FIRST_STEP - 1) * best))
 
 
-class Observation(NamedTuple):
+class Finding(NamedTuple):
     """What the steps just made showed, as text for the reason of a decision.
 
     Attributes:
@@ -197,7 +197,7 @@ class Goodput(Settings):
         if (step_s := forecasts[position].step_s) is not None:
             reason = f"start at {first}: the best goodput, {1000 * step_s:.3g} ms a step expected"
         elif (added_s := _added_seconds(forecasts[position])) is not None:
-            reason = f"start at {first}: about as efficient as dense, and adds least to a step, {1000 * added_s:.3g} ms"
+            reason = f"start at {first}: efficiency near dense, and it adds least, {1000 * added_s:.3g} ms expected"
         if len(forecasts) == 1:
             reason = "no candidate sends less than dense: dense for good"
         return state, Decision(first, reason=reason)
@@ -248,7 +248,7 @@ class Goodput(Settings):
         if isinstance(outcome, Decision):
             return state, outcome
         summary = state.window.summary(PROGRESS)
-        state, reason = self._try_or_hold(state, Observation(outcome.reason))
+        state, reason = self._try_or_hold(state, Finding(outcome.reason))
         state = replace(state, window=state.window.following(state.running))
         return state, Decision(state.running, (), reason, summary, progress=outcome.progress)
 
@@ -376,12 +376,12 @@ class Goodput(Settings):
         state = state.enter(seconds, weight)
         took = f"{forecast.candidate} took {_milliseconds(seconds)} a step{_cost_text(state, state.position)}"
         if too_slow_for_link and state.sends_less(state.position, than=state.best):  # the best candidate is even slower
-            return self._try_or_hold(state.slower(seconds), Observation(f"{took}: the link became slower"))
+            return self._try_or_hold(state.slower(seconds), Finding(f"{took}: the link became slower"))
         if too_slow_for_link:
             state = replace(state, phase=HOLD, position=state.best)
             return state, f"{took}: given up early, since the link may have become slower; time {state.running} again"
-        observation = Observation(f"{took}: given up early") if given_up else Observation(took, repeated=True)
-        return self._try_or_hold(state, observation)
+        finding = Finding(f"{took}: given up early") if given_up else Finding(took, repeated=True)
+        return self._try_or_hold(state, finding)
 
     def _link_became_faster(self, state: GoodputState, earlier: GoodputEntry, seconds: float) -> bool:
         """True if a candidate that is tried again takes so much less time that the link must have become faster.
@@ -411,7 +411,7 @@ class Goodput(Settings):
         entry = state.entry(state.position)
         if entry is None:
             took = f"{state.running} takes {_milliseconds(seconds)} a step"
-            return self._try_or_hold(state.enter(seconds), Observation(took, repeated=True))
+            return self._try_or_hold(state.enter(seconds), Finding(took, repeated=True))
         change, freed = abs(seconds - entry.seconds) / entry.seconds, state.freed
         takes = f"{state.running} takes {_milliseconds(seconds)} a step"
         if change > self.change or freed:
@@ -422,15 +422,15 @@ class Goodput(Settings):
                 return state, f"{takes}: wait for another window"
             if state.running.mode == "native" and seconds < entry.seconds:
                 state = replace(state.drift(seconds, at_once=True), off=0)
-                return self._try_or_hold(state, Observation(f"{takes}: the link or the machine became faster"))
+                return self._try_or_hold(state, Finding(f"{takes}: the link or the machine became faster"))
             if freed:
                 faster = state.changed(min(seconds, entry.seconds))
                 return self._search_again(faster, f"{takes}: the link became faster")
             if state.same_link(self.change):
                 state = replace(state.drift(seconds, at_once=True), off=0)
-                return self._try_or_hold(state, Observation(f"{takes}: the machine changed"))
+                return self._try_or_hold(state, Finding(f"{takes}: the machine changed"))
             return self._search_again(state.changed(seconds), f"{takes}: the link or the machine changed")
-        return self._try_or_hold(replace(state.cleared(), off=0).drift(seconds), Observation(takes, repeated=True))
+        return self._try_or_hold(replace(state.cleared(), off=0).drift(seconds), Finding(takes, repeated=True))
 
     def _search_again(self, state: GoodputState, reason: str) -> tuple[GoodputState, str]:
         """Search again after a change, from the candidate that a run starts at, if it may be better than the current.
@@ -443,19 +443,19 @@ class Goodput(Settings):
         assert current is not None
         may_try = first != state.position and state.allowed(first)
         if not may_try or promise <= self._goodput_to_beat(state, current, first):
-            return self._try_or_hold(state, Observation(reason))
+            return self._try_or_hold(state, Finding(reason))
         ends_outer_steps = _ends_outer_steps(state.forecast, state.forecasts[first])
         if ends_outer_steps and not self._may_try(state, current, first, promise):
-            return self._try_or_hold(state, Observation(reason))
+            return self._try_or_hold(state, Finding(reason))
         state = replace(state, phase=SEARCH, best=state.position, position=first)
         return state, f"{reason}; search again from {state.running}"
 
-    def _try_or_hold(self, state: GoodputState, observation: Observation) -> tuple[GoodputState, str]:
+    def _try_or_hold(self, state: GoodputState, finding: Finding) -> tuple[GoodputState, str]:
         """Try a candidate that could be better than the best, or hold the best.
 
         Args:
             state: state of the search, in which the candidate that ran is still the running one.
-            observation: what its steps showed.
+            finding: what its steps showed.
 
         Returns:
             The state, and the reason as text.
@@ -486,20 +486,20 @@ class Goodput(Settings):
             state = replace(state, phase=SEARCH, position=trial)
             times = f"which may be up to {promises[trial] / goodput:.2f} times as good"
             times += "" if best.position == previous else f" as {state.forecasts[best.position].candidate}"
-            return state, f"{observation.text}; try {state.running}, {times}{_cost_text(state, trial)}"
+            return state, f"{finding.text}; try {state.running}, {times}{_cost_text(state, trial)}"
         if self._may_time_again(state, best):
             assert state.suspect is not None
             state = replace(state, phase=SEARCH, position=state.suspect)
             again = f"time {state.running} again, whose slow steps may have been a pause of the machine"
-            return state, f"{observation.text}; {again}"
+            return state, f"{finding.text}; {again}"
         state = replace(state, phase=HOLD, position=best.position)
         if best.position != previous:
-            return state, f"{observation.text}; back to {_step_text(state, best)}"
+            return state, f"{finding.text}; back to {_step_text(state, best)}"
         if incumbent is None or incumbent.position == previous:
             conclusion = f"keep {_step_text(state, best)}"
         else:
             conclusion = f"switched to {_switch_text(state, best, incumbent)}"
-        return state, conclusion if observation.repeated else f"{observation.text}; {conclusion}"
+        return state, conclusion if finding.repeated else f"{finding.text}; {conclusion}"
 
     def _may_try(self, state: GoodputState, best: GoodputEntry, position: int, promise: float) -> bool:
         """True if a trial may gain enough, and trials have not cost too much so far.

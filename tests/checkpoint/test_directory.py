@@ -83,7 +83,7 @@ def spoil(directory: Path, how: str) -> None:
 @pytest.mark.parametrize(
     ("how", "said"),
     [
-        ("no manifest", r"directory: .* holds no checkpoint \(gravac.json is missing\); give the one that"),
+        ("no manifest", r"directory: .* holds no checkpoint \(gravac.json is missing\); give the directory that"),
         ("broken manifest", r"directory: .*gravac.json cannot be read"),
         ("later version", r"version: .*gravac.json has 9, this gravac reads 1"),
         ("folder elsewhere", r"gravac\.json/folder: '\.\./gravac-step1-00000000',"),

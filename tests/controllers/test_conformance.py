@@ -105,7 +105,7 @@ def test_the_made_up_training_takes_gravac_through_all_it_can_do() -> None:
     for transition in (
         "sets ε",
         "try any 20x",
-        "refused, and so",
+        "refused, with all higher CFs",
         "refused without a run",
         "best compression throughput",
         "holds",

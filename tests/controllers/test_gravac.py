@@ -149,7 +149,7 @@ def test_a_lowest_cf_below_an_absolute_epsilon_goes_dense() -> None:
     gain = by_cf(dict.fromkeys((10, 20, 40, 160, 1000), 0.3))
     played = play(ABSOLUTE, Script(gain, FASTER), 300)
     assert played.path == [10, 1]
-    assert "the lowest, is below ε 0.5: dense" in played.reasons[0]
+    assert "the lowest, is below ε 0.5: switched to dense 1x" in played.reasons[0]
 
 
 def test_entries_older_than_expire_are_not_compared_with() -> None:

@@ -16,7 +16,7 @@ from gravac import Goodput, GraVAC
 from gravac.candidate import Candidate, Forecast
 from gravac.controllers import Decision, Measurement
 from gravac.controllers.base import WATCH
-from gravac.controllers.goodput import EXPOSED, Observation
+from gravac.controllers.goodput import EXPOSED, Finding
 from gravac.controllers.goodput_state import GoodputEntry, GoodputState, exchange_fraction
 from gravac.controllers.native import LARGEST, LONGEST, LOOK_S, fits_float16
 from gravac.controllers.window import Window
@@ -155,7 +155,7 @@ def test_where_dense_in_the_hook_is_best_native_is_tried_before_what_compresses(
     state = GoodputState(
         forecasts, "hold", at, at, Window(forecasts[at].candidate), (entry,), steps=12, elapsed=12 * seconds
     )
-    after, _ = Goodput()._try_or_hold(state, Observation(""))
+    after, _ = Goodput()._try_or_hold(state, Finding(""))
     assert after.running.mode == "native"
 
 
@@ -215,7 +215,7 @@ def test_native_is_never_left_for_what_cannot_be_better(native: float, others: l
         forecasts, "hold", 0, 0, Window(NATIVE), tuple(measured), windows=6, steps=steps, elapsed=steps * native
     )
     goodput = Goodput()
-    after, _ = goodput._try_or_hold(state, Observation(""))
+    after, _ = goodput._try_or_hold(state, Finding(""))
     chosen = after.position
     if chosen != 0:
         bound = after.least_efficiency(chosen) / after.fastest(chosen, goodput.expire)
@@ -262,7 +262,7 @@ def test_stretches_grow_while_nothing_changes_and_start_again_after_a_surprise()
     assert lengths[:5] == [8, 8, 16, 32, 64] or lengths[:4] == [8, 16, 32, 64]
     assert max(lengths) <= min(LONGEST, LOOK_S / 0.01 + 1)
     (surprised,) = [
-        at for at, step in enumerate(steps) if "not the" in step.decision.reason and step.decision.watch == 8
+        at for at, step in enumerate(steps) if " instead of " in step.decision.reason and step.decision.watch == 8
     ][:1]
     assert steps[surprised + 1].measured.steps in (1, WATCH)
     assert steps[-1].measured.candidate == NATIVE

@@ -86,7 +86,7 @@ def test_gradients_differ_by_rank_are_repeatable_and_heavy_tailed() -> None:
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        (["--only", "topk", "topq"], "only: 'topq' is unknown; known: 'dense', 'topk'"),
+        (["--only", "topk", "topq"], "only: 'topq' is unknown; known: 'artopk', 'dense'"),
         (["--also", "topk(chunk=3)"], "also: 'topk(chunk=3)' is unknown: "),
         (["--only", "topq"], "'torch fp16', 'torch.topk', 'torch PowerSGD'"),
         (

@@ -216,7 +216,7 @@ def _repeated_runs() -> list[float]:
         {(run.cell, run.method): run.tta_s for run in runs(name) if not run.adaptive}
         for name in ("judgement", "judgement_topk")
     )
-    return [seconds / earlier[case] for case, seconds in later.items() if seconds and earlier.get(case)]
+    return [seconds / first for case, seconds in later.items() if seconds and (first := earlier.get(case))]
 
 
 def _judgement() -> dict[str, Any]:

@@ -477,7 +477,7 @@ class TestNames:
             Reducer(Without(ddp, name))  # type: ignore[arg-type]
         assert all(
             part in str(refused.value)
-            for part in (f" no DistributedDataParallel.{name}", torch.__version__, "every=1, native=False")
+            for part in (f" no DistributedDataParallel.{name}", torch.__version__, "every=1 and native=False")
         )
 
     @pytest.mark.parametrize("name", STEERING_TORCH)
@@ -489,7 +489,7 @@ class TestNames:
             monkeypatch.delattr(name)
         with pytest.raises(SettingsError, match=f"no {name},") as refused:
             Reducer(ddp)
-        assert "every=1, native=False" in str(refused.value)
+        assert "every=1 and native=False" in str(refused.value)
 
     def test_a_module_without_a_static_graph_needs_fewer(self) -> None:
         Reducer(DistributedDataParallel(Plain()))

@@ -32,7 +32,7 @@ from gravac.settings import SettingsError
 from gravac.telemetry.descriptions import describe_reason
 
 
-class Change(NamedTuple):
+class CandidateChange(NamedTuple):
     """A decision that changed something, for a table.
 
     Attributes:
@@ -69,7 +69,7 @@ class PageFigure:
     png: str
     title: str
     caption: str
-    changes: list[Change] | None
+    changes: list[CandidateChange] | None
     collapsed: bool
 
 
@@ -203,7 +203,7 @@ def _figures(section: Section, name: str, looks: Looks, out: Path) -> Iterator[P
     """
 
     def written(
-        kind: str, figure: Figure, caption: str, changes: list[Change] | None = None, collapsed: bool = False
+        kind: str, figure: Figure, caption: str, changes: list[CandidateChange] | None = None, collapsed: bool = False
     ) -> PageFigure:
         picture, file = style.png(figure), f"{name}-{kind}.png"
         (out / file).write_bytes(picture)
@@ -250,7 +250,7 @@ def _figures(section: Section, name: str, looks: Looks, out: Path) -> Iterator[P
                 yield written(kind, figure, caption, _changes(run), collapsed=number > 0)
 
 
-def _changes(run: TrainingRecord) -> list[Change]:
+def _changes(run: TrainingRecord) -> list[CandidateChange]:
     """Return a run's changes with their reasons, in which names of candidates are described."""
 
     def method(decision: DecisionPoint) -> str:
@@ -266,5 +266,6 @@ def _changes(run: TrainingRecord) -> list[Change]:
     for change in plots.changes(run):
         every = f" every {change.every} steps" * (change.every > 1) + f", behind {change.delay}" * (change.delay > 0)
         reason = describe_reason(change.reason, forecasts)
-        changes.append(Change(change.step, change.seconds, method(change) + every, change.cf, change.gain, reason))
+        shown = method(change) + every
+        changes.append(CandidateChange(change.step, change.seconds, shown, change.cf, change.gain, reason))
     return changes

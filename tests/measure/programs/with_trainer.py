@@ -115,7 +115,7 @@ def main() -> None:
     seed, rate = int(numbers[0]), float(numbers[1])
     steps, total, evaluations = map(int, numbers[2:])
     rank, world = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
-    os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT="29500")  # accelerate asks for them; the ranks meet by a file
+    os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT="29500")  # accelerate asks for them
     torch.set_num_threads(1)
     dist.init_process_group("gloo", init_method=os.environ["MEET"], rank=rank, world_size=world)
     text = library_text()
