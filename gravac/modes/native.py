@@ -178,6 +178,7 @@ class NativeWatch:
         """Wait for the controller's decision by the agreed times; return the candidate."""
         candidate = self._engine.concluded().result()
         self._state.travels = False
+        self._forward_began = self._clock()  # the time of deciding is no time of the step: it would seem a slow step
         self._length = self._stretch_length()
         return candidate
 

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 from gravac import Goodput
 from gravac.candidate import Candidate, Forecast
+from gravac.controllers import corrected_belief
 from gravac.controllers.goodput_state import GoodputState
 from gravac.controllers.measuring import BUDGET, NO_TRIALS, SHARE, expected_gain
 from gravac.controllers.progress import Learned, Line, Reading, estimate, value_of_trials
@@ -104,6 +105,15 @@ def test_reasons_and_records_tell_what_was_measured() -> None:
     assert told[-1].low < told[-1].efficiency < told[-1].high
     words = [decision.reason for _, decision in played.decisions]
     assert any("of the progress of steps of quantize 16x here" in reason for reason in words)
+
+
+def test_beliefs_after_trials_are_computed_once_for_each_trial() -> None:
+    """A decision asks for them thousands of times: it took 0.2 s where 85 candidates were hashed each time."""
+    corrected_belief._after_trials.cache_clear()
+    played = play(world(outer=0.6, believed=0.99))
+    cached = corrected_belief._after_trials.cache_info()
+    assert played.state.learned
+    assert 0 < cached.misses < cached.hits / 100
 
 
 def test_trials_go_on_after_a_restart() -> None:

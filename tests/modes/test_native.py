@@ -140,3 +140,24 @@ def test_a_single_slow_step_tells_of_nothing_and_two_tell_what_the_last_took(sec
             assert 1 <= step - (3 + 20) <= round(QUESTION_S / 0.1)  # soon after the slow one
             break
     assert engine.told == [pytest.approx(told)]
+
+
+@pytest.mark.parametrize("deciding", [0.0, 0.5])
+def test_the_time_of_deciding_ends_no_stretch(deciding: float) -> None:
+    """A decision that took longer than a step once looked like a slow step, which led to the next decision."""
+    clock = SimpleNamespace(now=0.0)
+
+    class Decides(AgreesAlone):
+        def concluded(self) -> "Future[Candidate]":
+            clock.now += deciding
+            return super().concluded()
+
+    engine = Decides(0.1)
+    engine.decision = Decision(NATIVE, watch=20)
+    watch = NativeWatch(engine, lambda: math.nan, lambda: clock.now)  # type: ignore[arg-type]
+    watch.start()
+    watch.forward_starts(stepped=False)
+    for _ in range(100):
+        clock.now += 0.1
+        watch.forward_starts(stepped=True)
+    assert engine.told == [pytest.approx(0.1)] * 5
