@@ -43,8 +43,8 @@ RUN_VERSION = 6
 Check = Callable[[Record], None]
 """Function that raises ``ValueError``, with the field and its content, if a record has content that is not allowed."""
 
-DIGITS, LARGEST = 18, 1e100
-"""Most digits of an integer, and largest finite number that a record may have: with larger numbers sums overflow."""
+INTEGERS, LARGEST = 2**63, 1e100
+"""Bound of a record's integers, and its largest finite number: with larger numbers sums overflow."""
 
 EXPECTED = {
     "bool_type": "true or false",
@@ -224,7 +224,7 @@ def _adapter(kind: type[Record]) -> TypeAdapter[Any]:
 
 def _integer(digits: str) -> int | str:
     """Return an integer of a line; one that is too large stays text, which no field for an integer accepts."""
-    return int(digits) if len(digits) <= DIGITS else digits
+    return digits if len(digits) > 20 or abs(int(digits)) >= INTEGERS else int(digits)
 
 
 def _number(text: str) -> float | str:

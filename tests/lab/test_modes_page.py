@@ -3,6 +3,7 @@
 """How measurements of the three ways to run a step are judged and shown; of made-up rows, nothing is measured."""
 
 import math
+from multiprocessing.pool import ThreadPool
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,7 @@ import pytest
 from gravac.lab.links.link import parse_link
 from tests.measure import changing_link, fast_links, going_over, nanogpt, nanogpt_links, native, slow_links
 from tests.measure.racing import modes_of, runs_of, two_way
-from tests.measure.resuming import Book
+from tests.measure.resuming import Book, run_in
 
 
 def turn(step: int, mode: str, cf: float, every: int = 1) -> dict[str, Any]:
@@ -143,3 +144,15 @@ def test_a_measurement_goes_on_from_its_file(tmp_path: Path) -> None:
     found = again.find(seed=0)
     assert found is not None and found["seconds"] == 1.0
     assert again.find(seed=1) is None
+
+
+def test_cases_run_until_time_is_up_and_each_has_its_row_in_the_file(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "rows.json"
+    for seeds, minutes_are_up, ran_all in (([0, 1, 2], True, False), ([1, 2], False, True)):
+        with ThreadPool(1) as pool:
+            book = Book(path)
+            assert run_in(pool, lambda seed: {"seed": seed}, seeds, book, lambda up=minutes_are_up: up) is ran_all
+    assert [row["seed"] for row in Book(path).rows] == [0, 1, 2]
+    assert capsys.readouterr().out.splitlines()[-1] == '[2/2, about 0 minutes left] {"seed": 2}'
