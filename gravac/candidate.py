@@ -82,8 +82,8 @@ class Forecast:
         exchange_s: seconds of the collectives; ``None`` if not known.
         step_s: seconds of the whole step, by the measured compute; ``None`` if not known.
         compute_s: seconds of the step without exchange, measured before the first exchange; ``None`` if not known.
-        behind: fraction of the compute time of ``every`` outer steps for which the exchange may be in flight before
-            training waits for it; ``None``: the exchange overlaps with backward.
+        behind: time that an exchange may be in flight until the training loop blocks on it / compute time of ``every``
+            outer steps; ``None``: the candidate makes no outer steps, and its exchange overlaps with backward.
         apart: ``(number of steps, exponent)``, ascending: with that many steps between two exchanges, efficiency is
             raised to the exponent; empty: the exponent is always 1.
         method: name of the compressor with its own setting, for readers: ``"low rank 16"``, ``"1 bit"``; empty if not

@@ -24,7 +24,7 @@ from gravac.settings import Settings, SettingsError, is_number
 from gravac.texts import text_of, texts_of
 
 SHARED_BESIDE_POLICY = ("samples_per_step", "steps_per_epoch", "total_steps", "probe", "executor", "history")
-"""Names of a run's settings, outside of its policy, that must be equal on all ranks."""
+"""Settings of ``RunSettings`` that ``Policy`` lacks, and that must be equal on all ranks, by name."""
 
 COMPARED_IN_ATTACH = ("outer.samples", "outer.local_buffers")
 """Names of a policy's settings that ``RunSettings.shared`` omits: outer steps compare them in another form."""

@@ -117,7 +117,7 @@ class InPlace(CommitPolicy):
         return self.residual[name]
 
     def settle(self, name: str, unsent: torch.Tensor | None, finite: Verdict) -> None:
-        """Replace the residual by the unsent rest, flat."""
+        """Store the unsent rest of a tensor as its residual, flat; ``None``: the tensor has no residual afterwards."""
         self.formed.discard(name)
         if unsent is None:
             self.residual.pop(name, None)

@@ -4,7 +4,6 @@
 
 import math
 from collections.abc import Hashable, Sequence
-from functools import lru_cache
 from typing import NamedTuple
 
 from gravac.beliefs.belief import Belief
@@ -35,7 +34,6 @@ class MeasuredRatio(NamedTuple):
     error: float
 
 
-@lru_cache(maxsize=64)
 def posterior(
     beliefs: tuple[Belief, ...], kinds: tuple[Hashable, ...], ratios: tuple[MeasuredRatio, ...]
 ) -> tuple[Belief, ...]:

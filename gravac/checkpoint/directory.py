@@ -175,7 +175,10 @@ def _rank_file(folder: Path, rank: int) -> Path:
 
 
 def _can_open(folder: Path, rank: int) -> bool:
-    """True if a rank's file can be opened here. The file's name is new, so no file system has a stale answer for it."""
+    """True if this machine can open a rank's file.
+
+    Each checkpoint has new file names, so a network file system cannot answer from its cache.
+    """
     try:
         _rank_file(folder, rank).open("rb").close()
     except OSError:

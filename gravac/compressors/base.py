@@ -214,7 +214,7 @@ class Compressor(Settings):
 
     @property
     def beliefs(self) -> CompressorBeliefs:
-        """Beliefs about efficiency: gravac's for this name; points that the class declares replace them."""
+        """Beliefs about the efficiency: points that the class declares, otherwise those of ``gravac.beliefs``."""
         tabulated = beliefs_in_force().of_compressor(self.name)
         class_points = {
             "by_cf": self.efficiency_points,

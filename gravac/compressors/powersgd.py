@@ -228,10 +228,10 @@ class PowerSGD(Compressor):
     def errors(self, x: torch.Tensor, cfs: Sequence[float], ctx: Context) -> list[torch.Tensor]:
         """Return the squared error of a power iteration on this rank's matrix alone, started as in ``rounds``.
 
-        It is computed as ``‖x‖²`` minus the captured energy, in a single run at the largest rank: columns are
-        orthogonalized in order, so the first r columns are those of a run with rank r. The errors are exact for one
-        process. For several processes they are too low, since this rank's own subspace fits its matrix better than the
-        common subspace.
+        The error is ``‖x‖²`` minus the captured energy. One power iteration at the largest rank gives all errors:
+        orthogonalization goes from column to column, so the first r columns equal the factor of rank r. The errors are
+        exact for one process. For several processes they are too low, since this process's subspace fits its matrix
+        better than the subspace of all processes.
         """
         plans = [self.plan(ctx.shape, cf) for cf in cfs]
         largest = max((plan for plan in plans if plan), key=lambda plan: plan.rank, default=None)

@@ -112,6 +112,7 @@ def coding_at(points: CostPoints, cf: float) -> Coding | None:
     """
     if not points:
         return None
-    cfs, *costs = zip(*points, strict=True)
-    encode, decode = (float(np.interp(math.log(cf), [math.log(point) for point in cfs], cost)) for cost in costs)
+    logs = [math.log(point_cf) for point_cf, _, _ in points]
+    encode = float(np.interp(math.log(cf), logs, [point_encode for _, point_encode, _ in points]))
+    decode = float(np.interp(math.log(cf), logs, [point_decode for _, _, point_decode in points]))
     return Coding(encode, decode, min(1.5, points[-1][2], decode))

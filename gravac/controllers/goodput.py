@@ -38,12 +38,13 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, ClassVar
 
 from pydantic import Field
 
 from gravac.candidate import Forecast, Span
-from gravac.controllers.base import BELIEVED, WATCH, Decision, Measurement, cost_at_equal_samples
+from gravac.controllers.base import WATCH, Decision, Measurement
+from gravac.controllers.goodput_reasons import Finding, cost_text, milliseconds, missing_text, step_text, switch_text
 from gravac.controllers.goodput_state import BROKEN, FEW_STEPS, HOLD, PROGRESS, SEARCH, GoodputEntry, GoodputState
 from gravac.controllers.measuring import NO_TRIALS, next_trials, trials_may_begin
 from gravac.controllers.native import longer
@@ -121,18 +122,6 @@ def trial_price(slowest: float, best: float, every: int = 1) -> float:
     if every > 1:
         return max(steps, TRIAL_ROUNDS * every) * excess
     return min(steps * excess, max(2 * excess, steps * (FIRST_STEP - 1) * best))
-
-
-class Finding(NamedTuple):
-    """What the steps just made showed, as text for the reason of a decision.
-
-    Attributes:
-        text: the text.
-        repeated: whether a reason that keeps or chooses the candidate that ran says the same.
-    """
-
-    text: str
-    repeated: bool = False
 
 
 class Goodput(Settings):
@@ -292,13 +281,13 @@ class Goodput(Settings):
             remapped = _remapped(dumped, positions, forecasts)
             if remapped is None:
                 fresh, decision = self.start(forecasts)
-                reason = f"{_missing_text(missing)}; nothing measured is left: {decision.reason}"
+                reason = f"{missing_text(missing)}; nothing measured is left: {decision.reason}"
                 return fresh, replace(decision, reason=reason)
             running = forecasts[remapped["position"]].candidate
             state = state_from_plain(GoodputState, remapped, running, forecasts=forecasts)
             runs = dumped_candidates[dumped["position"]] in current
             reason = "" if runs else f"; {state.running} is the best of those measured"
-            reason = _missing_text(missing) + reason if missing else ""
+            reason = missing_text(missing) + reason if missing else ""
             return state, Decision(state.running, reason=reason, watch=state.watch)
         running = forecasts[dumped["position"]].candidate
         state = state_from_plain(GoodputState, dumped, running, forecasts=forecasts)
@@ -366,15 +355,15 @@ class Goodput(Settings):
         recovered = earlier is not None and state.was_paused(seconds, self.change)
         state = state.cleared()
         if earlier is not None and (recovered or self._link_became_faster(state, earlier, seconds)):
-            took = f"{forecast.candidate} took {_milliseconds(seconds)} a step"
-            reason = f"{took} instead of {_milliseconds(earlier.seconds)}: the link became faster"
+            took = f"{forecast.candidate} took {milliseconds(seconds)} a step"
+            reason = f"{took} instead of {milliseconds(earlier.seconds)}: the link became faster"
             state = replace(state.changed(min(seconds, earlier.seconds)), best=state.position)
             return self._search_again(state, reason)
         expired = earlier is None or state.windows - earlier.window >= self.expire
         weight = 1.0 if earlier is None or expired else 1 / (earlier.times + 1)
         too_slow_for_link = given_up and best is not None and seconds > BROKEN * state.slowest(state.position)
         state = state.enter(seconds, weight)
-        took = f"{forecast.candidate} took {_milliseconds(seconds)} a step{_cost_text(state, state.position)}"
+        took = f"{forecast.candidate} took {milliseconds(seconds)} a step{cost_text(state, state.position)}"
         if too_slow_for_link and state.sends_less(state.position, than=state.best):  # the best candidate is even slower
             return self._try_or_hold(state.slower(seconds), Finding(f"{took}: the link became slower"))
         if too_slow_for_link:
@@ -410,13 +399,13 @@ class Goodput(Settings):
         """
         entry = state.entry(state.position)
         if entry is None:
-            took = f"{state.running} takes {_milliseconds(seconds)} a step"
+            took = f"{state.running} takes {milliseconds(seconds)} a step"
             return self._try_or_hold(state.enter(seconds), Finding(took, repeated=True))
         change, freed = abs(seconds - entry.seconds) / entry.seconds, state.freed
-        takes = f"{state.running} takes {_milliseconds(seconds)} a step"
+        takes = f"{state.running} takes {milliseconds(seconds)} a step"
         if change > self.change or freed:
             state = replace(state, off=state.off + 1)
-            takes += f" instead of {_milliseconds(entry.seconds)}" if change > self.change else ""
+            takes += f" instead of {milliseconds(entry.seconds)}" if change > self.change else ""
             takes += ", its exchange less than half the time" if freed else ""
             if state.off < 2 and change <= 2 * self.change:
                 return state, f"{takes}: wait for another window"
@@ -486,7 +475,7 @@ class Goodput(Settings):
             state = replace(state, phase=SEARCH, position=trial)
             times = f"which may be up to {promises[trial] / goodput:.2f} times as good"
             times += "" if best.position == previous else f" as {state.forecasts[best.position].candidate}"
-            return state, f"{finding.text}; try {state.running}, {times}{_cost_text(state, trial)}"
+            return state, f"{finding.text}; try {state.running}, {times}{cost_text(state, trial)}"
         if self._may_time_again(state, best):
             assert state.suspect is not None
             state = replace(state, phase=SEARCH, position=state.suspect)
@@ -494,11 +483,11 @@ class Goodput(Settings):
             return state, f"{finding.text}; {again}"
         state = replace(state, phase=HOLD, position=best.position)
         if best.position != previous:
-            return state, f"{finding.text}; back to {_step_text(state, best)}"
+            return state, f"{finding.text}; back to {step_text(state, best)}"
         if incumbent is None or incumbent.position == previous:
-            conclusion = f"keep {_step_text(state, best)}"
+            conclusion = f"keep {step_text(state, best)}"
         else:
-            conclusion = f"switched to {_switch_text(state, best, incumbent)}"
+            conclusion = f"switched to {switch_text(state, best, incumbent)}"
         return state, conclusion if finding.repeated else f"{finding.text}; {conclusion}"
 
     def _may_try(self, state: GoodputState, best: GoodputEntry, position: int, promise: float) -> bool:
@@ -624,13 +613,6 @@ def _remapped(
     return {**remapped, "best": best, "position": best, "phase": HOLD, "window": {}, "off": 0}
 
 
-def _missing_text(missing: Sequence[str]) -> str:
-    """Return as text that candidates of a checkpoint cannot be chosen any more; the text names at most three."""
-    others = len(missing) - 3
-    names = ", ".join(missing[:3]) + (f" and {others} more" if others > 0 else "")
-    return f"restored with other candidates, without {names or 'none of its own'}"
-
-
 def _may_start(forecast: Forecast, dense: Forecast) -> bool:
     """True if a search may start with a candidate: not native float16, and outer steps only if all candidates are.
 
@@ -665,40 +647,6 @@ def _price_of_trial(state: GoodputState, best: GoodputEntry, position: int, slow
 def _ends_outer_steps(current: Forecast, following: Forecast) -> bool:
     """True if the current candidate makes outer steps, and the following one does not."""
     return current.candidate.mode == "outer" and following.candidate.mode != "outer"
-
-
-def _milliseconds(seconds: float) -> str:
-    """Return seconds as text, in milliseconds.
-
-    Example:
-        >>> _milliseconds(0.20123)
-        '201.2 ms'
-    """
-    return f"{1000 * seconds:.4g} ms"
-
-
-def _step_text(state: GoodputState, entry: GoodputEntry) -> str:
-    """Return as text a measured candidate, the time of its step, and what it costs in steps."""
-    candidate = state.forecasts[entry.position].candidate
-    return f"{candidate}: {_milliseconds(entry.seconds)} a step{_cost_text(state, entry.position)}"
-
-
-def _switch_text(state: GoodputState, best: GoodputEntry, earlier: GoodputEntry) -> str:
-    """Return as text the best candidate beside the one that was best before its trial."""
-    instead = f"instead of {_milliseconds(earlier.seconds)}"
-    candidate, other = (state.forecasts[entry.position].candidate for entry in (best, earlier))
-    took, cost = f"{candidate}: {_milliseconds(best.seconds)} a step", _cost_text(state, best.position)
-    if best.seconds < earlier.seconds:
-        return f"{took} {instead}{cost}"
-    return f"{took}{cost}, {instead} at {other}{_cost_text(state, earlier.position)}"
-
-
-def _cost_text(state: GoodputState, position: int) -> str:
-    """Return as text how many more steps than dense averaging a candidate takes to reach the same loss."""
-    results = state.learned_of(position)
-    source = f"{results.trials} trials here" if results and results.trials else BELIEVED
-    belief = state.belief(position)
-    return cost_at_equal_samples(belief.efficiency, belief.lower_bound, source)
 
 
 def _far_slower(state: GoodputState) -> bool:

@@ -45,7 +45,7 @@ BUDGET_SECONDS = 1.0
 
 
 class TypicalTensors(NamedTuple):
-    """A number of tensors of equal shape, which stand for most of a model's tensors.
+    """Tensors of one shape that represent a model when coding is timed.
 
     Attributes:
         rows: number of rows of each tensor as a matrix.

@@ -35,7 +35,7 @@ def check_initialized() -> None:
 
 
 def private_group(template: dist.ProcessGroup | None) -> dist.ProcessGroup:
-    """Create a process group for gravac alone, with the ranks and the timeout of another group.
+    """Create a process group that only gravac uses, with the ranks and the timeout of another group.
 
     ``destroy_private`` destroys the group; otherwise it lives until ``destroy_process_group()``.
 

@@ -54,7 +54,7 @@ def run(ranks: Sequence[Generator[list[Collective], Any, T]], ledgers: Sequence[
         for rank, ledger in enumerate(ledgers):
             for collective in requests[rank]:
                 ledger.book(collective)
-        results = [answers(of_ranks) for of_ranks in zip(*requests, strict=True)]
+        results = [answers(collectives) for collectives in zip(*requests, strict=True)]
         requests.clear()
         for rank in range(len(ranks)):
             advance(rank, [per_rank[rank] for per_rank in results])

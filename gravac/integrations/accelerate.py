@@ -43,7 +43,7 @@ def attach(
 ) -> AdaptiveCompressor:
     """Compress the exchange of a prepared model. Called on every rank, after ``prepare`` and before ``load_state``.
 
-    If ranks train apart, ``save_state`` and ``get_state_dict`` return the weights that all ranks share; each rank's own
+    During outer steps, ``save_state`` and ``get_state_dict`` return the weights that all ranks share; each rank's own
     weights and optimizer state are among gravac's states. Call ``compressor.synchronize()`` after the last step: it
     exchanges what ranks learned since the newest exchange.
 

@@ -24,7 +24,7 @@ from gravac.integrations.frameworks import (
 class LightningHooks:
     """Lightning hooks: attach a compressor when training starts, log, add all ranks' states to checkpoints, and close.
 
-    If ranks train apart, Lightning evaluates and saves the weights that all ranks share; each rank's own weights and
+    During outer steps, Lightning evaluates and saves the weights that all ranks share; each rank's own weights and
     optimizer state are among the states in the checkpoint.
 
     Args:

@@ -20,7 +20,7 @@ from gravac.integrations.frameworks import FOLDER, Every, metrics, recipe, warn_
 class GravacCallback(TrainerCallback):
     """Attaches a compressor when training starts, logs with the Trainer, and saves and loads with its checkpoints.
 
-    If ranks train apart, the Trainer evaluates and saves the weights that all ranks share; each rank's own weights and
+    During outer steps, the Trainer evaluates and saves the weights that all ranks share; each rank's own weights and
     optimizer state are among gravac's states. With ``average_tokens_across_devices``, the Trainer's default, the ranks
     still sum a number in each step.
 
@@ -109,7 +109,8 @@ class GravacCallback(TrainerCallback):
     ) -> None:
         """Detach and close the compressor: the Trainer trains the same model if ``train`` is called again.
 
-        Ranks that trained apart have equal weights afterwards: those of the best model, if the Trainer just loaded it.
+        After outer steps the ranks' weights are made equal. If the Trainer loaded its best model at the end, all ranks
+        then have the best model's weights.
         """
         self._detach(exchange=True)
 
@@ -117,7 +118,7 @@ class GravacCallback(TrainerCallback):
         """Detach the compressor from the model, and close it.
 
         Args:
-            exchange: whether ranks that train apart exchange weights, to be equal; not after an exception, which may
+            exchange: whether ranks exchange weights after outer steps, to be equal; not after an exception, which may
                 have left ranks at different steps.
         """
         if self._attached is None or self.compressor is None:

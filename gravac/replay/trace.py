@@ -87,7 +87,7 @@ class _Run:
     admitted: list[tuple[int, ForecastsRecord]] = field(default_factory=list)
 
     def add_decision(self, decision: DecisionRecord) -> None:
-        """Add a decision. Its record follows the record of the step whose measurement led to it."""
+        """Add a decision; the last added step is the step whose measurement led to the decision."""
         self.decisions.append(decision)
         if self.latency is None and self.steps and (measured := self.steps[-1]).mode != "native":
             self.latency = (decision.step - measured.step) // measured.steps

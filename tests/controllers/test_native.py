@@ -16,7 +16,8 @@ from gravac import Goodput, GraVAC
 from gravac.candidate import Candidate, Forecast
 from gravac.controllers import Decision, Measurement
 from gravac.controllers.base import WATCH
-from gravac.controllers.goodput import EXPOSED, Finding
+from gravac.controllers.goodput import EXPOSED
+from gravac.controllers.goodput_reasons import Finding
 from gravac.controllers.goodput_state import GoodputEntry, GoodputState, exchange_fraction
 from gravac.controllers.native import LARGEST, LONGEST, LOOK_S, fits_float16
 from gravac.controllers.window import Window

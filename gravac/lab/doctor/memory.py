@@ -18,12 +18,12 @@ AVERAGING = 3
 
 
 class Memory(Settings):
-    """Memory on a rank that a mode takes for one purpose.
+    """Memory that a mode occupies on each rank for one purpose.
 
     Attributes:
         mode: the mode.
         purpose: text that names the purpose, such as "residuals".
-        when: text that says during which time the memory is taken.
+        when: text that names the time during which the mode occupies the memory.
         sizes: memory in sizes of the model in float32, of 4 bytes a parameter.
         extra_bytes: additional bytes, the same for every model.
     """

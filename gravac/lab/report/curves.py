@@ -159,7 +159,7 @@ def _set_y_limits(axes: Axes, metrics: Sequence[float], section: Section) -> Non
     initial = [metric for metric in initial if math.isfinite(metric)]
     if not metrics or not initial:
         return
-    best = max(*metrics, run.target) if run.higher_is_better else min(*metrics, run.target)
+    best = (max if run.higher_is_better else min)([*metrics, run.target])
     begin = float(np.median(initial))
     margin = 0.05 * abs(best - begin) or 1.0
     ends = (begin - margin, best + margin) if run.higher_is_better else (best - margin, begin + margin)

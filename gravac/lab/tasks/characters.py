@@ -49,7 +49,7 @@ class Characters(Task):
         return _text()
 
     def optimizer(self, model: nn.Module) -> torch.optim.Optimizer:
-        """Return AdamW over the model's parameters."""
+        """Return an AdamW optimizer of the model's parameters."""
         return torch.optim.AdamW(model.parameters(), lr=self.learning_rate, betas=(0.9, 0.98), weight_decay=0.01)
 
     def batch(self, step: int, rank: int) -> Tensor:

@@ -44,7 +44,7 @@ class Leg:
 
     @property
     def evaluates(self) -> bool:
-        """True if the leg evaluates the metric."""
+        """True if the worker evaluates the metric while it trains this leg."""
         return self.every_steps is not None or self.every_seconds is not None
 
 
