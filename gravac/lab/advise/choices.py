@@ -114,7 +114,7 @@ def shapes_of(model: str | torch.nn.Module | Sequence[Shape]) -> list[Shape]:
 def candidates(
     names: Sequence[str] | None, cfs: Sequence[float] | None, machine: Machine
 ) -> list[tuple[Compressor, float]]:
-    """Return the compressors and CFs to predict.
+    """Return the compressors and CFs to predict, in the order of the names.
 
     Args:
         names: names of compressors; ``None`` for all with known costs except ``ladder``, whose members are among them.
@@ -138,9 +138,8 @@ def candidates(
         if not (math.isfinite(cf) and cf >= 1):
             raise ValueError(f"cf: {cf!r} is no compression factor; give 1 or more, such as 10")
     selection: list[tuple[Compressor, float]] = []
-    for name, compressor in measured.items():
-        if name not in (names or measured) or (name == ladder.name and not names):
-            continue
+    for name in dict.fromkeys(names or (name for name in measured if name != ladder.name)):
+        compressor = measured[name]
         low, high = min(CF_RANGE[0], *(cfs or CF_RANGE)), max(CF_RANGE[1], *(cfs or CF_RANGE))
         supported_cfs = compressor.candidates((low, high))
         if isinstance(supported_cfs, Span):
