@@ -11,8 +11,8 @@ PIP = -m pip install --quiet --no-input --disable-pip-version-check --no-compile
 unexport PYTHONDONTWRITEBYTECODE  # tests start hundreds of processes, each of which would compile gravac anew
 INSTALL = $(BIN)/python $(PIP) -c constraints.txt
 
-.PHONY: help environment environment-integrations demo test test-long test-loaded test-integrations test-integrations-short test-trackers test-torchft real test-kernels test-cuda-fake audit-cuda golden lint docs tables pictures check-tables check-wheel check-examples check-bounds measure-newcomer measure-multilevel measure-norms measure-overhead \
-	measure-soak measure-chunks measure-memory \
+.PHONY: help environment environment-integrations demo test test-long test-loaded test-integrations test-integrations-short test-trackers test-torchft real test-kernels test-hsdp test-cuda-fake audit-cuda golden lint docs tables pictures check-tables check-wheel check-examples check-bounds measure-newcomer measure-multilevel measure-norms measure-overhead \
+	measure-soak measure-chunks measure-memory measure-hsdp \
 	measure-worth measure-ladder measure-links measure-tta measure-factored measure-lowrank \
 	measure-compressors measure-steps measure-judgement measure-judgement-topk \
 	measure-outer-efficiency measure-outer-tta measure-outer-tta-four measure-outer-tta-long measure-outer-memory measure-outer-traffic measure-outer-costs measure-outer-delays measure-outer-ranks measure-outer-long measure-nanogpt measure-nanogpt-links measure-programs-links measure-native measure-fast-links measure-slow-links measure-changing-link measure-going-over measure-progress measure-switchback measure-predictors measure-language measure-talk measure-switching measure-demo measure-telemetry measure-torch-ddp measure-before-after measure-size measure-walk measure-gpu
@@ -59,6 +59,9 @@ real: $(REAL)/.real  ## nanoGPT and minGPT-ddp with gravac's lines, in SOURCES=<
 	@test -n "$(SOURCES)" || { echo "real: name a folder with clones of github.com/karpathy/nanoGPT and github.com/pytorch/examples, such as SOURCES=../sources"; exit 2; }
 	$(REAL)/bin/python -m tests.real $(SOURCES) $(ARGS)
 
+test-hsdp: $(VENV)/.test  ## models in shards on four ranks, against torch's own HSDP (3 minutes)
+	$(PYTEST) tests/hsdp $(ARGS)
+
 CUDA_FAKE = tests/device tests/streams tests/kernels tests/compressors/test_on_device.py
 
 test-cuda-fake: $(VENV)/.test $(VENV)/.triton  ## what is tested of GPUs without one: waits, launches, streams, order, kernels (2 minutes)
@@ -66,6 +69,9 @@ test-cuda-fake: $(VENV)/.test $(VENV)/.triton  ## what is tested of GPUs without
 
 audit-cuda: $(VENV)/.test $(VENV)/.triton  ## what a step would have a GPU launch, copy and wait for, counted without one (1 minute)
 	$(BIN)/python -m tests.measure.cuda_audit --json docs/measurements/cuda_audit.json
+
+measure-hsdp: $(VENV)/.test  ## models in shards: bytes over replicas, residuals, overlap (1 minute)
+	$(BIN)/python -m tests.measure.hsdp --json docs/measurements/hsdp.json
 
 measure-memory: $(VENV)/.test  ## what gravac would take of a GPU's memory, counted without one (2 minutes)
 	$(BIN)/python -m tests.measure.memory --json docs/measurements/memory.json

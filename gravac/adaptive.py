@@ -6,15 +6,14 @@ import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
-from types import MappingProxyType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.distributed as dist
 from torch._C._distributed_c10d import GradBucket
 from torch.nn.parallel import DistributedDataParallel
 
-from gravac.attaching import moments_of, native_formats, optimizers_of, reason_to_idle
+from gravac.attaching import is_sharded, moments_of, native_formats, optimizers_of, reason_to_idle
 from gravac.building import build
 from gravac.candidate import Mode
 from gravac.checkpoint.state import pack
@@ -22,18 +21,16 @@ from gravac.closeable import Closeable
 from gravac.collectives import Ledger
 from gravac.compressors import Compressor, ladder
 from gravac.controllers.base import Controller
-from gravac.engine.codec_timing import time_codecs
 from gravac.engine.engine import Engine
 from gravac.engine.records import totals
-from gravac.exchange.comparing import check_alike
 from gravac.exchange.executor import Executor, Number
 from gravac.exchange.failures import ExchangeError
-from gravac.exchange.opening import Opened, open_executor
 from gravac.modes.outer.candidates import check_chooses_every
 from gravac.modes.outer.round_state import RoundState
 from gravac.modes.outer.starting import same_on_all_ranks
 from gravac.modes.probe import ProbeLoss
 from gravac.modes.switch import Source, Switch, innermost
+from gravac.opening import NOTHING_ELSE, RunOpening
 from gravac.policy import OuterSettings, Policy, RunSettings, controller_with, load_policy
 from gravac.restoring import Restoring
 from gravac.settings import SettingsError, short_repr
@@ -47,8 +44,8 @@ from gravac.sources.weights import broadcast_weights
 from gravac.telemetry.records import DecisionRecord, EndRecord, ModeRecord, Sink
 from gravac.telemetry.sinks import Sinks
 
-NOTHING_ELSE: Mapping[str, str] = MappingProxyType({})
-"""Texts that ranks compare besides the compressor's settings: none."""
+if TYPE_CHECKING:
+    from gravac.sources.fsdp2 import FSDP2Source
 
 CLOSING_SECONDS = 20.0
 """Longest time, in seconds, that ``close`` waits for the exchange in flight: another rank may never answer."""
@@ -268,24 +265,26 @@ class AdaptiveCompressor(Closeable):
         settings = settings if probe is None else settings(probe=True)
         self._probe = probe
         self.settings, self.policy = settings, settings.policy
-        self._group = self._requested_group = group
-        self._agree_group: dist.ProcessGroup | None = None
-        self._executor: Executor | None = None
+        self._requested_group = group
         self._sinks = Sinks(sinks, settings.log_dir)
-        built = build(settings, self._sinks, self._open)
+        built = build(settings, self._sinks, lambda: self._opening.open())
         self._engine, self._admission = built.engine, built.admission
+        self._restoring = Restoring(self.policy, self._engine)
+        self._opening = RunOpening(
+            settings, self._engine, self._admission, self._sinks, self._restoring, self._requested_group
+        )
         check_chooses_every(self.policy.controller, *self.policy.every)
         self._adapter = DDPAdapter(self._engine)
         self._switch: Switch | None = None
-        self._module_source: ModuleSource | None = None
+        self._module_source: ModuleSource | FSDP2Source | None = None
         self._attached = self._closed = self._idle = False
-        self._restoring = Restoring(self.policy, self._engine)
 
     def attach(
         self,
         module: torch.nn.Module,
         optimizer: torch.optim.Optimizer | Sequence[torch.optim.Optimizer] | None = None,
         grad_scaler: torch.amp.GradScaler | None = None,
+        agree_group: dist.ProcessGroup | None = None,
     ) -> None:
         """Exchange a model's gradients by gravac from now on. Called on every rank, before the first backward.
 
@@ -293,14 +292,18 @@ class AdaptiveCompressor(Closeable):
         training runs as without gravac.
 
         Args:
-            module: the model, wrapped in DistributedDataParallel, or not wrapped: then all ranks start from rank 0's
-                weights.
+            module: the model: wrapped in DistributedDataParallel; or in shards by ``fully_shard`` on a mesh with a
+                replicate dimension, or by FSDP2's ``replicate``; or not wrapped. Without DistributedDataParallel all
+                replicas start from the first one's weights.
             optimizer: the model's optimizer, or all of them if there are several. gravac then measures the wait for
                 input separately, ``Accordion`` learns the learning rate, and the ranks average the optimizer's state
                 after outer steps. Required if ``every`` is not 1; ``()`` means that your code changes weights without
                 an optimizer.
             grad_scaler: scaler of the loss: residuals are multiplied whenever its scale changes, and
                 ``overflow_safety`` is on.
+            agree_group: ranks that hold a part of the model, which make the same decisions, if they are more than those
+                that average: with tensor parallelism. ``None``, the default: those that average, and for a model in
+                shards all ranks of its mesh.
 
         Raises:
             SettingsError: a setting differs between ranks, with its name, values and their ranks in the message; the
@@ -320,8 +323,12 @@ class AdaptiveCompressor(Closeable):
             return
         scaler = grad_scaler if grad_scaler is not None and grad_scaler.is_enabled() else None
         if isinstance(inner, DistributedDataParallel):
+            self._opening.agree_group = agree_group
             self._attach_ddp(inner, optimizers, scaler)
+        elif isinstance(module, torch.nn.Module) and is_sharded(module):
+            self._attach_sharded(module, optimizers, scaler, agree_group)
         else:
+            self._opening.agree_group = agree_group
             self._attach_module(module, optimizers, scaler)
 
     def _attach_ddp(
@@ -337,11 +344,11 @@ class AdaptiveCompressor(Closeable):
             Reducer(ddp)  # raises if this torch lacks private names of DDP that outer steps need
         switches = bool(native) or self.policy.every != (1, 1) or self._probe is not None
         group = self._requested_group or ddp.process_group
-        if self._engine.ready_to_run and group is not self._group:
+        if self._engine.ready_to_run and group is not self._opening.group:
             raise RuntimeError(
                 "process_group: this compressor averaged over another group before; make a new compressor"
             )
-        self._group = group
+        self._opening.group = group
         self._adapter.bind(ddp)
         self._admission.native = native
         self._prepare(ddp.module, optimizers, scaler, {})
@@ -366,10 +373,37 @@ class AdaptiveCompressor(Closeable):
         source = ModuleSource(self._engine)
         source.bind(module)
         self._prepare(module, optimizers, scaler, source.same)
-        broadcast_weights(module, self._group)
+        broadcast_weights(module, self._opening.group)
         source.loss_scale = self._loss_scale(scaler)
         self._steer(SteeredModule(source, module), optimizers, scaler)
         source.watch(module, optimizers[0] if optimizers else None)
+        self._module_source = source
+
+    def _attach_sharded(
+        self,
+        module: torch.nn.Module,
+        optimizers: Sequence[torch.optim.Optimizer],
+        scaler: torch.amp.GradScaler | None,
+        agree_group: dist.ProcessGroup | None,
+    ) -> None:
+        from gravac.sources.fsdp2 import FSDP2Source  # imports a second of torch, which others need not wait for
+        from gravac.sources.fsdp2_steering import SteeredFSDP2
+
+        if self.policy.every != (1, 1):
+            raise SettingsError(
+                f"every: {self.policy.every}, and outer steps of a model in shards are not there yet; use every=1"
+            )
+        for optimizer in optimizers:
+            refuse_momentum(self.policy.base, optimizer)
+        source = FSDP2Source(self._engine)
+        source.bind(innermost(module), self._requested_group)
+        self._opening.group, self._opening.agree_group = source.replicas, agree_group or source.everyone
+        self._admission.native = (1.0,) if self.policy.native and source.averages_natively else ()
+        self._prepare(module, optimizers, scaler, {})
+        source.broadcast_weights()
+        source.loss_scale = self._loss_scale(scaler)
+        source.watch(module, optimizers[0] if optimizers else None)
+        self._steer(SteeredFSDP2(source, module), optimizers, scaler)
         self._module_source = source
 
     def _prepare(
@@ -394,7 +428,7 @@ class AdaptiveCompressor(Closeable):
         self._check_loaded()
         trained = sum(parameter.numel() for parameter in inner.parameters() if parameter.requires_grad)
         self._admission.leaving_bytes = 4 * trained * (1 + max(map(moments_of, optimizers), default=0))
-        self._open({"grad_scaler": "none" if scaler is None else "enabled", **same})
+        self._opening.open({"grad_scaler": "none" if scaler is None else "enabled", **same})
         if scaler is not None:
             self._engine.averager.feedback.guard()
         self._attached = True
@@ -542,8 +576,9 @@ class AdaptiveCompressor(Closeable):
         self._check_free()
         self._engine.know(parameters)
         self._check_loaded()
-        self._group, self._agree_group, self._executor = group or self._group, agree_group, executor
-        self._open(same)
+        opening = self._opening
+        opening.group, opening.agree_group, opening.executor = group or opening.group, agree_group, executor
+        opening.open(same)
         self._attached = True
         return self._engine
 
@@ -637,7 +672,7 @@ class AdaptiveCompressor(Closeable):
     @property
     def process_group(self) -> dist.ProcessGroup | None:
         """Group of the ranks that agree on decisions, whose states make a checkpoint; ``None``: the default group."""
-        return self._agree_group or self._group
+        return self._opening.agree_group or self._opening.group
 
     def state_dict(self) -> dict[str, Any]:
         """Return this rank's state, of tensors and plain values: residuals, controller, exchange groups, step.
@@ -648,7 +683,7 @@ class AdaptiveCompressor(Closeable):
             self._switch.prepare_to_save()
         outer = None if self._switch is None else self._switch.outer
         self._engine.drain()
-        packed = pack(self.policy, self._engine, self._group)
+        packed = pack(self.policy, self._engine, self._opening.group)
         return packed if outer is None else {**packed, "outer": outer.with_local_weights(packed["outer"])}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -674,7 +709,7 @@ class AdaptiveCompressor(Closeable):
         ranks learn of that, and the newest numbers stay readable. The end of the executor may take some seconds more.
 
         To continue training with the module, call ``detach``, too: until then a backward by gravac's hook raises, and
-        native steps stay native.
+        native steps stay native. Torch averages over the replicas of a model in shards from then on.
         """
         if self._closed:
             return
@@ -683,7 +718,7 @@ class AdaptiveCompressor(Closeable):
         if self._switch is not None:
             self._switch.unlisten()  # from here on the user may train the module, so no anchors may be put into it
         if self._module_source is not None:
-            self._module_source.quiet = True
+            self._module_source.rest()
         failure: Exception | None = None
         try:
             try:
@@ -705,41 +740,3 @@ class AdaptiveCompressor(Closeable):
             self._sinks.close()
         finally:
             self._engine.close(failure)
-
-    # behind the scenes
-
-    def _open(self, same: Mapping[str, str] = NOTHING_ELSE) -> None:
-        """Compare settings over the ranks, and create an executor; do neither if the user gave an executor.
-
-        Args:
-            same: further texts by name that must be equal on all ranks.
-        """
-        if self._engine.ready_to_run:
-            return
-        if self._executor is None:
-            self._compare({**self.settings.shared(), **same})
-        device, settings = self._engine.device, self.settings
-        opened = (
-            open_executor(device, self._group, self._agree_group, settings.executor, settings.pace)
-            if self._executor is None
-            else Opened(self._executor)
-        )
-        executor = opened.executor
-        self._admission.link = opened.link
-        try:
-            self._restoring.check_rank(executor.rank, executor.world)
-            if executor.rank == 0:
-                self._sinks.open()
-            self._admission.coding = time_codecs(self.policy, self._engine.forms, opened)
-        except BaseException as failure:
-            executor.abandon(failure)  # so that ranks without a failure raise, too
-            executor.close()
-            self._sinks.close()
-            raise
-        self._engine.use(executor, self._admission.coding)
-
-    def _compare(self, texts: Mapping[str, str]) -> None:
-        """Compare settings over the ranks that agree on decisions, and parameters over those that average."""
-        if self._agree_group is not None:
-            check_alike(texts, self._engine.device, self._agree_group)
-        check_alike({**texts, **self._engine.described}, self._engine.device, self._group)

@@ -71,6 +71,11 @@ def optimizers_of(
     return optimizers
 
 
+def is_sharded(module: torch.nn.Module) -> bool:
+    """True if a parameter of the model is in shards, or replicated, by FSDP2: a ``DTensor``."""
+    return any(kind.__name__ == "DTensor" for parameter in module.parameters() for kind in type(parameter).__mro__)
+
+
 def moments_of(optimizer: torch.optim.Optimizer) -> int:
     """Return how many tensors of a parameter's size an optimizer keeps for each parameter, by its settings."""
     group = optimizer.param_groups[0]

@@ -15,6 +15,10 @@ if TYPE_CHECKING:
     from typing_extensions import Self
 
 
+STATE_REMEDY = "load a state that the same version of gravac saved, with the same model and settings"
+"""What to do if a state that is loaded lacks a field, or has one too many."""
+
+
 class SettingsError(ValueError):
     """A setting is wrong. The message names the field, its value and the allowed range."""
 

@@ -193,9 +193,14 @@ class Averager:
         for keeper in (self.feedback, self.memory, self.diagnostics):
             keeper.to_device(device)
 
-    def commit(self) -> None:
-        """End a step: store changed residuals and memory; under overflow safety only if all gradients were finite."""
-        finite = self.measurement.finite if self.feedback.commits.by_step else True
+    def commit(self, everywhere: Callable[[Verdict], Verdict] = lambda finite: finite) -> None:
+        """End a step: store changed residuals and memory; under overflow safety only if all gradients were finite.
+
+        Args:
+            everywhere: returns whether a verdict is true on all ranks that hold a part of the model, if they are more
+                than those that average; called under overflow safety, on all of these ranks.
+        """
+        finite = everywhere(self.measurement.finite) if self.feedback.commits.by_step else True
         self.feedback.commits.commit(finite)
         self.memory.commit(finite)
         self.diagnostics.commit()

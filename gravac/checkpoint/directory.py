@@ -145,7 +145,10 @@ def _read_manifest(root: Path) -> dict[str, Any]:
     except (OSError, ValueError) as failure:
         raise SettingsError(f"directory: {path} cannot be read: {failure}") from failure
     if not isinstance(manifest, dict):
-        raise SettingsError(f"directory: {path} holds {manifest!r:.80}, a manifest's fields expected")
+        raise SettingsError(
+            f"directory: {path} holds {manifest!r:.80}, a manifest's fields expected; "
+            "give the directory that gravac.checkpoint.save wrote"
+        )
     check_format(manifest, str(path))
     return validate(Manifest, manifest, str(path)).model_dump()
 

@@ -24,7 +24,7 @@ from gravac.candidate import Candidate, Mode
 from gravac.compressors import Compressor
 from gravac.compressors.dtypes import working
 from gravac.measurement import slots
-from gravac.settings import SettingsError
+from gravac.settings import STATE_REMEDY, SettingsError
 from gravac.telemetry.records import DecisionRecord
 
 LARGEST_COUNT = 2**53
@@ -385,10 +385,10 @@ def check_names(path: str, names: Iterable[str], expected: Iterable[str], subset
     present = set(names)
     for name in expected:
         if name not in present and not subset:
-            raise SettingsError(f"{path}/{name}: it is missing")
+            raise SettingsError(f"{path}/{name}: it is missing; {STATE_REMEDY}")
     unknown = sorted(present.difference(expected))
     if unknown:
-        raise SettingsError(f"{path}/{unknown[0]}: it is unknown here")
+        raise SettingsError(f"{path}/{unknown[0]}: it is unknown here; {STATE_REMEDY}")
 
 
 LIKE_PARAMETER = ("exp_avg", "exp_avg_sq", "max_exp_avg_sq", "momentum_buffer", "square_avg", "sum", "exp_inf")
@@ -417,7 +417,8 @@ def check_optimizer(path: str, state: Mapping[str, Any], optimizer: torch.optim.
     entries, groups, own_groups = state["state"], state["param_groups"], optimizer.param_groups
     if not isinstance(entries, dict) or not isinstance(groups, (list, tuple)) or len(groups) != len(own_groups):
         raise SettingsError(
-            f"{path}/param_groups: {describe(groups)}, {len(own_groups)} groups and their state expected"
+            f"{path}/param_groups: {describe(groups)}, {len(own_groups)} groups and their state expected; load "
+            "the state of the same optimizer"
         )
     parameters: dict[Any, tuple[torch.Tensor, int]] = {}
     for index, (group, own_group) in enumerate(zip(groups, own_groups, strict=True)):
@@ -427,7 +428,8 @@ def check_optimizer(path: str, state: Mapping[str, Any], optimizer: torch.optim.
         numbers = group.get("params")
         if not isinstance(numbers, (list, tuple)) or len(numbers) != len(own_group["params"]):
             raise SettingsError(
-                f"{group_path}/params: {describe(numbers)}, {len(own_group['params'])} numbers expected"
+                f"{group_path}/params: {describe(numbers)}, {len(own_group['params'])} numbers expected; load "
+                "the state of the same optimizer"
             )
         if any(type(number) is not int or number in parameters for number in numbers):
             raise SettingsError(f"{group_path}/params: {describe(numbers)}, numbers of parameters expected, each once")
@@ -597,9 +599,9 @@ def _explain(error: ValidationError, path: str) -> str:
     location = "/".join(str(key) for key in ([path] if path else []) + [*fault["loc"]]) or "state"
     more = f" (and {len(others)} more)" if others else ""
     if fault["type"] == "missing":
-        return f"{location}: it is missing{more}"
+        return f"{location}: it is missing{more}; {STATE_REMEDY}"
     if fault["type"] == "extra_forbidden":
-        return f"{location}: it is unknown here{more}"
+        return f"{location}: it is unknown here{more}; {STATE_REMEDY}"
     expected = fault["msg"].removeprefix("Value error, ").replace("Input should", "it should")
     return f"{location}: {describe(fault['input'])}, {expected}{more}"
 

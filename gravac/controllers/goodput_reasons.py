@@ -59,9 +59,19 @@ def switch_text(state: GoodputState, best: GoodputEntry, earlier: GoodputEntry) 
     return f"{took}{cost}, {instead} at {other}{cost_text(state, earlier.position)}"
 
 
+def trials_made(number: int) -> str:
+    """Return a number of trials as text.
+
+    Example:
+        >>> trials_made(1), trials_made(4)
+        ('1 trial', '4 trials')
+    """
+    return "1 trial" if number == 1 else f"{number} trials"
+
+
 def cost_text(state: GoodputState, position: int) -> str:
     """Return as text how many more steps than dense averaging a candidate takes to reach the same loss."""
     results = state.learned_of(position)
-    source = f"{results.trials} trials here" if results and results.trials else BELIEVED
+    source = f"{trials_made(results.trials)} here" if results and results.trials else BELIEVED
     belief = state.belief(position)
     return cost_at_equal_samples(belief.efficiency, belief.lower_bound, source)

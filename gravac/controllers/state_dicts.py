@@ -10,7 +10,7 @@ from typing import Annotated, Any, TypeVar
 from pydantic import Field, TypeAdapter, ValidationError
 
 from gravac.candidate import Candidate, Mode
-from gravac.settings import SettingsError
+from gravac.settings import STATE_REMEDY, SettingsError
 
 StateT = TypeVar("StateT")
 
@@ -169,9 +169,9 @@ def _check_field_names(path: str, dumped: Any, names: set[str]) -> None:
     if not isinstance(dumped, Mapping):
         raise SettingsError(f"{path}: {dumped!r:.80}, its fields {', '.join(sorted(names))} expected")
     for name in sorted(names - {*dumped}):
-        raise SettingsError(f"{path}/{name}: it is missing")
+        raise SettingsError(f"{path}/{name}: it is missing; {STATE_REMEDY}")
     for name in sorted(map(str, {*dumped} - names)):
-        raise SettingsError(f"{path}/{name}: it is unknown here")
+        raise SettingsError(f"{path}/{name}: it is unknown here; {STATE_REMEDY}")
 
 
 def _field_names(kind: Any) -> set[str]:

@@ -13,6 +13,7 @@ from dataclasses import dataclass, replace
 
 from gravac.candidate import Candidate
 from gravac.controllers.base import Decision, Measurement, Progress, Summary
+from gravac.controllers.goodput_reasons import trials_made
 from gravac.controllers.goodput_state import BROKEN, FEW_STEPS, HOLD, PROGRESS, GoodputState
 from gravac.controllers.measuring import expected_gain, prices, progress_of, with_trials
 from gravac.controllers.progress import CANDIDATE, SETTLE, Trials
@@ -176,10 +177,9 @@ def progress_text(progress: Progress) -> str:
         >>> from gravac.candidate import Candidate
         >>> outer, hook = Candidate("outer", "dense", 1.0, every=10), Candidate("hook", "dense", 1.0)
         >>> progress_text(Progress(outer, hook, 0.77, 0.09, 4, 0.8, 0.74, 0.87))
-        'steps of dense 1x every 10 steps make 0.77 ± 0.09 of the progress of steps of dense 1x here (4 trials)'
+        'a step of dense 1x every 10 steps makes 0.77 ± 0.09 of the progress of a step of dense 1x here (4 trials)'
     """
-    trials = "1 trial" if progress.trials == 1 else f"{progress.trials} trials"
     return (
-        f"steps of {progress.candidate} make {progress.ratio:.2f} ± {progress.error:.2f} of the progress of steps of "
-        f"{progress.reference} here ({trials})"
+        f"a step of {progress.candidate} makes {progress.ratio:.2f} ± {progress.error:.2f} of the progress of a step "
+        f"of {progress.reference} here ({trials_made(progress.trials)})"
     )

@@ -540,7 +540,7 @@ class Engine:
         assert measurement is not None
         measurement.loss, measurement.probe = loss, probe
         fill(measurement)
-        self.averager.commit()
+        self.averager.commit(self.executor.everywhere)
         if measurement.candidate.mode == "native":
             measurement.elements = self._elements
         measurement.close(self.executor)

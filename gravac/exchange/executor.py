@@ -41,6 +41,7 @@ class Executor(Protocol):
     Attributes:
         rank: number of this rank among those that average.
         world: number of ranks that average.
+        agree_rank: number of this rank among those that agree; 0 writes the logs.
         agree_world: number of ranks that agree on measurements and decisions; the same ranks, or more.
         latency: number of steps from a measurement to the decision that it leads to: the measurement of step t decides
             about step t + ``latency``; 2 or more.
@@ -51,6 +52,7 @@ class Executor(Protocol):
 
     rank: int
     world: int
+    agree_rank: int
     agree_world: int
     latency: int
     host_looks: bool
@@ -103,6 +105,9 @@ class Executor(Protocol):
         Raises:
             ExchangeError: a rank did not answer.
         """
+
+    def everywhere(self, finite: Verdict) -> Verdict:
+        """Return whether a verdict is true on all ranks that agree; called when a step ends, on all of them."""
 
     def catch_up(self) -> None:
         """Wait until the device has run the previous step's calls. Called before each step, unless ``host_looks``."""

@@ -131,7 +131,7 @@ class Fifo:
         self.transport = transport
         self.rank, self.world, self.ledger = transport.rank, transport.world, transport.ledger
         self._agreement = transport if agreement is None else agreement
-        self.agree_world = self._agreement.world
+        self.agree_rank, self.agree_world = self._agreement.rank, self._agreement.world
         self.compress_seconds = 0.0
         self.exchange_seconds = 0.0
         self._transports = [self.transport, *([] if agreement is None else [agreement])]
@@ -199,6 +199,13 @@ class Fifo:
     def agreed(self, started: list[Pending]) -> list[list[float]]:
         """Wait for the sums that ``agree`` started and return them; called on the exchange thread."""
         return [total.tolist() for total in self._await(self._agreement, started)]
+
+    def everywhere(self, finite: Verdict) -> Verdict:
+        """Return whether a verdict is true on all ranks that agree. Those that average have the same verdict."""
+        if self._agreement is self.transport:
+            return finite
+        ((number,),) = self.agreed(self.agree([[float(finite)]]))
+        return number == self.agree_world
 
     def _launch(self, transport: GroupTransport, collectives: Sequence[Collective]) -> list[Pending]:
         try:

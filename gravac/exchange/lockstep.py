@@ -87,7 +87,8 @@ class LockstepExecutor:
     """Executor of one of the simulated ranks of ``Lockstep``; see ``Executor``."""
 
     def __init__(self, ranks: Lockstep, rank: int, world: int, latency: int, host_looks: bool) -> None:
-        self.rank, self.world, self.agree_world, self.latency = rank, world, world, latency
+        self.rank, self.world, self.latency = rank, world, latency
+        self.agree_rank, self.agree_world = rank, world
         self.ledger = Ledger(world)
         self.exchange_seconds = 0.0
         self.queue: deque[_Work] = deque()
@@ -149,6 +150,10 @@ class LockstepExecutor:
     def agreed(self, started: list[Any]) -> list[list[float]]:
         """Return the sums of started vectors."""
         return [total.tolist() for total in self.finish(started)]
+
+    def everywhere(self, finite: Verdict) -> Verdict:
+        """Return the verdict: the ranks that agree are those that average, which have the same verdict."""
+        return finite
 
     def catch_up(self) -> None:
         """Do nothing: there is no device to wait for."""

@@ -85,7 +85,7 @@ class StreamExecutor:
         self.rank, self.world, self.ledger = transport.rank, transport.world, transport.ledger
         self.host_waits = 0
         self._agreement = transport if agreement is None else agreement
-        self.agree_world = self._agreement.world
+        self.agree_rank, self.agree_world = self._agreement.rank, self._agreement.world
         self._device = device
         self._main, self._agreement_stream = device.stream(), device.stream()
         self._sides = [device.stream() for _ in range(SIDE_STREAMS)]
@@ -172,6 +172,19 @@ class StreamExecutor:
             self.host_waits += 1
             self._wait(started.arrival)
         return [vector.tolist() for vector in started.sums]
+
+    def everywhere(self, finite: Verdict) -> Verdict:
+        """Return whether a verdict is true on all ranks that agree; the present stream waits for them, not the host."""
+        if self._agreement is self.transport:
+            return finite
+        called = self._device.record()
+        with self._on(self._agreement_stream):
+            self._device.follow(called)
+            number = AllReduce(self._vector([finite.double() if isinstance(finite, torch.Tensor) else float(finite)]))
+            self._agreement.finish(self._agreement.launch([number]))
+            ended = self._device.record()
+        self._device.follow(ended)
+        return number.tensor[0] == self.agree_world
 
     def judge(self, finite: torch.Tensor) -> Verdict:
         """Return the scalar (0-d tensor) itself: the host must not look."""

@@ -21,7 +21,6 @@ import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import contextmanager
-from dataclasses import fields, is_dataclass
 from typing import Any, Protocol
 
 import torch
@@ -33,6 +32,7 @@ from gravac.modes.native import NativeWatch
 from gravac.modes.outer.outer_steps import OuterSteps
 from gravac.modes.probe import Probe, ProbeLoss
 from gravac.policy import Policy
+from gravac.sources.backward import tensors_in
 from gravac.sources.ddp import learning_rate
 from gravac.sources.ddp_private import UncopiedHook, left_out_buffers
 from gravac.telemetry.records import ModeRecord
@@ -271,7 +271,7 @@ class Switch:
             return
         self._source.restore()
         if self._synced_forward:
-            outputs: list[Any] = tensors_in(output)
+            outputs: Iterator[Any] = tensors_in(output)
             for tensor in outputs:
                 if tensor.requires_grad:
                     tensor.register_hook(self._backward_began)
@@ -489,16 +489,3 @@ def innermost(module: torch.nn.Module) -> torch.nn.Module:
     inner = getattr(module, "_orig_mod", module)
     assert isinstance(inner, torch.nn.Module)
     return inner
-
-
-def tensors_in(output: object) -> list[torch.Tensor]:
-    """Return the tensors, of any shapes, of a forward's output: a tensor, or lists, dicts and dataclasses of such."""
-    if isinstance(output, torch.Tensor):
-        return [output]
-    if isinstance(output, Mapping):
-        return [tensor for entry in output.values() for tensor in tensors_in(entry)]
-    if isinstance(output, list | tuple):
-        return [tensor for entry in output for tensor in tensors_in(entry)]
-    if is_dataclass(output):
-        return [tensor for field in fields(output) for tensor in tensors_in(getattr(output, field.name))]
-    return []

@@ -361,6 +361,15 @@ def failed(failure: BaseException) -> torch.futures.Future[torch.Tensor]:
     return future.then(throw)
 
 
+WRAPPERS = ("_orig_mod", "_checkpoint_wrapped_module")
+"""Components of names that torch.compile and activation checkpointing insert."""
+
+
 def canonical(name: str) -> str:
-    """Return a parameter's name without the components that torch.compile inserts."""
-    return ".".join(component for component in name.split(".") if component != "_orig_mod")
+    """Return a parameter's name without the components that torch.compile and activation checkpointing insert.
+
+    Example:
+        >>> canonical("_orig_mod.block._checkpoint_wrapped_module.weight")
+        'block.weight'
+    """
+    return ".".join(component for component in name.split(".") if component not in WRAPPERS)

@@ -19,7 +19,7 @@ import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import contextmanager
-from dataclasses import dataclass, field, fields, is_dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -35,6 +35,7 @@ from gravac.exchange.comparing import described
 from gravac.exchange.executor import Job, Mark, Number
 from gravac.guarded import Guarded
 from gravac.measurement import LocalMeasurement
+from gravac.sources.backward import AtEnd, tensors_in
 from gravac.sources.buffers import SentBuffers
 from gravac.sources.ddp import canonical, learning_rate
 from gravac.sources.ddp_private import UncopiedHook
@@ -60,17 +61,7 @@ class _Backward:
 
     task: int
     synced: bool
-    callback: "weakref.ref[_AtEnd]"
-
-
-class _AtEnd:
-    """Callback that autograd calls when a backward has ended; it is freed when the backward fails."""
-
-    def __init__(self, function: Callable[[], None]) -> None:
-        self._function = function
-
-    def __call__(self) -> None:
-        self._function()
+    callback: "weakref.ref[AtEnd]"
 
 
 @dataclass(eq=False, slots=True)
@@ -258,6 +249,10 @@ class ModuleSource:
         self._inputs = self._optimized = None
         self._late = True
 
+    def rest(self) -> None:
+        """Exchange nothing from the next backward on."""
+        self.quiet = True
+
     @contextmanager
     def accumulate(self) -> Iterator[None]:
         """Return a context whose backwards exchange nothing; the next backward outside exchanges the sum.
@@ -328,7 +323,7 @@ class ModuleSource:
 
     def _forward_ended(self, module: object, inputs: object, outputs: object) -> None:
         if torch.is_grad_enabled() and not self.quiet:
-            tensors: Iterator[Any] = _tensors(outputs)
+            tensors: Iterator[Any] = tensors_in(outputs)
             for tensor in tensors:
                 if tensor.requires_grad:
                     tensor.register_hook(self._backward_starts)
@@ -365,7 +360,7 @@ class ModuleSource:
                 "torch._dynamo.config.compiled_autograd = False"
             )
         self._complete(self._waits)
-        at_end = _AtEnd(self._backward_ended)
+        at_end = AtEnd(self._backward_ended)
         synced = not (self.quiet or self._accumulating)
         self._backward = _Backward(task, synced, weakref.ref(at_end))
         Variable._execution_engine.queue_callback(at_end)
@@ -567,7 +562,7 @@ def _refuse_sharded(module: torch.nn.Module, parameters: Mapping[str, torch.nn.P
         if any(kind.__name__ == "FullyShardedDataParallel" for kind in type(child).__mro__):
             raise TypeError(
                 f"module: {path or 'the whole module'} is in shards (FullyShardedDataParallel), whose gradients "
-                "FSDP exchanges; use the plain module"
+                "FSDP exchanges; use the plain module, or fully_shard (FSDP2) on a mesh with replicas"
             )
     for name, parameter in parameters.items():
         if any(kind.__name__ == "DTensor" for kind in type(parameter).__mro__):
@@ -590,18 +585,6 @@ def _refuse_unplaced(named: Mapping[str, torch.nn.Parameter], parameters: Mappin
     if len(devices) > 1:
         listed = ", ".join(f"{name} on {device}" for device, name in devices.items())
         raise ValueError(f"module: parameters lie on several devices ({listed}); move them to one device")
-
-
-def _tensors(outputs: object) -> Iterator[torch.Tensor]:
-    """Yield the tensors in a forward's outputs: a tensor, or lists, tuples, dicts and dataclasses of tensors."""
-    if isinstance(outputs, torch.Tensor):
-        yield outputs
-    elif isinstance(outputs, Mapping):
-        yield from (tensor for entry in outputs.values() for tensor in _tensors(entry))
-    elif isinstance(outputs, list | tuple):
-        yield from (tensor for entry in outputs for tensor in _tensors(entry))
-    elif is_dataclass(outputs) and not isinstance(outputs, type):
-        yield from (tensor for entry in fields(outputs) for tensor in _tensors(getattr(outputs, entry.name)))
 
 
 def _lies_alike(gradient: torch.Tensor, parameter: torch.Tensor) -> bool:

@@ -3,11 +3,29 @@
 """Steers a module without DDP: gravac exchanges its gradients, or nobody; changeable at each step."""
 
 from concurrent.futures import Future
+from typing import Protocol
 
 import torch
 
 from gravac.candidate import Candidate
-from gravac.sources.module import ModuleSource
+
+
+class HookedSource(Protocol):
+    """A source that exchanges gradients by hooks on parameters.
+
+    Attributes:
+        decided: future of the candidate of the last step that began; ``None`` before the first.
+        send_residuals: whether the next step sends all residuals, dense.
+        quiet: whether nothing is exchanged.
+    """
+
+    decided: "Future[Candidate] | None"
+    send_residuals: bool
+    quiet: bool
+
+    @property
+    def accumulating(self) -> bool:
+        """True if a backward that begins now exchanges nothing."""
 
 
 class SteeredModule:
@@ -18,7 +36,7 @@ class SteeredModule:
         module: module that is trained.
     """
 
-    def __init__(self, source: ModuleSource, module: torch.nn.Module) -> None:
+    def __init__(self, source: HookedSource, module: torch.nn.Module) -> None:
         self.outside = self.inside = module
         self.in_join = False
         self.shares_buffers = True

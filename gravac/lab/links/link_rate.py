@@ -101,7 +101,7 @@ def tcp_rate(network: EmulatedNetwork, seconds: float = 2.0) -> float:
         pass
     settled = [sample for sample in samples if sample.time >= samples[0].time + SETTLE]
     if len(settled) < 2:
-        raise LinkError(f"a test stream brought nothing to measure in {seconds:g} s; measure for longer")
+        raise LinkError(f"a test stream brought nothing to measure within {seconds:g} s; measure for more seconds")
     return (settled[-1].received - settled[0].received) * 8 / (settled[-1].time - settled[0].time)
 
 

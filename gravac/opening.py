@@ -1,0 +1,91 @@
+# SPDX-FileCopyrightText: 2026 The gravac developers
+# SPDX-License-Identifier: Apache-2.0
+"""Opens a run: compares its settings over the ranks, then creates the executor that runs the steps."""
+
+from collections.abc import Mapping
+from types import MappingProxyType
+
+import torch.distributed as dist
+
+from gravac.building import RunAdmission
+from gravac.engine.codec_timing import time_codecs
+from gravac.engine.engine import Engine
+from gravac.exchange.comparing import check_alike
+from gravac.exchange.executor import Executor
+from gravac.exchange.opening import Opened, open_executor
+from gravac.policy import RunSettings
+from gravac.restoring import Restoring
+from gravac.telemetry.sinks import Sinks
+
+NOTHING_ELSE: Mapping[str, str] = MappingProxyType({})
+"""Texts that ranks compare besides the compressor's settings: none."""
+
+
+class RunOpening:
+    """Opens a run once model and process group are known; does nothing if the run is open.
+
+    Args:
+        settings: settings of the run.
+        engine: engine that gets the executor.
+        admission: learns the link's speed and the seconds of coding.
+        sinks: opened on rank 0.
+        restoring: checks that a loaded state is of this rank.
+        group: group of the ranks that average; ``None``: the default group.
+
+    Attributes:
+        group: group of the ranks that average; ``None``: the default group.
+        agree_group: group of the ranks that agree on decisions; ``None``: the ranks that average.
+        executor: executor that the user gave; ``None``: the run creates one.
+    """
+
+    def __init__(
+        self,
+        settings: RunSettings,
+        engine: Engine,
+        admission: RunAdmission,
+        sinks: Sinks,
+        restoring: Restoring,
+        group: dist.ProcessGroup | None = None,
+    ) -> None:
+        self.group = group
+        self.agree_group: dist.ProcessGroup | None = None
+        self.executor: Executor | None = None
+        self._settings, self._engine, self._admission = settings, engine, admission
+        self._sinks, self._restoring = sinks, restoring
+
+    def open(self, same: Mapping[str, str] = NOTHING_ELSE) -> None:
+        """Compare settings over the ranks, and create an executor; do neither if the user gave an executor.
+
+        Args:
+            same: further texts by name that must be equal on all ranks.
+
+        Raises:
+            SettingsError: a setting differs between ranks, the loaded state is of another rank, or rank 0 cannot write
+                its logs.
+            RuntimeError: there is no process group yet, or its backend fits no executor.
+        """
+        if self._engine.ready_to_run:
+            return
+        opened = self._created(same) if self.executor is None else Opened(self.executor)
+        executor = opened.executor
+        self._admission.link = opened.link
+        try:
+            self._restoring.check_rank(executor.rank, executor.world)
+            if executor.agree_rank == 0:
+                self._sinks.open()
+            self._admission.coding = time_codecs(self._settings.policy, self._engine.forms, opened)
+        except BaseException as failure:
+            executor.abandon(failure)  # so that ranks without a failure raise, too
+            executor.close()
+            self._sinks.close()
+            raise
+        self._engine.use(executor, self._admission.coding)
+
+    def _created(self, same: Mapping[str, str]) -> Opened:
+        """Compare settings over the ranks that agree, and parameters over those that average; create an executor."""
+        settings, device = self._settings, self._engine.device
+        texts = {**settings.shared(), **same}
+        if self.agree_group is not None:
+            check_alike(texts, device, self.agree_group)
+        check_alike({**texts, **self._engine.described}, device, self.group)
+        return open_executor(device, self.group, self.agree_group, settings.executor, settings.pace)

@@ -1,0 +1,129 @@
+# SPDX-FileCopyrightText: 2026 The gravac developers
+# SPDX-License-Identifier: Apache-2.0
+"""With dense gradients, training by gravac is bit for bit torch's own HSDP."""
+
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch.distributed._composable.replicate_with_fsdp import replicate
+from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoint_wrapper
+from torch.distributed.fsdp import CPUOffloadPolicy, fully_shard
+
+from gravac import AdaptiveCompressor
+from tests.hsdp.training import MIXED, dense, mesh_of, model, sharded, shards_of, train
+from tests.ranks import processes
+
+WORLD = 4
+
+
+def wrapped_in_checkpoints() -> torch.nn.Module:
+    """Return the model with activation checkpointing, in shards."""
+    mesh, whole = mesh_of(2), model()
+    blocks = torch.nn.Sequential(*[fully_shard(checkpoint_wrapper(block), mesh=mesh) for block in whole])
+    return fully_shard(blocks, mesh=mesh)
+
+
+def compiled_blocks() -> torch.nn.Module:
+    """Return the model with compiled blocks, in shards."""
+    mesh, whole = mesh_of(2), model()
+    for block in whole:
+        block.compile(backend="aot_eager")
+        fully_shard(block, mesh=mesh)
+    return fully_shard(whole, mesh=mesh)
+
+
+def with_divide_factor() -> torch.nn.Module:
+    """Return the model in shards whose gradients are summed over the replicas, and divided by two only."""
+    module: Any = sharded(mesh_of(2))
+    for child in (module, *module):
+        child.set_gradient_divide_factor(2.0)
+        child.set_force_sum_reduction_for_comms(True)
+    return module
+
+
+def replicated() -> torch.nn.Module:
+    """Return the model with a copy on each rank, by FSDP2's ``replicate``."""
+    whole = model()
+    for block in whole:
+        replicate(block)
+    return replicate(whole)
+
+
+CASES: dict[str, tuple[Any, dict[str, Any]]] = {
+    "plain": (lambda: sharded(mesh_of(2)), {}),
+    "one rank a replica": (lambda: sharded(mesh_of(4)), {}),
+    "kept gathered": (lambda: sharded(mesh_of(2), reshard_after_forward=False), {}),
+    "accumulation": (lambda: sharded(mesh_of(2)), {"micro": 3}),
+    "accumulation in shards": (lambda: sharded(mesh_of(2)), {"micro": 3, "flag": "set_requires_all_reduce"}),
+    "clipped": (lambda: sharded(mesh_of(2)), {"clip": 0.1}),
+    "activation checkpointing": (wrapped_in_checkpoints, {}),
+    "compiled": (compiled_blocks, {}),
+    "bfloat16": (lambda: sharded(mesh_of(2), mp_policy=MIXED), {}),
+    "on the CPU": (lambda: sharded(mesh_of(2), offload_policy=CPUOffloadPolicy(pin_memory=False)), {}),
+    "divide factor": (with_divide_factor, {}),
+    "replicate": (replicated, {}),
+}
+
+
+def both_ways(rank: int, world: int, names: tuple[str, ...]) -> dict[str, Any]:
+    """Train natively and with dense gradients by gravac; return the largest differences, and counted steps."""
+    found = {}
+    for name in names:
+        build, settings = CASES[name]
+        native, ours = train(build(), None, **settings), train(build(), dense(), **settings)
+        found[name] = (
+            [key for key, weight in native.weights.items() if not torch.equal(weight, ours.weights[key])],
+            native.losses == ours.losses,
+            ours.steps,
+        )
+    return found
+
+
+@pytest.mark.parametrize("names", [tuple(CASES)[:6], tuple(CASES)[6:]], ids=["loops", "models"])
+def test_dense_it_trains_as_torch_does(names: tuple[str, ...]) -> None:
+    for found in processes(both_ways, WORLD, names):
+        assert found == {name: ([], True, 20) for name in names}
+
+
+def three_replicas(rank: int, world: int) -> float:
+    native = train(sharded(mesh_of(3)), None, optimizer_of=torch.optim.SGD)
+    ours = train(sharded(mesh_of(3)), dense(), optimizer_of=torch.optim.SGD)
+    return max(float((native.weights[name] - weight).abs().max()) for name, weight in ours.weights.items())
+
+
+def test_three_replicas_differ_by_rounding_alone() -> None:
+    assert max(processes(three_replicas, 3)) < 1e-6
+
+
+def detached(rank: int, world: int) -> tuple[bool, bool]:
+    """Train ten steps with gravac, detach, and train ten more; compare with native steps from there on."""
+    module = sharded(mesh_of(2))
+    compressor = AdaptiveCompressor(native=False)
+    optimizer = torch.optim.SGD(module.parameters(), lr=1e-2)
+    compressor.attach(module, optimizer)
+    state = train_plain(module, optimizer, 3)
+    compressor.detach()
+    hooks = any(getattr(parameter, "_post_accumulate_grad_hooks", None) for parameter in module.parameters())
+    twin: Any = sharded(mesh_of(2))
+    with torch.no_grad():
+        for parameter, weight in zip(twin.parameters(), state.values(), strict=True):
+            parameter.to_local().copy_(weight)
+    after = train_plain(module, optimizer, 5)
+    of_twin = train_plain(twin, torch.optim.SGD(twin.parameters(), lr=1e-2), 5)
+    compressor.close()
+    return hooks, all(torch.equal(weight, of_twin[name]) for name, weight in after.items())
+
+
+def train_plain(module: torch.nn.Module, optimizer: torch.optim.Optimizer, steps: int) -> dict[str, torch.Tensor]:
+    chance = torch.Generator().manual_seed(dist.get_rank())
+    for _ in range(steps):
+        module(torch.randn(8, 33, generator=chance)).square().mean().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    return shards_of(module)
+
+
+def test_detached_torch_averages_again() -> None:
+    assert processes(detached, WORLD) == [(False, True)] * WORLD

@@ -1,0 +1,58 @@
+# SPDX-FileCopyrightText: 2026 The gravac developers
+# SPDX-License-Identifier: Apache-2.0
+"""What cannot be averaged over replicas is refused, with the remedy, and changes nothing."""
+
+from typing import Any
+
+import torch
+from torch.distributed.fsdp import FullyShardedDataParallel
+
+from gravac import AdaptiveCompressor
+from tests.hsdp.training import mesh_of, model, sharded
+from tests.ranks import processes
+
+
+def message_of(module: torch.nn.Module, compressor: AdaptiveCompressor | None = None) -> str:
+    """Return the text of the error with which ``attach`` refuses a module."""
+    try:
+        (compressor or AdaptiveCompressor()).attach(module, ())
+    except Exception as error:
+        return f"{type(error).__name__}: {error}"
+    return "attached"
+
+
+def refusals(rank: int, world: int) -> dict[str, str]:
+    """Try what is refused on two ranks."""
+    import gravac.sources.fsdp2 as private
+
+    mesh = mesh_of(2)
+    steps_in_backward = sharded(mesh)
+    for parameter in steps_in_backward.parameters():
+        parameter.register_post_accumulate_grad_hook(lambda parameter: None)
+    found = {
+        "no replicas": message_of(sharded(mesh_of(1)["shard"])),
+        "optimizer in backward": message_of(steps_in_backward),
+        "FSDP1": message_of(FullyShardedDataParallel(model(), device_id=torch.device("cpu"))),
+        "outer": message_of(sharded(mesh), AdaptiveCompressor(every=10)),
+        "frozen": message_of(sharded(mesh).requires_grad_(False)),
+    }
+    original = private._parameter_groups
+
+    def hidden(unit: Any) -> list[Any]:
+        return list(unit._name_of_another_torch)
+
+    private._parameter_groups = hidden
+    found["private name"] = message_of(sharded(mesh))
+    private._parameter_groups = original
+    return found
+
+
+def test_refused_by_name_with_the_remedy() -> None:
+    for found in processes(refusals, 2):
+        assert "process_group" in found["no replicas"]
+        assert "hook after accumulation" in found["optimizer in backward"]
+        assert "fully_shard (FSDP2)" in found["FSDP1"]
+        assert "every" in found["outer"]
+        assert "requires a gradient" in found["frozen"]
+        assert torch.__version__ in found["private name"]
+        assert "mesh of the shard dimension alone" in found["private name"]
