@@ -60,7 +60,7 @@ real: $(REAL)/.real  ## nanoGPT and minGPT-ddp with gravac's lines, in SOURCES=<
 	$(REAL)/bin/python -m tests.real $(SOURCES) $(ARGS)
 
 test-hsdp: $(VENV)/.test  ## models in shards on four ranks, against torch's own HSDP (3 minutes)
-	$(PYTEST) tests/hsdp $(ARGS)
+	$(PYTEST) --hypothesis-profile long tests/hsdp $(ARGS)
 
 CUDA_FAKE = tests/device tests/streams tests/kernels tests/compressors/test_on_device.py
 

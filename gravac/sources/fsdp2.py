@@ -170,7 +170,7 @@ class FSDP2Source:
         self._hooked: dict[str, tuple[torch.nn.Parameter, torch.utils.hooks.RemovableHandle]] = {}
         self._watched: list[torch.utils.hooks.RemovableHandle] = []
         self._accumulating = 0
-        self._averages_natively = self._has_averaged = False
+        self._averages_natively = False
         self._backward: weakref.ref[AtEnd] | None = None
         self._step: _Step | None = None
         self._ended: _Step | None = None
@@ -284,11 +284,6 @@ class FSDP2Source:
         exchanging = (group.reduce_grads and group.all_reduce_grads for group in self._groups)
         return bool(self._accumulating or (self._groups and not any(exchanging)))
 
-    @property
-    def averages_natively(self) -> bool:
-        """True if torch may average over the replicas itself: the mesh has a replicate dimension."""
-        return self._swallowed is not None
-
     def watch(self, module: torch.nn.Module, optimizer: torch.optim.Optimizer | None) -> None:
         """Average the gradients of a module from the next backward on; ``bind`` was called with it.
 
@@ -341,11 +336,6 @@ class FSDP2Source:
             self.use_native()
         else:
             self.quiet = True
-
-    def has_averaged(self) -> bool:
-        """True if torch has averaged over the replicas since the last call."""
-        averaged, self._has_averaged = self._has_averaged, False
-        return averaged
 
     def _set_groups(self, native: bool) -> None:
         for mesh_info, group in self._native_groups:
@@ -437,7 +427,6 @@ class FSDP2Source:
 
     def _reduced(self, name: str, parameter: torch.nn.Parameter) -> None:
         """Take a gradient that torch has reduced within this replica, and hand its unit over if it is complete."""
-        self._has_averaged = self._averages_natively
         if self.quiet or self._averages_natively or (self._accumulating and self._swallowed is None):
             return
         self._enter()

@@ -1,6 +1,6 @@
 # SPDX-FileCopyrightText: 2026 The gravac developers
 # SPDX-License-Identifier: Apache-2.0
-"""Steers a model in shards: gravac averages over its replicas, or torch, or nobody; changeable at each step."""
+"""Steers a model in shards: gravac averages over its replicas, or nobody; changeable at each step."""
 
 import torch
 
@@ -24,15 +24,3 @@ class SteeredFSDP2(SteeredModule):
     def use_hook(self) -> None:
         """Average over the replicas by gravac, from the next backward on."""
         self._source.use_hook()
-
-    def use_native(self, cf: float) -> None:
-        """Let torch average over the replicas, from the next backward on.
-
-        Args:
-            cf: 1; torch has no other format here than the one that the user set.
-        """
-        self._source.use_native()
-
-    def has_averaged(self) -> bool:
-        """True if torch has averaged over the replicas since the last call."""
-        return self._source.has_averaged()

@@ -42,7 +42,7 @@ def compressed(rank: int, world: int, replicas: int, names: tuple[str, ...]) -> 
     return {name: train(sharded(mesh_of(replicas)), METHODS[name]()) for name in names}
 
 
-@pytest.mark.parametrize("replicas", [2, 4])
+@pytest.mark.parametrize("replicas", [2, pytest.param(4, marks=pytest.mark.long)])
 def test_replicas_stay_equal_and_all_ranks_decide_alike(replicas: int) -> None:
     ranks = processes(compressed, WORLD, replicas, tuple(METHODS))
     shards = WORLD // replicas

@@ -81,7 +81,15 @@ def both_ways(rank: int, world: int, names: tuple[str, ...]) -> dict[str, Any]:
     return found
 
 
-@pytest.mark.parametrize("names", [tuple(CASES)[:6], tuple(CASES)[6:]], ids=["loops", "models"])
+OFTEN = ("plain", "accumulation in shards", "bfloat16", "divide factor")
+"""Cases that run with all tests; ``make test-hsdp`` runs the others, too."""
+
+
+@pytest.mark.parametrize(
+    "names",
+    [OFTEN, pytest.param(tuple(name for name in CASES if name not in OFTEN), marks=pytest.mark.long)],
+    ids=["often", "others"],
+)
 def test_dense_it_trains_as_torch_does(names: tuple[str, ...]) -> None:
     for found in processes(both_ways, WORLD, names):
         assert found == {name: ([], True, 20) for name in names}
