@@ -90,7 +90,7 @@ def _entries(mapping: Mapping[Any, Any], depth: int, separator: str) -> list[str
 
 
 def _attributes(setting: object, depth: int) -> dict[str, Any]:
-    """Return the fields of settings and data classes, and the public attributes of an object that is not nested."""
+    """Return the fields of settings and data classes; of any other object the public attributes, if it is outermost."""
     if isinstance(setting, BaseModel):
         return dict(setting)
     if dataclasses.is_dataclass(setting):

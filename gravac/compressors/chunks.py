@@ -117,7 +117,7 @@ class SparseChunks:
         return dense
 
     def overwrite(self, *denses: torch.Tensor) -> bool:
-        """Overwrite tensors, given side by side or one by one; return False if a kernel cannot write into them."""
+        """Decompress into tensors, given side by side or one by one; return False if a kernel cannot write there."""
         if not all(map(folds, denses)):
             return False
         tensors = [*denses[0].view(len(self.order), -1)] if len(denses) == 1 else denses

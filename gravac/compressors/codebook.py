@@ -237,7 +237,7 @@ def _signs(x: torch.Tensor) -> torch.Tensor:
 
 
 def _codes(grid: torch.Tensor, bits: int, kind: Kind) -> torch.Tensor:
-    """Return packed codes of grid points, int8 ``[rows, block]``: uint8, ``[rows, packed_bytes(block, bits)]``."""
+    """Pack the codes of grid points, int8, ``[rows, block]``; return uint8, ``[rows, packed_bytes(block, bits)]``."""
     if bits == 2:
         points = grid.numpy()
         codes, *higher = (np.greater_equal(points, point).view(np.uint8) for point in points_between(bits, kind))

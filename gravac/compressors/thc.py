@@ -203,7 +203,7 @@ class THC(Compressor):
         return rows.reshape(-1), cut
 
     def _with_cut(self, sent: "GridCodes", cut: torch.Tensor, ctx: Context) -> tuple["GridCodes", torch.Tensor]:
-        """Add what saturation cut off this rank's shard to the sent tensor; also return its energy, 0-d."""
+        """Add to the sent tensor what saturation removed from this rank's shard; also return the part's energy, 0-d."""
         codes = unpack(sent.codes, self.bits, len(cut) * ctx.world).int()
         local_shard = slice(ctx.rank * len(cut), (ctx.rank + 1) * len(cut))
         codes[local_shard] += cut

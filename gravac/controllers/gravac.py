@@ -146,7 +146,7 @@ class GraVAC(Settings):
     def _native_if_allowed(self, state: GravacState) -> GravacState:
         """Return the state in which DDP exchanges by itself if dense runs and no other CF is to be evaluated.
 
-        During a rest at dense, the lowest CF is evaluated in the window in which the rest ends.
+        During a rest at dense, the lowest CF is evaluated in the window in which the rest at dense ends.
         """
         fits = state.running.cf == 1 or fits_float16(state.energy)
         allowed = state.phase == EXPLOIT and state.running.dense and state.running.cf in state.native and fits
@@ -158,7 +158,7 @@ class GraVAC(Settings):
         return Decision(state.runs, self._shadow(state), reason, summary, watch=self._watch(state))
 
     def _watch(self, state: GravacState) -> int:
-        """Return the number of steps of the next native stretch: until the rest is over, or a window."""
+        """Return the number of steps of the next native stretch: to the end of the rest at dense, or one window."""
         if not state.by_itself:
             return WATCH
         if not state.compresses:

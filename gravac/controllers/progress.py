@@ -43,7 +43,7 @@ UNEVEN = 0.2
 in some stretches than in others."""
 
 BIAS = 0.1
-"""Error of the mean of many trials."""
+"""Error that the ratio keeps however many trials are averaged; absolute, of a ratio of efficiencies."""
 
 NOISE = 0.2
 """Standard deviation of the ratio that a trial measures, due to the noise of the readings alone. It is assumed before
@@ -187,11 +187,11 @@ class Trials:
         return trials
 
     def start_candidate(self) -> Trials:
-        """Return the trials at the beginning of a stretch of the candidate."""
+        """Return the trials as they are when a stretch of the candidate begins."""
         return replace(self, stage=CANDIDATE, made=0, candidate_steps=(*self.candidate_steps, 0))
 
     def settle(self) -> Trials:
-        """Return the trials at the beginning of the steps in which the ranks settle."""
+        """Return the trials as they are when the steps begin in which the ranks settle."""
         return replace(self, stage=SETTLING, made=0)
 
     def ask(self) -> Trials:

@@ -79,7 +79,7 @@ class Waiting:
         Args:
             coding_bytes: bytes that averaging takes for each element; see ``Averager.coding_bytes``.
             total: number of elements of all the model's tensors.
-            exchange_s: see ``enough``.
+            exchange_s: seconds that exchanging all tensors in one job would take on the link; 0: not known.
             on_cpu: whether the gradients are on a CPU, on which calls cost little, and a job is coded while others are
                 in flight.
         """

@@ -464,7 +464,7 @@ class Engine:
         return self.deciding.decide_first(self.state, forms, self.averager.world)
 
     def _begin(self, inputs: StepInputs) -> Candidate:
-        """Begin a step; return the candidate decided on, which the step runs if it is of the step's mode."""
+        """Begin a step; return the candidate decided on. The step runs that candidate if their modes are the same."""
         state, executor, forms = self.state, self.executor, self.forms or inputs.forms
         if self.decision is None:
             self._first_decision(forms)

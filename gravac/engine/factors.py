@@ -27,11 +27,11 @@ class Factors:
         return cls(_cf(decision.candidate), {name: _cf(candidate) for name, candidate in decision.tensors})
 
     def of_tensor(self, name: str) -> float | None:
-        """Return a tensor's factor."""
+        """Return the CF of a tensor; ``None`` if the tensor is sent dense."""
         return self.cfs.get(name, self.cf)
 
     def fell(self, previous: "Factors", name: str) -> bool:
-        """True if a tensor's factor is lower than the previous one; dense is the lowest."""
+        """True if a tensor's CF is lower than the previous one; dense is the lowest."""
         return (self.of_tensor(name) or 0.0) < (previous.of_tensor(name) or 0.0)
 
 

@@ -97,7 +97,8 @@ class _Run:
         latency = LATENCY if self.latency is None else self.latency
         if not 1 <= latency <= LONGEST_LATENCY:
             raise SettingsError(
-                f"trace: the first decision holds {latency} steps after its measurement, 1 to {LONGEST_LATENCY} steps "
+                f"trace: the first decision takes effect {latency} steps after its measurement, 1 to "
+                f"{LONGEST_LATENCY} steps "
                 "expected; give a gravac.jsonl as it was written"
             )
         return Trace(self.run, tuple(self.steps), tuple(self.decisions), latency, tuple(self.admitted))

@@ -107,7 +107,7 @@ def drive(
 
 
 def _steps_of(decision: Decision) -> int:
-    """Return the number of training steps of the engine's step in which a decision applies."""
+    """Return how many training steps the engine runs as one step, under a decision."""
     return decision.watch if decision.candidate.mode == "native" else decision.candidate.every
 
 

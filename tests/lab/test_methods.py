@@ -108,7 +108,7 @@ def test_what_paces_itself_never_leaves_steps_to_ddp() -> None:
         ("outer(every=0):ladder", "every: give a number of steps"),
         ("outer(often=3):ladder", "often: unknown setting"),
         ("outer(10):ladder", "name each, such as"),
-        ("outer:topk@10", "every is a choice"),
+        ("outer:topk@10", "every is a choice of several"),
         ("outer(every=10):topk", "say which, such as topk@10"),
         ("outer(every=10, momentum=1):topk@10", "momentum"),
         ("torchft-diloco(every=0)", "every"),

@@ -266,7 +266,7 @@ def test_a_state_of_something_else_is_refused() -> None:
     state = one.state_dict()
     with pytest.raises(SettingsError, match="outer: the state is of ranks that do not train apart"):
         Ranks(1, every=2, **FOUR_BITS).outer[0].load_state_dict({k: v for k, v in state.items() if k != "outer"})
-    with pytest.raises(SettingsError, match=r"fragments: the state has 1 of 6 parameters, this run has 2 of 6"):
+    with pytest.raises(SettingsError, match=r"fragments: the state has 1 with 6 parameters, this run has 2 with 6"):
         Ranks(1, every=2, fragments=2, **FOUR_BITS).outer[0].load_state_dict(state)
     with pytest.raises(SettingsError, match="base"):
         Ranks(1, every=2).outer[0].load_state_dict(state)

@@ -93,7 +93,7 @@ class Link:
         for previous, time in pairwise(times):
             if not previous + SHORTEST_PHASE <= time <= LONGEST:
                 raise ValueError(
-                    f"link: {str(self)!r} changes at {_number_text(time)} s after {_number_text(previous)} s; use "
+                    f"link: {str(self)!r} gives {_number_text(time)} s after {_number_text(previous)} s; use "
                     f"ascending times at least {SHORTEST_PHASE:g} s apart and up to {LONGEST:g} s, such as "
                     "1gbit,30s:50mbit"
                 )

@@ -282,7 +282,7 @@ class Method:
         modes = Modes.from_settings(settings(match["settings"] or "()"), OUTER_EVERY)
         has_range = match["high"] is not None or (modes.chooses_every and match["low"] is None)
         if modes.chooses_every and not has_range:
-            raise ValueError("every is a choice, so the CF is one too; give a range such as @2-1000, or one every")
+            raise ValueError("every is a choice of several, so the CF must be a range (@2-1000); or give one every")
         if has_range:
             cf_range = (float(match["low"]), float(match["high"])) if match["low"] else LADDER_RANGE
             method = cls(text, base=base, controller="goodput", cf_range=cf_range, modes=modes)

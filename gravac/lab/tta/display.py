@@ -73,7 +73,7 @@ class TtaLive(ProgressDisplay):
             )
 
     def finished(self, run: TrainingRecord) -> None:
-        """See ``Watcher``."""
+        """Print what a finished run came to, and advance the progress bar."""
         self._finished += 1
         result = f"target after {run.tta_s:.1f} s" if run.tta_s is not None else f"not within {run.seconds:.0f} s"
         mark = " (factored)" if run.factored else ""

@@ -43,8 +43,8 @@ def check_outer(dumped: Any, current: RoundState, world: int | None) -> None:
     current_names = [[*fragment.anchors] for fragment in current.fragments]
     if saved_names != current_names:
         raise SettingsError(
-            f"fragments: the state has {len(saved_names)} of {sum(map(len, saved_names))} parameters, this run has "
-            f"{len(current_names)} of {sum(map(len, current_names))}, or other names; use the same model and fragments"
+            f"fragments: the state has {len(saved_names)} with {sum(map(len, saved_names))} parameters, this run has "
+            f"{len(current_names)} with {sum(map(len, current_names))}, or names differ; use the same model and number"
         )
     for index, (saved, fragment) in enumerate(zip(state.fragments, current.fragments, strict=True)):
         path = f"outer/fragments/{index}"
