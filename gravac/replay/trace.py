@@ -98,8 +98,7 @@ class _Run:
         if not 1 <= latency <= LONGEST_LATENCY:
             raise SettingsError(
                 f"trace: the first decision takes effect {latency} steps after its measurement, 1 to "
-                f"{LONGEST_LATENCY} steps "
-                "expected; give a gravac.jsonl as it was written"
+                f"{LONGEST_LATENCY} steps expected; give a gravac.jsonl as it was written"
             )
         return Trace(self.run, tuple(self.steps), tuple(self.decisions), latency, tuple(self.admitted))
 

@@ -91,7 +91,7 @@ class SwallowedAllReduce(dist.ProcessGroup):
 
 
 @dataclass(frozen=True, slots=True)
-class _Place:
+class _Holder:
     """Where the model holds a parameter, which ``load_state_dict(assign=True)`` may replace there.
 
     Attributes:
@@ -160,7 +160,7 @@ class FSDP2Source:
         self.everyone: dist.ProcessGroup | None = None
         self._engine, self._waits = engine, waits
         self._module: weakref.ref[torch.nn.Module] | None = None
-        self._places: dict[str, _Place] = {}
+        self._holders: dict[str, _Holder] = {}
         self._padded: dict[str, torch.Size] = {}
         self._in_buffer: dict[str, torch.Size] = {}
         self._unit_sizes: list[int] = []
@@ -207,9 +207,9 @@ class FSDP2Source:
                 "use a mesh of two dimensions, init_device_mesh(..., mesh_dim_names=('replicate', 'shard')), or give "
                 "AdaptiveCompressor(process_group=...) the ranks that hold the same shard"
             )
-        taken = {id(parameter) for group in groups for parameter in _trained(group)} if groups else None
-        self._places = dict(_places(module, taken))
-        if not self._places:
+        averaged_ids = {id(parameter) for group in groups for parameter in _trained(group)} if groups else None
+        self._holders = dict(_holders(module, averaged_ids))
+        if not self._holders:
             raise ValueError("module: no parameter that requires a gradient is in shards; give a module to train")
         self._refuse_other_hooks()
         self.replicas = _only_replicas(groups, replicas) if groups else replicas
@@ -218,10 +218,10 @@ class FSDP2Source:
         self._native_groups = [(group.mesh_info, group.mesh_info.replicate_process_group) for group in groups]
         self._swallowed = SwallowedAllReduce(self.replicas.rank(), self.replicas.size()) if groups else None
         self._find_shapes(_shard_ranks(groups))
-        count = 1 + max(place.unit for place in self._places.values())
-        units = [place.unit for place in self._places.values()]
+        count = 1 + max(holder.unit for holder in self._holders.values())
+        units = [holder.unit for holder in self._holders.values()]
         self._unit_sizes = [units.count(unit) for unit in range(count)]
-        local = {name: _local(place) for name, place in self._places.items()}
+        local = {name: _local(holder) for name, holder in self._holders.items()}
         forms = {
             name: torch.empty(self._padded[name], dtype=shard.dtype, device="meta") for name, shard in local.items()
         }
@@ -229,8 +229,8 @@ class FSDP2Source:
         self._engine.device = next(shard.device for shard in local.values())
 
     def _refuse_other_hooks(self) -> None:
-        for name, place in self._places.items():
-            if getattr(place.parameter, "_post_accumulate_grad_hooks", None):
+        for name, holder in self._holders.items():
+            if getattr(holder.parameter, "_post_accumulate_grad_hooks", None):
                 raise RuntimeError(
                     f"module: parameter {name} has a hook after accumulation already, which would see the gradient of "
                     "this replica and not the mean: that of an optimizer that makes its steps within backward, or of "
@@ -244,11 +244,11 @@ class FSDP2Source:
             shard_ranks: ranks among which torch cuts a parameter; empty: not known.
         """
         assert self.replicas is not None
-        meshes = {rank for place in self._places.values() for rank in _mesh_of(place).mesh.flatten().tolist()}
+        meshes = {rank for holder in self._holders.values() for rank in _mesh_of(holder).mesh.flatten().tolist()}
         ranks = sorted(set().union(*_gathered(meshes, self.replicas)))
         if ranks != sorted(dist.get_process_group_ranks(self.replicas)):
             self.everyone = dist.group.WORLD if len(ranks) == dist.get_world_size() else _new_group(ranks)
-        shapes = {name: tuple(_local(place).shape) for name, place in self._places.items()}
+        shapes = {name: tuple(_local(holder).shape) for name, holder in self._holders.items()}
         everyones = dict(zip(ranks, _gathered(shapes, self.everyone or self.replicas), strict=True))
         for rank, others in everyones.items():
             if differing := sorted(shapes.keys() ^ others.keys()):
@@ -265,8 +265,8 @@ class FSDP2Source:
         """Copy the first replica's weights to all replicas. Called on every rank."""
         assert self.replicas is not None
         first = dist.get_global_rank(self.replicas, 0)
-        for place in self._places.values():
-            shard = _local(place)
+        for holder in self._holders.values():
+            shard = _local(holder)
             if shard.numel():
                 contiguous = shard.contiguous()
                 dist.broadcast(contiguous.view(-1).view(torch.uint8), first, group=self.replicas)
@@ -380,8 +380,8 @@ class FSDP2Source:
     def _hook_parameters(self) -> None:
         """Hook the present parameters, also those that took the place of others since."""
         lost = []
-        for name, place in self._places.items():
-            parameter = place.parameter
+        for name, holder in self._holders.items():
+            parameter = holder.parameter
             hooked, handle = self._hooked.get(name, (None, None))
             if parameter is None or parameter is hooked:
                 continue
@@ -431,14 +431,14 @@ class FSDP2Source:
             return
         self._enter()
         step = self._step or self._begin()
-        unit = self._places[name].unit
+        unit = self._holders[name].unit
         if step.pieces and unit != step.unit:
             self._hand_over(step)
         step.unit, step.arrived = unit, step.arrived + 1
         step.pieces.append(self._piece(step, name, parameter))
         if len(step.pieces) == self._unit_sizes[unit]:
             self._hand_over(step)
-        if self._backward is None and step.arrived == len(self._places):
+        if self._backward is None and step.arrived == len(self._holders):
             self._end()
 
     # a backward
@@ -517,11 +517,11 @@ class FSDP2Source:
     def _hand_over(self, step: _Step) -> None:
         """Hand the gradients that have arrived over to the engine."""
         pieces, step.pieces = step.pieces, []
-        whole = _whole(pieces)
+        buffer = _common_buffer(pieces)
         if self._swallowed is not None and self._swallowed.sums:
-            flats = [piece.flat for piece in pieces] if whole is None else [whole]
+            flats = [piece.flat for piece in pieces] if buffer is None else [buffer]
             torch._foreach_mul_(flats, float(self._swallowed.size()))
-        step.handles.append(self._engine.exchange(pieces, whole))
+        step.handles.append(self._engine.exchange(pieces, buffer))
 
     def _end(self) -> None:
         """Hand over the remaining gradients, and end the engine's step."""
@@ -542,7 +542,7 @@ class FSDP2Source:
             self.wait()
 
 
-def _whole(pieces: list[Piece]) -> torch.Tensor | None:
+def _common_buffer(pieces: list[Piece]) -> torch.Tensor | None:
     """Return one flat view over pieces that lie in memory one after the other; ``None`` if they do not."""
     first = pieces[0].flat
     end = first.storage_offset()
@@ -555,12 +555,12 @@ def _whole(pieces: list[Piece]) -> torch.Tensor | None:
     return first.as_strided((end - first.storage_offset(),), (1,), first.storage_offset())
 
 
-def _places(module: torch.nn.Module, taken: "set[int] | None") -> Iterator[tuple[str, _Place]]:
-    """Yield the places of the parameters to average, by name.
+def _holders(module: torch.nn.Module, averaged_ids: "set[int] | None") -> Iterator[tuple[str, _Holder]]:
+    """Yield the holders of the parameters to average, by name.
 
     Args:
         module: the model.
-        taken: ``id`` of the parameters to take; ``None``: all in shards.
+        averaged_ids: ``id`` of the parameters to take; ``None``: all in shards.
     """
     units: dict[int, int] = {}
     unit_of: dict[int, int] = {}
@@ -569,22 +569,22 @@ def _places(module: torch.nn.Module, taken: "set[int] | None") -> Iterator[tuple
         parent = unit_of.get(id(module.get_submodule(path.rpartition(".")[0])), -1) if path else -1
         unit_of[id(child)] = units.setdefault(id(child), len(units)) if isinstance(child, FSDPModule) else parent
         for attribute, parameter in child.named_parameters(recurse=False):
-            wanted = isinstance(parameter, DTensor) and (taken is None or id(parameter) in taken)
-            if parameter.requires_grad and wanted and id(parameter) not in seen:
+            is_averaged = isinstance(parameter, DTensor) and (averaged_ids is None or id(parameter) in averaged_ids)
+            if parameter.requires_grad and is_averaged and id(parameter) not in seen:
                 seen.add(id(parameter))
                 name = canonical(f"{path}.{attribute}" if path else attribute)
-                yield name, _Place(child, attribute, unit_of[id(child)])
+                yield name, _Holder(child, attribute, unit_of[id(child)])
 
 
-def _local(place: _Place) -> torch.Tensor:
+def _local(holder: _Holder) -> torch.Tensor:
     """Return this rank's shard of a parameter, without its graph."""
-    parameter: Any = place.parameter
+    parameter: Any = holder.parameter
     shard: torch.Tensor = parameter.to_local().detach()
     return shard
 
 
-def _mesh_of(place: _Place) -> Any:
-    parameter: Any = place.parameter
+def _mesh_of(holder: _Holder) -> Any:
+    parameter: Any = holder.parameter
     return parameter.device_mesh
 
 
@@ -645,12 +645,12 @@ def _trained(group: Any) -> list[torch.nn.Parameter]:
     return [parameter.sharded_param for parameter in group.fsdp_params if parameter.sharded_param.requires_grad]
 
 
-def _only_replicas(groups: list[Any], given: dist.ProcessGroup | None) -> dist.ProcessGroup:
+def _only_replicas(groups: list[Any], requested: dist.ProcessGroup | None) -> dist.ProcessGroup:
     """Return the group of replicas that all units have.
 
     Args:
         groups: parameter groups whose mesh has a replicate dimension.
-        given: group that the user gave; ``None``: none.
+        requested: group that the user gave; ``None``: none.
 
     Raises:
         SettingsError: units have different replicas, or the user gave a group of other ranks.
@@ -665,10 +665,10 @@ def _only_replicas(groups: list[Any], given: dist.ProcessGroup | None) -> dist.P
             "averages over one group; use one mesh for all units that are replicated"
         )
     ((ranks, mesh_info),) = by_ranks.items()
-    if given is not None and tuple(dist.get_process_group_ranks(given)) != ranks:
+    if requested is not None and tuple(dist.get_process_group_ranks(requested)) != ranks:
         raise SettingsError(
-            f"process_group: ranks {dist.get_process_group_ranks(given)}, but the model's mesh has replicas on ranks "
-            f"{list(ranks)}, over which gravac averages; leave process_group out"
+            f"process_group: ranks {dist.get_process_group_ranks(requested)}, but the model's mesh has replicas on "
+            f"ranks {list(ranks)}, over which gravac averages; leave process_group out"
         )
     replicas: dist.ProcessGroup = mesh_info.replicate_process_group
     return replicas
@@ -676,7 +676,7 @@ def _only_replicas(groups: list[Any], given: dist.ProcessGroup | None) -> dist.P
 
 def _shard_ranks(groups: list[Any]) -> frozenset[int]:
     """Return the ranks among which torch cuts the parameters; empty: not known, or not the same for all units."""
-    found = {
+    of_groups = {
         frozenset(
             [dist.get_rank()]
             if getattr(group.mesh_info, "shard_process_group", None) is None
@@ -684,7 +684,7 @@ def _shard_ranks(groups: list[Any]) -> frozenset[int]:
         )
         for group in groups
     }
-    return next(iter(found)) if len(found) == 1 else frozenset()
+    return next(iter(of_groups)) if len(of_groups) == 1 else frozenset()
 
 
 def _require_all_reduce(module: torch.nn.Module, required: bool) -> None:
