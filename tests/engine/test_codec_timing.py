@@ -15,7 +15,7 @@ import torch.distributed as dist
 from hypothesis import given
 from hypothesis import strategies as st
 
-import gravac.adaptive
+import gravac.opening
 from gravac import AdaptiveCompressor, Compressor, Goodput, Policy, Static, dense, ladder, powersgd, quantize, topk
 from gravac.averaging.plan import Form
 from gravac.collectives import Collective, Ledger, tensors_of
@@ -285,7 +285,7 @@ def trained(rank: int, world: int, passes: float | None) -> tuple[str, str, list
         return Opened(StreamExecutor(GroupTransport(group), idle), LINK, idle)
 
     if passes is not None:
-        gravac.adaptive.open_executor = there
+        gravac.opening.open_executor = there
     ddp = parallel()
     optimizer = sgd(ddp)
     records: list[Any] = []
