@@ -24,7 +24,9 @@ class AtEnd:
 
 
 def tensors_in(outputs: object) -> Iterator[torch.Tensor]:
-    """Yield the tensors, of any shapes, in a forward's outputs: a tensor, or lists, tuples, dicts and dataclasses of tensors.
+    """Yield the tensors, of any shapes, in a forward's outputs.
+
+    The outputs are a tensor, or lists, tuples, dicts and dataclasses of tensors.
 
     Example:
         >>> [tensor.numel() for tensor in tensors_in({"loss": torch.zeros(()), "parts": [torch.zeros(2)]})]
