@@ -45,7 +45,7 @@ from gravac.telemetry.records import DecisionRecord, EndRecord, ModeRecord, Sink
 from gravac.telemetry.sinks import Sinks
 
 if TYPE_CHECKING:
-    from gravac.sources.fsdp2 import FSDP2Source
+    from gravac.sources.fsdp2_source import FSDP2Source
 
 CLOSING_SECONDS = 20.0
 """Longest time, in seconds, that ``close`` waits for the exchange in flight: another rank may never answer."""
@@ -322,13 +322,13 @@ class AdaptiveCompressor(Closeable):
             self._attached = self._idle = True
             return
         scaler = grad_scaler if grad_scaler is not None and grad_scaler.is_enabled() else None
+        self._opening.agree_group = agree_group
+        self._admission.native = ()
         if isinstance(inner, DistributedDataParallel):
-            self._opening.agree_group = agree_group
             self._attach_ddp(inner, optimizers, scaler)
         elif isinstance(module, torch.nn.Module) and is_sharded(module):
-            self._attach_sharded(module, optimizers, scaler, agree_group)
+            self._attach_sharded(module, optimizers, scaler)
         else:
-            self._opening.agree_group = agree_group
             self._attach_module(module, optimizers, scaler)
 
     def _attach_ddp(
@@ -384,10 +384,9 @@ class AdaptiveCompressor(Closeable):
         module: torch.nn.Module,
         optimizers: Sequence[torch.optim.Optimizer],
         scaler: torch.amp.GradScaler | None,
-        agree_group: dist.ProcessGroup | None,
     ) -> None:
-        from gravac.sources.fsdp2 import FSDP2Source  # imports a second of torch, which others need not wait for
-        from gravac.sources.fsdp2_steering import SteeredFSDP2
+        from gravac.sources.fsdp2 import ShardedModel  # imports a second of torch, which others need not wait for
+        from gravac.sources.fsdp2_source import FSDP2Source
 
         if self.policy.every != (1, 1):
             raise SettingsError(
@@ -395,15 +394,15 @@ class AdaptiveCompressor(Closeable):
             )
         for optimizer in optimizers:
             refuse_momentum(self.policy.base, optimizer)
-        source = FSDP2Source(self._engine)
-        source.bind(innermost(module), self._requested_group)
-        self._opening.group, self._opening.agree_group = source.replicas, agree_group or source.everyone
-        self._admission.native = ()  # in one test run of many, ranks did not count the same native steps
+        model = ShardedModel(innermost(module), self._requested_group)
+        source = FSDP2Source(self._engine, model)
+        self._opening.group = model.replicas
+        self._opening.agree_group = self._opening.agree_group or model.everyone
         self._prepare(module, optimizers, scaler, {})
-        source.broadcast_weights()
+        model.broadcast_weights()
         source.loss_scale = self._loss_scale(scaler)
         source.watch(module, optimizers[0] if optimizers else None)
-        self._steer(SteeredFSDP2(source, module), optimizers, scaler)
+        self._steer(SteeredModule(source, module, shares_buffers=False), optimizers, scaler)
         self._module_source = source
 
     def _prepare(

@@ -130,7 +130,7 @@ class Averager:
         return self._choices[key]
 
     def one_round(self, plan: Plan) -> bool:
-        """True if averaging tensors by a plan takes a single round of collectives."""
+        """True if the collectives of a plan need a single round."""
         return all(choice.profile.one_round for choice in plan.choices)
 
     def coding_bytes(self, plan: Plan) -> int:

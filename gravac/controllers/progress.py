@@ -43,7 +43,7 @@ UNEVEN = 0.2
 in some stretches than in others."""
 
 BIAS = 0.1
-"""Error that the ratio keeps however many trials are averaged; absolute, of a ratio of efficiencies."""
+"""Error of the measured ratio of two efficiencies that further trials do not reduce."""
 
 NOISE = 0.2
 """Standard deviation of the ratio that a trial measures, due to the noise of the readings alone. It is assumed before
@@ -187,15 +187,15 @@ class Trials:
         return trials
 
     def start_candidate(self) -> Trials:
-        """Return the trials as they are when a stretch of the candidate begins."""
+        """Begin a stretch of the candidate: return the changed trials."""
         return replace(self, stage=CANDIDATE, made=0, candidate_steps=(*self.candidate_steps, 0))
 
     def settle(self) -> Trials:
-        """Return the trials as they are when the steps begin in which the ranks settle."""
+        """Begin the steps in which the ranks settle: return the changed trials."""
         return replace(self, stage=SETTLING, made=0)
 
     def ask(self) -> Trials:
-        """Return the trials after the controller requested a reading."""
+        """Record that the controller requested a reading: return the changed trials."""
         return replace(self, asked=True)
 
     @property

@@ -32,9 +32,9 @@ from gravac.modes.native import NativeWatch
 from gravac.modes.outer.outer_steps import OuterSteps
 from gravac.modes.probe import Probe, ProbeLoss
 from gravac.policy import Policy
-from gravac.sources.backward import tensors_in
 from gravac.sources.ddp import learning_rate
 from gravac.sources.ddp_private import UncopiedHook, left_out_buffers
+from gravac.sources.hooked import tensors_in
 from gravac.telemetry.records import ModeRecord
 
 

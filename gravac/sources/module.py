@@ -14,10 +14,8 @@ become ready in another order or a rank fails:
 """
 
 import functools
-import math
 import weakref
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import Future
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
@@ -26,20 +24,17 @@ import torch
 from torch.autograd import Variable
 from torch.nn.parallel import DistributedDataParallel
 
-from gravac.candidate import Candidate
 from gravac.collectives import AllReduce, Broadcast
 from gravac.engine.engine import Engine
 from gravac.engine.handle import Handle
-from gravac.engine.inputs import StepInputs
 from gravac.exchange.comparing import described
-from gravac.exchange.executor import Job, Mark, Number
+from gravac.exchange.executor import Job
 from gravac.guarded import Guarded
-from gravac.measurement import LocalMeasurement
-from gravac.sources.backward import AtEnd, tensors_in
 from gravac.sources.buffers import SentBuffers
-from gravac.sources.ddp import canonical, learning_rate
+from gravac.sources.ddp import canonical
 from gravac.sources.ddp_private import UncopiedHook
 from gravac.sources.flags import pack, unpack
+from gravac.sources.hooked import AtEnd, HookedSource, refuse_other_hooks
 from gravac.sources.weights import check_memory
 
 FIRST_GROUP = 1 << 20
@@ -95,7 +90,7 @@ class _Step:
     failure: Exception | None = None
 
 
-class ModuleSource:
+class ModuleSource(HookedSource):
     """Averages the gradients of a module over the ranks, while backward runs.
 
     When ``backward()`` returns, each ``.grad`` holds the mean over the ranks. As with DDP the mean includes all that
@@ -126,22 +121,11 @@ class ModuleSource:
         broadcast_buffers: whether buffers are sent; see above.
         waits: whether backward calls ``wait`` at its end. Simulated ranks (``exchange.lockstep``) need ``False``: they
             call ``wait`` after all ranks' backwards.
-
-    Attributes:
-        quiet: whether gradients stay local and nothing is exchanged, as in outer steps. Changed on all ranks between
-            two steps.
-        loss_scale: returns the factor that gradients were multiplied by; ``None`` without a scaler.
-        optimizer: optimizer that applies the gradients.
-        decided: future of the candidate of the last step that began; ``None`` before the first.
-        send_residuals: whether the next step sends all residuals, dense, whatever the controller decided.
     """
 
     def __init__(self, engine: Engine, *, broadcast_buffers: bool = True, waits: bool = True) -> None:
-        self.quiet = self.send_residuals = False
-        self.loss_scale: Callable[[], Number] | None = None
-        self.optimizer: torch.optim.Optimizer | None = None
-        self.decided: Future[Candidate] | None = None
-        self._engine, self._waits = engine, waits
+        super().__init__(engine)
+        self._waits = waits
         self._broadcasts_buffers = broadcast_buffers
         self._guarded = Guarded()
         self._parameters: dict[str, torch.nn.Parameter] = {}
@@ -150,15 +134,12 @@ class ModuleSource:
         self._group_of: dict[str, int] = {}
         self._buffers = SentBuffers()
         self._module: weakref.ref[torch.nn.Module] | None = None
-        self._watched: list[torch.utils.hooks.RemovableHandle] = []
         self._accumulating = 0
         self._late = True
         self._backward: _Backward | None = None
         self._step: _Step | None = None
         self._ended: _Step | None = None
         self._unread: torch.Tensor | None = None  # marks of the last step, if nobody has read them
-        self._inputs: Mark | None = None
-        self._optimized: Mark | None = None
 
     @property
     def module(self) -> torch.nn.Module | None:
@@ -199,7 +180,7 @@ class ModuleSource:
         return described(self._buffers.present, "buffer")
 
     def watch(self, module: torch.nn.Module, optimizer: torch.optim.Optimizer | None) -> None:
-        """Average the gradients of a module from the next backward on; ``bind`` was called with it.
+        """Average the gradients of the module that ``bind`` was given, beginning with the next backward.
 
         Called on every rank. All ranks have the same weights: see ``gravac.sources.weights.broadcast_weights``.
 
@@ -211,13 +192,7 @@ class ModuleSource:
             RuntimeError: another hook uses gradients as soon as they are accumulated, such as an optimizer that steps
                 within backward; nothing was changed.
         """
-        for name, parameter in self._parameters.items():
-            if getattr(parameter, "_post_accumulate_grad_hooks", None):
-                raise RuntimeError(
-                    f"module: parameter {name} has a hook after accumulation already, which would see this rank's "
-                    "gradient and not the mean: that of an optimizer that makes its steps within backward, or of "
-                    "another compressor; remove it first"
-                )
+        refuse_other_hooks(self._parameters)
         self._module = weakref.ref(module)
         disable: Any = torch.compiler.disable  # in a module that is compiled in place, hooks would be compiled with it
         starts, ended = UncopiedHook(disable(self._forward_starts)), UncopiedHook(disable(self._forward_ended))
@@ -236,10 +211,7 @@ class ModuleSource:
         Raises:
             RuntimeError: no module is being watched, or a backward is running; nothing was changed.
         """
-        if not self._watched:
-            raise RuntimeError("detach: this compressor is not attached to a module")
-        if self._running is not None or torch._C._current_graph_task_id() != -1:
-            raise RuntimeError("detach: a backward is running; detach after it, between two steps")
+        self._refuse_to_detach(backward_runs=self._running is not None)
         self._complete(waits=False)
         for handle in self._watched:
             handle.remove()
@@ -248,10 +220,6 @@ class ModuleSource:
         self._backward = self._step = self._ended = self._unread = None
         self._inputs = self._optimized = None
         self._late = True
-
-    def rest(self) -> None:
-        """Exchange nothing from the next backward on."""
-        self.quiet = True
 
     @contextmanager
     def accumulate(self) -> Iterator[None]:
@@ -283,8 +251,7 @@ class ModuleSource:
             return
         for handle in step.handles:
             handle.wait()
-        if self.decided is not None and self.decided.done() and (failure := self.decided.exception()) is not None:
-            raise failure
+        self._raise_failure_of_begin()
         self._unread = step.marks
         counts = self._read() if self._engine.schedule.host_looks or step.lacking else None
         with torch.no_grad():
@@ -321,13 +288,6 @@ class ModuleSource:
         if self._inputs is None:
             self._inputs = self._engine.mark()
 
-    def _forward_ended(self, module: object, inputs: object, outputs: object) -> None:
-        if torch.is_grad_enabled() and not self.quiet:
-            tensors: Iterator[Any] = tensors_in(outputs)
-            for tensor in tensors:
-                if tensor.requires_grad:
-                    tensor.register_hook(self._backward_starts)
-
     def _backward_starts(self, gradient: torch.Tensor) -> None:
         self._enter()
 
@@ -337,9 +297,6 @@ class ModuleSource:
         backward = self._enter()
         if backward.synced:
             self._arrive(name, nested=torch._C._current_graph_task_id() != backward.task)
-
-    def _step_ended(self, *_: object) -> None:
-        self._optimized = self._engine.mark()
 
     # a backward
 
@@ -404,13 +361,7 @@ class ModuleSource:
         engine.open()
         if self._buffers.watched:
             self._read()
-        inputs = StepInputs(
-            loss_scale=self.loss_scale() if self.loss_scale is not None else None,
-            learning_rate=learning_rate(self.optimizer) if self.optimizer is not None else math.nan,
-            dense=self.send_residuals,
-        )
-        self.send_residuals = False
-        self.decided = engine.begin(inputs)
+        self._begin_engines_step()
         self._step = step = _Step(self._late, [len(names) for names in self._groups])
         self._buffers.look()
         if self._buffers.sent:
@@ -474,12 +425,9 @@ class ModuleSource:
 
     def _end(self, step: _Step) -> None:
         """Hand over the remaining groups and the marks, and end the engine's step."""
-        inputs, optimized, backward = self._inputs, self._optimized, self._engine.mark()
-        self._inputs = self._step = None
+        fill = self._take_moments()
+        self._step = None
         self._late = step.repeats
-
-        def fill(measurement: LocalMeasurement) -> None:
-            measurement.inputs, measurement.optimized, measurement.backward = inputs, optimized, backward
 
         send_zeros = step.failure is not None and not isinstance(step.failure, TypeError)
         while step.groups < len(self._groups):

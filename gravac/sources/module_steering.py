@@ -3,29 +3,11 @@
 """Steers a module without DDP: gravac exchanges its gradients, or nobody; changeable at each step."""
 
 from concurrent.futures import Future
-from typing import Protocol
 
 import torch
 
 from gravac.candidate import Candidate
-
-
-class HookedSource(Protocol):
-    """A source that exchanges gradients by hooks on parameters.
-
-    Attributes:
-        decided: future of the candidate of the last step that began; ``None`` before the first.
-        send_residuals: whether the next step sends all residuals, dense.
-        quiet: whether nothing is exchanged.
-    """
-
-    decided: "Future[Candidate] | None"
-    send_residuals: bool
-    quiet: bool
-
-    @property
-    def accumulating(self) -> bool:
-        """True if a backward that begins now exchanges nothing."""
+from gravac.sources.hooked import HookedSource
 
 
 class SteeredModule:
@@ -34,12 +16,13 @@ class SteeredModule:
     Args:
         source: hands gradients to the engine.
         module: module that is trained.
+        shares_buffers: whether ranks copy rank 0's buffers in each training step.
     """
 
-    def __init__(self, source: HookedSource, module: torch.nn.Module) -> None:
+    def __init__(self, source: HookedSource, module: torch.nn.Module, shares_buffers: bool = True) -> None:
         self.outside = self.inside = module
         self.in_join = False
-        self.shares_buffers = True
+        self.shares_buffers = shares_buffers
         self.source = source
 
     @property

@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """A small model in shards, and loops that train it on four ranks, natively or with a compressor attached."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -93,9 +93,7 @@ def train(
     micro: int = 1,
     flag: str = "set_requires_gradient_sync",
     clip: float | None = None,
-    attach: Mapping[str, Any] = {},
     optimizer_of: Callable[..., torch.optim.Optimizer] = torch.optim.AdamW,
-    column: int | None = None,
 ) -> Run:
     """Train, on this rank's own batches, and return what the run came to.
 
@@ -106,14 +104,12 @@ def train(
         micro: number of backwards of a step.
         flag: method by which all but the last of them are told to exchange nothing.
         clip: largest norm of the gradients.
-        attach: further arguments of ``attach``.
         optimizer_of: makes the optimizer.
-        column: seed of the batches; ``None``: the rank.
     """
     optimizer = optimizer_of(module.parameters(), lr=1e-2)
     if compressor is not None:
-        compressor.attach(module, optimizer, **attach)
-    chance, run = torch.Generator().manual_seed(dist.get_rank() if column is None else column), Run()
+        compressor.attach(module, optimizer)
+    chance, run = torch.Generator().manual_seed(dist.get_rank()), Run()
     for _ in range(steps):
         for backward in range(micro):
             if isinstance(module, FSDPModule) and micro > 1:
