@@ -29,7 +29,7 @@ SHARED_BESIDE_POLICY = ("samples_per_step", "steps_per_epoch", "total_steps", "p
 COMPARED_IN_ATTACH = ("outer.samples", "outer.local_buffers")
 """Names of a policy's settings that ``RunSettings.shared`` omits: outer steps compare them in another form."""
 
-MIXING = 0.5
+DEFAULT_MIXING = 0.5
 """Default of ``OuterSettings.mixing``, from Streaming DiLoCo."""
 
 
@@ -63,7 +63,7 @@ class OuterSettings(Settings):
 
     fragments: int = Field(default=1, ge=1)
     delay: Annotated[int, Field(ge=0)] | Literal["auto"] = "auto"
-    mixing: float | None = Field(default=MIXING, ge=0, lt=1)
+    mixing: float | None = Field(default=DEFAULT_MIXING, ge=0, lt=1)
     by_speed: bool = False
     samples: int | None = Field(default=None, ge=1)
     anchor_dtype: Literal["float32", "bfloat16"] = "float32"
@@ -286,7 +286,7 @@ class RunSettings(Settings):
 
     @field_validator("log_dir", mode="before")
     @classmethod
-    def _folder_with_a_name(cls, folder: Any) -> Any:
+    def _require_folder_name(cls, folder: Any) -> Any:
         if folder == "" or "\0" in str(folder):
             raise ValueError("give a folder, such as 'runs/first', '.' for the present one, or None to write nothing")
         return folder

@@ -202,11 +202,11 @@ class Feedback:
     # between steps
 
     def set_aside(self, fell: Callable[[str], bool] = lambda name: True) -> None:
-        """Set residuals aside, to be released step by step; with ``release`` inf, do nothing.
+        """Move residuals to ``releasing``; do nothing if ``release`` is inf, so that the next step adds them in full.
 
         Args:
-            fell: returns whether the CF of a parameter, given by name, fell; only residuals of such parameters are set
-                aside.
+            fell: returns whether the CF of a parameter, given by name, fell; only residuals of such parameters are
+                moved.
         """
         if self.release == float("inf"):
             return

@@ -94,8 +94,12 @@ def merge_states(states: Sequence[State]) -> dict[str, Any]:
         raise SettingsError("states: give the states of all ranks of the earlier run")
     world = states[0]["world"]
     ranks = sorted(state["rank"] for state in states)
-    if ranks != list(range(world)) or len({state["step"] for state in states}) > 1:
-        raise SettingsError(f"states: give one of each of the {world} ranks at one step; got ranks {ranks}")
+    steps = sorted({state["step"] for state in states})
+    if ranks != list(range(world)) or len(steps) > 1:
+        raise SettingsError(
+            f"states: give one state of each of the {world} ranks, all of the same step; got ranks {ranks} "
+            f"at steps {steps}"
+        )
     aside = {name for state in states for name in state["aside"]}
     remembered = [name for name in states[0]["memory"] if name not in aside]
     return {

@@ -64,9 +64,9 @@ def pack_into(packed: torch.Tensor, codes: torch.Tensor, bits: int) -> None:
         bits: bits per code: 1, 2, 3 or 4.
     """
     if bits == 3:
-        low = packed_bytes(codes.shape[-1], 2)
-        pack_into(packed[..., :low], codes & 3, 2)
-        pack_into(packed[..., low:], codes >> 2, 1)
+        low_bytes = packed_bytes(codes.shape[-1], 2)
+        pack_into(packed[..., :low_bytes], codes & 3, 2)
+        pack_into(packed[..., low_bytes:], codes >> 2, 1)
         return
     surplus = -codes.shape[-1] % (8 // bits)
     if surplus:
@@ -92,8 +92,8 @@ def unpack(packed: torch.Tensor, bits: int, codes: int) -> torch.Tensor:
     if bits == 8:
         return packed
     if bits == 3:
-        low = packed_bytes(codes, 2)
-        return unpack(packed[..., :low], 2, codes) | (unpack(packed[..., low:], 1, codes) << 2)
+        low_bytes = packed_bytes(codes, 2)
+        return unpack(packed[..., :low_bytes], 2, codes) | (unpack(packed[..., low_bytes:], 1, codes) << 2)
     if packed.device.type != "cpu":
         shifts = torch.arange(0, 8, bits, dtype=torch.uint8, device=packed.device)
         codes_by_byte = (packed.unsqueeze(-1) >> shifts).bitwise_and_((1 << bits) - 1)

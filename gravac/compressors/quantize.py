@@ -87,7 +87,11 @@ class Quantize(Compressor):
         return 32 / (self.bits or max(WIDTHS))
 
     def profile(self, cf: float, *, world: int = 2, shapes: Sequence[tuple[int, ...]] = ()) -> Profile:
-        """Return expected costs: one round if ``gathers``; tensors are coded side by side unless ``rotate`` is set."""
+        """Return expected costs.
+
+        A single round is enough if the ranks only exchange their codes (``gathers``). Several tensors are coded side by
+        side, except with ``rotate``.
+        """
         gathers, profile = self.gathers(world), super().profile(cf)
         if self.rotate:
             return replace(profile, one_round=gathers)

@@ -120,7 +120,7 @@ class Trials:
         return self.candidate if self.stage == CANDIDATE else self.reference
 
     @property
-    def offsets(self) -> tuple[int, ...]:
+    def reading_offsets(self) -> tuple[int, ...]:
         """Numbers of steps after which the loss is read, from the first reading of a stretch of the reference on."""
         first = tuple(BETWEEN_READINGS * number for number in range(READINGS))
         return (*first, *(self.length - offset for offset in reversed(first)))
@@ -128,7 +128,7 @@ class Trials:
     @property
     def stretches(self) -> tuple[tuple[Reading, ...], ...]:
         """Readings of each stretch of the reference that has ended."""
-        count = len(self.offsets)
+        count = len(self.reading_offsets)
         return tuple(self.readings[end - count : end] for end in range(count, len(self.readings) + 1, count))
 
     @property
@@ -139,14 +139,14 @@ class Trials:
     @property
     def between(self) -> bool:
         """True if a stretch of the reference has just ended. Only then trials end as planned."""
-        return self.stage == REFERENCE and len(self.readings) % len(self.offsets) == 0
+        return self.stage == REFERENCE and len(self.readings) % len(self.reading_offsets) == 0
 
     @property
     def remaining(self) -> int:
         """Number of steps until the next reading, or until this stage of the trial ends."""
         steps_until = {
             SETTLING: SETTLE,
-            REFERENCE: self.offsets[len(self.readings) % len(self.offsets)],
+            REFERENCE: self.reading_offsets[len(self.readings) % len(self.reading_offsets)],
             CANDIDATE: self.steps,
         }
         return max(0, steps_until[self.stage] - self.made)

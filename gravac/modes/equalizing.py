@@ -446,8 +446,8 @@ def checksum(tensors: Sequence[torch.Tensor], optimizers: Sequence[torch.optim.O
     described = states.described()
     entries = [
         _Entry(parameter, key, kind, form, 0)
-        for parameter, of_parameter in enumerate(described)
-        for key, (kind, form) in sorted(of_parameter.items())
+        for parameter, states_by_key in enumerate(described)
+        for key, (kind, form) in sorted(states_by_key.items())
         if kind != "number"
     ]
     compared = [*tensors, *(state for state in map(states.get, entries) if state is not None)]

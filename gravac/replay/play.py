@@ -161,11 +161,11 @@ def replay(trace: Trace, policy: Policy) -> Replay:
 
 
 def _decisions_end(trace: Trace, count: int) -> int:
-    """Return a training step before which all decisions by a trace's first measurements have taken effect.
+    """Return the training step before which all decisions from a trace's first measurements have taken effect.
 
     Args:
         trace: the recorded run.
-        count: how many measurements; each has a record.
+        count: number of the first measurements; each has a record.
     """
     if count == 0:
         return trace.steps[0].step

@@ -52,13 +52,16 @@ class SentBuffers:
         previous, self._seen = self._seen, self._versions
         self.changed = [not _same(previous.get(name), self._seen.get(name)) for name in self.watched]
 
-    def learn(self, counts: Iterable[int]) -> None:
+    def learn(self, rank_counts: Iterable[int]) -> None:
         """Set the names of the buffers that are sent in the next step.
 
         Args:
-            counts: number of ranks on which each watched buffer has changed.
+            rank_counts: number of ranks on which each watched buffer has changed.
         """
-        self.sent = [*self._normalizing, *(name for name, count in zip(self.watched, counts, strict=True) if count)]
+        self.sent = [
+            *self._normalizing,
+            *(name for name, count in zip(self.watched, rank_counts, strict=True) if count),
+        ]
 
     def flat(self, device: torch.device) -> torch.Tensor:
         """Return the buffers that are sent, one after the other, as bytes, ``[bytes]``, on a device."""

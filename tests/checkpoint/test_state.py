@@ -63,9 +63,9 @@ def test_merging_takes_the_mean_residual_and_fits_any_world() -> None:
     ("states", "said"),
     [
         ([], "give the states of all ranks"),
-        ([state(0)], r"each of the 2 ranks at one step; got ranks \[0\]"),
+        ([state(0)], r"each of the 2 ranks, all of the same step; got ranks \[0\]"),
         ([state(0), state(0)], r"got ranks \[0, 0\]"),
-        ([state(0), state(1, step=7)], "at one step"),
+        ([state(0), state(1, step=7)], r"all of the same step; got ranks \[0, 1\] at steps \[\d+, 7\]"),
     ],
 )
 def test_an_incomplete_set_of_states_is_not_merged(states: list[dict[str, Any]], said: str) -> None:

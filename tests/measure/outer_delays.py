@@ -11,7 +11,7 @@ goes on where it was.
 import itertools
 from collections.abc import Iterable
 
-from gravac.policy import MIXING
+from gravac.policy import DEFAULT_MIXING
 from tests.measure import outer_costs
 from tests.measure.outer_costs import Case
 from tests.measure.outer_efficiency import SETUPS, TUNED_ON
@@ -31,7 +31,7 @@ def cases(seeds: Iterable[int], ranks: Iterable[int]) -> Iterable[Case]:
     for seed, number in itertools.product(seeds, ranks):
         for every, delays in DELAYS[number].items():
             for delay, task in itertools.product(delays, ON[number]):
-                mixing = MIXING if delay else None
+                mixing = DEFAULT_MIXING if delay else None
                 yield Case(task, "quantize(2)", delay=delay, mixing=mixing, seed=seed, every=every, ranks=number)
 
 

@@ -31,7 +31,7 @@ from gravac.lab import simulate
 from gravac.lab.tasks.base import Task
 from gravac.lab.training.expression import compressor
 from gravac.modes.outer.sgd import OuterSGD
-from gravac.policy import MIXING
+from gravac.policy import DEFAULT_MIXING
 from tests.measure.programs import PROGRAMS, Program, shortened
 from tests.measure.results import todays
 from tests.measure.resuming import Book, run_in, until
@@ -290,7 +290,7 @@ def _in_rounds(case: Case, task: Task, clip: float | None) -> dict[str, Any]:
             controller=Static(cf=way.cf),
             every=way.every,
             delay=way.delay,
-            mixing=MIXING if way.delay else None,
+            mixing=DEFAULT_MIXING if way.delay else None,
             outer=partial(OuterSGD, rate=way.rate, momentum=way.momentum),
             executor=executor,
         )

@@ -112,13 +112,13 @@ def _take(
 ) -> None:
     index = tl.program_id(1).to(tl.int64)
     slot = tl.program_id(0).to(tl.int64) * rows + tl.arange(0, rows)
-    number = tl.load(order + index * selected + slot, mask=slot < selected, other=0)
+    chunk_number = tl.load(order + index * selected + slot, mask=slot < selected, other=0)
     squares = tl.zeros([rows, columns], tl.float32)
     large = tl.zeros([rows, columns], tl.float32)
     small = tl.zeros([rows, columns], tl.float32)
     for start in range(0, chunk, columns):
         column = start + tl.arange(0, columns)
-        source = number[:, None] * chunk + column[None, :]
+        source = chunk_number[:, None] * chunk + column[None, :]
         target = slot[:, None] * chunk + column[None, :]
         inside = (slot < selected)[:, None] & (column < chunk)[None, :]
         previous = tl.load(x + index * numbers + source, mask=inside & (source < numbers), other=0)
@@ -138,7 +138,7 @@ def _take(
         squares += rest * rest
         large += (rest * DOWN) * (rest * DOWN)
         small += (rest * UP) * (rest * UP)
-    tl.store(energies + index * chunks + number, energy_of(squares, large, small), mask=slot < selected)
+    tl.store(energies + index * chunks + chunk_number, energy_of(squares, large, small), mask=slot < selected)
 
 
 def energies(

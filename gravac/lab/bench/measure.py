@@ -95,8 +95,8 @@ def measure(bench: Bench, contender: Contender, gradients: Gradients) -> BenchRo
         largest = max(shapes, key=math.prod)
         extra = _extra_bytes(contender, largest, gradients(largest))
     elements = sum(math.prod(shape) for shape in shapes)
-    totals = [encode + decode for encode, decode in zip(sums.encode, sums.decode, strict=True)]
-    multiples = [total / copy for total, copy in zip(totals, sums.copy, strict=True)]
+    totals = [encode + decode for encode, decode in zip(sums.encode_s, sums.decode_s, strict=True)]
+    multiples = [total / copy for total, copy in zip(totals, sums.copy_s, strict=True)]
     low, middle, high = statistics.quantiles(multiples, n=4, method="inclusive") if bench.repeats > 1 else multiples * 3
     return BenchRow(
         compressor=contender.name,
@@ -105,8 +105,8 @@ def measure(bench: Bench, contender: Contender, gradients: Gradients) -> BenchRo
         wire_ratio=AllReduce.wire_bytes(4 * elements, bench.workers) / sums.wire_bytes,
         gain=1 - sums.error / sums.energy,
         vnmse=sums.mean_error / sums.mean_energy,
-        encode_over_copy=_median_ratio(sums.encode, sums.copy),
-        decode_over_copy=_median_ratio(sums.decode, sums.copy),
+        encode_over_copy=_median_ratio(sums.encode_s, sums.copy_s),
+        decode_over_copy=_median_ratio(sums.decode_s, sums.copy_s),
         total_over_copy=middle,
         total_over_copy_low=low,
         total_over_copy_high=high,
@@ -148,9 +148,9 @@ class _Sums:
     """Sums over the tensors: seconds of each repeat, and bytes, elements and errors of the first step."""
 
     repeats: int
-    copy: list[float] = field(init=False)
-    encode: list[float] = field(init=False)
-    decode: list[float] = field(init=False)
+    copy_s: list[float] = field(init=False)
+    encode_s: list[float] = field(init=False)
+    decode_s: list[float] = field(init=False)
     wire_bytes: int = 0
     sent: float = 0.0
     error: float = 0.0
@@ -159,7 +159,7 @@ class _Sums:
     mean_energy: float = 0.0
 
     def __post_init__(self) -> None:
-        self.copy, self.encode, self.decode = ([0.0] * self.repeats for _ in range(3))
+        self.copy_s, self.encode_s, self.decode_s = ([0.0] * self.repeats for _ in range(3))
 
 
 def _measure_tensor(contender: Contender, shape: Shape, sources: Sequence[torch.Tensor], sums: _Sums) -> None:
@@ -180,16 +180,16 @@ def _measure_tensor(contender: Contender, shape: Shape, sources: Sequence[torch.
     mean.div_(world)
     sums.mean_energy += _squared(mean)
     sums.mean_error += _squared(mean.sub_(buffers[0]))
-    for repeat in range(len(sums.copy)):
+    for repeat in range(len(sums.copy_s)):
         for buffer, source in zip(buffers[1:], sources[1:], strict=True):
             buffer.copy_(source)
         start = time.perf_counter()
         buffers[0].copy_(sources[0])
-        sums.copy[repeat] += time.perf_counter() - start
+        sums.copy_s[repeat] += time.perf_counter() - start
         seconds: list[float] = []
         _step(ranks, buffers, shape, 1 + repeat, wrap=partial(_timed, seconds=seconds))
-        sums.encode[repeat] += seconds[0]
-        sums.decode[repeat] += sum(seconds[1:])
+        sums.encode_s[repeat] += seconds[0]
+        sums.decode_s[repeat] += sum(seconds[1:])
 
 
 def _step(

@@ -32,23 +32,23 @@ from gravac.lab.tta.record import DecisionPoint, Split, TrainingRecord
 def time_to_target(section: Section, looks: Looks) -> Figure:
     """Draw times to target as bars, shortest on top, relative to the limit, or in seconds if the limit is not known."""
     rows = section.rows
-    unit = section.limit or 1.0
+    unit_s = section.limit or 1.0
     figure, axes = single_axes(1.6 + 0.34 * len(rows))
-    lowest = min(row.tta.low for row in rows) / unit
+    lowest = min(row.tta.low for row in rows) / unit_s
     left_end = (min(0.8, 0.8 * lowest) if section.limit else 0.6 * lowest) or 0.1
     for position, row in enumerate(rows):
-        _draw_bar(axes, position, row, unit, left_end, looks[row.method].colour)
+        _draw_bar(axes, position, row, unit_s, left_end, looks[row.method].colour)
     axes.set_yticks(range(len(rows)), [label_of(row) for row in rows])
     axes.invert_yaxis()
     axes.set_xscale("log")
-    highest = max(2 * left_end, *(row.tta.high / unit for row in rows))
+    highest = max(2 * left_end, *(row.tta.high / unit_s for row in rows))
     axes.set_xlim(left_end, highest * (highest / left_end) ** 0.16)
     label_log_axis(axes, "x")
     if section.limit:
         axes.axvline(1, color=INK, linewidth=1.4, label=f"the limit: {section.limit:.3g} s")
     baseline = section.row(BASELINE)
     if baseline is not None and baseline.tta.exact:
-        axes.axvline(baseline.tta.median / unit, color=PALE, linewidth=1.4, linestyle="--", label=f"{BASELINE} here")
+        axes.axvline(baseline.tta.median / unit_s, color=PALE, linewidth=1.4, linestyle="--", label=f"{BASELINE} here")
     handles, _ = axes.get_legend_handles_labels()
     if any(not row.tta.exact for row in rows):
         handles.append(Patch(facecolor="white", edgecolor=PALE, hatch="////", label="> target not reached"))
@@ -60,18 +60,18 @@ def time_to_target(section: Section, looks: Looks) -> Figure:
     return figure
 
 
-def _draw_bar(axes: Axes, position: int, row: ReportRow, unit: float, left_end: float, colour: str) -> None:
+def _draw_bar(axes: Axes, position: int, row: ReportRow, unit_s: float, left_end: float, colour: str) -> None:
     """Draw a method's bar, with whiskers over seeds, hatched if the target was not reached.
 
     Args:
         axes: axes to draw into.
         position: y coordinate of the bar.
         row: row of the method.
-        unit: seconds to which times are relative.
+        unit_s: seconds to which times are relative.
         left_end: x coordinate at which the bar begins.
         colour: colour of the method.
     """
-    tta = row.tta.over(unit)
+    tta = row.tta.over(unit_s)
     open_end = not tta.exact
     axes.barh(
         position,

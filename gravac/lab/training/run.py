@@ -188,11 +188,13 @@ class TrainingRun:
 
     def _check(self, all_ended: bool, stuck: bool) -> None:
         """Raise ``RunFailed`` if a worker failed, if all ended too early, or if they are stuck."""
-        codes = {rank: code for rank, worker in enumerate(self._workers) if (code := worker.poll())}
-        if codes:
-            rank = min(codes, key=lambda rank: codes[rank] > 0)  # the other workers fail after a killed worker
-            code = codes[rank]
-            raise self._failure(rank, f"was killed by signal {-code}" if code < 0 else f"ended with exit status {code}")
+        statuses = {rank: status for rank, worker in enumerate(self._workers) if (status := worker.poll())}
+        if statuses:
+            rank = min(statuses, key=lambda rank: statuses[rank] > 0)  # the other workers fail after a killed worker
+            status = statuses[rank]
+            raise self._failure(
+                rank, f"was killed by signal {-status}" if status < 0 else f"ended with exit status {status}"
+            )
         if all_ended:
             raise self._failure(0, "ended without a result")
         if stuck:

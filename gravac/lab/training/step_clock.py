@@ -31,7 +31,10 @@ class Lap:
 
 
 class TrainingClock:
-    """A clock of training steps; in each, call step_begins, inputs_ready, watch, exchanged and stop in this order."""
+    """A clock of training steps.
+
+    In each step, call ``step_begins``, ``inputs_ready``, ``watch_backward``, ``exchanged`` and ``stop`` in this order.
+    """
 
     def step_begins(self) -> None:
         """Record the time at which a step begins."""
@@ -41,7 +44,7 @@ class TrainingClock:
         """Record the time at which the batch is ready."""
         self._inputs = time.perf_counter()
 
-    def watch(self, loss: torch.Tensor) -> None:
+    def watch_backward(self, loss: torch.Tensor) -> None:
         """Record the time at which all gradients are computed, before DDP waits for the exchange.
 
         Call it before ``loss.backward()``. The callback is queued when backward starts; DDP queues its own wait only

@@ -128,7 +128,7 @@ class _Training:
         batch = self.task.batch(step, self.rank)
         self.clock.inputs_ready()
         loss = self.task.loss(self.exchange.module if self.exchange else self.model, batch)
-        self.clock.watch(loss)
+        self.clock.watch_backward(loss)
         loss.backward()  # type: ignore[no-untyped-call]
         self.clock.exchanged()
         self.optimizer.step()

@@ -50,8 +50,8 @@ class Matrix:
         scale: scale of the tasks.
         target: target of the metric; ``None``: the metric of dense training at 80 % of its budget.
         budget: number of steps of the reference run; ``None``: the task's budget.
-        limit: multiple of the limit at which a run is stopped.
-        factored: whether steps and step times of static methods are measured separately; see ``gravac.lab.tta``.
+        limit: multiple of the reference's unthrottled time to the target, at which a run is stopped.
+        factored: whether steps and step times of static methods are measured separately; see the module's docstring.
         times_each_seed: whether the step times of static methods are measured for every seed.
         paced: whether the exchange limits itself to the link's rate, instead of using emulated links.
         data: folder of a task's data, for tasks that need a folder.

@@ -153,7 +153,7 @@ class Buffers:
 
     # if a mean is not finite
 
-    def refuse(self, applied: Verdict) -> None:
+    def zero_means_unless(self, applied: Verdict) -> None:
         """Overwrite the means that have arrived with zeros unless ``applied``; called before ``apply_mean``."""
         for piece in self._pieces:
             if applied is False:

@@ -98,7 +98,7 @@ class OuterSteps:
 
     def follow(self, candidate: Candidate) -> None:
         """Set the number of steps and the delay of the first round to those of a candidate."""
-        self.state.decide(candidate.every, candidate.delay)
+        self.state.set_round(candidate.every, candidate.delay)
 
     # a step
 

@@ -65,7 +65,7 @@ class RoundState:
         """True if a fragment is in flight, or has a mean that is not applied yet."""
         return any(fragment.due is not None for fragment in self.fragments)
 
-    def decide(self, every: int, delay: int | None = None) -> None:
+    def set_round(self, every: int, delay: int | None = None) -> None:
         """Set the decided number of steps of the present round.
 
         Args:

@@ -185,7 +185,7 @@ class Rounds:
         """Set the number of steps of the present round, if the decision about it is known."""
         state = self._state
         if self._is_fixed:
-            state.decide(self._every[0])
+            state.set_round(self._every[0])
         elif state.phase == "timing":
             self._time_step()
         elif not (self._waits_for_all and state.under_way):
@@ -212,7 +212,7 @@ class Rounds:
         if candidate is not None and candidate.mode != "outer":
             self._state.close()
         elif candidate is not None:
-            self._state.decide(candidate.every, candidate.delay)
+            self._state.set_round(candidate.every, candidate.delay)
 
     def _send(self, steps: int, every: int, learning_rate: float, dense: bool = False) -> None:
         """Send the fragments that are to be sent after this step.
@@ -306,7 +306,7 @@ class Rounds:
         pending = fragment.pending
         fragment.apply_mean(self._state.outer)
         if is_last:
-            self._state.buffers.refuse(fragment.applied)
+            self._state.buffers.zero_means_unless(fragment.applied)
             self._state.buffers.apply_mean()
         if isinstance(pending.applied, bool):
             self._record(self._state.fragments.index(fragment), pending, pending.applied)
