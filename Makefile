@@ -195,8 +195,8 @@ measure-native: $(VENV)/.lab $(VENV)/.test  ## a step settled on native, and wit
 measure-fast-links: $(VENV)/.lab $(VENV)/.test  ## every=1 and every=(1, 100) against the best static method on fast links; needs root; resumable (75 minutes)
 	$(BIN)/python -m tests.measure.fast_links $(ARGS)
 
-measure-programs-links: $(VENV)/.lab $(VENV)/.test environment-integrations  ## programs that nothing was tuned on, at 20 and 100 Mbit/s and unthrottled, against float16 and the hook; NANOGPT=<clone>; needs root; resumable (3 hours)
-	$(BIN)/python -m tests.measure.programs_links $(if $(NANOGPT),--nanogpt $(NANOGPT)) $(ARGS)
+measure-programs-links: $(VENV)/.lab $(VENV)/.test $(if $(EXAMPLES),$(REAL)/.real) environment-integrations  ## programs that nothing was tuned on, at 20 and 100 Mbit/s and unthrottled, against float16 and the hook; NANOGPT=<clone>, EXAMPLES=<clone>; needs root; resumable (5 hours)
+	$(BIN)/python -m tests.measure.programs_links $(if $(NANOGPT),--nanogpt $(NANOGPT)) $(if $(EXAMPLES),--examples $(EXAMPLES)) $(ARGS)
 
 measure-slow-links: $(VENV)/.lab $(VENV)/.test  ## 5 and 20 Mbit/s: every=(1, 100) against the hook alone on the lab's three tasks; needs root; resumable (40 minutes)
 	$(BIN)/python -m tests.measure.slow_links $(ARGS)

@@ -278,6 +278,7 @@ class AdaptiveCompressor(Closeable):
         self._switch: Switch | None = None
         self._module_source: ModuleSource | FSDP2Source | None = None
         self._attached = self._closed = self._idle = False
+        self._idle_ddp: DistributedDataParallel | None = None
 
     def attach(
         self,
@@ -289,7 +290,7 @@ class AdaptiveCompressor(Closeable):
         """Exchange a model's gradients by gravac from now on. Called on every rank, before the first backward.
 
         In a single process, without a process group, and with ``GRAVAC=off`` in the environment, gravac only warns, and
-        training runs as without gravac.
+        training runs as without gravac. A model whose gradients only gravac averages is refused with ``GRAVAC=off``.
 
         Args:
             module: the model: wrapped in DistributedDataParallel; or in shards by ``fully_shard`` on a mesh with a
@@ -320,6 +321,7 @@ class AdaptiveCompressor(Closeable):
         if reason := reason_to_idle(inner, self._requested_group, self.policy):
             warnings.warn(f"gravac: {reason}: training continues without gravac", stacklevel=2)
             self._attached = self._idle = True
+            self._idle_ddp = inner if isinstance(inner, DistributedDataParallel) else None
             return
         scaler = grad_scaler if grad_scaler is not None and grad_scaler.is_enabled() else None
         self._opening.agree_group = agree_group
@@ -463,6 +465,7 @@ class AdaptiveCompressor(Closeable):
         """
         if self._idle:
             self._attached = self._idle = False
+            self._idle_ddp = None
             return
         self._engine.drain()
         if self._switch is not None and not self._closed:
@@ -528,7 +531,7 @@ class AdaptiveCompressor(Closeable):
         if self._adapter.ddp is not None:
             return self._adapter.ddp.no_sync()
         if self._idle:
-            return nullcontext()
+            return nullcontext() if self._idle_ddp is None else self._idle_ddp.no_sync()
         raise RuntimeError("accumulate: nothing is attached; call attach(module, optimizer) first")
 
     def bind(self, module: torch.nn.Module) -> None:

@@ -28,8 +28,10 @@ def reason_to_idle(module: object, group: dist.ProcessGroup | None, policy: Poli
         policy: settings of the run.
 
     Raises:
-        SettingsError: the environment variable is neither ``on`` nor ``off``, or not the same on all ranks.
+        SettingsError: the environment variable is neither ``on`` nor ``off``, or not the same on all ranks; or it is
+            ``off``, and nothing but gravac averages the model's gradients.
     """
+    requested = group
     setting = os.environ.get(ENVIRONMENT_SWITCH, "on").lower()
     if setting not in ("on", "off"):
         raise SettingsError(f"{ENVIRONMENT_SWITCH}: {setting!r} in the environment; give off, or on, or unset it")
@@ -37,11 +39,29 @@ def reason_to_idle(module: object, group: dist.ProcessGroup | None, policy: Poli
     alone = not dist.is_initialized() or dist.get_world_size(group) == 1
     if not alone and isinstance(module, torch.nn.Module):
         check_alike({ENVIRONMENT_SWITCH: setting}, device_of(module), group)
+    if setting == "off" and not alone and not _is_averaged_by_torch(module, requested):
+        raise SettingsError(
+            f"{ENVIRONMENT_SWITCH}: 'off' in the environment, and only gravac averages the gradients of this "
+            f"{type(module).__name__}: each rank would train a model of its own. Wrap the model in "
+            f"DistributedDataParallel, or unset {ENVIRONMENT_SWITCH}"
+        )
     if setting == "off":
         return f"{ENVIRONMENT_SWITCH}=off in the environment"
     if alone and policy.native:
         return "there is one process, which exchanges nothing"
     return ""
+
+
+def _is_averaged_by_torch(module: object, requested: dist.ProcessGroup | None) -> bool:
+    """True if torch averages a model's gradients over ranks where gravac does not.
+
+    Args:
+        module: the model, or its DistributedDataParallel.
+        requested: group that the user named; for a model in shards it means that the mesh has no replicas.
+    """
+    if isinstance(module, DistributedDataParallel):
+        return True
+    return requested is None and isinstance(module, torch.nn.Module) and is_sharded(module)
 
 
 def optimizers_of(

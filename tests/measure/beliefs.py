@@ -18,8 +18,19 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from gravac.beliefs import Belief, Beliefs, CompressorBeliefs, EfficiencyPoints, efficiency_at, read_beliefs
+from gravac.beliefs import (
+    Belief,
+    Beliefs,
+    CompressorBeliefs,
+    EfficiencyPoints,
+    beliefs_in_force,
+    efficiency_at,
+    read_beliefs,
+)
 from gravac.beliefs.tables import Doubt
+from gravac.compressors.ladder import Ladder
+from gravac.engine.admission import efficiency_belief
+from gravac.policy import Policy
 from tests.measure.progress import BELIEFS, NATIVE, Case, Way, efficiency, key
 from tests.measure.results import read
 from tests.measure.tables_of_runs import head, line
@@ -128,6 +139,31 @@ def table(rows: Sequence[dict[str, Any]]) -> str:
         cells = [" ".join(f"{one.efficiency:.2f}" for one in found if one.program == program) for program in programs]
         belief = Belief(mean_of(found), deviation_of(found))
         lines.append(line(str(way), *cells, *(f"{number:.2f}" for number in (*belief, belief.lower_bound))))
+    return "\n".join(lines)
+
+
+ADMITTED_ABOVE = 0.5
+"""Least lower bound of a row in ``table_of_admitted``."""
+
+
+def table_of_admitted(rows: Sequence[dict[str, Any]]) -> str:
+    """Return what the beliefs in force admit by ``least_efficiency``, as Markdown: the default list, and outer steps.
+
+    Two ranks; low rank for a matrix of 1024 x 1024. ``rows`` is the record that the beliefs were fitted to.
+    """
+    base = Policy().base
+    assert isinstance(base, Ladder)
+    beliefs: dict[str, Belief] = {}
+    for cf in base.candidates((2.1, 1000)):  # 16 bit is always admitted
+        profile = base.profile(cf, world=2, shapes=((1024, 1024),))
+        beliefs[f"{base.method_at(cf)}, {cf:.{0 if cf > 8 else 1}f}x fewer bytes"] = efficiency_belief(profile)
+    for every in (2, 5, 10, 20, 50):
+        beliefs[f"outer steps, `every={every}`, dense"] = beliefs_in_force().of_outer(every, 0, 2)
+    lines = head("method", "progress of a step, median", "admitted by `least_efficiency` up to")
+    for method, belief in sorted(beliefs.items(), key=lambda item: -item[1].lower_bound):
+        if belief.lower_bound >= ADMITTED_ABOVE:
+            admits = f"{math.floor(100 * belief.lower_bound) / 100:.2f}"
+            lines.append(line(method, f"{belief.efficiency:.2f}", admits))
     return "\n".join(lines)
 
 

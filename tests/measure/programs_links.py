@@ -16,8 +16,8 @@ All runs are made in full over the emulated link, but for float16 where that tak
 run over an unthrottled link, its time by step that of ``TIMED`` steps over the link (*factored*). Training goes on at
 the lowest rate for a fifth of the steps more, so that slower ones may come to the last target.
 
-    python -m tests.measure.programs_links [--nanogpt CLONE] [--programs NAME ...] [--json FILE] [--seeds N]
-        [--steps N] [--minutes N] [--show PROGRAM METHOD]
+    python -m tests.measure.programs_links [--nanogpt CLONE] [--examples CLONE] [--programs NAME ...] [--json FILE]
+        [--seeds N] [--steps N] [--minutes N] [--show PROGRAM METHOD]
 """
 
 import itertools
@@ -39,6 +39,7 @@ from gravac.lab.links.network import EmulatedNetwork
 from gravac.lab.links.schedule import Schedule
 from tests.measure.nanogpt import RANKS, REPORT, Configuration, Edit, Method, edits, patched, write_characters
 from tests.measure.nanogpt_links import SEEN, RunFailed, clock_edits, interpolated, reached, trained
+from tests.measure.programs import with_mingpt
 from tests.measure.programs.methods import ADAPTIVE, CAREFUL, FLOAT16, FLOAT32, HOOK, OUTER, PROBING, SETTINGS
 from tests.measure.racing import two_way
 from tests.measure.resuming import Book, Progress, parser_of, resumable, until
@@ -61,6 +62,9 @@ AT = (0.6, 0.8, 1.0)
 
 FRAMEWORKS = Path(".venv-integrations/bin/python").absolute()
 """Python with Hugging Face's Trainer, as ``make environment-integrations`` makes it."""
+
+REAL = Path(".venv-real/bin/python").absolute()
+"""Python with what minGPT-ddp imports, as ``make real`` makes it."""
 
 WRAPPED = "DDP(model)"
 
@@ -211,11 +215,35 @@ class TrainerProgram(Program):
         return [str(FRAMEWORKS), "-m", module, method, *map(str, numbers)]
 
 
-def programs(clone: Path | None) -> tuple[Program, ...]:
-    """Return all programs; those of nanoGPT only if its clone is given."""
+@dataclass(frozen=True)
+class MinGPTProgram(Program):
+    """minGPT-ddp of pytorch/examples with the lines of its patch, in the environment that has what it imports.
+
+    Attributes:
+        clone: folder of the clone, named ``examples``.
+        rate: learning rate, constant as in the program.
+        steps: number of steps.
+    """
+
+    clone: Path
+    rate: float
+    steps: int = 1000
+    name: ClassVar[str] = "mingpt"
+
+    def command(self, folder: Path, method: str, seed: int, steps: int, total: int, evaluations: int) -> list[str]:
+        """See ``Program``."""
+        with_mingpt.write(self.clone.parent, folder, method)
+        numbers = (seed, self.rate, steps, total, evaluations)
+        return [str(REAL), "-m", with_mingpt.__name__, method, *map(str, numbers)]
+
+
+def programs(clone: Path | None, examples: Path | None = None) -> tuple[Program, ...]:
+    """Return all programs; those of nanoGPT and of pytorch/examples only if their clones are given."""
     own: tuple[Program, ...] = (TaskProgram("tokens", 3e-3), TaskProgram("glyphs", 0.1))
     if FRAMEWORKS.exists():
         own = (*own, TrainerProgram(1e-3))
+    if examples is not None:
+        own = (*own, MinGPTProgram(examples, 1e-3))
     if clone is None:
         return own
     small, large = ([NanoGPT(clone, width, rate) for rate in (1e-3, 3e-3)] for width in (144, 208))
@@ -671,16 +699,22 @@ def seconds_after(curve: Curve, step: float) -> float:
     return interpolated([(steps, seconds) for steps, _, seconds in curve], min(step, curve[-1][0]))
 
 
+def folder(named: str) -> Path:
+    """Return a folder that was named on the command line, wherever the ranks will run."""
+    return Path(named).resolve()
+
+
 def main() -> int:
     parser = parser_of(__doc__, "docs/measurements/programs_links.json")
-    parser.add_argument("--nanogpt", type=Path, help="folder of a clone of github.com/karpathy/nanoGPT")
+    parser.add_argument("--nanogpt", type=folder, help="folder of a clone of github.com/karpathy/nanoGPT")
+    parser.add_argument("--examples", type=folder, help="folder of a clone of github.com/pytorch/examples")
     parser.add_argument("--programs", nargs="+", help="beginnings of the names of programs; all if not given")
     parser.add_argument("--links", nargs="+", choices=LINKS, default=LINKS)
     parser.add_argument("--seeds", type=int, default=1)
     parser.add_argument("--steps", type=int, default=10**9, help="at most so many a run, to try the program")
     parser.add_argument("--show", nargs=2, metavar=("PROGRAM", "METHOD"), help="print train.py with a method's edits")
     options = parser.parse_args()
-    every = programs(None if options.nanogpt is None else options.nanogpt.resolve())
+    every = programs(options.nanogpt, options.examples)
     chosen = [one for one in every if not options.programs or one.name.startswith(tuple(options.programs))]
     if options.show:
         one = next(one for one in every if one.name == options.show[0])

@@ -46,6 +46,7 @@ README, EVIDENCE = Path("README.md"), Path("docs/evidence")
 RESULTS, MATRICES, LANGUAGE = EVIDENCE / "results.md", EVIDENCE / "matrices.md", EVIDENCE / "language.md"
 PAPER, MEASUREMENTS = EVIDENCE / "paper-comparisons.md", EVIDENCE / "measurements.md"
 ADVISE, BELIEFS, GPU = EVIDENCE / "advise.md", EVIDENCE / "beliefs.md", EVIDENCE / "gpu.md"
+BELIEVED = Path("docs/explanation/beliefs.md")
 OUTER, MODES, HSDP = EVIDENCE / "outer.md", EVIDENCE / "modes.md", EVIDENCE / "hsdp.md"
 
 
@@ -151,6 +152,7 @@ DOCUMENTS: dict[Path, dict[str, Table]] = {
         "programs_links_long": by_function("programs_links", programs_links.table_of_long),
         "outer_optimizers": ("outer-optimizers", tables_of_progress.outer_optimizers),
     },
+    BELIEVED: {"admitted": by_function("progress", beliefs.table_of_admitted)},
     HSDP: {"hsdp": by_template("hsdp")},
     ADVISE: {
         "predictions": by_template("predictions"),

@@ -64,6 +64,8 @@ def switched_off(rank: int, world: int, off_on: tuple[int, ...]) -> str:
     with pytest.warns(UserWarning, match="GRAVAC=off in the environment: training continues without gravac"):
         compressor = users_lines(ddp, rank)
     assert not ddp._comm_hooks
+    with compressor.accumulate():
+        assert not ddp.require_backward_grad_sync  # as in DDP's no_sync(): nothing is exchanged
     compressor.detach()
     compressor.close()
     weights = torch.cat([p.detach().flatten() for p in ddp.parameters()])
@@ -80,6 +82,23 @@ def test_off_in_the_environment_leaves_everything_native() -> None:
 def test_off_on_some_ranks_is_refused_on_all() -> None:
     first, second = processes(switched_off, 2, (1,))
     assert first == second and "GRAVAC" in first and "rank 1" in first
+
+
+def switched_off_without_ddp(rank: int, world: int) -> str:
+    import os
+
+    os.environ["GRAVAC"] = "off"
+    model = network()
+    with pytest.raises(SettingsError) as told:
+        AdaptiveCompressor().attach(model, torch.optim.SGD(model.parameters(), lr=0.1))
+    return str(told.value)
+
+
+def test_off_is_refused_where_each_rank_would_train_a_model_of_its_own() -> None:
+    first, second = processes(switched_off_without_ddp, 2)
+    assert first == second
+    assert first.startswith("GRAVAC: 'off' in the environment, and only gravac averages the gradients of this ")
+    assert "Wrap the model in DistributedDataParallel, or unset GRAVAC" in first
 
 
 def test_another_word_in_the_environment_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
