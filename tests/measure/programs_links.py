@@ -17,7 +17,7 @@ run over an unthrottled link, its time by step that of ``TIMED`` steps over the 
 the lowest rate for a fifth of the steps more, so that slower ones may come to the last target.
 
     python -m tests.measure.programs_links [--nanogpt CLONE] [--examples CLONE] [--programs NAME ...] [--json FILE]
-        [--seeds N] [--steps N] [--minutes N] [--show PROGRAM METHOD]
+        [--methods NAME ...] [--seeds N] [--steps N] [--minutes N] [--show PROGRAM METHOD]
 """
 
 import itertools
@@ -40,7 +40,17 @@ from gravac.lab.links.schedule import Schedule
 from tests.measure.nanogpt import RANKS, REPORT, Configuration, Edit, Method, edits, patched, write_characters
 from tests.measure.nanogpt_links import SEEN, RunFailed, clock_edits, interpolated, reached, trained
 from tests.measure.programs import with_mingpt
-from tests.measure.programs.methods import ADAPTIVE, CAREFUL, FLOAT16, FLOAT32, HOOK, OUTER, PROBING, SETTINGS
+from tests.measure.programs.methods import (
+    ADAPTIVE,
+    CAREFUL,
+    FLOAT16,
+    FLOAT32,
+    HOOK,
+    MISLED,
+    OUTER,
+    PROBING,
+    SETTINGS,
+)
 from tests.measure.racing import two_way
 from tests.measure.resuming import Book, Progress, parser_of, resumable, until
 
@@ -149,6 +159,7 @@ class NanoGPT(Program):
         elif method in SETTINGS:
             ours = "import json\nfrom gravac import AdaptiveCompressor\n"
             ours += "from tests.measure.programs.methods import RunReport\n"
+            ours += MISLEADING if method == MISLED else ""
             yield Edit("imports", imports, imports + ours)
             yield Edit("gravac", WRAPPED, f"{WRAPPED}{PROBE}    compressor = {call(method)}\n{ATTACHED}")
             yield Edit("report and close", "    destroy_process_group()", ENDED)
@@ -164,6 +175,12 @@ PROBE = """
     report = RunReport()
 """
 """A loss on fixed batches; the random numbers of training stay as they are."""
+
+MISLEADING = """from gravac.beliefs import use_beliefs
+from tests.measure.programs.methods import believing_too_much
+too_much = use_beliefs(believing_too_much())
+too_much.__enter__()
+"""
 
 ATTACHED = "    compressor.attach(model, optimizer)"
 
@@ -329,11 +346,11 @@ class Measurement:
     def __init__(self, book: Book, chosen: Sequence[Program], links: Sequence[str], seeds: int, steps: int) -> None:
         self.book, self.programs, self.links, self.seeds, self.most = book, chosen, links, seeds, steps
 
-    def go(self, minutes: float) -> None:
-        """Run all that is missing, program by program."""
+    def go(self, minutes: float, methods: tuple[str, ...]) -> None:
+        """Run all that is missing, program by program, of methods whose names begin so."""
         over = until(minutes)
         for runs in (self._all, self._fitted):
-            todo = [one for one in runs() if not self.book.find(**identity(*one))]
+            todo = [one for one in runs() if one[1].startswith(methods) and not self.book.find(**identity(*one))]
             progress = Progress(len(todo))
             for program, method, seed, link, steps in todo:
                 if over():
@@ -368,7 +385,7 @@ class Measurement:
                     cell = [(HOOK, steps), (ADAPTIVE, steps)]
                     cell += [(FLOAT16, TIMED)] if link != UNTHROTTLED else []
                     if long:
-                        cell += [(OUTER, steps)]
+                        cell += [(OUTER, steps)] + [(MISLED, steps)] * (link == LINKS[1])
                     elif link == LINKS[1]:
                         cell += [(CAREFUL, steps)]
                     random.Random(f"{program.name} {link} {seed}").shuffle(cell)
@@ -710,6 +727,7 @@ def main() -> int:
     parser.add_argument("--examples", type=folder, help="folder of a clone of github.com/pytorch/examples")
     parser.add_argument("--programs", nargs="+", help="beginnings of the names of programs; all if not given")
     parser.add_argument("--links", nargs="+", choices=LINKS, default=LINKS)
+    parser.add_argument("--methods", nargs="+", help="beginnings of the names of methods; all if not given")
     parser.add_argument("--seeds", type=int, default=1)
     parser.add_argument("--steps", type=int, default=10**9, help="at most so many a run, to try the program")
     parser.add_argument("--show", nargs=2, metavar=("PROGRAM", "METHOD"), help="print train.py with a method's edits")
@@ -723,7 +741,9 @@ def main() -> int:
         return 0
     book = Book(options.json)
     status = resumable(
-        lambda: Measurement(book, chosen, options.links, options.seeds, options.steps).go(options.minutes)
+        lambda: Measurement(book, chosen, options.links, options.seeds, options.steps).go(
+            options.minutes, tuple(options.methods or ("",))
+        )
     )
     if cells_of(book.rows):
         parts = (table(book.rows), summary(book.rows), table_of_careful(book.rows))

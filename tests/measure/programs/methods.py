@@ -3,24 +3,35 @@
 """Methods that programs on links are trained by, and what a run with gravac reports at its end."""
 
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 from gravac import AdaptiveCompressor
+from gravac.beliefs import Beliefs, read_beliefs, shipped_beliefs
 from gravac.telemetry.records import DecisionRecord, ModeRecord, ProgressRecord, Record, RunRecord
 
 FLOAT32, FLOAT16, HOOK, OUTER, ADAPTIVE = "float32", "float16", "hook", "outer, every 10", "adaptive"
 CAREFUL = "least_efficiency=0.98"
+MISLED = "adaptive, believing too much"
+"""``ADAPTIVE`` with ``believing_too_much``."""
 
 SETTINGS: Mapping[str, Mapping[str, Any]] = {
     HOOK: {"native": False},
     OUTER: {"every": 10},
     ADAPTIVE: {"every": (1, 100)},
     CAREFUL: {"every": (1, 100), "least_efficiency": 0.98},
+    MISLED: {"every": (1, 100)},
 }
 """Settings of ``AdaptiveCompressor`` by method; the others are DistributedDataParallel without and with float16."""
 
-PROBING = (ADAPTIVE, CAREFUL)
+PROBING = (ADAPTIVE, CAREFUL, MISLED)
 """Methods that are given a probe."""
+
+
+def believing_too_much() -> Beliefs:
+    """Return the beliefs that ship, with the medians of outer steps that gravac shipped before: 0.99 every 10 steps."""
+    before = read_beliefs(Path(__file__).parents[1] / "beliefs_before.json")
+    return shipped_beliefs()(outer=before.outer, delay=before.delay)
 
 
 class RunReport:
