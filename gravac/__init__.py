@@ -1,6 +1,6 @@
 # SPDX-FileCopyrightText: 2026 The gravac developers
 # SPDX-License-Identifier: Apache-2.0
-"""Adaptive gradient compression for PyTorch: decides how much to compress, and whether to compress at all."""
+"""Adaptive gradient compression for PyTorch: a controller decides how much to compress, and whether to compress."""
 
 from gravac import checkpoint
 from gravac.adaptive import AdaptiveCompressor

@@ -1,6 +1,6 @@
 # SPDX-FileCopyrightText: 2026 The gravac developers
 # SPDX-License-Identifier: Apache-2.0
-"""``python -m gravac`` is the command ``gravac``."""
+"""Runs the command ``gravac`` for ``python -m gravac``."""
 
 from gravac.cli import main
 

@@ -1,6 +1,6 @@
 # SPDX-FileCopyrightText: 2026 The gravac developers
 # SPDX-License-Identifier: Apache-2.0
-"""The class AdaptiveCompressor, which users attach to a model: it joins compressor, controller and error feedback."""
+"""The class ``AdaptiveCompressor``: attached to a model, it averages the model's gradients over ranks, compressed."""
 
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -13,7 +13,7 @@ import torch.distributed as dist
 from torch._C._distributed_c10d import GradBucket
 from torch.nn.parallel import DistributedDataParallel
 
-from gravac.attaching import is_sharded, moments_of, native_formats, optimizers_of, reason_to_idle
+from gravac.attaching import cfs_of_native_steps, is_sharded, moments_per_parameter, optimizers_of, reason_to_idle
 from gravac.building import build
 from gravac.candidate import Mode
 from gravac.checkpoint.state import pack
@@ -34,8 +34,8 @@ from gravac.opening import NOTHING_ELSE, RunOpening
 from gravac.policy import OuterSettings, Policy, RunSettings, controller_with, load_policy
 from gravac.restoring import Restoring
 from gravac.settings import SettingsError, short_repr
-from gravac.sources.ddp import DDPAdapter, failed, refuse_momentum, refuse_unfit
-from gravac.sources.ddp_private import Reducer, refuse_apart, register, scale_of
+from gravac.sources.ddp import DDPAdapter, failed_future, refuse_momentum, refuse_unfit_ddp
+from gravac.sources.ddp_private import Reducer, check_outer_steps_possible, register_hook, scale_of
 from gravac.sources.ddp_steering import SteeredDDP
 from gravac.sources.exchange_layout import ExchangeLayout
 from gravac.sources.module import ModuleSource
@@ -48,15 +48,15 @@ if TYPE_CHECKING:
     from gravac.sources.fsdp2_source import FSDP2Source
 
 CLOSING_SECONDS = 20.0
-"""Longest time, in seconds, that ``close`` waits for the exchange in flight: another rank may never answer."""
+"""Longest time, in seconds, for which ``close`` waits until the exchange in flight ends: a rank may never answer."""
 
 
 class AdaptiveCompressor(Closeable):
     """Decides during training how much ranks exchange, how often, and whether they compress at all.
 
     A step runs in one of three modes. Native: DDP exchanges by itself. Hook: gravac exchanges the gradients, compressed
-    or dense. Outer: ranks train on their own for ``every`` steps, then exchange how far their weights moved. Neither
-    the process group nor the model need exist yet. Create one on every rank, with the same settings.
+    or dense. Outer: ranks train on their own for ``every`` steps, then exchange how far their weights moved. Create a
+    compressor on every rank, with the same settings, before or after the process group and the model.
 
     Args:
         base: a compressor (``gravac.topk``, ``topk(values="float16")``), or its name. Default: ``ladder``, a list of
@@ -66,20 +66,20 @@ class AdaptiveCompressor(Closeable):
         controller: ``"goodput"``, ``"gravac"``, another controller's name, or a controller object such as
             ``Static(cf=10)``. ``None``, the default, means ``"goodput"``, but ``"gravac"`` if ``window``, ``epsilon``,
             ``omega`` or ``step`` is set.
-        window: number of steps between decisions, 1 or more; a setting of ``"gravac"``, whose own default ``None``
-            keeps.
-        epsilon: gain below which a CF is refused, in (0, 1]; relative to the lowest CF's gain unless the controller's
-            ``epsilon_mode`` says otherwise; a setting of ``"gravac"``.
-        omega: relative difference below which two gains or throughputs count as equal; a setting of ``"gravac"``.
-        step: spacing of the CFs to choose from: ``"exponential"`` or ``"geometric"``; a setting of ``"gravac"``.
+        window: number of steps between decisions, 1 or more; ``None``, the default: the controller's own default. A
+            setting of the controller ``"gravac"``, as are the next three.
+        epsilon: gain (share of the gradient's energy that is sent) below which a CF is refused, in (0, 1]; relative to
+            the lowest CF's gain unless the controller's ``epsilon_mode`` says otherwise.
+        omega: relative difference below which two gains or throughputs count as equal.
+        step: spacing of the CFs to choose from: ``"exponential"`` or ``"geometric"``.
         error_feedback: fraction of the unsent part of each gradient that is added to the next gradient, in [0, 1];
             ``None``, the default: the compressor's own fraction.
         dense: number format of tensors that are sent dense: ``"float32"`` (the default), ``"float16"`` or
             ``"bfloat16"``.
         sixteen_bit: whether the controller may send all tensors in 16 bit (bfloat16, or a ladder's format), if
             ``dense`` is float32; default: True.
-        release: largest norm of an accumulated residual that a step sends after the CF fell, as a multiple of the
-            gradient's norm; above 0, default: 1. ``inf`` sends all at once.
+        release: when the CF falls, the accumulated residual is added to gradients part by part; ``release`` is the
+            largest norm of a step's part, in norms of the gradient. Above 0, default: 1; ``inf``: all in one step.
         residual_dtype: number format of residuals: ``"float32"`` (the default), or ``"bfloat16"``, rounded at random.
         overflow_safety: whether a step with a gradient that is not finite, on any rank, leaves residuals unchanged;
             ``None``, the default: true for float16 gradients, and with a GradScaler.
@@ -105,9 +105,9 @@ class AdaptiveCompressor(Closeable):
             two steps, and the ranks' losses are averaged. Set it on all ranks, or on none.
         total_steps: number of training steps of the run, which limits the cost of the probe's measurements; ``None``,
             the default: the controller assumes that as many steps follow as were made.
-        log_dir: folder for TensorBoard and JSONL logs. Rank 0 writes them; ``attach`` checks that it can. ``None``, the
-            default: nothing is written.
-        sinks: callables that take every record of the run, on rank 0; default: none.
+        log_dir: folder for TensorBoard and JSONL logs, which rank 0 writes; ``attach`` checks that rank 0 can write
+            there. ``None``, the default: nothing is written.
+        sinks: functions that are called with every record (of a step, a decision, ...) on rank 0; default: none.
         process_group: group of the ranks that average; ``None``: DDP's own at ``attach``, or the default group.
         pace: bits per second of a slower link that gravac emulates by sleeping, for experiments; ``None``, the default:
             the link as it is.
@@ -256,6 +256,7 @@ class AdaptiveCompressor(Closeable):
         group: dist.ProcessGroup | None,
         probe: ProbeLoss | None = None,
     ) -> None:
+        """Check sinks and probe, and create the engine; called once, by each way to create a compressor."""
         if not isinstance(sinks, Sequence) or not all(map(callable, sinks)):
             raise SettingsError(f"sinks: give a sequence of callables (got {short_repr(sinks)})")
         if probe is not None and not callable(probe):
@@ -267,8 +268,8 @@ class AdaptiveCompressor(Closeable):
         self.settings, self.policy = settings, settings.policy
         self._requested_group = group
         self._sinks = Sinks(sinks, settings.log_dir)
-        built = build(settings, self._sinks, lambda: self._opening.open())
-        self._engine, self._admission = built.engine, built.admission
+        engine_and_admission = build(settings, self._sinks, lambda: self._opening.open())
+        self._engine, self._admission = engine_and_admission.engine, engine_and_admission.admission
         self._restoring = Restoring(self.policy, self._engine)
         self._opening = RunOpening(
             settings, self._engine, self._admission, self._sinks, self._restoring, self._requested_group
@@ -287,7 +288,7 @@ class AdaptiveCompressor(Closeable):
         grad_scaler: torch.amp.GradScaler | None = None,
         agree_group: dist.ProcessGroup | None = None,
     ) -> None:
-        """Exchange a model's gradients by gravac from now on. Called on every rank, before the first backward.
+        """Make gravac average a model's gradients from now on. Called on every rank, before the first backward.
 
         In a single process, without a process group, and with ``GRAVAC=off`` in the environment, gravac only warns, and
         training runs as without gravac. A model whose gradients only gravac averages is refused with ``GRAVAC=off``.
@@ -295,19 +296,19 @@ class AdaptiveCompressor(Closeable):
         Args:
             module: the model: wrapped in DistributedDataParallel; or in shards by ``fully_shard`` on a mesh with a
                 replicate dimension, or by FSDP2's ``replicate``; or not wrapped. Without DistributedDataParallel all
-                replicas start from the first one's weights.
-            optimizer: the model's optimizer, or all of them if there are several. gravac then measures the wait for
-                input separately, ``Accordion`` learns the learning rate, and the ranks average the optimizer's state
-                after outer steps. Required if ``every`` is not 1; ``()`` means that your code changes weights without
-                an optimizer.
-            grad_scaler: scaler of the loss: residuals are multiplied whenever its scale changes, and
-                ``overflow_safety`` is on.
-            agree_group: ranks that hold a part of the model, which make the same decisions, if they are more than those
-                that average: with tensor parallelism. ``None``, the default: those that average, and for a model in
-                shards all ranks of its mesh.
+                replicas start from the first replica's weights.
+            optimizer: the model's optimizer, or a sequence of all its optimizers. With an optimizer, gravac measures
+                the wait for input separately, ``Accordion`` gets the learning rate, and the ranks average the
+                optimizer's state after outer steps. Required if ``every`` is not 1; ``()`` means that your code changes
+                weights without an optimizer.
+            grad_scaler: scaler of the loss. gravac then multiplies residuals whenever the scale changes, and turns
+                ``overflow_safety`` on, unless it was set.
+            agree_group: group of all ranks that hold a part of the model, and must make the same decisions; needed if
+                only some of these ranks average with each other, as with tensor parallelism. ``None``, the default: the
+                ranks that average; for a model in shards, all ranks of its mesh.
 
         Raises:
-            SettingsError: a setting differs between ranks, with its name, values and their ranks in the message; the
+            SettingsError: a setting differs between ranks (the message has its name, its values and their ranks); the
                 loaded state is of another model; or outer steps are impossible with the model, an optimizer or this
                 torch.
             TypeError: ``module`` is no module, or a parameter is complex.
@@ -315,7 +316,7 @@ class AdaptiveCompressor(Closeable):
             ValueError: compressor and optimizer both apply momentum; or the optimizer trains a parameter that is not in
                 the module.
         """
-        self._check_free()
+        self._check_unattached()
         optimizers = optimizers_of(optimizer, self.policy.every)
         inner = innermost(module) if isinstance(module, torch.nn.Module) else module
         if reason := reason_to_idle(inner, self._requested_group, self.policy):
@@ -325,7 +326,7 @@ class AdaptiveCompressor(Closeable):
             return
         scaler = grad_scaler if grad_scaler is not None and grad_scaler.is_enabled() else None
         self._opening.agree_group = agree_group
-        self._admission.native = ()
+        self._admission.native_cfs = ()
         if isinstance(inner, DistributedDataParallel):
             self._attach_ddp(inner, optimizers, scaler)
         elif isinstance(module, torch.nn.Module) and is_sharded(module):
@@ -340,11 +341,11 @@ class AdaptiveCompressor(Closeable):
         scaler: torch.amp.GradScaler | None,
     ) -> None:
         for optimizer in optimizers or (None,):
-            refuse_unfit(ddp, self.policy.base, optimizer)
-        native = () if not self.policy.native else native_formats(ddp, scaler)
+            refuse_unfit_ddp(ddp, self.policy.base, optimizer)
+        native_cfs = () if not self.policy.native else cfs_of_native_steps(ddp, scaler)
         if self.policy.every != (1, 1):
             Reducer(ddp)  # raises if this torch lacks private names of DDP that outer steps need
-        switches = bool(native) or self.policy.every != (1, 1) or self._probe is not None
+        may_change_mode = bool(native_cfs) or self.policy.every != (1, 1) or self._probe is not None
         group = self._requested_group or ddp.process_group
         if self._engine.ready_to_run and group is not self._opening.group:
             raise RuntimeError(
@@ -352,12 +353,12 @@ class AdaptiveCompressor(Closeable):
             )
         self._opening.group = group
         self._adapter.bind(ddp)
-        self._admission.native = native
+        self._admission.native_cfs = native_cfs
         self._prepare(ddp.module, optimizers, scaler, {})
-        self._adapter.follow(ddp, optimizers[0] if optimizers else None)
+        self._adapter.set_module(ddp, optimizers[0] if optimizers else None)
         self._adapter.loss_scale = self._loss_scale(scaler)
-        register(ddp, self.hook)
-        if switches:
+        register_hook(ddp, self.hook)
+        if may_change_mode:
             self._steer(SteeredDDP(self._adapter, ddp, self.hook), optimizers, scaler)
         else:
             self._adapter.watch()
@@ -374,7 +375,7 @@ class AdaptiveCompressor(Closeable):
             refuse_momentum(self.policy.base, optimizer)
         source = ModuleSource(self._engine)
         source.bind(module)
-        self._prepare(module, optimizers, scaler, source.same)
+        self._prepare(module, optimizers, scaler, source.texts_to_compare)
         broadcast_weights(module, self._opening.group)
         source.loss_scale = self._loss_scale(scaler)
         self._steer(SteeredModule(source, module), optimizers, scaler)
@@ -392,14 +393,15 @@ class AdaptiveCompressor(Closeable):
 
         if self.policy.every != (1, 1):
             raise SettingsError(
-                f"every: {self.policy.every}, and outer steps of a model in shards are not there yet; use every=1"
+                f"every: {self.policy.every} allows outer steps, which gravac cannot run with a model in shards; use "
+                "every=1"
             )
         for optimizer in optimizers:
             refuse_momentum(self.policy.base, optimizer)
         model = ShardedModel(innermost(module), self._requested_group)
         source = FSDP2Source(self._engine, model)
         self._opening.group = model.replicas
-        self._opening.agree_group = self._opening.agree_group or model.everyone
+        self._opening.agree_group = self._opening.agree_group or model.all_model_ranks
         self._prepare(module, optimizers, scaler, {})
         model.broadcast_weights()
         source.loss_scale = self._loss_scale(scaler)
@@ -418,27 +420,29 @@ class AdaptiveCompressor(Closeable):
 
         Args:
             module: the model.
-            optimizers: its optimizers.
-            scaler: scaler of the loss, if it is enabled.
-            same: further texts by name that must be equal on all ranks.
+            optimizers: the model's optimizers.
+            scaler: scaler of the loss; ``None``: there is none, or it is not enabled.
+            same: texts by name that must be equal on all ranks, besides settings and parameters.
         """
         inner = innermost(module)
         if self.policy.every != (1, 1):
-            refuse_apart(module, optimizers)
+            check_outer_steps_possible(module, optimizers)
             same = {**same, **same_on_all_ranks(inner, self.policy.outer)}
         self._check_loaded()
-        trained = sum(parameter.numel() for parameter in inner.parameters() if parameter.requires_grad)
-        self._admission.leaving_bytes = 4 * trained * (1 + max(map(moments_of, optimizers), default=0))
+        elements = sum(parameter.numel() for parameter in inner.parameters() if parameter.requires_grad)
+        moments = max(map(moments_per_parameter, optimizers), default=0)
+        self._admission.leaving_bytes = 4 * elements * (1 + moments)
         self._opening.open({"grad_scaler": "none" if scaler is None else "enabled", **same})
         if scaler is not None:
-            self._engine.averager.feedback.guard()
+            self._engine.averager.feedback.turn_on_overflow_safety()
         self._attached = True
 
     def _exclude_native(self) -> None:
-        """Admit no candidates of native steps from now on."""
-        self._admission.native = ()
+        """Admit no candidates of native steps, which DDP exchanges by itself, from now on."""
+        self._admission.native_cfs = ()
 
     def _loss_scale(self, scaler: torch.amp.GradScaler | None) -> Callable[[], Number] | None:
+        """Return a function that reads the scaler's present scale; ``None`` without a scaler."""
         return None if scaler is None else scale_of(scaler, device=not self._engine.schedule.host_looks)
 
     def _steer(
@@ -449,14 +453,14 @@ class AdaptiveCompressor(Closeable):
     ) -> None:
         """Create the switch, which runs each step in the mode that the controller decided."""
         self._switch = Switch(self._engine, source, self.policy, optimizers, scaler, self._probe)
-        self._switch.without_native = self._exclude_native
+        self._switch.exclude_native = self._exclude_native
         self._restoring.restore_outer(self._switch)
-        self._switch.listen()
+        self._switch.register_hooks()
 
     def detach(self) -> None:
-        """Undo ``attach``: the module then trains as a new DistributedDataParallel does, in torch's own code.
+        """Undo ``attach``: from then on the module trains without gravac, as a new DistributedDataParallel does.
 
-        Called on every rank between the same two steps. The run's state stays, for ``state_dict`` and another
+        Called on every rank between the same two steps. The run's state is kept for ``state_dict`` and another
         ``attach``. If outer steps ran, weights and optimizer states become the same on all ranks.
 
         Raises:
@@ -469,14 +473,14 @@ class AdaptiveCompressor(Closeable):
             return
         self._engine.drain()
         if self._switch is not None and not self._closed:
-            self._switch.end_outer()
+            self._switch.end_outer_steps()
         if self._module_source is not None:
             self._module_source.detach()
             self._module_source = None
         else:
             self._adapter.detach()
         if self._switch is not None:
-            self._switch.unlisten()
+            self._switch.remove_hooks()
             self._switch = None
         self._attached = False
 
@@ -484,8 +488,8 @@ class AdaptiveCompressor(Closeable):
     def synced(self) -> Iterator[None]:
         """Return a context in which the module has the weights that all ranks share, to evaluate or save the module.
 
-        The shared weights are bit for bit the same on every rank; on exit the rank's own weights are restored. The two
-        differ in outer steps only. Forwards without gradients and ``state_dict`` need no such context;
+        The shared weights are bit for bit the same on every rank; on exit the rank's own weights are restored. Shared
+        and own weights differ in outer steps only. Forwards without gradients and ``state_dict`` need no such context;
         ``torch.save(model)``, ``copy.deepcopy`` and averages over ``parameters()`` do. No collective runs: a single
         rank may use the context.
         """
@@ -506,12 +510,13 @@ class AdaptiveCompressor(Closeable):
     def loss(self, loss: torch.Tensor | float) -> None:
         """Report the training loss of this rank's batch; TensorBoard shows its mean over ranks as ``gravac/loss``.
 
-        Called on every rank, for every batch or for some batches, before or after the backward. The loss is all-reduced
+        Called on every rank, for every batch or only for some, before or after the backward. The loss is all-reduced
         with the ranks' other measurements, without an exchange of its own, and the host never waits for a GPU. Does
         nothing before ``attach``, after ``close``, and in a single process.
 
         Args:
-            loss: mean over the batch: a number, or a tensor with one element, of any real dtype; its graph is not kept.
+            loss: mean over the batch: a number, or a tensor with one element, of any real dtype. The tensor is
+                detached.
 
         Raises:
             TypeError: the loss is no real number.
@@ -535,12 +540,15 @@ class AdaptiveCompressor(Closeable):
         raise RuntimeError("accumulate: nothing is attached; call attach(module, optimizer) first")
 
     def bind(self, module: torch.nn.Module) -> None:
-        """Learn parameter names, for a framework that takes only ``hook``; ``attach`` learns them by itself.
+        """Give the compressor the module's parameter names, if a framework registers ``hook`` without ``attach``.
 
         Without names, parameters are numbered in the order of their gradients, and a checkpoint fits only the same
         model and layout.
+
+        Args:
+            module: the model, or its DistributedDataParallel.
         """
-        self._check_free()
+        self._check_unattached()
         if self.policy.every != (1, 1):
             raise SettingsError(
                 f"every: {self.policy.every}, but a hook without attach() averages in each step; use attach()"
@@ -558,24 +566,24 @@ class AdaptiveCompressor(Closeable):
         executor: Executor | None = None,
         same: Mapping[str, str] = NOTHING_ELSE,
     ) -> Engine:
-        """Return the engine, to hand over gradients that do not come from DDP: see ``gravac.engine.engine``.
+        """Return the engine, which averages gradients that your own code passes to it; see ``gravac.engine.engine``.
 
         Called on every rank.
 
         Args:
-            parameters: parameters whose gradients will be handed over, by name.
+            parameters: parameters by name, whose gradients your code will pass to the engine.
             group: ranks that average; ``None``: the default group.
             agree_group: ranks that agree on decisions, if more ranks agree than average (HSDP); ``None``: the ranks
                 that average.
-            executor: executor of the steps; ``None``: a new executor over ``group``. ``exchange.lockstep`` has an
-                executor of ranks in memory.
-            same: further texts by name that must be equal on all ranks, besides settings and parameters.
+            executor: object that runs the collectives; ``None``: a new executor over ``group``. ``exchange.lockstep``
+                has an executor for ranks that are simulated in one process.
+            same: texts by name that must be equal on all ranks, besides settings and parameters.
 
         Raises:
             SettingsError: a setting differs between ranks; the message has its name, its values, and their ranks.
             TypeError: a parameter is complex.
         """
-        self._check_free()
+        self._check_unattached()
         self._engine.know(parameters)
         self._check_loaded()
         opening = self._opening
@@ -587,13 +595,13 @@ class AdaptiveCompressor(Closeable):
     def hook(self, state: object, bucket: GradBucket) -> torch.futures.Future[torch.Tensor]:
         """The DDP communication hook: ``ddp.register_comm_hook(None, compressor.hook)``. ``state`` is not used."""
         if self._closed:
-            return failed(
+            return failed_future(
                 RuntimeError("gravac: the compressor is closed; detach() it to continue training without gravac")
             )
         return self._adapter.hook(bucket)
 
     def _check_loaded(self) -> None:
-        """Check that the loaded state fits the model; forget the model if the state does not fit."""
+        """Check that a loaded state, if there is one, fits the model; forget the model if the state does not fit."""
         try:
             self._restoring.check_model()
         except Exception:
@@ -601,7 +609,8 @@ class AdaptiveCompressor(Closeable):
             self._engine.know({})
             raise
 
-    def _check_free(self) -> None:
+    def _check_unattached(self) -> None:
+        """Raise ``RuntimeError`` if the compressor is closed, or attached to a model."""
         if self._closed:
             raise RuntimeError("this compressor is closed; make a new AdaptiveCompressor")
         if self._attached:
@@ -611,8 +620,8 @@ class AdaptiveCompressor(Closeable):
     def cf(self) -> float:
         """The compression factor that the next step will use: 1 is dense float32, 2 is 16 bit.
 
-        ``cf``, ``gain``, ``wire_ratio``, ``history`` and ``ledger`` wait for the newest step's exchange, so that they
-        are the same on all ranks.
+        ``cf``, ``gain``, ``wire_ratio``, ``history`` and ``ledger`` wait for the newest step's exchange, so that all
+        ranks read the same numbers (but for bytes, which may differ).
         """
         self._engine.drain()
         return self._decided_cf
@@ -631,7 +640,7 @@ class AdaptiveCompressor(Closeable):
 
     @property
     def every(self) -> int:
-        """Number of steps from one exchange to the next, by the newest decision; does not wait."""
+        """Number of steps from one exchange to the next, by the newest decision; does not wait for an exchange."""
         candidate = self._engine.candidate
         return self.policy.every[0] if candidate is None else candidate.every
 
@@ -647,19 +656,20 @@ class AdaptiveCompressor(Closeable):
 
     @property
     def gain(self) -> float | None:
-        """Gain of the newest agreed step; ``None`` before the first step, or if the gain was not finite."""
+        """Share of the gradients' energy sent, in the newest step that ranks agreed on; ``None``: not known."""
         return self._engine.settled.gain
 
     @property
     def wire_ratio(self) -> float | None:
-        """Wire bytes of a dense float32 all-reduce / wire bytes sent, in the newest agreed step; ``None`` before."""
+        """Bytes of a dense float32 all-reduce / bytes sent, in the newest step that ranks agreed on; ``None``: none."""
         return self._engine.settled.wire_ratio
 
     @property
     def history(self) -> list[DecisionRecord]:
         """The newest decisions, also those that changed nothing; the same on every rank.
 
-        The controller decides at the end of each window, and at triggers. The setting ``history`` limits the number.
+        The controller decides at the end of each window (a number of steps), and earlier if a measurement calls for it.
+        The setting ``history`` limits the number of decisions.
         """
         return list(self._engine.settled.history)
 
@@ -685,8 +695,12 @@ class AdaptiveCompressor(Closeable):
             self._switch.prepare_to_save()
         outer = None if self._switch is None else self._switch.outer
         self._engine.drain()
-        packed = pack(self.policy, self._engine, self._opening.group)
-        return packed if outer is None else {**packed, "outer": outer.with_local_weights(packed["outer"])}
+        packed_state = pack(self.policy, self._engine, self._opening.group)
+        return (
+            packed_state
+            if outer is None
+            else {**packed_state, "outer": outer.with_local_weights(packed_state["outer"])}
+        )
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Restore a state; training then continues bit for bit. Called before the first backward.
@@ -707,20 +721,21 @@ class AdaptiveCompressor(Closeable):
     def close(self) -> None:
         """Wait for the exchange in flight, close the sinks, and end the executor. May be called again.
 
-        The method returns whatever other ranks do: after ``CLOSING_SECONDS`` the exchange in flight is abandoned, other
-        ranks learn of that, and the newest numbers stay readable. The end of the executor may take some seconds more.
+        The method returns whatever other ranks do: after ``CLOSING_SECONDS`` it abandons the exchange in flight, and
+        tells the other ranks. ``gain`` and other attributes stay readable. The executor may take some seconds more to
+        end.
 
         To continue training with the module, call ``detach``, too: until then a backward by gravac's hook raises, and
-        native steps stay native. Torch averages over the replicas of a model in shards from then on.
+        native steps stay native. If the model is in shards, torch averages over its replicas after ``close``.
         """
         if self._closed:
             return
         self._closed = True
         outer = None if self._switch is None else self._switch.outer
         if self._switch is not None:
-            self._switch.unlisten()  # from here on the user may train the module, so no anchors may be put into it
+            self._switch.remove_hooks()  # from now on the user may train the module, so its weights stay
         if self._module_source is not None:
-            self._module_source.rest()
+            self._module_source.stop_exchange()
         failure: Exception | None = None
         try:
             try:
@@ -729,7 +744,7 @@ class AdaptiveCompressor(Closeable):
                         f"gravac: the compressor was closed, and a rank did not answer for {CLOSING_SECONDS:g} s"
                     )
                 elif outer is not None:
-                    outer.settle()  # a rank that evaluated has settled, too: all ranks end with the same state
+                    outer.wait_for_exchanges()  # as ranks do that evaluate: all ranks end with the same state
             except Exception as error:
                 failure = error
             finally:

@@ -1,6 +1,6 @@
 # SPDX-FileCopyrightText: 2026 The gravac developers
 # SPDX-License-Identifier: Apache-2.0
-"""Numbers of a step that ranks agree on: a controller's ``Measurement`` and a ``StepRecord`` have them by one name.
+"""Numbers of a step that have the same value on all ranks: a base class of ``Measurement`` and ``StepRecord``.
 
 To add a number, add a field here, and say in ``LocalMeasurement.read`` what a rank contributes. The ranks then agree on
 the mean, and controllers, logs and checkpoints have the number.
@@ -18,12 +18,13 @@ class AgreedNumbers:
     Attributes:
         learning_rate: learning rate of the optimizer, the highest of its parameter groups, mean over ranks; nan if not
             known (no optimizer was given to ``attach``).
-        drift: norm of the mean of all ranks' pseudo-gradients, over the mean of their norms: 1 if all point the same
-            way, more if residuals were added; nan without outer steps.
+        drift: norm of the mean of the ranks' pseudo-gradients / mean of the pseudo-gradients' norms: 1 if all point
+            the same way, more if residuals were added; nan without outer steps.
         loss: training loss reported by ``AdaptiveCompressor.loss``: mean over ranks and training steps; nan if a rank
             reported none.
-        probe: loss on the run's fixed batches, mean over ranks, by the weights before the step (in a native stretch
-            before its second step); nan unless a decision asked for it (``Decision.probe``) and a probe was given.
+        probe: loss on the run's fixed batches, mean over ranks, by the weights before the step (before the second step
+            of several native steps that are measured as one); nan unless a decision requested the loss
+            (``Decision.probe``) and the run has a probe.
     """
 
     learning_rate: float = math.nan
@@ -32,9 +33,9 @@ class AgreedNumbers:
     probe: float = math.nan
 
     def agreed_numbers(self) -> dict[str, Any]:
-        """Return the number of each of ``AGREED``, by name."""
-        return {name: getattr(self, name) for name in AGREED}
+        """Return these numbers by field name."""
+        return {name: getattr(self, name) for name in AGREED_NAMES}
 
 
-AGREED = tuple(field.name for field in fields(AgreedNumbers))
-"""Names of the numbers, in order."""
+AGREED_NAMES = tuple(field.name for field in fields(AgreedNumbers))
+"""Names of the fields of ``AgreedNumbers``, in order."""

@@ -31,15 +31,15 @@ def reason_to_idle(module: object, group: dist.ProcessGroup | None, policy: Poli
         SettingsError: the environment variable is neither ``on`` nor ``off``, or not the same on all ranks; or it is
             ``off``, and nothing but gravac averages the model's gradients.
     """
-    requested = group
+    requested_group = group
     setting = os.environ.get(ENVIRONMENT_SWITCH, "on").lower()
     if setting not in ("on", "off"):
         raise SettingsError(f"{ENVIRONMENT_SWITCH}: {setting!r} in the environment; give off, or on, or unset it")
     group = group or (module.process_group if isinstance(module, DistributedDataParallel) else None)
-    alone = not dist.is_initialized() or dist.get_world_size(group) == 1
-    if not alone and isinstance(module, torch.nn.Module):
+    is_single = not dist.is_initialized() or dist.get_world_size(group) == 1
+    if not is_single and isinstance(module, torch.nn.Module):
         check_alike({ENVIRONMENT_SWITCH: setting}, device_of(module), group)
-    if setting == "off" and not alone and not _is_averaged_by_torch(module, requested):
+    if setting == "off" and not is_single and not _is_averaged_by_torch(module, requested_group):
         raise SettingsError(
             f"{ENVIRONMENT_SWITCH}: 'off' in the environment, and only gravac averages the gradients of this "
             f"{type(module).__name__}: each rank would train a model of its own. Wrap the model in "
@@ -47,30 +47,30 @@ def reason_to_idle(module: object, group: dist.ProcessGroup | None, policy: Poli
         )
     if setting == "off":
         return f"{ENVIRONMENT_SWITCH}=off in the environment"
-    if alone and policy.native:
+    if is_single and policy.native:
         return "there is one process, which exchanges nothing"
     return ""
 
 
-def _is_averaged_by_torch(module: object, requested: dist.ProcessGroup | None) -> bool:
-    """True if torch averages a model's gradients over ranks where gravac does not.
+def _is_averaged_by_torch(module: object, requested_group: dist.ProcessGroup | None) -> bool:
+    """True if torch averages a model's gradients over ranks when gravac is turned off.
 
     Args:
         module: the model, or its DistributedDataParallel.
-        requested: group that the user named; for a model in shards it means that the mesh has no replicas.
+        requested_group: group that the user gave; for a model in shards it means that the mesh has no replicas.
     """
     if isinstance(module, DistributedDataParallel):
         return True
-    return requested is None and isinstance(module, torch.nn.Module) and is_sharded(module)
+    return requested_group is None and isinstance(module, torch.nn.Module) and is_sharded(module)
 
 
 def optimizers_of(
     optimizer: torch.optim.Optimizer | Sequence[torch.optim.Optimizer] | None, every: tuple[int, int]
 ) -> tuple[torch.optim.Optimizer, ...]:
-    """Return the optimizers, each without the wrapper of a framework.
+    """Return the optimizers as a tuple of torch's own, without the wrappers of frameworks such as Accelerate.
 
     Args:
-        optimizer: an optimizer, several, or ``None``.
+        optimizer: an optimizer, a sequence of optimizers, or ``None``.
         every: lowest and highest number of steps from one exchange to the next.
 
     Raises:
@@ -79,7 +79,7 @@ def optimizers_of(
     if optimizer is None and every != (1, 1):
         raise SettingsError(
             f"optimizer: none was given, and with every={every} ranks must average its state; "
-            "give attach(module, optimizer), or optimizer=() if your code changes weights without one"
+            "give attach(module, optimizer), or optimizer=() if your code changes weights without an optimizer"
         )
     if optimizer is None:
         return ()
@@ -87,7 +87,7 @@ def optimizers_of(
     optimizers = tuple(getattr(wrapper, "optimizer", wrapper) for wrapper in wrapped)
     for unwrapped in optimizers:
         if not isinstance(unwrapped, torch.optim.Optimizer):
-            raise SettingsError(f"optimizer: {short_repr(unwrapped)} is no torch.optim.Optimizer")
+            raise SettingsError(f"optimizer: {short_repr(unwrapped)} is no torch.optim.Optimizer; give one, or several")
     return optimizers
 
 
@@ -96,24 +96,24 @@ def is_sharded(module: torch.nn.Module) -> bool:
     return any(kind.__name__ == "DTensor" for parameter in module.parameters() for kind in type(parameter).__mro__)
 
 
-def moments_of(optimizer: torch.optim.Optimizer) -> int:
-    """Return how many tensors of a parameter's size an optimizer keeps for each parameter, by its settings."""
+def moments_per_parameter(optimizer: torch.optim.Optimizer) -> int:
+    """Return how many tensors of a parameter's size an optimizer keeps for each parameter: 2 for Adam, 0 for SGD."""
     group = optimizer.param_groups[0]
     if "betas" in group:
         return 3 if group.get("amsgrad") else 2
     return 1 if group.get("momentum") else 0
 
 
-def native_formats(ddp: DistributedDataParallel, scaler: torch.amp.GradScaler | None) -> tuple[float, ...]:
-    """Return the CFs that DDP's own exchange may run at; none if native steps cannot be counted.
+def cfs_of_native_steps(ddp: DistributedDataParallel, scaler: torch.amp.GradScaler | None) -> tuple[float, ...]:
+    """Return the compression factors that DDP's own exchange may use: 1, float32, and perhaps 2, float16.
 
-    CF 2, float16, is possible if gradients are in float32 and no scaler enlarges them. Steps cannot be counted if this
-    torch lacks a private name of DDP, or if the model has a single parameter.
+    CF 2 is possible if gradients are in float32 and no scaler enlarges them. The tuple is empty if gravac cannot count
+    native steps: if this torch lacks a private name of DDP, or if the model has a single parameter.
     """
     try:
-        if not Reducer(ddp).counts_surely:
+        if not Reducer(ddp).detects_all_backwards:
             return ()
     except SettingsError:
         return ()
-    formats = {parameter.dtype for parameter in ddp.parameters() if parameter.requires_grad}
-    return (1.0, 2.0) if formats == {torch.float32} and scaler is None else (1.0,)
+    dtypes = {parameter.dtype for parameter in ddp.parameters() if parameter.requires_grad}
+    return (1.0, 2.0) if dtypes == {torch.float32} and scaler is None else (1.0,)

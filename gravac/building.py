@@ -1,6 +1,6 @@
 # SPDX-FileCopyrightText: 2026 The gravac developers
 # SPDX-License-Identifier: Apache-2.0
-"""Builds the engine of a run from its settings; the only module that connects averager, controller and admission."""
+"""Builds the engine of a run from the run's settings: connects averager, controller and admission of candidates."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -12,69 +12,77 @@ from gravac.controllers.state_dicts import identify
 from gravac.costmodel import Network
 from gravac.costmodel.network import collective_seconds
 from gravac.engine.admission import Admission, admit, averager_of, drop_below_efficiency, with_native
-from gravac.engine.decisions import Deciding, Reporting
+from gravac.engine.decisions import Deciding, RecordSettings
 from gravac.engine.engine import Engine
 from gravac.engine.run_state import RunState
 from gravac.exchange.link_probe import LinkProbe
-from gravac.modes.outer.candidates import choices, offered, with_outer
+from gravac.modes.outer.candidates import delays_by_candidate, every_choices, with_outer_candidates
 from gravac.policy import RunSettings
 from gravac.telemetry.records import Record
 
 
 @dataclass(slots=True)
 class RunAdmission:
-    """Admits a run's candidates when its first step begins; outer steps once the compute time of a step is known.
+    """Function object that returns the candidates a controller may choose from; see ``gravac.engine.decisions.Admit``.
+
+    Candidates are admitted when the first step begins; those of outer steps once a step's compute time is known.
 
     Attributes:
         settings: settings of the run.
         averager: averager that predicts the bytes of candidates.
         link: latency and bandwidth of the link, as probed; ``None``: not known.
-        coding: seconds of coding by CF, as timed on the gradients' device; see ``admit``.
-        native: CFs that DDP's own exchange may run at: 1 in float32, 2 by torch's float16 hook; none if the gradients
+        coding: seconds of encode and decode for each byte of a float32 tensor, by CF, as timed on the gradients'
+            device; see ``admit``.
+        native_cfs: CFs that DDP's own exchange may use: 1 in float32, 2 by torch's float16 hook; empty if the gradients
             do not come from DDP.
-        leaving_bytes: payload bytes that a rank hands to dense collectives when outer steps end, to make ranks equal
-            again: those of a last round, and of the optimizers' state.
-        waits: whether outer steps wait to be admitted until the compute time of a step is known.
+        leaving_bytes: payload bytes that a rank hands to dense collectives when outer steps end, to make weights and
+            optimizer states equal on all ranks again.
+        waits: whether candidates of outer steps are missing, until the compute time of a step is known.
     """
 
     settings: RunSettings
     averager: Averager
     link: LinkProbe | None = None
     coding: Mapping[float, float] = field(default_factory=dict)
-    native: tuple[float, ...] = ()
+    native_cfs: tuple[float, ...] = ()
     leaving_bytes: int = 0
     waits: bool = False
 
     def __call__(self, state: RunState, forms: Sequence[Form]) -> Admission:
-        """Admit candidates; see ``gravac.engine.decisions.Admit``."""
+        """Return the candidates that may be chosen, and those that are dropped; see ``gravac.engine.decisions.Admit``.
+
+        Args:
+            state: state of the run; its ``candidates`` are set.
+            forms: shapes and dtypes of all the model's gradients.
+        """
         policy, outer = self.settings.policy, self.settings.policy.outer
         admission = admit(policy, self.averager, forms, self.link, self.coding)
-        numbers = choices(*policy.every)
-        may_average_each_step, self.waits = numbers[0] == 1, False
-        if may_average_each_step and len(numbers) > 1 and state.compute_s is None:
+        step_counts = every_choices(*policy.every)
+        may_average_each_step, self.waits = step_counts[0] == 1, False
+        if may_average_each_step and len(step_counts) > 1 and state.compute_s is None:
             self.waits = True
-        elif numbers[-1] > 1:
-            admission = with_outer(
+        elif step_counts[-1] > 1:
+            admission = with_outer_candidates(
                 admission,
-                numbers,
+                step_counts,
                 state.compute_s,
                 delay=outer.delay,
                 keep_all=policy.controller.keeps_all,
                 fragments=outer.fragments,
                 chooses=bool(getattr(policy.controller, "chooses_every", False)),
                 world=state.world,
-                checkpointed=offered(state.candidates),
+                checkpointed=delays_by_candidate(state.candidates),
                 leaving_s=self._leaving_s(state.world),
             )
         admission = drop_below_efficiency(admission, policy.least_efficiency)
-        has_native = self.native and policy.native and getattr(policy.controller, "native", False)
+        has_native = self.native_cfs and policy.native and getattr(policy.controller, "native", False)
         if may_average_each_step and has_native:
-            admission = with_native(admission, self.native)
+            admission = with_native(admission, self.native_cfs)
         state.candidates = identify(forecast.candidate for forecast in admission.forecasts)
         return admission
 
     def _leaving_s(self, world: int) -> float | None:
-        """Return the seconds that ending outer steps takes on the link; ``None`` if its speed is not known."""
+        """Return the seconds that the exchange at the end of outer steps takes; ``None`` if the link was not probed."""
         if self.link is None:
             return None
         network = Network(self.link.latency, self.link.bandwidth)
@@ -82,28 +90,30 @@ class RunAdmission:
 
 
 @dataclass(frozen=True, slots=True)
-class Built:
-    """Result of ``build``: the engine of a run, and the admission of its candidates.
+class BuiltEngine:
+    """Result of ``build``: the engine of a run, and the object that admits the run's candidates.
 
     Attributes:
         engine: engine that runs the steps.
-        admission: admission of candidates; its ``link`` and ``coding`` are set when the executor is opened.
+        admission: admits candidates; ``RunOpening`` sets its ``link`` and ``coding``.
     """
 
     engine: Engine
     admission: RunAdmission
 
 
-def build(settings: RunSettings, emit: Callable[[Record], None], open_executor: Callable[[], None]) -> Built:
+def build(settings: RunSettings, emit: Callable[[Record], None], open_executor: Callable[[], None]) -> BuiltEngine:
     """Build the engine of a run.
 
     Args:
         settings: settings of the run.
-        emit: function that takes each record of the run; called by the executor.
+        emit: function that is called with each record of the run, by the executor.
         open_executor: function that creates the engine's executor; called when the first step begins, at the latest.
     """
     averager = averager_of(settings.policy)
     admission = RunAdmission(settings, averager)
-    reporting = Reporting(settings.samples_per_step, settings.steps_per_epoch, settings.as_dict(), settings.history)
-    deciding = Deciding(settings.policy.controller, admission, emit, reporting)
-    return Built(Engine(averager, deciding, open_executor), admission)
+    record_settings = RecordSettings(
+        settings.samples_per_step, settings.steps_per_epoch, settings.as_dict(), settings.history
+    )
+    deciding = Deciding(settings.policy.controller, admission, emit, record_settings)
+    return BuiltEngine(Engine(averager, deciding, open_executor), admission)

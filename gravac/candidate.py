@@ -1,6 +1,6 @@
 # SPDX-FileCopyrightText: 2026 The gravac developers
 # SPDX-License-Identifier: Apache-2.0
-"""Candidates: ways to run steps that a controller may choose, their forecasts, and reasons to drop candidates."""
+"""Candidates, the ways to run steps that a controller may choose from; their forecasts; reasons to drop candidates."""
 
 import bisect
 import math
@@ -52,7 +52,7 @@ class Candidate:
 
     @property
     def in_hook(self) -> "Candidate":
-        """The candidate with the same compressor and CF that gravac's hook exchanges in each step."""
+        """The hook candidate of the same compressor and CF: gravac averages in each step, without delay."""
         return replace(self, mode="hook", every=1, delay=0)
 
     def __str__(self) -> str:
@@ -64,32 +64,31 @@ class Candidate:
 
 @dataclass(frozen=True, slots=True)
 class Forecast:
-    """What a run expects of a candidate before it runs; controllers learn beliefs from forecasts only.
+    """Expectations of a candidate before it runs: bytes, seconds and progress of a step.
 
-    All numbers are per step. If ranks exchange every ``candidate.every`` steps, the round's numbers are divided by
-    ``every``.
+    If ranks exchange every ``candidate.every`` steps, the numbers are those of a round divided by ``every``.
 
     Attributes:
         candidate: candidate that the forecast describes.
         wire_ratio: predicted wire bytes of a dense float32 all-reduce of the model in each step / predicted wire bytes
             of this candidate.
         efficiency: statistical efficiency: progress of a step / progress of a step with dense gradient averaging;
-            median of the belief about it (``gravac.beliefs``).
-        family: name of the family. Candidates of the same family code alike and differ in what they send.
+            median of what is believed before the run (``gravac.beliefs``).
+        family: name shared by candidates that encode in the same way and differ only in what they send.
         by_gain: ``(gain, efficiency)``, ascending by gain: the efficiency at each measured gain; empty if efficiency
             does not depend on gain.
         coding_s: seconds of encode and decode alone, without other work beside them; ``None`` if not known.
         exchange_s: seconds of the collectives; ``None`` if not known.
         step_s: seconds of the whole step, by the measured compute; ``None`` if not known.
         compute_s: seconds of the step without exchange, measured before the first exchange; ``None`` if not known.
-        behind: time that an exchange may be in flight until the training loop blocks on it / compute time of ``every``
-            outer steps; ``None``: the candidate makes no outer steps, and its exchange overlaps with backward.
+        behind: time for which an exchange may be in flight before the training loop has to wait for it / compute time
+            of ``every`` outer steps; ``None``: no outer steps, and the exchange overlaps with backward.
         apart: ``(number of steps, exponent)``, ascending: with that many steps between two exchanges, efficiency is
             raised to the exponent; empty: the exponent is always 1.
         method: name of the compressor with its own setting, for readers: ``"low rank 16"``, ``"1 bit"``; empty if not
             known.
         deviation: uncertainty of ``efficiency``: standard deviation of its natural logarithm; 0: certain.
-        leaving_s: seconds that the ranks take to make their models equal again when outer steps end; ``None``: not
+        leaving_s: seconds of the exchange that makes the ranks' models equal again when outer steps end; ``None``: not
             known, or 0.
 
     Example:
@@ -115,16 +114,16 @@ class Forecast:
 
     @property
     def belief(self) -> Belief:
-        """Belief about the candidate's efficiency before the run."""
+        """Belief (median and uncertainty) about the candidate's efficiency before the run."""
         return Belief(self.efficiency, self.deviation)
 
     @property
     def least_efficiency(self) -> float:
-        """Lower bound of ``efficiency``, by which controllers decide; see ``lower_bound``."""
+        """Bound that the efficiency exceeds with a probability of 80 %; controllers decide by this bound."""
         return self.lower_bound(self.efficiency)
 
     def lower_bound(self, efficiency: float) -> float:
-        """Return the bound that an efficiency exceeds with a probability of 80 % (``beliefs.SURE``).
+        """Return the bound that an efficiency of a given median exceeds with a probability of 80 % (``beliefs.SURE``).
 
         Args:
             efficiency: median of the efficiency, as ``efficiency_at`` returns; the uncertainty is the forecast's
@@ -140,7 +139,7 @@ class Forecast:
             >>> forecast = Forecast(topk, wire_ratio=6.4, efficiency=0.9, by_gain=((0.2, 0.5), (0.6, 0.9)))
             >>> round(forecast.efficiency_at(0.4), 3)
             0.7
-            >>> Forecast(topk, wire_ratio=6.4, efficiency=0.9).efficiency_at(0.4)  # gain does not tell
+            >>> Forecast(topk, wire_ratio=6.4, efficiency=0.9).efficiency_at(0.4)  # no points: the gain is not used
             0.9
         """
         if not self.by_gain or not math.isfinite(gain):
@@ -164,8 +163,9 @@ class Dropped:
     Attributes:
         forecast: forecast of the dropped candidate.
         cause: reason to drop the candidate.
-        other: forecast of the candidate compared with: the candidate that sends the same; the dense candidate that
-            sends fewest bytes; or dense float32, if the cause is ``"too_little_progress"``.
+        other: forecast of the candidate that this one was compared with, by cause: ``"same_bytes"``: the candidate that
+            sends the same; ``"not_fewer_bytes"``: the dense candidate that sends fewest bytes;
+            ``"too_little_progress"``: dense float32.
         ratio: predicted wire bytes of ``forecast`` / predicted wire bytes of ``other``; if the cause is
             ``"too_little_progress"``, lower bound of the efficiency of ``forecast`` / ``least_efficiency``.
     """

@@ -8,7 +8,7 @@ SelfT = TypeVar("SelfT", bound="Closeable")
 
 
 class Closeable:
-    """An object that is closed at the end of a ``with``, and refuses to be copied or pickled."""
+    """Base class: an object is closed at the end of a ``with`` block, and cannot be copied or pickled."""
 
     def close(self) -> None:
         """Finish the work in flight, and release threads, groups and files. May be called again."""
@@ -21,4 +21,4 @@ class Closeable:
 
     def __reduce__(self) -> NoReturn:
         name = type(self).__name__
-        raise TypeError(f"{name}: cannot be copied or pickled; save state_dict() and load it into a new one")
+        raise TypeError(f"{name}: cannot be copied or pickled; save state_dict() and load it into a new {name}")

@@ -1,6 +1,9 @@
 # SPDX-FileCopyrightText: 2026 The gravac developers
 # SPDX-License-Identifier: Apache-2.0
-"""The collectives that a compressor may request, the bytes that each sends, and the ledger that sums them."""
+"""The collectives that a compressor may request, the bytes that each sends, and the ledger that sums these bytes.
+
+A compressor is a generator: it yields a collective, and is resumed with the collective's result.
+"""
 
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
@@ -10,7 +13,7 @@ import torch
 
 @dataclass(frozen=True, slots=True)
 class AllReduce:
-    """Sum a tensor over ranks. The compressor is resumed with the sum, of the shape and dtype of ``tensor``.
+    """Request to sum a tensor over the ranks. The result is the sum, of the shape and dtype of ``tensor``.
 
     The sum may overwrite ``tensor``.
 
@@ -39,7 +42,9 @@ class AllReduce:
 
 @dataclass(frozen=True, slots=True, init=False)
 class AllGather:
-    """Send every rank's tensors to every rank. The compressor is resumed with a tuple: for each, ``[world, *shape]``.
+    """Request to send every rank's tensors to every rank.
+
+    The result is a tuple that holds, for each of the tensors, those of all ranks: ``[world, *shape]``.
 
     Attributes:
         tensors: this rank's tensors, of any shapes; of the same shapes and dtypes on every rank.
@@ -47,7 +52,7 @@ class AllGather:
     Example:
         >>> AllGather(torch.zeros(10), torch.zeros(10, dtype=torch.int32)).payload_bytes
         80
-        >>> AllGather.wire_bytes(80, world=4)  # to each of three others
+        >>> AllGather.wire_bytes(80, world=4)  # to each of three other ranks
         240
     """
 
@@ -69,7 +74,7 @@ class AllGather:
 
 @dataclass(frozen=True, slots=True)
 class AllToAll:
-    """Send row r to rank r. The compressor is resumed with ``[world, *shape]``, whose row r came from rank r.
+    """Request to send row r to rank r. The result is ``[world, *shape]``, whose row r is from rank r.
 
     Attributes:
         tensor: rows for the ranks, ``[world, *shape]``; of the same shape and dtype on every rank.
@@ -96,7 +101,7 @@ class AllToAll:
 
 @dataclass(frozen=True, slots=True)
 class Broadcast:
-    """Send one rank's tensor, the root's, to all ranks. The compressor is resumed with that tensor.
+    """Request to send one rank's tensor, the root's, to all ranks. The result is the root's tensor, on every rank.
 
     Attributes:
         tensor: the root's tensor, of any shape; of tensors of other ranks, only shape and dtype are used.
@@ -122,10 +127,11 @@ class Broadcast:
 
 
 Collective = AllReduce | AllGather | AllToAll | Broadcast
+"""Any collective that a compressor may request."""
 
 
 def tensors_of(collective: Collective) -> tuple[torch.Tensor, ...]:
-    """Return the tensors that a rank hands to a collective, of any shapes and dtypes: one, except for a gather."""
+    """Return the tensors that a rank hands to a collective, of any shapes and dtypes: one, or several to gather."""
     return collective.tensors if isinstance(collective, AllGather) else (collective.tensor,)
 
 
@@ -137,6 +143,7 @@ def map_tensors(collective: Collective, transform: Callable[[torch.Tensor], torc
 
 
 Kind = type[AllReduce] | type[AllGather] | type[AllToAll] | type[Broadcast]
+"""Class of a collective."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -160,14 +167,14 @@ class Traffic:
         return self.kind.wire_bytes(self.payload_bytes, world)
 
 
-def wire_ratio(dense: float, sent: float) -> float:
+def wire_ratio(dense_bytes: float, sent_bytes: float) -> float:
     """Return the wire bytes of a dense float32 all-reduce / the wire bytes sent; 1 if nothing was sent.
 
     Example:
-        >>> wire_ratio(dense=4000, sent=250)
+        >>> wire_ratio(dense_bytes=4000, sent_bytes=250)
         16.0
     """
-    return dense / sent if sent else 1.0
+    return dense_bytes / sent_bytes if sent_bytes else 1.0
 
 
 @dataclass(slots=True)
@@ -194,7 +201,7 @@ class Ledger:
     calls: dict[str, int] = field(default_factory=dict)
 
     def book(self, collective: Collective) -> int:
-        """Add one collective; return its wire bytes."""
+        """Add the bytes of one collective to the totals; return its wire bytes."""
         payload = collective.payload_bytes
         wire = collective.wire_bytes(payload, self.world)
         self.payload_bytes += payload

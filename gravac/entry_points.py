@@ -10,7 +10,7 @@ A package offers a compressor or a controller in its ``pyproject.toml``::
     [project.entry-points."gravac.controllers"]
     steady = "my_package.steady:Steady"    # the class
 
-The name on the left is the object's own ``name``.
+The name on the left must equal the object's attribute ``name``.
 """
 
 import functools
@@ -32,10 +32,10 @@ class Registry(Mapping[str, T], Generic[T]):
     built-in object is refused with a warning.
 
     Args:
-        kind: kind of the objects, for messages, such as ``"compressor"``.
+        kind: what the objects are, for messages: ``"compressor"`` or ``"controller"``.
         group: name of the group of entry points.
         built_in: objects of this package, by name.
-        find_fault: function that describes what is wrong with a loaded object; returns an empty text if it is right.
+        find_fault: function that returns what is wrong with a loaded object, as text; empty if nothing is wrong.
     """
 
     def __init__(self, kind: str, group: str, built_in: Mapping[str, T], find_fault: Callable[[object], str]) -> None:
@@ -43,10 +43,10 @@ class Registry(Mapping[str, T], Generic[T]):
         self._group = group
         self._built_in = built_in
         self._find_fault = find_fault
-        self._loaded: dict[str, T | SettingsError] = {}
+        self._loaded_objects: dict[str, T | SettingsError] = {}
 
     def __contains__(self, name: object) -> bool:
-        return name in self._built_in or name in self._offered
+        return name in self._built_in or name in self._offered_entries
 
     def __getitem__(self, name: str) -> T:
         """Return the object of a name.
@@ -64,20 +64,20 @@ class Registry(Mapping[str, T], Generic[T]):
 
     def __iter__(self) -> Iterator[str]:
         yield from self._built_in
-        for name in self._offered:
-            is_first_time = name not in self._loaded
+        for name in self._offered_entries:
+            is_first_time = name not in self._loaded_objects
             loaded = self._load(name)
             if not isinstance(loaded, SettingsError):
                 yield name
             elif is_first_time:
-                warnings.warn(f"left out: {loaded}", stacklevel=2)
+                warnings.warn(f"gravac leaves out an entry point: {loaded}", stacklevel=2)
 
     def __len__(self) -> int:
         return sum(1 for _ in self)
 
     @functools.cached_property
-    def _offered(self) -> dict[str, list[EntryPoint]]:
-        """The group's entry points by name, except those that are refused."""
+    def _offered_entries(self) -> dict[str, list[EntryPoint]]:
+        """The group's entry points by name, except those with the name of a built-in object."""
         offered: dict[str, list[EntryPoint]] = {}
         for entry in entry_points(group=self._group):
             if entry.name in self._built_in:
@@ -88,9 +88,10 @@ class Registry(Mapping[str, T], Generic[T]):
         return offered
 
     def _load(self, name: str) -> T | SettingsError:
-        if name not in self._loaded:
-            self._loaded[name] = self._load_entry(name, self._offered[name])
-        return self._loaded[name]
+        """Return the object of an entry point's name, or the error if it cannot be loaded; load it only once."""
+        if name not in self._loaded_objects:
+            self._loaded_objects[name] = self._load_entry(name, self._offered_entries[name])
+        return self._loaded_objects[name]
 
     def _load_entry(self, name: str, entries: list[EntryPoint]) -> T | SettingsError:
         """Load the object of an entry point; return an error if loading fails, or if the object is wrong.
@@ -101,7 +102,9 @@ class Registry(Mapping[str, T], Generic[T]):
         """
         if len(entries) > 1:
             packages = " and ".join(map(_package, entries))
-            return SettingsError(f"{self._kind} {name!r}: {packages} each have one of that name; remove all but one")
+            return SettingsError(
+                f"{self._kind} {name!r}: {packages} each offer this name; uninstall all packages but one"
+            )
         source = f"{self._kind} {name!r}: {entries[0].value} of {_package(entries[0])}"
         try:
             loaded: T = entries[0].load()
@@ -109,10 +112,10 @@ class Registry(Mapping[str, T], Generic[T]):
             return SettingsError(f"{source} cannot be loaded ({type(error).__name__}: {error}); repair or remove it")
         fault = self._find_fault(loaded)
         if not fault and (own_name := getattr(loaded, "name", None)) != name:
-            fault = f"calls itself {own_name!r}; give the entry point and the object one name"
+            fault = f"calls itself {own_name!r}; give the entry point and the object the same name"
         return SettingsError(f"{source} {fault}") if fault else loaded
 
 
 def _package(entry: EntryPoint) -> str:
-    """Return name and version of the package that an entry point belongs to, for messages."""
+    """Return name and version of the package that offers an entry point, for messages."""
     return f"package {entry.dist.name} {entry.dist.version}" if entry.dist is not None else "an unknown package"

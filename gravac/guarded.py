@@ -1,6 +1,6 @@
 # SPDX-FileCopyrightText: 2026 The gravac developers
 # SPDX-License-Identifier: Apache-2.0
-"""Calls users' functions, and warns, without raising: an exception would end the thread that all ranks wait for."""
+"""Turns exceptions of users' functions into warnings: an exception would end the thread that all ranks wait for."""
 
 import contextlib
 import sys
@@ -11,7 +11,7 @@ from typing import Any
 
 
 def warn_without_raising(message: str, stacklevel: int = 2, category: type[Warning] = RuntimeWarning) -> None:
-    """Warn; print to standard error instead if warnings are errors (``python -W error``).
+    """Give a warning; if warnings raise (``python -W error``), print the message to standard error instead.
 
     Args:
         message: text of the warning.
@@ -26,13 +26,13 @@ def warn_without_raising(message: str, stacklevel: int = 2, category: type[Warni
 
 
 class Guarded:
-    """Calls users' functions; warns of the first failure of each, and lets training continue."""
+    """Calls users' functions; turns the first exception of each into a warning, and ignores later exceptions."""
 
     def __init__(self) -> None:
-        self._reported: set[str] = set()
+        self._reported_names: set[str] = set()
 
     def __call__(self, function: Callable[..., object], *arguments: Any) -> None:
-        """Call a function. Never raises, except ``KeyboardInterrupt`` and ``SystemExit`` on the main thread."""
+        """Call a function; report its exception. ``KeyboardInterrupt`` and ``SystemExit`` raise on the main thread."""
         try:
             function(*arguments)
         except BaseException as failure:
@@ -41,7 +41,7 @@ class Guarded:
             self.report(getattr(function, "__qualname__", repr(function)), failure)
 
     def report(self, name: str, failure: BaseException) -> None:
-        """Warn of a failure, unless a failure under the same name was reported before."""
-        if name not in self._reported:
-            self._reported.add(name)
+        """Warn that the function of that name failed, unless a failure of that name was reported before."""
+        if name not in self._reported_names:
+            self._reported_names.add(name)
             warn_without_raising(f"gravac: {name} failed: {failure!r}; training continues", stacklevel=3)

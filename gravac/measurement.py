@@ -1,13 +1,13 @@
 # SPDX-FileCopyrightText: 2026 The gravac developers
 # SPDX-License-Identifier: Apache-2.0
-"""One rank's measurement of one step.
+"""One rank's measurement of one step: bytes, seconds, and squared norms of what was sent and left out.
 
 1. The engine creates a ``LocalMeasurement`` when a step begins; averaging adds squared norms of what it sends and
    leaves out.
-2. The end of the step adds bytes and moments. On a GPU, the device may not have reached these moments, and the host
-   does not know the sums yet.
-3. ``read`` converts moments and sums to numbers: at the end of the step if the host may wait for the device, a step
-   later if it must not.
+2. The end of the step adds bytes and moments in time. On a GPU, the device may not have reached these moments, and the
+   host does not know the squared norms yet.
+3. ``read`` converts moments and squared norms to numbers: at the end of the step if the host may wait for the device, a
+   step later if the host must not wait.
 4. The ranks sum ``vectors``; ``gravac.engine.agreement`` converts the sums to the ``Measurement`` that all ranks share.
 """
 
@@ -18,20 +18,21 @@ from typing import Any
 
 import torch
 
-from gravac.agreed import AGREED
+from gravac.agreed import AGREED_NAMES
 from gravac.candidate import Candidate
 from gravac.collectives import AllReduce, wire_ratio
 from gravac.exchange.executor import Executor, Mark, Number, Verdict
 
 FIRST_SLOTS = ("seconds", "error", "energy")
-"""Names of the first numbers that ranks sum, as in ``Measurement``; those of shadow CFs follow."""
+"""Names of the first numbers of the vector that ranks sum: fields of ``Measurement``. Errors at shadow CFs follow."""
 
-LAST_SLOTS = ("waited", "coded", "exchanged", *AGREED)
-"""Names of the numbers that ranks sum after those of shadow CFs, as in ``Measurement``."""
+LAST_SLOTS = ("waited", "coded", "exchanged", *AGREED_NAMES)
+"""Names of the numbers that follow the errors at shadow CFs in the vector that ranks sum: fields of ``Measurement``."""
 
 UNRELEASED = "unreleased"
-"""Name of the last number that ranks sum: the squared norm of residuals that were set aside for release and not sent
-yet. If the sum over the ranks is zero, all ranks drop these residuals. 0 if the host looks at the residuals itself."""
+"""Name of the last number of the vector that ranks sum: the squared norm of residuals that were set aside, to be added
+to gradients part by part, and not sent yet. If the sum over ranks is zero, all ranks drop these residuals. 0 if the
+host looks at the residuals itself."""
 
 
 def slots(shadow: Sequence[float]) -> tuple[str, ...]:
@@ -40,67 +41,69 @@ def slots(shadow: Sequence[float]) -> tuple[str, ...]:
     All ranks know the slots without an exchange: they follow from the shadow CFs of the step's plan.
 
     Args:
-        shadow: CFs evaluated in the step.
+        shadow: CFs whose error the step computes without sending anything.
     """
     return (*FIRST_SLOTS, *map(error_at, shadow), *LAST_SLOTS, UNRELEASED)
 
 
 def error_at(cf: float) -> str:
-    """Return the name of the number (slot) that holds the error at a shadow CF."""
+    """Return the name of the slot for the squared error at a shadow CF, which is evaluated without sending anything."""
     return f"error at {cf!r}"
 
 
 @dataclass(slots=True, eq=False)
 class LocalMeasurement:
-    """One rank's numbers of one step; numbers that only the device knows are scalars (0-d tensors).
+    """One rank's numbers of one step of the engine; numbers that only the device knows are scalars (0-d tensors).
 
     Attributes:
         step: number of the step, counted from 0.
         candidate: candidate that ran.
         first: number of training steps made before the step.
-        steps: number of training steps that the measurement covers: 1, or the number in a round or a native stretch.
-        watched: seconds of a training step of a native stretch, from forward to forward; ``None`` for other steps,
-            whose time follows from moments.
-        shadow: CFs evaluated without sending, ascending.
+        steps: number of training steps that the measurement covers: 1, or those of a round of outer steps, or of
+            successive native steps (a stretch).
+        native_step_s: seconds of a native step, from forward to forward; ``None`` for other steps, whose seconds follow
+            from moments.
+        shadow: CFs whose error is computed without sending anything, ascending.
         learning_rate: learning rate that the step's gradients are applied with; nan if not known.
         loss_scale: factor that the step's gradients were multiplied with.
         loss: mean of the training losses reported on this rank since the last measurement; nan if none were reported.
         probe: loss on this rank's fixed batches, read before the step; nan if it was not read.
-        errors: squared norms of what was not sent, ``‖g_ef - sent‖²``, of each group of tensors.
-        energies: squared norms of what was to be sent, ``‖g_ef‖²``, of each group of tensors.
-        shadow_errors: squared norms of what would not be sent at each shadow CF, of each tensor.
-        norms: squared norms of gradient sums, by tensor name, if the plan requested a report.
+        errors: squared norm of what was not sent, ``‖g_ef - sent‖²`` (g_ef: gradient plus residual), of each group of
+            tensors.
+        energies: squared norm of what was to be sent, ``‖g_ef‖²``, of each group of tensors.
+        shadow_errors: squared norm of what would not be sent at each shadow CF, for each tensor.
+        norms: squared norms of gradient sums, by tensor name, if the controller requested them.
         elements: number of elements of all tensors.
         compressed: number of elements of the compressed tensors.
         sent: number of elements of the compressed tensors that were sent, ``Σ elements / achieved CF``.
-        verdicts: whether all gradients were finite on every rank, of each group that was checked.
-        spread: norm of what this rank sent / norm of the mean over ranks, in outer steps; nan otherwise.
-        unreleased: squared norms of residuals set aside for release that were not sent yet, by tensor name; empty if
-            the host looks at them itself.
+        verdicts: whether all gradients were finite on every rank, for each group of tensors that was checked.
+        inverse_drift: norm of what this rank sent / norm of the mean over ranks, in outer steps; nan otherwise.
+        unreleased: squared norms of residuals that were set aside and not sent yet, by tensor name; empty if the host
+            looks at these residuals itself.
         payload_bytes: bytes that this rank handed to collectives.
         wire_bytes: bytes that this rank sent.
         dense_wire_bytes: bytes that a dense float32 all-reduce would have sent.
-        inputs: moment at which forward started; all moments are ``None`` if not known.
-        optimized: moment at which the optimizer's step before that forward ended.
-        backward: moment at which backward ended, without the wait for the exchange.
-        exchanged: moment at which the exchange ended.
-        over: moment at which the next step began: when the exchange ended, or earlier if training overlaps with the
-            exchange.
-        idle_since: moment after ``over`` from which training waited for the exchange; ``None``: it never waited.
+        forward_began: moment at which forward started, so its inputs were there; all moments are ``None`` if not known.
+        optimizer_ended: moment at which the optimizer's step before that forward ended.
+        backward_ended: moment at which backward ended, before any wait for the exchange.
+        exchange_ended: moment at which the exchange ended.
+        ended: moment at which the step is over: when the exchange ended, or when backward ended if training overlaps
+            with the exchange.
+        waits_since: moment after ``ended`` from which training waited for the exchange; ``None``: no wait.
         overlaps: whether training continues while the exchange is in flight (outer steps with a delay).
-        idle: seconds for which training waited for the exchange before ``backward``.
+        idle: seconds for which training waited for the exchange before ``backward_ended``.
         paused: seconds since the last step for which no rank trained, such as during an evaluation.
         steps_of_ranks: number of steps that each rank made in a round of outer steps; empty otherwise.
-        previous: numbers of the last step that ended, until ``read``; ``None`` for the first.
+        previous: measurement of the step before; ``None`` for the first step, and after ``read``.
         spent: function that returns seconds of coding, and seconds with collectives in flight, see ``Executor.spent``;
-            until ``read``.
+            ``None`` after ``read``.
         seconds: end-to-end step time; nan before ``read``, as all seconds below.
         compute: seconds of forward, backward and optimizer.
         coded: seconds of encode, decode and error feedback.
         in_flight: seconds in which collectives were in flight.
         input_wait: seconds from the end of the optimizer's step to the next forward.
-        waited: seconds in which the step waited for bytes; nan if ``backward`` is not known.
-        numbers: number of each of ``slots``, by name; empty before ``read``.
+        waited: seconds for which the step waited for the exchange; nan if ``backward_ended`` is not known.
+        numbers: numbers that ranks sum, by the names that ``slots`` returns; empty before ``read``.
         restored: whether the numbers are from a checkpoint, so that bytes and moments are not known.
     """
 
@@ -108,7 +111,7 @@ class LocalMeasurement:
     candidate: Candidate
     first: int = 0
     steps: int = 1
-    watched: float | None = None
+    native_step_s: float | None = None
     shadow: tuple[float, ...] = ()
     learning_rate: float = math.nan
     loss_scale: Number = 1.0
@@ -122,17 +125,17 @@ class LocalMeasurement:
     compressed: int = 0
     sent: float = 0.0
     verdicts: list[Verdict] = field(default_factory=list)
-    spread: Number = math.nan
+    inverse_drift: Number = math.nan
     unreleased: dict[str, torch.Tensor] = field(default_factory=dict)
     payload_bytes: int = 0
     wire_bytes: int = 0
     dense_wire_bytes: int = 0
-    inputs: Mark | None = None
-    optimized: Mark | None = None
-    backward: Mark | None = None
-    exchanged: Mark | None = None
-    over: Mark | None = None
-    idle_since: Mark | None = None
+    forward_began: Mark | None = None
+    optimizer_ended: Mark | None = None
+    backward_ended: Mark | None = None
+    exchange_ended: Mark | None = None
+    ended: Mark | None = None
+    waits_since: Mark | None = None
     overlaps: bool = False
     idle: float = 0.0
     paused: float = 0.0
@@ -152,12 +155,12 @@ class LocalMeasurement:
 
     @property
     def error(self) -> Number:
-        """Squared norm of what was not sent."""
+        """Squared norm of what was not sent, ``‖g_ef - sent‖²``, over all tensors."""
         return _total(self.errors)
 
     @property
     def energy(self) -> Number:
-        """Squared norm of what was to be sent."""
+        """Squared norm of what was to be sent, ``‖g_ef‖²``, over all tensors."""
         return _total(self.energies)
 
     @property
@@ -177,14 +180,14 @@ class LocalMeasurement:
     # bytes and moments
 
     def open(self, executor: Executor) -> None:
-        """Start to count bytes and seconds."""
+        """Start to count the step's bytes, and the executor's seconds of coding and exchange."""
         self.payload_bytes, self.wire_bytes = -executor.ledger.payload_bytes, -executor.ledger.wire_bytes
         executor.spent()
 
     def close(self, executor: Executor) -> None:
-        """Record the bytes of the step, and the moment, when its exchange ends."""
-        self.exchanged = executor.mark()
-        self.over = self.backward if self.overlaps else self.exchanged
+        """Record the bytes of the step, and the present moment; called when the step's exchange has ended."""
+        self.exchange_ended = executor.mark()
+        self.ended = self.backward_ended if self.overlaps else self.exchange_ended
         self.payload_bytes += executor.ledger.payload_bytes
         self.wire_bytes += executor.ledger.wire_bytes
         self.dense_wire_bytes = self.steps * AllReduce.wire_bytes(4 * self.elements, executor.world)
@@ -196,18 +199,18 @@ class LocalMeasurement:
 
     @property
     def wire_ratio(self) -> float:
-        """Bytes of a dense float32 all-reduce / bytes that were sent."""
+        """Bytes of a dense float32 all-reduce / bytes that this rank sent."""
         return wire_ratio(self.dense_wire_bytes, self.wire_bytes)
 
     def read(self, executor: Executor) -> None:
-        """Convert sums and moments to numbers; called once, after all moments have passed."""
+        """Convert moments and squared norms to ``numbers``; called once, after all moments have passed."""
         self._time(executor.between)
         shadow = [sum(errors, 0.0) for errors in zip(*self.shadow_errors, strict=True)] or [0.0] * len(self.shadow)
         norms = {name: self.norms[name] for name in sorted(self.norms)}
-        error, energy, finite, loss, probe, *others = executor.numbers(
+        error, energy, finite, loss, probe, *further = executor.numbers(
             [self.error, self.energy, self.finite, self.loss, self.probe, *shadow, *norms.values()]
         )
-        shadow, squares = others[: len(shadow)], others[len(shadow) :]
+        shadow, squares = further[: len(shadow)], further[len(shadow) :]
         self.errors, self.energies, self.verdicts = [error], [energy], [_verdict(finite)]
         self.norms = {name: square / self.loss_scale**2 for name, square in zip(norms, squares, strict=True)}
         self.numbers = {
@@ -220,46 +223,46 @@ class LocalMeasurement:
             "coded": self.coded,
             "exchanged": self.in_flight,
             "learning_rate": self.learning_rate,
-            "drift": self.spread,
+            "drift": self.inverse_drift,
             "loss": loss,
             "probe": probe,
         }
         self.previous, self.spent = None, None
 
     def _time(self, between: Callable[[Mark, Mark], float]) -> None:
-        """Divide the step's seconds among compute, waiting for inputs and waiting for the exchange."""
+        """Set the step's seconds: of the whole step, of compute, of waiting for inputs, of waiting for the exchange."""
         assert self.spent is not None
-        if self.watched is not None:  # the time of DDP's own exchange is not known
-            self.seconds = self.compute = self.watched
+        if self.native_step_s is not None:  # the time of DDP's own exchange is not known
+            self.seconds = self.compute = self.native_step_s
             return
         self.coded, self.in_flight = self.spent()
         previous = self.previous
         if previous is not None:
             idle = self._idle_after(between)
-            self.seconds = between(previous.over, self.over) + idle - previous._idle_after(between) - self.paused
-        free_since = [self.optimized, previous and previous.exchanged]
+            self.seconds = between(previous.ended, self.ended) + idle - previous._idle_after(between) - self.paused
+        free_since = [self.optimizer_ended, previous and previous.exchange_ended]
         self.input_wait = 0.0
-        if self.inputs is not None:
-            since = [between(mark, self.inputs) for mark in free_since if mark is not None]
+        if self.forward_began is not None:
+            since = [between(mark, self.forward_began) for mark in free_since if mark is not None]
             self.input_wait = max(0.0, min(since, default=0.0))
         exposed = self._exposed(between)
         self.compute = max(self.seconds - exposed - self.input_wait, 0.0)
-        self.waited = math.nan if self.backward is None else min(exposed, self.in_flight)
+        self.waited = math.nan if self.backward_ended is None else min(exposed, self.in_flight)
 
     def _idle_after(self, between: Callable[[Mark, Mark], float]) -> float:
-        """Return the seconds for which training waited for the exchange after ``over``."""
-        return 0.0 if self.idle_since is None else max(0.0, between(self.idle_since, self.exchanged))
+        """Return the seconds for which training waited for the exchange after the step was over."""
+        return 0.0 if self.waits_since is None else max(0.0, between(self.waits_since, self.exchange_ended))
 
     def _exposed(self, between: Callable[[Mark, Mark], float]) -> float:
-        """Return the seconds of the exchange that no training hides."""
-        hidden = self.overlaps or self.backward is None
-        after = 0.0 if hidden else between(self.backward, self.exchanged)
+        """Return the seconds of the exchange during which training stood still."""
+        hidden = self.overlaps or self.backward_ended is None
+        after = 0.0 if hidden else between(self.backward_ended, self.exchange_ended)
         return after + (self._idle_after(between) + self.idle)
 
     # exchange with other ranks, and checkpoints
 
     def vectors(self) -> list[list[Number]]:
-        """Return the vectors that the ranks sum: this step's numbers, and squared norms of tensors, if any."""
+        """Return the vectors that the ranks sum: the numbers of ``slots``, and squared norms of tensors, if any."""
         return [[self.numbers[slot] for slot in slots(self.shadow)], *([[*self.norms.values()]] if self.norms else [])]
 
     def dump(self) -> dict[str, Any]:
@@ -276,7 +279,7 @@ class LocalMeasurement:
 
     @classmethod
     def load(cls, dumped: Mapping[str, Any]) -> "LocalMeasurement":
-        """Return the measurement that ``dump`` wrote, without bytes and moments."""
+        """Return the measurement whose numbers ``dump`` returned; bytes and moments are not known."""
         return cls(
             step=dumped["step"],
             candidate=Candidate(**dumped["candidate"]),
@@ -290,7 +293,7 @@ class LocalMeasurement:
 
 
 def _total(numbers: Sequence[Number]) -> Number:
-    """Return the sum of numbers; a single number is returned unchanged."""
+    """Return the sum of numbers, some of which may be 0-d tensors; a single number is returned unchanged."""
     return numbers[0] if len(numbers) == 1 else sum(numbers, 0.0)
 
 
@@ -302,12 +305,12 @@ def summed(squares: Sequence[torch.Tensor]) -> Number:
 
 
 def _verdict(finite: Number | Verdict) -> Verdict:
-    """Return a verdict as it is on the device, or as a bool on the host."""
+    """Return whether all gradients were finite: a tensor unchanged, a number of the host as a bool."""
     return finite if isinstance(finite, torch.Tensor) else bool(finite)
 
 
 def _if_finite(finite: Verdict, number: Number) -> Number:
-    """Return a number if all gradients were finite, otherwise nan."""
+    """Return a number if all gradients were finite, otherwise nan; a 0-d tensor if only the device knows."""
     if isinstance(finite, bool):
         return number if finite else math.nan
     return torch.where(finite, number, math.nan)

@@ -1,6 +1,6 @@
 # SPDX-FileCopyrightText: 2026 The gravac developers
 # SPDX-License-Identifier: Apache-2.0
-"""Opens a run: compares its settings over the ranks, then creates the executor that runs the steps."""
+"""Opens a run: compares its settings over the ranks, then creates the executor, which runs the collectives."""
 
 from collections.abc import Mapping
 from types import MappingProxyType
@@ -12,13 +12,13 @@ from gravac.engine.codec_timing import time_codecs
 from gravac.engine.engine import Engine
 from gravac.exchange.comparing import check_alike
 from gravac.exchange.executor import Executor
-from gravac.exchange.opening import Opened, open_executor
+from gravac.exchange.opening import OpenedExecutor, open_executor
 from gravac.policy import RunSettings
 from gravac.restoring import Restoring
 from gravac.telemetry.sinks import Sinks
 
 NOTHING_ELSE: Mapping[str, str] = MappingProxyType({})
-"""Texts that ranks compare besides the compressor's settings: none."""
+"""Default of ``same``, the texts that ranks compare besides the compressor's settings: none."""
 
 
 class RunOpening:
@@ -27,9 +27,9 @@ class RunOpening:
     Args:
         settings: settings of the run.
         engine: engine that gets the executor.
-        admission: learns the link's speed and the seconds of coding.
-        sinks: opened on rank 0.
-        restoring: checks that a loaded state is of this rank.
+        admission: object that admits candidates; gets the link's speed and the seconds of encode and decode.
+        sinks: sinks of the run's records, which are opened on rank 0.
+        restoring: object that checks that a loaded state is of this rank.
         group: group of the ranks that average; ``None``: the default group.
 
     Attributes:
@@ -54,10 +54,12 @@ class RunOpening:
         self._sinks, self._restoring = sinks, restoring
 
     def open(self, same: Mapping[str, str] = NOTHING_ELSE) -> None:
-        """Compare settings over the ranks, and create an executor; do neither if the user gave an executor.
+        """Compare settings over the ranks, create the executor, and give it to the engine.
+
+        An executor that the user gave is used without a comparison.
 
         Args:
-            same: further texts by name that must be equal on all ranks.
+            same: texts by name that must be equal on all ranks, besides settings and parameters.
 
         Raises:
             SettingsError: a setting differs between ranks, the loaded state is of another rank, or rank 0 cannot write
@@ -66,7 +68,7 @@ class RunOpening:
         """
         if self._engine.ready_to_run:
             return
-        opened = self._created(same) if self.executor is None else Opened(self.executor)
+        opened = self._compare_and_create(same) if self.executor is None else OpenedExecutor(self.executor)
         executor = opened.executor
         self._admission.link = opened.link
         try:
@@ -75,17 +77,21 @@ class RunOpening:
                 self._sinks.open()
             self._admission.coding = time_codecs(self._settings.policy, self._engine.forms, opened)
         except BaseException as failure:
-            executor.abandon(failure)  # so that ranks without a failure raise, too
+            executor.abandon(failure)  # so that the other ranks raise, too
             executor.close()
             self._sinks.close()
             raise
         self._engine.use(executor, self._admission.coding)
 
-    def _created(self, same: Mapping[str, str]) -> Opened:
-        """Compare settings over the ranks that agree, and parameters over those that average; create an executor."""
+    def _compare_and_create(self, same: Mapping[str, str]) -> OpenedExecutor:
+        """Compare settings over the ranks that agree, and parameters over those that average; create an executor.
+
+        Args:
+            same: texts by name that must be equal on all ranks, besides settings and parameters.
+        """
         settings, device = self._settings, self._engine.device
         texts = {**settings.shared(), **same}
         if self.agree_group is not None:
             check_alike(texts, device, self.agree_group)
-        check_alike({**texts, **self._engine.described}, device, self.group)
+        check_alike({**texts, **self._engine.parameter_texts}, device, self.group)
         return open_executor(device, self.group, self.agree_group, settings.executor, settings.pace)

@@ -1,6 +1,6 @@
 # SPDX-FileCopyrightText: 2026 The gravac developers
 # SPDX-License-Identifier: Apache-2.0
-"""All settings of a run. Most of them are its policy: a validated object, or a TOML file."""
+"""All settings of a run. Most are fields of its policy, an object that can be read from a TOML file."""
 
 from __future__ import annotations
 
@@ -24,29 +24,30 @@ from gravac.settings import Settings, SettingsError, is_number
 from gravac.texts import text_of, texts_of
 
 SHARED_BESIDE_POLICY = ("samples_per_step", "steps_per_epoch", "total_steps", "probe", "executor", "history")
-"""Settings of ``RunSettings`` that ``Policy`` lacks, and that must be equal on all ranks, by name."""
+"""Names of fields that ``RunSettings`` has besides the policy, and that must be equal on all ranks."""
 
 COMPARED_IN_ATTACH = ("outer.samples", "outer.local_buffers")
-"""Names of a policy's settings that ``RunSettings.shared`` omits: outer steps compare them in another form."""
+"""Names of a policy's settings that ``RunSettings.shared`` omits: ``attach`` compares them over ranks in another form.
+"""
 
 DEFAULT_MIXING = 0.5
-"""Default of ``OuterSettings.mixing``, from Streaming DiLoCo."""
+"""Default of ``OuterSettings.mixing``, the fraction of its own weights that a rank keeps; from Streaming DiLoCo."""
 
 
 class OuterSettings(Settings):
     """Settings of outer steps: ranks train on their own for some steps, then exchange how far their weights moved.
 
     Attributes:
-        fragments: number of fragments of the model, which are exchanged one after the other in a round (Streaming
-            DiLoCo, arXiv:2501.18512); 1 or more, default: 1.
+        fragments: number of parts of the model that are exchanged one after the other in a round (Streaming DiLoCo,
+            arXiv:2501.18512); 1 or more, default: 1.
         delay: number of steps during which an exchange is in flight before its mean is applied; more steps if the
             exchange takes longer. 0: training waits for the exchange. ``"auto"``, the default: the controller chooses
             between 0 and the number of steps that an exchange should take on the measured link.
-        mixing: fraction of its own weights that a rank keeps when it applies an anchor after a delay, in [0, 1) (α of
-            Streaming DiLoCo); default: 0.5. ``None``: the rank keeps all that it learned since it sent its
-            pseudo-gradient.
-        by_speed: whether ranks make steps in proportion to their speed, ``every`` on average (default: False); then all
-            ranks train for the same number of rounds, not of steps.
+        mixing: fraction of its own weights that a rank keeps when it applies an anchor (the weights that all ranks
+            share) after a delay, in [0, 1) (α of Streaming DiLoCo); default: 0.5. ``None``: the rank keeps all that it
+            learned since it sent its pseudo-gradient.
+        by_speed: whether faster ranks make more steps in a round, ``every`` on average (default: False); all ranks then
+            train for the same number of rounds, not of steps.
         samples: number of samples of a step on this rank, the weight of its pseudo-gradients in the mean; 1 or more.
             ``None``, on every rank (the default): ranks weigh equally.
         anchor_dtype: number format of the anchors and of the outer optimizer's state: ``"float32"``, the default
@@ -54,7 +55,7 @@ class OuterSettings(Settings):
         offload: whether to keep anchors, and make the outer optimizer's step, in CPU memory; default: False.
         local_buffers: names of floating-point buffers, or of modules with buffers, that stay each rank's own; default:
             none. Other floating-point buffers are averaged.
-        optimizer: function that takes the anchors, as parameters, and returns their optimizer; ``None``:
+        optimizer: function that takes the anchors, as parameters, and returns the outer optimizer; ``None``:
             ``gravac.OuterSGD``, which moves anchors to the mean of the ranks' weights. Not allowed in a policy's file.
 
     Raises:
@@ -74,6 +75,7 @@ class OuterSettings(Settings):
     @field_validator("optimizer")
     @classmethod
     def _is_optimizer_factory(cls, factory: Any) -> Any:
+        """Raise ``ValueError`` unless the outer optimizer's factory is a function or ``None``."""
         if factory is not None and not callable(factory):
             raise ValueError("give a function that makes an optimizer, such as functools.partial(OuterSGD, rate=1)")
         return factory
@@ -89,12 +91,12 @@ class Policy(Settings):
         base: the compressor, or its name; default: ``ladder``.
         cf_range: lowest and highest compression factor, each 1 or more; default: (2, 1000).
         controller: the controller, or its name; default: ``Goodput()``.
-        error_feedback: fraction of the unsent rest that is kept, in [0, 1]; ``None``, the default: the compressor's
-            own.
+        error_feedback: fraction of the unsent part of a gradient that is added to the next gradient, in [0, 1];
+            ``None``, the default: the compressor's own.
         dense: number format of tensors that are sent dense; default: ``"float32"``.
         sixteen_bit: whether the controller may send all tensors in 16 bit; default: True.
-        release: largest norm of an accumulated residual that a step sends after the CF fell, in norms of the gradient;
-            above 0, default: 1.
+        release: when the CF falls, the accumulated residual is added to gradients part by part; ``release`` is the
+            largest norm of a step's part, in norms of the gradient. Above 0, default: 1.
         residual_dtype: number format of residuals: ``"float32"`` (the default) or ``"bfloat16"``.
         overflow_safety: whether a step with a gradient that is not finite leaves residuals unchanged; ``None``, the
             default: only for float16 gradients and with a GradScaler.
@@ -146,8 +148,8 @@ class Policy(Settings):
     @field_validator("cf_range", mode="before")
     @classmethod
     def _range(cls, setting: Any) -> tuple[float, float]:
-        unordered = isinstance(setting, (set, frozenset, Mapping))
-        bounds = tuple(setting) if isinstance(setting, Iterable) and not unordered else ()
+        is_unordered = isinstance(setting, (set, frozenset, Mapping))
+        bounds = tuple(setting) if isinstance(setting, Iterable) and not is_unordered else ()
         if len(bounds) != 2 or not all(map(is_number, bounds)):
             raise ValueError("give two numbers, lowest and highest compression factor, such as (10, 1000)")
         try:
@@ -155,7 +157,7 @@ class Policy(Settings):
         except OverflowError:
             low, high = 1.0, math.inf
         if not (math.isfinite(low) and math.isfinite(high)):
-            raise ValueError("bounds must be finite numbers, such as (10, 1000)")
+            raise ValueError("bounds must be finite numbers; give, for example, (10, 1000)")
         if low < 1:
             raise ValueError(f"lower bound {low:g} is below 1 (1 means dense); use (1, {max(high, 1):g})")
         if low > high:
@@ -237,7 +239,7 @@ class Policy(Settings):
         return first, first.for_cf(2) if sixteen_bit_family is None else first(dtype=sixteen_bit_family)
 
     def as_dict(self) -> dict[str, str | int | float | bool]:
-        """Return every setting by dotted name, for logs and TensorBoard's hparams; ``"auto"`` stands for ``None``."""
+        """Return every setting by dotted name, such as ``"base.values"``, for logs; ``"auto"`` stands for ``None``."""
         settings: dict[str, str | int | float | bool] = {}
         for field, setting in self:
             if isinstance(setting, OuterSettings):
@@ -257,17 +259,18 @@ class RunSettings(Settings):
     """All settings of a run; :class:`gravac.AdaptiveCompressor` explains each in full.
 
     Attributes:
-        policy: compressor, controller and error feedback; default: ``Policy()``. A controller with a method ``for_run``
-            is told the number of steps of an epoch; one with a method ``with_probe`` is told that the run has a probe.
+        policy: compressor, controller and error feedback; default: ``Policy()``. If the controller has a method
+            ``for_run``, the method gets the number of steps of an epoch; a method ``with_probe`` gets ``total_steps``
+            if the run has a probe.
         samples_per_step: number of samples of a step over all ranks, above 0; ``None``, the default: each rank's step
             counts as one sample.
         steps_per_epoch: number of steps of an epoch, 1 or more; ``None``, the default: not known.
         total_steps: number of training steps of the run, 1 or more; ``None``, the default: not known.
-        history: number of the newest decisions that are kept, 1 or more; default: 1000.
+        history: number of the newest decisions that ``AdaptiveCompressor.history`` holds, 1 or more; default: 1000.
         log_dir: folder for logs; ``None``, the default: nothing is written.
         pace: bits per second of a slower link to emulate, above 0; ``None``, the default: the link as it is.
-        executor: ``"auto"`` (the default), ``"thread"`` or ``"stream"``.
-        probe: whether this process has a probe; default: False.
+        executor: what runs the exchange: ``"thread"``, ``"stream"`` (a GPU's streams), or ``"auto"``, the default.
+        probe: whether this process has a function that returns the loss on fixed batches; default: False.
 
     Raises:
         SettingsError: a setting is unknown, of the wrong type, or out of its range, or two settings contradict each
@@ -311,22 +314,22 @@ class RunSettings(Settings):
         return policy(controller=with_probe(info.data.get("total_steps")))
 
     def as_dict(self) -> dict[str, str | int | float | bool]:
-        """Return the settings for ``RunRecord``, by dotted name, as plain values."""
+        """Return the settings by dotted name, as numbers, texts and bools, for the log's ``RunRecord``."""
         samples = self.samples_per_step or "steps/s x ranks"
         run = {"samples_per_step": samples, "steps_per_epoch": self.steps_per_epoch or "auto"}
         run |= {"total_steps": self.total_steps or "auto", "probe": self.probe}
         return {**self.policy.as_dict(), **run}
 
     def shared(self) -> dict[str, str]:
-        """Return texts that must be the same on all ranks, by name: versions and settings.
+        """Return versions and settings that must be the same on all ranks, as texts by name.
 
         ``log_dir`` and ``pace`` are left out: they may differ between ranks.
         """
         versions = {"gravac's version": version.__version__, "torch's version": torch.__version__.split("+")[0]}
         versions["beliefs"] = beliefs.beliefs_in_force().digest
         policy = {name: text for name, text in texts_of(self.policy).items() if name not in COMPARED_IN_ATTACH}
-        others = {name: text_of(getattr(self, name)) for name in SHARED_BESIDE_POLICY}
-        return {**versions, **policy, **others}
+        beside_policy = {name: text_of(getattr(self, name)) for name in SHARED_BESIDE_POLICY}
+        return {**versions, **policy, **beside_policy}
 
 
 def load_policy(source: str | Path) -> Policy:
@@ -353,7 +356,9 @@ def load_policy(source: str | Path) -> Policy:
     except UnicodeDecodeError:
         raise SettingsError(f"{path}: not valid TOML: its bytes are not UTF-8 text; give a TOML file") from None
     except RecursionError:
-        raise SettingsError(f"{path}: nested too deeply for a policy, which has tables of one level") from None
+        raise SettingsError(
+            f"{path}: its tables are nested too deeply; give a policy, whose tables have one level"
+        ) from None
     except ValueError as error:  # TOMLDecodeError, and integers of too many digits
         raise SettingsError(f"{path}: not valid TOML: {error}") from None
 
@@ -387,23 +392,23 @@ def find_policy(source: str | Path) -> Path:
     if is_file:
         return path
     if path.suffix == ".toml":
-        raise SettingsError(f"policy: there is no file {path}")
-    shipped = _folder() / f"{source}.toml"
-    if not shipped.is_file():
+        raise SettingsError(f"policy: there is no file {path}; give the path of a TOML file")
+    shipped_file = _folder() / f"{source}.toml"
+    if not shipped_file.is_file():
         raise SettingsError(
             f"policy: none is called {str(source)!r}; there are {', '.join(policy_names())}, or give a path to a "
             "TOML file"
         )
-    return shipped
+    return shipped_file
 
 
 def _resolve(setting: Any, registry: Mapping[str, Any], fits: Callable[[Any], bool], kind: str) -> Any:
     """Return the compressor or controller that a setting stands for.
 
     Args:
-        setting: the object itself, its name, or a table of its name and settings.
+        setting: the object itself, its name, or a dict of its name and settings.
         registry: compressors or controllers by name.
-        fits: function that tells whether an object is a compressor, or a controller.
+        fits: function that returns whether an object is of the kind.
         kind: ``"compressor"`` or ``"controller"``, for messages.
 
     Raises:
@@ -424,6 +429,7 @@ def _resolve(setting: Any, registry: Mapping[str, Any], fits: Callable[[Any], bo
 
 
 def _describe_supported_cfs(base: Compressor) -> str:
+    """Return the CFs that a compressor supports, as text for messages: ``"2 to 32"``, ``"any from 1 up"``."""
     supported_cfs = base.candidates((1.0, math.inf))
     if isinstance(supported_cfs, Span):
         low, high = supported_cfs.low, supported_cfs.high
@@ -432,6 +438,7 @@ def _describe_supported_cfs(base: Compressor) -> str:
 
 
 def _as_scalar(setting: Any) -> str | int | float | bool:
+    """Return a setting as a text, a number or a bool; ``None`` as ``"auto"``."""
     if isinstance(setting, (str, int, float, bool)):
         return setting
     return "auto" if setting is None else str(setting)
@@ -441,8 +448,8 @@ def controller_with(controller: Any, settings: dict[str, Any]) -> Any:
     """Return the controller that the argument ``controller`` stands for, with the settings given beside it.
 
     Args:
-        controller: controller or its name; ``None``: ``"goodput"``, but ``"gravac"`` if there are settings.
-        settings: settings of ``"gravac"`` by name; those that are ``None`` are ignored.
+        controller: controller or its name; ``None``: ``"goodput"``, but ``"gravac"`` if a setting is given.
+        settings: settings of ``"gravac"`` by name; ``None`` means that a setting is not given.
 
     Raises:
         SettingsError: settings are given beside another controller than ``"gravac"``.

@@ -1,6 +1,6 @@
 # SPDX-FileCopyrightText: 2026 The gravac developers
 # SPDX-License-Identifier: Apache-2.0
-"""Restores a compressor from a checkpoint, even before ``attach``, when the model is not known yet."""
+"""Restores a compressor from a rank's saved state, even before ``attach``, when the model is not known yet."""
 
 from collections.abc import Mapping
 from contextlib import nullcontext
@@ -15,7 +15,7 @@ from gravac.settings import SettingsError
 
 
 class Restoring:
-    """Restores a rank's state, and checks the state again when the model and the ranks are known.
+    """Restores a rank's saved state, and checks later that the state fits the model and the rank.
 
     Outer steps need the model: they are restored in ``attach`` if the state was loaded earlier.
 
@@ -30,20 +30,20 @@ class Restoring:
         self._outer: Mapping[str, Any] | None = None
 
     def load(self, state: Mapping[str, Any], switch: Switch | None) -> None:
-        """Restore a rank's state for ``AdaptiveCompressor.load_state_dict``. A state that is refused changes nothing.
+        """Restore a rank's state for ``AdaptiveCompressor.load_state_dict``. If the method raises, nothing was changed.
 
         Args:
             state: the state, as ``state_dict`` returned it.
-            switch: object that changes modes; ``None`` before ``attach``: ``restore_outer`` then restores outer steps
-                later.
+            switch: object that runs each step in its mode; ``None`` before ``attach``, when ``restore_outer`` is still
+                to restore outer steps.
 
         Raises:
             SettingsError: the state does not fit, or is no state of a rank.
             RuntimeError: the compressor has made steps already.
         """
-        current = None if switch is None else switch.outer
-        if self._engine.decision is not None or (current is not None and current.begun):
-            steps = self._engine.state.trained + (0 if current is None else current.state.in_round)
+        current_outer = None if switch is None else switch.outer
+        if self._engine.decision is not None or (current_outer is not None and current_outer.has_stepped):
+            steps = self._engine.state.trained + (0 if current_outer is None else current_outer.state.in_round)
             raise RuntimeError(
                 f"load_state_dict: this compressor has made {steps} steps, and continues from them; load into "
                 "a new AdaptiveCompressor, before its first backward"
@@ -53,12 +53,12 @@ class Restoring:
             unpack(state, self._policy, self._engine)
         self._rank_and_world = {key: state[key] for key in ("rank", "world")}
         if outer is not None and switch is not None:
-            switch.adopt(outer)
+            switch.continue_from(outer)
         else:
             self._outer = state["outer"]
 
     def _outer_of(self, state: Mapping[str, Any], switch: Switch | None) -> OuterSteps | None:
-        """Return new outer steps that can restore the state; ``None`` if it has no outer steps, or no model is known.
+        """Create the object that can restore a state's outer steps; return ``None`` if there are none, or no model yet.
 
         Raises:
             SettingsError: the state does not fit.
@@ -68,12 +68,12 @@ class Restoring:
             return None
         if self._policy.every == (1, 1):
             raise SettingsError(
-                "outer: the state was saved in outer steps, which every=1 excludes; set every as in that run"
+                "outer: the state was saved in outer steps, which every=1 excludes; set every as in the run that saved"
             )
-        return None if switch is None else switch.outer_from(dumped, state.get("world"))
+        return None if switch is None else switch.outer_steps_from(dumped, state.get("world"))
 
     def check_model(self) -> None:
-        """Check that the loaded state fits the model; called when the model's parameters are known.
+        """Check that the loaded state, if any, fits the model; called when the model's parameters are known.
 
         Raises:
             SettingsError: the state does not fit.
@@ -82,7 +82,7 @@ class Restoring:
             check_loaded(self._engine, self._policy)
 
     def check_rank(self, rank: int, world: int) -> None:
-        """Check that the loaded state is of this rank; called when the process group is known.
+        """Check that the loaded state, if any, is of this rank; called when the process group is known.
 
         Raises:
             SettingsError: the state is of another rank, or of another number of ranks.
@@ -100,6 +100,6 @@ class Restoring:
         if dumped is None or self._rank_and_world is None:
             return
         world = self._rank_and_world["world"]
-        outer = switch.outer_from(dumped, world)
+        outer = switch.outer_steps_from(dumped, world)
         with outer.restoring(dumped, merged=world is None):
-            switch.adopt(outer)
+            switch.continue_from(outer)

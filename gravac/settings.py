@@ -1,6 +1,6 @@
 # SPDX-FileCopyrightText: 2026 The gravac developers
 # SPDX-License-Identifier: Apache-2.0
-"""The base class of all settings: they are frozen, unknown fields are refused, and errors name the field."""
+"""The base class of all settings: objects that are frozen, refuse unknown fields, and name the field in errors."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 STATE_REMEDY = "load a state that the same version of gravac saved, with the same model and settings"
-"""What to do if a state that is loaded lacks a field, or has one too many."""
+"""Remedy, for error messages, if a loaded state lacks a field or has an unknown field."""
 
 
 class SettingsError(ValueError):
@@ -55,13 +55,14 @@ class Settings(BaseModel):
     @field_validator("*", mode="wrap")
     @classmethod
     def _validate_strictly(cls, raw: Any, validate: ValidatorFunctionWrapHandler) -> Any:
+        """Return a field's content after pydantic's validation; refuse a conversion to another type."""
         validated = validate(raw)
         refuse_guesses(raw, validated)
         return validated
 
 
 def refuse_guesses(raw: Any, validated: Any) -> None:
-    """Refuse conversions that pydantic would make: of text or a bool to a number, of a number or text to a bool.
+    """Raise if pydantic converted content to another type: text or a bool to a number, a number or text to a bool.
 
     Args:
         raw: content of a field, as the user wrote it.
@@ -100,7 +101,7 @@ def explain(error: ValidationError, model: type[BaseModel]) -> str:
     """
     lines = []
     for fault in error.errors(include_url=False):
-        field = ".".join(str(key) for key in fault["loc"]) or model.__name__
+        field = ".".join(map(str, fault["loc"])) or model.__name__
         if fault["type"] == "extra_forbidden":
             names = ", ".join(sorted(model.model_fields))
             lines.append(f"{field}: unknown setting (value {short_repr(fault['input'])}); known settings: {names}")

@@ -1,6 +1,6 @@
 # SPDX-FileCopyrightText: 2026 The gravac developers
 # SPDX-License-Identifier: Apache-2.0
-"""Converts settings to text, the same in every process if settings are equal, and different if they differ."""
+"""Converts settings to texts that ranks can compare: equal settings give equal texts in every process."""
 
 import dataclasses
 import functools
@@ -16,11 +16,11 @@ MAX_DEPTH = 6
 """Largest depth of nested objects that ``text_of`` includes; limited, since an object may contain itself."""
 
 LARGE_ARRAY = 64
-"""Number of elements above which the text of an array or a tensor contains only shape and dtype."""
+"""Number of elements above which the text of an array or a tensor contains shape and dtype, but no elements."""
 
 
 def texts_of(settings: BaseModel) -> dict[str, str]:
-    """Return every setting as text, by dotted name.
+    """Return every setting as text, by dotted name, such as ``"controller.cf"``.
 
     Example:
         >>> from gravac import Static, quantize
@@ -40,13 +40,13 @@ def texts_of(settings: BaseModel) -> dict[str, str]:
 def text_of(setting: Any, depth: int = MAX_DEPTH) -> str:
     """Return a text that differs for different settings, and is the same in all processes.
 
-    The text of a function or class is its name. That of settings and dataclasses contains their class and fields, that
-    of containers their content. The text of any other object contains its class, and its public attributes unless it is
-    nested. No text contains a memory address.
+    The text of a function or class is its name; of settings or a dataclass: class and fields; of a container: its
+    content; of any other object: its class, and its public attributes unless the object is nested in another. No text
+    contains a memory address.
 
     Args:
         setting: any object.
-        depth: depth of nested objects to include.
+        depth: number of levels of nested objects whose content the text contains.
 
     Example:
         >>> text_of({"lr": 0.5, "betas": (0.9, 0.99)})
@@ -82,15 +82,15 @@ def _entries(mapping: Mapping[Any, Any], depth: int, separator: str) -> list[str
 
     Args:
         mapping: the mapping.
-        depth: depth of nested objects to include, counting the mapping.
+        depth: number of levels of nested objects whose content the texts contain, counting the mapping.
         separator: text between key and content.
     """
-    named = ((key if isinstance(key, str) else text_of(key, 0), entry) for key, entry in mapping.items())
-    return [f"{name}{separator}{text_of(entry, depth - 1)}" for name, entry in named]
+    named_entries = ((key if isinstance(key, str) else text_of(key, 0), entry) for key, entry in mapping.items())
+    return [f"{name}{separator}{text_of(entry, depth - 1)}" for name, entry in named_entries]
 
 
 def _attributes(setting: object, depth: int) -> dict[str, Any]:
-    """Return the fields of settings and data classes; of any other object the public attributes, if it is outermost."""
+    """Return the fields of settings or a dataclass; of another object its public attributes, if it is not nested."""
     if isinstance(setting, BaseModel):
         return dict(setting)
     if dataclasses.is_dataclass(setting):
@@ -100,7 +100,7 @@ def _attributes(setting: object, depth: int) -> dict[str, Any]:
 
 
 def _name_of(setting: object) -> str:
-    """Return an object's name in policies, if it has one, else its class; for a user's class, both."""
+    """Return an object's ``name``, if it has one, else the name of its class; for an object of a user's class, both."""
     kind, name = type(setting), getattr(setting, "name", None)
     if not isinstance(name, str):
         return kind.__qualname__

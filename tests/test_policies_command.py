@@ -44,7 +44,7 @@ def test_every_shipped_policy_says_what_it_is() -> None:
 def test_a_shipped_policy_is_shown_with_every_setting(name: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert run(name) == 0
     out = capsys.readouterr().out
-    text, table = out.split("Every setting, those that the file leaves out too:")
+    text, table = out.split("All settings, also those that the file leaves out:")
     assert (Path(__file__).parents[1] / "policies" / f"{name}.toml").read_text(encoding="utf-8").rstrip() in text
     assert {line.split()[0] for line in table.split("\n") if line} == set(load_policy(name).as_dict())
 

@@ -355,9 +355,9 @@ def test_the_command_puts_decisions_side_by_side(
     assert run(str(trace), "--policy", "gravac", "--json", str(tmp_path / "out.json")) == 0
     out = capsys.readouterr().out
     assert out.splitlines()[0].split()[:3] == ["step", "recorded", "replayed"]
-    assert re.search(r"exact up to step \d+; there the policy would evaluate nothing beside topk 10x, .*, the run", out)
+    assert re.search(r"exact up to step \d+; in that step the policy would run topk 10x, .*, the run", out)
     assert "decisions: not the same as recorded" in out
-    assert "rows where none does are left out" in out
+    assert "rows without a change are left out" in out
     assert run(str(trace), "--policy", "gravac", "--all") == 0
     assert len(capsys.readouterr().out.splitlines()) > len(out.splitlines())
     plain = json.loads((tmp_path / "out.json").read_text(encoding="utf-8"))
@@ -383,10 +383,11 @@ def test_wrong_use_is_said_with_status_2(trace: Path, tmp_path: Path, capsys: py
 def test_the_end_of_a_replay_in_words(trace: Path) -> None:
     recorded = read_trace(trace)
     said = {
-        GraVAC(dwell=2): "exact: in all 600 steps the policy would run what ran",
-        GraVAC(): "exact up to step 180; there the policy would evaluate nothing beside topk 10x, "
-        "4.8x fewer bytes, the run evaluated 20x, 40x, 160x, 1000x",
-        Static(cf=1): "exact up to step 0; there the policy would run dense 1x, the run ran topk 10x, 4.8x fewer bytes",
+        GraVAC(dwell=2): "exact: in all 600 steps the policy would run the candidate that ran",
+        GraVAC(): "exact up to step 180; in that step the policy would run topk 10x, 4.8x fewer bytes and "
+        "evaluate no other CF without sending, the run evaluated CF 20, 40, 160, 1000",
+        Static(cf=1): "exact up to step 0; in that step the policy would run dense 1x, the run ran topk 10x, "
+        "4.8x fewer bytes",
     }
     for controller, words in said.items():
         assert command.describe_end(replay(recorded, topk_policy(controller=controller))) == words

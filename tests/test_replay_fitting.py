@@ -70,16 +70,16 @@ def test_a_wrong_line_is_refused_in_words_or_replayed(
 @pytest.mark.parametrize(
     ("kind", "field", "value", "said"),
     [
-        ("step", "cf", 0, "cf: 0.0, a compression factor expected"),
-        ("step", "wire_bytes", "many", "wire_bytes: 'many', an integer expected"),
-        ("step", "energy", None, "energy: None, a number expected beside a gain"),
-        ("step", "shadow", [[10]], r"shadow/0: \[10\], a list of 2 expected"),
-        ("step", "seconds", True, "seconds: True, a number expected"),
-        ("step", "every", -5, "every: -5, 1 or more expected"),
-        ("run", "version", 1, "version: 1, and this gravac reads 6"),
-        ("run", "world_size", 0, "world_size: 0, 1 or more expected"),
-        ("run", "forecasts", 5, "forecasts: 5, a list expected"),
-        ("decision", "phase", None, "phase: None, a word expected"),
+        ("step", "cf", 0, "cf: 0.0 is out of range; must be a compression factor"),
+        ("step", "wire_bytes", "many", "wire_bytes: 'many' is not an integer"),
+        ("step", "energy", None, "energy: None beside a gain; a record with a gain must have an energy"),
+        ("step", "shadow", [[10]], r"shadow/0: \[10\] is not a list of 2"),
+        ("step", "seconds", True, "seconds: True is not a number"),
+        ("step", "every", -5, "every: -5 is out of range; must be 1 or more"),
+        ("run", "version", 1, "version: 1 cannot be read; this gravac reads version 6"),
+        ("run", "world_size", 0, "world_size: 0 is out of range; must be 1 or more"),
+        ("run", "forecasts", 5, "forecasts: 5 is not a list"),
+        ("decision", "phase", None, "phase: None is not a word"),
     ],
 )
 def test_file_line_field_and_value_are_named(
@@ -101,5 +101,5 @@ def test_file_line_field_and_value_are_named(
 def test_a_missing_field_is_named(tmp_path: Path) -> None:
     path = tmp_path / "gravac.jsonl"
     path.write_text('{"kind":"run","version":6,"settings":{}}\n', encoding="utf-8")
-    with pytest.raises(SettingsError, match="line 1: not a record of gravac: world_size: it is missing"):
+    with pytest.raises(SettingsError, match="line 1: not a record of gravac: world_size: the field is missing"):
         read_trace(path)

@@ -65,7 +65,7 @@ def record_run(path: Path, controller: Any, admit: Admitting, measure: Any, step
     def observe() -> None:
         measured = pending.pop(0)
         local = LocalMeasurement(measured.step, measured.candidate, measured.first, measured.steps)
-        local.watched = measured.seconds
+        local.native_step_s = measured.seconds
         deciding.observe(state, measured, local)
 
     for number in range(steps):

@@ -2,9 +2,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """The core operation, free of any framework: average flat tensors over the ranks, compressed, in place.
 
-Selection is per tensor and exchange per group, so that the sent numbers do not depend on how a framework assigns
-tensors to buckets. Residuals are kept by the tensors' names. Tensors that are small or have one dimension are averaged
-dense. Nothing here looks at the tensors' numbers: the executor's ``judge`` says whether a group was finite.
+A compressor selects numbers tensor by tensor; a group of tensors is exchanged together. The sent numbers therefore do
+not depend on how a framework assigns tensors to buckets. Residuals are kept by the tensors' names. Tensors that are
+small or have one dimension are averaged dense. Nothing here reads the tensors' numbers: the executor's ``judge`` reads
+whether a group was finite, or leaves that on the device.
 """
 
 import math
@@ -14,14 +15,14 @@ from typing import Any
 
 import torch
 
-from gravac.averaging.batch import LARGEST, Batch, goes_alone, merged
-from gravac.averaging.diagnostics import Diagnostics, evaluate
+from gravac.averaging.batch import MAX_JOINED_ELEMENTS, Batch, goes_alone, merge_batches
+from gravac.averaging.diagnostics import Diagnostics, evaluate_shadow_cfs
 from gravac.averaging.feedback import Feedback
 from gravac.averaging.folding import fold_in
 from gravac.averaging.memory import CompressorMemory
 from gravac.averaging.norms import all_fit, unsent_energy
 from gravac.averaging.plan import Choice, Form, Piece, Plan
-from gravac.averaging.residuals import replace, unsent
+from gravac.averaging.residuals import replace_entries, subtract_sent
 from gravac.collectives import AllReduce, Traffic
 from gravac.compressors.base import Compressor, Context, Fold, Reduced, energy
 from gravac.compressors.dense import Dense, divide, divides_first
@@ -33,23 +34,23 @@ from gravac.measurement import LocalMeasurement, summed
 
 @dataclass(eq=False, repr=False)
 class Averager:
-    """Averages groups of tensors over the ranks. One per rank and model; used from one thread.
+    """Averages groups of tensors over the ranks. A rank has one averager per model, and uses it from one thread.
 
     Args:
         base: compressor of the tensors that are large enough.
-        dense: number format of all other tensors, and of all tensors if a plan is dense and names no other format.
-        strength: fraction of the unsent rest that is kept, in [0, 1]; ``None``: the fraction in the profile of ``base``
-            at each CF.
+        dense: compressor, in some number format, of all other tensors, and of all tensors if a plan is dense.
+        strength: fraction of the unsent rest (x - sent) that becomes the residual, in [0, 1]; ``None``: the fraction
+            in the profile of ``base`` at each CF.
         dense_below: number of elements below which tensors are never compressed.
-        feedback: the residuals.
-        seed: the run's seed.
+        feedback: the residuals of this rank.
+        seed: seed of the run's random numbers.
 
     Attributes:
         rank: number of this rank.
-        world: number of ranks.
-        memory: the compressors' memory.
-        diagnostics: sums of gradients, if the controller asks for them.
-        measurement: this rank's numbers of the present step.
+        world: number of ranks that average.
+        memory: tensors that compressors keep from step to step.
+        diagnostics: sums of gradients over steps, if the controller asks for them.
+        measurement: this rank's measurement of the present step.
     """
 
     base: Compressor
@@ -67,31 +68,37 @@ class Averager:
     _executor: Executor | None = field(default=None, init=False)
 
     def __post_init__(self) -> None:
-        self._use(bool, host_looks=True)
+        self._adapt_to_executor(bool, host_looks=True)
 
     # predictions and plans
 
     def compresses(self, shape: tuple[int, ...]) -> bool:
-        """True if a tensor of that shape may be compressed."""
+        """True if a tensor of a shape may be compressed: it is not 1-D, and has ``dense_below`` elements or more."""
         return len(shape) > 1 and torch.Size(shape).numel() >= self.dense_below
 
     def traffic(self, forms: Sequence[Form], compressor: Compressor, cf: float) -> list[Traffic]:
-        """Predict the traffic of a step's collectives with a compressor.
+        """Return the predicted traffic of a step's collectives, with small tensors sent dense.
 
         Args:
-            forms: shapes and dtypes of the gradients.
-            compressor: base compressor, or a dense format for all tensors.
+            forms: shape and dtype of each gradient.
+            compressor: compressor of the tensors that are large enough; a ``Dense`` sends all tensors.
             cf: compression factor of ``compressor``.
         """
         predicted: list[Traffic] = []
         for shape, dtype in forms:
-            small = compressor.compresses and not self.compresses(shape)
-            sender, sender_cf = (self.dense, self.dense.cf) if small else (compressor, cf)
+            is_small = compressor.compresses and not self.compresses(shape)
+            sender, sender_cf = (self.dense, self.dense.cf) if is_small else (compressor, cf)
             predicted += sender.traffic(shape, sender_cf, dtype, self.world)
         return predicted
 
     def wire_bytes(self, forms: Sequence[Form], compressor: Compressor, cf: float) -> int:
-        """Predict the bytes that each rank sends in a step; arguments as for ``traffic``."""
+        """Return the predicted wire bytes that each rank sends in a step.
+
+        Args:
+            forms: shape and dtype of each gradient.
+            compressor: compressor of the tensors that are large enough; a ``Dense`` sends all tensors.
+            cf: compression factor of ``compressor``.
+        """
         return sum(traffic.wire_bytes(self.world) for traffic in self.traffic(forms, compressor, cf))
 
     def plan(
@@ -104,24 +111,26 @@ class Averager:
         cfs: Mapping[str, float | None] | None = None,
         sums: str = "none",
     ) -> Plan:
-        """Make a step's plan of compression factors.
+        """Return the plan of a step: a compressor and a compression factor (CF) for each tensor.
 
         Args:
             step: number of the step, counted from 0.
             cf: compression factor of the base compressor; ``None`` sends all tensors dense.
-            shadow: see ``Plan``.
-            dense_cf: CF, 1 or 2, of the dense format of tensors whose CF is ``None``; ``None``: the averager's format.
-            cfs: compression factors, by name, of the tensors that have a factor of their own; ``None`` sends dense.
-            sums: see ``Plan``.
+            shadow: CFs of the base compressor whose errors are computed without sending, ascending.
+            dense_cf: 1 or 2: tensors whose CF is ``None`` are sent in a dense format of that CF; ``None``: in the
+                format of ``Averager.dense``.
+            cfs: compression factors, by parameter name, of the tensors that have a factor of their own; a factor of
+                ``None`` sends the tensor dense.
+            sums: whether gradients are summed over steps: ``"none"``, ``"add"`` or ``"report"``, see ``Plan``.
         """
-        form = self.dense if dense_cf is None else self.dense.for_cf(dense_cf)
-        by_name = {name: self._choice(tensor_cf, form) for name, tensor_cf in (cfs or {}).items()}
-        small = self._choice(None, self.dense)
-        return Plan(step, self._choice(cf, form), small, by_name, tuple(shadow), sums)
+        dense_format = self.dense if dense_cf is None else self.dense.for_cf(dense_cf)
+        by_name = {name: self._choice(tensor_cf, dense_format) for name, tensor_cf in (cfs or {}).items()}
+        small_choice = self._choice(None, self.dense)
+        return Plan(step, self._choice(cf, dense_format), small_choice, by_name, tuple(shadow), sums)
 
-    def _choice(self, cf: float | None, form: Dense) -> Choice:
-        """Return the base compressor at a CF, or for ``None`` a dense format; cached for each number of ranks."""
-        compressor, choice_cf = (form, form.cf) if cf is None else (self.base, cf)
+    def _choice(self, cf: float | None, dense_format: Dense) -> Choice:
+        """Return the base compressor at a CF, or ``dense_format`` if the CF is ``None``; cached."""
+        compressor, choice_cf = (dense_format, dense_format.cf) if cf is None else (self.base, cf)
         key = (compressor.compresses, choice_cf, self.world)
         if key not in self._choices:
             profile = compressor.profile(choice_cf, world=self.world)
@@ -130,16 +139,16 @@ class Averager:
         return self._choices[key]
 
     def one_round(self, plan: Plan) -> bool:
-        """True if the collectives of a plan need a single round."""
+        """True if the compressors of a plan each yield a single collective per tensor."""
         return all(choice.profile.one_round for choice in plan.choices)
 
     def coding_bytes(self, plan: Plan) -> int:
-        """Return the largest memory that averaging by a plan takes, in bytes per element."""
-        settling = self.feedback.settling_bytes
-        return max(choice.profile.coding_bytes + settling * (choice.strength > 0) for choice in plan.choices)
+        """Return the most memory that averaging takes besides gradients and residuals, in bytes per element."""
+        storing_bytes = self.feedback.storing_bytes
+        return max(choice.profile.coding_bytes + storing_bytes * (choice.strength > 0) for choice in plan.choices)
 
     def kept_aside(self, name: str) -> torch.Tensor | None:
-        """Return the unsent rest of a tensor that the compressor itself keeps, flat, ``[elements]``; or ``None``."""
+        """Return the unsent rest of a parameter that the compressor itself keeps, flat; ``None`` if there is none."""
         residual, memory = self.feedback.residual.get(name), self.memory.stored.get(name)
         if residual is None or memory is None:
             return None
@@ -149,32 +158,36 @@ class Averager:
     # a step
 
     def measure(self, measurement: LocalMeasurement, executor: Executor | None = None) -> None:
-        """Begin a step: add sent elements, energies and errors of groups to the step's numbers from here on.
+        """Begin a step: add sent elements, energies and errors of later groups to a new measurement.
 
         Args:
-            measurement: this rank's numbers of the step.
-            executor: runs this step and later steps; ``None``: the last step's executor, before the first step an
-                executor whose host may look at data.
+            measurement: this rank's measurement of the step.
+            executor: executor that runs this step and later steps. ``None``: the last step's executor; before the first
+                step, the host is assumed to read tensors.
         """
         self.measurement = measurement
         if executor is not None and executor is not self._executor:
             self._executor = executor
-            self._use(executor.judge, executor.host_looks)
+            self._adapt_to_executor(executor.judge, executor.host_looks)
 
-    def _use(self, judge: Callable[[torch.Tensor], Verdict], host_looks: bool) -> None:
-        """Choose which tensors are batched, who adds residuals, and when residuals change, for an executor.
+    def _adapt_to_executor(self, judge: Callable[[torch.Tensor], Verdict], host_looks: bool) -> None:
+        """Choose for an executor which tensors are batched, who adds residuals, and when residuals change.
 
-        If the host must not look at data, as on a GPU, launches cost most. Tensors of any size are batched then, and
+        If the host must not read tensors, as on a GPU, launches cost most. Tensors of any size are then batched, and
         compressors that can add residuals do so.
+
+        Args:
+            judge: function that reads a 0-d bool tensor, or returns it unread if the host must not look.
+            host_looks: whether the host may read tensors.
         """
         self._judge = judge
-        self._largest = LARGEST if host_looks else math.inf
+        self._max_joined_elements = MAX_JOINED_ELEMENTS if host_looks else math.inf
         self._compressors_fold = not host_looks
-        self.feedback.use(judge, host_looks)
+        self.feedback.adapt_to_executor(judge, host_looks)
 
     @property
     def tensors(self) -> dict[str, Any]:
-        """Residuals, compressors' memory and gradient sums, in dicts that change in place; see ``RunState``."""
+        """Residuals, compressors' memory and gradient sums, to be saved: dicts by name, which change in place."""
         feedback = {"residual": self.feedback.residual, "releasing": self.feedback.releasing}
         return {**feedback, "memory": self.memory.stored, "sums": self.diagnostics.sums}
 
@@ -182,23 +195,24 @@ class Averager:
         """Replace residuals, compressors' memory and gradient sums by copies; ``state`` has the keys of ``tensors``."""
         self.feedback.load(state["residual"], state["releasing"])
         self.memory.load(state["memory"])
-        replace(self.diagnostics.sums, {name: total.clone() for name, total in state["sums"].items()})
+        replace_entries(self.diagnostics.sums, {name: total.clone() for name, total in state["sums"].items()})
 
     def forget(self) -> None:
-        """Drop residuals, compressors' memory and gradient sums: later tensors are in other units."""
+        """Drop residuals, compressors' memory and gradient sums, for example if later tensors are in other units."""
         self.load({name: {} for name in self.tensors})
 
     def to_device(self, device: torch.device) -> None:
         """Move residuals, compressors' memory and gradient sums to a device."""
-        for keeper in (self.feedback, self.memory, self.diagnostics):
-            keeper.to_device(device)
+        for state in (self.feedback, self.memory, self.diagnostics):
+            state.to_device(device)
 
     def commit(self, everywhere: Callable[[Verdict], Verdict] = lambda finite: finite) -> None:
-        """End a step: store changed residuals and memory; under overflow safety only if all gradients were finite.
+        """End a step: store changed residuals and memory; with overflow safety only if all gradients were finite.
 
         Args:
-            everywhere: returns whether a verdict is true on all ranks that hold a part of the model, if they are more
-                than those that average; called under overflow safety, on all of these ranks.
+            everywhere: function that takes whether gradients were finite on the ranks that average, and returns whether
+                they were on all ranks that hold a part of the model. Called with overflow safety only, on all these
+                ranks.
         """
         finite = everywhere(self.measurement.finite) if self.feedback.commits.by_step else True
         self.feedback.commits.commit(finite)
@@ -206,23 +220,24 @@ class Averager:
         self.diagnostics.commit()
 
     def rescale(self, factor: Number) -> None:
-        """Multiply residuals and gradient sums by ``factor``, since the loss scale was multiplied by it."""
+        """Multiply residuals and gradient sums by ``factor``, by which the loss scale was multiplied."""
         self.feedback.rescale(factor)
         self.diagnostics.rescale(factor)
 
     def average(
         self, pieces: Sequence[Piece], plan: Plan, buffer: torch.Tensor | None = None, inputs_finite: Verdict = True
     ) -> Job:
-        """Average one group of tensors, in place.
+        """Average one group of tensors, in place: return a job, a generator that yields lists of collectives.
 
-        If any rank's gradient was not finite, every rank gets NaN everywhere and keeps its residuals.
+        If any rank's gradient was not finite, every rank gets NaN in all tensors, and keeps its residuals.
 
         Args:
             pieces: tensors, with the same names in the same order on every rank.
             plan: plan of the step, the same on every rank.
-            buffer: flat tensor, ``[elements]``, that the pieces cover without gaps, in order, if there is one.
-            inputs_finite: whether all inputs from which this rank computed the pieces are finite; True if the caller
-                does not know.
+            buffer: flat tensor, ``[elements]``, that the pieces cover without gaps, in order; ``None`` if there is
+                none.
+            inputs_finite: whether all inputs from which this rank computed the pieces are finite: a bool, or a 0-d bool
+                tensor; True if the caller does not know.
         """
         self.measurement.elements += sum(piece.flat.numel() for piece in pieces)
         if plan.sums == "none":
@@ -230,60 +245,67 @@ class Averager:
         else:
             finite = self._judge(all_finite([energy(piece.flat) for piece in pieces]))
             compressible = [piece for piece in pieces if self.compresses(piece.shape)]
-            self.diagnostics.add_up(compressible, plan, finite, self.measurement)
+            self.diagnostics.add_gradients(compressible, plan, finite, self.measurement)
         return self._compressed(pieces, plan, inputs_finite) if plan.compresses else self._dense(pieces, plan, buffer)
 
-    # compressed: 1. merge tensors  2. judge, fold residuals in  3. run all rounds  4. settle residuals, write means
+    # compressed
 
     def _compressed(self, pieces: Sequence[Piece], plan: Plan, inputs_finite: Verdict) -> Job:
-        batches = merged([self._batch(piece, plan) for piece in pieces])
-        by_compressors = self._compressors_fold and not plan.shadow  # shadow CFs are evaluated on folded tensors
+        """Average a group of which some tensors are compressed.
+
+        1. Merge tensors to batches.
+        2. Check whether gradients are finite, and add residuals.
+        3. Run the rounds of all batches together.
+        4. Store residuals, and overwrite gradients with their means.
+        """
+        batches = merge_batches([self._batch(piece, plan) for piece in pieces])
+        by_compressors = self._compressors_fold and not plan.shadow  # errors at shadow CFs are computed from the sums
         finite = fold_in(batches, self.feedback, self._judge, inputs_finite, by_compressors)
         rounds = [batch.rounds(self._contexts(batch, plan)) for batch in batches]
         folds = [batch.fold for batch in batches if batch.fold is not None]
         outcome = yield from fuse(rounds, finite, self._judge, folds)
         if outcome is None:
-            self._refuse(pieces)
+            self._discard_group(pieces)
             return
         for batch in batches:
             batch.unfold()
-        self._count(batches, outcome.reduced, outcome.finite)
+        self._count_energies(batches, outcome.reduced, outcome.finite)
         verdict, by_group = outcome.finite, self.feedback.commits.by_group
-        if by_group:  # a sum may overflow, so the means are judged before residuals are settled
+        if by_group:  # a sum may overflow, so the means are checked before residuals are stored
             for batch, reduced in zip(batches, outcome.reduced, strict=True):
                 batch.write(reduced.mean, torch.empty_like(batch.x))
             verdict = both(verdict, self._judge(all_fit([piece.flat for piece in pieces])))
             if verdict is False:
-                self._refuse(pieces)
+                self._discard_group(pieces)
                 return
         for batch, reduced in zip(batches, outcome.reduced, strict=True):
-            if batch.settles:
-                self._settle(batch, reduced, plan.step, verdict)
+            if batch.changes_residuals:
+                self._store_residuals(batch, reduced, plan.step, verdict)
             if not by_group:
                 batch.write(reduced.mean, batch.x)
         if isinstance(verdict, torch.Tensor):
-            self._mask(pieces, verdict)
+            self._discard_group_on_device(pieces, verdict)
 
     def _batch(self, piece: Piece, plan: Plan) -> Batch:
         """Return a batch of one tensor, with a key: batches of equal keys may be merged.
 
-        A tensor that is evaluated at shadow CFs, or whose unsent rest is kept, is never joined with others to a long
-        tensor.
+        A tensor with error feedback, or whose errors at shadow CFs are computed, is never joined with others to one
+        long tensor.
         """
         compressible = self.compresses(piece.shape)
-        choice, size = plan.of(piece.name, compressible), piece.flat.numel()
-        kind = (choice.compresses, choice.cf, piece.flat.dtype)
-        alone = choice.strength > 0 or (compressible and plan.shadow) or size > self._largest
-        if choice.profile.pad_multiple and not alone:
-            return Batch([piece], choice, (*kind, None), choice.profile.pad_multiple)
+        choice, elements = plan.of(piece.name, compressible), piece.flat.numel()
+        common_key = (choice.compresses, choice.cf, piece.flat.dtype)
+        is_separate = choice.strength > 0 or (compressible and plan.shadow) or elements > self._max_joined_elements
+        if choice.profile.pad_multiple and not is_separate:
+            return Batch([piece], choice, (*common_key, None), choice.profile.pad_multiple)
         if not goes_alone(piece.flat):
-            row = choice.compressor.batch_key(choice.cf, self._context(piece, plan, choice.strength))
-            if row is not None:
-                return Batch([piece], choice, (*kind, (size, row)))
+            batch_key = choice.compressor.batch_key(choice.cf, self._context(piece, plan, choice.strength))
+            if batch_key is not None:
+                return Batch([piece], choice, (*common_key, (elements, batch_key)))
         return Batch([piece], choice, piece.name)
 
     def _contexts(self, batch: Batch, plan: Plan) -> list[Context]:
-        """Return a context for each row, or a single context for the whole batch; evaluate shadow CFs with them."""
+        """Return a context for each tensor, or a single context if tensors are joined; compute errors at shadow CFs."""
         strength, fold = batch.choice.strength, batch.fold
         if len(batch.pieces) > 1 and not batch.rows:
             return [self._context(batch.pieces[0], plan, strength, fold, (batch.x.numel(),))]
@@ -291,11 +313,11 @@ class Averager:
         if plan.shadow:
             xs = batch.x.view(len(contexts), -1).unbind() if batch.rows else [batch.x]
             for piece, x, context in zip(batch.pieces, xs, contexts, strict=True):
-                self._evaluate(piece, x, plan, context)
+                self._evaluate_shadow_cfs(piece, x, plan, context)
         return contexts
 
-    def _count(self, batches: Sequence[Batch], results: Sequence[Reduced], finite: Verdict) -> None:
-        """Add the energies and errors of batches to the step's numbers.
+    def _count_energies(self, batches: Sequence[Batch], results: Sequence[Reduced], finite: Verdict) -> None:
+        """Add the energies, squared errors and sent elements of batches to the step's measurement.
 
         If a compressor added residuals itself and some gradient was not finite, energies and errors count as 0.
         """
@@ -313,27 +335,28 @@ class Averager:
                 self.measurement.compressed += elements
                 self.measurement.sent += elements / reduced.cf
         any_folded = any(batch.fold is not None for batch in batches)
-        spoilt = ~finite if any_folded and isinstance(finite, torch.Tensor) else None
-        for squares, of_groups in ((energies, self.measurement.energies), (errors, self.measurement.errors)):
-            total = summed(squares)
-            if spoilt is not None and isinstance(total, torch.Tensor):
-                total = total.masked_fill(spoilt, 0.0)
-            of_groups.append(total)
+        not_finite = ~finite if any_folded and isinstance(finite, torch.Tensor) else None
+        for batch_sums, group_sums in ((energies, self.measurement.energies), (errors, self.measurement.errors)):
+            total = summed(batch_sums)
+            if not_finite is not None and isinstance(total, torch.Tensor):
+                total = total.masked_fill(not_finite, 0.0)
+            group_sums.append(total)
 
-    def _settle(self, batch: Batch, reduced: Reduced, step: int, finite: Verdict) -> None:
-        """Set the residuals of a batch's tensors to the unsent rest; overwrites the batch's x."""
+    def _store_residuals(self, batch: Batch, reduced: Reduced, step: int, finite: Verdict) -> None:
+        """Set the residuals of a batch's tensors to their unsent rest, if ``finite``; overwrites the batch's x."""
         keys = [f"{self.seed}\0residual\0{name}\0{step}\0{self.rank}" for name in batch.names]
-        residual = unsent(batch.x, reduced.sent, batch.choice.strength, reduced.aside)
-        self.feedback.settle(batch.names, residual, finite, keys)
+        residual = subtract_sent(batch.x, reduced.sent, batch.choice.strength, reduced.aside)
+        self.feedback.store_unsent(batch.names, residual, finite, keys)
 
     # dense: as plain DDP does, without a copy if the tensors are contiguous in one buffer and have no residuals
 
     def _dense(self, pieces: Sequence[Piece], plan: Plan, buffer: torch.Tensor | None) -> Job:
-        """Average a group dense, by one all-reduce; its sum is finite only if every rank's gradient was finite.
+        """Average a group dense, by one all-reduce; the sum is finite only if every rank's gradient was finite.
 
-        A rank may have residuals that another rank lacks, so the collective must not depend on residuals.
+        Residuals from earlier compressed steps are added first. A rank may have residuals that another rank lacks, so
+        the collective must not depend on them.
         """
-        has_residuals = any(self.feedback.has(piece.name) for piece in pieces)
+        has_residuals = any(self.feedback.has_residual(piece.name) for piece in pieces)
         xs = self._dense_folded(pieces, plan) if has_residuals or plan.shadow else []
         if xs and has_residuals:
             flat = torch.cat([x.to(piece.flat.dtype) for x, piece in zip(xs, pieces, strict=True)])
@@ -344,25 +367,25 @@ class Averager:
         if has_residuals or self.feedback.commits.by_step:
             finite = self._judge(all_finite([energy(flat)]))
             if finite is False:
-                self._refuse(pieces)
+                self._discard_group(pieces)
                 return
         for piece, x in zip(pieces, xs, strict=False):
             if x is not piece.flat:
-                self.feedback.settle([piece.name], None, finite)
+                self.feedback.store_unsent([piece.name], None, finite)
         if flat is not buffer:
             for piece, mean in zip(pieces, torch.split(flat, [piece.flat.numel() for piece in pieces]), strict=True):
                 piece.flat.copy_(mean)
         if isinstance(finite, torch.Tensor):
-            self._mask(pieces, finite)
+            self._discard_group_on_device(pieces, finite)
 
     def _dense_mean(self, flat: torch.Tensor, wire: torch.dtype) -> Returning[torch.Tensor]:
-        """Return the mean of a flat tensor over the ranks, in its memory, summed in the number format of the wire."""
+        """Replace a flat tensor by its mean over the ranks, summed in the number format ``wire``; return the mean."""
         if wire == flat.dtype:
-            first = divides_first(self.world, wire)
-            if first:
+            divides_before_sum = divides_first(self.world, wire)
+            if divides_before_sum:
                 flat.mul_(1 / self.world)
             (flat,) = yield [AllReduce(flat)]
-            if not first:
+            if not divides_before_sum:
                 flat.mul_(1 / self.world)
         else:
             (total,) = yield [AllReduce(divide(flat, self.world, wire))]
@@ -370,17 +393,19 @@ class Averager:
         return flat
 
     def _dense_folded(self, pieces: Sequence[Piece], plan: Plan) -> list[torch.Tensor]:
-        """Return gradients plus residuals, and count their energies; no tensors if some gradient is not finite."""
+        """Return each gradient plus its residual, flat; measure energies. Return ``[]`` if a gradient is not finite."""
         energies = [energy(piece.flat) for piece in pieces]
         finite = self._judge(all_finite(energies))
         if finite is False:
             return []
         xs: list[torch.Tensor] = []
-        for piece, size in zip(pieces, energies, strict=True):
+        for piece, gradient_energy in zip(pieces, energies, strict=True):
             x = self.feedback.fold(piece.name, piece.flat, keep=False)
-            masked = x if finite is True else torch.where(finite, x, torch.zeros_like(x))
-            self._evaluate(piece, masked, plan, self._context(piece, plan, 0.0))
-            self.measurement.energies.append((size if masked is piece.flat else energy(masked)).double())
+            finite_sum = x if finite is True else torch.where(finite, x, torch.zeros_like(x))
+            self._evaluate_shadow_cfs(piece, finite_sum, plan, self._context(piece, plan, 0.0))
+            self.measurement.energies.append(
+                (gradient_energy if finite_sum is piece.flat else energy(finite_sum)).double()
+            )
             xs.append(x)
         return xs
 
@@ -389,7 +414,7 @@ class Averager:
     def _context(
         self, piece: Piece, plan: Plan, strength: float, fold: Fold | None = None, shape: tuple[int, ...] | None = None
     ) -> Context:
-        """Return a compressor's context of a tensor; with ``shape``, of several joined tensors, without memory."""
+        """Return a compressor's context of a tensor; if ``shape`` is given, of several tensors joined to one."""
         return Context(
             name=piece.name,
             step=plan.step,
@@ -403,24 +428,24 @@ class Averager:
             fold=fold,
         )
 
-    def _evaluate(self, piece: Piece, x: torch.Tensor, plan: Plan, context: Context) -> None:
-        """Compute a tensor's compression error at each shadow CF, if there are any; see ``evaluate``."""
+    def _evaluate_shadow_cfs(self, piece: Piece, x: torch.Tensor, plan: Plan, context: Context) -> None:
+        """Compute the compression error of a tensor, flat x, at each CF in ``plan.shadow``, if it may be compressed."""
         if plan.shadow and self.compresses(piece.shape):
-            evaluate(piece, x, self.base, plan, context, self.measurement)
+            evaluate_shadow_cfs(piece, x, self.base, plan, context, self.measurement)
 
-    def _refuse(self, pieces: Sequence[Piece]) -> None:
-        """Restore residuals, and overwrite gradients with NaN: some rank's gradient was not finite."""
+    def _discard_group(self, pieces: Sequence[Piece]) -> None:
+        """Restore a group's residuals, and overwrite its gradients with NaN: some rank's gradient was not finite."""
         self.measurement.verdicts.append(False)
         for piece in pieces:
             self.feedback.commits.undo(piece.name, piece.flat)
-        self.memory.forget(piece.name for piece in pieces)
+        self.memory.undo(piece.name for piece in pieces)
         for piece in pieces:
             piece.flat.fill_(float("nan"))
 
-    def _mask(self, pieces: Sequence[Piece], finite: torch.Tensor) -> None:
-        """Overwrite the gradients with NaN if some rank's gradient was not finite, which only the device knows."""
+    def _discard_group_on_device(self, pieces: Sequence[Piece], finite: torch.Tensor) -> None:
+        """Overwrite a group's gradients with NaN unless ``finite``, a 0-d bool tensor that the host does not read."""
         if not self.feedback.commits.by_step:
-            self.memory.mask((piece.name for piece in pieces), finite)
+            self.memory.undo_on_device((piece.name for piece in pieces), finite)
         one_or_nan = torch.div(finite, finite)  # 1 / 1 or 0 / 0
         for dtype in dict.fromkeys(piece.flat.dtype for piece in pieces):
             flats = [piece.flat for piece in pieces if piece.flat.dtype == dtype]

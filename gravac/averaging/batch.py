@@ -1,6 +1,6 @@
 # SPDX-FileCopyrightText: 2026 The gravac developers
 # SPDX-License-Identifier: Apache-2.0
-"""Batches: tensors that one call codes together; on a CPU small tensors, on a GPU all tensors.
+"""Batches: tensors that one call of a compressor codes together; on a CPU small tensors, on a GPU all tensors.
 
 While backward runs, a CPU's caches hold other data, so a call costs some ten times what it costs in a loop. For the
 many small tensors of a transformer, calls take longer than coding. On a GPU a launch costs more than the computation
@@ -17,33 +17,34 @@ import torch
 
 from gravac.averaging.plan import Choice, Piece
 from gravac.compressors.base import Context, Fold, Rounds
-from gravac.compressors.sparse import Addend, overwritten
+from gravac.compressors.sparse import Addend, try_overwrite
 
-LARGEST = 1 << 17
-"""Number of elements above which a tensor is a batch by itself on a CPU: copying it would cost more than the calls."""
+MAX_JOINED_ELEMENTS = 1 << 17
+"""Number of elements above which a tensor is not joined with others on a CPU: copying it costs more than a call."""
 
 
 def goes_alone(x: torch.Tensor) -> bool:
-    """True if a tensor, of any shape, is best averaged by itself: it is on a CPU, and large enough."""
+    """True if a tensor, of any shape, must not become a row of a matrix of tensors: it is on a CPU."""
     return x.is_cpu
 
 
 @dataclass(slots=True, eq=False)
 class Batch:
-    """Tensors coded as one in a compressed step.
+    """Tensors that a compressor codes as one in a compressed step.
 
     Attributes:
         pieces: the tensors; at least one.
         choice: compressor and settings by which the tensors are sent.
-        key: key of the batch; batches of equal keys may be merged.
-        multiple: if tensors are joined to one long tensor, each is padded with zeros to a multiple of this number of
-            elements; 0: the tensors are rows of a matrix.
+        key: batches of equal keys may be merged; the same on all ranks.
+        multiple: if several tensors are joined to one long tensor, each is padded with zeros to a multiple of this
+            number of elements; 0: several tensors are the rows of a matrix.
         rows: whether the batch has several tensors, which are rows of a matrix.
-        x: numbers to be sent: gradients plus residuals, flat, ``[sum of lengths]``, in the working dtype. If the
-            compressor folds: bare gradients, or for rows, memory for the sums, until ``unfold``.
+        x: numbers to be sent: gradients plus residuals, flat, ``[sum of lengths]``, float32, or float64 for float64
+            gradients. If the compressor itself adds residuals: until ``unfold``, gradients alone, or for rows memory
+            for the sums.
         energy: ``‖x‖²``, 0-d; ``None`` if not computed yet.
-        fold: residuals that the compressor folds itself; ``None``: x contains all residuals.
-        settles: whether the tensors' residuals may change in this step.
+        fold: residuals for a compressor that itself adds them; ``None``: x contains all residuals.
+        changes_residuals: whether the tensors' residuals may change in this step.
     """
 
     pieces: list[Piece]
@@ -54,7 +55,7 @@ class Batch:
     x: torch.Tensor = field(init=False)
     energy: torch.Tensor | None = field(default=None, init=False)
     fold: Fold | None = field(default=None, init=False)
-    settles: bool = field(default=False, init=False)
+    changes_residuals: bool = field(default=False, init=False)
 
     @property
     def names(self) -> list[str]:
@@ -69,10 +70,10 @@ class Batch:
     @property
     def lengths(self) -> list[int]:
         """Number of elements of each tensor in x, padding included."""
-        sizes = [piece.flat.numel() for piece in self.pieces]
-        if len(sizes) == 1 or not self.multiple:
-            return sizes
-        return [-(-size // self.multiple) * self.multiple for size in sizes]
+        unpadded_lengths = [piece.flat.numel() for piece in self.pieces]
+        if len(unpadded_lengths) == 1 or not self.multiple:
+            return unpadded_lengths
+        return [-(-unpadded_length // self.multiple) * self.multiple for unpadded_length in unpadded_lengths]
 
     def join(self, tensors: Sequence[torch.Tensor]) -> torch.Tensor:
         """Concatenate flat tensors, one for each piece, with the padding of x; a single tensor is returned itself."""
@@ -86,10 +87,10 @@ class Batch:
         return torch.cat(padded)
 
     def rounds(self, contexts: Sequence[Context]) -> Rounds:
-        """Return the compressor's rounds.
+        """Return the compressor's rounds, a generator that yields the collectives that average x.
 
         Args:
-            contexts: a context for each row if the batch has ``rows``; otherwise a single context.
+            contexts: facts for the compressor: one context per row if the batch has ``rows``; otherwise a single one.
         """
         compressor, cf = self.choice.compressor, self.choice.cf
         if self.rows:
@@ -97,7 +98,7 @@ class Batch:
         return compressor.rounds(self.x, cf, contexts[0])
 
     def unfold(self) -> None:
-        """Set x and its energy to those that the compressor computed, if it added the residuals itself."""
+        """If the compressor added the residuals itself, set x and its energy to the sum and the energy it computed."""
         if self.fold is not None:
             self.energy = self.fold.energy
             self.x = self.x if self.fold.unsent is None else self.fold.unsent
@@ -114,32 +115,34 @@ class Batch:
             _overwrite(flats[0], mean)
             return
         if not isinstance(mean, torch.Tensor):
-            if self.rows and overwritten(mean, *flats):
+            if self.rows and try_overwrite(mean, *flats):
                 return
-            mean = spare if overwritten(mean, spare) else mean.add_to(spare.zero_())
+            mean = spare if try_overwrite(mean, spare) else mean.add_to(spare.zero_())
         means = torch.split(mean, self.lengths)
         torch._foreach_copy_(flats, [padded[: flat.numel()] for padded, flat in zip(means, flats, strict=True)])
 
 
-def merged(batches: Iterable[Batch]) -> list[Batch]:
-    """Merge batches of equal keys, in order: the same on all ranks if the batches are.
+def merge_batches(batches: Iterable[Batch]) -> list[Batch]:
+    """Return the batches with those of equal keys merged, in the order of the keys' first batches.
 
     Args:
-        batches: batches of one tensor each; tensors of equal keys are moved to the first batch of that key.
+        batches: batches of one tensor each, in the same order on all ranks; the first batch of a key gets the tensors
+            of the others.
     """
     by_key: dict[Hashable, Batch] = {}
     for batch in batches:
-        first = by_key.setdefault(batch.key, batch)
-        if first is not batch:
-            first.pieces += batch.pieces
-            first.rows = not first.multiple
+        first_batch = by_key.setdefault(batch.key, batch)
+        if first_batch is not batch:
+            first_batch.pieces += batch.pieces
+            first_batch.rows = not first_batch.multiple
     return list(by_key.values())
 
 
 def _overwrite(flat: torch.Tensor, mean: torch.Tensor | Addend) -> None:
+    """Overwrite a flat gradient, of any dtype, with its mean."""
     if isinstance(mean, torch.Tensor):
         flat.copy_(mean)
-    elif overwritten(mean, flat):
+    elif try_overwrite(mean, flat):
         return
     elif flat.element_size() >= 4:
         mean.add_to(flat.zero_())

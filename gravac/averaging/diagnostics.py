@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Diagnostics of gradients that a controller may ask for: sums over steps, and compression errors at other CFs.
 
-No diagnostic changes what is sent. Diagnostics cover tensors that may be compressed. All numbers stay on the tensors'
-device.
+Diagnostics change nothing of what is sent. They cover the tensors that may be compressed. All numbers stay on the
+tensors' device.
 """
 
 from collections.abc import Sequence
@@ -11,7 +11,7 @@ from collections.abc import Sequence
 import torch
 
 from gravac.averaging.plan import Piece, Plan
-from gravac.averaging.residuals import replace
+from gravac.averaging.residuals import replace_entries
 from gravac.compressors.base import Compressor, Context, energy
 from gravac.compressors.dtypes import working
 from gravac.exchange.executor import Number, Verdict, choose
@@ -19,25 +19,27 @@ from gravac.measurement import LocalMeasurement
 
 
 class Diagnostics:
-    """The diagnostics of one rank.
+    """Sums of one rank's gradients over steps.
 
     Attributes:
-        sums: sums of gradients by name, since the last report, or since plans ask for sums; flat, ``[elements]``, in
-            the working dtype.
+        sums: sum of each parameter's gradients, by name, over the steps since the last report, or since plans ask for
+            sums; flat, ``[elements]``, float32 (float64 for float64 gradients).
     """
 
     def __init__(self) -> None:
         self.sums: dict[str, torch.Tensor] = {}
-        self._reported: list[torch.Tensor] = []
+        self._reported_sums: list[torch.Tensor] = []
 
-    def add_up(self, pieces: Sequence[Piece], plan: Plan, finite: Verdict, measurement: LocalMeasurement) -> None:
-        """Add gradients to their sums, if they are finite; report and drop the sums if the plan says so.
+    def add_gradients(
+        self, pieces: Sequence[Piece], plan: Plan, finite: Verdict, measurement: LocalMeasurement
+    ) -> None:
+        """Add gradients to their sums if they are finite; report the sums' norms and drop the sums if the plan says so.
 
         Args:
-            pieces: tensors that may be compressed.
+            pieces: gradients of the parameters that may be compressed.
             plan: plan of the step.
-            finite: whether all gradients of the group are finite on this rank.
-            measurement: gets the sums' squared norms if the plan asks for a report.
+            finite: whether all gradients of the group are finite on this rank: a bool, or a 0-d bool tensor.
+            measurement: numbers of the step, to which the sums' squared norms are added if the plan asks for a report.
         """
         for piece in pieces:
             total = self.sums.pop(piece.name, None)
@@ -47,39 +49,41 @@ class Diagnostics:
                 total.add_(piece.flat if finite is True else choose(finite, piece.flat, torch.zeros_like(piece.flat)))
             if plan.sums == "report":
                 measurement.norms[piece.name] = energy(total)
-                self._reported.append(total)  # a stream may still read it
+                self._reported_sums.append(total)  # a stream may still read it
             else:
                 self.sums[piece.name] = total
 
     def to_device(self, device: torch.device) -> None:
         """Move all sums to a device."""
-        replace(self.sums, {name: total.to(device) for name, total in self.sums.items()})
+        replace_entries(self.sums, {name: total.to(device) for name, total in self.sums.items()})
 
     def commit(self) -> None:
-        """End a step: free the sums that were reported."""
-        self._reported.clear()
+        """End a step: free the memory of the sums that were reported in this step."""
+        self._reported_sums.clear()
 
     def rescale(self, factor: Number) -> None:
-        """Multiply all sums by ``factor``, since the loss scale was multiplied by it."""
+        """Multiply all sums by ``factor``, by which the loss scale was multiplied."""
         for total in self.sums.values():
             total.mul_(factor)
 
 
-def evaluate(
+def evaluate_shadow_cfs(
     piece: Piece, x: torch.Tensor, base: Compressor, plan: Plan, context: Context, measurement: LocalMeasurement
 ) -> None:
-    """Compute the compression error of a tensor at each shadow CF; the context stores selections for the exchange.
+    """Compute the compression error of a tensor at each CF in ``plan.shadow``, without sending.
+
+    A sparsifier stores the coordinates that it selects in the context, so that the exchange reuses them.
 
     Args:
         piece: a tensor that may be compressed.
         x: the tensor's gradient plus its residual, flat, ``[elements]``.
-        base: the compressor, evaluated at the plan's shadow CFs.
+        base: the compressor whose errors are computed.
         plan: plan of the step.
-        context: the compressor's context of the tensor.
-        measurement: gets the errors.
+        context: facts about the tensor, for the compressor.
+        measurement: numbers of the step, to which the squared errors are added.
     """
     choice = plan.of(piece.name)
-    running = (choice.cf,) if choice.compresses else ()
-    cfs = sorted({*plan.shadow, *running})
+    cf_in_use = (choice.cf,) if choice.compresses else ()
+    cfs = sorted({*plan.shadow, *cf_in_use})
     errors = dict(zip(cfs, base.errors(x, cfs, context), strict=True))
     measurement.shadow_errors.append([errors[cf].double() for cf in plan.shadow])

@@ -1,9 +1,10 @@
 # SPDX-FileCopyrightText: 2026 The gravac developers
 # SPDX-License-Identifier: Apache-2.0
-"""Adds residuals to a group's gradients before they are compressed, and checks whether the gradients are finite.
+"""Folding: residuals are added to a group's gradients before these are compressed, and gradients are checked.
 
-If the host must not look at tensors, a compressor with ``Compressor.folds`` gets gradients without residuals. It adds
-residuals and checks gradients while it codes. All other compressors get zeros if some gradient is not finite.
+The check is whether all gradients are finite. If the host must not read tensors, as on a GPU, a compressor for which
+``Compressor.folds`` is true gets gradients without residuals, and adds residuals and checks gradients while it codes.
+All other compressors get zeros if some gradient is not finite.
 """
 
 from collections.abc import Callable, Sequence
@@ -34,46 +35,46 @@ def fold_in(
     4. Check by these sums whether the gradients are finite, and add residuals to the gradients of step 3.
 
     Args:
-        batches: all tensors of the group, as they are coded; sets each batch's x, flat.
-        feedback: the residuals.
-        judge: looks at a 0-d bool tensor if the host may; see ``Executor``.
+        batches: all tensors of the group, as they are coded; each batch's x, flat, is set.
+        feedback: the residuals of this rank.
+        judge: function that reads a 0-d bool tensor, or returns it unread if the host must not look.
         inputs_finite: whether all inputs from which the gradients were computed are finite; True if the caller does not
             know.
-        by_compressors: whether compressors may add residuals: no other code needs to know before coding whether
-            gradients are finite.
+        by_compressors: whether compressors may add residuals and check gradients, as no other code needs the sums.
 
     Returns:
-        Whether ``inputs_finite`` holds and all gradients are finite, except for those that are left to compressors
-        (``Batch.fold``).
+        Whether ``inputs_finite`` holds and all gradients are finite: a bool, or a 0-d bool tensor. Gradients that are
+        left to compressors (``Batch.fold``) do not count.
     """
-    sizes: list[torch.Tensor] = []
+    energies: list[torch.Tensor] = []
     for batch in batches:
         if by_compressors and _left_to_compressor(batch, feedback):
             continue
-        if batch.choice.strength > 0 or any(feedback.has(name) for name in batch.names):
-            sizes += energies_of(batch.flats)
+        if batch.choice.strength > 0 or any(feedback.has_residual(name) for name in batch.names):
+            energies += energies_of(batch.flats)
         else:
-            joined = batch.join(batch.flats)
-            batch.x = joined.to(working(joined.dtype))
+            joined_gradients = batch.join(batch.flats)
+            batch.x = joined_gradients.to(working(joined_gradients.dtype))
             batch.energy = energy(batch.x)
-            sizes.append(batch.energy)
-    finite = both(inputs_finite, judge(all_finite(sizes)) if sizes else True)
-    spoilt = not finite if isinstance(finite, bool) else ~finite
+            energies.append(batch.energy)
+    finite = both(inputs_finite, judge(all_finite(energies)) if energies else True)
+    not_finite = not finite if isinstance(finite, bool) else ~finite
     for batch in batches:
-        if spoilt is True:
+        if not_finite is True:
             flat = batch.pieces[0].flat
             batch.x = flat.new_zeros(sum(batch.lengths), dtype=working(flat.dtype))
-            batch.energy, batch.fold, batch.settles = None, None, False
+            batch.energy, batch.fold, batch.changes_residuals = None, None, False
         elif batch.fold is None:
             if batch.energy is None:
                 _fold(batch, feedback)
-            if isinstance(spoilt, torch.Tensor):
-                batch.x.masked_fill_(spoilt, 0.0)  # x may be the gradient itself, which the mean will overwrite anyway
+            if isinstance(not_finite, torch.Tensor):
+                # x may be the gradient itself, which the mean will overwrite anyway
+                batch.x.masked_fill_(not_finite, 0.0)
     return finite
 
 
 def _left_to_compressor(batch: Batch, feedback: Feedback) -> bool:
-    """Let a batch's compressor add the residuals, and return True; return False if the compressor cannot."""
+    """Set ``batch.fold``, so that the compressor adds the residuals, and return True; return False if it cannot."""
     names, flats, choice = batch.names, batch.flats, batch.choice
     if flats[0].dtype == torch.float64 or any(name in feedback.releasing for name in names):
         return False
@@ -83,19 +84,19 @@ def _left_to_compressor(batch: Batch, feedback: Feedback) -> bool:
     if len(names) == 1:
         unsent = feedback.buffer(names[0], flats[0]) if choice.strength > 0 else None
         batch.x, batch.fold = flats[0], Fold(residuals[0] if residuals else None, unsent)
-        batch.settles = unsent is not None or bool(residuals)
+        batch.changes_residuals = unsent is not None or bool(residuals)
     elif batch.rows and len(residuals) in (0, len(names)):
         x = flats[0].new_empty(sum(batch.lengths), dtype=working(flats[0].dtype))
         batch.x, batch.fold = x, Fold(unsent=x, gradients=flats, residuals=residuals)
-        batch.settles = True
+        batch.changes_residuals = True
     elif not batch.rows and not residuals:
         batch.x, batch.fold = batch.join(flats), Fold()
     return batch.fold is not None
 
 
 def _fold(batch: Batch, feedback: Feedback) -> None:
-    """Add residuals to finite gradients."""
-    batch.settles = True
+    """Set a batch's x to the sums of its gradients, which are finite, and their residuals."""
+    batch.changes_residuals = True
     if batch.rows:
         batch.x = feedback.fold_rows(batch.names, batch.flats).view(-1)
     else:

@@ -1,77 +1,85 @@
 # SPDX-FileCopyrightText: 2026 The gravac developers
 # SPDX-License-Identifier: Apache-2.0
-"""Compressors' memory of tensors from step to step: changed in a copy during a step, and replaced at its end."""
+"""Compressors' memory: tensors that a compressor keeps for a parameter from step to step.
+
+During a step, a compressor changes a copy; at the step's end, the copy replaces the memory.
+"""
 
 from collections.abc import Iterable
 
 import torch
 
-from gravac.averaging.residuals import replace
+from gravac.averaging.residuals import replace_entries
 from gravac.exchange.executor import Verdict, choose
 
 Memory = dict[str, torch.Tensor]
-"""Memory of one tensor, by names that the compressor chooses."""
+"""Tensors that a compressor keeps for one parameter, by keys that the compressor chooses."""
 
 
 class CompressorMemory:
-    """The memories of one rank, by tensor name.
+    """Compressors' memory of all parameters, on one rank.
 
     Attributes:
-        stored: memories at the end of the last step; tensors of any shape, saved with a checkpoint.
+        stored: memory of each parameter, by name, at the end of the last step; saved with a checkpoint.
     """
 
     def __init__(self) -> None:
         self.stored: dict[str, Memory] = {}
-        self._changed: dict[str, Memory] = {}
+        self._changed_memories: dict[str, Memory] = {}
 
     def of(self, name: str) -> Memory:
-        """Return a copy of the memory of a tensor; a compressor may replace and add entries in this step."""
-        return self._changed.setdefault(name, dict(self.stored.get(name, {})))
+        """Return this step's copy of a parameter's memory, in which the compressor may replace and add tensors."""
+        return self._changed_memories.setdefault(name, dict(self.stored.get(name, {})))
 
-    def forget(self, names: Iterable[str]) -> None:
-        """Undo what this step changed of some tensors' memories."""
+    def undo(self, names: Iterable[str]) -> None:
+        """Undo this step's changes to the memory of the named parameters."""
         for name in names:
-            self._changed.pop(name, None)
+            self._changed_memories.pop(name, None)
 
-    def mask(self, names: Iterable[str], finite: torch.Tensor) -> None:
-        """Undo what this step changed of some tensors' memories if ``finite`` is false, which only the device knows.
+    def undo_on_device(self, names: Iterable[str], finite: torch.Tensor) -> None:
+        """Undo this step's changes to the memory of the named parameters if ``finite``, a 0-d bool tensor, is false.
 
-        A new tensor overwrites the previous one if both have the same shape and dtype: only one of them remains.
+        The host does not read ``finite``: the device selects between new and previous tensors. If both have the same
+        shape and dtype, the selected numbers are written into the previous tensor.
         """
         for name in names:
-            previous, changed = self.stored.get(name, {}), self._changed.get(name, {})
-            changed.update({key: _overwritten(finite, new, previous.get(key)) for key, new in changed.items()})
+            previous, changed = self.stored.get(name, {}), self._changed_memories.get(name, {})
+            changed.update({key: _overwrite_if_finite(finite, new, previous.get(key)) for key, new in changed.items()})
 
     def commit(self, finite: Verdict) -> None:
-        """Store the tensors that the step changed, if all its gradients were ``finite``.
+        """End a step: store the memory that the step changed, if ``finite``; otherwise drop the changes.
 
-        If only the device knows ``finite``, tensors that the step added are stored in either case.
+        If ``finite`` is a tensor, which the host does not read, tensors that the step added are stored in either case.
         """
         if finite is not False:
-            for name, changed in self._changed.items():
+            for name, changed in self._changed_memories.items():
                 previous = self.stored.get(name, {})
-                self.stored[name] = {key: _selected(finite, new, previous.get(key)) for key, new in changed.items()}
-        self._changed.clear()
+                self.stored[name] = {
+                    key: _select_if_finite(finite, new, previous.get(key)) for key, new in changed.items()
+                }
+        self._changed_memories.clear()
 
     def to_device(self, device: torch.device) -> None:
-        """Move all memories to a device."""
-        moved = {
+        """Move the memory of all parameters to a device."""
+        moved_memories = {
             name: {key: tensor.to(device) for key, tensor in memory.items()} for name, memory in self.stored.items()
         }
-        replace(self.stored, moved)
+        replace_entries(self.stored, moved_memories)
 
     def load(self, memories: dict[str, Memory]) -> None:
-        """Replace all memories by copies of the given ones."""
+        """Replace the memory of all parameters by copies of ``memories``, which has the form of ``stored``."""
         copies = {name: {key: tensor.clone() for key, tensor in memory.items()} for name, memory in memories.items()}
-        replace(self.stored, copies)
-        self._changed.clear()
+        replace_entries(self.stored, copies)
+        self._changed_memories.clear()
 
 
-def _overwritten(finite: torch.Tensor, new: torch.Tensor, previous: torch.Tensor | None) -> torch.Tensor:
+def _overwrite_if_finite(finite: torch.Tensor, new: torch.Tensor, previous: torch.Tensor | None) -> torch.Tensor:
+    """Write ``new`` into ``previous`` if ``finite``; return ``previous``, or ``new`` if shape or dtype differ."""
     if previous is None or previous.shape != new.shape or previous.dtype != new.dtype:
         return new
     return previous if previous is new else torch.where(finite, new, previous, out=previous)
 
 
-def _selected(finite: Verdict, new: torch.Tensor, previous: torch.Tensor | None) -> torch.Tensor:
+def _select_if_finite(finite: Verdict, new: torch.Tensor, previous: torch.Tensor | None) -> torch.Tensor:
+    """Return ``new`` if ``finite``, or if there is no previous tensor of equal shape; otherwise ``previous``."""
     return new if previous is None or previous is new or previous.shape != new.shape else choose(finite, new, previous)

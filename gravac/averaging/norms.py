@@ -7,18 +7,18 @@ from collections.abc import Sequence
 import torch
 
 from gravac.compressors.sparse import Addend, Sparse, blocks
-from gravac.compressors.squares import checked, energy
+from gravac.compressors.squares import energy, recompute_if_inexact
 
 
 def all_fit(flats: Sequence[torch.Tensor]) -> torch.Tensor:
-    """Return whether all numbers of flat tensors are finite, as a 0-d bool tensor, by the largest magnitudes."""
+    """Return whether all numbers of flat tensors, of any dtypes, are finite, as a 0-d bool tensor."""
     flats = [flat for flat in flats if flat.numel()]
     if not flats:
         return torch.ones((), dtype=torch.bool)
     dtypes = dict.fromkeys(flat.dtype for flat in flats)
     by_dtype = [[flat for flat in flats if flat.dtype == dtype] for dtype in dtypes]
-    largest = [norm.double() for of_dtype in by_dtype for norm in torch._foreach_norm(of_dtype, torch.inf)]
-    return (torch.stack(largest) < torch.inf).all()
+    largest_magnitudes = [norm.double() for of_dtype in by_dtype for norm in torch._foreach_norm(of_dtype, torch.inf)]
+    return (torch.stack(largest_magnitudes) < torch.inf).all()
 
 
 def energies_of(flats: Sequence[torch.Tensor]) -> list[torch.Tensor]:
@@ -29,17 +29,19 @@ def energies_of(flats: Sequence[torch.Tensor]) -> list[torch.Tensor]:
         norms = torch._foreach_norm([*flats], 2, torch.float64)
         return [*torch._foreach_mul(norms, norms)]
     norms = torch._foreach_norm([*flats], 2, torch.float32 if flats[0].element_size() < 4 else None)
-    return [checked(size, flat) for size, flat in zip(torch._foreach_mul(norms, norms), flats, strict=True)]
+    return [
+        recompute_if_inexact(square, flat) for square, flat in zip(torch._foreach_mul(norms, norms), flats, strict=True)
+    ]
 
 
-def unsent_energy(x: torch.Tensor, size: torch.Tensor, sent: torch.Tensor | Addend) -> torch.Tensor:
-    """Return ``‖x - sent‖²``, 0-d, float64, of flat x; ``size`` is ``‖x‖²``, 0-d."""
+def unsent_energy(x: torch.Tensor, x_energy: torch.Tensor, sent: torch.Tensor | Addend) -> torch.Tensor:
+    """Return ``‖x - sent‖²``, 0-d, float64, of flat x and flat ``sent``, given ``‖x‖²``, 0-d, as ``x_energy``."""
     if isinstance(sent, torch.Tensor):
         return energy(x - sent)
     if not isinstance(sent, Sparse):
         return energy(sent.add_to(x.clone(), alpha=-1.0))
-    remaining = size
+    remaining_energy = x_energy
     for indices, values in sent.parts:
-        selected = blocks(x, values).index_select(0, indices).view(-1)
-        remaining = remaining - energy(selected) + energy(selected.sub_(values.view(-1)))
-    return remaining.clamp(min=0)
+        x_at_indices = blocks(x, values).index_select(0, indices).view(-1)
+        remaining_energy = remaining_energy - energy(x_at_indices) + energy(x_at_indices.sub_(values.view(-1)))
+    return remaining_energy.clamp(min=0)

@@ -1,6 +1,6 @@
 # SPDX-FileCopyrightText: 2026 The gravac developers
 # SPDX-License-Identifier: Apache-2.0
-"""What averaging gets: the tensors, and the plan of a step, which says how each tensor is sent."""
+"""Inputs of averaging: the tensors, and the plan of a step, which says how each tensor is sent."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -16,11 +16,11 @@ Form = tuple[tuple[int, ...], torch.dtype]
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """One tensor to average.
+    """One tensor to average: a parameter's gradient.
 
     Attributes:
         name: the parameter's name.
-        flat: the parameter's gradient, a flat view in memory order; overwritten with the mean.
+        flat: the gradient, a flat view in memory order; overwritten with the mean.
         shape: the parameter's shape, in memory order.
     """
 
@@ -31,13 +31,14 @@ class Piece:
 
 @dataclass(frozen=True, slots=True)
 class Choice:
-    """A compressor and its settings, by which a tensor is sent; dense is a compressor like all others.
+    """The way in which a tensor is sent: a compressor (which may be dense) and its settings.
 
     Attributes:
         compressor: the compressor.
         cf: compression factor.
         profile: the compressor's profile at that factor, for the present number of ranks.
-        strength: strength of error feedback: fraction of the unsent rest that is kept, in [0, 1].
+        strength: strength of error feedback: fraction of the unsent rest (x - sent) that becomes the
+            residual, in [0, 1].
     """
 
     compressor: Compressor
@@ -53,16 +54,16 @@ class Choice:
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """How each tensor is sent in a step.
+    """The plan of a step: how each tensor is sent.
 
     Attributes:
         step: number of the step, counted from 0.
-        choice: choice of every tensor that is large enough and not in ``by_name``.
-        small: choice of tensors that are too small to be compressed; dense.
-        by_name: choices by name, for the tensors that have a choice of their own.
-        shadow: CFs of the base compressor to evaluate without sending, ascending.
-        sums: whether gradients are summed over steps, and the sums' norms reported; see
-            ``gravac.controllers.base.Decision``.
+        choice: how tensors are sent that are large enough to be compressed and not in ``by_name``.
+        small: how tensors are sent that are too small to be compressed: dense.
+        by_name: how single tensors are sent, by parameter name.
+        shadow: CFs of the base compressor whose errors are computed without sending, ascending.
+        sums: ``"none"``: gradients are not summed over steps; ``"report"``: they are, and the sums' norms are reported
+            and the sums dropped; ``"add"``: they are summed. See ``gravac.controllers.base.Decision``.
     """
 
     step: int
@@ -73,7 +74,7 @@ class Plan:
     sums: str = "none"
 
     def of(self, name: str, compressible: bool = True) -> Choice:
-        """Return the choice of a tensor.
+        """Return the way in which a tensor is sent.
 
         Args:
             name: the parameter's name.
@@ -83,12 +84,12 @@ class Plan:
         return choice if compressible or not choice.compresses else self.small
 
     def sends_all(self, name: str) -> bool:
-        """True if every element of a tensor is sent."""
+        """True if a tensor, given by name, is sent dense: every element is sent."""
         return not self.of(name).compresses
 
     @property
     def choices(self) -> tuple[Choice, ...]:
-        """All choices of tensors that are large enough to be compressed."""
+        """The ways in which the tensors that are large enough to be compressed are sent."""
         return (self.choice, *self.by_name.values())
 
     @property

@@ -1,6 +1,6 @@
 # SPDX-FileCopyrightText: 2026 The gravac developers
 # SPDX-License-Identifier: Apache-2.0
-"""Flat views of tensors in memory order, as averaging needs them; refuses tensors that cannot be averaged."""
+"""Flat views of tensors in memory order, as averaging needs them; errors for tensors that cannot be averaged."""
 
 from collections.abc import Mapping
 
@@ -8,7 +8,7 @@ import torch
 
 
 def refuse_complex(tensors: Mapping[str, torch.Tensor]) -> None:
-    """Refuse complex tensors: averaging would use their real parts only.
+    """Raise an error if a tensor is complex: averaging would use its real part only.
 
     Raises:
         TypeError: a tensor is complex; the message has its name.
@@ -26,15 +26,15 @@ def flat(name: str, tensor: torch.Tensor) -> torch.Tensor:
     """Return a flat view of a tensor, ``[elements]``, whose elements are in the order that they have in memory.
 
     Raises:
-        ValueError: the tensor has gaps in memory.
+        ValueError: the tensor has gaps in memory, or elements that share memory.
     """
     if not torch.ops.aten.is_non_overlapping_and_dense(tensor):
-        raise ValueError(f"{name}: a tensor of strides {tensor.stride()} has gaps in memory; hand over .contiguous()")
+        raise ValueError(f"{name}: a tensor of strides {tensor.stride()} has gaps in memory; pass a .contiguous() one")
     return tensor.detach().as_strided((tensor.numel(),), (1,), tensor.storage_offset())
 
 
 def memory_shape(parameter: torch.Tensor) -> tuple[int, ...]:
-    """Return a parameter's shape with dimensions in memory order (channels-last: O, H, W, I)."""
+    """Return a parameter's shape with its dimensions in memory order: for channels-last weights ``(O, H, W, I)``."""
     strides = parameter.stride()
     order = sorted(range(parameter.dim()), key=lambda dim: (-strides[dim], dim))
     return tuple(parameter.shape[dim] for dim in order)

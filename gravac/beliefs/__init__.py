@@ -1,10 +1,11 @@
 # SPDX-FileCopyrightText: 2026 The gravac developers
 # SPDX-License-Identifier: Apache-2.0
-"""Beliefs about each method's statistical efficiency before a run has measured anything, with their uncertainty.
+"""Beliefs: the statistical efficiency that gravac assumes of each compression method before a run measures any.
 
-``shipped.json`` holds the numbers, ``tables`` reads them, ``points`` interpolates between measured points, and
-``belief`` is an efficiency with its uncertainty. Controllers get beliefs only through ``gravac.candidate.Forecast``.
-``posterior`` corrects them by a run's own measurements.
+Statistical efficiency is the progress of a step / the progress of a step with dense gradient averaging. A belief
+(``belief``) is a median of it and its uncertainty. ``shipped.json`` holds the numbers, ``tables`` reads them, and
+``points`` interpolates between measured points. ``posterior`` corrects beliefs by a run's own measurements.
+Controllers get beliefs only through ``gravac.candidate.Forecast``.
 """
 
 from gravac.beliefs.belief import SURE, Belief

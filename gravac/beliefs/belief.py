@@ -1,15 +1,15 @@
 # SPDX-FileCopyrightText: 2026 The gravac developers
 # SPDX-License-Identifier: Apache-2.0
-"""Belief about the statistical efficiency of a step: a median, and how uncertain it is."""
+"""Belief about the statistical efficiency of a step: a median, and its uncertainty."""
 
 import math
 from statistics import NormalDist
 from typing import NamedTuple
 
 SURE = 0.8
-"""Probability that an efficiency is at least its lower bound; controllers decide by the lower bound."""
+"""Probability with which an efficiency exceeds the lower bound of its belief; controllers decide by that bound."""
 
-_QUANTILE = NormalDist().inv_cdf(SURE)
+_SURE_QUANTILE = NormalDist().inv_cdf(SURE)
 
 
 class Belief(NamedTuple):
@@ -29,17 +29,17 @@ class Belief(NamedTuple):
 
     @property
     def lower_bound(self) -> float:
-        """Efficiency that is exceeded with probability ``SURE`` (80 %)."""
-        return self.efficiency * math.exp(-_QUANTILE * self.deviation) if self.deviation else self.efficiency
+        """Bound that the efficiency exceeds with probability ``SURE`` (80 %)."""
+        return self.efficiency * math.exp(-_SURE_QUANTILE * self.deviation) if self.deviation else self.efficiency
 
     @property
     def upper_bound(self) -> float:
-        """Efficiency that is not exceeded with probability ``SURE``."""
-        return self.efficiency * math.exp(_QUANTILE * self.deviation) if self.deviation else self.efficiency
+        """Bound that the efficiency stays below with probability ``SURE`` (80 %)."""
+        return self.efficiency * math.exp(_SURE_QUANTILE * self.deviation) if self.deviation else self.efficiency
 
     @property
     def band(self) -> tuple[float, float, float]:
-        """The median, the lower and the upper bound.
+        """The efficiency's median, lower bound and upper bound, in this order.
 
         Example:
             >>> Belief(0.9).band
@@ -57,5 +57,5 @@ class Belief(NamedTuple):
         return Belief(self.efficiency * other.efficiency, math.hypot(self.deviation, other.deviation))
 
     def power(self, exponent: float) -> "Belief":
-        """Return the belief about a power of the efficiency."""
+        """Return the belief about ``efficiency ** exponent``."""
         return Belief(math.pow(self.efficiency, exponent), self.deviation * abs(exponent))

@@ -1,19 +1,24 @@
 # SPDX-FileCopyrightText: 2026 The gravac developers
 # SPDX-License-Identifier: Apache-2.0
-"""Interpolation between measured points."""
+"""Interpolation of statistical efficiencies between measured points."""
 
 import itertools
 import math
 
 EfficiencyPoints = tuple[tuple[float, float], ...]
-"""Points (x, efficiency), ascending by x, which is a CF, a rank, a gain, or a number of steps."""
+"""Points ``(x, efficiency)``, ascending by x: a compression factor (CF), a low-rank compressor's rank, a gain, or a
+number of steps. ``power_at`` takes points ``(number of steps, exponent)`` of this type."""
 
 
 def efficiency_at(points: EfficiencyPoints, x: float) -> float:
-    """Return the efficiency at a CF, a rank, or a number of steps, at most 1.
+    """Return the efficiency at x, interpolated between points.
 
-    Interpolated linearly in log efficiency and log x, and extrapolated beyond the last point. Below the first point,
-    and if there is one point only, the result is the first point's efficiency.
+    The interpolation is linear in log efficiency and log x, and continues beyond the last point; its result is at most
+    1. Below the first point, and if there is only one point, the result is the first point's efficiency.
+
+    Args:
+        points: points ``(x, efficiency)``, at least one, ascending by x.
+        x: a CF, a low-rank compressor's rank, or a number of steps, as in the points; above 0.
 
     Example:
         >>> round(efficiency_at(((1, 1.0), (10, 0.72), (100, 0.3)), 30), 2)
@@ -21,16 +26,21 @@ def efficiency_at(points: EfficiencyPoints, x: float) -> float:
     """
     if len(points) == 1 or x <= points[0][0]:
         return points[0][1]
-    low, high = _around(points, x)
+    low, high = _neighboring_points(points, x)
     slope = math.log(high[1] / low[1]) / math.log(high[0] / low[0])
     return float(min(1.0, low[1] * (x / low[0]) ** slope))
 
 
 def power_at(points: EfficiencyPoints, every: float) -> float:
-    """Return the exponent of the efficiency if ranks exchange once in ``every`` steps (``CompressorBeliefs.apart``).
+    """Return the exponent to which a compressor's efficiency is raised if ranks exchange once in ``every`` steps.
 
-    Interpolated linearly in log ``every``, and extrapolated beyond the last point; below the first point, the first
-    point's exponent.
+    The interpolation is linear in log ``every``, and continues beyond the last point. Below the first point the
+    result is the first point's exponent.
+
+    Args:
+        points: points ``(steps between two exchanges, exponent)``, at least one, ascending by steps; see
+            ``CompressorBeliefs.apart``.
+        every: number of steps from one exchange to the next.
 
     Example:
         >>> points = ((20, 1.0), (50, 2.0))
@@ -39,10 +49,10 @@ def power_at(points: EfficiencyPoints, every: float) -> float:
     """
     if len(points) == 1 or every <= points[0][0]:
         return points[0][1]
-    low, high = _around(points, every)
+    low, high = _neighboring_points(points, every)
     return low[1] + (high[1] - low[1]) * math.log(every / low[0]) / math.log(high[0] / low[0])
 
 
-def _around(points: EfficiencyPoints, x: float) -> EfficiencyPoints:
+def _neighboring_points(points: EfficiencyPoints, x: float) -> EfficiencyPoints:
     """Return the two points on either side of x; beyond the last point, the last two."""
     return next((pair for pair in itertools.pairwise(points) if x <= pair[1][0]), points[-2:])

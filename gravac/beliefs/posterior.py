@@ -1,6 +1,9 @@
 # SPDX-FileCopyrightText: 2026 The gravac developers
 # SPDX-License-Identifier: Apache-2.0
-"""Updates beliefs by a run's measurements: those of the measured method, and less so those of methods of its kind."""
+"""Corrects beliefs about methods by a run's measurements.
+
+A measurement changes the belief about the measured method, and, by less, the beliefs about methods of the same kind.
+"""
 
 import math
 from collections.abc import Hashable, Sequence
@@ -8,23 +11,23 @@ from typing import NamedTuple
 
 from gravac.beliefs.belief import Belief
 
-KINSHIP = 0.7
-"""Correlation, over programs, of the log efficiencies of two methods of one kind. In the measurements that the shipped
-beliefs come from, this correlation is 0.56 to 0.98, with a median of 0.77. Between methods of different kinds it is
--0.5 to 0.8, with a median of 0.1; here 0 is assumed."""
+SAME_KIND_CORRELATION = 0.7
+"""Correlation, over programs, of the log efficiencies of two methods of one kind. In the measurements that
+the shipped beliefs come from, this correlation is 0.56 to 0.98, with a median of 0.77. Between methods of different
+kinds the correlation is -0.5 to 0.8, with a median of 0.1; ``posterior`` assumes 0."""
 
-PRIOR_FACTORS = (1.0, 1.5, 2.0, 3.0, 4.0, 6.0, 8.0)
-"""Factors on the standard deviations of beliefs; all are tried. The factor that makes a run's measurements most likely
-is used, so that measurements which contradict a belief outweigh the belief."""
+DEVIATION_FACTORS = (1.0, 1.5, 2.0, 3.0, 4.0, 6.0, 8.0)
+"""Factors by which ``posterior`` may multiply the standard deviations of beliefs. It uses the factor that makes the
+run's measurements most likely, so that measurements which contradict a belief outweigh the belief."""
 
 
 class MeasuredRatio(NamedTuple):
-    """Efficiency of a method relative to that of another, as a run measured it.
+    """Ratio of the efficiencies of two methods, as a run measured it.
 
     Attributes:
         position: position of the method in the list of beliefs.
-        reference: position of the method that it was compared with.
-        ratio: progress of a step / progress of a step of the reference; above 0.
+        reference: position, in the same list, of the method that the measured method was compared with.
+        ratio: progress of a step of the method / progress of a step of ``reference``; above 0.
         error: standard error of ``ratio``.
     """
 
@@ -37,15 +40,16 @@ class MeasuredRatio(NamedTuple):
 def posterior(
     beliefs: tuple[Belief, ...], kinds: tuple[Hashable, ...], ratios: tuple[MeasuredRatio, ...]
 ) -> tuple[Belief, ...]:
-    """Return the beliefs after a run's measurements.
+    """Return the beliefs about all methods after a run's measurements.
 
-    The logarithms of the efficiencies are jointly normal: with the deviations of the beliefs, and with the correlation
-    ``KINSHIP`` within a kind. All sums run in a fixed order, so that all ranks compute the same bits.
+    The model: the logarithms of the efficiencies are jointly normal, with the standard deviations of the beliefs, and
+    with the correlation ``SAME_KIND_CORRELATION`` between methods of one kind. All sums run in a fixed order, so that
+    all ranks compute the same bits.
 
     Args:
         beliefs: beliefs about all methods before the measurements.
         kinds: kind of each method. Only the beliefs about methods of a measured kind change.
-        ratios: the measurements.
+        ratios: ratios of efficiencies that the run measured.
 
     Example:
         >>> outer, compressed = Belief(0.99, 0.1), Belief(0.9, 0.1)
@@ -59,8 +63,8 @@ def posterior(
     """
     if not ratios:
         return beliefs
-    factor = max(PRIOR_FACTORS, key=lambda factor: _updated(beliefs, kinds, ratios, factor)[0])
-    _, means, deviations = _updated(beliefs, kinds, ratios, factor)
+    best_factor = max(DEVIATION_FACTORS, key=lambda factor: _condition(beliefs, kinds, ratios, factor)[0])
+    _, means, deviations = _condition(beliefs, kinds, ratios, best_factor)
     measured_kinds = {kinds[position] for measured in ratios for position in (measured.position, measured.reference)}
     return tuple(
         Belief(math.exp(mean), deviation) if kind in measured_kinds else belief
@@ -68,38 +72,42 @@ def posterior(
     )
 
 
-def _updated(
-    beliefs: Sequence[Belief], kinds: Sequence[Hashable], ratios: Sequence[MeasuredRatio], factor: float
+def _condition(
+    beliefs: Sequence[Belief], kinds: Sequence[Hashable], ratios: Sequence[MeasuredRatio], deviation_factor: float
 ) -> tuple[float, list[float], list[float]]:
-    """Return the log likelihood of the measurements, and means and deviations of log efficiency after them.
+    """Condition the normal model of ``posterior`` on the measured ratios.
 
     Args:
         beliefs: beliefs before the measurements.
         kinds: kind of each method.
-        ratios: the measurements.
-        factor: factor on the standard deviations of ``beliefs``.
+        ratios: the measured ratios.
+        deviation_factor: factor on the standard deviations of ``beliefs``.
+
+    Returns:
+        The log likelihood of the ratios, up to a constant, and the mean and the standard deviation of each method's log
+        efficiency after the measurements.
     """
     positions = range(len(beliefs))
     means = [math.log(belief.efficiency) for belief in beliefs]
-    deviations = [factor * belief.deviation for belief in beliefs]
+    deviations = [deviation_factor * belief.deviation for belief in beliefs]
     covariance = [
         [
-            deviations[i] * deviations[j] * (1.0 if i == j else KINSHIP if kinds[i] == kinds[j] else 0.0)
+            deviations[i] * deviations[j] * (1.0 if i == j else SAME_KIND_CORRELATION if kinds[i] == kinds[j] else 0.0)
             for j in positions
         ]
         for i in positions
     ]
-    likelihood = 0.0
+    log_likelihood = 0.0
     for position, reference, ratio, error in ratios:
-        with_ratio = [row[position] - row[reference] for row in covariance]
-        variance = with_ratio[position] - with_ratio[reference] + (error / ratio) ** 2
+        covariance_with_ratio = [row[position] - row[reference] for row in covariance]
+        variance = covariance_with_ratio[position] - covariance_with_ratio[reference] + (error / ratio) ** 2
         if not variance > 0:
             continue
         innovation = math.log(ratio) - (means[position] - means[reference])
-        likelihood -= 0.5 * (math.log(variance) + innovation**2 / variance)
+        log_likelihood -= 0.5 * (math.log(variance) + innovation**2 / variance)
         for i in positions:
-            means[i] += with_ratio[i] / variance * innovation
+            means[i] += covariance_with_ratio[i] / variance * innovation
             covariance[i] = [
-                entry - with_ratio[i] * other / variance for entry, other in zip(covariance[i], with_ratio, strict=True)
+                covariance[i][j] - covariance_with_ratio[i] * covariance_with_ratio[j] / variance for j in positions
             ]
-    return likelihood, means, [math.sqrt(max(0.0, covariance[i][i])) for i in positions]
+    return log_likelihood, means, [math.sqrt(max(0.0, covariance[i][i])) for i in positions]

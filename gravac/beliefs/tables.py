@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Tables of beliefs: their format, the tables that ship with gravac (``shipped.json``), and those that decisions use.
 
-``python -m tests.measure.beliefs --write`` makes the file from committed records; the file names its records. All
+``python -m tests.measure.beliefs --write`` makes ``shipped.json`` from committed records, which the file names. All
 efficiencies are relative to a step with dense gradient averaging.
 """
 
@@ -22,7 +22,7 @@ from gravac.beliefs.points import EfficiencyPoints, efficiency_at
 from gravac.settings import Settings
 
 MethodKind = Literal["16 bit", "quantized", "sparse", "low rank", "not measured", "outer", "delay"]
-"""Kind of method. All methods of a kind share one ``Doubt``."""
+"""Kind of method. All methods of a kind share one ``Doubt``: the uncertainty of their efficiencies."""
 
 UNMEASURED_EFFICIENCY: EfficiencyPoints = ((1.0, 1.0), (10.0, 0.4))
 """``(CF, efficiency)`` assumed for a compressor that was not measured."""
@@ -36,12 +36,13 @@ class CompressorBeliefs(Settings):
     """Beliefs about one compressor, for an exchange in each step unless said otherwise.
 
     Attributes:
-        kind: kind of method, which selects its ``Doubt``.
+        kind: kind of method, which selects the compressor's ``Doubt`` (uncertainty).
         by_cf: ``(CF, median efficiency)``, ascending by CF.
         by_rank: ``(rank, median efficiency)`` of a low-rank compressor, ascending by rank; empty for others.
-        by_gain: ``(gain, median efficiency)``, ascending by gain; empty if efficiency does not depend on gain.
-        apart: ``(steps between two exchanges, exponent)``, ascending: with outer steps the efficiency is raised to that
-            exponent.
+        by_gain: ``(gain, median efficiency)``, ascending by gain (share of the energy sent); empty if
+            efficiency does not depend on gain.
+        apart: ``(steps between two exchanges, exponent)``, ascending by steps: the efficiency is raised to that
+            exponent with outer steps, in which ranks exchange once in several steps.
     """
 
     kind: MethodKind = "not measured"
@@ -52,8 +53,8 @@ class CompressorBeliefs(Settings):
 
     @field_validator("by_cf", "by_rank", "by_gain", "apart")
     @classmethod
-    def _ascend(cls, points: EfficiencyPoints) -> EfficiencyPoints:
-        return _ascending(points)
+    def _check_ascending(cls, points: EfficiencyPoints) -> EfficiencyPoints:
+        return _checked_points(points)
 
 
 class Doubt(Settings):
@@ -70,7 +71,7 @@ class Doubt(Settings):
     of_loss: float = Field(default=0.0, ge=0)
 
     def deviation(self, efficiency: float) -> float:
-        """Return the standard deviation of log efficiency at a median efficiency.
+        """Return the standard deviation of log efficiency of a method whose median efficiency is ``efficiency``.
 
         Example:
             >>> Doubt(least=0.03, of_loss=0.5).deviation(1.0)
@@ -85,8 +86,10 @@ class Beliefs(Settings):
     Attributes:
         source: records that the numbers come from.
         compressors: beliefs about each compressor, by its name.
-        outer: ``(steps between two exchanges, median efficiency)`` of dense outer steps, by number of ranks.
-        delay: ``(1 + delay in steps, median efficiency)``, relative to the same outer steps without a delay.
+        outer: ``(steps between two exchanges, median efficiency)`` of dense outer steps (ranks exchange once in several
+            steps, without compression), by number of ranks.
+        delay: ``(1 + delay in steps, median efficiency)`` of outer steps that go on while an exchange is in flight,
+            relative to the same outer steps without a delay.
         doubts: uncertainty of each kind of method; medians of a kind that is missing are certain.
     """
 
@@ -98,14 +101,14 @@ class Beliefs(Settings):
 
     @field_validator("outer")
     @classmethod
-    def _of_ranks(cls, outer: Mapping[int, EfficiencyPoints]) -> Mapping[int, EfficiencyPoints]:
+    def _check_outer(cls, outer: Mapping[int, EfficiencyPoints]) -> Mapping[int, EfficiencyPoints]:
         if not outer:
-            raise ValueError("name at least one number of ranks")
-        return {ranks: _ascending(outer[ranks]) for ranks in sorted(outer)}
+            raise ValueError("no points; give the points of at least one number of ranks")
+        return {ranks: _checked_points(outer[ranks]) for ranks in sorted(outer)}
 
     @property
     def digest(self) -> str:
-        """Hash of all numbers, twelve hexadecimal digits, by which ranks check that they hold the same beliefs."""
+        """Hash of all tables, twelve hexadecimal digits, by which ranks check that they have the same beliefs."""
         return hashlib.sha256(self.model_dump_json().encode()).hexdigest()[:12]
 
     def of_compressor(self, name: str) -> CompressorBeliefs:
@@ -113,31 +116,31 @@ class Beliefs(Settings):
         return self.compressors.get(name) or CompressorBeliefs()
 
     def belief(self, efficiency: float, kind: MethodKind) -> Belief:
-        """Return the belief with this median efficiency and the uncertainty of this kind of method."""
+        """Return the belief with a median efficiency and with the uncertainty of a kind of method."""
         doubt = self.doubts.get(kind)
         return Belief(efficiency, doubt.deviation(efficiency) if doubt else 0.0)
 
     def of_outer(self, every: int, delay: int, world: int) -> Belief:
-        """Return the belief about a dense outer step.
+        """Return the belief about the efficiency of a dense outer step.
 
-        The median is interpolated between the numbers of ranks that were measured. Beyond the largest, it is constant.
+        The median is interpolated between the measured numbers of ranks, and constant beyond the largest.
 
         Args:
             every: number of steps from one exchange to the next.
             delay: number of steps that an exchange is in flight before its mean is applied.
             world: number of ranks.
         """
-        by_ranks = tuple((number, efficiency_at(points, every)) for number, points in self.outer.items())
+        by_ranks = tuple((ranks, efficiency_at(points, every)) for ranks, points in self.outer.items())
         undelayed = self.belief(efficiency_at(by_ranks, min(world, max(self.outer))), "outer")
         if not delay:
             return undelayed
         return undelayed.times(self.belief(efficiency_at(self.delay, 1 + delay), "delay"))
 
 
-def _ascending(points: EfficiencyPoints) -> EfficiencyPoints:
-    """Return the points; raise ``ValueError`` unless first numbers ascend and second numbers are above 0."""
+def _checked_points(points: EfficiencyPoints) -> EfficiencyPoints:
+    """Return the points; raise ``ValueError`` unless first numbers ascend and all second numbers are above 0."""
     if [x for x, _ in points] != sorted({x for x, _ in points}) or any(not y > 0 for _, y in points):
-        raise ValueError("points must ascend, and their second numbers be above 0")
+        raise ValueError("points must ascend by their first number, and their second numbers must be above 0")
     return points
 
 
@@ -156,19 +159,19 @@ def read_beliefs(path: Path) -> Beliefs:
     return Beliefs(**json.loads(path.read_text(encoding="utf-8")))
 
 
-_overrides: list[Beliefs] = []
+_replacements: list[Beliefs] = []
 
 
 def beliefs_in_force() -> Beliefs:
-    """Return the beliefs that decisions use: those that ship with gravac, unless ``use_beliefs`` replaced them."""
-    return _overrides[-1] if _overrides else shipped_beliefs()
+    """Return the beliefs that decisions use: those that ship with gravac, or those given to ``use_beliefs``."""
+    return _replacements[-1] if _replacements else shipped_beliefs()
 
 
 @contextmanager
 def use_beliefs(beliefs: Beliefs) -> Iterator[None]:
-    """Replace the beliefs of this process within a ``with``; all ranks must get the same beliefs."""
-    _overrides.append(beliefs)
+    """Replace the beliefs that this process decides by, within a ``with``; give all ranks the same beliefs."""
+    _replacements.append(beliefs)
     try:
         yield
     finally:
-        _overrides.pop()
+        _replacements.pop()

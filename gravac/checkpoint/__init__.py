@@ -1,6 +1,6 @@
 # SPDX-FileCopyrightText: 2026 The gravac developers
 # SPDX-License-Identifier: Apache-2.0
-"""Checkpoints of all ranks: residuals differ between ranks, so one rank's state is never enough.
+"""Checkpoints of all ranks' states: residuals differ between ranks, so one rank's state is not enough to resume.
 
 ``save`` and ``load`` write and read a directory. ``gather`` and ``load_gathered`` are for frameworks that write a
 single file. ``Stateful`` is for ``torch.distributed.checkpoint``.

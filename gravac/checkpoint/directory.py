@@ -1,9 +1,9 @@
 # SPDX-FileCopyrightText: 2026 The gravac developers
 # SPDX-License-Identifier: Apache-2.0
-"""A checkpoint in a directory: a folder with a file for each rank, and a manifest that names the newest folder.
+"""Checkpoints in a directory: a folder with a file for each rank, and a manifest that names the newest folder.
 
-Each checkpoint is a new folder, which no rank reads until the manifest names it. When every rank's file exists, the
-manifest is replaced atomically; the earlier folder is removed last. If the run is killed at any moment, the newest
+Each checkpoint is a new folder, which no rank reads until the manifest names the folder. When every rank's file exists,
+the manifest is replaced atomically; the earlier folder is removed last. If the run is killed at any moment, the newest
 complete checkpoint remains. If each machine has a directory of its own, each directory has a manifest, written by the
 lowest rank of those that share the directory.
 
@@ -30,24 +30,29 @@ from gravac.checkpoint.serial import FORMAT, check_format, state_on_host
 from gravac.settings import SettingsError
 
 MANIFEST = "gravac.json"
-FOLDER = re.compile(r"gravac-step[0-9]+-[0-9a-f]{8}")
-FILE = re.compile(r"rank[0-9]+\.pt")
+"""Name of the manifest in a directory."""
+
+FOLDER_PATTERN = re.compile(r"gravac-step[0-9]+-[0-9a-f]{8}")
+"""Pattern of the names of checkpoints' folders."""
+
+FILE_PATTERN = re.compile(r"rank[0-9]+\.pt")
+"""Pattern of the names of ranks' files in a folder."""
 
 
 def save(directory: str | Path, compressor: Checkpointed) -> None:
-    """Write a checkpoint of all ranks, in place of the one that the directory holds. Called on every rank.
+    """Write a checkpoint of all ranks, which replaces the directory's earlier checkpoint. Called on every rank.
 
     Every rank writes its own file, as large as its residuals: four bytes for each compressed parameter.
 
     Args:
-        directory: directory for the checkpoint of one compressor, on a file system that all ranks share, or one on each
-            machine; created if it does not exist. Other files in the directory stay.
+        directory: directory for the checkpoint of one compressor: on a file system that all ranks share, or a separate
+            directory on each machine. Created if it does not exist; other files in the directory stay.
         compressor: the ``AdaptiveCompressor``, between two steps.
 
     Raises:
         RuntimeError: a rank could not write; raised on all ranks, and the message has that rank and the path. The
             earlier checkpoint stays.
-        SettingsError: the compressor averaged over other ranks than those of its process group.
+        SettingsError: the ranks that the compressor averages over are not those of its process group.
     """
     root, ranks = Path(directory), Ranks(compressor.process_group)
     # 1. wait until every rank's work is done  2. agree on a folder name  3. write all files  4. find the lowest rank
@@ -61,34 +66,37 @@ def save(directory: str | Path, compressor: Checkpointed) -> None:
         _remove(path.parent)
         raise
     manifest = {"version": FORMAT, "world": ranks.world, "step": state["step"], "folder": name}
-    writes = ranks.rank in ranks.all_gather(
+    writes_manifest = ranks.rank in ranks.all_gather(
         next(rank for rank in range(ranks.world) if rank == ranks.rank or _can_open(path.parent, rank))
     )
     temporary = f"{MANIFEST}.rank{ranks.rank}.tmp"
     ranks.run_on_all(
-        lambda: _write(root / MANIFEST, temporary, lambda file: _dump_manifest(manifest, file)) if writes else None
+        lambda: (
+            _write(root / MANIFEST, temporary, lambda file: _dump_manifest(manifest, file)) if writes_manifest else None
+        )
     )
-    if writes:
+    if writes_manifest:
         _remove_earlier(root, name)
 
 
 def load(directory: str | Path, compressor: Checkpointed, on_resize: OnResize = "mean") -> None:
-    """Restore the checkpoint that a directory holds. Called on every rank, before the first backward.
+    """Restore a compressor from a directory's checkpoint. Called on every rank, before the first backward.
 
-    If as many ranks load as saved, each gets its own state, bit for bit.
+    If as many ranks load as saved, each rank gets its own state, bit for bit.
 
     Args:
-        directory: the directory that ``save`` got.
-        compressor: a new ``AdaptiveCompressor`` with the same compressor and controller, attached or not. If its
-            model's process group is not the default group, it must be attached.
-        on_resize: what becomes of residuals at another number of ranks. ``"mean"``, the default: every rank gets the
-            mean over all ranks; ``"keep"``: each rank keeps its own, new ranks start without, and those of missing
-            ranks are lost; ``"drop"``: all are dropped. Decisions and the number of steps stay.
+        directory: the directory that was given to ``save``.
+        compressor: a new ``AdaptiveCompressor`` with the same compressor and controller; it must be attached if the
+            model's process group is not the default group.
+        on_resize: what becomes of residuals if another number of ranks loads. ``"mean"``, the default: every rank gets
+            the mean over all ranks' residuals; ``"keep"``: each rank gets its own residuals, new ranks start without
+            residuals, and those of missing ranks are lost; ``"drop"``: all residuals are dropped. Decisions and the
+            number of steps are restored in any case.
 
     Raises:
         SettingsError: the directory holds no checkpoint, a file is missing or cannot be read, the checkpoint is of
             another version, compressor, controller or model, a field is missing or wrong, or ``on_resize`` is not
-            known; raised on all ranks, with the rank that found the error.
+            known; raised on all ranks, and the message has the rank that found the error.
         RuntimeError: the compressor has made steps already; raised on all ranks.
     """
     check_on_resize(on_resize)
@@ -96,7 +104,7 @@ def load(directory: str | Path, compressor: Checkpointed, on_resize: OnResize = 
     # after a kill between the manifests of two machines their manifests differ, and both machines still have both
     # folders: load the older one
     manifests = ranks.all_gather(ranks.run_on_all(lambda: _read_manifest(root)))
-    manifest = min(manifests, key=lambda each: (each["step"], each["folder"]))
+    manifest = min(manifests, key=lambda fields: (fields["step"], fields["folder"]))
     world: int = manifest["world"]
 
     def restore() -> None:
@@ -109,7 +117,16 @@ def load(directory: str | Path, compressor: Checkpointed, on_resize: OnResize = 
 
 
 def _write(path: Path, temporary_name: str, write: Callable[[BinaryIO], None]) -> None:
-    """Write a file under a temporary name, and rename it once it is complete."""
+    """Write a file under a temporary name, and rename the file when it is complete.
+
+    Args:
+        path: path of the complete file; its folder is created if it does not exist.
+        temporary_name: name of the file until it is complete.
+        write: function that writes the content to the open file.
+
+    Raises:
+        RuntimeError: the file could not be written.
+    """
     temporary = path.with_name(temporary_name)
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -120,7 +137,7 @@ def _write(path: Path, temporary_name: str, write: Callable[[BinaryIO], None]) -
         os.replace(temporary, path)
     except Exception as failure:
         raise RuntimeError(
-            f"{path}: could not be written, and the earlier checkpoint stays: {type(failure).__name__}: {failure}"
+            f"{path}: could not be written, so the earlier checkpoint stays: {type(failure).__name__}: {failure}"
         ) from failure
 
 
@@ -140,13 +157,13 @@ def _read_manifest(root: Path) -> dict[str, Any]:
     except FileNotFoundError:
         raise SettingsError(
             f"directory: {root} holds no checkpoint ({MANIFEST} is missing); give the directory that "
-            "gravac.checkpoint.save got; if each machine has one of its own, start the same ranks on each as before"
+            "gravac.checkpoint.save got; if each machine has its own directory, start the same ranks on each as before"
         ) from None
     except (OSError, ValueError) as failure:
         raise SettingsError(f"directory: {path} cannot be read: {failure}") from failure
     if not isinstance(manifest, dict):
         raise SettingsError(
-            f"directory: {path} holds {manifest!r:.80}, a manifest's fields expected; "
+            f"directory: {path} holds {manifest!r:.80}; it should hold the fields of a manifest; "
             "give the directory that gravac.checkpoint.save wrote"
         )
     check_format(manifest, str(path))
@@ -154,7 +171,12 @@ def _read_manifest(root: Path) -> dict[str, Any]:
 
 
 def _read_state(path: Path, rank: int, world: int) -> dict[str, Any]:
-    """Read a rank's state; its tensors are mapped to the file, and read when they are copied.
+    """Return a rank's saved state, whose tensors are mapped to the file: they are read when they are copied.
+
+    Args:
+        path: path of the file.
+        rank: rank that saved the state.
+        world: number of ranks that saved.
 
     Raises:
         SettingsError: the file is missing, cannot be read, or holds no state.
@@ -169,16 +191,19 @@ def _read_state(path: Path, rank: int, world: int) -> dict[str, Any]:
     except Exception as failure:
         raise SettingsError(f"directory: {path} cannot be read: {failure}") from failure
     if not isinstance(state, dict):
-        raise SettingsError(f"directory: {path} holds {state!r:.80}, a rank's state expected")
+        raise SettingsError(
+            f"directory: {path} holds {state!r:.80}; it should hold a rank's state, as gravac.checkpoint.save wrote"
+        )
     return state
 
 
 def _rank_file(folder: Path, rank: int) -> Path:
+    """Return the path of a rank's file in a checkpoint's folder."""
     return folder / f"rank{rank}.pt"
 
 
 def _can_open(folder: Path, rank: int) -> bool:
-    """True if this machine can open a rank's file.
+    """True if this process can open a rank's file in a folder.
 
     Each checkpoint has new file names, so a network file system cannot answer from its cache.
     """
@@ -190,7 +215,7 @@ def _can_open(folder: Path, rank: int) -> bool:
 
 
 def _remove_earlier(root: Path, name: str) -> None:
-    """Remove the folders of earlier checkpoints that are listed and can be removed.
+    """Remove the folders of earlier checkpoints, as far as the file system lists them and allows that.
 
     Args:
         root: directory of the checkpoint.
@@ -198,7 +223,7 @@ def _remove_earlier(root: Path, name: str) -> None:
     """
     with suppress(OSError):
         for folder in [*root.iterdir()]:
-            if FOLDER.fullmatch(folder.name) and folder.name != name:
+            if FOLDER_PATTERN.fullmatch(folder.name) and folder.name != name:
                 _remove(folder)
 
 
@@ -206,6 +231,6 @@ def _remove(folder: Path) -> None:
     """Remove the files that ``save`` wrote into a folder, and the folder, if they can be removed."""
     with suppress(OSError):
         for path in folder.iterdir():
-            if FILE.fullmatch(path.name.removesuffix(".tmp")):
+            if FILE_PATTERN.fullmatch(path.name.removesuffix(".tmp")):
                 path.unlink(missing_ok=True)
         folder.rmdir()

@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Checks of a saved state: the types of its fields, and whether they fit the model.
 
-A state is loaded only if it fits. All fields are checked before anything changes, and a refusal has the path of the
-field that is wrong: ``residual/layer.3.weight: 4 elements, 4096 expected``.
+A state is loaded only if it fits. All fields are checked before anything changes, and the error has the path of the
+field that is wrong: ``residual/layer.3.weight: has 4 elements; it should have 4096``.
 
 To add a field, add a line to a class below. Controllers check their own states (``Controller.check``), by the classes
 of these states.
@@ -28,17 +28,17 @@ from gravac.settings import STATE_REMEDY, SettingsError
 from gravac.telemetry.records import DecisionRecord
 
 LARGEST_COUNT = 2**53
-"""Largest count that a state may have: a float represents every integer up to this one."""
+"""Largest count that a state may have: a float represents every integer up to this number exactly."""
 
 LARGEST_SQUARE = 1e300
-"""Largest finite sum of squares that a state may have, so that adding a few such sums does not overflow."""
+"""Largest finite sum of squares that a state may have; a few such sums can be added without overflow."""
 
 FormByName = Mapping[str, Form]
-"""Shapes, in memory order, and number formats of a model's parameters, by name; empty: the model is not known yet."""
+"""Shape, in memory order, and dtype of each parameter of a model, by name; empty if the model is not known yet."""
 
 
 class Fields(BaseModel):
-    """Base class of a state's fields. Each field must have exactly its type; unknown fields are refused."""
+    """Base class of a state's fields. Contents must have exactly the field's type; unknown fields are refused."""
 
     model_config = ConfigDict(extra="forbid", strict=True, frozen=True, arbitrary_types_allowed=True)
 
@@ -47,40 +47,45 @@ FieldsT = TypeVar("FieldsT", bound=Fields)
 
 
 def _dense(tensor: torch.Tensor) -> torch.Tensor:
+    """Return a tensor; raise ``ValueError`` if it is sparse, quantized or without memory."""
     if tensor.layout != torch.strided or tensor.is_quantized or tensor.device.type == "meta":
-        raise ValueError("a dense tensor expected")
+        raise ValueError("it should be a dense tensor")
     return tensor
 
 
 def _finite(tensor: torch.Tensor) -> torch.Tensor:
+    """Return a tensor; raise ``ValueError`` unless it is a dense tensor of finite floating-point numbers."""
     if not _dense(tensor).is_floating_point():
-        raise ValueError("a tensor of floating-point numbers expected")
+        raise ValueError("it should be a tensor of floating-point numbers")
     if not (finite := tensor.isfinite()).all():
         raise ValueError(f"{int((~finite).sum())} of its {tensor.numel()} elements are not finite")
     return tensor
 
 
 def _flat(*dtypes: torch.dtype) -> Callable[[torch.Tensor], torch.Tensor]:
+    """Return a function that returns its tensor, but raises unless it is finite, flat and of one of the dtypes."""
+
     def check(tensor: torch.Tensor) -> torch.Tensor:
         if tensor.dtype not in dtypes:
-            raise ValueError(f"{' or '.join(_dtype_name(dtype) for dtype in dtypes)} expected")
+            raise ValueError(f"it should be {' or '.join(_dtype_name(dtype) for dtype in dtypes)}")
         if _dense(tensor).dim() != 1:
-            raise ValueError("one dimension expected")
+            raise ValueError("it should have one dimension")
         return _finite(tensor)
 
     return check
 
 
 def _factor(number: Any) -> Any:
-    """Return a finite number above 0; an int stays an int, since names of measured numbers contain such factors."""
+    """Return a finite number above 0, or raise ``ValueError``; an int stays an int: names contain its text."""
     if not (_is_number(number) and number > 0):
-        raise ValueError("a finite number above 0 expected")
+        raise ValueError("it should be a finite number above 0")
     return number
 
 
 def _square(number: float) -> float:
+    """Return a sum of squares, which may be infinite or nan; raise ``ValueError`` if the number cannot be one."""
     if number < 0 or LARGEST_SQUARE < number < math.inf:
-        raise ValueError("a sum of squares expected")
+        raise ValueError(f"it should be a sum of squares, from 0 to {LARGEST_SQUARE:g}")
     return number
 
 
@@ -102,21 +107,21 @@ def fields_of(kind: Any, **narrower: Any) -> type[Fields]:
     """Return a class of ``Fields`` that has the fields of a dataclass, all of them required.
 
     Args:
-        kind: dataclass.
-        narrower: types that replace those of the dataclass, by field name.
+        kind: the dataclass.
+        narrower: types by field name, which replace those of the dataclass.
     """
     hints: dict[str, Any] = {**typing.get_type_hints(kind), **narrower}
     definitions: dict[str, Any] = {field.name: (hints[field.name], ...) for field in dataclasses.fields(kind)}
     return create_model(kind.__name__, __base__=Fields, **definitions)
 
 
-FACTORS: dict[str, Any] = {"cf": Factor, "every": Positive, "delay": Count}
-CandidateFields: Any = fields_of(Candidate, **FACTORS)
-DecisionFields: Any = fields_of(DecisionRecord, **FACTORS, step=Count)
+NARROWER: dict[str, Any] = {"cf": Factor, "every": Positive, "delay": Count}
+CandidateFields: Any = fields_of(Candidate, **NARROWER)
+DecisionFields: Any = fields_of(DecisionRecord, **NARROWER, step=Count)
 
 
 class FactorsFields(Fields):
-    """Compression factors of the newest step; ``None`` is dense."""
+    """Compression factors of the newest step, see ``Factors``; ``None`` is dense."""
 
     cf: Factor | None
     cfs: dict[str, Factor | None]
@@ -126,7 +131,7 @@ class PendingFields(Fields):
     """A rank's measurement of a step, which has not yet been summed over the ranks.
 
     Attributes:
-        numbers: numbers by the names of ``slots(shadow)``; nan if not known.
+        numbers: numbers by the names that ``slots(shadow)`` returns; nan if not known.
         norms: squared norms of gradient sums, by parameter name.
     """
 
@@ -140,7 +145,7 @@ class PendingFields(Fields):
 
 
 class TotalsFields(Fields):
-    """Totals of all steps of a run on a rank, bytes."""
+    """Bytes of all steps of a run on a rank, see ``RunTotals``."""
 
     wire_bytes: Count
     dense_wire_bytes: Count
@@ -148,7 +153,7 @@ class TotalsFields(Fields):
 
 
 class NativeFields(Fields):
-    """Progress of a stretch of native steps, see ``NativeState``."""
+    """State of successive native steps (a stretch), see ``NativeState``."""
 
     made: Count
     travels: bool
@@ -198,7 +203,7 @@ class SharesState(Fields):
 
 
 class FragmentState(Fields):
-    """A fragment between two steps, as ``Fragment.state_dict`` returns it."""
+    """State of a fragment (part of the model) in outer steps, as ``Fragment.state_dict`` returns it."""
 
     anchors: dict[str, FiniteTensor]
     own: dict[str, FiniteTensor]
@@ -209,7 +214,7 @@ class FragmentState(Fields):
 
 
 class BuffersState(Fields):
-    """Buffers, as ``Buffers.state_dict`` returns them: of any number format; elements may be infinite."""
+    """State of a model's buffers, as ``Buffers.state_dict`` returns it: of any dtype; elements may be infinite."""
 
     anchors: dict[str, Tensor]
     own: dict[str, Tensor]
@@ -220,7 +225,8 @@ class RefusalsState(Fields):
     """A rank's record of exchanges whose mean was not finite, as ``Refusals.state_dict`` returns it.
 
     Attributes:
-        verdicts: number of each round that has not ended, and whether each fragment that arrived was applied.
+        verdicts: number of each round that has not ended, and for each fragment that arrived, whether its mean was
+            applied.
     """
 
     skipped: Count
@@ -266,12 +272,12 @@ class Manifest(Fields):
 
 
 def validate(kind: type[FieldsT], state: object, path: str = "") -> FieldsT:
-    """Check the types of a state's fields; return the fields, with tuples in place of lists.
+    """Check the types of a state's fields; return the fields as an object, with tuples in place of lists.
 
     Args:
-        kind: fields that the state must have.
+        kind: class with the fields that the state must have.
         state: state, or an entry of a state.
-        path: path of that entry.
+        path: path of that entry, for messages; empty for a whole state.
 
     Raises:
         SettingsError: a field is missing, unknown, of another type, or out of range; the message has its path.
@@ -283,25 +289,25 @@ def validate(kind: type[FieldsT], state: object, path: str = "") -> FieldsT:
 
 
 def validate_rank_state(state: Mapping[str, Any]) -> RankState:
-    """Check that the fields of a rank's state fit each other; return the fields.
+    """Check the types of a rank's state, and that its fields fit each other; return the fields as an object.
 
     Raises:
         SettingsError: a field is wrong, or two fields contradict each other.
     """
     fields = validate(RankState, state)
     if (fields.world is None) != (fields.rank is None) or (fields.world and (fields.rank or 0) >= fields.world):
-        raise SettingsError(
-            f"rank: {fields.rank} of {fields.world} ranks; a number from 0, below that of ranks expected"
+        raise _misfit(
+            "rank", f"is {fields.rank} of {fields.world} ranks", "be 0 or more, and below the number of ranks"
         )
     names = [name for group in fields.layout for name in group]
     if len(names) > len(set(names)):
-        twice = next(name for name in names if names.count(name) > 1)
-        raise SettingsError(f"layout: {twice!r} is in two groups, one expected")
+        repeated_name = next(name for name in names if names.count(name) > 1)
+        raise _misfit("layout", f"has {repeated_name!r} in two groups", "have each name in one group")
     for index, pending in enumerate(fields.pending):
         check_names(f"pending/{index}/numbers", pending.numbers, slots(pending.shadow))
     steps = [pending.step for pending in fields.pending]
     if steps != sorted(set(steps)) or (steps and steps[-1] >= fields.step):
-        raise SettingsError(f"pending: of steps {steps}, ascending ones before step {fields.step} expected")
+        raise _misfit("pending", f"is of steps {steps}", f"be of ascending steps before step {fields.step}")
     if fields.controller_state is not None:
         check_plain(fields.controller_state, "controller_state")
     return fields
@@ -311,23 +317,23 @@ def check_fits(fields: Mapping[str, Mapping[str, Any]], forms: FormByName, base:
     """Check that the tensors of a state fit the parameters of the model.
 
     Args:
-        fields: fields of ``RankState`` by name, each with entries by parameter name: residuals, residuals that are
-            released, sums, or compressors' memories.
+        fields: the fields ``residual``, ``releasing``, ``sums``, ``aside`` or ``memory`` of a state, each with entries
+            by parameter name.
         forms: see ``FormByName``.
         base: compressor that the memories belong to.
 
     Raises:
-        SettingsError: a tensor is of a parameter that the model does not have, or of another shape or number format
-            than the parameter.
+        SettingsError: a tensor belongs to a parameter that the model does not have, or has another number of elements
+            or another dtype than the model needs.
     """
     if not forms:
         return
     for field, entries in fields.items():
-        foreign = sorted(name for name in entries if name not in forms)
-        if foreign:
+        foreign_names = sorted(name for name in entries if name not in forms)
+        if foreign_names:
             raise SettingsError(
-                f"{field}: the model has no parameter {foreign[0]!r} ({len(foreign)} such in the state); load the "
-                "state of this model, or a new one"
+                f"{field}: the model has no parameter {foreign_names[0]!r} ({len(foreign_names)} such names in the "
+                "state); load a state of this model"
             )
         for name, entry in entries.items():
             shape, dtype = forms[name]
@@ -335,39 +341,47 @@ def check_fits(fields: Mapping[str, Mapping[str, Any]], forms: FormByName, base:
             if field == "memory":
                 for key, memory in entry.items():
                     if expected := base.misfit(key, memory, elements):
-                        raise SettingsError(f"{field}/{name}/{key}: {describe(memory)}, {expected} expected")
+                        raise _misfit(f"{field}/{name}/{key}", f"is {describe(memory)}", f"have {expected}")
                 continue
             if entry.numel() != elements:
-                raise SettingsError(f"{field}/{name}: {entry.numel()} elements, {elements} expected")
+                raise _misfit(f"{field}/{name}", f"has {entry.numel()} elements", f"have {elements}")
             is_wide = working(dtype) == torch.float64
             if field != "aside" and is_wide != (entry.dtype == torch.float64):
                 expected = "float64" if is_wide else "float32"
-                raise SettingsError(f"{field}/{name}: {_dtype_name(entry.dtype)}, {expected} expected")
+                raise _misfit(f"{field}/{name}", f"is {_dtype_name(entry.dtype)}", f"be {expected}")
 
 
 def check_tensors(
     path: str, tensors: Mapping[str, torch.Tensor], current: Mapping[str, torch.Tensor], subset: bool = False
 ) -> None:
-    """Check that tensors have the current tensors' names and shapes, and are finite wherever these are.
+    """Check that a state's tensors have the current tensors' names and shapes, and are finite where these are.
 
     Args:
         path: path of the tensors in the state.
-        tensors: tensors by name.
-        current: tensors by name that ``tensors`` are to replace.
-        subset: whether names may be missing.
+        tensors: the state's tensors by name.
+        current: tensors by name, which ``tensors`` are to replace.
+        subset: whether names of ``current`` may be missing in ``tensors``.
 
     Raises:
         SettingsError: a name, a shape or a number format differs, or an element is not finite although it currently is.
     """
     check_names(path, tensors, current, subset)
     for name, tensor in tensors.items():
-        replaced = current[name]
-        if tensor.shape != replaced.shape:
-            raise SettingsError(f"{path}/{name}: shape {_shape(tensor)}, {_shape(replaced)} expected")
-        if tensor.is_floating_point() != replaced.is_floating_point() or tensor.is_complex() != replaced.is_complex():
-            raise SettingsError(f"{path}/{name}: {_dtype_name(tensor.dtype)}, {_dtype_name(replaced.dtype)} expected")
-        if tensor.is_floating_point() and (~tensor.isfinite().to(replaced.device) & replaced.isfinite()).any():
-            raise SettingsError(f"{path}/{name}: not finite, but it is finite in this run now")
+        current_tensor = current[name]
+        if tensor.shape != current_tensor.shape:
+            raise _misfit(f"{path}/{name}", f"has shape {_shape(tensor)}", f"have {_shape(current_tensor)}")
+        if (
+            tensor.is_floating_point() != current_tensor.is_floating_point()
+            or tensor.is_complex() != current_tensor.is_complex()
+        ):
+            raise _misfit(
+                f"{path}/{name}", f"is {_dtype_name(tensor.dtype)}", f"be {_dtype_name(current_tensor.dtype)}"
+            )
+        if (
+            tensor.is_floating_point()
+            and (~tensor.isfinite().to(current_tensor.device) & current_tensor.isfinite()).any()
+        ):
+            raise _misfit(f"{path}/{name}", "has elements that are not finite", "be finite, as it is in this run")
 
 
 def check_names(path: str, names: Iterable[str], expected: Iterable[str], subset: bool = False) -> None:
@@ -376,36 +390,36 @@ def check_names(path: str, names: Iterable[str], expected: Iterable[str], subset
     Args:
         path: path of the names in the state.
         names: names that the state has.
-        expected: names that it should have.
-        subset: whether names may be missing.
+        expected: names that the state should have.
+        subset: whether expected names may be missing.
 
     Raises:
         SettingsError: a name is missing, or is not expected.
     """
-    present = set(names)
+    present_names = set(names)
     for name in expected:
-        if name not in present and not subset:
+        if name not in present_names and not subset:
             raise SettingsError(f"{path}/{name}: it is missing; {STATE_REMEDY}")
-    unknown = sorted(present.difference(expected))
-    if unknown:
-        raise SettingsError(f"{path}/{unknown[0]}: it is unknown here; {STATE_REMEDY}")
+    unknown_names = sorted(present_names.difference(expected))
+    if unknown_names:
+        raise SettingsError(f"{path}/{unknown_names[0]}: it is unknown here; {STATE_REMEDY}")
 
 
-LIKE_PARAMETER = ("exp_avg", "exp_avg_sq", "max_exp_avg_sq", "momentum_buffer", "square_avg", "sum", "exp_inf")
-"""Names of entries in the states of torch's optimizers that are tensors of the parameter's shape."""
+PARAMETER_SHAPED = ("exp_avg", "exp_avg_sq", "max_exp_avg_sq", "momentum_buffer", "square_avg", "sum", "exp_inf")
+"""Names of a torch optimizer's state entries that are tensors of the parameter's shape."""
 
-REQUIRED: tuple[tuple[type[torch.optim.Optimizer], tuple[str, ...]], ...] = (
+REQUIRED_ENTRIES: tuple[tuple[type[torch.optim.Optimizer], tuple[str, ...]], ...] = (
     (torch.optim.Adam, ("step", "exp_avg", "exp_avg_sq")),
     (torch.optim.AdamW, ("step", "exp_avg", "exp_avg_sq")),
 )
-"""Entries that an optimizer's state must have for each parameter of which it has any entry."""
+"""Names of entries that an optimizer's state must have for a parameter, if it has any entry for the parameter."""
 
 
 def check_optimizer(path: str, state: Mapping[str, Any], optimizer: torch.optim.Optimizer) -> None:
     """Check that a state fits an optimizer: parameter groups, parameters' numbers, settings and shapes.
 
     Args:
-        path: path of the state.
+        path: path of the optimizer's state in the rank's state.
         state: an optimizer's ``state_dict()``.
         optimizer: optimizer that is to load the state.
 
@@ -417,59 +431,60 @@ def check_optimizer(path: str, state: Mapping[str, Any], optimizer: torch.optim.
     entries, groups, own_groups = state["state"], state["param_groups"], optimizer.param_groups
     if not isinstance(entries, dict) or not isinstance(groups, (list, tuple)) or len(groups) != len(own_groups):
         raise SettingsError(
-            f"{path}/param_groups: {describe(groups)}, {len(own_groups)} groups and their state expected; load "
-            "the state of the same optimizer"
+            f"{path}/param_groups: is {describe(groups)}; it should have {len(own_groups)} groups, beside their state; "
+            "load the state of the same optimizer"
         )
     parameters: dict[Any, tuple[torch.Tensor, int]] = {}
     for index, (group, own_group) in enumerate(zip(groups, own_groups, strict=True)):
         group_path = f"{path}/param_groups/{index}"
         if not isinstance(group, dict):
-            raise SettingsError(f"{group_path}: {describe(group)}, a dict expected")
+            raise _misfit(group_path, f"is {describe(group)}", "be a dict")
         numbers = group.get("params")
         if not isinstance(numbers, (list, tuple)) or len(numbers) != len(own_group["params"]):
             raise SettingsError(
-                f"{group_path}/params: {describe(numbers)}, {len(own_group['params'])} numbers expected; load "
-                "the state of the same optimizer"
+                f"{group_path}/params: is {describe(numbers)}; it should have {len(own_group['params'])} numbers; "
+                "load the state of the same optimizer"
             )
         if any(type(number) is not int or number in parameters for number in numbers):
-            raise SettingsError(f"{group_path}/params: {describe(numbers)}, numbers of parameters expected, each once")
+            raise _misfit(f"{group_path}/params", f"is {describe(numbers)}", "have each parameter's number once")
         parameters |= dict(zip(numbers, ((parameter, index) for parameter in own_group["params"]), strict=True))
         for name in optimizer.defaults:
             if name not in group:
-                raise SettingsError(f"{group_path}/{name}: it is missing")
+                raise SettingsError(f"{group_path}/{name}: it is missing; {STATE_REMEDY}")
         for name, setting in group.items():
             if name in own_group and name != "params":
                 _check_setting(f"{group_path}/{name}", setting, own_group[name])
             if name == "capturable" and setting and any(parameter.is_cpu for parameter in own_group["params"]):
-                raise SettingsError(f"{group_path}/{name}: {describe(setting)}, which torch refuses for CPU parameters")
+                raise _misfit(f"{group_path}/{name}", f"is {describe(setting)}", "be False for CPU parameters")
             if name == "betas" and not all(0 <= beta < 1 for beta in setting):
-                raise SettingsError(f"{group_path}/{name}: {describe(setting)}, numbers from 0 and below 1 expected")
-    keys: dict[int, set[str]] = {}
-    kinds = [kind for kind in type(optimizer).__mro__ if kind is not torch.optim.Optimizer]
-    is_of_torch = any(kind.__module__.startswith("torch.optim.") for kind in kinds)
+                raise _misfit(f"{group_path}/{name}", f"is {describe(setting)}", "have numbers from 0 and below 1")
+    names_by_group: dict[int, set[str]] = {}
+    optimizer_classes = [kind for kind in type(optimizer).__mro__ if kind is not torch.optim.Optimizer]
+    is_of_torch = any(kind.__module__.startswith("torch.optim.") for kind in optimizer_classes)
     for number, entry in entries.items():
         entry_path = f"{path}/state/{number}"
         if number not in parameters or type(number) is not int or not isinstance(entry, dict):
             raise SettingsError(
-                f"{entry_path}: {describe(entry)}, a dict for one of {len(parameters)} parameters expected"
+                f"{entry_path}: is {describe(entry)}; it should be a dict, for the number of one of {len(parameters)} "
+                f"parameters; {STATE_REMEDY}"
             )
         parameter, group_number = parameters[number]
         for name, memory in entry.items():
             _check_memory(f"{entry_path}/{name}", name, memory, parameter if is_of_torch else None)
-        required = next((names for kind, names in REQUIRED if isinstance(optimizer, kind)), ())
+        required = next((names for kind, names in REQUIRED_ENTRIES if isinstance(optimizer, kind)), ())
         if groups[group_number].get("amsgrad") and required:
             required = (*required, "max_exp_avg_sq")
         if entry and required:
             check_names(
                 entry_path,
-                entry.keys() & {*keys.setdefault(group_number, {*entry}), *required},
-                {*keys[group_number], *required},
+                entry.keys() & {*names_by_group.setdefault(group_number, {*entry}), *required},
+                {*names_by_group[group_number], *required},
             )
-            check_names(entry_path, entry, keys[group_number])
+            check_names(entry_path, entry, names_by_group[group_number])
 
 
 def _check_memory(path: str, name: str, memory: Any, parameter: torch.Tensor | None) -> None:
-    """Check one entry of an optimizer's state of a parameter.
+    """Check one entry of the state that an optimizer keeps for a parameter.
 
     Args:
         path: path of the entry in the state.
@@ -482,53 +497,53 @@ def _check_memory(path: str, name: str, memory: Any, parameter: torch.Tensor | N
     """
     if not isinstance(memory, torch.Tensor):
         if name == "step" and not (_is_number(memory) and memory >= 0):
-            raise SettingsError(f"{path}: {describe(memory)}, a number of steps expected")
-        if name in LIKE_PARAMETER and memory is not None:
-            raise SettingsError(f"{path}: {describe(memory)}, a tensor expected")
+            raise _misfit(path, f"is {describe(memory)}", "be a number of steps")
+        if name in PARAMETER_SHAPED and memory is not None:
+            raise _misfit(path, f"is {describe(memory)}", "be a tensor")
         if isinstance(memory, float) and math.isnan(memory):
-            raise SettingsError(f"{path}: nan, a number expected")
+            raise _misfit(path, "is nan", "be a number")
         return
     try:
         _dense(memory)
-        if name in LIKE_PARAMETER or name == "step" or memory.is_floating_point():
+        if name in PARAMETER_SHAPED or name == "step" or memory.is_floating_point():
             _finite(memory)
     except ValueError as error:
-        raise SettingsError(f"{path}: {describe(memory)}, {error}") from None
-    if parameter is not None and name in LIKE_PARAMETER and memory.shape != parameter.shape:
-        raise SettingsError(f"{path}: shape {_shape(memory)}, {_shape(parameter)} expected")
+        raise SettingsError(f"{path}: is {describe(memory)}; {error}; {STATE_REMEDY}") from None
+    if parameter is not None and name in PARAMETER_SHAPED and memory.shape != parameter.shape:
+        raise _misfit(path, f"has shape {_shape(memory)}", f"have {_shape(parameter)}")
     if name == "step" and (memory.numel() != 1 or float(memory) < 0):
-        raise SettingsError(f"{path}: {describe(memory)}, a number of steps expected")
+        raise _misfit(path, f"is {describe(memory)}", "be a number of steps")
 
 
 def _check_setting(path: str, setting: Any, own_setting: Any) -> None:
-    """Check that a saved setting of an optimizer has the type of the optimizer's own setting, and a possible value.
+    """Check that a saved setting of an optimizer has the type of the optimizer's present setting.
 
-    A number must be finite, and must not be negative unless the optimizer's own number is.
+    A number must be finite, and must not be negative unless the optimizer's present number is.
 
     Raises:
         SettingsError: the setting does not fit.
     """
-    fits = True
+    is_fit = True
     if _is_number(own_setting) and not isinstance(setting, torch.Tensor):
-        fits = (
+        is_fit = (
             _is_number(setting)
             and (setting >= 0 or own_setting < 0)
             and (isinstance(setting, float) or abs(setting) <= LARGEST_COUNT)
         )
     elif isinstance(own_setting, (bool, str)):
-        fits = type(setting) is type(own_setting) or setting is None
+        is_fit = type(setting) is type(own_setting) or setting is None
     elif isinstance(own_setting, (tuple, list)):
-        fits = isinstance(setting, (tuple, list)) and len(setting) == len(own_setting)
-        for index, (element, own_element) in enumerate(zip(setting if fits else (), own_setting, strict=False)):
+        is_fit = isinstance(setting, (tuple, list)) and len(setting) == len(own_setting)
+        for index, (element, own_element) in enumerate(zip(setting if is_fit else (), own_setting, strict=False)):
             _check_setting(f"{path}/{index}", element, own_element)
     if isinstance(setting, torch.Tensor):
-        fits = (
+        is_fit = (
             (_is_number(own_setting) or isinstance(own_setting, torch.Tensor))
             and setting.numel() == 1
             and bool(setting.isfinite().all())
         )
-    if not fits:
-        raise SettingsError(f"{path}: {describe(setting)}, one like {describe(own_setting)} expected")
+    if not is_fit:
+        raise _misfit(path, f"is {describe(setting)}", f"be of the kind of {describe(own_setting)}")
 
 
 def check_plain(state: Any, path: str) -> None:
@@ -544,13 +559,13 @@ def check_plain(state: Any, path: str) -> None:
     if isinstance(state, dict):
         for key, entry in state.items():
             if not isinstance(key, str):
-                raise SettingsError(f"{path}/{key}: {describe(key)} is a key, a word expected")
+                raise _misfit(f"{path}/{key}", f"has the key {describe(key)}", "have a text as key")
             check_plain(entry, f"{path}/{key}")
     elif isinstance(state, (list, tuple)):
         for index, entry in enumerate(state):
             check_plain(entry, f"{path}/{index}")
     elif not (state is None or isinstance(state, (str, bool)) or _is_number(state)):
-        raise SettingsError(f"{path}: {describe(state)}, a plain and finite value expected")
+        raise _misfit(path, f"is {describe(state)}", "be a dict, list, text, bool, None or finite number")
 
 
 def as_tuples(state: Any) -> Any:
@@ -561,7 +576,7 @@ def as_tuples(state: Any) -> Any:
 
 
 def copy_state(state: Any) -> Any:
-    """Return a state with copies of its tensors, which no longer refer to the file that the state was read from."""
+    """Return a copy of a state; its tensors no longer refer to the file that the state was read from."""
     if isinstance(state, torch.Tensor):
         return state.detach().clone()
     if isinstance(state, Mapping):
@@ -572,7 +587,7 @@ def copy_state(state: Any) -> Any:
 
 
 def describe(entry: Any) -> str:
-    """Return a short description of an entry of a state: number format and shape of a tensor, else its ``repr``.
+    """Return an entry of a state as a short text: dtype and shape of a tensor, else the ``repr``.
 
     Example:
         >>> describe(torch.zeros(2, 3))
@@ -595,15 +610,26 @@ def _is_number(x: Any) -> bool:
 
 def _explain(error: ValidationError, path: str) -> str:
     """Return an error message: the path of the first wrong field, its content, and what is expected."""
-    fault, *others = error.errors(include_url=False)
+    fault, *further = error.errors(include_url=False)
     location = "/".join(str(key) for key in ([path] if path else []) + [*fault["loc"]]) or "state"
-    more = f" (and {len(others)} more)" if others else ""
+    more = f" (and {len(further)} more faults)" if further else ""
     if fault["type"] == "missing":
         return f"{location}: it is missing{more}; {STATE_REMEDY}"
     if fault["type"] == "extra_forbidden":
         return f"{location}: it is unknown here{more}; {STATE_REMEDY}"
     expected = fault["msg"].removeprefix("Value error, ").replace("Input should", "it should")
-    return f"{location}: {describe(fault['input'])}, {expected}{more}"
+    return f"{location}: is {describe(fault['input'])}; {expected}{more}"
+
+
+def _misfit(path: str, actual: str, expected: str) -> SettingsError:
+    """Return an error that says what a state's entry is, what it should be, and which state to load.
+
+    Args:
+        path: path of the entry.
+        actual: what the entry is, such as ``"has 4 elements"``.
+        expected: what the entry should be, after "it should": ``"have 2048"``.
+    """
+    return SettingsError(f"{path}: {actual}; it should {expected}; {STATE_REMEDY}")
 
 
 def _dtype_name(dtype: torch.dtype) -> str:

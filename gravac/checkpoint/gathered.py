@@ -1,6 +1,6 @@
 # SPDX-FileCopyrightText: 2026 The gravac developers
 # SPDX-License-Identifier: Apache-2.0
-"""All ranks' states as one dict, for frameworks in which one rank writes a single file that every rank reads."""
+"""All ranks' states as a single dict, for frameworks in which a rank writes a file that every rank reads."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -13,15 +13,15 @@ from gravac.settings import SettingsError
 
 
 def gather(compressor: Checkpointed) -> dict[str, Any] | None:
-    """Gather all ranks' states on rank 0. Called on every rank, between two steps.
+    """Return all ranks' states on rank 0. Called on every rank, between two steps.
 
     Returns:
         On rank 0 of the compressor's process group, a dict of CPU tensors and plain values, which loads with
-        ``torch.load(weights_only=True)``; four bytes for each compressed parameter and each rank. ``None`` on other
-        ranks.
+        ``torch.load(weights_only=True)``, and takes four bytes for each compressed parameter and each rank. ``None`` on
+        other ranks.
 
     Raises:
-        SettingsError: the compressor averaged over other ranks than those of its process group.
+        SettingsError: the ranks that the compressor averages over are not those of its process group.
     """
     ranks = Ranks(compressor.process_group)
     payloads = ranks.gather(ranks.run_on_all(lambda: to_bytes(state_on_host(compressor, ranks))))
@@ -32,12 +32,12 @@ def gather(compressor: Checkpointed) -> dict[str, Any] | None:
 
 
 def load_gathered(gathered: Mapping[str, Any], compressor: Checkpointed, on_resize: OnResize = "mean") -> None:
-    """Restore gathered states. Called on every rank, before the first backward; ranks do not communicate.
+    """Restore a compressor from gathered states. Called on every rank, before the first backward; without collectives.
 
     Args:
         gathered: the dict that ``gather`` returned on rank 0; the same on every rank.
-        compressor: see ``load``.
-        on_resize: what becomes of residuals at another number of ranks; see ``load``.
+        compressor: the compressor to restore; see ``load``.
+        on_resize: what becomes of residuals if another number of ranks loads; see ``load``.
 
     Raises:
         SettingsError: ``gathered`` is not what ``gather`` returns on rank 0; or it is of another version, compressor,
@@ -47,10 +47,12 @@ def load_gathered(gathered: Mapping[str, Any], compressor: Checkpointed, on_resi
     check_on_resize(on_resize)
     if not isinstance(gathered, Mapping):
         raise SettingsError(f"gathered: {gathered!r} holds no states; give every rank what gather() returned on rank 0")
-    check_format(gathered, "what was gathered")
+    check_format(gathered, "the dict of gathered states")
     ranks = Ranks(compressor.process_group)
     world = validate(GatheredStates, dict(gathered), "gathered").world
     states = gathered["states"]
     if len(states) != world:
-        raise SettingsError(f"gathered/states: {len(states)} states, {world} expected by gathered/world")
+        raise SettingsError(
+            f"gathered/states: has {len(states)} states, but gathered/world is {world}; give what gather() returned"
+        )
     compressor.load_state_dict(state_to_load(len(states), ranks.world, ranks.rank, on_resize, states.__getitem__))

@@ -1,10 +1,10 @@
 # SPDX-FileCopyrightText: 2026 The gravac developers
 # SPDX-License-Identifier: Apache-2.0
-"""The ranks whose states make one checkpoint, and the collectives by which they agree while the checkpoint is written.
+"""The ranks whose states make up a checkpoint, and the collectives that they need to save and load it.
 
-All ranks make the same calls in the same order, while no gradient exchange is in flight, since ``state_dict`` waits
-until it has ended. The collectives use the process group of the training, so that NCCL gets all of them in one order.
-Messages are JSON or bytes: nothing that a peer sends is unpickled here.
+All ranks make the same calls in the same order. No gradients are in flight then: ``state_dict`` waits for the exchange
+to end. The collectives use the process group of the training, so that NCCL gets all of them in one order. Messages
+are JSON or bytes: nothing that a peer sends is unpickled here.
 """
 
 import json
@@ -18,25 +18,26 @@ from gravac.settings import SettingsError
 
 T = TypeVar("T")
 
-CHUNK_BYTES = 64 * 2**20  # bytes of all ranks that ``gather`` moves at a time: over NCCL they are in GPU memory
+CHUNK_BYTES = 64 * 2**20
+"""Number of bytes, over all ranks, that ``gather`` moves at a time; over NCCL these bytes take GPU memory."""
 
 
 class Checkpointed(Protocol):
-    """Object whose state a checkpoint holds: an ``AdaptiveCompressor``."""
+    """Interface of an object whose state a checkpoint holds: an ``AdaptiveCompressor``."""
 
     @property
     def process_group(self) -> dist.ProcessGroup | None:
-        """Ranks whose states make one checkpoint; ``None``: the default group, or this process alone."""
+        """Group of the ranks whose states make up a checkpoint; ``None``: the default group, or this process alone."""
 
     def state_dict(self) -> dict[str, Any]:
         """Wait until the exchange has ended, and return this rank's state."""
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Restore a state."""
+        """Restore a rank's state that ``state_dict`` returned."""
 
 
 class Ranks:
-    """The ranks of a process group.
+    """The ranks of a process group, with collectives of messages and bytes.
 
     Args:
         group: process group; ``None``: the default group, or this process alone if there is none.
@@ -44,13 +45,13 @@ class Ranks:
     Attributes:
         rank: number of this rank.
         world: number of ranks.
-        rank_and_world: both.
+        rank_and_world: number of this rank, and number of ranks.
     """
 
     def __init__(self, group: dist.ProcessGroup | None) -> None:
         self._group = group
-        alone = not dist.is_initialized()
-        self.rank_and_world = (0, 1) if alone else (dist.get_rank(group), dist.get_world_size(group))
+        is_alone = not dist.is_initialized()
+        self.rank_and_world = (0, 1) if is_alone else (dist.get_rank(group), dist.get_world_size(group))
         self.rank, self.world = self.rank_and_world
 
     def all_gather(self, message: T) -> list[T]:
@@ -61,16 +62,16 @@ class Ranks:
         """
         if self.world == 1:
             return [message]
-        encoded = json.dumps(message).encode()
+        encoded_message = json.dumps(message).encode()
         sizes = [torch.zeros(1, dtype=torch.int64, device=self._device) for _ in range(self.world)]
-        dist.all_gather(sizes, torch.tensor([len(encoded)], device=self._device), group=self._group)
+        dist.all_gather(sizes, torch.tensor([len(encoded_message)], device=self._device), group=self._group)
         lengths = [int(size) for size in sizes]
         texts = [torch.empty(max(lengths), dtype=torch.uint8, device=self._device) for _ in lengths]
-        dist.all_gather(texts, self._padded(encoded, max(lengths)), group=self._group)
+        dist.all_gather(texts, self._padded(encoded_message, max(lengths)), group=self._group)
         return [json.loads(_bytes(text)[:length]) for text, length in zip(texts, lengths, strict=True)]
 
     def run_on_all(self, action: Callable[[], T]) -> T:
-        """Call a function on every rank, and return its result on this rank; a failure on any rank raises on all.
+        """Call a function on every rank, and return this rank's result; if it raises on any rank, raise on all ranks.
 
         Raises:
             SettingsError: the function raised ``SettingsError`` on a rank; the message names that rank.
@@ -88,15 +89,15 @@ class Ranks:
         if not failures:
             return result
         rank, (is_settings_error, text) = next(iter(failures.items()))
-        others = f", and {len(failures) - 1} more" if len(failures) > 1 else ""
-        location = f" (on rank {rank} of {self.world}{others})" if self.world > 1 else ""
+        further = f", and {len(failures) - 1} more" if len(failures) > 1 else ""
+        location = f" (on rank {rank} of {self.world}{further})" if self.world > 1 else ""
         raise (SettingsError if is_settings_error else RuntimeError)(text + location) from failure
 
     def gather(self, payload: bytes) -> list[bytes] | None:
-        """Gather every rank's bytes on rank 0, a chunk at a time; return ``None`` on other ranks."""
+        """Return every rank's bytes on rank 0, by rank, and ``None`` on other ranks; bytes are moved in chunks."""
         if self.world == 1:
             return [payload]
-        first = dist.get_global_rank(self._group or _default(), 0)
+        first = dist.get_global_rank(self._group or _default_group(), 0)
         payloads = [bytearray() for _ in range(self.world)]
         chunk_bytes = max(1, CHUNK_BYTES // self.world)
         lengths = self.all_gather(len(payload))
@@ -115,7 +116,7 @@ class Ranks:
 
     @property
     def _device(self) -> torch.device:
-        """Device of the tensors that the group can exchange: the CPU, if one of its backends exchanges CPU tensors."""
+        """Device of tensors to exchange: the CPU, if a backend of the group exchanges CPU tensors; else the GPU."""
         return torch.device("cuda" if dist.get_backend_config(self._group).lower() in ("nccl", "cuda:nccl") else "cpu")
 
     def _padded(self, payload: bytes, length: int) -> torch.Tensor:
@@ -127,7 +128,7 @@ def _bytes(tensor: torch.Tensor) -> bytes:
     return tensor.cpu().numpy().tobytes()
 
 
-def _default() -> dist.ProcessGroup:
+def _default_group() -> dist.ProcessGroup:
     group = dist.group.WORLD
     assert group is not None
     return group

@@ -1,6 +1,6 @@
 # SPDX-FileCopyrightText: 2026 The gravac developers
 # SPDX-License-Identifier: Apache-2.0
-"""States to load if another number of ranks loads than saved."""
+"""Computes the states to load if another number of ranks loads than saved."""
 
 import functools
 from collections.abc import Callable, Mapping, Sequence
@@ -12,15 +12,16 @@ from gravac.checkpoint.state import validate_state
 from gravac.settings import SettingsError
 
 OnResize = Literal["mean", "keep", "drop"]
-"""What becomes of residuals at another number of ranks.
+"""What becomes of residuals if another number of ranks loads a checkpoint than saved it.
 
-- ``"mean"``: every rank gets the mean over all ranks, which is all that error feedback depends on.
-- ``"keep"``: each earlier rank keeps its own, new ranks have none, and residuals of ranks that are gone are lost.
-- ``"drop"``: all residuals are dropped, and so is all memory of compressors.
+- ``"mean"``: every rank gets the mean over all ranks' residuals, which is all that error feedback depends on.
+- ``"keep"``: each earlier rank gets its own residuals, new ranks get none, and residuals of missing ranks are lost.
+- ``"drop"``: all residuals, and all tensors that compressors remember, are dropped.
 
-Decisions and the number of steps stay in any case."""
+Decisions and the number of steps are restored in any case."""
 
 State = Mapping[str, Any]
+"""A rank's state, as ``AdaptiveCompressor.state_dict`` returns it."""
 
 
 def check_on_resize(on_resize: str) -> None:
@@ -39,14 +40,14 @@ def check_on_resize(on_resize: str) -> None:
 def state_to_load(
     saved_world: int, world: int, rank: int, on_resize: OnResize, state_of: Callable[[int], State]
 ) -> dict[str, Any]:
-    """Return the state that a rank is to load.
+    """Return the state that a rank is to load: the state that it saved, or one for another number of ranks.
 
     Args:
         saved_world: number of ranks that saved their states.
         world: number of ranks that load.
         rank: number of this rank.
-        on_resize: what becomes of residuals if ``saved_world`` and ``world`` differ.
-        state_of: returns the state that a rank saved; called only for states that are needed.
+        on_resize: what becomes of residuals if ``saved_world`` and ``world`` differ; see ``OnResize``.
+        state_of: function that returns the state that a rank saved; called only for states that are needed.
 
     Raises:
         SettingsError: ``on_resize`` is not known, or cannot be used with these states.
@@ -59,8 +60,8 @@ def state_to_load(
     states = [_require_valid(state_of(saved_rank)) for saved_rank in range(saved_world)]
     if states[0]["world"] != saved_world:
         raise SettingsError(
-            f"on_resize: {on_resize!r} needs residuals that all ranks averaged; of {saved_world} ranks "
-            f"{states[0]['world']} averaged each part of the model (HSDP); use 'drop'"
+            f"on_resize: {on_resize!r} cannot be used, since only {states[0]['world']} of {saved_world} ranks averaged "
+            "each part of the model (HSDP); use 'drop'"
         )
     merged = merge_states(states)
     if on_resize == "mean":
@@ -71,7 +72,7 @@ def state_to_load(
 
 
 def without_ranks(state: State) -> dict[str, Any]:
-    """Return a state without the fields that belong to a single rank, or to a single number of ranks."""
+    """Return a copy of a state without fields that only a certain rank, or number of ranks, can load."""
     no_rank: dict[str, Any] = {"world": None, "rank": None, "pending": []}
     return {**state, **no_rank, **{field: {} for field in ("sums", "residual", "releasing", "memory", "aside")}}
 
@@ -80,8 +81,8 @@ def merge_states(states: Sequence[State]) -> dict[str, Any]:
     """Merge all ranks' states of an earlier run into a single state for any world size.
 
     Every rank's residual becomes the mean of the earlier residuals. The mean over the ranks is therefore the same as
-    before, and error feedback depends on nothing else. Errors that a compressor keeps itself, from quantizing a mean,
-    are added to the residual. Other memory of compressors becomes the ranks' mean.
+    before, and error feedback depends on nothing else. Errors of quantizing a mean, which some compressors keep, are
+    added to the residual. Other tensors that compressors remember become the ranks' mean.
 
     Args:
         states: the states of all earlier ranks, in any order.
@@ -101,20 +102,20 @@ def merge_states(states: Sequence[State]) -> dict[str, Any]:
             f"at steps {steps}"
         )
     aside = {name for state in states for name in state["aside"]}
-    remembered = [name for name in states[0]["memory"] if name not in aside]
+    names = [name for name in states[0]["memory"] if name not in aside]
     return {
         **without_ranks(states[0]),
         "sums": _mean("sums", [state["sums"] for state in states]),
         "residual": _mean("residual", [_sum_unsent(state) for state in states]),
         "releasing": _mean("releasing", [state["releasing"] for state in states]),
         "memory": {
-            name: _mean(f"memory/{name}", [state["memory"].get(name, {}) for state in states]) for name in remembered
+            name: _mean(f"memory/{name}", [state["memory"].get(name, {}) for state in states]) for name in names
         },
     }
 
 
 def _sum_unsent(state: State) -> dict[str, torch.Tensor]:
-    """Return a rank's residuals, plus the unsent rest that its compressor itself keeps."""
+    """Return a rank's residuals by name, plus the unsent rest that the compressor keeps beside them (``aside``)."""
     aside = state["aside"]
     for name in aside.keys() & state["residual"].keys():
         _check_same_shape(f"aside/{name}", aside[name], state["residual"][name])
@@ -122,7 +123,7 @@ def _sum_unsent(state: State) -> dict[str, torch.Tensor]:
 
 
 def _require_valid(state: State) -> State:
-    """Check that a rank's state is valid and of this version; return the state.
+    """Return a rank's state if it is valid and of this version.
 
     Raises:
         SettingsError: the state is not valid, or has another version; the message has the path of the wrong field.
@@ -132,20 +133,28 @@ def _require_valid(state: State) -> State:
 
 
 def _check_same_shape(path: str, tensor: torch.Tensor, other: torch.Tensor) -> None:
+    """Raise ``SettingsError`` if a tensor at a path of a state has another shape than another rank's tensor."""
     if tensor.shape != other.shape:
-        raise SettingsError(f"{path}: shape {tuple(tensor.shape)}, {tuple(other.shape)} expected, as of another rank")
+        raise SettingsError(
+            f"{path}: has shape {tuple(tensor.shape)}, but {tuple(other.shape)} on another rank; give the states of "
+            "all ranks of one run"
+        )
 
 
 def _mean(path: str, tensors_of_ranks: Sequence[Mapping[str, torch.Tensor]]) -> dict[str, torch.Tensor]:
-    """Return the mean over ranks by parameter name, in float32 or float64; a missing tensor counts as zero.
+    """Return the mean over ranks of tensors by name, in float32 or float64; a missing tensor counts as zero.
+
+    Args:
+        path: path of the tensors in a state, for messages.
+        tensors_of_ranks: each rank's tensors by name.
 
     Raises:
         SettingsError: ranks have tensors of different shapes.
     """
     names = {name: None for tensors in tensors_of_ranks for name in tensors}
     for name in names:
-        first, *others = (tensors[name] for tensors in tensors_of_ranks if name in tensors)
-        for other in others:
+        first, *further = (tensors[name] for tensors in tensors_of_ranks if name in tensors)
+        for other in further:
             _check_same_shape(f"{path}/{name}", other, first)
     return {
         name: functools.reduce(torch.add, (_widen(tensors[name]) for tensors in tensors_of_ranks if name in tensors))
@@ -155,4 +164,5 @@ def _mean(path: str, tensors_of_ranks: Sequence[Mapping[str, torch.Tensor]]) -> 
 
 
 def _widen(tensor: torch.Tensor) -> torch.Tensor:
+    """Return a tensor in float32, or in its own dtype if that is wider."""
     return tensor.to(torch.promote_types(tensor.dtype, torch.float32))

@@ -12,40 +12,39 @@ from gravac.checkpoint.ranks import Checkpointed, Ranks
 from gravac.settings import SettingsError
 
 FORMAT = 1
-"""Version of the containers of all ranks' states: a directory's manifest, and the dict that ``gather`` returns."""
+"""Version of what holds all ranks' states: a directory with its manifest, or the dict that ``gather`` returns."""
 
 
 def state_on_host(compressor: Checkpointed, ranks: Ranks) -> dict[str, Any]:
-    """Return a rank's state with CPU tensors, none of them a view of a larger tensor.
+    """Return a compressor's state on this rank, with CPU tensors, none of which is a view of a larger tensor.
 
     Raises:
-        SettingsError: the compressor averaged over other ranks than those of its process group.
+        SettingsError: the ranks that the compressor averages over are not those of its process group.
     """
     state = compressor.state_dict()
     if ranks.world % state["world"]:
         raise SettingsError(
             f"process_group: the compressor averages over {state['world']} ranks, and its process group has "
-            f"{ranks.world}; save the state_dict() of each rank in memory, and of others before "
-            "destroy_process_group()"
+            f"{ranks.world}; save before destroy_process_group(); with simulated ranks, save each rank's state_dict()"
         )
     on_host: dict[str, Any] = _on_host(state)
     return on_host
 
 
 def check_format(holder: Mapping[str, Any], what: str) -> None:
-    """Check that a container of all ranks' states has the version that this gravac reads.
+    """Check that a manifest, or a dict of gathered states, has the version that this gravac reads.
 
     Args:
-        holder: the container: a manifest, or a dict that ``gather`` returned.
-        what: name of the container, for the message.
+        holder: fields of the manifest, or the dict that ``gather`` returned.
+        what: description of ``holder``, for the message.
 
     Raises:
-        SettingsError: the container has another version.
+        SettingsError: the version is another.
     """
     version = holder.get("version")
     if type(version) is not int or version != FORMAT:
         raise SettingsError(
-            f"version: {what} has {version!r}, this gravac reads {FORMAT}; read it with the gravac that wrote it"
+            f"version: {what} has {version!r}, this gravac reads {FORMAT}; load it with the gravac that saved it"
         )
 
 
@@ -57,7 +56,7 @@ def to_bytes(state: Mapping[str, Any]) -> bytes:
 
 
 def from_bytes(payload: bytes) -> dict[str, Any]:
-    """Return the state whose bytes ``to_bytes`` returned; only tensors and plain values are loaded.
+    """Return the state that ``to_bytes`` converted to bytes; only tensors and plain values are loaded.
 
     Raises:
         SettingsError: the bytes cannot be read.
@@ -65,12 +64,14 @@ def from_bytes(payload: bytes) -> dict[str, Any]:
     try:
         state: dict[str, Any] = torch.load(io.BytesIO(payload), map_location="cpu", weights_only=True)
     except Exception as failure:
-        raise SettingsError(f"state: its bytes cannot be read: {failure}") from failure
+        raise SettingsError(
+            f"state: its bytes cannot be read, so the checkpoint is damaged; load another: {failure}"
+        ) from failure
     return state
 
 
 def _on_host(state: Any) -> Any:
-    """Return a state, or an entry of a state, with CPU tensors."""
+    """Return a state, or an entry of a state, with CPU tensors that are not views of larger tensors."""
     if isinstance(state, torch.Tensor):
         fills_storage = state.untyped_storage().nbytes() == state.numel() * state.element_size()
         return state.detach().cpu() if fills_storage else state.detach().cpu().clone()

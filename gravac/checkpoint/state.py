@@ -1,6 +1,6 @@
 # SPDX-FileCopyrightText: 2026 The gravac developers
 # SPDX-License-Identifier: Apache-2.0
-"""State of one rank, as tensors and plain values: the rank's residuals, and the decisions that all ranks share."""
+"""Converts one rank's state to tensors and plain values, and back: residuals, controller, exchange groups, step."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -34,7 +34,7 @@ def pack(policy: Policy, engine: Engine, group: dist.ProcessGroup | None = None)
 
     Args:
         policy: the run's settings.
-        engine: engine whose state is returned.
+        engine: engine whose state to return.
         group: ranks that will average, if the engine has no executor yet; ``None``: the default group, if there is one.
     """
     state, averager = engine.state, engine.averager
@@ -55,7 +55,7 @@ def pack(policy: Policy, engine: Engine, group: dist.ProcessGroup | None = None)
 
 
 def unpack(state: Mapping[str, Any], policy: Policy, engine: Engine) -> None:
-    """Restore a rank's state. See ``AdaptiveCompressor.load_state_dict``.
+    """Restore an engine from a rank's state. See ``AdaptiveCompressor.load_state_dict``.
 
     Raises:
         SettingsError: the state does not fit; nothing was changed.
@@ -76,7 +76,7 @@ def unpack(state: Mapping[str, Any], policy: Policy, engine: Engine) -> None:
 
 
 def check_loaded(engine: Engine, policy: Policy) -> None:
-    """Check that a state that was loaded before the model was known fits the model.
+    """Check that an engine's state, loaded before the model was known, fits the model.
 
     Raises:
         SettingsError: the state does not fit.
@@ -105,7 +105,7 @@ def validate_state(state: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def check_rank(state: Mapping[str, Any], rank: int, world: int) -> None:
-    """Refuse the state of another rank or world size; accept a state that ``merge_states`` made.
+    """Raise if a state is of another rank or number of ranks; accept a state that ``merge_states`` returned.
 
     Args:
         state: a rank's state; a merged state has ``None`` as world.
@@ -113,7 +113,7 @@ def check_rank(state: Mapping[str, Any], rank: int, world: int) -> None:
         world: number of ranks.
 
     Raises:
-        SettingsError: the state is of another rank or world size; the message says which.
+        SettingsError: the state is of another rank or number of ranks; the message has the numbers.
     """
     if state["world"] is None:
         return

@@ -1,6 +1,6 @@
 # SPDX-FileCopyrightText: 2026 The gravac developers
 # SPDX-License-Identifier: Apache-2.0
-"""Saves by ``torch.distributed.checkpoint`` (DCP): each rank's state as bytes, under a key of its own.
+"""Saves and loads by ``torch.distributed.checkpoint`` (DCP): each rank's state as bytes, under a key of its own.
 
 If ranks have entries under the same key, DCP assumes that they are copies: it saves one and loads it on all ranks. DCP
 also loads only keys that the new object has, and a new compressor has no residuals.
@@ -19,10 +19,9 @@ class Stateful:
 
     Args:
         compressor: the ``AdaptiveCompressor``. Load it before the first backward.
-        saved_world: number of ranks that saved, if that differs from the current number; ``None``: the same number. If
-            the numbers differ, each rank reads all ranks' states. Without this argument, DCP would find no key for the
-            current number of ranks, and refuse.
-        on_resize: what becomes of residuals at another number of ranks; see ``gravac.checkpoint.load``.
+        saved_world: number of ranks that saved, needed to load if the present number differs: each rank then reads all
+            ranks' states. ``None``, the default: the present number; at another number DCP finds no keys, and raises.
+        on_resize: what becomes of residuals if another number of ranks loads; see ``gravac.checkpoint.load``.
 
     Raises:
         SettingsError: ``on_resize`` is not known, or ``saved_world`` is no number of ranks.
@@ -31,15 +30,18 @@ class Stateful:
     def __init__(self, compressor: Checkpointed, saved_world: int | None = None, on_resize: OnResize = "mean") -> None:
         check_on_resize(on_resize)
         if saved_world is not None and saved_world < 1:
-            raise SettingsError(f"saved_world: {saved_world} is no number of ranks; give that of the run that saved")
+            raise SettingsError(
+                f"saved_world: {saved_world} is no number of ranks; give the number of ranks of the run that saved"
+            )
         self._compressor = compressor
         self._saved_world = saved_world
         self._on_resize = on_resize
 
     def state_dict(self) -> dict[str, Any]:
-        """Return this rank's state as bytes; if ``saved_world`` is set, return placeholders for a load.
+        """Return this rank's state as bytes, under the rank's key.
 
-        DCP replaces the placeholders by the states that it loads.
+        If ``saved_world`` is set to another number of ranks, return a placeholder for each rank's state, which DCP
+        replaces when it loads.
         """
         ranks = Ranks(self._compressor.process_group)
         keys = _keys(self._saved_world or ranks.world)
@@ -48,7 +50,7 @@ class Stateful:
         return {keys[ranks.rank]: to_bytes(state_on_host(self._compressor, ranks))}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Restore the state that DCP read.
+        """Restore the compressor from the states that DCP read.
 
         Raises:
             SettingsError: the state is of another version, compressor, controller or model, or a field of it is missing
@@ -70,12 +72,14 @@ class Stateful:
 
 
 class _Placeholder:
-    """Placeholder of a state that DCP is to load; it cannot be saved."""
+    """Placeholder of a state that DCP is to load; raises if DCP tries to save it."""
 
     def __reduce__(self) -> NoReturn:
-        raise TypeError("Stateful with saved_world is for loading; save gravac.checkpoint.Stateful(compressor)")
+        raise TypeError(
+            "saved_world: a Stateful with saved_world can only load; save gravac.checkpoint.Stateful(compressor)"
+        )
 
 
 def _keys(world: int) -> list[str]:
-    """Return a key for each rank. Keys contain the number of ranks, so that DCP refuses to load at another number."""
+    """Return a key for each rank. Keys contain the number of ranks, so that DCP finds none at another number."""
     return [f"rank{rank}of{world}" for rank in range(world)]

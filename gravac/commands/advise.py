@@ -1,6 +1,6 @@
 # SPDX-FileCopyrightText: 2026 The gravac developers
 # SPDX-License-Identifier: Apache-2.0
-"""The command ``gravac advise``: predicts whether compression, or an exchange in fewer steps, would save time."""
+"""The command ``gravac advise``: predicts whether compression, or exchanging less often, would save time."""
 
 from __future__ import annotations
 
@@ -11,30 +11,68 @@ from gravac.commands.common import Commands, rate, require, set_work
 
 
 def add(commands: Commands) -> None:
-    """Add the command and its arguments to the command line's parser."""
+    """Add the command ``gravac advise`` and its arguments to the command line's parser."""
     parser = commands.add_parser(
         "advise",
-        help="predict which compression, if any, makes steps shorter, and whether outer steps pay",
+        help="predict whether compression, or exchanging less often (outer steps), saves time",
         description="Predicts the step time of every compressor for a model, a number of workers and a network, in "
-        "each step and in outer steps, and says which mode AdaptiveCompressor should come to. Measures nothing.",
+        "each step and in outer steps (an exchange every H steps), and says which mode AdaptiveCompressor should take. "
+        "Measures nothing.",
     )
-    parser.add_argument("--model", required=True, help="such as resnet50, resnet101, vgg16, lstm, bert-base")
-    parser.add_argument("--batch-seconds", type=float, required=True, metavar="S", help="of one batch on one worker")
-    parser.add_argument("--workers", type=int, help="ranks (those of the calibration, else 8)")
-    network = parser.add_mutually_exclusive_group(required=True)
-    network.add_argument("--link", type=rate, help="of each worker: 100mbit, 1gbit, 10gbit")
-    network.add_argument("--calibration", type=Path, metavar="FILE", help="written by gravac calibrate --json FILE")
-    parser.add_argument("--latency-us", type=float, metavar="US", help="of a message, with --link (50)")
     parser.add_argument(
-        "--copy-gbyte", type=float, metavar="GB", help="copied per second (14, a CPU core; a V100: 350)"
+        "--model", required=True, help="name of the model, such as resnet50, resnet101, vgg16, lstm or bert-base"
     )
-    parser.add_argument("--overlap", type=float, default=0.9, help="share of backward that hides exchange (0.9)")
-    parser.add_argument("--compressors", nargs="+", metavar="NAME", help="all, unless some are named")
-    parser.add_argument("--cf", type=float, nargs="+", help="compression factors (10 100 1000, or what there is)")
-    parser.add_argument("--price-per-hour", type=float, metavar="X", help="of one worker; adds the cost of 1000 steps")
-    parser.add_argument("--all", action="store_true", help="show every choice, not the ten best")
-    parser.add_argument("--plot", type=Path, metavar="FILE.png", help="speed-up by bandwidth and by workers")
-    parser.add_argument("--json", type=Path, metavar="FILE", help="everything predicted")
+    parser.add_argument(
+        "--batch-seconds",
+        type=float,
+        required=True,
+        metavar="S",
+        help="seconds of forward, backward and optimizer for one batch on one worker",
+    )
+    parser.add_argument("--workers", type=int, help="number of ranks (default: that of the calibration, or 8)")
+    network = parser.add_mutually_exclusive_group(required=True)
+    network.add_argument("--link", type=rate, help="rate of each worker's link, such as 100mbit, 1gbit or 10gbit")
+    network.add_argument(
+        "--calibration", type=Path, metavar="FILE", help="file that gravac calibrate --json FILE wrote"
+    )
+    parser.add_argument(
+        "--latency-us",
+        type=float,
+        metavar="US",
+        help="latency of a message in microseconds, for use with --link (default: 50)",
+    )
+    parser.add_argument(
+        "--copy-gbyte",
+        type=float,
+        metavar="GB",
+        help="gigabytes that a device copies per second (default: 14, a CPU core; a V100: 350)",
+    )
+    parser.add_argument(
+        "--overlap", type=float, default=0.9, help="fraction of backward that hides the exchange (default: 0.9)"
+    )
+    parser.add_argument(
+        "--compressors", nargs="+", metavar="NAME", help="names of the compressors to predict (default: all)"
+    )
+    parser.add_argument(
+        "--cf",
+        type=float,
+        nargs="+",
+        help="compression factors to predict (default: 10 100 1000, or those of the compressor)",
+    )
+    parser.add_argument(
+        "--price-per-hour",
+        type=float,
+        metavar="X",
+        help="price of one worker's hour; adds the cost of 1000 steps to the table",
+    )
+    parser.add_argument("--all", action="store_true", help="show every choice instead of the ten best")
+    parser.add_argument(
+        "--plot",
+        type=Path,
+        metavar="FILE.png",
+        help="write a plot of the speed-up by bandwidth and by number of workers",
+    )
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write all predictions to this file")
     set_work(parser, _run)
 
 
@@ -46,25 +84,28 @@ def _run(options: argparse.Namespace) -> None:
 
     if options.calibration is None:
         latency = LATENCY if options.latency_us is None else 1e-6 * options.latency_us
-        network, copy, workers = Network(latency, options.link), COPY, 8
+        network, copy_bytes_per_s, workers = Network(latency, options.link), COPY, 8
     else:
         if options.latency_us is not None:
-            raise ValueError(f"latency_us: {options.latency_us:g} given beside a calibration; leave one out")
+            raise ValueError(
+                f"latency_us: {options.latency_us:g} cannot be used with a calibration, which has a latency; leave "
+                "--latency-us out"
+            )
         calibration = read_calibration(options.calibration)
-        network, copy, workers = calibration.network, calibration.copy_bytes_per_s, calibration.workers
+        network, copy_bytes_per_s, workers = calibration.network, calibration.copy_bytes_per_s, calibration.workers
     if options.copy_gbyte is not None:
-        copy = 1e9 * options.copy_gbyte
+        copy_bytes_per_s = 1e9 * options.copy_gbyte
     advice = advise(
         options.model,
         options.batch_seconds,
         workers if options.workers is None else options.workers,
         network,
-        Machine(copy, options.overlap),
+        Machine(copy_bytes_per_s, options.overlap),
         options.compressors,
         options.cf,
         options.price_per_hour,
     )
-    display.show(advice, count=None if options.all else display.SHOWN)
+    display.show(advice, count=None if options.all else display.MAX_ROWS)
     if options.json is not None:
         display.save(advice, options.json)
     if options.plot is not None:

@@ -1,6 +1,6 @@
 # SPDX-FileCopyrightText: 2026 The gravac developers
 # SPDX-License-Identifier: Apache-2.0
-"""The command ``gravac calibrate``: measures the network and the speed of a copy."""
+"""The command ``gravac calibrate``: measures the network between ranks and the speed of a copy."""
 
 from __future__ import annotations
 
@@ -11,16 +11,26 @@ from gravac.commands.common import Commands, set_work
 
 
 def add(commands: Commands) -> None:
-    """Add the command and its arguments to the command line's parser."""
+    """Add the command ``gravac calibrate`` and its arguments to the command line's parser."""
     parser = commands.add_parser(
         "calibrate",
         help="measure the network between ranks, for advise",
-        description="Measures latency, bandwidth and the speed of a copy, in seconds. Under torchrun between its "
-        "ranks; otherwise between workers on this machine, which says something about this machine only.",
+        description="Measures latency, bandwidth and the speed of a copy, which takes seconds: between torchrun's "
+        "ranks if torchrun started the command, otherwise between workers on this machine, without your network.",
     )
-    parser.add_argument("--json", type=Path, metavar="FILE", help="for gravac advise --calibration FILE")
-    parser.add_argument("--workers", type=int, default=2, help="to start on this machine, without torchrun (2)")
-    parser.add_argument("--link", metavar="LINK", help="emulate each worker's link, such as 100mbit; needs root")
+    parser.add_argument(
+        "--json",
+        type=Path,
+        metavar="FILE",
+        help="write the calibration to this file, for gravac advise --calibration FILE",
+    )
+    parser.add_argument(
+        "--workers",
+        type=int,
+        default=2,
+        help="number of workers to start on this machine, without torchrun (default: 2)",
+    )
+    parser.add_argument("--link", metavar="LINK", help="link of each worker to emulate, such as 100mbit; needs root")
     set_work(parser, _run, RuntimeError)
 
 
@@ -32,14 +42,14 @@ def _run(options: argparse.Namespace) -> None:
 
     if under_torchrun():
         if options.link is not None:
-            raise ValueError(f"link: {options.link!r} is not emulated between torchrun's ranks; leave --link out")
-        measured = calibrate.measure_ranks(calibrate.say_aloud)
+            raise ValueError(f"link: {options.link!r} cannot be emulated between torchrun's ranks; leave --link out")
+        calibration = calibrate.measure_ranks(calibrate.print_to_stderr)
     else:
-        measured = calibrate.measure_here(options.workers, options.link)
-    if measured is None:
+        calibration = calibrate.measure_here(options.workers, options.link)
+    if calibration is None:
         return
     if options.json is not None:
-        write_json(options.json, measured(stamp=stamp()).model_dump(mode="json"))
-    print(calibrate.describe(measured))
+        write_json(options.json, calibration(stamp=stamp()).model_dump(mode="json"))
+    print(calibrate.describe(calibration))
     if options.json is not None:
-        print(f"gravac calibrate: {options.json}")
+        print(f"gravac calibrate: wrote {options.json}")

@@ -14,7 +14,7 @@ from typing import Any, TypeAlias, TypeVar
 from gravac.settings import SettingsError
 
 Commands: TypeAlias = "argparse._SubParsersAction[argparse.ArgumentParser]"
-"""Object to which each command adds its parser."""
+"""The ``argparse`` object to which each command adds a parser."""
 
 WRONG_USE = 2
 """Exit status when arguments are wrong or an extra is missing."""
@@ -26,23 +26,24 @@ SettingsT = TypeVar("SettingsT")
 """Class of a command's settings."""
 
 Work = Callable[[argparse.Namespace], int | None]
-"""Function that does the work of a command, and returns its exit status; ``None``: success."""
+"""Function that does the work of a command, and returns the exit status; ``None``: success."""
 
 
 def set_work(parser: argparse.ArgumentParser, work: Work, *failures: type[Exception]) -> None:
-    """Set the function that a command runs; print its exceptions to standard error, and turn them into exit statuses.
+    """Set the function that a command runs; its exceptions become messages on standard error and exit statuses.
 
     Args:
         parser: parser of the command.
         work: function that does the work of the command.
-        failures: exceptions, besides ``OSError``, that mean ``FAILED``; any other ``ValueError`` means ``WRONG_USE``.
+        failures: classes of exceptions that give the exit status ``FAILED``, as ``OSError`` does; any other
+            ``ValueError``, and a ``SettingsError``, gives ``WRONG_USE``.
     """
-    expected: tuple[type[Exception], ...] = (ValueError, OSError, *failures)
+    reported_errors: tuple[type[Exception], ...] = (ValueError, OSError, *failures)
 
     def run(options: argparse.Namespace) -> int:
         try:
             return work(options) or 0
-        except expected as error:
+        except reported_errors as error:
             print(f"{parser.prog}: {error}", file=sys.stderr)
             is_failure = isinstance(error, (OSError, *failures)) and not isinstance(error, SettingsError)
             return FAILED if is_failure else WRONG_USE
@@ -50,23 +51,23 @@ def set_work(parser: argparse.ArgumentParser, work: Work, *failures: type[Except
     parser.set_defaults(run=run)
 
 
-def settings(kind: Callable[..., SettingsT], options: argparse.Namespace, **others: Any) -> SettingsT:
-    """Return settings from the options of the same names, with tuples in place of lists.
+def settings(kind: Callable[..., SettingsT], options: argparse.Namespace, **replacements: Any) -> SettingsT:
+    """Return an object of settings, made from the options of the same names, with tuples in place of lists.
 
     Args:
         kind: class of the settings.
         options: options of the command.
-        others: settings that replace options of the same names, or are no options.
+        replacements: settings that replace options of the same names, or for which there is no option.
     """
-    available = {**vars(options), **others}
-    arguments = {name: available[name] for name in inspect.signature(kind).parameters}
+    all_settings = {**vars(options), **replacements}
+    arguments = {name: all_settings[name] for name in inspect.signature(kind).parameters}
     return kind(
         **{name: tuple(setting) if isinstance(setting, list) else setting for name, setting in arguments.items()}
     )
 
 
 def rate(text: str) -> float:
-    """Parse an argument such as ``100mbit``, a link's rate; return bits per second."""
+    """Return the bits per second of a rate such as ``100mbit``; for ``argparse``, as the type of an argument."""
     from gravac.lab.links.rates import parse_rate
 
     try:
@@ -76,15 +77,15 @@ def rate(text: str) -> float:
 
 
 def require(extra: str, *modules: str) -> None:
-    """Check that the modules of an extra are installed.
+    """Raise an error unless the modules of an extra are installed.
 
     Args:
         extra: name of the extra, for the message.
         modules: names of the modules.
 
     Raises:
-        SettingsError: modules are not installed; the message has their names, and the extra to install.
+        SettingsError: a module is not installed; the message has the missing modules, and the extra to install.
     """
-    missing = [module for module in modules if importlib.util.find_spec(module) is None]
-    if missing:
-        raise SettingsError(f"{', '.join(missing)} is not installed; pip install 'gravac[{extra}]'")
+    missing_modules = [module for module in modules if importlib.util.find_spec(module) is None]
+    if missing_modules:
+        raise SettingsError(f"{', '.join(missing_modules)} is not installed; pip install 'gravac[{extra}]'")

@@ -12,16 +12,19 @@ from gravac.commands.common import FAILED, Commands, set_work
 
 
 def add(commands: Commands) -> None:
-    """Add the command and its arguments to the command line's parser."""
+    """Add the command ``gravac doctor`` and its arguments to the command line's parser."""
     parser = commands.add_parser(
         "doctor",
-        help="check what is installed, and whether ranks find each other",
-        description="Tells versions, devices and backends, trains a small model for a few compressed steps, tells what "
-        "each mode takes of memory, and says what to do. Under torchrun between its ranks; otherwise between two that "
-        "it starts here.",
+        help="check what is installed, and whether ranks connect and train",
+        description="Prints versions, devices and backends, trains a small model for a few compressed steps, prints "
+        "the memory that each mode of steps takes, and gives advice. Trains on torchrun's ranks if torchrun started "
+        "the command, otherwise on two ranks that the command starts on this machine.",
     )
-    parser.add_argument("--model", help="whose memory is told: resnet50, vgg16, lstm, bert-base (multiples of any)")
-    parser.add_argument("--json", action="store_true", help="print everything found as JSON")
+    parser.add_argument(
+        "--model",
+        help="print the memory for resnet50, vgg16, lstm or bert-base (default: in multiples of a model's size)",
+    )
+    parser.add_argument("--json", action="store_true", help="print all results as JSON")
     set_work(parser, _run)
 
 

@@ -1,6 +1,6 @@
 # SPDX-FileCopyrightText: 2026 The gravac developers
 # SPDX-License-Identifier: Apache-2.0
-"""The command ``gravac policies``: lists the policies that come with gravac, or shows a policy's settings."""
+"""The command ``gravac policies``: lists the policies that come with gravac, or shows the settings of a policy."""
 
 from __future__ import annotations
 
@@ -12,29 +12,31 @@ from gravac.settings import SettingsError
 
 
 def add(commands: Commands) -> None:
-    """Add the command and its arguments to the command line's parser."""
+    """Add the command ``gravac policies`` and its arguments to the command line's parser."""
     parser = commands.add_parser(
         "policies",
-        help="what policies there are, and what one sets",
-        description="Lists the policies that come with gravac; with a name or a file, shows it, every setting that is "
-        "in force with it, and whether it is valid (exit status 2 when not).",
+        help="list the policies that come with gravac, or show the settings of a policy",
+        description="Lists the policies that come with gravac. With a name or a file, prints the policy's file and "
+        "every setting of the policy; the exit status is 2 if the policy is not valid.",
     )
-    parser.add_argument("policy", nargs="?", metavar="NAME|PATH", help="a shipped policy, or a TOML file")
+    parser.add_argument(
+        "policy", nargs="?", metavar="NAME|PATH", help="name of a policy that comes with gravac, or a TOML file"
+    )
     set_work(parser, _run)
 
 
 def _run(options: argparse.Namespace) -> None:
     try:
         if options.policy is None:
-            _list()
+            _print_list()
         else:
-            _show(options.policy)
+            _print_policy(options.policy)
     except UnicodeDecodeError as error:
-        raise SettingsError(f"{options.policy}: not a text file in UTF-8 ({error})") from None
+        raise SettingsError(f"{options.policy}: the file is not text in UTF-8 ({error}); give a TOML file") from None
 
 
 def description(text: str) -> str:
-    """Return a policy's description: the first comment in the text of its file, except for the licence."""
+    """Return a policy's description: the first comment in ``text``, which is that of its file, but not the licence."""
     lines = (line.removeprefix("#").strip() for line in text.splitlines() if line.startswith("#"))
     return next((line for line in lines if line and not line.startswith("SPDX-")), "")
 
@@ -48,8 +50,9 @@ def table(rows: list[tuple[str, ...]]) -> str:
     )
 
 
-def _list() -> None:
-    rows: list[tuple[str, ...]] = [("name", "base", "cf_range", "controller", "what")]
+def _print_list() -> None:
+    """Print a table of the policies that come with gravac."""
+    rows: list[tuple[str, ...]] = [("name", "base", "cf_range", "controller", "description")]
     for name in policy_names():
         policy = load_policy(name)
         low, high = policy.cf_range
@@ -58,15 +61,17 @@ def _list() -> None:
     print(table(rows))
 
 
-def _show(source: str) -> None:
+def _print_policy(source: str) -> None:
+    """Print the file and all settings of a policy, which is given by name or path."""
     path = find_policy(source)
     text = path.read_text(encoding="utf-8")
     policy = load_policy(path)
-    print(f"{path}\n\n{text.rstrip()}\n\nEvery setting, those that the file leaves out too:\n")
-    print(table([(name, _format(setting)) for name, setting in sorted(policy.as_dict().items())]))
+    print(f"{path}\n\n{text.rstrip()}\n\nAll settings, also those that the file leaves out:\n")
+    print(table([(name, _format_setting(setting)) for name, setting in sorted(policy.as_dict().items())]))
 
 
-def _format(setting: str | int | float | bool) -> str:
+def _format_setting(setting: str | int | float | bool) -> str:
+    """Return the text of a setting, as in TOML without quotes."""
     if isinstance(setting, bool):
         return "true" if setting else "false"
     return f"{setting:g}" if isinstance(setting, float) else str(setting)

@@ -1,6 +1,6 @@
 # SPDX-FileCopyrightText: 2026 The gravac developers
 # SPDX-License-Identifier: Apache-2.0
-"""The command ``gravac replay``: what would a policy have decided by a recorded run's measurements?"""
+"""The command ``gravac replay``: shows what a policy would have decided from a recorded run's measurements."""
 
 from __future__ import annotations
 
@@ -22,24 +22,37 @@ if TYPE_CHECKING:
 
 
 def add(commands: Commands) -> None:
-    """Add the command and its arguments to the command line's parser."""
+    """Add the command ``gravac replay`` and its arguments to the command line's parser."""
     parser = commands.add_parser(
         "replay",
-        help="whether a policy decides what a recorded run decided, and where not first",
+        help="show whether a policy would decide as a recorded run did, and the first step in which it would not",
         description="Feeds the measurements of a recorded run to a policy's controller, up to the first step in which "
-        "it would run something else than the run did. The run's own policy decides all of the run again.",
+        "the policy would run another candidate than the run did. The run's own policy makes all "
+        "decisions of the run again.",
     )
-    parser.add_argument("trace", type=Path, metavar="TRACE", help="gravac.jsonl of a run's log_dir")
-    parser.add_argument("--policy", required=True, metavar="P", help="a shipped policy, or a TOML file")
+    parser.add_argument("trace", type=Path, metavar="TRACE", help="file gravac.jsonl in a run's log_dir")
     parser.add_argument(
-        "--run", type=int, default=-1, dest="which", metavar="N", help="which run of the file, from 0 (default: last)"
+        "--policy", required=True, metavar="P", help="name of a policy that comes with gravac, or a TOML file"
     )
     parser.add_argument(
-        "--all", action="store_true", dest="unchanged_too", help="show decisions that change nothing too"
+        "--run",
+        type=int,
+        default=-1,
+        dest="which",
+        metavar="N",
+        help="number of the run in the file, from 0 (default: the last run)",
     )
-    parser.add_argument("--json", type=Path, metavar="FILE", help="write decisions, and where they part, to this file")
     parser.add_argument(
-        "--plot", type=Path, metavar="FILE.png", help="draw what ran, and where the policy parts from it (extra: lab)"
+        "--all", action="store_true", dest="unchanged_too", help="show also decisions that change nothing"
+    )
+    parser.add_argument(
+        "--json", type=Path, metavar="FILE", help="write the decisions, and the first step that differs, to this file"
+    )
+    parser.add_argument(
+        "--plot",
+        type=Path,
+        metavar="FILE.png",
+        help="draw the compression factors that ran, and the first step in which the policy differs",
     )
     set_work(parser, _run, ValueError)
 
@@ -49,119 +62,130 @@ def _run(options: argparse.Namespace) -> None:
         require("lab", "matplotlib")
     from gravac.replay import read_trace, replay
 
-    played = replay(read_trace(options.trace, options.which), load_policy(options.policy))
-    print(describe(played, options.unchanged_too))
+    replayed_run = replay(read_trace(options.trace, options.which), load_policy(options.policy))
+    print(describe(replayed_run, options.unchanged_too))
     if options.json is not None:
         from gravac.lab.json_file import write_json
 
-        write_json(options.json, played.as_dict())
+        write_json(options.json, replayed_run.as_dict())
     if options.plot is not None:
-        draw(played, options.plot, options.policy)
+        draw(replayed_run, options.plot, options.policy)
 
 
-def describe(played: Replay, unchanged_too: bool = False) -> str:
-    """Return a table of recorded and replayed decisions by step, and the step in which the replay ends.
+def describe(replayed_run: Replay, unchanged_too: bool = False) -> str:
+    """Return a text: a table of recorded and replayed decisions by step, and how the replay ends.
 
     Args:
-        played: replay of a recorded run.
+        replayed_run: replay of a recorded run.
         unchanged_too: whether the table also lists decisions that change nothing.
     """
     from gravac.telemetry.descriptions import describe_reason
 
-    trace, forecasts = played.trace, played.trace.forecasts
-    begins = trace.choices()[0], played.first
+    trace, forecasts = replayed_run.trace, replayed_run.trace.forecasts
+    first_candidates = trace.choices()[0], replayed_run.first
     rows: list[tuple[str, ...]] = [
         ("step", "recorded", "replayed", "recorded: reason | replayed: reason"),
         (
             str(trace.steps[0].step),
-            *(_describe_candidate(candidate, forecasts) for candidate in begins),
-            "where it begins",
+            *(_describe_candidate(candidate, forecasts) for candidate in first_candidates),
+            "candidate of the first step",
         ),
     ]
-    skipped = 0
-    recorded, replayed = (_by_step(records) for records in (played.recorded, played.replayed))
-    for step in sorted({*recorded, *replayed}):
-        for pair in itertools.zip_longest(recorded.get(step, []), replayed.get(step, [])):
-            if not unchanged_too and not any(record is not None and record.changed for record in pair):
-                skipped += 1
+    skipped_rows = 0
+    recorded_by_step, replayed_by_step = (
+        _by_step(records) for records in (replayed_run.recorded, replayed_run.replayed)
+    )
+    for step in sorted({*recorded_by_step, *replayed_by_step}):
+        for record_pair in itertools.zip_longest(recorded_by_step.get(step, []), replayed_by_step.get(step, [])):
+            if not unchanged_too and not any(record is not None and record.changed for record in record_pair):
+                skipped_rows += 1
                 continue
-            reasons = [describe_reason(record.reason, forecasts) if record else "-" for record in pair]
+            reasons = [describe_reason(record.reason, forecasts) if record else "-" for record in record_pair]
             reason = reasons[0] if reasons[0] == reasons[1] else " | ".join(reasons)
-            rows.append((str(step), *(_describe_choice(record, forecasts) for record in pair), reason))
+            rows.append((str(step), *(_describe_choice(record, forecasts) for record in record_pair), reason))
     lines = [
         table(rows),
         "",
-        "* the candidate changes" + (f"; {skipped} rows where none does are left out (--all)" if skipped else ""),
-        describe_end(played),
-        f"decisions: {'the same as recorded' if played.same else 'not the same as recorded'}",
-        *(f"note: {note}" for note in played.notes),
+        "* the candidate changes"
+        + (f"; {skipped_rows} rows without a change are left out (--all shows them)" if skipped_rows else ""),
+        describe_end(replayed_run),
+        f"decisions: {'the same as recorded' if replayed_run.same else 'not the same as recorded'}",
+        *(f"note: {note}" for note in replayed_run.notes),
     ]
     return "\n".join(lines)
 
 
-def describe_end(played: Replay) -> str:
-    """Describe the end of a replay: the step, and the difference between run and policy in that step.
+def describe_end(replayed_run: Replay) -> str:
+    """Return a text on how a replay ends: the step, and the difference between run and policy in that step.
 
     Args:
-        played: replay of a recorded run.
+        replayed_run: replay of a recorded run.
     """
-    parting = played.parting
+    parting = replayed_run.parting
     if parting is None:
-        return f"exact: in all {played.steps} steps the policy would run what ran"
-    beginning = f"exact up to step {parting.step}; there the policy would"
-    executed, would = (
-        _describe_candidate(candidate, played.trace.forecasts) for candidate in (parting.ran, parting.would)
+        return f"exact: in all {replayed_run.steps} steps the policy would run the candidate that ran"
+    beginning = f"exact up to step {parting.step}; in that step the policy would"
+    run_candidate, policy_candidate = (
+        _describe_candidate(candidate, replayed_run.trace.forecasts) for candidate in (parting.ran, parting.would)
     )
-    if executed != would:
-        return f"{beginning} run {would}, the run ran {executed}"
-    evaluated, would_evaluate = _describe_cfs(parting.evaluated), _describe_cfs(parting.would_evaluate)
-    return f"{beginning} evaluate {would_evaluate} beside {executed}, the run evaluated {evaluated}"
+    if run_candidate != policy_candidate:
+        return f"{beginning} run {policy_candidate}, the run ran {run_candidate}"
+    run_cfs, policy_cfs = _describe_cfs(parting.evaluated), _describe_cfs(parting.would_evaluate)
+    return f"{beginning} run {run_candidate} and evaluate {policy_cfs} without sending, the run evaluated {run_cfs}"
 
 
-class _Curve(NamedTuple):
+class _RunCurve(NamedTuple):
     """Curve of a number over the steps of a run.
 
     Attributes:
-        executed: the run's number in each recorded step.
-        would: the policy's number in the step in which run and policy differ; ``None`` if they never do.
+        run_numbers: the run's number in each recorded step.
+        policy_number: the policy's number in the first step in which run and policy differ; ``None``: never.
         label: label of the axis.
         unit: unit of the axis' ticks.
     """
 
-    executed: list[float]
-    would: float | None
+    run_numbers: list[float]
+    policy_number: float | None
     label: str
     unit: str
 
 
-def draw(played: Replay, path: Path, policy: str) -> None:
-    """Draw the CFs that ran over steps, and the step in which the policy differs, as a PNG. Needs matplotlib.
+def draw(replayed_run: Replay, path: Path, policy: str) -> None:
+    """Write a PNG of the CFs that ran, over steps, and of the step in which the policy differs. Needs matplotlib.
 
     If ranks made outer steps, a second panel shows the number of steps from one exchange to the next.
 
     Args:
-        played: replay of a recorded run.
-        path: file to write.
+        replayed_run: replay of a recorded run.
+        path: PNG file to write.
         policy: name of the policy.
     """
     from matplotlib.figure import Figure  # without pyplot, which may need a display; Agg draws a PNG
 
-    rounds, parting, records = _has_rounds(played), played.parting, played.trace.steps
-    figure = Figure(figsize=(8, 6 if rounds else 4), layout="constrained")
-    panels = figure.subplots(2 if rounds else 1, squeeze=False, sharex=True)[:, 0]
-    would_cf, would_every = (None, None) if parting is None else (parting.would.cf, float(parting.would.every))
-    cfs, numbers_of_steps = [record.cf for record in records], [float(record.every) for record in records]
+    has_rounds, parting, records = _has_rounds(replayed_run), replayed_run.parting, replayed_run.trace.steps
+    figure = Figure(figsize=(8, 6 if has_rounds else 4), layout="constrained")
+    panels = figure.subplots(2 if has_rounds else 1, squeeze=False, sharex=True)[:, 0]
+    policy_cf, policy_every = (None, None) if parting is None else (parting.would.cf, float(parting.would.every))
+    cfs, every_numbers = [record.cf for record in records], [float(record.every) for record in records]
     curves = (
-        _Curve(cfs, would_cf, "compression factor (1 is dense)", "x"),
-        _Curve(numbers_of_steps, would_every, "steps from one exchange to the next", ""),
+        _RunCurve(cfs, policy_cf, "compression factor (1 is dense)", "x"),
+        _RunCurve(every_numbers, policy_every, "steps from one exchange to the next", ""),
     )
     for axes, curve in zip(panels, curves, strict=False):
-        axes.step([record.step for record in records], curve.executed, where="post", color="#0072b2", label="recorded")
-        ticks = {*curve.executed}
-        if parting is not None and curve.would is not None:
+        axes.step(
+            [record.step for record in records], curve.run_numbers, where="post", color="#0072b2", label="recorded"
+        )
+        ticks = {*curve.run_numbers}
+        if parting is not None and curve.policy_number is not None:
             axes.axvline(parting.step, color="#d55e00", linestyle="--", linewidth=1)
-            axes.plot([parting.step], [curve.would], "o", color="#d55e00", label=f"{policy} parts at {parting.step}")
-            ticks.add(curve.would)
+            axes.plot(
+                [parting.step],
+                [curve.policy_number],
+                "o",
+                color="#d55e00",
+                label=f"{policy} differs at step {parting.step}",
+            )
+            ticks.add(curve.policy_number)
         axes.set_yscale("log")
         axes.set_yticks(sorted(ticks), [f"{tick:.3g}{curve.unit}" for tick in sorted(ticks)], minor=False)
         axes.set_yticks([], minor=True)
@@ -171,20 +195,23 @@ def draw(played: Replay, path: Path, policy: str) -> None:
     figure.savefig(path, dpi=120)
 
 
-def _has_rounds(played: Replay) -> bool:
+def _has_rounds(replayed_run: Replay) -> bool:
     """True if the run had rounds of outer steps."""
-    return max(record.every for record in played.trace.steps) > 1
+    return max(record.every for record in replayed_run.trace.steps) > 1
 
 
 def _describe_cfs(cfs: Sequence[float]) -> str:
-    return ", ".join(f"{cf:g}x" for cf in cfs) or "nothing"
+    """Return CFs as text; "no other CF" if there are none."""
+    return f"CF {', '.join(f'{cf:g}' for cf in cfs)}" if cfs else "no other CF"
 
 
 def _by_step(records: tuple[DecisionRecord, ...]) -> dict[int, list[DecisionRecord]]:
+    """Return records by step; records of a step are adjacent."""
     return {step: list(group) for step, group in itertools.groupby(records, key=lambda record: record.step)}
 
 
 def _describe_choice(record: DecisionRecord | None, forecasts: Sequence[Forecast]) -> str:
+    """Return a description of a decision's candidate, with ``*`` if the candidate changes; ``"-"`` for no decision."""
     from gravac.telemetry.descriptions import describe_candidate, forecast_of
 
     if record is None:
@@ -193,6 +220,7 @@ def _describe_choice(record: DecisionRecord | None, forecasts: Sequence[Forecast
 
 
 def _describe_candidate(candidate: Candidate, forecasts: Sequence[Forecast]) -> str:
+    """Return a description of a candidate, by its forecast if there is one."""
     from gravac.telemetry.descriptions import describe_candidate
 
     return describe_candidate(

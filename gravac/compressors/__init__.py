@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Compressors, one file per family. They request collectives, and know no process groups.
 
-A compressor that is imported here comes with gravac: users know it by its name. ``as`` makes the import public.
+Every compressor that is imported here is built in: users choose it by its name. ``import X as X`` marks X as public.
 """
 
 from gravac.compressors.base import Compressor as Compressor
@@ -59,12 +59,12 @@ from gravac.entry_points import Registry
 BUILT_IN: dict[str, Compressor] = {
     name: imported for name, imported in sorted(globals().items()) if isinstance(imported, Compressor)
 }
-"""Compressors that come with gravac, by name, with default settings: those that are imported above."""
+"""Built-in compressors, by name, with default settings: those that are imported above."""
 
 
-def _fault(loaded: object) -> str:
-    """Describe what is wrong with an object that an entry point loaded; return an empty text if it is a compressor."""
-    return "" if isinstance(loaded, Compressor) else "is no compressor; name an object, not its class"
+def _fault(loaded_object: object) -> str:
+    """Return what is wrong with an object that an entry point loaded, for a message; an empty text if nothing is."""
+    return "" if isinstance(loaded_object, Compressor) else "is no compressor; name an object, not its class"
 
 
 COMPRESSORS: Registry[Compressor] = Registry("compressor", "gravac.compressors", BUILT_IN, _fault)

@@ -4,7 +4,7 @@
 
 Laws, checked for every compressor by ``gravac.testing.compressor_laws``:
 
-- the mean over ranks of ``sent`` equals ``mean``, within ``rounding`` of the sum of |terms|;
+- the mean over ranks of ``sent`` equals ``mean``, up to the rounding error that ``Compressor.rounding`` bounds;
 - the error of a contractive compressor is at most the tensor's energy, ``‖x - sent‖² <= ‖x‖²`` (summed over the ranks);
   for an unbiased compressor, the expectation of ``sent`` is ``x``;
 - ``mean`` is bitwise the same on all ranks, and a second run gives the same bits;
@@ -37,11 +37,12 @@ class Reduced:
             as a whole, saves memory and time.
         sent: tensor that this rank contributed to the mean, flat, of x's length; the residual is ``x - sent``. If the
             compressor adds residuals itself (``folds``): only the part that it has not subtracted from ``fold.unsent``.
-        cf: achieved compression factor.
-        aside: part of ``x - sent`` that the compressor itself keeps, in ``ctx.state``; the residual excludes this part.
-        target: tensor that the gain is measured against, if that is not x (momentum correction).
-        error: ``‖x - sent‖²`` as counted for the gain, if the compressor knows it. Of an error that is common to all
-            ranks, each rank counts its share.
+        cf: achieved compression factor, for a sparsifier elements of x / elements sent.
+        aside: part of ``x - sent`` that the compressor itself keeps in ``ctx.state``, flat, of x's length; the residual
+            excludes this part. ``None``: the compressor keeps nothing.
+        target: tensor that replaces x when the gain is computed, flat (DGC's velocity); ``None``: x itself.
+        error: ``‖x - sent‖²``, 0-d, as counted for the gain; ``None``: the caller computes it. If an error is common
+            to all ranks, each rank counts its share.
     """
 
     mean: torch.Tensor | Addend
@@ -52,8 +53,8 @@ class Reduced:
     error: torch.Tensor | None = None
 
 
-MAGNITUDES = (2.0**-100, 2.0**100)
-"""Default of ``Compressor.magnitudes``: smallest and largest magnitude of gradients that are sent as float32."""
+DEFAULT_MAGNITUDES = (2.0**-100, 2.0**100)
+"""Default of ``Compressor.magnitudes``: smallest and largest magnitude of a gradient's elements sent as float32."""
 
 Rounds = Generator[Collective, Any, Reduced]
 """A generator that yields collectives, is resumed with their results, and returns a ``Reduced``."""
@@ -61,18 +62,19 @@ Rounds = Generator[Collective, Any, Reduced]
 
 @dataclass(slots=True)
 class Fold:
-    """Error feedback for a compressor that adds the residual to the gradient itself, while it codes (``folds``).
+    """Residual of one tensor, for a compressor that itself adds the residual to the gradient (``Compressor.folds``).
 
     Attributes:
         residual: residual that is added to the gradient first, flat, ``[elements]``, float32 or bfloat16; ``None``:
             nothing is added.
-        unsent: memory for the new residual: float32, flat, ``[elements]``; overwritten with the sum of gradient and
-            residual. The compressor may subtract sent numbers; ``Reduced.sent`` then excludes them. ``None``: no
-            residual is kept; a compressor that needs the sum later creates its own tensor.
-        energy: ``‖gradient + residual‖²``, 0-d, which the compressor sets before its first collective; finite if and
-            only if every element of the gradient is. For rows, the energy of all rows.
-        gradients: gradient of each row in ``rounds_together``, flat; x is then ``unsent``, the memory for their sums.
-        residuals: residual that is added to each row; empty: nothing is added. All rows share one fold.
+        unsent: memory for the new residual: float32, flat, ``[elements]``. The compressor overwrites this memory with
+            the sum of gradient and residual. It may also subtract the numbers that it sends; ``Reduced.sent`` then
+            excludes those. ``None``: no residual is kept; a compressor that needs the sum later creates a tensor.
+        energy: ``‖gradient + residual‖²``, 0-d, set by the compressor before its first collective; finite if and only
+            if every element of the gradient is. In ``rounds_together``, the energy of all rows.
+        gradients: gradient of each row in ``rounds_together``, flat; x is then the memory ``unsent``, to be
+            overwritten with the rows' sums. Otherwise empty.
+        residuals: residual that is added to each row in ``rounds_together``, flat; empty: nothing is added.
     """
 
     residual: torch.Tensor | None = None
@@ -84,20 +86,20 @@ class Fold:
 
 @dataclass(slots=True)
 class Context:
-    """What a compressor may know about one tensor.
+    """Facts about one tensor and its step, for a compressor.
 
     Attributes:
         name: the parameter's name.
         step: number of the training step, counted from 0.
-        rank: this process, 0 to world - 1.
+        rank: number of this process, 0 to world - 1.
         world: number of ranks.
-        seed: the run's seed.
+        seed: seed of the run's random numbers.
         shape: the parameter's shape, in memory order; x is its flat view.
         dtype: number format of the gradient; x is float32 if that is a 16-bit type.
-        state: this compressor's memory of this tensor; tensors only, saved with the checkpoint. To change a tensor,
-            replace it by a new tensor: if the step is undone, the old tensor is restored.
-        error_feedback: fraction of the unsent rest that will be kept.
-        selections: selections of x that were already made, by CF (multi-level compression).
+        state: tensors that the compressor keeps for this parameter from step to step, by keys of its choice; saved with
+            checkpoints. Never change a tensor in place, but replace it: if the step is undone, the old one is restored.
+        error_feedback: fraction of the unsent rest ``x - sent`` that becomes the residual, 0 to 1.
+        selections: coordinates of x that were selected in this step already, by CF (see ``multilevel``).
         fold: if the compressor ``folds``: the residual that it adds; x is then a gradient without its residual.
     """
 
@@ -114,16 +116,16 @@ class Context:
     fold: Fold | None = None
 
     def excerpt(self, elements: int) -> "Context":
-        """Return a context for a part of the tensor that is compressed again: its shape, without memory."""
+        """Return a context, without state or residual, to compress ``elements`` numbers taken from this tensor."""
         return replace(self, shape=(elements,), state={}, error_feedback=0.0, selections={}, fold=None)
 
     def draws(self, per_rank: bool = False, fixed: bool = False) -> Draws:
-        """Return random numbers that depend on seed, name and step alone: the same on every device and after a resume.
+        """Return a source of random numbers that depend on seed, name and step alone, not on the device or on resumes.
 
         Args:
             per_rank: whether each rank draws other numbers, for rounding that must differ between ranks; otherwise all
                 ranks draw the same numbers.
-            fixed: whether every step draws the same numbers.
+            fixed: whether all steps draw the same numbers; otherwise each step draws its own.
         """
         key = f"{self.seed}\0{self.name}" + ("" if fixed else f"\0{self.step}") + (f"\0{self.rank}" if per_rank else "")
         return Draws(key)
@@ -142,15 +144,15 @@ class Compressor(Settings):
             comes as close as its method can.
         compresses: whether the compressor leaves anything out; False for ``dense``, which only sets a number format,
             and is applied to all tensors.
-        one_round: whether ``rounds`` yields once at every CF and number of ranks, see ``Profile``.
-        error_feedback: fraction of the unsent rest that is kept, see ``Profile``.
-        coding_costs: ``(CF, encode, decode)``, ascending, in copies of the tensor, as ``gravac bench compressors``
-            measures them; empty: not measured. ``gravac.compressors.profile`` has their source.
+        one_round: whether ``rounds`` yields a single collective, at every CF and number of ranks.
+        error_feedback: default fraction of the unsent rest ``x - sent`` that becomes the residual, 0 to 1.
+        coding_costs: points ``(CF, cost of encode, cost of decode)``, ascending by CF. A cost of 1 is the time in which
+            the tensor is copied. ``gravac bench compressors`` measures these points; empty: not measured.
         efficiency_points: ``(CF, median efficiency)``, ascending, for a compressor that is not in ``gravac.beliefs``;
             empty: the points of ``gravac.beliefs``, or cautious defaults.
         efficiency_by_gain: ``(gain, median efficiency)``, ascending; empty: as for ``efficiency_points``.
-        efficiency_apart: ``(steps between two exchanges, exponent)``, ascending, see ``Profile``; empty: as for
-            ``efficiency_points``.
+        efficiency_apart: ``(steps between two exchanges, exponent of the efficiency)``, ascending, for outer steps;
+            empty: as for ``efficiency_points``.
         rounding: unit roundoff u of the sums on the wire: ``|mean - mean of sent| <= (N+2) u mean of |sent|`` for N
             ranks.
     """
@@ -170,7 +172,10 @@ class Compressor(Settings):
 
     @property
     def rounding(self) -> float:
-        """Unit roundoff of the sums on the wire, see the class; that of float32 unless overridden."""
+        """Unit roundoff u of the sums on the wire: ``|mean - mean of sent| <= (N+2) u mean of |sent|`` for N ranks.
+
+        Float32's unless overridden.
+        """
         return 2.0**-24
 
     @property
@@ -181,11 +186,11 @@ class Compressor(Settings):
         numbers. Outside, a number format of the wire overflows or underflows. Every rank then gets means that are not
         finite, or ``sent`` is less accurate, as the compressor's class says. ``(1, 1)``: ``sent`` never scales.
         """
-        return MAGNITUDES
+        return DEFAULT_MAGNITUDES
 
     @property
     def host_waits(self) -> bool:
-        """True if on a GPU the host waits while encoding, as the code reads a tensor. False unless overridden."""
+        """True if the host waits for a GPU while it encodes, since ``rounds`` reads numbers; False by default."""
         return False
 
     def profile(self, cf: float, *, world: int = 2, shapes: Sequence[tuple[int, ...]] = ()) -> Profile:
@@ -214,18 +219,18 @@ class Compressor(Settings):
 
     @property
     def beliefs(self) -> CompressorBeliefs:
-        """Beliefs about the efficiency: points that the class declares, otherwise those of ``gravac.beliefs``."""
-        tabulated = beliefs_in_force().of_compressor(self.name)
+        """Beliefs about efficiency: those that the class declares as points, otherwise those of ``gravac.beliefs``."""
+        table_beliefs = beliefs_in_force().of_compressor(self.name)
         class_points = {
             "by_cf": self.efficiency_points,
             "by_gain": self.efficiency_by_gain,
             "apart": self.efficiency_apart,
         }
-        declared = {field: points for field, points in class_points.items() if points}
-        return tabulated(**declared, kind="not measured") if declared else tabulated
+        declared_points = {field: points for field, points in class_points.items() if points}
+        return table_beliefs(**declared_points, kind="not measured") if declared_points else table_beliefs
 
     def method_at(self, cf: float) -> str:
-        """Return a name for users, with the setting at a CF, such as ``"topk 10x"``.
+        """Return the compressor's name with its setting at a CF, such as ``"topk 10x"``, for messages and tables.
 
         Override this if users set a number of bits or a rank instead of a CF.
 
@@ -242,7 +247,7 @@ class Compressor(Settings):
     def candidates(self, cf_range: tuple[float, float]) -> Span | tuple[float, ...]:
         """Return the supported CFs within a range: a ``Span`` if all are supported, else a tuple (ascending, or empty).
 
-        By default, the compressor's only CF if it has a single one, and if that is in the range; otherwise the span.
+        By default, a compressor with a single CF (``cf``) supports only that CF, any other compressor the whole range.
 
         Args:
             cf_range: lowest and highest CF of the range.
@@ -252,7 +257,7 @@ class Compressor(Settings):
         return (self.cf,) if cf_range[0] <= self.cf <= cf_range[1] else ()
 
     def traffic(self, shape: tuple[int, ...], cf: float, dtype: torch.dtype, world: int = 2) -> tuple[Traffic, ...]:
-        """Predict the traffic of the collectives that ``rounds`` yields for one tensor, without flags and padding.
+        """Return the predicted traffic of the collectives that ``rounds`` yields for one tensor.
 
         Args:
             shape: shape of the tensor.
@@ -261,44 +266,45 @@ class Compressor(Settings):
             world: number of ranks.
 
         Returns:
-            The kind of each collective, and this rank's payload in bytes, in the order of the collectives.
+            The kind of each collective, and this rank's payload in bytes, in the order of the collectives. Flags and
+            padding, which are sent besides, are not included.
         """
         raise NotImplementedError
 
     def wire_dtype(self, gradient: torch.dtype) -> torch.dtype:
-        """Return the number format in which a compressor that leaves nothing out sends gradients of a dtype."""
+        """Return the number format in which gradients of a dtype are sent; asked only if ``compresses`` is False."""
         return gradient
 
     def folds(self, gradient: torch.Tensor, cf: float) -> bool:
-        """True if ``rounds`` adds the residual itself (``ctx.fold``): x is then the flat gradient, maybe not finite.
+        """True if ``rounds`` itself adds the residual, given as ``ctx.fold``, to a flat gradient at a CF.
 
-        The gradient may also have 16 bits. If it is not finite, ``rounds`` may send anything: every rank then gets NaN,
-        and keeps nothing of the gradient. For a batch, the answer for its first gradient counts, and
-        ``rounds_together`` adds the residuals.
+        ``rounds`` then gets the gradient as x: without its residual, in its own dtype (also 16 bit), maybe not finite.
+        If the gradient is not finite, ``rounds`` may send anything: every rank then gets NaN, and keeps nothing of the
+        gradient. For a batch, the result for the first gradient counts, and ``rounds_together`` adds the residuals.
         """
         return False
 
     def misfit(self, key: str, memory: torch.Tensor, elements: int) -> str:
-        """Check a tensor of ``Context.state`` from a checkpoint: describe what is expected; ``""`` if the tensor fits.
+        """Return what a tensor of ``Context.state`` from a checkpoint should be, for a message; ``""`` if it fits.
 
         Args:
-            key: name in the state.
+            key: the tensor's key in the state.
             memory: tensor of floating-point numbers, from a checkpoint.
             elements: number of elements of the parameter.
         """
         return ""
 
     def kept_aside(self, ctx: Context, elements: int) -> torch.Tensor | None:
-        """Return the unsent rest that the compressor itself keeps (``Reduced.aside``), ``[elements]``; or None."""
+        """Return the unsent rest that the compressor keeps in ``ctx.state``, flat, ``[elements]``; ``None`` if none."""
         return None
 
     def rounds(self, x: torch.Tensor, cf: float, ctx: Context) -> Rounds:
-        """Average x over the ranks, compressed.
+        """Yield the collectives that average x over the ranks, compressed; return the result.
 
         Args:
             x: flat, ``(elements,)``, contiguous, finite, float32 or float64; not to be changed.
             cf: requested compression factor; 1 or more.
-            ctx: facts about the tensor.
+            ctx: facts about the tensor and the step.
 
         Returns:
             A generator that yields collectives, is resumed with their results, and returns a ``Reduced``. If there are
@@ -307,9 +313,9 @@ class Compressor(Settings):
         raise NotImplementedError
 
     def batch_key(self, cf: float, ctx: Context) -> Hashable | None:
-        """Return a key; tensors of equal key, size and dtype may share ``rounds_together``. ``None``: none may.
+        """Return a key: ``rounds_together`` may average tensors of equal key, size and dtype. ``None``: not this one.
 
-        The key must be the same on all ranks. Keys are used on a GPU only, on which launches cost much.
+        The key must be the same on all ranks. Keys are used on a GPU only, where launches cost much.
 
         Args:
             cf: requested compression factor; 1 or more.
@@ -318,16 +324,19 @@ class Compressor(Settings):
         return None
 
     def rounds_together(self, x: torch.Tensor, cf: float, contexts: Sequence[Context]) -> Rounds:
-        """Average tensors of equal ``batch_key`` at once; results are those of ``rounds``, up to rounding.
+        """Yield the collectives that average several tensors of equal ``batch_key`` at once; return the result.
+
+        Up to rounding, the result is that of ``rounds`` for each tensor.
 
         Args:
-            x: the tensors, one in each row: ``[count, elements]``, contiguous, otherwise as for ``rounds``.
+            x: the tensors, one in each row: ``[count, elements]``, contiguous, finite, float32 or float64; not to be
+                changed.
             cf: requested compression factor; 1 or more.
             contexts: facts about each tensor; each has its own memory and its own random numbers.
 
         Returns:
-            A generator like that of ``rounds``. Its result is for all rows: mean and sent are flat,
-            ``[count * elements]``, and the error is that of all rows.
+            A generator like that of ``rounds``. Its ``Reduced`` is for all rows: mean and sent are flat,
+            ``[count * elements]``, and the error is the sum over all rows.
         """
         raise NotImplementedError
 
@@ -335,7 +344,7 @@ class Compressor(Settings):
         """Return the squared error of this rank, ``‖x - sent‖²``, at each CF, computed without sending.
 
         Args:
-            x: flat, ``(elements,)``, as for ``rounds``; not to be changed.
+            x: flat, ``(elements,)``, contiguous, finite, float32 or float64; not to be changed.
             cfs: compression factors, ascending.
             ctx: facts about the tensor.
 
@@ -346,5 +355,5 @@ class Compressor(Settings):
 
 
 def k_for(elements: int, cf: float) -> int:
-    """Return how many of ``elements`` a sparsifier sends at ``cf``: ``ceil(elements / cf)``, at least 1."""
+    """Return k, the number of elements that a sparsifier sends of ``elements`` at a CF: ``ceil(elements / cf)``."""
     return min(elements, max(1, math.ceil(elements / cf))) if elements else 0

@@ -1,6 +1,6 @@
 # SPDX-FileCopyrightText: 2026 The gravac developers
 # SPDX-License-Identifier: Apache-2.0
-"""Selects chunks of consecutive coordinates, the same on all ranks, and gathers and scatters their values.
+"""Selection of chunks of consecutive coordinates, the same on all ranks; gathers and scatters the chunks' values.
 
 Copying whole chunks costs a fraction of copying as many single coordinates.
 """
@@ -20,7 +20,7 @@ from gravac.compressors.squares import MAX_SENT_ENERGY
 
 
 def chunk_energies(x: torch.Tensor, chunk: int) -> torch.Tensor:
-    """Return the sum of squares of each chunk of flat x: x's dtype, ``[ceil(elements / chunk)]``.
+    """Return the sum of squares of each chunk of ``chunk`` elements of flat x: x's dtype, ``[number of chunks]``.
 
     On a GPU a Triton kernel computes the sums. Energies above ``MAX_SENT_ENERGY`` (of norms above 9e18) become that
     limit, and energies of float32 norms below 1e-22 may become 0.
@@ -36,17 +36,17 @@ def chunk_energies(x: torch.Tensor, chunk: int) -> torch.Tensor:
 
 
 def folds(gradient: torch.Tensor) -> bool:
-    """True if ``fold_chunks`` accepts a flat gradient."""
-    usable = gradient.dtype != torch.float64 and kernels.usable(gradient.device.type)
-    return usable and gradient.is_contiguous() and gradient.numel() > 0
+    """True if ``fold_chunks``, which needs kernels, accepts a flat gradient."""
+    kernels_usable = gradient.dtype != torch.float64 and kernels.usable(gradient.device.type)
+    return kernels_usable and gradient.is_contiguous() and gradient.numel() > 0
 
 
 @dataclass(slots=True)
 class FoldedChunks:
-    """Sums of gradients and residuals, several tensors side by side, from which values of selected chunks are taken.
+    """Sums of gradients and residuals of several tensors, concatenated; ``take`` removes values of selected chunks.
 
     Attributes:
-        x: sums of gradients and residuals: float32, ``[count * elements]``; values that are taken are subtracted.
+        x: sums of gradients and residuals: float32, ``[count * elements]``; values are subtracted when they are taken.
         energies: sums of squares of the chunks of x: float64, ``[count * chunks]``; updated when values are taken.
         chunk: numbers per chunk.
         count: number of tensors.
@@ -58,17 +58,18 @@ class FoldedChunks:
     count: int
 
     def take(self, order: torch.Tensor, k: int, dtype: torch.dtype, world: int = 1, multiple: int = 1) -> torch.Tensor:
-        """Take k values of each tensor, of its chunks in an ``order``, out of x, in the wire's ``dtype``.
+        """Return the first k values of each tensor's selected chunks as they are sent, and subtract them from x.
 
         Args:
-            order: see ``sending_order``.
+            order: numbers of the selected chunks of each tensor, in the order in which they are sent: int64,
+                ``[count, m]``; see ``sending_order``.
             k: number of values per tensor.
             dtype: number format of the result.
             world: number of ranks, by which values are divided.
             multiple: each tensor's k values are padded with zeros to a multiple of this number.
 
         Returns:
-            ``[count, k]``, k rounded up to the multiple.
+            The values divided by ``world``: ``[count, k]`` in ``dtype``, k rounded up to the multiple.
         """
         values: torch.Tensor = _import_kernels().take(
             self.x, self.energies, order, k, self.chunk, dtype, world, multiple
@@ -82,7 +83,17 @@ class FoldedChunks:
 
 
 def fold_chunks(gradient: torch.Tensor, chunk: int, fold: Fold, world: int) -> tuple[FoldedChunks, torch.Tensor]:
-    """Add gradients and residuals into ``fold.unsent``; also return the chunks' energies to send: bfloat16, flat."""
+    """Write sums of gradients and residuals into ``fold.unsent``; compute the energies of the sums' chunks.
+
+    Args:
+        gradient: flat gradient; ignored if ``fold`` has several gradients.
+        chunk: numbers per chunk.
+        fold: the residuals; sets ``fold.unsent`` if it is ``None``, and ``fold.energy``.
+        world: number of ranks.
+
+    Returns:
+        The sums with their energies, and the energies divided by ``world`` to be sent: bfloat16, ``[count * chunks]``.
+    """
     gradients: Sequence[torch.Tensor] = fold.gradients or (gradient,)
     residuals = fold.residuals if fold.residual is None else (fold.residual,)
     if fold.unsent is None:
@@ -97,11 +108,12 @@ def fold_chunks(gradient: torch.Tensor, chunk: int, fold: Fold, world: int) -> t
 
 @dataclass(frozen=True, slots=True)
 class SparseChunks:
-    """Several tensors side by side that are zero except in some chunks; a kernel writes or adds their values.
+    """Several flat tensors, concatenated, that are zero except in some chunks; a kernel writes or adds the values.
 
     Attributes:
-        values: ``[count, width]``; the first k of each row are a tensor's.
-        order: chunk numbers of each tensor, in the order of the values: int64, ``[count, m]``; see ``sending_order``.
+        values: values of the chunks, ``[count, width]``: a row per tensor, of which the first k are used.
+        order: numbers of each tensor's chunks, in the order of the values: int64, ``[count, m]``; see
+            ``sending_order``.
         k: number of values per tensor.
         chunk: numbers per chunk.
     """
@@ -112,12 +124,12 @@ class SparseChunks:
     chunk: int
 
     def add_to(self, dense: torch.Tensor, alpha: float = 1.0) -> torch.Tensor:
-        """Add ``alpha`` times these tensors to ``dense`` (flat, side by side), in place; return ``dense``."""
+        """Add ``alpha`` times the concatenated tensors to ``dense`` (flat), in place; return ``dense``."""
         _decode([*dense.view(len(self.order), -1)], self, alpha)
         return dense
 
     def overwrite(self, *denses: torch.Tensor) -> bool:
-        """Decompress into tensors, given side by side or one by one; return False if a kernel cannot write there."""
+        """Overwrite flat tensors, one for each tensor or one for all; return False if a kernel cannot write them."""
         if not all(map(folds, denses)):
             return False
         tensors = [*denses[0].view(len(self.order), -1)] if len(denses) == 1 else denses
@@ -126,7 +138,7 @@ class SparseChunks:
 
 
 def sending_order(energies: torch.Tensor, k: int, chunk: int) -> torch.Tensor:
-    """Return the chunks with most energy of each of several tensors, in the order in which they are sent.
+    """Return the numbers of each tensor's chunks with most energy, in the order in which the chunks are sent.
 
     Args:
         energies: sums of squares of each tensor's chunks, of shape ``[count, chunks]``, finite.
@@ -141,16 +153,16 @@ def sending_order(energies: torch.Tensor, k: int, chunk: int) -> torch.Tensor:
     if k == m * chunk or m == 1:
         return largest(energies, m)
     if not energies.is_cpu and m < energies.shape[1]:
-        strongest = energies.topk(m).indices  # no energy is negative
-        return torch.cat([strongest[:, :-1].sort(1).values, strongest[:, -1:]], 1)
+        strongest_chunks = energies.topk(m).indices  # no energy is negative
+        return torch.cat([strongest_chunks[:, :-1].sort(1).values, strongest_chunks[:, -1:]], 1)
     rows = largest(energies, m)
     weakest = energies.gather(1, rows).argmin(1, keepdim=True)
-    others = torch.arange(m - 1, device=rows.device)
-    return rows.gather(1, torch.cat([others + (others >= weakest), weakest], 1))
+    other_positions = torch.arange(m - 1, device=rows.device)
+    return rows.gather(1, torch.cat([other_positions + (other_positions >= weakest), weakest], 1))
 
 
 def positions(order: torch.Tensor, k: int, chunk: int, chunk_count: int) -> torch.Tensor:
-    """Return, for each of several tensors of whole chunks, the positions of its first k coordinates in chunk ``order``.
+    """Return the positions of the first k coordinates of each tensor's selected chunks; tensors have whole chunks.
 
     Args:
         order: chunk numbers of each tensor, int64, ``[count, m]``, in the order in which they are sent.
@@ -159,15 +171,15 @@ def positions(order: torch.Tensor, k: int, chunk: int, chunk_count: int) -> torc
         chunk_count: chunks per tensor.
 
     Returns:
-        Positions in the tensors side by side: int64, flat, ``[count * k]``.
+        Positions in the concatenated tensors: int64, flat, ``[count * k]``.
     """
     order = order + torch.arange(0, len(order) * chunk_count, chunk_count, device=order.device).unsqueeze(1)
-    within = torch.arange(chunk, device=order.device)
-    return (order.unsqueeze(2) * chunk + within).flatten(1)[:, :k].reshape(-1)
+    chunk_offsets = torch.arange(chunk, device=order.device)
+    return (order.unsqueeze(2) * chunk + chunk_offsets).flatten(1)[:, :k].reshape(-1)
 
 
 class ChunkSelection(NamedTuple):
-    """Coordinates that are sent, the same on all ranks; the lengths of both tensors do not depend on gradients.
+    """Coordinates of a tensor that are sent, the same on all ranks; how many are rows does not depend on gradients.
 
     Attributes:
         rows: numbers of the whole chunks: int64, flat, ascending.
@@ -182,7 +194,7 @@ class ChunkSelection(NamedTuple):
 def select_k(
     rows: torch.Tensor, partial: torch.Tensor, k: int, chunk: int, elements: int, start: int = 0
 ) -> ChunkSelection:
-    """Select k coordinates, or fewer at the tensor's end: all chunks whole, except one.
+    """Select k coordinates, or fewer at the tensor's end, of given chunks: all of each chunk, but a part of one.
 
     Args:
         rows: chunk numbers, int64, ascending: as few as contain k coordinates.
@@ -190,20 +202,20 @@ def select_k(
         k: number of coordinates.
         chunk: coordinates per chunk.
         elements: number of coordinates of the tensor.
-        start: position in the partial chunk at which the selection starts; from the chunk's end it continues at the
-            beginning.
+        start: position in the partial chunk from which coordinates are selected; after the chunk's end, selection
+            continues at its beginning.
     """
     partial_length = k - (len(rows) - 1) * chunk
     if partial_length == chunk and elements % chunk == 0:
         return ChunkSelection(rows, rows[:0])
-    within = torch.arange(chunk, device=rows.device)
+    chunk_offsets = torch.arange(chunk, device=rows.device)
     singles = rows[:0]
     if 0 < partial_length < chunk:
-        singles = rows.index_select(0, partial) * chunk + (within[:partial_length] + start).remainder_(chunk)
-        others = torch.arange(len(rows) - 1, device=rows.device)
-        rows = rows.index_select(0, others.add_((others >= partial).long()))
+        singles = rows.index_select(0, partial) * chunk + (chunk_offsets[:partial_length] + start).remainder_(chunk)
+        other_positions = torch.arange(len(rows) - 1, device=rows.device)
+        rows = rows.index_select(0, other_positions.add_((other_positions >= partial).long()))
     if elements % chunk and len(rows):
-        singles = torch.cat([rows[-1:] * chunk + within, singles])
+        singles = torch.cat([rows[-1:] * chunk + chunk_offsets, singles])
         rows = rows[:-1]
     return ChunkSelection(rows, singles)
 
@@ -214,22 +226,22 @@ def gather(x: torch.Tensor, selection: ChunkSelection, chunk: int, k: int) -> to
     values, row_elements = x.new_empty(k), len(selection.rows) * chunk
     torch.index_select(full_chunks, 0, selection.rows, out=values[:row_elements].view(-1, chunk))
     if row_elements < k:
-        inside, positions = _inside(selection.singles, x.numel())
-        torch.mul(x.index_select(0, positions), inside, out=values[row_elements:])
+        is_inside, positions = _mask_inside(selection.singles, x.numel())
+        torch.mul(x.index_select(0, positions), is_inside, out=values[row_elements:])
     return values
 
 
 def scatter(values: torch.Tensor, selection: ChunkSelection, chunk: int, elements: int) -> Sparse:
-    """Return a flat tensor, ``[elements]``, of ``values`` where selected, else zeros; the inverse of ``gather``."""
+    """Return a sparse tensor, ``[elements]``, with flat ``values`` at selected coordinates, and zeros elsewhere."""
     row_elements = len(selection.rows) * chunk
     entries = [(selection.rows, values[:row_elements].view(-1, chunk))] if row_elements else []
     if row_elements < values.numel():
-        inside, positions = _inside(selection.singles, elements)
-        entries.append((positions, torch.where(inside, values[row_elements:], 0)))
+        is_inside, positions = _mask_inside(selection.singles, elements)
+        entries.append((positions, torch.where(is_inside, values[row_elements:], 0)))
     return Sparse(tuple(entries))
 
 
-def _inside(positions: torch.Tensor, elements: int) -> tuple[torch.Tensor, torch.Tensor]:
+def _mask_inside(positions: torch.Tensor, elements: int) -> tuple[torch.Tensor, torch.Tensor]:
     """Return a mask of the positions before the tensor's end, and the positions, each at most the last coordinate."""
     return positions < elements, positions.clamp(max=elements - 1)
 
@@ -241,6 +253,7 @@ def _import_kernels() -> ModuleType:
 
 
 def _decode(denses: Sequence[torch.Tensor], sparse: SparseChunks, alpha: float | None = None) -> None:
+    """Overwrite flat tensors with ``sparse``, or add ``alpha`` times ``sparse``, by a kernel."""
     from gravac.compressors.kernels.chunk_decode import decode  # needs triton
 
     decode(denses, sparse.values, sparse.order, sparse.k, sparse.chunk, alpha)

@@ -21,7 +21,7 @@ import numpy as np
 import torch
 
 from gravac.compressors.levels import (
-    GRID,
+    GRID_POINTS_PER_RMS,
     Kind,
     code_of_pair,
     levels_by_key,
@@ -32,13 +32,13 @@ from gravac.compressors.packing import pack, packed_bytes, unpack
 from gravac.compressors.squares import MIN_EXACT_ENERGY
 
 _Scratch = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
-"""Memory for intermediate results of a piece: float32, int8 and float32 tensors."""
+"""Memory for intermediate results of the blocks that are coded at once: float32, int8 and float32 tensors."""
 
-SCALE = torch.bfloat16
-"""Format of a block's scale on the wire: float32's range in half the bytes."""
+SCALE_DTYPE = torch.bfloat16
+"""Number format of a block's scale on the wire: float32's range in half the bytes."""
 
-PIECE = 1 << 17
-"""Numbers coded at once: as many as fit in a cache, with intermediate results."""
+PIECE_NUMBERS = 1 << 17
+"""How many numbers are coded at once (a piece): as many as fit in a cache, with intermediate results."""
 
 
 class Coded(NamedTuple):
@@ -46,7 +46,7 @@ class Coded(NamedTuple):
 
     Attributes:
         packed: packed codes: uint8, ``[..., blocks, packed_bytes(block, bits)]``.
-        scales: scale of each block: ``SCALE``, ``[..., blocks]``.
+        scales: scale of each block: ``SCALE_DTYPE``, ``[..., blocks]``.
     """
 
     packed: torch.Tensor
@@ -64,7 +64,7 @@ def encode(x: torch.Tensor, bits: int, kind: Kind, out: torch.Tensor | None = No
         x: numbers to code: float32, shape ``[blocks, block]``, contiguous, finite; ``block`` a multiple of 8.
         bits: bits per code: 1, 2, 3, 4 or 8.
         kind: placement of the levels; 8 bits are always uniform.
-        out: like x; overwritten with the decoded numbers. ``None``: they are not stored.
+        out: memory of the shape and dtype of x; overwritten with the decoded numbers. ``None``: they are not stored.
 
     Returns:
         The codes, and ``‖x - decoded‖²``, 0-d, float64.
@@ -77,40 +77,40 @@ def encode(x: torch.Tensor, bits: int, kind: Kind, out: torch.Tensor | None = No
     if not 0 < peak < math.inf:
         return coded, error.double()
     exponent = math.frexp(peak)[1]
-    coded, error = _encode(_shifted(x, -exponent), bits, kind, out)
-    maximum = torch.finfo(SCALE).max
-    coded.scales.copy_(_shifted(coded.scales.double(), exponent).clamp_(-maximum, maximum))
+    coded, error = _encode(_times_power_of_two(x, -exponent), bits, kind, out)
+    maximum = torch.finfo(SCALE_DTYPE).max
+    coded.scales.copy_(_times_power_of_two(coded.scales.double(), exponent).clamp_(-maximum, maximum))
     if out is not None:
-        out.copy_(_shifted(out, exponent))
+        out.copy_(_times_power_of_two(out, exponent))
     return coded, error.double().mul_(4.0**exponent)
 
 
-def _shifted(x: torch.Tensor, exponent: int) -> torch.Tensor:
+def _times_power_of_two(x: torch.Tensor, exponent: int) -> torch.Tensor:
     """Return ``x * 2 ** exponent``, float32 or float64, computed in two steps, since the power itself may overflow."""
     half = exponent // 2
     return (x * 2.0**half).mul_(2.0 ** (exponent - half))
 
 
 def _encode(x: torch.Tensor, bits: int, kind: Kind, out: torch.Tensor | None) -> tuple[Coded, torch.Tensor]:
-    """Encode as ``encode`` does; wrong for numbers whose squares overflow or underflow."""
+    """Encode as ``encode`` does, but wrongly if squares of numbers in x overflow or underflow."""
     count, block = x.shape
     packed = torch.empty(count, packed_bytes(block, bits), dtype=torch.uint8)
-    scales = torch.empty(count, dtype=SCALE)
-    piece_blocks = _piece(block)
+    scales = torch.empty(count, dtype=SCALE_DTYPE)
+    piece_blocks = _blocks_per_piece(block)
     # all pieces use the same memory: allocating memory for each would cost more than all else
     scratch = [torch.empty_like(x[:piece_blocks], dtype=dtype) for dtype in (x.dtype, torch.int8, x.dtype)]
     error = x.new_zeros(())
     for start in range(0, count, piece_blocks):
         blocks = slice(start, start + piece_blocks)
-        piece, into = x[blocks], Coded(packed[blocks], scales[blocks])
+        piece, piece_codes = x[blocks], Coded(packed[blocks], scales[blocks])
         decoded = None if out is None else out[blocks]
-        fine, grid, values = (memory[: len(piece)] for memory in scratch)
-        error += _encode_piece(piece, bits, kind, into, decoded, (fine, grid, values))
+        scaled, grid, values = (memory[: len(piece)] for memory in scratch)
+        error += _encode_piece(piece, bits, kind, piece_codes, decoded, (scaled, grid, values))
     return Coded(packed, scales), error
 
 
 def mean(coded: Coded, bits: int, kind: Kind, out: torch.Tensor) -> torch.Tensor:
-    """Return the mean of several ranks' decoded numbers, added in the order of ranks: the same bits on all ranks.
+    """Decode several ranks' codes and return their mean, added in the order of ranks: the same bits on all ranks.
 
     Args:
         coded: codes to average, ``[ranks, blocks, ...]``.
@@ -122,16 +122,16 @@ def mean(coded: Coded, bits: int, kind: Kind, out: torch.Tensor) -> torch.Tensor
         ``out``.
     """
     (count, block), ranks = out.shape, len(coded.packed)
-    piece_blocks = _piece(block)
+    piece_blocks = _blocks_per_piece(block)
     scratch = torch.empty_like(out[:piece_blocks])
     for start in range(0, count, piece_blocks):
         blocks = slice(start, start + piece_blocks)
         into = out[blocks]
         for rank in range(ranks):
             numbers = scratch[: len(into)] if rank else into
-            # rounded before the addition, as on the rank that encoded the numbers
+            # each product is rounded before it is added, as on the rank that encoded the numbers
             scale = coded.scales[rank, blocks].float().unsqueeze(1)
-            _looked_up(coded.packed[rank, blocks], bits, kind, numbers).mul_(scale)
+            _look_up_levels(coded.packed[rank, blocks], bits, kind, numbers).mul_(scale)
             if rank:
                 into.add_(numbers)
         if ranks > 1:
@@ -141,21 +141,21 @@ def mean(coded: Coded, bits: int, kind: Kind, out: torch.Tensor) -> torch.Tensor
 
 @dataclass(frozen=True, slots=True)
 class Decoded:
-    """Mean of several ranks' coded numbers, decoded piece by piece while it is added, to save memory.
+    """Mean of several ranks' coded tensors; ``add_to`` decodes a few blocks at a time, to save memory.
 
     Attributes:
         coded: codes, ``[ranks, blocks, ...]``.
         bits: bits per code, as encoded.
         kind: placement of the levels, as encoded.
         block: numbers per block.
-        more: further numbers to add (flat, float32), and the position of the first; ``None``: none.
+        extra_numbers: position in the tensor, and numbers (flat, float32) that are added from there on; ``None``: none.
     """
 
     coded: Coded
     bits: int
     kind: Kind
     block: int
-    more: tuple[int, torch.Tensor] | None = None
+    extra_numbers: tuple[int, torch.Tensor] | None = None
 
     def add_to(self, dense: torch.Tensor, alpha: float = 1.0) -> torch.Tensor:
         """Add ``alpha`` times the mean to ``dense`` (flat), in place; return ``dense``.
@@ -164,14 +164,14 @@ class Decoded:
         """
         packed, scales = self.coded
         count = scales.shape[1]
-        piece_blocks = _piece(self.block)
+        piece_blocks = _blocks_per_piece(self.block)
         scratch = scales.new_empty(min(piece_blocks, count), self.block, dtype=torch.float32)
         for start in range(0, count, piece_blocks):
             piece = Coded(packed[:, start : start + piece_blocks], scales[:, start : start + piece_blocks])
             numbers = mean(piece, self.bits, self.kind, scratch[: piece.scales.shape[1]]).view(-1)
             add_at(dense, start * self.block, numbers, alpha)
-        if self.more is not None:
-            position, numbers = self.more
+        if self.extra_numbers is not None:
+            position, numbers = self.extra_numbers
             add_at(dense, position, numbers, alpha)
         return dense
 
@@ -182,43 +182,50 @@ def add_at(dense: torch.Tensor, position: int, numbers: torch.Tensor, alpha: flo
     into.add_(numbers[: into.numel()], alpha=alpha)
 
 
-def _piece(block: int) -> int:
-    """Return the number of blocks in a piece."""
-    return max(1, PIECE // block)
+def _blocks_per_piece(block: int) -> int:
+    """Return how many blocks of ``block`` numbers are coded at once: at least 1."""
+    return max(1, PIECE_NUMBERS // block)
 
 
 def _encode_piece(
     x: torch.Tensor, bits: int, kind: Kind, coded: Coded, out: torch.Tensor | None, scratch: _Scratch
 ) -> torch.Tensor:
-    """Encode a piece into ``coded``; write the decoded numbers into ``out``; return the squared error, 0-d."""
-    fine, grid, values = scratch
+    """Encode a few blocks, ``[blocks, block]``, into ``coded``; return the squared error, 0-d.
+
+    Unless ``out`` is ``None``, it is overwritten with the decoded numbers.
+    """
+    scaled, grid, values = scratch
     norms: torch.Tensor | None = None
     if bits == 1:
-        fine = x
+        scaled = x
     elif kind == "uniform" or bits == 8:
         max_step = (1 << (bits - 1)) - 1
-        coded.scales.copy_(rounded_up(torch.abs(x, out=fine).amax(1)))
-        torch.mul(x, inverse_of(coded.scales.float(), max_step).unsqueeze(1), out=fine).round_()
+        coded.scales.copy_(round_up_to_scale(torch.abs(x, out=scaled).amax(1)))
+        torch.mul(x, inverse_of(coded.scales.float(), max_step).unsqueeze(1), out=scaled).round_()
     else:
         norms = torch.linalg.vector_norm(x, dim=1)
-        torch.mul(x, inverse_of(norms, GRID * x.shape[1] ** 0.5).unsqueeze(1), out=fine)
+        torch.mul(x, inverse_of(norms, GRID_POINTS_PER_RMS * x.shape[1] ** 0.5).unsqueeze(1), out=scaled)
     if bits == 8:
-        coded.packed.copy_(grid.copy_(fine.clamp_(-127, 127)).view(torch.uint8))
+        coded.packed.copy_(grid.copy_(scaled.clamp_(-127, 127)).view(torch.uint8))
     else:
-        coded.packed.copy_(_signs(x) if bits == 1 else _codes(grid.copy_(fine.clamp_(-127, 127).floor_()), bits, kind))
-    _looked_up(coded.packed, bits, kind, values)
-    fine = scratch[0]
+        coded.packed.copy_(
+            _pack_signs(x) if bits == 1 else _pack_codes(grid.copy_(scaled.clamp_(-127, 127).floor_()), bits, kind)
+        )
+    _look_up_levels(coded.packed, bits, kind, values)
+    scaled = scratch[0]
     if bits < 8:
-        along = torch.mul(x, values, out=fine).sum(1)
-        size = torch.full_like(along, x.shape[1]) if bits == 1 else torch.mul(values, values, out=fine).sum(1)
+        level_products = torch.mul(x, values, out=scaled).sum(1)
+        level_squares = (
+            torch.full_like(level_products, x.shape[1]) if bits == 1 else torch.mul(values, values, out=scaled).sum(1)
+        )
         # if all levels are 0, so is their product with x
-        coded.scales.copy_(along / size.clamp(min=1e-30))
+        coded.scales.copy_(level_products / level_squares.clamp(min=1e-30))
         if out is None:
-            scale, total = coded.scales.float(), torch.linalg.vecdot(x, x) if norms is None else norms.square_()
-            return (total - scale * (2 * along - scale * size)).clamp_(min=0).sum()
+            scale, x_squares = coded.scales.float(), torch.linalg.vecdot(x, x) if norms is None else norms.square_()
+            return (x_squares - scale * (2 * level_products - scale * level_squares)).clamp_(min=0).sum()
     decoded = torch.mul(values, coded.scales.float().unsqueeze(1), out=values if out is None else out)
-    rest = torch.sub(x, decoded, out=fine).view(-1)
-    return torch.dot(rest, rest)
+    coding_error = torch.sub(x, decoded, out=scaled).view(-1)
+    return torch.dot(coding_error, coding_error)
 
 
 def inverse_of(scale: torch.Tensor, factor: float) -> torch.Tensor:
@@ -226,23 +233,26 @@ def inverse_of(scale: torch.Tensor, factor: float) -> torch.Tensor:
     return (factor / scale).nan_to_num_(0.0, 0.0, 0.0)
 
 
-def rounded_up(magnitudes: torch.Tensor) -> torch.Tensor:
-    """Round blocks' largest magnitudes, any shape, up to the scales' format, so that no number exceeds its scale."""
-    rounded = magnitudes.to(SCALE)
-    return torch.where(rounded < magnitudes, torch.nextafter(rounded, torch.full_like(rounded, torch.inf)), rounded)
+def round_up_to_scale(magnitudes: torch.Tensor) -> torch.Tensor:
+    """Round magnitudes, any shape, up to the next number in ``SCALE_DTYPE``, so that no number exceeds its scale."""
+    nearest = magnitudes.to(SCALE_DTYPE)
+    return torch.where(nearest < magnitudes, torch.nextafter(nearest, torch.full_like(nearest, torch.inf)), nearest)
 
 
-def _signs(x: torch.Tensor) -> torch.Tensor:
+def _pack_signs(x: torch.Tensor) -> torch.Tensor:
+    """Pack codes of one bit, 1 if not negative, of float32 ``[rows, block]``: uint8, ``[rows, block / 8]``."""
     return torch.from_numpy(np.packbits(np.greater_equal(x.numpy(), 0), axis=1, bitorder="little"))
 
 
-def _codes(grid: torch.Tensor, bits: int, kind: Kind) -> torch.Tensor:
-    """Pack the codes of grid points, int8, ``[rows, block]``; return uint8, ``[rows, packed_bytes(block, bits)]``."""
+def _pack_codes(grid: torch.Tensor, bits: int, kind: Kind) -> torch.Tensor:
+    """Look up the codes of grid points, int8, ``[rows, block]``; return them packed: uint8, ``[rows, bytes]``."""
     if bits == 2:
         points = grid.numpy()
-        codes, *higher = (np.greater_equal(points, point).view(np.uint8) for point in points_between(bits, kind))
-        for above in higher:
-            codes += above
+        codes, *reaches_higher_points = (
+            np.greater_equal(points, point).view(np.uint8) for point in points_between(bits, kind)
+        )
+        for reaches_point in reaches_higher_points:
+            codes += reaches_point
         return pack(torch.from_numpy(codes), bits)
     pairs = grid.view(torch.int16).numpy().view(np.uint16)
     pair_codes = torch.from_numpy(np.take(code_of_pair(bits, kind), pairs, mode="clip"))
@@ -251,7 +261,7 @@ def _codes(grid: torch.Tensor, bits: int, kind: Kind) -> torch.Tensor:
     return torch.cat([pack(pair_codes & 15, 4), pack(pair_codes >> 4, 2)], dim=1)
 
 
-def _looked_up(packed: torch.Tensor, bits: int, kind: Kind, out: torch.Tensor) -> torch.Tensor:
+def _look_up_levels(packed: torch.Tensor, bits: int, kind: Kind, out: torch.Tensor) -> torch.Tensor:
     """Write the levels of packed codes into ``out``, float32, ``[rows, block]``; return ``out``."""
     block = out.shape[1]
     if bits == 8:

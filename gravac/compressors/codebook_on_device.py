@@ -11,9 +11,9 @@ from typing import NamedTuple
 
 import torch
 
-from gravac.compressors.codebook import SCALE, Coded, inverse_of, rounded_up
+from gravac.compressors.codebook import SCALE_DTYPE, Coded, inverse_of, round_up_to_scale
 from gravac.compressors.levels import (
-    GRID,
+    GRID_POINTS_PER_RMS,
     Kind,
     levels,
     levels_of_bytes,
@@ -26,20 +26,20 @@ from gravac.compressors.squares import energy
 
 
 class _Fit(NamedTuple):
-    """Coded blocks, and sums from which their error is computed.
+    """Coded blocks, and sums over each block from which the squared error is computed.
 
     Attributes:
         coded: codes ``[blocks, bytes]`` and scales ``[blocks]``.
         values: the codes' levels: float32, ``[blocks, block]``.
-        along: sum of number times level of each block, ``[blocks]``; ``None`` for 8 bits.
-        size: sum of squared levels of each block, ``[blocks]``; ``None`` for 8 bits.
-        norms: norm of each block, ``[blocks]``; ``None`` if not computed.
+        level_products: sum over a block of number times level, ``[blocks]``; ``None`` for 8 bits.
+        level_squares: sum over a block of squared levels, ``[blocks]``; ``None`` for 8 bits.
+        norms: norm of each block of numbers, ``[blocks]``; ``None`` if not computed.
     """
 
     coded: Coded
     values: torch.Tensor
-    along: torch.Tensor | None = None
-    size: torch.Tensor | None = None
+    level_products: torch.Tensor | None = None
+    level_squares: torch.Tensor | None = None
     norms: torch.Tensor | None = None
 
 
@@ -56,12 +56,12 @@ def encode(x: torch.Tensor, bits: int, kind: Kind) -> tuple[Coded, torch.Tensor]
         correctly, since float32 cannot represent their squares.
     """
     fit = _fit(x, bits, kind)
-    if fit.along is None or fit.size is None:
-        rest = torch.sub(x, _scaled(fit.values, fit.coded.scales), out=fit.values).view(-1)
-        return fit.coded, energy(rest)
-    total = torch.linalg.vecdot(x, x) if fit.norms is None else fit.norms.square_()
-    change = (fit.size * fit.coded.scales).sub_(fit.along, alpha=2).mul_(fit.coded.scales)
-    return fit.coded, change.add_(total).clamp_(min=0).sum(dtype=torch.float64)
+    if fit.level_products is None or fit.level_squares is None:
+        coding_error = torch.sub(x, _scaled(fit.values, fit.coded.scales), out=fit.values).view(-1)
+        return fit.coded, energy(coding_error)
+    x_squares = torch.linalg.vecdot(x, x) if fit.norms is None else fit.norms.square_()
+    error_change = (fit.level_squares * fit.coded.scales).sub_(fit.level_products, alpha=2).mul_(fit.coded.scales)
+    return fit.coded, error_change.add_(x_squares).clamp_(min=0).sum(dtype=torch.float64)
 
 
 def encode_decoded(x: torch.Tensor, bits: int, kind: Kind) -> tuple[Coded, torch.Tensor]:
@@ -71,11 +71,11 @@ def encode_decoded(x: torch.Tensor, bits: int, kind: Kind) -> tuple[Coded, torch
 
 
 def decode(packed: torch.Tensor, scales: torch.Tensor, bits: int, kind: Kind, block: int) -> torch.Tensor:
-    """Decode packed codes.
+    """Return the numbers that packed codes and their scales represent.
 
     Args:
         packed: packed codes: uint8, ``[..., packed_bytes(block, bits)]``.
-        scales: scale of each block: ``SCALE``, ``[...]``.
+        scales: scale of each block: ``SCALE_DTYPE``, ``[...]``.
         bits: bits per code, as encoded.
         kind: placement of the levels, as encoded.
         block: numbers per block.
@@ -98,30 +98,31 @@ def decode(packed: torch.Tensor, scales: torch.Tensor, bits: int, kind: Kind, bl
 
 
 def _fit(x: torch.Tensor, bits: int, kind: Kind) -> _Fit:
-    """Encode blocks ``[blocks, block]`` and fit a scale to each: least squares; for 8 bits the largest magnitude."""
+    """Encode x, ``[blocks, block]``; scales fit by least squares, or are largest magnitudes (8 bits)."""
     packed = torch.empty(len(x), packed_bytes(x.shape[1], bits), dtype=torch.uint8, device=x.device)
-    scales, fine = torch.empty(len(x), dtype=SCALE, device=x.device), x
+    scales, scaled = torch.empty(len(x), dtype=SCALE_DTYPE, device=x.device), x
     norms: torch.Tensor | None = None
     if kind == "uniform" or bits == 8:
         max_step = (1 << (bits - 1)) - 1
         if bits > 1:
-            scales = rounded_up(x.abs().amax(1))
-            fine = (x * inverse_of(scales.float(), max_step).unsqueeze(1)).round_()
+            scales = round_up_to_scale(x.abs().amax(1))
+            scaled = (x * inverse_of(scales.float(), max_step).unsqueeze(1)).round_()
     elif bits > 1:
         norms = torch.linalg.vector_norm(x, dim=1)
-        fine = x * inverse_of(norms, GRID * x.shape[1] ** 0.5).unsqueeze(1)
+        scaled = x * inverse_of(norms, GRID_POINTS_PER_RMS * x.shape[1] ** 0.5).unsqueeze(1)
     if bits == 8:
-        packed.view(torch.int8).copy_(fine.clamp_(-127, 127))
-        return _Fit(Coded(packed, scales), fine.mul_(1 / 127))
-    codes = torch.bucketize(fine, thresholds(bits, kind, x.device), right=True, out_int32=True)
+        packed.view(torch.int8).copy_(scaled.clamp_(-127, 127))
+        return _Fit(Coded(packed, scales), scaled.mul_(1 / 127))
+    codes = torch.bucketize(scaled, thresholds(bits, kind, x.device), right=True, out_int32=True)
     pack_into(packed, codes, bits)
     values = levels(bits, kind, x.device).index_select(0, codes.view(-1)).view_as(x)
-    along = (x * values).sum(1)
-    size = torch.full_like(along, x.shape[1]) if bits == 1 else (values * values).sum(1)
+    level_products = (x * values).sum(1)
+    level_squares = torch.full_like(level_products, x.shape[1]) if bits == 1 else (values * values).sum(1)
     # only even levels may all be 0, and then so is their product with x
-    torch.div(along, size.clamp(min=1e-30) if kind == "uniform" else size, out=scales)
-    return _Fit(Coded(packed, scales), values, along, size, norms)
+    torch.div(level_products, level_squares.clamp(min=1e-30) if kind == "uniform" else level_squares, out=scales)
+    return _Fit(Coded(packed, scales), values, level_products, level_squares, norms)
 
 
 def _scaled(values: torch.Tensor, scales: torch.Tensor) -> torch.Tensor:
+    """Multiply each block of values, ``[..., block]``, by its scale, ``[...]``, in place; return the values."""
     return values.mul_(scales.unsqueeze(-1))

@@ -13,12 +13,12 @@ from gravac.compressors.base import Compressor, Context, Reduced, Rounds
 from gravac.compressors.dtypes import dtype_of, magnitudes_in, unit_roundoff
 from gravac.compressors.profile import Coding, Profile
 
-SIXTEEN_BIT = Coding(1.24, 0.78)
-"""Cost of converting to 16 bit and back: docs/measurements/compressors.json, ``torch fp16``."""
+SIXTEEN_BIT_CODING = Coding(1.24, 0.78)
+"""Cost of converting a tensor to 16 bit and back, in copies: docs/measurements/compressors.json, ``torch fp16``."""
 
 
 def divide(x: torch.Tensor, world: int, wire: torch.dtype) -> torch.Tensor:
-    """Return ``x / world`` in the wire's number format, in the shape of x; dividing before the sum avoids overflow.
+    """Return ``x / world`` in the number format ``wire``, in the shape of x; dividing before the sum avoids overflow.
 
     If dividing only changes the exponent, and the format has room for the new exponent, x is converted first, which is
     faster.
@@ -31,15 +31,16 @@ def divide(x: torch.Tensor, world: int, wire: torch.dtype) -> torch.Tensor:
 def divides_first(world: int, wire: torch.dtype) -> bool:
     """True if gradients are divided by the number of ranks before they are summed, as native DDP divides them.
 
-    Float16 is divided first, since its sums overflow above 65504. So is every format if dividing changes no bit except
-    those of subnormal numbers. Otherwise the sum is divided, which rounds once instead of at every rank. That sum
-    overflows if the mean is above the format's largest number over ``world``: for float32, above 3.4e38 / 3.
+    Gradients in float16 are divided first, since their sum overflows above 65504. Gradients in any format are divided
+    first if ``world`` is a power of two, as dividing then changes only the exponent. Otherwise the sum is divided,
+    which rounds once instead of at every rank. That sum overflows if the mean exceeds the format's largest number over
+    ``world``: for float32 and 3 ranks, 3.4e38 / 3.
     """
     return wire == torch.float16 or is_power_of_two(world)
 
 
 def is_power_of_two(world: int) -> bool:
-    """True if dividing by a number of ranks only changes exponents."""
+    """True if the number of ranks is a power of two, so that dividing by it only changes exponents."""
     return world & (world - 1) == 0
 
 
@@ -69,8 +70,8 @@ class Dense(Compressor):
         return 1.0 if self.dtype == "float32" else 2.0
 
     def profile(self, cf: float, *, world: int = 2, shapes: Sequence[tuple[int, ...]] = ()) -> Profile:
-        """Return expected costs: a family for each number format, since converting takes time; nothing is lost."""
-        coding = Coding(0.0, 0.0) if self.dtype == "float32" else SIXTEEN_BIT
+        """Return expected costs, those of converting to ``dtype``; each number format is a family of its own."""
+        coding = Coding(0.0, 0.0) if self.dtype == "float32" else SIXTEEN_BIT_CODING
         kind: MethodKind | None = None if self.dtype == "float32" else "16 bit"
         return Profile(family=self.dtype, coding=coding, kind=kind, one_round=True, pad_multiple=1)
 
@@ -79,7 +80,7 @@ class Dense(Compressor):
         return f"dense {self.dtype}"
 
     def for_cf(self, cf: float) -> "Dense":
-        """Return a dense compressor of CF 1 or 2: this object if its CF fits, else one of float32 or bfloat16."""
+        """Return a dense compressor of CF 1 or 2: this one if it has that CF, else one in float32 or bfloat16."""
         return self if cf == self.cf else self(dtype="float32" if cf == 1 else "bfloat16")
 
     def wire_dtype(self, gradient: torch.dtype) -> torch.dtype:
@@ -88,15 +89,15 @@ class Dense(Compressor):
 
     @property
     def magnitudes(self) -> tuple[float, float]:
-        """Smallest and largest magnitude of a gradient that the number format of the values can represent."""
+        """Smallest and largest magnitude of a gradient that the number format ``dtype`` can represent."""
         return magnitudes_in(dtype_of(self.dtype, torch.float32))
 
     def traffic(self, shape: tuple[int, ...], cf: float, dtype: torch.dtype, world: int = 2) -> tuple[Traffic, ...]:
-        """Predict one all-reduce of all elements in the wire's number format, in bytes."""
+        """Return the predicted traffic: one all-reduce of all elements in the wire's number format, in bytes."""
         return (Traffic(AllReduce, torch.Size(shape).numel() * self.wire_dtype(dtype).itemsize),)
 
     def rounds(self, x: torch.Tensor, cf: float, ctx: Context) -> Rounds:
-        """Average flat x by one all-reduce, of each rank's ``x / world`` if ``divides_first``."""
+        """Average flat x by one all-reduce; x is divided by ``world`` before it if ``divides_first``, else after."""
         wire = self.wire_dtype(ctx.dtype)
         if wire.itemsize >= x.element_size():
             if divides_first(ctx.world, wire):
@@ -118,4 +119,4 @@ class Dense(Compressor):
 
 
 dense = Dense()
-"""Dense float32; ``dense(dtype="bfloat16")`` makes another."""
+"""Dense in float32; ``dense(dtype="bfloat16")`` is dense in bfloat16."""

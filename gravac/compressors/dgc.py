@@ -27,7 +27,10 @@ MAX_CORRECTIONS = 10
 """Maximum number of times that the published rule adjusts its threshold."""
 
 COUNT_BOUNDS = (0.8, 1.3)
-"""The published rule accepts a count of coordinates between these multiples of k; also its factors on the threshold."""
+"""Multiples of k between which the published rule accepts the number of coordinates that reach the threshold.
+
+Otherwise the rule multiplies the threshold by the first number (too few coordinates) or by the second (too many).
+"""
 
 
 class DGC(ThresholdK):
@@ -37,8 +40,8 @@ class DGC(ThresholdK):
         momentum: momentum of the velocity, in [0, 1); default: 0.9. 0: the velocity is a plain sum of gradients.
         nesterov: whether momentum has Nesterov's form; default: False.
         masking: whether the momentum of coordinates that were sent is cleared, too; default: True.
-        clip: each tensor's gradient is clipped to this norm divided by ``sqrt(ranks)``; above 0. ``None``, the default:
-            no clipping.
+        clip: norm, above 0; each tensor's gradient is clipped to this norm divided by ``sqrt(number of ranks)``.
+            ``None``, the default: no clipping.
         warmup_steps: number of steps in which the CF rises exponentially from 4 to the requested CF, 0 or more;
             default: 0.
         sample: fraction of the velocity's elements from which the threshold is estimated, in (0, 1]; default: 0.01.
@@ -63,17 +66,21 @@ class DGC(ThresholdK):
     sample: Annotated[float, Field(gt=0, le=1)] = 0.01
 
     def profile(self, cf: float, *, world: int = 2, shapes: Sequence[tuple[int, ...]] = ()) -> Profile:
-        """Return expected costs: coding needs top-k's memory, a new momentum, a velocity and its unsent rest."""
+        """Return expected costs at a CF; coding needs memory also for a new momentum, velocity and unsent rest."""
         profile = super().profile(cf, world=world, shapes=shapes)
         return replace(profile, coding_bytes=profile.coding_bytes + 12)
 
     @property
     def exact_cf(self) -> bool:  # type: ignore[override]
-        """True if the requested CF is achieved: without a warm-up, and if exactly k coordinates are sent."""
+        """True if the achieved CF is the requested CF: no warm-up is set, and exactly k coordinates are sent."""
         return self.keeps_k and self.warmup_steps == 0
 
     def threshold(self, magnitudes: torch.Tensor, k: int) -> float:
-        """Return a quantile of a sample of flat ``magnitudes``; unless ``exact_count``, corrected several times."""
+        """Return a magnitude that about k of flat ``magnitudes`` reach: a quantile of a sample.
+
+        With ``exact_count``, 0.8 times that quantile. Otherwise the quantile is adjusted, at most ``MAX_CORRECTIONS``
+        times, until the number of magnitudes that reach it is within ``COUNT_BOUNDS``.
+        """
         stride = max(1, min(int(1 / self.sample), magnitudes.numel() // 256))
         sample = magnitudes[::stride]
         sample_k = max(1, math.ceil(sample.numel() * k / magnitudes.numel()))
@@ -91,7 +98,7 @@ class DGC(ThresholdK):
         return threshold
 
     def rounds(self, x: torch.Tensor, cf: float, ctx: Context) -> Rounds:
-        """Send the velocity's largest coordinates; x is flat.
+        """Average the velocity's largest coordinates; x is this step's gradient, flat.
 
         1. Add the gradient to the momentum, and the momentum to the velocity (both kept in ``ctx.state``).
         2. Select the velocity's k largest coordinates, or without ``exact_count`` those above a sampled threshold.
@@ -109,25 +116,25 @@ class DGC(ThresholdK):
         return Reduced(reduced.mean, reduced.sent, reduced.cf, target=velocity, error=energy(unsent))
 
     def errors(self, x: torch.Tensor, cfs: Sequence[float], ctx: Context) -> list[torch.Tensor]:
-        """Return the squared errors, 0-d, of sending the velocity with flat x, at the CFs of this warm-up step."""
+        """Return the squared error at each CF, 0-d, of sending the velocity after the gradient, flat x, is added."""
         _, velocity = self._accumulated(x, ctx)
         total = energy(velocity)
         counts = [k_for(x.numel(), self.cf_at(cf, ctx.step)) for cf in cfs]
         return [(total - energy(self.select(velocity, k).values)).clamp_(min=0) for k in counts]
 
     def cf_at(self, cf: float, step: int) -> float:
-        """Return the CF of a step if ``cf`` is requested: a lower CF during warm-up."""
+        """Return the CF that a step uses if ``cf`` is requested: a lower CF during warm-up."""
         if step >= self.warmup_steps or cf <= 4:
             return cf
         return float(4 * (cf / 4) ** ((step + 1) / (self.warmup_steps + 1)))
 
     def misfit(self, key: str, memory: torch.Tensor, elements: int) -> str:
-        """Check a momentum or velocity from a checkpoint: describe what is expected, unless it is ``[elements]``."""
+        """Return the shape that a momentum or velocity from a checkpoint should have; ``""`` if it has this shape."""
         fits = key not in ("momentum", "velocity") or memory.shape == (elements,)
         return "" if fits else f"{elements} elements in one dimension"
 
     def _accumulated(self, x: torch.Tensor, ctx: Context) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return momentum and velocity, each with this step's gradient added."""
+        """Return momentum and velocity after this step's gradient, flat x: both ``[elements]``, dtype of x."""
         gradient = x
         if self.clip is not None:
             limit = self.clip * ctx.world**-0.5

@@ -38,7 +38,10 @@ def rounds_products(like: torch.Tensor) -> bool:
 
 
 def magnitudes_in(dtype: torch.dtype) -> tuple[float, float]:
-    """Return the smallest and largest magnitude of elements sent in ``dtype``: see ``Compressor.magnitudes``."""
+    """Return the smallest and largest magnitude of elements that may be sent in ``dtype``, with a margin.
+
+    The result is meant for ``Compressor.magnitudes``.
+    """
     return (2.0**-14, 2.0**15) if dtype == torch.float16 else (2.0**-100, 2.0**100)
 
 

@@ -29,14 +29,14 @@ from gravac.compressors.profile import CostPoints, Profile, coding_at
 from gravac.compressors.quantize import quantize
 from gravac.compressors.topkc import topkc
 
-SHAPE = (1024, 1024)
-"""Shape of the tensor whose wire ratios, at two ranks, are a ladder's CFs; other shapes and more ranks deviate."""
+RATIO_SHAPE = (1024, 1024)
+"""Shape of the tensor whose wire ratios between two ranks are a ladder's CFs; other tensors' ratios differ."""
 
 RUNG_RATIO = 2.0
-"""Factor between neighbouring rungs of a member that supports all CFs."""
+"""Factor between the wire ratios of neighbouring rungs of a member that supports all CFs."""
 
 HIGHEST_CF = 1e6
-"""Highest CF that is tried in order to reach a wire ratio."""
+"""Highest CF of a member that is tried to reach a wire ratio."""
 
 
 class Ladder(Compressor):
@@ -66,7 +66,7 @@ class Ladder(Compressor):
     members: Annotated[tuple[Compressor, ...], Field(min_length=1)]
 
     def __call__(self, *members: Compressor, **changes: Any) -> "Ladder":
-        """Return a ladder with other members, or with other settings."""
+        """Return a copy of this ladder, with other members if any are given."""
         return super().__call__(**({"members": members} if members else {}), **changes)
 
     @field_validator("members")
@@ -75,7 +75,8 @@ class Ladder(Compressor):
         refused = [member.name for member in members if not member.contractive or member.owns_momentum]
         if refused:
             raise ValueError(
-                f"{', '.join(refused)} cannot be on a ladder; give contractive compressors without momentum"
+                f"{', '.join(refused)} cannot be on a ladder: not contractive, or with momentum of its own; "
+                "give other compressors"
             )
         return members
 
@@ -86,17 +87,17 @@ class Ladder(Compressor):
 
     @property
     def magnitudes(self) -> tuple[float, float]:
-        """Smallest and largest magnitude that all members can represent."""
-        smallest, largest = zip(*(member.magnitudes for member in self.members), strict=True)
-        return max(smallest), min(largest)
+        """Smallest and largest magnitude of a gradient's elements that all members can represent."""
+        smallest_magnitudes, largest_magnitudes = zip(*(member.magnitudes for member in self.members), strict=True)
+        return max(smallest_magnitudes), min(largest_magnitudes)
 
     @property
     def host_waits(self) -> bool:
-        """True if on a GPU the host waits while any member encodes."""
+        """True if the host waits for a GPU while any member encodes."""
         return any(member.host_waits for member in self.members)
 
     def profile(self, cf: float, *, world: int = 2, shapes: Sequence[tuple[int, ...]] = ()) -> Profile:
-        """Return expected costs of the member used at ``cf``; coding costs are the ladder's own, by wire ratio."""
+        """Return the profile of the member used at ``cf``, but with the ladder's own coding costs, by wire ratio."""
         member, member_cf = self.serving(cf)
         return replace(member.profile(member_cf, world=world, shapes=shapes), coding=coding_at(self.coding_costs, cf))
 
@@ -106,16 +107,19 @@ class Ladder(Compressor):
         return member.method_at(member_cf)
 
     def serving(self, ratio: float) -> tuple[Compressor, float]:
-        """Return the member used at a wire ratio, and its CF: the rung's, else the first that reaches the ratio."""
+        """Return the member used at a wire ratio, and the member's CF.
+
+        If a rung has that ratio, its member is used; otherwise the first member that reaches the ratio.
+        """
         rung = next((rung for rung in _rungs(self.members) if math.isclose(rung.ratio, ratio, rel_tol=1e-6)), None)
-        return (rung.member, rung.cf) if rung else _serving(self.members, ratio)
+        return (rung.member, rung.cf) if rung else _member_reaching(self.members, ratio)
 
     def candidates(self, cf_range: tuple[float, float]) -> tuple[float, ...]:
         """Return the wire ratios of all members' rungs that are in the range."""
         return tuple(rung.ratio for rung in _rungs(self.members) if cf_range[0] <= rung.ratio <= cf_range[1])
 
     def traffic(self, shape: tuple[int, ...], cf: float, dtype: torch.dtype, world: int = 2) -> tuple[Traffic, ...]:
-        """Predict the traffic of the member used at ``cf``, in bytes."""
+        """Return the predicted traffic of the member used at ``cf``, in bytes."""
         member, member_cf = self.serving(cf)
         return member.traffic(shape, member_cf, dtype, world)
 
@@ -140,15 +144,15 @@ class Ladder(Compressor):
         return member.folds(gradient, member_cf)
 
     def errors(self, x: torch.Tensor, cfs: Sequence[float], ctx: Context) -> list[torch.Tensor]:
-        """Return the squared errors of flat x, each by the member used at the CF."""
+        """Return the squared error of flat x at each CF, 0-d, by the member used at that CF."""
         return [member.errors(x, [member_cf], ctx)[0] for member, member_cf in map(self.serving, cfs)]
 
     def misfit(self, key: str, memory: torch.Tensor, elements: int) -> str:
-        """Check a tensor from a checkpoint by each member; describe what is expected if a member refuses it."""
+        """Return what a tensor from a checkpoint should be, for a member that it does not fit; ``""`` if it fits."""
         return next(filter(None, (member.misfit(key, memory, elements) for member in self.members)), "")
 
     def kept_aside(self, ctx: Context, elements: int) -> torch.Tensor | None:
-        """Return the unsent rest that a member itself keeps: flat, ``[elements]``; ``None`` if no member does."""
+        """Return the unsent rest that a member keeps in ``ctx.state``: flat, ``[elements]``; ``None`` if none does."""
         by_member = (member.kept_aside(ctx, elements) for member in self.members)
         return next((aside for aside in by_member if aside is not None), None)
 
@@ -173,41 +177,48 @@ def _rungs(members: tuple[Compressor, ...]) -> tuple[Rung, ...]:
     for member in members:
         supported_cfs = member.candidates((1.0, HIGHEST_CF))
         if isinstance(supported_cfs, Span):
-            highest = max((rung.ratio for rung in rungs), default=1.0)
-            steps = math.ceil(math.log(HIGHEST_CF / highest, RUNG_RATIO))
-            ratios = [(highest * RUNG_RATIO**step) for step in range(1, steps)]
-            member_rungs = [Rung(ratio, member, cf) for ratio in ratios if (cf := _lowest(member, ratio)) is not None]
+            highest_ratio = max((rung.ratio for rung in rungs), default=1.0)
+            steps = math.ceil(math.log(HIGHEST_CF / highest_ratio, RUNG_RATIO))
+            ratios = [(highest_ratio * RUNG_RATIO**step) for step in range(1, steps)]
+            member_rungs = [
+                Rung(ratio, member, cf) for ratio in ratios if (cf := _lowest_cf(member, ratio)) is not None
+            ]
         else:
             member_rungs = [Rung(wire_ratio(member, cf), member, cf) for cf in supported_cfs]
-        occupied = {round(rung.ratio, 6) for rung in rungs}
-        rungs += [rung for rung in member_rungs if round(rung.ratio, 6) not in occupied]
+        occupied_ratios = {round(rung.ratio, 6) for rung in rungs}
+        rungs += [rung for rung in member_rungs if round(rung.ratio, 6) not in occupied_ratios]
     return tuple(sorted(rungs, key=lambda rung: rung.ratio))
 
 
 def wire_ratio(compressor: Compressor, cf: float) -> float:
-    """Return wire bytes of a dense float32 all-reduce of ``SHAPE`` over those of a compressor, between two ranks.
+    """Return the wire ratio of a compressor: wire bytes of a dense float32 all-reduce / wire bytes sent.
+
+    Two ranks exchange a tensor of ``RATIO_SHAPE``.
 
     Args:
         compressor: the compressor.
         cf: compression factor of the compressor.
     """
-    sent = sum(traffic.wire_bytes(2) for traffic in compressor.traffic(SHAPE, cf, torch.float32, 2))
-    return AllReduce.wire_bytes(4 * torch.Size(SHAPE).numel(), 2) / sent
+    sent = sum(traffic.wire_bytes(2) for traffic in compressor.traffic(RATIO_SHAPE, cf, torch.float32, 2))
+    return AllReduce.wire_bytes(4 * torch.Size(RATIO_SHAPE).numel(), 2) / sent
 
 
 @functools.cache
-def _serving(members: tuple[Compressor, ...], ratio: float) -> tuple[Compressor, float]:
-    """Return the first member that reaches the ratio, and its lowest CF that does; else those of the highest rung."""
+def _member_reaching(members: tuple[Compressor, ...], ratio: float) -> tuple[Compressor, float]:
+    """Return the first member that reaches a wire ratio, with the lowest CF at which it does.
+
+    If no member reaches the ratio, the member and the CF of the highest rung.
+    """
     for member in members:
-        cf = _lowest(member, ratio)
+        cf = _lowest_cf(member, ratio)
         if cf is not None:
             return member, cf
-    highest = _rungs(members)[-1]
-    return highest.member, highest.cf
+    highest_rung = _rungs(members)[-1]
+    return highest_rung.member, highest_rung.cf
 
 
-def _lowest(member: Compressor, ratio: float) -> float | None:
-    """Return the lowest CF at which a member reaches a ratio, within 0.1 %; ``None`` if no CF does."""
+def _lowest_cf(member: Compressor, ratio: float) -> float | None:
+    """Return the lowest CF at which a member reaches a wire ratio, within 0.1 %; ``None`` if no CF does."""
     supported_cfs = member.candidates((1.0, HIGHEST_CF))
     if not isinstance(supported_cfs, Span):
         return min((cf for cf in supported_cfs if wire_ratio(member, cf) >= ratio * 0.999), default=None)

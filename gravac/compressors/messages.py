@@ -2,9 +2,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """Messages of quantized numbers: the codes of several blocks, then their scales; on a GPU made by kernels.
 
-A message is uint8, flat: the codes of each block, packed as by ``packing.pack``, then a ``SCALE`` per block. Kernels
-(``kernels.quantize``) make the same messages as ``codebook``, except for numbers on a threshold and the last bit of a
-scale. Kernels decode messages to the same bits as ``codebook``. So does ``codebook_on_device``, if kernels cannot run.
+A message is uint8, flat: the codes of each block, packed as by ``packing.pack``, then a scale per block, in
+``SCALE_DTYPE``. Kernels (``kernels.quantize``) make the same messages as ``codebook``, except for numbers on a
+threshold and the last bit of a scale. Kernels decode messages to the same bits as ``codebook``. On a GPU without
+kernels, ``codebook_on_device`` encodes and decodes.
 """
 
 from dataclasses import dataclass
@@ -14,13 +15,13 @@ import torch
 
 from gravac.compressors import codebook, codebook_on_device, kernels
 from gravac.compressors.base import Fold
-from gravac.compressors.codebook import SCALE, Coded, Decoded, add_at
+from gravac.compressors.codebook import SCALE_DTYPE, Coded, Decoded, add_at
 from gravac.compressors.levels import Kind
 from gravac.compressors.packing import packed_bytes
 
 
 def encode(x: torch.Tensor, bits: int, kind: Kind, block: int, shards: int = 1) -> tuple[torch.Tensor, torch.Tensor]:
-    """Quantize flat x to messages, padded with zeros to whole blocks, with equally many blocks in each shard.
+    """Quantize flat x to messages. x is padded with zeros to whole blocks, equally many in each shard.
 
     Args:
         x: numbers to code: float32, flat, contiguous, finite.
@@ -32,24 +33,30 @@ def encode(x: torch.Tensor, bits: int, kind: Kind, block: int, shards: int = 1) 
     Returns:
         The messages, uint8, ``[shards, bytes]``, and ``‖x - decoded‖²``, 0-d.
     """
-    quantizer = _kernels(x, block)
+    quantizer = _usable_kernels(x, block)
     if quantizer is not None:
         message, sums = quantizer.encode(x, bits, kind, block, shards)
         return message, sums[0]
-    rows = padded(x, shards * -(-x.numel() // (block * shards)), block)
+    rows = pad_to_blocks(x, shards * -(-x.numel() // (block * shards)), block)
     coded, error = (codebook if x.device.type == "cpu" else codebook_on_device).encode(rows, bits, kind)
-    return _message(coded, shards), error
+    return _join_message(coded, shards), error
 
 
 def folds(gradient: torch.Tensor, block: int) -> bool:
     """True if ``encode_folded`` accepts a flat gradient in blocks of ``block`` numbers."""
-    return gradient.is_contiguous() and _kernels(gradient, block) is not None
+    return gradient.is_contiguous() and _usable_kernels(gradient, block) is not None
 
 
 def encode_folded(
     gradient: torch.Tensor, fold: Fold, bits: int, kind: Kind, block: int, shards: int = 1
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Quantize gradient plus residual, as ``encode`` does; write the coding error into ``fold.unsent``."""
+    """Quantize the sum of a flat gradient and the residual in ``fold``, as ``encode`` does; needs kernels.
+
+    Sets ``fold.energy``, and overwrites ``fold.unsent`` with the coding error, ``sum - decoded``.
+
+    Returns:
+        The messages, uint8, ``[shards, bytes]``, and the squared coding error, 0-d.
+    """
     message, sums = _import_kernels().encode(
         gradient, bits, kind, block, shards, residual=fold.residual, unsent=fold.unsent
     )
@@ -63,7 +70,7 @@ def encode_decoded(x: torch.Tensor, bits: int, kind: Kind, block: int) -> tuple[
     Returns:
         The message, uint8, ``[1, bytes]``, and the decoded numbers: float32, flat, ``[elements]``.
     """
-    quantizer = _kernels(x, block)
+    quantizer = _usable_kernels(x, block)
     if quantizer is not None:
         decoded = torch.empty_like(x)
         return quantizer.encode(x, bits, kind, block, decoded=decoded)[0], decoded
@@ -73,63 +80,66 @@ def encode_decoded(x: torch.Tensor, bits: int, kind: Kind, block: int) -> tuple[
         coded, _ = codebook.encode(rows, bits, kind, decoded)
     else:
         coded, decoded = codebook_on_device.encode_decoded(rows, bits, kind)
-    return _message(coded, 1), decoded.view(-1)
+    return _join_message(coded, 1), decoded.view(-1)
 
 
 @dataclass(frozen=True, slots=True)
 class Messages:
-    """Numbers that messages represent, decoded while they are added to a tensor.
+    """A flat tensor stored as messages, which are decoded while they are added to another tensor.
 
     Attributes:
-        messages: uint8, ``[shards, parts, bytes]``, a message's bytes side by side. Shards follow one another; each is
-            the mean of its parts, one from each rank, added in their order.
+        messages: uint8, ``[shards, parts, bytes]``, a message's bytes contiguous. The tensor consists of the shards,
+            one after another. Each shard is the mean of its parts, one from each rank, added in their order.
         bits: bits per code, as encoded.
         kind: placement of the levels, as encoded.
         block: numbers per scale, as encoded.
-        more: further numbers to add (flat, float32), and the position of the first; ``None``: none.
+        extra_numbers: position in the tensor, and numbers (flat, float32) that are added from there on; ``None``: none.
     """
 
     messages: torch.Tensor
     bits: int
     kind: Kind
     block: int
-    more: tuple[int, torch.Tensor] | None = None
+    extra_numbers: tuple[int, torch.Tensor] | None = None
 
     def add_to(self, dense: torch.Tensor, alpha: float = 1.0) -> torch.Tensor:
         """Add ``alpha`` times the numbers to ``dense`` (flat), in place; return ``dense``.
 
         Numbers beyond the end of ``dense`` are ignored.
         """
-        quantizer = _kernels(dense, self.block)
+        quantizer = _usable_kernels(dense, self.block)
         if not len(self.messages):
             pass
         elif quantizer is not None:
             quantizer.decode(dense, self.messages, self.bits, self.kind, self.block, alpha)
         elif dense.device.type == "cpu":
-            return Decoded(self._coded(), self.bits, self.kind, self.block, self.more).add_to(dense, alpha)
+            return Decoded(self._coded(), self.bits, self.kind, self.block, self.extra_numbers).add_to(dense, alpha)
         else:
             add_at(dense, 0, self._decoded_on_device(), alpha)
-        if self.more is not None:
-            position, numbers = self.more
+        if self.extra_numbers is not None:
+            position, numbers = self.extra_numbers
             add_at(dense, position, numbers, alpha)
         return dense
 
     def overwrite(self, *denses: torch.Tensor) -> bool:
-        """Overwrite a single tensor, at most as long as the messages; return False if no kernel can."""
+        """Overwrite a single flat tensor with the decoded numbers by a kernel; return False if no kernel can.
+
+        Numbers beyond the tensor's end are ignored.
+        """
         if len(denses) > 1:
             return False
         (dense,) = denses
-        quantizer = _kernels(dense, self.block)
-        if quantizer is None or self.more is not None or not dense.is_contiguous():
+        quantizer = _usable_kernels(dense, self.block)
+        if quantizer is None or self.extra_numbers is not None or not dense.is_contiguous():
             return False
         quantizer.decode(dense, self.messages, self.bits, self.kind, self.block)
         return True
 
     def decoded(self) -> torch.Tensor:
-        """Return all numbers of the messages, padding included, ``more`` not included: float32, flat."""
+        """Return the decoded numbers, with padding and without ``extra_numbers``: float32, flat."""
         blocks = len(self.messages) * self._message_blocks()
         dense = self.messages.new_empty(blocks * self.block, dtype=torch.float32)
-        quantizer = _kernels(dense, self.block)
+        quantizer = _usable_kernels(dense, self.block)
         if quantizer is not None:
             quantizer.decode(dense, self.messages, self.bits, self.kind, self.block)
         elif dense.device.type == "cpu":
@@ -139,50 +149,54 @@ class Messages:
         return dense
 
     def _decoded_on_device(self) -> torch.Tensor:
-        """Return the mean of the parts, all decoded at once by few operators: float32, flat."""
-        packed = self._packed(self.messages)
+        """Return the decoded numbers of all shards, with padding, by PyTorch operators for GPUs: float32, flat."""
+        packed = self._packed_codes(self.messages)
         scales = scales_in(self.messages[..., packed.shape[2] * packed.shape[3] :])
         numbers = codebook_on_device.decode(packed, scales, self.bits, self.kind, self.block)
         ranks = numbers.shape[1]
         return (numbers if ranks == 1 else numbers.sum(1).mul_(1 / ranks)).view(-1)
 
-    def _packed(self, messages: torch.Tensor) -> torch.Tensor:
-        """Return the codes in messages ``[..., bytes]``: a view, ``[..., blocks of a message, bytes of a block]``."""
+    def _packed_codes(self, messages: torch.Tensor) -> torch.Tensor:
+        """Return the codes in messages ``[..., bytes]``, as a view: uint8, ``[..., blocks, bytes of a block]``."""
         width, blocks = packed_bytes(self.block, self.bits), self._message_blocks()
         return messages[..., : blocks * width].view(*messages.shape[:-1], blocks, width)
 
     def _message_blocks(self) -> int:
         """Return the number of blocks in a message."""
-        return self.messages.shape[2] // (packed_bytes(self.block, self.bits) + SCALE.itemsize)
+        return self.messages.shape[2] // (packed_bytes(self.block, self.bits) + SCALE_DTYPE.itemsize)
 
     def _coded(self) -> Coded:
         """Return the codes and scales of every part, ``[parts, blocks, ...]``."""
         by_rank = self.messages.transpose(0, 1)
-        packed = self._packed(by_rank)
+        packed = self._packed_codes(by_rank)
         scales = scales_in(by_rank[..., packed.shape[2] * packed.shape[3] :])
         return Coded(packed.flatten(1, 2), scales.flatten(1))
 
 
 def scales_in(scale_bytes: torch.Tensor) -> torch.Tensor:
-    """Return the scales in bytes of messages, ``[..., bytes]``; copied only if the bytes are not aligned."""
-    if all(offset % SCALE.itemsize == 0 for offset in (scale_bytes.storage_offset(), *scale_bytes.stride()[:-1])):
-        return scale_bytes.view(SCALE)
-    copied = scale_bytes.clone(memory_format=torch.contiguous_format).view(-1).view(SCALE)
-    return copied.view(*scale_bytes.shape[:-1], scale_bytes.shape[-1] // SCALE.itemsize)
+    """Return the scales that bytes ``[..., 2 * blocks]`` represent: ``SCALE_DTYPE``, ``[..., blocks]``.
+
+    The scales are a view of the bytes if these are aligned, otherwise a copy.
+    """
+    if all(offset % SCALE_DTYPE.itemsize == 0 for offset in (scale_bytes.storage_offset(), *scale_bytes.stride()[:-1])):
+        return scale_bytes.view(SCALE_DTYPE)
+    copied = scale_bytes.clone(memory_format=torch.contiguous_format).view(-1).view(SCALE_DTYPE)
+    return copied.view(*scale_bytes.shape[:-1], scale_bytes.shape[-1] // SCALE_DTYPE.itemsize)
 
 
-def _message(coded: Coded, shards: int) -> torch.Tensor:
+def _join_message(coded: Coded, shards: int) -> torch.Tensor:
+    """Concatenate codes and scales of blocks to messages: uint8, ``[shards, bytes]``."""
     return torch.cat([coded.packed.view(shards, -1), coded.scales.view(torch.uint8).view(shards, -1)], dim=1)
 
 
-def padded(x: torch.Tensor, blocks: int, block: int) -> torch.Tensor:
-    """Return flat x in ``blocks`` blocks, padded with zeros: ``[blocks, block]``; a view if no padding is needed."""
+def pad_to_blocks(x: torch.Tensor, blocks: int, block: int) -> torch.Tensor:
+    """Return flat x padded with zeros to a matrix ``[blocks, block]``; a view of x if no padding is needed."""
     missing = blocks * block - x.numel()
     return (torch.nn.functional.pad(x, (0, missing)) if missing else x).view(blocks, block)
 
 
-def _kernels(numbers: torch.Tensor, block: int) -> ModuleType | None:
-    """Return the module of the quantizer's kernels, or ``None`` if they cannot code numbers in blocks of ``block``."""
+def _usable_kernels(numbers: torch.Tensor, block: int) -> ModuleType | None:
+    """Return the module of kernels that can code ``numbers`` in blocks of ``block`` numbers; ``None`` if none can."""
     if not kernels.usable(numbers.device.type):
         return None
     quantizer = _import_kernels()

@@ -1,6 +1,6 @@
 # SPDX-FileCopyrightText: 2026 The gravac developers
 # SPDX-License-Identifier: Apache-2.0
-"""Multi-level compression: a selection at a higher CF is made from the selection at a lower CF.
+"""Multi-level compression: the coordinates for a higher CF are selected among those selected for a lower CF.
 
 C(c2, x) is computed by compressing C(c1, x) again by c2/c1. Source: Tyagi & Swany, "GraVAC", IEEE CLOUD 2023, section
 IV-C. Exact for exact top-k.
@@ -18,19 +18,21 @@ Select = Callable[[torch.Tensor, int], Selection]
 
 
 def select_at(select: Select, x: torch.Tensor, cf: float, ctx: Context) -> Selection:
-    """Return the selection at a CF, made from the stored selection at the nearest lower CF; store it in the context.
+    """Return the coordinates of x selected at a CF, and store them in the context.
+
+    They are selected among the coordinates stored for the nearest lower CF, or in all of x if there are none.
 
     Args:
-        select: the sparsifier's rule.
+        select: function that returns the k coordinates that a sparsifier sends.
         x: tensor to select from: flat, ``(elements,)``.
         cf: compression factor.
         ctx: the tensor's context, in which selections are stored.
     """
     if cf not in ctx.selections:
-        lower = max((level for level in ctx.selections if level < cf), default=None)
-        wider = None if lower is None else ctx.selections[lower]
-        selection = select(x if wider is None else wider.values, k_for(x.numel(), cf))
-        if wider is not None:
-            selection = Selection(wider.indices[selection.indices], selection.values)
+        lower_cf = max((level for level in ctx.selections if level < cf), default=None)
+        wider_selection = None if lower_cf is None else ctx.selections[lower_cf]
+        selection = select(x if wider_selection is None else wider_selection.values, k_for(x.numel(), cf))
+        if wider_selection is not None:
+            selection = Selection(wider_selection.indices[selection.indices], selection.values)
         ctx.selections[cf] = selection
     return ctx.selections[cf]

@@ -15,37 +15,40 @@ import torch
 from gravac.compressors.draws import Draws
 
 NUDGE_LENGTH = 2.0**-18
-"""Length of the vector that is added to each column, of length 1, before orthogonalization; vectors differ.
+"""Length of the vector that is added to each column, scaled to length 1, before orthogonalization.
 
+Each column gets another vector.
 Columns that are zero, or depend on other columns, thereby become new directions. Condition numbers stay below some 10⁷,
 whose square float64 can represent. The subspace rotates no more than by float32's rounding of products.
 """
 
 ZERO_LENGTH = 1e-150
-"""Length below which a column counts as zero: below float32's range, with a square that float64 can represent."""
+"""Length below which a column counts as zero: below float32's range, but its square is in float64's range."""
 
 
 def orthonormal(factor: torch.Tensor) -> torch.Tensor:
-    """Return an orthonormal basis ``[..., rows, rank]`` of the columns; for each r, its first r span their first r.
+    """Return an orthonormal basis ``[..., rows, rank]`` of a factor's columns.
+
+    For each r, the first r columns of the basis span the first r columns of the factor.
 
     If a column is zero or depends on earlier columns, the basis has another direction instead of a zero. The basis is
     always orthonormal, so that projecting on it is contractive. The extra directions can only capture more, and a lost
     direction can return. A factor that is not finite gives a basis that is not finite.
 
     Args:
-        factor: ``[..., rows, rank]``, ``rank < rows``, float32 or float64.
+        factor: one matrix or a batch, ``[..., rows, rank]``, ``rank < rows``, float32 or float64.
     """
     return by_householder(factor) if factor.is_cpu else by_cholesky(factor)
 
 
 def by_householder(factor: torch.Tensor) -> torch.Tensor:
-    """Return the basis ``[..., rows, rank]`` by Householder's QR."""
+    """Return the basis of ``orthonormal``, ``[..., rows, rank]``, by Householder's QR."""
     basis: torch.Tensor = torch.linalg.qr(rescaled(factor)).Q
     return basis
 
 
 def by_cholesky(factor: torch.Tensor) -> torch.Tensor:
-    """Return the basis ``[..., rows, rank]`` by Cholesky QR in float64, done twice to correct the first result.
+    """Return the basis of ``orthonormal``, ``[..., rows, rank]``, by Cholesky QR in float64, done twice for accuracy.
 
     With ``A^T A = L L^T``, the columns of ``A L^-T`` are orthonormal and span the same space as those of A.
     """
@@ -56,14 +59,17 @@ def by_cholesky(factor: torch.Tensor) -> torch.Tensor:
     columns.add_(directions(rows, rank, columns.device), alpha=NUDGE_LENGTH * math.sqrt(3 / rows))
     for _ in range(2):
         # no check for success, since the host would wait for its result
-        lower = torch.linalg.cholesky_ex(columns.mT @ columns).L
-        columns = torch.linalg.solve_triangular(lower.mT, columns, upper=True, left=False)
+        lower_triangle = torch.linalg.cholesky_ex(columns.mT @ columns).L
+        columns = torch.linalg.solve_triangular(lower_triangle.mT, columns, upper=True, left=False)
     basis: torch.Tensor = columns.to(factor.dtype)
     return basis
 
 
 def directions(rows: int, rank: int, device: torch.device) -> torch.Tensor:
-    """Return random numbers in [-1, 1), float64, ``[rows, rank]``; columns are shifted copies of each other."""
+    """Return the vectors to add to columns: fixed random numbers in [-1, 1), float64, ``[rows, rank]``.
+
+    Each column is the previous column, shifted by one.
+    """
     length = rows + rank - 1
     return _sampled(1 << (length - 1).bit_length(), device)[:length].unfold(0, rows, 1).mT
 
@@ -78,5 +84,5 @@ def rescaled(factor: torch.Tensor) -> torch.Tensor:
 
 @functools.cache
 def _sampled(length: int, device: torch.device) -> torch.Tensor:
-    """Return random numbers in [-1, 1), float64, ``[length]``; copied to a device once."""
+    """Return fixed random numbers in [-1, 1), float64, ``[length]``; copied to a device once."""
     return Draws("directions").uniform(length).double().mul_(2).sub_(1).to(device)

@@ -104,6 +104,6 @@ def unpack(packed: torch.Tensor, bits: int, codes: int) -> torch.Tensor:
 
 @functools.cache
 def _table(bits: int) -> torch.Tensor:
-    """Return the codes in every byte: uint8, ``[256, 8 // bits]``."""
+    """Return a table of the codes that each byte contains: uint8, ``[256, 8 // bits]``."""
     bytes_ = torch.arange(256).unsqueeze(1)
     return ((bytes_ >> torch.arange(0, 8, bits)) & ((1 << bits) - 1)).to(torch.uint8)

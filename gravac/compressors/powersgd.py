@@ -28,8 +28,8 @@ from gravac.compressors.dtypes import rounds_products, unit_roundoff, working
 from gravac.compressors.orthonormal import orthonormal, rescaled
 from gravac.compressors.profile import CostPoints, Profile
 
-SIDE = 1024
-"""Rows, and columns, of the square matrix for which a fixed rank is expressed as a CF."""
+SQUARE_SIDE = 1024
+"""Number of rows, and of columns, of the square matrix whose CF stands for a fixed ``rank`` in ``candidates``."""
 
 
 class LowRank(NamedTuple):
@@ -50,7 +50,7 @@ class LowRank(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Product:
-    """One or several flat matrices, side by side, stored as two factors, which are multiplied by ``add_to`` only.
+    """One or several flat matrices, concatenated, stored as two factors; ``add_to`` multiplies them.
 
     Attributes:
         left: the factor with as many rows as the matrix: ``[..., n, rank]``.
@@ -75,13 +75,13 @@ def projection_error(x: torch.Tensor, projected: torch.Tensor) -> torch.Tensor:
 
     Args:
         x: one flat matrix, ``[elements]``, or several, ``[count, elements]``, whose errors are added up.
-        projected: coordinates of x in the basis, ``[..., ..., rank]``.
+        projected: product of each matrix, or its transpose, with the basis: ``[..., rows, rank]``.
     """
     if x.dim() == 1:
         return (energy(x) - energy(projected.reshape(-1))).clamp_(min=0)
-    total: torch.Tensor = torch.linalg.vector_norm(x, dim=-1).double().square()
-    captured: torch.Tensor = torch.linalg.vector_norm(projected, dim=(-2, -1)).double().square()
-    return (total - captured).clamp_(min=0).sum()
+    x_energies: torch.Tensor = torch.linalg.vector_norm(x, dim=-1).double().square()
+    captured_energies: torch.Tensor = torch.linalg.vector_norm(projected, dim=(-2, -1)).double().square()
+    return (x_energies - captured_energies).clamp_(min=0).sum()
 
 
 class PowerSGD(Compressor):
@@ -119,16 +119,22 @@ class PowerSGD(Compressor):
     @model_validator(mode="after")
     def _check_alternating(self) -> "PowerSGD":
         if self.alternating and (self.iterations > 1 or not self.warm_start):
-            raise ValueError("alternating=True needs iterations=1 and warm_start=True")
+            raise ValueError(
+                f"alternating=True needs iterations=1 and warm_start=True, not iterations={self.iterations} and "
+                f"warm_start={self.warm_start}; change these, or set alternating=False"
+            )
         return self
 
     def plan(self, shape: tuple[int, ...], cf: float) -> LowRank | None:
-        """Return a tensor's dimensions and rank: ``rank``, or the largest that achieves ``cf``; ``None``: dense."""
+        """Return the matrix dimensions of a tensor and its factors' rank at a CF; ``None`` if the tensor is sent dense.
+
+        The rank is the setting ``rank``, or the largest rank that achieves ``cf``.
+        """
         if len(shape) < 2 or 0 in shape:
             return None
         n, m = shape[0], torch.Size(shape[1:]).numel()
         columns = (n + m) / 2 if self.alternating else (n + m) * self.iterations
-        # the factor makes an achieved CF give the same rank again, whatever the division's rounding
+        # 1 + 1e-9: a CF that a rank achieved gives this rank again, although the division rounds
         rank = min(n, m, self.rank or max(1, int(n * m / (cf * columns) * (1 + 1e-9))))
         max_columns = max(n, m) if self.alternating else columns
         if min(n, m) == 1 or rank * max_columns >= n * m:
@@ -136,36 +142,42 @@ class PowerSGD(Compressor):
         return LowRank(n, m, rank, n * m / (rank * columns))
 
     def method_at(self, cf: float) -> str:
-        """Return a name for users: with the rank if one is set, otherwise with the CF."""
+        """Return the name ``low rank`` with the rank if it is set, otherwise with the CF."""
         return f"low rank {self.rank}" if self.rank else f"low rank at {cf:.4g}x"
 
     def candidates(self, cf_range: tuple[float, float]) -> Span | tuple[float, ...]:
-        """Return the range as a span; if ``rank`` is set, only that rank's CF on a square matrix.
+        """Return all CFs in the range; if ``rank`` is set, only the CF of that rank on a 1024 x 1024 matrix, or none.
 
-        Each tensor's achieved CF is as close to the requested CF as a whole rank allows.
+        Without ``rank``, each tensor's achieved CF is as close to the requested CF as a whole rank allows.
         """
         if self.rank is None:
             return Span(*cf_range)
-        square = self.plan((SIDE, SIDE), 1.0)
-        return (square.cf,) if square and cf_range[0] <= square.cf <= cf_range[1] else ()
+        square_plan = self.plan((SQUARE_SIDE, SQUARE_SIDE), 1.0)
+        return (square_plan.cf,) if square_plan and cf_range[0] <= square_plan.cf <= cf_range[1] else ()
 
     def __call__(self, rank: int | None = None, **changes: Any) -> "PowerSGD":
-        """Return the same settings, except for ``rank`` and other changes."""
+        """Return a copy of this compressor with changed settings; ``None`` keeps ``rank``."""
         return super().__call__(**({} if rank is None else {"rank": rank}), **changes)
 
     def profile(self, cf: float, *, world: int = 2, shapes: Sequence[tuple[int, ...]] = ()) -> Profile:
-        """Return expected costs and efficiency; if shapes are given, the efficiency is that of the matrices' ranks."""
+        """Return expected costs and efficiency at a CF.
+
+        If shapes are given, the efficiency is the mean over elements of the efficiency at each matrix's rank.
+        """
         plans = [(torch.Size(shape).numel(), self.plan(shape, cf)) for shape in shapes]
         by_rank = self.beliefs.by_rank
-        low_rank = [(elements, efficiency_at(by_rank, plan.rank)) for elements, plan in plans if plan]
-        elements = sum(elements for elements, _ in low_rank)
-        by_cf = replace(super().profile(cf), coding_bytes=6 + math.ceil(16 / cf))
+        matrix_efficiencies = [(elements, efficiency_at(by_rank, plan.rank)) for elements, plan in plans if plan]
+        elements = sum(elements for elements, _ in matrix_efficiencies)
+        cf_profile = replace(super().profile(cf), coding_bytes=6 + math.ceil(16 / cf))
         if not elements:
-            return by_cf
-        return replace(by_cf, efficiency=sum(n * efficiency for n, efficiency in low_rank) / elements)
+            return cf_profile
+        return replace(cf_profile, efficiency=sum(n * efficiency for n, efficiency in matrix_efficiencies) / elements)
 
     def traffic(self, shape: tuple[int, ...], cf: float, dtype: torch.dtype, world: int = 2) -> tuple[Traffic, ...]:
-        """Predict all-reduces of P and Q per iteration, or of the larger factor if alternating; or of x, if dense."""
+        """Return the predicted traffic in bytes: all-reduces of P and Q per iteration.
+
+        If ``alternating``, one all-reduce of the larger factor; if the tensor is sent dense, one of all elements.
+        """
         plan = self.plan(shape, cf)
         if plan is None:
             return dense.traffic(shape, 1.0, dtype)
@@ -191,42 +203,44 @@ class PowerSGD(Compressor):
         return (yield from self._low_rank(x, plan, [ctx]))
 
     def batch_key(self, cf: float, ctx: Context) -> Hashable | None:
-        """Return a key of shape, rank and, if ``alternating``, the factor that the step sends; None if sent dense."""
+        """Return a key: shape, rank and, if ``alternating``, the factor that the step sends; ``None`` if sent dense."""
         plan = self.plan(ctx.shape, cf)
         return None if plan is None else (plan, self._sides(plan, ctx))
 
     def rounds_together(self, x: torch.Tensor, cf: float, contexts: Sequence[Context]) -> Rounds:
-        """Average matrices of equal shape, in the steps of ``rounds``; one all-reduce sends all P, another all Q."""
+        """Average the rows of x, flat matrices of equal shape, as ``rounds`` does; one all-reduce for all P or Q."""
         plan = self.plan(contexts[0].shape, cf)
         if plan is None:
             raise ValueError(f"shape: {contexts[0].shape} at CF {cf:g} is sent dense; use rounds() for each tensor")
         return (yield from self._low_rank(x, plan, contexts))
 
     def _low_rank(self, x: torch.Tensor, plan: LowRank, contexts: Sequence[Context]) -> Rounds:
-        side, other, rows = self._sides(plan, contexts[0])
-        total = start = stack([start_factor(x, side, rows, plan.rank, ctx) for ctx in contexts])
-        matrix = oriented(x, plan, side)
-        for half in range(self._halves):
+        side, computed_side, start_rows = self._sides(plan, contexts[0])
+        total = start_factors = stack([start_factor(x, side, start_rows, plan.rank, ctx) for ctx in contexts])
+        matrix = matrix_for(x, plan, side)
+        for product_number in range(self._products_per_step):
             basis = orthonormal(total)
-            projected = multiply(matrix if half % 2 == 0 else matrix.mT, basis)
+            projected = multiply(matrix if product_number % 2 == 0 else matrix.mT, basis)
             total = yield AllReduce(projected)
         if self.alternating:
             new_factors, previous_factors = unstack(by_importance(total)), unstack(basis)
-            usable_list = usable(total).view(-1).tolist()
-            for ctx, is_usable, new, previous in zip(contexts, usable_list, new_factors, previous_factors, strict=True):
+            are_usable = usable(total).view(-1).tolist()
+            for ctx, is_usable, new_factor, previous_factor in zip(
+                contexts, are_usable, new_factors, previous_factors, strict=True
+            ):
                 ctx.state.pop(side, None)
-                ctx.state.update({other: new} if is_usable else {side: previous})
+                ctx.state.update({computed_side: new_factor} if is_usable else {side: previous_factor})
         elif self.warm_start:
-            for ctx, factor in zip(contexts, unstack(next_factor(total, start)), strict=True):
+            for ctx, factor in zip(contexts, unstack(next_factor(total, start_factors)), strict=True):
                 ctx.state["q"] = factor
-        wide_basis, mean, sent = unrounded(basis, total / contexts[0].world, projected)
+        wide_basis, mean, sent = split_factors_for_tf32(basis, total / contexts[0].world, projected)
         error = projection_error(x, projected)
         if self.alternating and side == "q":  # the sum is P
             return Reduced(Product(mean, wide_basis), Product(sent, wide_basis), plan.cf, error=error)
         return Reduced(Product(wide_basis, mean), Product(wide_basis, sent), plan.cf, error=error)
 
     def errors(self, x: torch.Tensor, cfs: Sequence[float], ctx: Context) -> list[torch.Tensor]:
-        """Return the squared error of a power iteration on this rank's matrix alone, started as in ``rounds``.
+        """Return the squared error at each CF, 0-d, of a power iteration on this rank's flat x alone.
 
         The error is ``‖x‖²`` minus the captured energy. One power iteration at the largest rank gives all errors:
         orthogonalization goes from column to column, so the first r columns equal the factor of rank r. The errors are
@@ -234,33 +248,33 @@ class PowerSGD(Compressor):
         better than the subspace of all processes.
         """
         plans = [self.plan(ctx.shape, cf) for cf in cfs]
-        largest = max((plan for plan in plans if plan), key=lambda plan: plan.rank, default=None)
-        if largest is None:
+        largest_plan = max((plan for plan in plans if plan), key=lambda plan: plan.rank, default=None)
+        if largest_plan is None:
             return [x.new_zeros(()) for _ in cfs]
-        side, _, rows = self._sides(largest, ctx)
-        matrix, captured = oriented(x, largest, side), start_factor(x, side, rows, largest.rank, ctx)
-        for _ in range(self._halves):
-            matrix, captured = matrix.mT, multiply(matrix, orthonormal(captured))
-        captured_energies = captured.double().square().sum(0).cumsum(0)
+        side, _, rows = self._sides(largest_plan, ctx)
+        matrix, factor = matrix_for(x, largest_plan, side), start_factor(x, side, rows, largest_plan.rank, ctx)
+        for _ in range(self._products_per_step):
+            matrix, factor = matrix.mT, multiply(matrix, orthonormal(factor))
+        captured_energies = factor.double().square().sum(0).cumsum(0)
         total = energy(x)
         return [(total - captured_energies[plan.rank - 1]).clamp_(min=0) if plan else x.new_zeros(()) for plan in plans]
 
     @property
     def host_waits(self) -> bool:
-        """True if on a GPU the host waits while encoding: if ``alternating``, to learn the next step's factor."""
+        """True if the host waits for a GPU while it encodes: if ``alternating``, to learn the next step's factor."""
         return self.alternating
 
     @property
-    def _halves(self) -> int:
-        """Number of all-reduces per step: half a power iteration each."""
+    def _products_per_step(self) -> int:
+        """Number of matrix products per step, each followed by an all-reduce: two per power iteration."""
         return 1 if self.alternating else 2 * self.iterations
 
     def misfit(self, key: str, memory: torch.Tensor, elements: int) -> str:
-        """Check a factor from a checkpoint: describe what is expected, unless it is a matrix ``[rows, rank]``."""
+        """Return how many dimensions a factor from a checkpoint should have; ``""`` if it is ``[rows, rank]``."""
         return "" if key not in ("p", "q") or memory.dim() == 2 else "two dimensions"
 
     def _sides(self, plan: LowRank, ctx: Context) -> tuple[str, str, int]:
-        """Return the factor that a step starts from, the factor that it computes first, and the former's rows.
+        """Return which factor a step starts from, "p" or "q", which one it computes first, and the former's rows.
 
         A step starts from Q. If ``alternating``, it starts from the factor in the state; the first step starts from the
         shorter factor, so that it sends the longer factor.
@@ -284,30 +298,30 @@ def start_factor(x: torch.Tensor, key: str, rows: int, rank: int, ctx: Context) 
     The first columns are the previous step's, in order of importance; the others are random. Columns are neither
     orthogonal nor of length 1.
     """
-    previous = ctx.state.get(key)
-    if previous is None or previous.shape[0] != rows:
-        previous = x.new_empty(rows, 0)
-    previous = previous[:, :rank].to(x)
-    if previous.shape[1] == rank:
-        return previous
+    previous_factor = ctx.state.get(key)
+    if previous_factor is None or previous_factor.shape[0] != rows:
+        previous_factor = x.new_empty(rows, 0)
+    previous_factor = previous_factor[:, :rank].to(x)
+    if previous_factor.shape[1] == rank:
+        return previous_factor
     # drawn in float32, so that float64 gradients start from the same factor
-    missing = rank - previous.shape[1]
-    sampled = ctx.draws().normal(missing * rows, x.device).view(missing, rows).T.to(x)
-    return torch.cat([rescaled(previous), sampled], dim=1) if previous.shape[1] else sampled
+    missing_columns = rank - previous_factor.shape[1]
+    random_columns = ctx.draws().normal(missing_columns * rows, x.device).view(missing_columns, rows).T.to(x)
+    return torch.cat([rescaled(previous_factor), random_columns], dim=1) if previous_factor.shape[1] else random_columns
 
 
 def stack(tensors: Sequence[torch.Tensor]) -> torch.Tensor:
-    """Return several tensors of one shape as a batch ``[count, ...]``; a single tensor unchanged."""
+    """Return several tensors of one shape as one tensor ``[count, ...]``; a single tensor is returned unchanged."""
     return tensors[0] if len(tensors) == 1 else torch.stack(tuple(tensors))
 
 
 def unstack(factors: torch.Tensor) -> Sequence[torch.Tensor]:
-    """Return the factor ``[rows, rank]`` of each matrix, from ``[..., rows, rank]``."""
+    """Return the factors ``[rows, rank]`` of a batch ``[count, rows, rank]``, or of a single one ``[rows, rank]``."""
     return factors.unbind() if factors.dim() > 2 else (factors,)
 
 
-def oriented(x: torch.Tensor, plan: LowRank, side: str) -> torch.Tensor:
-    """Return flat x as the matrix by which the factor ``side`` is multiplied: M for Q, the transpose of M for P."""
+def matrix_for(x: torch.Tensor, plan: LowRank, side: str) -> torch.Tensor:
+    """Return flat x as the matrix that multiplies a factor: M for ``side`` "q", the transpose of M for "p"."""
     matrix = x.view(*x.shape[:-1], plan.n, plan.m)
     return matrix.mT if side == "p" else matrix
 
@@ -324,36 +338,39 @@ def by_importance(factor: torch.Tensor) -> torch.Tensor:
 
 
 def usable(total: torch.Tensor) -> torch.Tensor:
-    """Return whether each summed factor ``[..., rows, rank]`` is finite and not all zeros: bool, ``[...]``."""
-    flat = total.flatten(-2)
-    return flat.isfinite().all(-1) & flat.any(-1)
+    """Return whether the next step can start from each summed factor ``[..., rows, rank]``: bool, ``[...]``.
+
+    A factor is usable if it is finite and not all zeros.
+    """
+    flat_factors = total.flatten(-2)
+    return flat_factors.isfinite().all(-1) & flat_factors.any(-1)
 
 
 def next_factor(total: torch.Tensor, previous: torch.Tensor) -> torch.Tensor:
-    """Return the factor that the next step starts from, ``[..., rows, rank]``: the sum, if usable, else the old one."""
+    """Return the next step's start factor, ``[..., rows, rank]``: ``total``, or ``previous`` if that is unusable."""
     is_usable = usable(total)
     return torch.where(is_usable[:, None, None] if is_usable.dim() else is_usable, by_importance(total), previous)
 
 
-def unrounded(basis: torch.Tensor, *factors: torch.Tensor) -> list[torch.Tensor]:
-    """Return a basis and factors ``[..., rows, rank]``, split so that TF32 products are as exact as float32's.
+def split_factors_for_tf32(basis: torch.Tensor, *factors: torch.Tensor) -> list[torch.Tensor]:
+    """Return a basis and factors, ``[..., rows, rank]``, so split that products in TF32 are as exact as in float32.
 
     If products are rounded to TF32, each result has three times the columns: upper and lower halves of its numbers,
-    side by side. The basis becomes ``[high, high, low]``, a factor ``[high, low, high]``. If not, both are returned
-    unchanged. TF32 would round ``mean`` and ``sent`` differently, and their difference would be lost. (The rounding of
-    P and Q itself is harmless: their errors stay in the residual.)
+    side by side. The basis becomes ``[high, high, low]``, a factor ``[high, low, high]``. If products are not rounded,
+    all are returned unchanged. TF32 would round ``mean`` and ``sent`` differently, and their difference would be lost.
+    (The rounding of P and Q itself is harmless: their errors stay in the residual.)
     """
     if not rounds_products(basis):
         return [basis, *factors]
-    high, low = halves(basis)
-    wide = [torch.cat([high, high, low], -1)]
-    for high, low in map(halves, factors):
-        wide.append(torch.cat([high, low, high], -1))
-    return wide
+    high, low = split_for_tf32(basis)
+    split_factors = [torch.cat([high, high, low], -1)]
+    for high, low in map(split_for_tf32, factors):
+        split_factors.append(torch.cat([high, low, high], -1))
+    return split_factors
 
 
-def halves(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Split float32 numbers into two addends: the upper 11 bits, which TF32 has, and the rest."""
+def split_for_tf32(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Split float32 numbers, any shape, into two addends: the upper 11 bits, which TF32 keeps, and the rest."""
     high = x.view(torch.int32).bitwise_and(-1 << 13).view(torch.float32)
     return high, x - high
 

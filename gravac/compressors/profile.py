@@ -7,8 +7,8 @@ the points, and says how they were measured.
 
 **Coding costs** are points ``(CF, encode, decode)`` in copies of the tensor, measured on one CPU thread with
 ``MEASURED_WORLD`` ranks (``gravac bench compressors``, docs/measurements/compressors.json). Between points, costs are
-interpolated in log CF; below the first and above the last point, its costs are used. On a GPU, costs in copies may
-differ much. There a run times its candidates (``gravac.engine.codec_timing``), and ``gravac.costmodel.Machine`` may
+interpolated in log CF; below the first and above the last point, that point's costs are used. On a GPU, costs in copies
+may differ much. There a run times its candidates (``gravac.engine.codec_timing``), and ``gravac.costmodel.Machine`` may
 have costs of its own.
 
 **Efficiency** is the fraction of a dense step's progress that a compressed step makes. ``gravac.beliefs`` has the
@@ -24,13 +24,13 @@ import numpy as np
 from gravac.beliefs import EfficiencyPoints, MethodKind
 
 CostPoints = Sequence[tuple[float, float, float]]
-"""Points (CF, encode, decode at ``MEASURED_WORLD`` ranks), ascending by CF; costs in copies of the tensor."""
+"""Points (CF, cost of encode, cost of decode at ``MEASURED_WORLD`` ranks), ascending by CF; in copies of the tensor."""
 
 MEASURED_WORLD = 2
 """Number of ranks at which coding costs are measured."""
 
 CODING_BYTES = 32
-"""Default of ``Profile.coding_bytes``: maximum memory per element, in bytes, of the coding of any compressor."""
+"""Default of ``Profile.coding_bytes``: most memory for coding that any compressor takes, in bytes per element."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,9 +39,9 @@ class Coding:
 
     Attributes:
         encode: cost from the gradient to the first collective.
-        decode: cost of everything after, at ``MEASURED_WORLD`` ranks.
-        fixed: part of ``decode`` that does not grow with the number of ranks although each rank decodes all ranks'
-            codes.
+        decode: cost of all work after the first collective began, at ``MEASURED_WORLD`` ranks.
+        fixed: part of ``decode`` that does not grow with the number of ranks; the other part does if each rank decodes
+            all ranks' codes.
     """
 
     encode: float
@@ -65,10 +65,10 @@ class Profile:
     """Facts about a compressor at one CF, for a number of ranks and shapes of tensors; made by ``Compressor.profile``.
 
     Attributes:
-        family: name of a family: CFs whose coding takes comparable time; a controller compares step times within a
-            family.
-        coding: cost of encode and decode; ``None`` at every CF if not measured: step times are then not predicted, and
-            ``gravac advise`` skips the compressor.
+        family: name shared by compressors and CFs whose coding takes comparable time; a controller compares step times
+            within a family.
+        coding: cost of encode and decode, in copies of the tensor. ``None`` at every CF: not measured, so that step
+            times are not predicted, and ``gravac advise`` skips the compressor.
         efficiency: expected fraction of a dense step's progress that a step makes, in (0, 1].
         efficiency_by_gain: efficiency for a gain that was measured while training: ``(gain, efficiency)``, ascending;
             empty if efficiency does not depend on gain.
@@ -77,9 +77,9 @@ class Profile:
         kind: kind of method, which selects the uncertainty of ``efficiency``; ``None``: the efficiency is certain.
         one_round: whether ``rounds`` yields once for every tensor: the next tensors' rounds may then start while the
             collective is in flight.
-        error_feedback: fraction of the unsent rest that is kept, unless the user sets another.
-        pad_multiple: if several tensors are coded side by side, each is padded with zeros to a multiple of this number
-            of elements; 0: tensors are never coded side by side. Without error feedback, the result for each tensor is
+        error_feedback: fraction of the unsent rest (x - sent) that becomes the residual, unless the user sets another.
+        pad_multiple: if several tensors are joined and coded as one, each is padded with zeros to a multiple of this
+            number of elements; 0: tensors are never joined. Without error feedback, the result for each tensor is
             the same as if it were coded by itself.
         coding_bytes: maximum memory for coding, in bytes per float32 element, besides gradients and residuals (``make
             measure-memory``). The lower it is, the larger the batches that a GPU codes at once.
@@ -100,7 +100,7 @@ class Profile:
 def coding_at(points: CostPoints, cf: float) -> Coding | None:
     """Return the coding cost at a CF, in copies of the tensor; ``None`` if there are no points.
 
-    The part of ``decode`` that is fixed is its cost at the highest measured CF, at most 1.5 copies: there is hardly
+    ``Coding.fixed`` is the cost of decode at the highest measured CF, at most 1.5 copies, since there is hardly
     anything to decode at that CF.
 
     Example:

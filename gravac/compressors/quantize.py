@@ -21,18 +21,18 @@ from pydantic import Field
 from gravac.collectives import AllGather, AllToAll, Traffic
 from gravac.compressors import rotation
 from gravac.compressors.base import Compressor, Context, Reduced, Rounds, energy
-from gravac.compressors.codebook import SCALE
+from gravac.compressors.codebook import SCALE_DTYPE
 from gravac.compressors.draws import Draws
 from gravac.compressors.levels import Kind
-from gravac.compressors.messages import Messages, encode, encode_decoded, encode_folded, folds, padded
+from gravac.compressors.messages import Messages, encode, encode_decoded, encode_folded, folds, pad_to_blocks
 from gravac.compressors.packing import packed_bytes
 from gravac.compressors.profile import CostPoints, Profile
 
 WIDTHS = (8, 4, 3, 2, 1)
 """Supported bits per coordinate."""
 
-SAMPLED = 1 << 16
-"""Approximate number of a tensor's coordinates that are coded to estimate its error."""
+SAMPLED_COORDINATES = 1 << 16
+"""Approximate number of coordinates that are sampled from a tensor to estimate its coding error."""
 
 
 class Quantize(Compressor):
@@ -47,9 +47,9 @@ class Quantize(Compressor):
             are nearly normal; default: False.
         back_bits: bits per coordinate of the second coding, that of the mean; ``None``, the default: those of the
             first.
-        exchange: how ranks exchange codes. ``"shards"``: each rank averages a shard, as described above; ``"gather"``:
-            every rank gets all ranks' codes, which saves time for two ranks only; ``"auto"``, the default: ``"gather"``
-            for two ranks, else ``"shards"``.
+        exchange: how ranks exchange codes. ``"shards"``: each rank decodes and averages a shard, and codes the mean for
+            all ranks; ``"gather"``: every rank gets all ranks' codes, which saves time for two ranks only; ``"auto"``,
+            the default: ``"gather"`` for two ranks, else ``"shards"``.
 
     Raises:
         SettingsError: a setting is unknown, of the wrong type, or out of its range.
@@ -73,11 +73,11 @@ class Quantize(Compressor):
     exchange: Literal["auto", "shards", "gather"] = "auto"
 
     def __call__(self, bits: int | None = None, **changes: Any) -> "Quantize":
-        """Return the same settings, except for ``bits`` and other changes."""
+        """Return a copy of this compressor with changed settings; ``None`` keeps ``bits``."""
         return super().__call__(**({} if bits is None else {"bits": bits}), **changes)
 
     def method_at(self, cf: float) -> str:
-        """Return a name for users: the number of bits per coordinate at a CF."""
+        """Return the number of bits per coordinate at a CF, as text such as ``"4 bits"``."""
         bits = self.bits_at(cf)
         return f"{bits} bit{'s' * (bits > 1)}"
 
@@ -87,10 +87,10 @@ class Quantize(Compressor):
         return 32 / (self.bits or max(WIDTHS))
 
     def profile(self, cf: float, *, world: int = 2, shapes: Sequence[tuple[int, ...]] = ()) -> Profile:
-        """Return expected costs.
+        """Return expected costs and efficiency at a CF for ``world`` ranks.
 
-        A single round is enough if the ranks only exchange their codes (``gathers``). Several tensors are coded side by
-        side, except with ``rotate``.
+        If the ranks only exchange their codes (``gathers``), there is a single round. Several tensors may be coded as
+        one, except with ``rotate``.
         """
         gathers, profile = self.gathers(world), super().profile(cf)
         if self.rotate:
@@ -105,7 +105,7 @@ class Quantize(Compressor):
         return tuple(32 / bits for bits in widths if cf_range[0] <= 32 / bits <= cf_range[1])
 
     def traffic(self, shape: tuple[int, ...], cf: float, dtype: torch.dtype, world: int = 2) -> tuple[Traffic, ...]:
-        """Predict an all-to-all and an all-gather of codes and scales, or a single all-gather, in bytes."""
+        """Return the predicted traffic, in bytes: an all-to-all and an all-gather of codes, or one all-gather."""
         elements = torch.Size(shape).numel()
         if self.rotate:
             elements = rotation.length(elements)
@@ -133,7 +133,7 @@ class Quantize(Compressor):
         bits = self.bits_at(cf)
         shards = 1 if self.gathers(ctx.world) else ctx.world
         if ctx.fold is None:
-            message, error = encode(self._rotated(x, ctx), bits, self.levels, self.block, shards)
+            message, error = encode(self._rotate_if_set(x, ctx), bits, self.levels, self.block, shards)
             sent = self._messages(message.unsqueeze(1), bits)
         else:
             message, error = encode_folded(x, ctx.fold, bits, self.levels, self.block, shards)
@@ -144,47 +144,61 @@ class Quantize(Compressor):
             average = self._messages(messages.unsqueeze(0), bits)
         else:
             shard_messages = yield AllToAll(message)
-            exact = self._messages(shard_messages.unsqueeze(0), bits).decoded()
-            stored = ctx.state.get("second") if ctx.error_feedback > 0 else None
-            target = exact if stored is None or stored.numel() != exact.numel() else exact + stored.view(-1)
+            exact_mean = self._messages(shard_messages.unsqueeze(0), bits).decoded()
+            stored_error = ctx.state.get("second") if ctx.error_feedback > 0 else None
+            corrected_mean = (
+                exact_mean
+                if stored_error is None or stored_error.numel() != exact_mean.numel()
+                else exact_mean + stored_error.view(-1)
+            )
             back_bits = self.back_bits or bits
-            mean_message, rounded = encode_decoded(target, back_bits, self.levels, self.block)
+            mean_message, coded_mean = encode_decoded(corrected_mean, back_bits, self.levels, self.block)
             (messages,) = yield AllGather(mean_message[0])
             average = self._messages(messages.unsqueeze(1), back_bits)
-            change = (rounded - exact).mul_(ctx.world)
-            error = error + energy(change) / ctx.world
+            mean_error = (coded_mean - exact_mean).mul_(ctx.world)
+            error = error + energy(mean_error) / ctx.world
             if ctx.error_feedback:
-                rest = target - rounded
-                if ctx.fold is not None and stored is None:
-                    rest.nan_to_num_(0.0, 0.0, 0.0)  # no older error can be restored
-                second = rest if ctx.error_feedback == 1 else rest.mul_(ctx.error_feedback)
-                ctx.state["second"] = second.view(-1, self.block)
-                aside = self._from_local_shard(change, -1.0, x.numel(), ctx)
-            sent = replace(sent, more=(ctx.rank * change.numel(), change))
-        return Reduced(self._back(average, x, ctx), self._back(sent, x, ctx), 32 / bits, aside=aside, error=error)
+                new_error = corrected_mean - coded_mean
+                if ctx.fold is not None and stored_error is None:
+                    new_error.nan_to_num_(0.0, 0.0, 0.0)  # if x is not finite: there is no earlier error to restore
+                kept_error = new_error if ctx.error_feedback == 1 else new_error.mul_(ctx.error_feedback)
+                ctx.state["second"] = kept_error.view(-1, self.block)
+                aside = self._from_local_shard(mean_error, -1.0, x.numel(), ctx)
+            sent = replace(sent, extra_numbers=(ctx.rank * mean_error.numel(), mean_error))
+        return Reduced(
+            self._in_coordinates_of_x(average, x, ctx),
+            self._in_coordinates_of_x(sent, x, ctx),
+            32 / bits,
+            aside=aside,
+            error=error,
+        )
 
     def errors(self, x: torch.Tensor, cfs: Sequence[float], ctx: Context) -> list[torch.Tensor]:
-        """Return the squared errors of the first coding of flat x, estimated from a sample of its blocks; 0-d."""
-        rotated = self._rotated(x, ctx)
-        rows = padded(rotated, self._shard_blocks(rotated.numel(), 1), self.block)
-        sample = rows[:: max(1, rows.numel() // SAMPLED)].contiguous()
+        """Return this rank's squared error of coding flat x at each CF, 0-d, estimated from a sample of its blocks."""
+        rotated_x = self._rotate_if_set(x, ctx)
+        rows = pad_to_blocks(rotated_x, self._shard_blocks(rotated_x.numel(), 1), self.block)
+        sample = rows[:: max(1, rows.numel() // SAMPLED_COORDINATES)].contiguous()
         total, sample_energy = energy(x), energy(sample.view(-1)).clamp(min=torch.finfo(torch.float64).tiny)
         sample_errors = [encode(sample.view(-1), self.bits_at(cf), self.levels, self.block)[1] for cf in cfs]
         return [total * (error / sample_energy) for error in sample_errors]
 
     def folds(self, gradient: torch.Tensor, cf: float) -> bool:
-        """True if kernels can code the flat gradient, which must not be rotated."""
+        """True if ``rounds`` itself adds the residual: kernels can code the flat gradient, and nothing is rotated."""
         return not self.rotate and folds(gradient, self.block)
 
     def misfit(self, key: str, memory: torch.Tensor, elements: int) -> str:
-        """Check the mean's coding error from a checkpoint; describe the expected shape, ``[blocks, block]``."""
+        """Return the shape that the mean's coding error from a checkpoint should have; ``""`` if it fits ``block``."""
         fits = key != "second" or (memory.dim() == 2 and memory.shape[1] == self.block and memory.is_contiguous())
         return "" if fits else f"blocks of {self.block} numbers"
 
     def kept_aside(self, ctx: Context, elements: int) -> torch.Tensor | None:
-        """Return the second coding's error times the number of ranks, flat, ``[elements]``: its mean is the error."""
-        second = ctx.state.get("second")
-        return None if second is None else self._from_local_shard(second, ctx.world, elements, ctx)
+        """Return the stored error of the second coding, that of the mean, times the ranks; ``None`` if none is stored.
+
+        The error is that of this rank's shard, with zeros elsewhere: flat, ``[elements]``. Averaging this over the
+        ranks gives the error of the mean.
+        """
+        stored_error = ctx.state.get("second")
+        return None if stored_error is None else self._from_local_shard(stored_error, ctx.world, elements, ctx)
 
     def gathers(self, world: int) -> bool:
         """True if ``world`` ranks only exchange their codes, by one all-gather."""
@@ -195,24 +209,27 @@ class Quantize(Compressor):
         return self.bits if self.bits is not None else min(WIDTHS, key=lambda bits: abs(32 / bits - cf))
 
     def _shard_blocks(self, elements: int, world: int) -> int:
+        """Return the number of blocks that one rank averages; all blocks if ranks only exchange their codes."""
         blocks = -(-elements // self.block)
         return blocks if self.gathers(world) else -(-blocks // world)
 
     def _block_bytes(self, bits: int) -> int:
-        return packed_bytes(self.block, bits) + SCALE.itemsize
+        """Return the bytes of a block's codes and scale."""
+        return packed_bytes(self.block, bits) + SCALE_DTYPE.itemsize
 
     def _messages(self, messages: torch.Tensor, bits: int) -> Messages:
         return Messages(messages, bits, self.levels, self.block)
 
-    def _rotated(self, x: torch.Tensor, ctx: Context) -> torch.Tensor:
-        return rotation.rotate(x.float(), _signs(ctx)) if self.rotate else x.float()
+    def _rotate_if_set(self, x: torch.Tensor, ctx: Context) -> torch.Tensor:
+        """Return flat x as float32, rotated and padded to whole blocks if ``rotate`` is set."""
+        return rotation.rotate(x.float(), _rotation_draws(ctx)) if self.rotate else x.float()
 
-    def _back(self, decoded: Messages, x: torch.Tensor, ctx: Context) -> torch.Tensor | Messages:
-        """Return decoded numbers in x's coordinates: rotated back if ``rotate`` is set."""
+    def _in_coordinates_of_x(self, decoded: Messages, x: torch.Tensor, ctx: Context) -> torch.Tensor | Messages:
+        """Return a coded tensor in x's coordinates: unchanged, or decoded and rotated back if ``rotate`` is set."""
         if not self.rotate:
             return decoded
-        rotated = decoded.add_to(x.new_zeros(rotation.length(x.numel()), dtype=torch.float32))
-        return self._rotated_back(rotated, x.numel(), ctx).to(x.dtype)
+        rotated_numbers = decoded.add_to(x.new_zeros(rotation.length(x.numel()), dtype=torch.float32))
+        return self._rotate_back(rotated_numbers, x.numel(), ctx).to(x.dtype)
 
     def _from_local_shard(self, numbers: torch.Tensor, factor: float, elements: int, ctx: Context) -> torch.Tensor:
         """Return this rank's shard as a tensor in x's coordinates, ``[elements]``, with zeros elsewhere.
@@ -225,16 +242,20 @@ class Quantize(Compressor):
         """
         shards = numbers.new_zeros(ctx.world, numbers.numel())
         torch.mul(numbers.view(-1), factor, out=shards[ctx.rank])
-        return self._rotated_back(shards.view(-1), elements, ctx)
+        return self._rotate_back(shards.view(-1), elements, ctx)
 
-    def _rotated_back(self, numbers: torch.Tensor, elements: int, ctx: Context) -> torch.Tensor:
+    def _rotate_back(self, numbers: torch.Tensor, elements: int, ctx: Context) -> torch.Tensor:
+        """Return flat numbers cut to ``[elements]``, and rotated back if ``rotate`` is set."""
         if not self.rotate:
             return numbers[:elements]
-        return rotation.rotate_back(numbers[: rotation.length(elements)], elements, _signs(ctx))
+        return rotation.rotate_back(numbers[: rotation.length(elements)], elements, _rotation_draws(ctx))
 
 
-def _signs(ctx: Context) -> Draws:
-    """Return the rotation's random numbers: new each step, but fixed if a stored error is in rotated coordinates."""
+def _rotation_draws(ctx: Context) -> Draws:
+    """Return the random numbers of the rotation's signs: new in each step, or always the same with error feedback.
+
+    With error feedback, an error is stored in rotated coordinates, so that the next step must rotate alike.
+    """
     return ctx.draws(fixed=ctx.error_feedback > 0)
 
 

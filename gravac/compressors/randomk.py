@@ -50,11 +50,11 @@ class RandomK(Compressor):
         return magnitudes_in(dtype_of(self.values, torch.float32))
 
     def traffic(self, shape: tuple[int, ...], cf: float, dtype: torch.dtype, world: int = 2) -> tuple[Traffic, ...]:
-        """Predict one all-reduce of the values of k coordinates, in bytes."""
+        """Return the predicted traffic: one all-reduce of the values of k coordinates, in bytes."""
         return (Traffic(AllReduce, k_for(torch.Size(shape).numel(), cf) * dtype_of(self.values, dtype).itemsize),)
 
     def rounds(self, x: torch.Tensor, cf: float, ctx: Context) -> Rounds:
-        """Average flat x at the drawn coordinates, by one all-reduce of their values."""
+        """Average flat x at k randomly drawn coordinates, by one all-reduce of their values."""
         k = k_for(x.numel(), cf)
         selection = self._draw(x.numel(), k, ctx.draws(), x.device)
         wire, block = dtype_of(self.values, ctx.dtype), self._block(x.numel())
@@ -67,20 +67,22 @@ class RandomK(Compressor):
         )
 
     def _draw(self, elements: int, k: int, draws: Draws, device: torch.device) -> ChunkSelection:
-        """Draw blocks at random; use only a part of one block, so that exactly k coordinates are drawn."""
+        """Return k coordinates in randomly drawn blocks; of one block only a part, so that there are exactly k."""
         block = self._block(elements)
         rows = draws.sample(-(-elements // block), -(-k // block), device)
         partial = torch.full((1,), draws.number(max(1, len(rows)), 0), device=device)
         return select_k(rows, partial, k, block, elements, draws.number(block, 1))
 
     def _block(self, elements: int) -> int:
+        """Return the block size for a tensor, at most its number of elements."""
         return min(self.block, max(1, elements))
 
     def _scale(self, elements: int, k: int) -> float:
+        """Return the number by which sent values are multiplied."""
         return 1.0
 
     def errors(self, x: torch.Tensor, cfs: Sequence[float], ctx: Context) -> list[torch.Tensor]:
-        """Return the expected squared error over the draw of flat x's coordinates: ``(1 - 1/CF) ‖x‖²``, 0-d."""
+        """Return the squared error of flat x at each CF, expected over the draws: ``(1 - k/elements) ‖x‖²``, 0-d."""
         return [energy(x) * (1 - k_for(x.numel(), cf) / max(1, x.numel())) for cf in cfs]
 
     @property
@@ -102,7 +104,7 @@ class ScaledRandomK(RandomK):
     coding_costs: ClassVar[CostPoints] = ((10, 18.84, 3.34), (100, 3.02, 2.06), (1000, 1.40, 0.90))
 
     def errors(self, x: torch.Tensor, cfs: Sequence[float], ctx: Context) -> list[torch.Tensor]:
-        """Return the expected squared error over the draw: ``(elements/k - 1) ‖x‖²``, 0-d."""
+        """Return the squared error of flat x at each CF, expected over the draws: ``(elements/k - 1) ‖x‖²``, 0-d."""
         return [energy(x) * (self._scale(x.numel(), k_for(x.numel(), cf)) - 1) for cf in cfs]
 
     def _scale(self, elements: int, k: int) -> float:

@@ -16,31 +16,33 @@ import torch
 from gravac.compressors.draws import Draws
 from gravac.compressors.dtypes import rounds_products
 
-BLOCK = 1024
+DEFAULT_BLOCK = 1024
 """Default number of elements of a block; a power of two."""
 
-PIECE = 1 << 18
-"""Number of numbers that are rotated at once on a CPU: twice as many fit in a cache. On all devices, the random signs
-repeat after this number."""
+PIECE_NUMBERS = 1 << 18
+"""How many numbers are rotated at once on a CPU (a piece): twice as many fit in a cache.
 
-SEED_STAGES = 16
-"""Length of the first transforms, which are one matrix product on a CPU."""
+On all devices, the random signs repeat after this number.
+"""
+
+FIRST_TRANSFORM_LENGTH = 16
+"""Number of elements of the first transforms on a CPU, which are computed by one matrix product."""
 
 PRODUCT_LENGTH = 32
-"""Length of the transforms that are one matrix product each on other devices."""
+"""Number of elements of the transforms that are computed by one matrix product on other devices."""
 
 WIDE_DISTANCE = 128
 """Distance, in elements, from which three stages of the transform are one product with an 8 x 8 matrix: for long rows
 the product costs less than two stages."""
 
 
-def length(elements: int, block: int = BLOCK) -> int:
-    """Return the length of a rotated tensor: ``elements`` rounded up to whole blocks."""
+def length(elements: int, block: int = DEFAULT_BLOCK) -> int:
+    """Return the number of elements of a rotated tensor: ``elements`` rounded up to whole blocks."""
     return -(-elements // block) * block
 
 
 class Rotation:
-    """A rotation, applied piece by piece, so that a rotated piece can be used while it is in a cache.
+    """A rotation of a flat tensor, applied piece by piece, so that a rotated piece is used while it is in a cache.
 
     Args:
         numbers: length of the rotated tensor, a multiple of ``block``.
@@ -49,11 +51,11 @@ class Rotation:
         like: a tensor whose floating dtype and device are used.
 
     Attributes:
-        slices: position of each piece in the flat tensor, in order.
+        slices: slice of the flat tensor for each piece, in order.
     """
 
     def __init__(self, numbers: int, draws: Draws, block: int, like: torch.Tensor) -> None:
-        period = min(max(PIECE, block), numbers)
+        period = min(max(PIECE_NUMBERS, block), numbers)
         signs = draws.signs(period, like.device).to(like.dtype)
         piece = period
         if like.device.type != "cpu" and numbers:
@@ -64,15 +66,15 @@ class Rotation:
         self._scratch = like.new_empty(piece)
 
     def scratch(self) -> torch.Tensor:
-        """Return a new flat tensor, not initialized, of the largest piece's length."""
+        """Return a new flat tensor, not initialized, as long as the largest piece."""
         return torch.empty_like(self._scratch)
 
     def rotate(self, piece: torch.Tensor, out: torch.Tensor) -> torch.Tensor:
         """Rotate a flat piece, padded with zeros to the length of ``out``, into ``out``; return ``out``."""
-        signed, piece_length = self._scratch[: len(out)], len(piece)
-        torch.mul(piece, self._signs[:piece_length], out=signed[:piece_length])
-        signed[piece_length:] = 0
-        _transform(signed, out, self._block)
+        signed_piece, piece_length = self._scratch[: len(out)], len(piece)
+        torch.mul(piece, self._signs[:piece_length], out=signed_piece[:piece_length])
+        signed_piece[piece_length:] = 0
+        _transform(signed_piece, out, self._block)
         return out
 
     def rotate_back(self, piece: torch.Tensor, out: torch.Tensor) -> torch.Tensor:
@@ -81,7 +83,7 @@ class Rotation:
         return out.mul_(self._signs[: len(out)])
 
 
-def rotate(x: torch.Tensor, draws: Draws, block: int = BLOCK) -> torch.Tensor:
+def rotate(x: torch.Tensor, draws: Draws, block: int = DEFAULT_BLOCK) -> torch.Tensor:
     """Rotate flat x, see ``Rotation``: return a new tensor, ``[length(x.numel(), block)]``, of x's dtype and norm."""
     out = x.new_empty(length(x.numel(), block))
     rotation = Rotation(out.numel(), draws, block, x)
@@ -90,8 +92,8 @@ def rotate(x: torch.Tensor, draws: Draws, block: int = BLOCK) -> torch.Tensor:
     return out
 
 
-def rotate_back(y: torch.Tensor, elements: int, draws: Draws, block: int = BLOCK) -> torch.Tensor:
-    """Return flat y rotated back, as the inverse of ``rotate``: a new tensor, ``[elements]``, of the same dtype."""
+def rotate_back(y: torch.Tensor, elements: int, draws: Draws, block: int = DEFAULT_BLOCK) -> torch.Tensor:
+    """Rotate flat y back, as the inverse of ``rotate``: return a new tensor, ``[elements]``, of y's dtype."""
     out = torch.empty_like(y)
     rotation = Rotation(y.numel(), draws, block, y)
     scratch = rotation.scratch()
@@ -102,7 +104,7 @@ def rotate_back(y: torch.Tensor, elements: int, draws: Draws, block: int = BLOCK
 
 
 def _transform(source: torch.Tensor, out: torch.Tensor, block: int) -> None:
-    """Write the orthogonal Walsh-Hadamard transform of each block into ``out``; overwrites the input, too."""
+    """Write the orthogonal Walsh-Hadamard transform of each block of flat ``source`` into ``out``; changes both."""
     on_cpu = out.device.type == "cpu"
     sums_only = rounds_products(out)
     read_buffer, write_buffer = source, out
@@ -110,7 +112,7 @@ def _transform(source: torch.Tensor, out: torch.Tensor, block: int) -> None:
         half = 1
         torch.mul(read_buffer, block**-0.5, out=write_buffer)
     else:
-        half = min(block, SEED_STAGES if on_cpu else PRODUCT_LENGTH)
+        half = min(block, FIRST_TRANSFORM_LENGTH if on_cpu else PRODUCT_LENGTH)
         matrix = _matrix(half, block**-0.5, out.dtype, out.device)
         torch.mm(read_buffer.view(-1, half), matrix, out=write_buffer.view(-1, half))
     while half < block:

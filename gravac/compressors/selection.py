@@ -16,10 +16,10 @@ import torch
 
 from gravac.compressors.squares import energy
 
-SAMPLE = 1 << 14
+SAMPLE_SIZE = 1 << 14
 """Number of magnitudes from which a bound for the k largest is estimated."""
 
-BLOCK = 1 << 18
+BLOCK_ELEMENTS = 1 << 18
 """Number of elements that are compared with the bound at once: as many as fit in a cache."""
 
 Array = npt.NDArray[np.floating]
@@ -55,10 +55,10 @@ def energies(x: torch.Tensor, counts: Sequence[int]) -> Sequence[float | torch.T
 
     Args:
         x: flat and finite, any floating dtype.
-        counts: the numbers k, descending; each selection is made from the previous.
+        counts: the numbers k, descending.
 
     Returns:
-        A number for each k; off the CPU, 0-d tensors, so that the host does not wait.
+        A sum for each k: a float if x is on a CPU, otherwise a 0-d tensor, so that the host does not wait.
     """
     if x.device.type != "cpu":
         sums = torch.nn.functional.pad(x.double().square_().sort(descending=True).values.cumsum(0), (1, 0))
@@ -74,11 +74,11 @@ def energies(x: torch.Tensor, counts: Sequence[int]) -> Sequence[float | torch.T
 
 
 def reaching(x: torch.Tensor, threshold: float) -> torch.Tensor:
-    """Return the indices with ``|x| >= threshold``: int64, ascending.
+    """Return the indices at which ``|x| >= threshold``: int64, ascending.
 
     Args:
         x: flat and finite, any floating dtype.
-        threshold: rounded to x's dtype before it is compared.
+        threshold: lowest magnitude to find; rounded to x's dtype before it is compared.
     """
     if x.device.type != "cpu" or x.numel() == 0:
         return (x.abs() >= threshold).nonzero().squeeze(1)
@@ -86,7 +86,10 @@ def reaching(x: torch.Tensor, threshold: float) -> torch.Tensor:
 
 
 def largest_reaching(x: torch.Tensor, k: int, threshold: float) -> torch.Tensor:
-    """Return the indices of the k largest |x| of flat x, as ``largest`` does, first among those above a threshold."""
+    """Return the indices of the k largest |x| of flat x, as ``largest`` does.
+
+    If at least k magnitudes reach the threshold, only these are searched, which is faster.
+    """
     candidates = reaching(x, threshold)
     if candidates.numel() < k:
         return largest(x, k)
@@ -100,22 +103,23 @@ def _numpy(x: torch.Tensor) -> Array:
 
 
 def _largest(x: Array, k: int) -> npt.NDArray[np.int64]:
-    passed, candidates = _reaching(x, _bound(x, k))
-    if passed.size < k:
-        passed, candidates = np.arange(x.size), np.abs(x)
-    if passed.size == k:
-        return passed
-    threshold = np.partition(candidates, candidates.size - k)[candidates.size - k]
-    above = candidates > threshold
-    tied = np.flatnonzero(candidates == threshold)[: k - int(np.count_nonzero(above))]
-    above[tied] = True
-    selected: npt.NDArray[np.int64] = passed[above]
+    """Return the indices of the k largest |x| of a flat array, ascending; of equal magnitudes the lowest indices."""
+    candidate_indices, candidate_magnitudes = _reaching(x, _bound(x, k))
+    if candidate_indices.size < k:
+        candidate_indices, candidate_magnitudes = np.arange(x.size), np.abs(x)
+    if candidate_indices.size == k:
+        return candidate_indices
+    threshold = np.partition(candidate_magnitudes, candidate_magnitudes.size - k)[candidate_magnitudes.size - k]
+    is_selected = candidate_magnitudes > threshold
+    tied_positions = np.flatnonzero(candidate_magnitudes == threshold)[: k - int(np.count_nonzero(is_selected))]
+    is_selected[tied_positions] = True
+    selected: npt.NDArray[np.int64] = candidate_indices[is_selected]
     return selected
 
 
 def _bound(x: Array, k: int) -> float:
-    """Return a magnitude that k coordinates very likely reach: 4 standard deviations below the sample's quantile."""
-    sample = np.abs(x[:: max(1, x.size // SAMPLE)])
+    """Return a magnitude that at least k coordinates very likely reach, from a sample: 0 if k is nearly all."""
+    sample = np.abs(x[:: max(1, x.size // SAMPLE_SIZE)])
     expected = sample.size * k / x.size
     rank = math.ceil(expected + 4 * math.sqrt(expected)) + 1
     if rank >= sample.size:
@@ -124,12 +128,12 @@ def _bound(x: Array, k: int) -> float:
 
 
 def _reaching(x: Array, bound: float) -> tuple[npt.NDArray[np.int64], Array]:
-    """Return the indices with |x| >= bound, ascending, and their magnitudes; block by block, without a copy of x."""
-    magnitudes = np.empty(min(BLOCK, x.size), x.dtype)
-    indices, values = [], []
-    for start in range(0, x.size, BLOCK):
-        block = np.abs(x[start : start + BLOCK], out=magnitudes[: x.size - start])
-        hits = np.flatnonzero(block >= bound)
-        indices.append(hits + start)
-        values.append(block[hits])
-    return np.concatenate(indices), np.concatenate(values)
+    """Return the indices at which |x| >= bound, ascending, and the magnitudes there; without a copy of x."""
+    magnitudes = np.empty(min(BLOCK_ELEMENTS, x.size), x.dtype)
+    indices, reaching_magnitudes = [], []
+    for start in range(0, x.size, BLOCK_ELEMENTS):
+        block = np.abs(x[start : start + BLOCK_ELEMENTS], out=magnitudes[: x.size - start])
+        positions = np.flatnonzero(block >= bound)
+        indices.append(positions + start)
+        reaching_magnitudes.append(block[positions])
+    return np.concatenate(indices), np.concatenate(reaching_magnitudes)

@@ -24,21 +24,22 @@ class Addend(Protocol):
         """Add ``alpha`` times this tensor to ``dense`` (flat), in place; return ``dense``."""
 
 
-def overwritten(numbers: Addend, *denses: torch.Tensor) -> bool:
-    """Overwrite flat tensors with consecutive parts of ``numbers``; return False if ``numbers`` cannot do that.
+def try_overwrite(numbers: Addend, *denses: torch.Tensor) -> bool:
+    """Overwrite flat tensors with consecutive parts of ``numbers``; return False if ``numbers`` has no way to do so.
 
-    An ``Addend`` that can has a method ``overwrite``.
+    An ``Addend`` may have a method ``overwrite``, which writes the numbers without adding them to zeros, and returns
+    whether it did.
     """
     overwrite: Callable[..., bool] | None = getattr(numbers, "overwrite", None)
     return overwrite is not None and overwrite(*denses)
 
 
-def laid_out(numbers: "torch.Tensor | Addend", like: torch.Tensor) -> torch.Tensor:
-    """Return a tensor or an ``Addend`` as a flat stored tensor, of the size and dtype of ``like``."""
+def as_dense(numbers: "torch.Tensor | Addend", like: torch.Tensor) -> torch.Tensor:
+    """Return a tensor or an ``Addend`` as a flat tensor with all elements stored, of the size and dtype of ``like``."""
     if isinstance(numbers, torch.Tensor):
         return numbers.reshape(-1)
     dense = torch.empty_like(like).reshape(-1)
-    return dense if overwritten(numbers, dense) else numbers.add_to(dense.zero_())
+    return dense if try_overwrite(numbers, dense) else numbers.add_to(dense.zero_())
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,8 +47,8 @@ class Sparse:
     """A flat tensor that is zero except at some coordinates: the sum of ``parts``, added in order.
 
     Each part is ``(indices, values)``, without a repeated index inside a part, so that adding the parts one after
-    another gives the same bits everywhere. If ``values`` is ``[m, block]``, an index is the number of a block of
-    ``block`` coordinates.
+    another gives the same bits everywhere. If ``values`` is ``[m]``, an index is a coordinate. If ``values`` is
+    ``[m, block]``, an index is the number of a block of ``block`` consecutive coordinates.
     """
 
     parts: tuple[tuple[torch.Tensor, torch.Tensor], ...]
@@ -55,14 +56,17 @@ class Sparse:
     def add_to(self, dense: torch.Tensor, alpha: float = 1.0) -> torch.Tensor:
         """Add ``alpha`` times this tensor to ``dense`` (flat), in place; return ``dense``."""
         for indices, values in self.parts:
-            added = values.to(dense.dtype)
+            converted_values = values.to(dense.dtype)
             # with an alpha, index_add_ adds row by row, eight times slower
-            blocks(dense, values).index_add_(0, indices, added if alpha == 1 else added * alpha)
+            blocks(dense, values).index_add_(0, indices, converted_values if alpha == 1 else converted_values * alpha)
         return dense
 
 
 def blocks(flat: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
-    """Return a flat tensor in rows as long as those of ``like``, without a last partial row; unchanged if 1-D."""
+    """Return a flat tensor as rows as long as those of the matrix ``like``, without a last partial row.
+
+    If ``like`` is 1-D, the flat tensor is returned unchanged.
+    """
     if like.dim() == 1:
         return flat
     size = like.shape[1]

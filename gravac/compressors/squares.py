@@ -14,14 +14,16 @@ from collections.abc import Sequence
 import torch
 
 MIN_EXACT_ENERGY = 2.0**-96
-"""Sum of squares in float32 above which squares that underflow to 0 do not matter, even those of 2^30 numbers."""
+"""Sum of squares in float32 above which the squares that underflowed to 0 do not matter, even 2^30 of them."""
 
 MAX_SENT_ENERGY = 2.0**126
-"""Largest sum of squares that is sent in a format with float32's range. Each of N ranks sends its sum divided by N, so
-that the total does not overflow."""
+"""Largest sum of squares that a rank sends in a format with float32's range; larger sums are clamped.
 
-PIECE = 1 << 15
-"""Numbers that are converted to float64 at once, so that they stay in a cache."""
+Each of N ranks sends its sum divided by N, so that the total does not overflow.
+"""
+
+PIECE_NUMBERS = 1 << 15
+"""How many numbers are converted to float64 at once, so that they stay in a cache."""
 
 
 def energy(x: torch.Tensor) -> torch.Tensor:
@@ -34,16 +36,16 @@ def energy(x: torch.Tensor) -> torch.Tensor:
     if not x.is_cpu:
         norm: torch.Tensor = torch._foreach_norm([x], 2, torch.float64)[0]  # converts to float64 while it sums
         return norm.square()
-    return checked(_sum_in_dtype(x), x)
+    return recompute_if_inexact(_sum_in_dtype(x), x)
 
 
 def all_finite(energies: Sequence[torch.Tensor]) -> torch.Tensor:
-    """Return whether all elements of some tensors are finite, by each tensor's ``energy``: 0-d bool tensor."""
+    """Return whether all elements of some tensors are finite, a 0-d bool tensor, given each tensor's ``energy``."""
     return energies[0] < torch.inf if len(energies) == 1 else (torch.stack([*energies]) < torch.inf).all()
 
 
 def norm(x: torch.Tensor) -> torch.Tensor:
-    """Return ``‖x‖`` of flat x, a floating dtype: 0-d, float64; correct whenever ``energy`` is."""
+    """Return ``‖x‖`` of flat x, a floating dtype: 0-d, float64; without overflow or underflow, as for ``energy``."""
     if not x.is_cpu:
         wide_norm: torch.Tensor = torch._foreach_norm([x], 2, torch.float64)[0]
         return wide_norm
@@ -51,12 +53,12 @@ def norm(x: torch.Tensor) -> torch.Tensor:
     return fast_norm.double() if MIN_EXACT_ENERGY**0.5 < float(fast_norm) < math.inf else energy(x).sqrt()
 
 
-def checked(sum_of_squares: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
-    """Return a sum of squares as a float64 scalar; on a CPU, compute it again if it overflowed or underflowed.
+def recompute_if_inexact(sum_of_squares: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
+    """Return a sum of squares, 0-d, float64: summed again in float64 if it overflowed or underflowed; for CPU tensors.
 
     Args:
-        sum_of_squares: the sum in the number format of x.
-        x: the numbers, of any shape.
+        sum_of_squares: sum of the squares of x in x's own number format, 0-d.
+        x: the numbers, flat.
     """
     safe = MIN_EXACT_ENERGY < float(sum_of_squares) < math.inf
     return sum_of_squares.double() if safe else _sum_in_float64(x)
@@ -67,11 +69,11 @@ def norms_of_rows(rows: torch.Tensor) -> torch.Tensor:
     norms: torch.Tensor = torch.linalg.vector_norm(rows, dim=1)
     if not rows.numel():
         return norms
-    unsafe = (norms < MIN_EXACT_ENERGY**0.5) | (norms == torch.inf)
+    is_unsafe = (norms < MIN_EXACT_ENERGY**0.5) | (norms == torch.inf)
     if not rows.is_cpu:
-        return torch.where(unsafe, _norms_scaled(rows), norms)
-    if unsafe.any():
-        norms[unsafe] = _norms_scaled(rows[unsafe])
+        return torch.where(is_unsafe, _norms_scaled(rows), norms)
+    if is_unsafe.any():
+        norms[is_unsafe] = _norms_scaled(rows[is_unsafe])
     return norms
 
 
@@ -84,7 +86,7 @@ def _norms_scaled(rows: torch.Tensor) -> torch.Tensor:
 
 
 def power_of_two(exponent: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-    """Return exact powers of two, in the shape of integers ``exponent``; wrong for subnormal powers."""
+    """Return ``2 ** exponent``, exact, also for subnormal powers, for integers of any shape; float32 or float64."""
     bits, mantissa, integer = (64, 52, torch.int64) if dtype == torch.float64 else (32, 23, torch.int32)
     biased = exponent.to(integer) + ((1 << (bits - mantissa - 2)) - 1)
     # a subnormal power of two is a single bit of the mantissa, with an exponent field of 0
@@ -100,7 +102,10 @@ def _sum_in_dtype(x: torch.Tensor) -> torch.Tensor:
 
 
 def _sum_in_float64(x: torch.Tensor) -> torch.Tensor:
-    """Return the sum of squares of flat x on a CPU, in float64, piece by piece; float64 numbers are scaled before."""
+    """Return the sum of squares of flat x on a CPU, in float64, 0-d.
+
+    Other formats are converted a few numbers at a time. Float64 numbers are divided by the largest magnitude first.
+    """
     if x.dtype == torch.float64:
         peak = x.abs().max() if x.numel() else x.new_zeros(())
         if not 0 < float(peak) < math.inf:
@@ -109,7 +114,7 @@ def _sum_in_float64(x: torch.Tensor) -> torch.Tensor:
         limits = torch.finfo(torch.float64)
         return torch.dot(scaled, scaled).mul_(peak).mul_(peak).clamp_(limits.tiny, limits.max)
     total = x.new_zeros((), dtype=torch.float64)
-    for start in range(0, x.numel(), PIECE):
-        wide = x[start : start + PIECE].double()
-        total += torch.dot(wide, wide)
+    for start in range(0, x.numel(), PIECE_NUMBERS):
+        numbers = x[start : start + PIECE_NUMBERS].double()
+        total += torch.dot(numbers, numbers)
     return total

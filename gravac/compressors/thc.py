@@ -28,13 +28,14 @@ from gravac.compressors.profile import CostPoints
 
 @dataclass(frozen=True, slots=True)
 class GridCodes:
-    """A rotated tensor, stored as integers on the grid of each block; rotated back piece by piece while it is added.
+    """A flat tensor stored as codes of its rotation; ``add_to`` decodes it and rotates it back, a few blocks at a time.
 
     Attributes:
-        codes: packed codes: uint8, flat; with 8 bits, integers of any type. Codes beyond the tensor's end are ignored.
+        codes: points of the grid as integers, packed: uint8, flat; with 8 bits, integers of any dtype. Codes beyond the
+            tensor's end are ignored.
         bits: bits per code.
-        zero: the code for 0.
-        step: distance between the points of each block's grid: float32, ``[blocks]``.
+        zero: code that stands for the number 0.
+        step: distance between neighbouring points of each block's grid: float32, ``[blocks]``.
         block: numbers per block.
         ctx: the tensor's context, from which the rotation's signs are drawn.
     """
@@ -52,7 +53,7 @@ class GridCodes:
         values, rotated_back = rotator.scratch(), rotator.scratch()
         for piece in rotator.slices:
             count = piece.stop - piece.start
-            codes = unpack(self.codes[_packed(piece, self.bits)], self.bits, count)
+            codes = unpack(self.codes[_packed_range(piece, self.bits)], self.bits, count)
             step = self.step[piece.start // self.block : piece.stop // self.block]
             numbers = values[:count].copy_(codes).sub_(self.zero)
             numbers.view(-1, self.block).mul_(step.unsqueeze(1))
@@ -103,7 +104,7 @@ class THC(Compressor):
         return 2.0**-50, 2.0**45
 
     def traffic(self, shape: tuple[int, ...], cf: float, dtype: torch.dtype, world: int = 2) -> tuple[Traffic, ...]:
-        """Predict an all-reduce of the blocks' energies, then the exchange of codes and sums, or of lanes."""
+        """Return the predicted traffic: an all-reduce of the blocks' energies, then the exchange of codes, in bytes."""
         elements = torch.Size(shape).numel()
         block = self._block(elements)
         rotated_length = rotation.length(elements, block)
@@ -142,12 +143,12 @@ class THC(Compressor):
             mean = GridCodes(sums, self.sum_bits, _max_code(self.sum_bits), step / ctx.world, block, ctx)
             if cut is not None:
                 # saturation cuts off the sum of all ranks; the shard's owner keeps the excess in its residual
-                sent, cut_energy = self._with_cut(sent, cut, ctx)
+                sent, cut_energy = self._add_cut(sent, cut, ctx)
                 error += cut_energy / ctx.world
         return Reduced(mean=mean, sent=sent, cf=self.cf, error=error)
 
     def errors(self, x: torch.Tensor, cfs: Sequence[float], ctx: Context) -> list[torch.Tensor]:
-        """Return the squared error of rounding flat x on this rank's own grid; 0-d."""
+        """Return the squared error, 0-d, of rounding flat x to a grid made from this rank's energies alone."""
         block = self._block(x.numel())
         step = (chunk_energies(x.float(), block) / block).sqrt_().mul_(self.reach / self._max_code)
         _, error = self._code(x.float(), step, ctx)
@@ -160,28 +161,30 @@ class THC(Compressor):
             Packed codes, ``[world, bytes]``, a row for each shard; and the squared error of rounding, 0-d.
         """
         block = self._block(x.numel())
-        numbers = len(step) * block
-        packed = x.new_zeros(ctx.world, packed_bytes(self._shard(numbers, ctx.world), self.bits), dtype=torch.uint8)
-        inverse = 1 / step
-        inverse = torch.where(inverse.isfinite(), inverse, torch.zeros_like(inverse))
+        rotated_length = len(step) * block
+        packed = x.new_zeros(
+            ctx.world, packed_bytes(self._shard(rotated_length, ctx.world), self.bits), dtype=torch.uint8
+        )
+        inverse_step = 1 / step
+        inverse_step = torch.where(inverse_step.isfinite(), inverse_step, torch.zeros_like(inverse_step))
         error = x.new_zeros((), dtype=torch.float64)
-        rotator = rotation.Rotation(numbers, ctx.draws(), block, x)
-        rotated, codes = rotator.scratch(), rotator.scratch()
-        signed = torch.empty_like(codes, dtype=torch.int8)  # float32 becomes int8 four times as fast as uint8
+        rotator = rotation.Rotation(rotated_length, ctx.draws(), block, x)
+        rotated_piece, codes = rotator.scratch(), rotator.scratch()
+        signed_codes = torch.empty_like(codes, dtype=torch.int8)  # float32 becomes int8 four times as fast as uint8
         for piece in rotator.slices:
             count = piece.stop - piece.start
-            rows = rotator.rotate(x[piece], rotated[:count]).view(-1, block)
+            rows = rotator.rotate(x[piece], rotated_piece[:count]).view(-1, block)
             blocks, code = slice(piece.start // block, piece.stop // block), codes[:count].view(-1, block)
-            torch.mul(rows, inverse[blocks, None], out=code).round_().clamp_(-self._max_code, self._max_code)
+            torch.mul(rows, inverse_step[blocks, None], out=code).round_().clamp_(-self._max_code, self._max_code)
             error += energy(rows.addcmul_(code, step[blocks, None], value=-1).view(-1))
-            unsigned = signed[:count].copy_(code.view(-1)).view(torch.uint8).add_(self._max_code)
-            packed.view(-1)[_packed(piece, self.bits)] = pack(unsigned, self.bits)
+            unsigned_codes = signed_codes[:count].copy_(code.view(-1)).view(torch.uint8).add_(self._max_code)
+            packed.view(-1)[_packed_range(piece, self.bits)] = pack(unsigned_codes, self.bits)
         return packed, error
 
     def _by_shards(
         self, packed: torch.Tensor, world: int
     ) -> Generator[Any, Any, tuple[torch.Tensor, torch.Tensor | None]]:
-        """Sum codes by all-to-all and all-gather: each rank sums one shard.
+        """Sum all ranks' packed codes by all-to-all and all-gather: each rank sums one shard.
 
         Returns:
             All sums, saturated and packed, flat; and the part that saturation cuts off this rank's shard, or ``None``
@@ -197,13 +200,19 @@ class THC(Compressor):
         if max_sum <= max_sent:
             sums, cut = total.add_(max_sent - max_sum), None
         else:
-            saturated = total.clamp(max_sum - max_sent, max_sum + max_sent)
-            sums, cut = saturated - (max_sum - max_sent), saturated.int() - total
+            saturated_sums = total.clamp(max_sum - max_sent, max_sum + max_sent)
+            sums, cut = saturated_sums - (max_sum - max_sent), saturated_sums.int() - total
         (rows,) = yield AllGather(pack(sums.to(torch.uint8), self.sum_bits))
         return rows.reshape(-1), cut
 
-    def _with_cut(self, sent: "GridCodes", cut: torch.Tensor, ctx: Context) -> tuple["GridCodes", torch.Tensor]:
-        """Add to the sent tensor what saturation removed from this rank's shard; also return the part's energy, 0-d."""
+    def _add_cut(self, sent: "GridCodes", cut: torch.Tensor, ctx: Context) -> tuple["GridCodes", torch.Tensor]:
+        """Return the sent tensor with ``cut`` added to this rank's shard, and the energy of ``cut``, 0-d.
+
+        Args:
+            sent: this rank's codes.
+            cut: what saturation changed in this rank's shard of the sum: int32, flat, in codes.
+            ctx: the tensor's context.
+        """
         codes = unpack(sent.codes, self.bits, len(cut) * ctx.world).int()
         local_shard = slice(ctx.rank * len(cut), (ctx.rank + 1) * len(cut))
         codes[local_shard] += cut
@@ -211,7 +220,7 @@ class THC(Compressor):
         return GridCodes(codes, 8, self._max_code, sent.step, sent.block, ctx), energy(cut[: len(steps)] * steps)
 
     def _in_lanes(self, codes: torch.Tensor, world: int) -> Generator[Any, Any, torch.Tensor]:
-        """Sum codes by all-reduce, several codes per int32; return the sums: int32."""
+        """Sum flat codes over the ranks by one all-reduce of several codes per int32; return the sums: int32, flat."""
         lanes, width = self._lanes(world), self._lane_bits(world)
         section = -(-codes.numel() // lanes)
         sections = torch.nn.functional.pad(codes, (0, section * lanes - codes.numel())).view(lanes, section)
@@ -228,21 +237,23 @@ class THC(Compressor):
 
     def _block(self, elements: int) -> int:
         """Return the number of elements that are rotated as a unit."""
-        padded_length = max(rotation.SEED_STAGES, 1 << (elements - 1).bit_length())
-        return rotation.BLOCK if self.rotate == "partial" else padded_length
+        padded_length = max(rotation.FIRST_TRANSFORM_LENGTH, 1 << (elements - 1).bit_length())
+        return rotation.DEFAULT_BLOCK if self.rotate == "partial" else padded_length
 
     def _shard(self, codes: int, world: int) -> int:
         """Return the number of codes per rank, which fill whole bytes."""
         return -(-codes // (8 * world)) * 8
 
     def _lane_bits(self, world: int) -> int:
+        """Return the bits that the sum of ``world`` codes takes."""
         return self.bits + (world - 1).bit_length()
 
     def _lanes(self, world: int) -> int:
+        """Return how many sums of codes fit in an int32."""
         return 32 // self._lane_bits(world)
 
 
-def _packed(piece: slice, bits: int) -> slice:
+def _packed_range(piece: slice, bits: int) -> slice:
     """Convert a range of codes to the range of bytes in which these codes are packed."""
     return slice(piece.start * bits // 8, piece.stop * bits // 8)
 

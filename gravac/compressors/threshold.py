@@ -3,8 +3,8 @@
 """Base class of sparsifiers that estimate a threshold and send the coordinates that reach it, by default exactly k.
 
 Published rules of this kind send more or fewer than k coordinates. Every rank must send equally many bytes, so
-selections that are not corrected are sent in ``2k`` slots. Coordinates beyond the slots are left out, and free slots
-have zeros.
+selections that are not corrected are sent in ``2k`` slots, each of a value and its index. Coordinates beyond the slots
+are left out, and free slots have zeros.
 
 By default (``exact_count``) the k largest coordinates are sent, and the threshold only makes their search faster. On a
 GPU, ``torch.topk`` finds them, and the host never waits. Without ``exact_count``, the host waits for each number that
@@ -21,11 +21,11 @@ from gravac.compressors.sparse import Selection
 from gravac.compressors.topk import TopK
 
 SLOTS_PER_COORDINATE = 2
-"""Slots that are sent per requested coordinate unless exactly k coordinates are sent."""
+"""Slots, each a value and its index, that are sent per requested coordinate, unless exactly k coordinates are sent."""
 
 
 class ThresholdK(TopK):
-    """Top-k by an estimated threshold; subclasses estimate it.
+    """Base class of top-k by an estimated threshold; subclasses implement ``threshold``.
 
     Attributes:
         exact_count: whether exactly the k largest coordinates are sent (default: True); False: those that reach the
@@ -40,7 +40,7 @@ class ThresholdK(TopK):
 
     @property
     def exact_cf(self) -> bool:  # type: ignore[override]
-        """True if the requested CF is achieved, since exactly k coordinates are sent."""
+        """True if the achieved CF is the requested CF, since exactly k coordinates are sent."""
         return self.keeps_k
 
     @property
@@ -50,7 +50,7 @@ class ThresholdK(TopK):
 
     @property
     def host_waits(self) -> bool:
-        """True if on a GPU the host waits while encoding: for the published rule only."""
+        """True if the host waits for a GPU while it encodes: unless exactly k coordinates are sent."""
         return not self.keeps_k
 
     def threshold(self, magnitudes: torch.Tensor, k: int) -> float:
@@ -63,9 +63,9 @@ class ThresholdK(TopK):
         raise NotImplementedError
 
     def select(self, x: torch.Tensor, k: int) -> Selection:
-        """Return the coordinates of flat x to send: exactly k, or those that reach the threshold, one per slot."""
-        estimates = x.device.type == "cpu" or not self.keeps_k
-        if not estimates or not 0 < k < x.numel() or not bool(x.any()):
+        """Return the coordinates of flat x to send: the k largest, or those that reach the threshold, up to 2k."""
+        uses_threshold = x.device.type == "cpu" or not self.keeps_k
+        if not uses_threshold or not 0 < k < x.numel() or not bool(x.any()):
             return super().select(x, k)
         # a threshold of 0 selects all numbers that are not zero
         threshold = max(self.threshold(x.abs(), k), torch.finfo(x.dtype).tiny)
@@ -75,12 +75,12 @@ class ThresholdK(TopK):
         return Selection(indices, x[indices])
 
     def slots(self, elements: int, cf: float) -> int:
-        """Return the number of values that are sent with their indices: k, or ``SLOTS_PER_COORDINATE`` times k."""
+        """Return the number of slots, each a value and its index, that every rank sends for a tensor: k or 2k."""
         k = k_for(elements, cf)
         return k if self.keeps_k else min(elements, SLOTS_PER_COORDINATE * k)
 
     def errors(self, x: torch.Tensor, cfs: Sequence[float], ctx: Context) -> list[torch.Tensor]:
-        """Return the squared error of flat x at each CF: that of top-k if exactly k coordinates are sent."""
+        """Return the squared error of flat x at each CF, 0-d; top-k's error if exactly k coordinates are sent."""
         if self.keeps_k:
             return super().errors(x, cfs, ctx)
         total = energy(x)

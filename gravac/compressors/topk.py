@@ -42,7 +42,7 @@ class TopK(Compressor):
     values: Literal["float32", "float16", "bfloat16"] | None = None
 
     def profile(self, cf: float, *, world: int = 2, shapes: Sequence[tuple[int, ...]] = ()) -> Profile:
-        """Return expected costs: coding needs memory for magnitudes, and for all ranks' values and indices."""
+        """Return expected costs at a CF; the memory for coding holds magnitudes, and all ranks' values and indices."""
         return replace(
             super().profile(cf, world=world, shapes=shapes), coding_bytes=9 + math.ceil((16 + 24 * world) / cf)
         )
@@ -53,13 +53,13 @@ class TopK(Compressor):
         return magnitudes_in(dtype_of(self.values, torch.float32))
 
     def traffic(self, shape: tuple[int, ...], cf: float, dtype: torch.dtype, world: int = 2) -> tuple[Traffic, ...]:
-        """Predict one all-gather of the values and indices of all slots, in bytes."""
+        """Return the predicted traffic: one all-gather of ``slots`` values and their indices, in bytes."""
         elements = torch.Size(shape).numel()
         slot_bytes = dtype_of(self.values, dtype).itemsize + index_dtype(elements).itemsize
         return (Traffic(AllGather, self.slots(elements, cf) * slot_bytes),)
 
     def slots(self, elements: int, cf: float) -> int:
-        """Return the number of values that each rank sends with their indices: k."""
+        """Return the number of slots, each a value and its index, that every rank sends for a tensor: k."""
         return k_for(elements, cf)
 
     def select(self, x: torch.Tensor, k: int) -> Selection:
@@ -72,35 +72,41 @@ class TopK(Compressor):
         return (yield from self.send(multilevel.select_at(self.select, x, cf, ctx), x, cf, ctx))
 
     def send(self, selection: Selection, x: torch.Tensor, cf: float, ctx: Context) -> Rounds:
-        """Exchange a selection of flat x, at most ``slots`` coordinates, by one all-gather; free slots have zeros."""
-        selected = values = selection.values.to(dtype_of(self.values, ctx.dtype))
+        """Average the ranks' selections of flat x, each of at most ``slots`` coordinates, by one all-gather.
+
+        Slots without a coordinate are filled with zeros, at indices that are not selected.
+        """
+        selected_values = values = selection.values.to(dtype_of(self.values, ctx.dtype))
         indices, slots = selection.indices, self.slots(x.numel(), cf)
-        if selected.numel() < slots:
-            free = _unused(indices, slots)
-            values, indices = torch.nn.functional.pad(selected, (0, free.numel())), torch.cat([indices, free])
-        gathered, packed = yield AllGather(values, pack_indices(indices, x.numel()))
-        terms = gathered.to(x.dtype) / ctx.world
-        positions = unpack_indices(packed, x.numel())
+        if selected_values.numel() < slots:
+            free_indices = _unused_indices(indices, slots)
+            values, indices = (
+                torch.nn.functional.pad(selected_values, (0, free_indices.numel())),
+                torch.cat([indices, free_indices]),
+            )
+        gathered_values, packed_indices = yield AllGather(values, pack_indices(indices, x.numel()))
+        terms = gathered_values.to(x.dtype) / ctx.world
+        positions = unpack_indices(packed_indices, x.numel())
         return Reduced(
             mean=Sparse(tuple(zip(positions.unbind(), terms.unbind(), strict=True))),
-            sent=Sparse(((selection.indices, selected.to(x.dtype)),)),
-            cf=x.numel() / max(1, selected.numel()),
+            sent=Sparse(((selection.indices, selected_values.to(x.dtype)),)),
+            cf=x.numel() / max(1, selected_values.numel()),
         )
 
     def batch_key(self, cf: float, ctx: Context) -> Hashable | None:
-        """Return the same key for all tensors, since k depends on the length alone; None in subclasses that differ."""
-        kind = type(self)
-        return self.name if kind.select is TopK.select and kind.rounds is TopK.rounds else None
+        """Return the same key for all tensors; ``None`` in subclasses that override ``select`` or ``rounds``."""
+        cls = type(self)
+        return self.name if cls.select is TopK.select and cls.rounds is TopK.rounds else None
 
     def rounds_together(self, x: torch.Tensor, cf: float, contexts: Sequence[Context]) -> Rounds:
         """Average the rows of the matrix x, each at its own k coordinates, by a single all-gather."""
         (count, elements), ctx = x.shape, contexts[0]
         indices = largest(x, k_for(elements, cf))
         values = x.gather(1, indices).to(dtype_of(self.values, ctx.dtype))
-        gathered, packed = yield AllGather(values, pack_indices(indices, elements))
+        gathered_values, packed_indices = yield AllGather(values, pack_indices(indices, elements))
         starts = torch.arange(0, count * elements, elements, device=x.device).unsqueeze(1)
-        positions = (unpack_indices(packed, elements) + starts).flatten(1)
-        terms = (gathered.to(x.dtype) / ctx.world).flatten(1)
+        positions = (unpack_indices(packed_indices, elements) + starts).flatten(1)
+        terms = (gathered_values.to(x.dtype) / ctx.world).flatten(1)
         return Reduced(
             mean=Sparse(tuple(zip(positions.unbind(), terms.unbind(), strict=True))),
             sent=Sparse((((indices + starts).view(-1), values.to(x.dtype).view(-1)),)),
@@ -108,15 +114,15 @@ class TopK(Compressor):
         )
 
     def errors(self, x: torch.Tensor, cfs: Sequence[float], ctx: Context) -> list[torch.Tensor]:
-        """Return the squared error of flat x at each CF, by one selection at the lowest CF."""
+        """Return the squared error of flat x at each CF, 0-d; the selection at the lowest CF contains all others."""
         total = energy(x)
-        lowest = multilevel.select_at(self.select, x, cfs[0], ctx)
-        sent_energies = energies(lowest.values, [k_for(x.numel(), cf) for cf in cfs])
+        lowest_selection = multilevel.select_at(self.select, x, cfs[0], ctx)
+        sent_energies = energies(lowest_selection.values, [k_for(x.numel(), cf) for cf in cfs])
         return [(total - sent_energy).clamp_(min=0) for sent_energy in sent_energies]
 
 
 def index_dtype(elements: int) -> torch.dtype:
-    """Return the smallest integer dtype that can be sent and has ``elements`` numbers: uint8, int16 or int32."""
+    """Return the smallest integer dtype on the wire that can number ``elements`` elements: uint8, int16 or int32."""
     if elements <= 1 << 8:
         return torch.uint8
     return torch.int16 if elements <= 1 << 16 else torch.int32
@@ -130,15 +136,15 @@ def pack_indices(indices: torch.Tensor, elements: int) -> torch.Tensor:
 
 def unpack_indices(packed: torch.Tensor, elements: int) -> torch.Tensor:
     """Convert the result of ``pack_indices`` back to indices: int64, in the shape of ``packed``."""
-    wide = packed.to(torch.int64)
-    return wide + (1 << 15) if index_dtype(elements) == torch.int16 else wide
+    indices = packed.to(torch.int64)
+    return indices + (1 << 15) if index_dtype(elements) == torch.int16 else indices
 
 
-def _unused(indices: torch.Tensor, slots: int) -> torch.Tensor:
-    """Return the lowest indices that are not in ``indices``, as many as free slots: int64, ascending."""
-    free = torch.ones(slots, dtype=torch.bool, device=indices.device)
-    free[indices[indices < slots]] = False
-    return free.nonzero().flatten()[: slots - indices.numel()]
+def _unused_indices(indices: torch.Tensor, slots: int) -> torch.Tensor:
+    """Return the lowest indices that are not in ``indices``, one for each slot that ``indices`` leaves free: int64."""
+    is_unused = torch.ones(slots, dtype=torch.bool, device=indices.device)
+    is_unused[indices[indices < slots]] = False
+    return is_unused.nonzero().flatten()[: slots - indices.numel()]
 
 
 topk = TopK()

@@ -34,10 +34,10 @@ from gravac.compressors.dtypes import dtype_of, magnitudes_in, narrow, unit_roun
 from gravac.compressors.profile import CostPoints, Profile
 from gravac.compressors.quantize import Quantize
 from gravac.compressors.selection import largest
-from gravac.compressors.sparse import Sparse, laid_out
+from gravac.compressors.sparse import Sparse, as_dense
 
 ENERGY_DTYPE = torch.bfloat16
-"""Format of the chunks' energies on the wire: half the bytes of float32, and its range."""
+"""Number format of the chunks' energies on the wire: half the bytes of float32, and its range."""
 
 
 class TopKC(Compressor):
@@ -62,7 +62,7 @@ class TopKC(Compressor):
     values: Literal["float32", "float16", "bfloat16"] | Quantize | None = "bfloat16"
 
     def profile(self, cf: float, *, world: int = 2, shapes: Sequence[tuple[int, ...]] = ()) -> Profile:
-        """Return expected costs and efficiency: the efficiency of the chunks times that of the values' quantizer."""
+        """Return expected costs and efficiency; a quantizer of the values multiplies the efficiency by its own."""
         profile = replace(super().profile(cf), coding_bytes=5 + math.ceil(32 / cf))
         if not isinstance(self.values, Quantize):
             return profile
@@ -70,25 +70,25 @@ class TopKC(Compressor):
 
     @property
     def magnitudes(self) -> tuple[float, float]:
-        """Smallest and largest magnitude that the values' format, and bfloat16 for the energies, can represent.
+        """Smallest and largest magnitude of a gradient whose values, and energies in bfloat16, can be represented.
 
         Outside this range, all chunks seem to have equal energy, so that the selection is arbitrary; it is still the
         same on all ranks, and the sent values are correct.
         """
         if isinstance(self.values, Quantize):
-            smallest, largest = self.values.magnitudes
+            smallest_magnitude, largest_magnitude = self.values.magnitudes
         else:
-            smallest, largest = magnitudes_in(dtype_of(self.values, torch.float32))
-        return max(2.0**-56, smallest), min(2.0**56, largest)
+            smallest_magnitude, largest_magnitude = magnitudes_in(dtype_of(self.values, torch.float32))
+        return max(2.0**-56, smallest_magnitude), min(2.0**56, largest_magnitude)
 
     def method_at(self, cf: float) -> str:
-        """Return a name for users: the CF of the selection and, if values are quantized, the number of bits."""
+        """Return the name with the CF of the selection and, if values are quantized, their number of bits."""
         if not isinstance(self.values, Quantize):
             return super().method_at(cf)
         return f"{self.name} {round(cf, 1):g}x of {self.values.method_at(self.values.finest)}"
 
     def traffic(self, shape: tuple[int, ...], cf: float, dtype: torch.dtype, world: int = 2) -> tuple[Traffic, ...]:
-        """Predict an all-reduce of the chunks' energies, then the exchange of the selected values, in bytes."""
+        """Return the predicted traffic: an all-reduce of the chunks' energies, then that of the values, in bytes."""
         elements = torch.Size(shape).numel()
         k = k_for(elements, cf)
         energies = Traffic(AllReduce, -(-elements // self.chunk_at(cf)) * ENERGY_DTYPE.itemsize)
@@ -97,7 +97,7 @@ class TopKC(Compressor):
         return (energies, Traffic(AllReduce, k * dtype_of(self.values, dtype).itemsize))
 
     def rounds(self, x: torch.Tensor, cf: float, ctx: Context) -> Rounds:
-        """Average flat x at chunks that all ranks select alike.
+        """Average the values of flat x in the chunks that have most energy over all ranks.
 
         1. All-reduce the energy of every chunk.
         2. Select the chunks with most energy, the same on all ranks. One chunk is sent in part, so that k values are
@@ -109,21 +109,21 @@ class TopKC(Compressor):
         chunk = self.chunk_at(cf)
         k = k_for(x.numel(), cf)
         total = yield AllReduce((chunk_energies(x, chunk) / ctx.world).to(ENERGY_DTYPE))
-        selection = choose(total, k, chunk, x.numel())
+        selection = select_chunks(total, k, chunk, x.numel())
         values = gather(x, selection, chunk, k)
         if isinstance(self.values, Quantize):
             quantized = yield from self.values.rounds(values, self.values.finest, ctx.excerpt(k))
-            mean, sent = laid_out(quantized.mean, values), laid_out(quantized.sent, values)
+            mean, sent = as_dense(quantized.mean, values), as_dense(quantized.sent, values)
         else:
-            mean, sent = yield from _averaged(values, dtype_of(self.values, ctx.dtype), ctx.world)
+            mean, sent = yield from _average_values(values, dtype_of(self.values, ctx.dtype), ctx.world)
         n = x.numel()
         return Reduced(scatter(mean, selection, chunk, n), scatter(sent, selection, chunk, n), n / max(1, k))
 
     def batch_key(self, cf: float, ctx: Context) -> Hashable | None:
-        """Return the same key for all tensors of whole chunks; None for others, and if a quantizer rotates values."""
+        """Return the same key for all tensors of whole chunks; ``None`` for others, or if values are rotated."""
         elements = torch.Size(ctx.shape).numel()
-        rotates = isinstance(self.values, Quantize) and self.values.rotate
-        return None if elements % self.chunk_at(cf) or not elements or rotates else self.name
+        rotates_values = isinstance(self.values, Quantize) and self.values.rotate
+        return None if elements % self.chunk_at(cf) or not elements or rotates_values else self.name
 
     def rounds_together(self, x: torch.Tensor, cf: float, contexts: Sequence[Context]) -> Rounds:
         """Average the rows of x, each at its own chunks, in the steps of ``rounds``.
@@ -141,35 +141,37 @@ class TopKC(Compressor):
             # each row's values are padded with zeros to whole blocks, so that no block has numbers of two rows
             rows = torch.nn.functional.pad(values.view(count, k), (0, -k % self.values.block))
             quantized = yield from self.values.rounds(rows.view(-1), self.values.finest, ctx.excerpt(rows.numel()))
-            mean = laid_out(quantized.mean, rows).view_as(rows)[:, :k].reshape(-1)
-            sent = laid_out(quantized.sent, rows).view_as(rows)[:, :k].reshape(-1)
+            mean = as_dense(quantized.mean, rows).view_as(rows)[:, :k].reshape(-1)
+            sent = as_dense(quantized.sent, rows).view_as(rows)[:, :k].reshape(-1)
         else:
-            mean, sent = yield from _averaged(values, dtype_of(self.values, ctx.dtype), ctx.world)
+            mean, sent = yield from _average_values(values, dtype_of(self.values, ctx.dtype), ctx.world)
         return Reduced(Sparse(((indices, mean),)), Sparse(((indices, sent),)), elements / k)
 
     def _folding_rounds(self, x: torch.Tensor, cf: float, ctx: Context, fold: Fold) -> Rounds:
-        """Average gradients, one or several, in the steps of ``rounds``; the kernels also add the residuals.
+        """Average one or several flat gradients in the steps of ``rounds``, by kernels that also add the residuals.
 
-        The kernels subtract the sent values from ``fold.unsent``, and update the chunks' energies.
+        The kernels write the sums into ``fold.unsent``, subtract the values that are sent, and update the chunks'
+        energies.
         """
         chunk = self.chunk_at(cf)
-        folded_chunks, wire = fold_chunks(x, chunk, fold, ctx.world)
+        folded_chunks, wire_energies = fold_chunks(x, chunk, fold, ctx.world)
         elements = folded_chunks.x.numel() // folded_chunks.count
         k = k_for(elements, cf)
-        order = sending_order((yield AllReduce(wire)).view(folded_chunks.count, -1), k, chunk)
+        order = sending_order((yield AllReduce(wire_energies)).view(folded_chunks.count, -1), k, chunk)
         if isinstance(self.values, Quantize):
-            mean, error = yield from self._requantized(folded_chunks, order, k, ctx)
+            mean, error = yield from self._average_quantized(folded_chunks, order, k, ctx)
         else:
             mean = yield AllReduce(folded_chunks.take(order, k, dtype_of(self.values, ctx.dtype), ctx.world))
             error = folded_chunks.energy
         return Reduced(SparseChunks(mean, order, k, chunk), Sparse(()), elements / k, error=error)
 
-    def _requantized(
+    def _average_quantized(
         self, folded_chunks: FoldedChunks, order: torch.Tensor, k: int, ctx: Context
     ) -> Generator[Collective, Any, tuple[torch.Tensor, torch.Tensor]]:
         """Average the values of selected chunks by the quantizer; return their mean, and the squared error, 0-d.
 
-        Rows are padded to whole blocks. The error of the quantizer is added to ``folded_chunks.x``.
+        The mean is ``[count, width]``: a row per tensor, padded to whole blocks. The quantizer's error is added to
+        ``folded_chunks.x``, which becomes the residual.
         """
         assert isinstance(self.values, Quantize)
         padding_multiple = self.values.block if folded_chunks.count > 1 else 1
@@ -182,20 +184,23 @@ class TopKC(Compressor):
         SparseChunks(unsent.view_as(values), order, k, folded_chunks.chunk).add_to(folded_chunks.x)
         # the codes' error in the padding is not counted
         error = folded_chunks.energy + energy(unsent.view_as(values)[:, :k].reshape(-1))
-        return laid_out(quantized.mean, values).view_as(values), error
+        return as_dense(quantized.mean, values).view_as(values), error
 
     def folds(self, gradient: torch.Tensor, cf: float) -> bool:
-        """True if kernels can add the residual to the flat gradient."""
+        """True if ``rounds`` itself adds the residual: kernels can add it to the flat gradient."""
         return folds(gradient)
 
     def errors(self, x: torch.Tensor, cfs: Sequence[float], ctx: Context) -> list[torch.Tensor]:
-        """Return the squared errors of flat x if chunks are selected by this rank alone: too low if ranks differ."""
+        """Return the squared error of flat x at each CF, 0-d, if this rank alone selected the chunks.
+
+        The errors are too low if the ranks' gradients differ.
+        """
         return [self._error(x, cf, ctx) for cf in cfs]
 
     def _error(self, x: torch.Tensor, cf: float, ctx: Context) -> torch.Tensor:
         chunk = self.chunk_at(cf)
         k = k_for(x.numel(), cf)
-        selection = choose(chunk_energies(x, chunk).to(ENERGY_DTYPE), k, chunk, x.numel())
+        selection = select_chunks(chunk_energies(x, chunk).to(ENERGY_DTYPE), k, chunk, x.numel())
         values = gather(x, selection, chunk, k)
         error = (energy(x) - energy(values)).clamp_(min=0)
         if isinstance(self.values, Quantize):
@@ -220,17 +225,24 @@ class TopKC(Compressor):
         return unit_roundoff(dtype_of(self.values, torch.float32))
 
 
-def _averaged(
+def _average_values(
     values: torch.Tensor, wire: torch.dtype, world: int
 ) -> Generator[Collective, Any, tuple[torch.Tensor, torch.Tensor]]:
-    """Average flat values, which are overwritten, in the wire's format; return the mean, and the sent values."""
+    """All-reduce flat values, which are overwritten, in the wire's format; return their mean, and the sent values."""
     payload = narrow(values.div_(world), wire)
     mean = (yield AllReduce(payload)).to(values.dtype)
     return mean, payload.to(values.dtype).mul_(world)
 
 
-def choose(energies: torch.Tensor, k: int, chunk: int, elements: int) -> ChunkSelection:
-    """Select k coordinates: the chunks with most energy (flat ``energies``); of the weakest, only its first."""
+def select_chunks(energies: torch.Tensor, k: int, chunk: int, elements: int) -> ChunkSelection:
+    """Select k coordinates: those of the chunks with most energy; of the weakest selected chunk only the first ones.
+
+    Args:
+        energies: sum of squares of each chunk, flat, the same on all ranks.
+        k: number of coordinates.
+        chunk: coordinates per chunk.
+        elements: number of coordinates of the tensor.
+    """
     rows = largest(energies, -(-k // chunk))
     weakest = energies.index_select(0, rows).argmin(0, keepdim=True) if k else rows
     return select_k(rows, weakest, k, chunk, elements)

@@ -1,8 +1,8 @@
 # SPDX-FileCopyrightText: 2026 The gravac developers
 # SPDX-License-Identifier: Apache-2.0
-"""Controllers choose the next CF: pure functions of measurements. No torch, no clock, no I/O.
+"""Controllers choose how the next steps run: pure functions of measurements. No torch, no clock, no I/O.
 
-A controller that is imported here comes with gravac: users know it by its name. ``as`` makes the import public.
+Each controller class that this file imports can be named in a policy. ``as`` makes an import public.
 """
 
 from typing import Any
@@ -23,14 +23,14 @@ _CLASSES: list[Any] = [imported for imported in tuple(globals().values()) if isi
 BUILT_IN: dict[str, Any] = {
     imported.name: imported for imported in _CLASSES if hasattr(imported, "observe") and imported is not Controller
 }
-"""Controller classes of this package, by name: those that are imported above."""
+"""Controller classes that this file imports, by name."""
 
 
-def _fault(loaded: object) -> str:
-    """Return what is wrong with an object that an entry point loaded; empty if it is a controller class."""
-    is_controller = isinstance(loaded, type) and hasattr(loaded, "observe")
-    return "" if is_controller else "is no controller; name a class, not an object of it"
+def _find_fault(plugin: object) -> str:
+    """Return what is wrong with the object of an entry point, as text; empty if the object is a controller class."""
+    is_controller = isinstance(plugin, type) and hasattr(plugin, "observe")
+    return "" if is_controller else "is no controller class; let the entry point name a class with a method observe"
 
 
-CONTROLLERS: Registry[Any] = Registry("controller", "gravac.controllers", BUILT_IN, _fault)
-"""Controller classes by name: those of this package, and those of installed packages."""
+CONTROLLERS: Registry[Any] = Registry("controller", "gravac.controllers", BUILT_IN, _find_fault)
+"""Controller classes by name: of this package, and of installed packages with entry points."""

@@ -1,11 +1,11 @@
 # SPDX-FileCopyrightText: 2026 The gravac developers
 # SPDX-License-Identifier: Apache-2.0
-"""Accordion: compress a tensor little while its gradient changes fast (a critical regime), and much otherwise.
+"""Accordion: compresses a tensor little while its gradient changes fast (a critical regime), and much otherwise.
 
 Source: Agarwal et al., "Accordion: Adaptive Gradient Communication via Critical Learning Regime Identification", MLSys
-2021 (arXiv 2010.16248), by its published code. Gradients are summed over an epoch, tensor by tensor, without error
-feedback; the norms of these sums are compared with those of ``every`` epochs before. In the published code rank 0
-decides from its own gradients; here the mean over ranks of the squared norms decides.
+2021 (arXiv 2010.16248), as its published code has it. Gradients are summed over an epoch, tensor by tensor, without
+error feedback; the norms of these sums are compared with the norms ``every`` epochs earlier. In the published code rank
+0 decides from its own gradients; here the mean over ranks of the squared norms decides.
 """
 
 import math
@@ -18,11 +18,11 @@ from pydantic import Field
 from gravac.candidate import Candidate, Forecast, Span
 from gravac.controllers.base import LATENCY, Decision, Measurement, Sums
 from gravac.controllers.schedule import snap
-from gravac.controllers.state_dicts import Finite, check_names, from_plain, identified, identify, to_plain
+from gravac.controllers.state_dicts import Finite, candidates_of, check_names, from_plain, identify, to_plain
 from gravac.controllers.window import SETTLING, Window
 from gravac.settings import Settings, SettingsError
 
-EPOCH = 1000
+DEFAULT_EPOCH_STEPS = 1000
 """Number of steps of an epoch if neither the controller nor the run sets one."""
 
 
@@ -31,10 +31,10 @@ class AccordionState:
     """State of an Accordion run.
 
     Attributes:
-        low: candidate of tensors in a critical regime.
-        high: candidate of all other tensors.
-        window: current window.
-        step: number of the last step measured; -1 before the first.
+        low: candidate of low CF (compression factor), for tensors in a critical regime.
+        high: candidate of high CF, for all other tensors.
+        window: current window: the steps since the last record.
+        step: number of the last measured step; -1 before the first.
         calm: names of the tensors that are not in a critical regime, ascending.
         norms: norm of each tensor's gradient sum in the last epoch that was compared, by name.
         learning_rate: last learning rate known; ``None`` before the first.
@@ -50,35 +50,35 @@ class AccordionState:
 
     @property
     def runs(self) -> tuple[Candidate, tuple[tuple[str, Candidate], ...]]:
-        """The candidate of the model, and ``(name, candidate)`` of the tensors that run another."""
+        """The model's candidate, and ``(name, candidate)`` of each tensor that runs another candidate."""
         if self.phase == "calm" or self.low == self.high:
             return self.high, ()
         return self.low, tuple((name, self.high) for name in self.calm)
 
     @property
     def phase(self) -> str:
-        """Name of the model's regime: ``"mixed"`` if some of its tensors are critical and others are not."""
+        """The model's regime: all tensors ``"critical"``, all ``"calm"`` (not critical), or ``"mixed"``."""
         if not self.calm:
             return "critical"
         return "calm" if len(self.calm) == len(self.norms) else "mixed"
 
 
 class Accordion(Settings):
-    """Runs each tensor at one of two CFs, the ends of ``cf_range``: the low one in its critical regimes.
+    """Runs a tensor at the low end of ``cf_range`` while its gradient changes fast (critical), else at the high end.
 
     All tensors begin with the low CF. Norms are compared at the end of epochs 0, ``every``, 2 ``every`` ... A tensor is
-    critical if the norm of the epoch's gradient sum changed by ``eta`` or more, relative to the norm compared last. A
-    tensor is critical, too, if that earlier norm is missing or 0. When the learning rate falls, every tensor is
-    critical until the next comparison. So a rate that falls at every step (cosine decay) keeps all tensors at the low
-    CF. If the low CF would send no less than dense, dense replaces it.
+    critical if the norm of the epoch's gradient sum changed by ``eta`` or more, relative to the norm at the previous
+    comparison. A tensor is critical, too, if the previous norm is missing or 0. When the learning rate falls, every
+    tensor is critical until the next comparison. Therefore a rate that falls at every step (cosine decay) keeps all
+    tensors at the low CF. If the low CF would send no less than dense, dense replaces it.
 
     Attributes:
-        eta: smallest relative change of a norm at which a tensor is critical. The published code's: 0.5.
-        every: epochs between two comparisons of norms. The published code's: 10 for CNNs, 5 for an LSTM.
-        epoch: steps of an epoch; ``None`` means ``steps_per_epoch`` of ``AdaptiveCompressor``, 1000 without it.
+        eta: smallest relative change of a norm at which a tensor is critical; 0.5 in the published code.
+        every: epochs between two comparisons of norms; in the published code 10 for CNNs and 5 for an LSTM.
+        epoch: steps of an epoch; ``None``: ``steps_per_epoch`` of ``AdaptiveCompressor``, or 1000 if that is not set.
         window: steps between records.
-        latency: steps from a measurement to its decision, fewer than an epoch has; the executor sets the number
-            (``for_latency``).
+        latency: steps from a measurement to the step in which its decision takes effect, fewer than an epoch has;
+            gravac sets the number (``for_latency``).
 
     Example:
         >>> Accordion().propose((2.0, 10.0), Span(1.0, 100.0))
@@ -101,45 +101,55 @@ class Accordion(Settings):
         Raises:
             SettingsError: an epoch has no more than ``latency`` steps.
         """
-        if self._steps <= latency:
-            raise SettingsError(f"epoch: {self._steps} steps, and a decision takes {latency} to take effect; use more")
+        if self._steps_per_epoch <= latency:
+            raise SettingsError(
+                f"epoch: {self._steps_per_epoch} steps, and a decision takes {latency} steps to take effect; use an "
+                f"epoch of more than {latency} steps"
+            )
         return self(latency=latency)
 
     def for_run(self, steps_per_epoch: int) -> "Accordion":
-        """Return the controller for a run with epochs of that many steps; its own setting ``epoch`` has priority."""
+        """Return the controller for a run with epochs of ``steps_per_epoch`` steps; if ``epoch`` is set, that stays."""
         return self if self.epoch is not None else self(epoch=steps_per_epoch)
 
     def propose(self, cf_range: tuple[float, float], supported: Span | Sequence[float]) -> tuple[float, ...]:
-        """Return the ends of the range, or the CFs nearest to them that the compressor supports."""
+        """Return the ends of ``cf_range``, or the supported CFs nearest to the ends: ascending, at most two."""
         return snap(sorted(set(cf_range)), supported)
 
     def start(self, forecasts: Sequence[Forecast]) -> tuple[AccordionState, Decision]:
-        """Start with all tensors at the low CF."""
-        low, high = _ends(forecasts)
+        """Return the state before the first step, and the decision for that step: all tensors run at the low CF."""
+        low, high = _low_and_high(forecasts)
         state = AccordionState(low, high, Window(low))
-        reason = f"accordion: {low} in critical regimes, {high} otherwise; epochs of {self._steps} steps"
-        return state, replace(self._decide(state), reason=reason)
+        reason = f"accordion: {low} in critical regimes, {high} otherwise; epochs of {self._steps_per_epoch} steps"
+        return state, replace(self._decision_for(state), reason=reason)
 
     def observe(self, state: AccordionState, measurement: Measurement) -> tuple[AccordionState, Decision]:
-        """Compare the norms if the measurement has any, and the learning rate at every step."""
-        updated = replace(state, step=measurement.step, window=state.window.add(measurement))
+        """Return the state after a step, and a decision.
+
+        Compares norms with the previous norms if the measurement has any, and the learning rate in every step.
+        """
+        updated_state = replace(state, step=measurement.step, window=state.window.add(measurement))
         cause = ""
         if measurement.norms and self._sums(measurement.step) == "report":
-            updated = self._compare_norms(updated, measurement.norms)
+            updated_state = self._compare_norms(updated_state, measurement.norms)
         if math.isfinite(rate := measurement.learning_rate):
-            previous_rate = updated.learning_rate
+            previous_rate = updated_state.learning_rate
             # lower by more than the rounding of a mean
             if previous_rate is not None and rate < previous_rate and not math.isclose(rate, previous_rate):
-                updated = replace(updated, calm=())
+                updated_state = replace(updated_state, calm=())
                 cause = f"the learning rate fell to {rate:g}: "
-            updated = replace(updated, learning_rate=rate)
-        changed = updated.runs != state.runs
-        if not changed and updated.window.steps < self.window:
-            return updated, self._decide(updated)
-        summary = updated.window.summary(state.phase) if updated.window.steps else None
-        updated = replace(updated, window=Window(updated.runs[0], settling=SETTLING if changed else 0))
-        reason = f"accordion: {cause}{len(updated.norms) - len(updated.calm)} of {len(updated.norms)} tensors critical"
-        return updated, replace(self._decide(updated), reason=reason, summary=summary)
+            updated_state = replace(updated_state, learning_rate=rate)
+        has_changed = updated_state.runs != state.runs
+        if not has_changed and updated_state.window.steps < self.window:
+            return updated_state, self._decision_for(updated_state)
+        summary = updated_state.window.summary(state.phase) if updated_state.window.steps else None
+        updated_state = replace(
+            updated_state, window=Window(updated_state.runs[0], settling=SETTLING if has_changed else 0)
+        )
+        tensor_count = len(updated_state.norms)
+        critical_count = tensor_count - len(updated_state.calm)
+        reason = f"accordion: {cause}{critical_count} of {tensor_count} tensors critical"
+        return updated_state, replace(self._decision_for(updated_state), reason=reason, summary=summary)
 
     def dump(self, state: AccordionState) -> dict[str, Any]:
         """Return the state as JSON types, for a checkpoint."""
@@ -148,33 +158,38 @@ class Accordion(Settings):
     def check(self, dumped: dict[str, Any]) -> None:
         """Raise ``SettingsError`` unless ``dumped`` is a state that ``dump`` returned."""
         check_names(AccordionState, dumped, ("running",), Window)
-        (running,) = identified([dumped["running"]], "controller_state/running")
+        (running,) = candidates_of([dumped["running"]], "controller_state/running")
         self.restore(dumped, [Forecast(running, wire_ratio=1.0)])
 
     def restore(self, dumped: dict[str, Any], forecasts: Sequence[Forecast]) -> tuple[AccordionState, Decision]:
-        """Return the state that ``dump`` wrote, and the decision in force.
+        """Return the state that ``dump`` returned, and the decision in force.
 
-        The same tensors are critical. The window continues if its candidate still runs.
+        The same tensors are critical. The window of steps continues if its candidate still runs.
         """
-        low, high = _ends(forecasts)
+        low, high = _low_and_high(forecasts)
         state = from_plain(AccordionState, {**dumped, "low": low, "high": high, "window": Window(low)})
         state = replace(state, window=Window.resume(state.runs[0], dumped))
-        return state, self._decide(state)
+        return state, self._decision_for(state)
 
     @property
-    def _steps(self) -> int:
+    def _steps_per_epoch(self) -> int:
         """Number of steps of an epoch."""
-        return self.epoch or EPOCH
+        return self.epoch or DEFAULT_EPOCH_STEPS
 
     def _sums(self, step: int) -> Sums:
-        """Return whether to sum gradients in a step: sums are needed in epochs at whose end norms are compared."""
-        epoch, step_in_epoch = divmod(step, self._steps)
+        """Return whether to sum gradients in a step: they are summed in epochs at whose end norms are compared."""
+        epoch, step_in_epoch = divmod(step, self._steps_per_epoch)
         if epoch % self.every:
             return "none"
-        return "report" if step_in_epoch == self._steps - 1 else "add"
+        return "report" if step_in_epoch == self._steps_per_epoch - 1 else "add"
 
     def _compare_norms(self, state: AccordionState, norms: Sequence[tuple[str, float]]) -> AccordionState:
-        """Return the state with the tensors that are calm at the end of an epoch."""
+        """Return the state with the tensors that are calm (not critical) by the norms at the end of an epoch.
+
+        Args:
+            state: state with the norms of the previous comparison.
+            norms: ``(name, norm)`` of each tensor's gradient sum.
+        """
 
         def is_calm(previous: float, current: float) -> bool:
             return previous > 0 and abs(previous - current) / previous < self.eta
@@ -182,13 +197,13 @@ class Accordion(Settings):
         names = tuple(name for name, norm in norms if is_calm(state.norms.get(name, 0.0), norm))
         return replace(state, calm=names, norms={name: norm if math.isfinite(norm) else 0.0 for name, norm in norms})
 
-    def _decide(self, state: AccordionState) -> Decision:
+    def _decision_for(self, state: AccordionState) -> Decision:
         """Return the decision that takes effect ``latency`` steps after the last measurement."""
         candidate, tensors = state.runs
         return Decision(candidate, tensors=tensors, sums=self._sums(state.step + self.latency))
 
 
-def _ends(forecasts: Sequence[Forecast]) -> tuple[Candidate, Candidate]:
-    """Return the low and the high candidate; dense instead of the low candidate if that was not admitted."""
+def _low_and_high(forecasts: Sequence[Forecast]) -> tuple[Candidate, Candidate]:
+    """Return the candidates of low and high CF; dense in place of the low CF if the low CF was not admitted."""
     low = forecasts[-2] if len(forecasts) > 2 else forecasts[0]
     return low.candidate, forecasts[-1].candidate

@@ -1,14 +1,14 @@
 # SPDX-FileCopyrightText: 2026 The gravac developers
 # SPDX-License-Identifier: Apache-2.0
-"""The contract of a controller: a pure function of agreed measurements.
+"""The contract of a controller: a pure function of measurements that all ranks agreed on.
 
-A controller is a frozen settings object. It holds no torch, no clock and no randomness: the same measurements give
-the same decisions, so ranks that are fed the same measurements agree without talking, a run can be replayed from its
+A controller is a frozen settings object without torch, clock or randomness. The same measurements give the same
+decisions. Therefore ranks that get the same measurements agree without communication, a run can be replayed from its
 trace, and the state is plain data that a checkpoint can hold.
 
-Time runs in steps. ``observe`` is called once for every step, in order, with that step's measurement; its decision
-takes effect ``latency`` steps later: two if a host runs the exchange (the ranks sum the measurement of step t during
-step t+1), three if streams do.
+Time is counted in steps. ``observe`` is called once for every step, in order, with that step's measurement; its
+decision takes effect ``latency`` steps later: two if a host runs the exchange (the ranks sum the measurement of step t
+during step t+1), three if streams do.
 """
 
 import math
@@ -20,11 +20,13 @@ from gravac.agreed import AgreedNumbers
 from gravac.candidate import Candidate, Forecast, Span
 
 SHADOWS = 5
-"""Largest number of shadow CFs in a decision: each evaluates every tensor once more, and adds a number to agree on."""
+"""Largest number of shadow CFs (evaluated without sending) in a decision. For each, every tensor is evaluated once
+more, and ranks agree on one more number."""
 
 
 Sums = Literal["none", "add", "report"]
-"""Values of ``Decision.sums``: whether each tensor's gradients are summed over steps, and reported."""
+"""Values of ``Decision.sums``: do not sum each tensor's gradients over steps, sum them, or also report the sums'
+norms."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,8 +34,8 @@ class Measurement(AgreedNumbers):
     """Measurement of one step that all ranks agreed on: every field has the same value on every rank.
 
     A measurement may cover several training steps: a round of outer steps, from one exchange to the next, or a stretch
-    of native steps, which are only timed from outside. Seconds and samples are then per training step. Learning rate,
-    loss and others are fields of ``AgreedNumbers``.
+    of native steps (successive steps in which DDP exchanges by itself), of which gravac knows only the time. Seconds
+    and samples are then per training step. Learning rate, loss and others are fields of ``AgreedNumbers``.
 
     Attributes:
         step: number of the engine's step that was measured, counted from 0.
@@ -41,17 +43,18 @@ class Measurement(AgreedNumbers):
         seconds: end-to-end step time, mean over ranks.
         samples: samples processed in the step, over all ranks.
         error: squared norm of what was not sent, ``Σ‖g_ef - sent‖²``, over the model and the ranks. Not finite if a
-            gradient was not.
-        energy: squared norm of what was to be sent, ``Σ‖g_ef‖²``, over the model and the ranks.
-        shadow: ``(cf, error)`` of each CF that was evaluated but not run; ``error`` is relative to the same ``energy``
-            as for the CF that ran.
+            gradient was not finite.
+        energy: squared norm of what was to be sent, gradient plus residual, ``Σ‖g_ef‖²``, over the model and the ranks.
+        shadow: ``(cf, error)`` of each CF that was evaluated without sending; its ``error`` is as above, for
+            the same ``energy``.
         waited: seconds in which the step waited for bytes: an upper bound of what sending less can save. Mean over
             ranks; nan if not known.
         coded: seconds of encode, decode and error feedback, hidden or not; mean over ranks, nan if not known.
         exchanged: seconds in which collectives were in flight, hidden or not: an upper bound of the time that grows
             with bytes. Mean over ranks; nan if not known.
-        norms: ``(name, norm)`` of every tensor that may be compressed, by ascending name, if the decision said
-            ``sums="report"``: the norm of the sum of its gradients since the last such step, ``√(Σ‖Σg‖² / ranks)``.
+        norms: ``(name, norm)`` of each tensor that may be compressed, by ascending name, if the decision had
+            ``sums="report"``. ``norm`` is that of the tensor's gradients summed since the last such step,
+            ``√(Σ‖Σg‖² / ranks)``.
         first: number of training steps made before the step.
         steps: number of training steps that the measurement covers.
     """
@@ -73,15 +76,15 @@ class Measurement(AgreedNumbers):
 
 @dataclass(frozen=True, slots=True)
 class Summary:
-    """Gain and throughput of a window (or up to a trigger): one record of ``AdaptiveCompressor.history``.
+    """Gain and throughput of a window of steps, possibly ended early: one record of ``AdaptiveCompressor.history``.
 
     Attributes:
         phase: name of the controller's phase during the window.
         gain: ``1 - Σ error / Σ energy`` over the window's steps (ratio of sums); not clipped.
         gain_low: lowest gain of a single step in the window.
         gain_high: highest gain of a single step in the window.
-        t_system: samples per second over all ranks, from the median step time; ``None`` if no step was clean.
-        t_compression: ``t_system * max(gain, 0)`` ("compression throughput"); ``None`` if no step was clean.
+        t_system: samples per second over all ranks, from the median step time; ``None`` if no step was timed.
+        t_compression: ``t_system * max(gain, 0)`` ("compression throughput"); ``None`` if no step was timed.
     """
 
     phase: str
@@ -94,11 +97,13 @@ class Summary:
 
 @dataclass(frozen=True, slots=True)
 class Progress:
-    """Results of a run's switchback trials of one candidate (``gravac.controllers.progress``).
+    """Results of a run's switchback trials of a candidate: steps of it between steps of another, the reference.
+
+    The loss is read around these steps (``gravac.controllers.progress``).
 
     Attributes:
         candidate: the candidate.
-        reference: candidate that it was compared with.
+        reference: candidate that ``candidate`` was compared with.
         ratio: progress of a step of the candidate / progress of a step of the reference, as measured.
         error: standard error of ``ratio``.
         trials: number of trials.
@@ -117,9 +122,9 @@ class Progress:
     high: float
 
 
-WATCH = 8
-"""Number of training steps of a native stretch after which the ranks exchange their step times, unless a controller
-sets another number (``Decision.watch``)."""
+DEFAULT_STRETCH_STEPS = 8
+"""Number of steps of a native stretch (successive steps in which DDP exchanges by itself), after which the ranks
+exchange their step times, unless a controller sets another number (``Decision.watch``)."""
 
 LATENCY = 2
 """Default number of steps from a measurement to the decision based on it."""
@@ -127,20 +132,20 @@ LATENCY = 2
 
 @dataclass(frozen=True, slots=True)
 class Decision:
-    """A candidate to run from ``latency`` steps after the observed step, and CFs to evaluate without sending.
+    """A candidate to run from ``latency`` steps after the observed step on, and what to measure beside it.
 
     Attributes:
         candidate: candidate to run.
         shadow: CFs of the base compressor to evaluate without sending, ascending, at most ``SHADOWS``.
         reason: reason of the decision, as text; empty in the middle of a window.
-        summary: set at the end of a window or at a trigger, also if nothing changes; ``None`` otherwise.
-        tensors: ``(name, candidate)`` of the tensors that run another candidate, by ascending name.
+        summary: summary of the window of steps that ends, also if nothing changes; ``None`` in the middle of a window.
+        tensors: ``(name, candidate)`` of each tensor that runs another candidate than ``candidate``, by ascending name.
         sums: whether to sum each tensor's local gradients over steps, before error feedback. ``"add"`` sums them, at
             the cost of a copy of the model; ``"report"`` also reports the sums' norms; ``"none"`` drops the sums.
-        watch: number of training steps of the next native stretch, after which the ranks exchange their step times.
-            ``WATCH`` after a decision that changes anything, or that waits to see a change confirmed; increasing while
-            nothing changes.
-        probe: whether the ranks read the loss on their fixed batches before the next step.
+        watch: number of training steps of the next native stretch (successive steps in which DDP exchanges by itself),
+            after which the ranks exchange their step times. ``DEFAULT_STRETCH_STEPS`` after a decision that changes
+            something, or that waits for a change to be confirmed; increasing while nothing changes.
+        probe: whether the ranks compute the loss on their fixed batches before the next step.
         progress: results of switchback trials, if the measurement completed a trial; ``None`` otherwise.
     """
 
@@ -150,7 +155,7 @@ class Decision:
     summary: Summary | None = None
     tensors: tuple[tuple[str, Candidate], ...] = ()
     sums: Sums = "none"
-    watch: int = WATCH
+    watch: int = DEFAULT_STRETCH_STEPS
     probe: bool = False
     progress: Progress | None = None
 
@@ -164,13 +169,13 @@ StateT = TypeVar("StateT")
 
 
 class Controller(Protocol[StateT]):
-    """Decides which candidate runs. The module's text says when the engine calls each method.
+    """Decides which candidate runs. The module's text says when ``observe`` is called.
 
-    Optional attributes, true if the controller
+    Optional attributes, each true if the controller
 
     - ``chooses_every``: chooses between candidates that differ in ``every`` and ``delay`` alone.
-    - ``native``: may choose candidates of mode ``native``, of which only times are known. Beside such a candidate it
-      may also choose the same candidate in mode ``hook``.
+    - ``native``: may choose candidates of mode ``native`` (DDP exchanges by itself), of which only times are known.
+      Beside such a candidate the controller may also choose the same candidate in mode ``hook``.
     - ``states_cost``: states a candidate's cost in its reasons (``cost_at_equal_samples``). To the reasons of other
       controllers the engine adds the cost by the candidate's forecast.
 
@@ -200,7 +205,7 @@ class Controller(Protocol[StateT]):
         """True if its second candidate may be dense in 16 bit, besides dense in float32."""
 
     def propose(self, cf_range: tuple[float, float], supported: Span | Sequence[float]) -> tuple[float, ...]:
-        """Return the CFs that the controller will choose from, ascending.
+        """Return the compression factors (CFs) that the controller will choose from, ascending.
 
         Args:
             cf_range: lowest and highest CF that the user allows.
@@ -222,11 +227,11 @@ class Controller(Protocol[StateT]):
         """Return the state as JSON types (dict, list, str, int, float, bool, None), for a checkpoint."""
 
     def restore(self, dumped: dict[str, Any], forecasts: Sequence[Forecast]) -> tuple[StateT, Decision]:
-        """Return the state that ``dump`` wrote, and the decision that was in force.
+        """Return the state that ``dump`` returned as a dict, and the decision that was in force.
 
-        The candidates may differ from those at the dump (another number of ranks): the decision names one of the
-        forecast candidates. The reason says what of the state could not be restored, and becomes a record; if the whole
-        state was restored, the reason is empty.
+        The candidates may differ from those at the dump (another number of ranks); the decision is for one of the
+        forecast candidates. Its reason says what part of the state could not be restored, and becomes a record; if the
+        whole state was restored, the reason is empty.
 
         Args:
             dumped: the dict that ``dump`` returned, perhaps after a round trip through JSON.
@@ -235,18 +240,18 @@ class Controller(Protocol[StateT]):
 
 
 BELIEVED = "believed"
-"""Source of an efficiency that no trial of the run has measured."""
+"""Source of an efficiency, as text for reasons, if no trial of the run has measured the efficiency."""
 
 
 def cost_at_equal_samples(efficiency: float, lower_bound: float, source: str = BELIEVED) -> str:
     """Return as text how many more training steps than dense averaging a candidate takes to reach the same loss.
 
-    Empty if the candidate's efficiency is 1 without any uncertainty.
+    The text is empty if the candidate's efficiency is 1 without any uncertainty.
 
     Args:
-        efficiency: statistical efficiency, median of the belief.
+        efficiency: statistical efficiency (progress of a step / progress of a dense step), median of the belief.
         lower_bound: lower bound of the belief, by which controllers decide.
-        source: source of the efficiency, as text.
+        source: source of the efficiency, as text for the parentheses.
 
     Example:
         >>> cost_at_equal_samples(0.96, 0.92)
@@ -265,7 +270,7 @@ def cost_at_equal_samples(efficiency: float, lower_bound: float, source: str = B
 def adapt_to_latency(controller: Controller[StateT], latency: int) -> Controller[StateT]:
     """Return the controller for decisions that take effect ``latency`` steps after the measurement.
 
-    The same controller if it has no method ``for_latency``.
+    A controller without a method ``for_latency`` is returned unchanged.
     """
     for_latency = getattr(controller, "for_latency", None)
     return controller if for_latency is None else for_latency(latency)

@@ -1,8 +1,8 @@
 # SPDX-FileCopyrightText: 2026 The gravac developers
 # SPDX-License-Identifier: Apache-2.0
-"""Parts of the reasons for Goodput's decisions, as text: times of steps, and what a candidate costs in steps.
+"""Texts in the reasons for Goodput's decisions: times of steps, and how many more steps a candidate takes than dense.
 
-Texts name a candidate by ``str``; ``gravac.telemetry.descriptions`` puts method and bytes in its place for readers.
+Texts name a candidate by ``str(candidate)``; ``gravac.telemetry.descriptions`` replaces that by method and bytes.
 """
 
 from __future__ import annotations
@@ -15,11 +15,12 @@ from gravac.controllers.goodput_state import GoodputEntry, GoodputState
 
 
 class Finding(NamedTuple):
-    """What the steps just made showed, as text for the reason of a decision.
+    """What the newest steps showed, as text for the reason of a decision.
 
     Attributes:
         text: the text.
-        repeated: whether a reason that keeps or chooses the candidate that ran says the same.
+        repeated: whether to leave the text out of a reason that keeps or chooses the candidate that ran, since that
+            reason says the same.
     """
 
     text: str
@@ -27,14 +28,14 @@ class Finding(NamedTuple):
 
 
 def missing_text(missing: Sequence[str]) -> str:
-    """Return as text that candidates of a checkpoint cannot be chosen any more; the text names at most three."""
-    others = len(missing) - 3
-    names = ", ".join(missing[:3]) + (f" and {others} more" if others > 0 else "")
+    """Return as text that candidates of a checkpoint are missing in this run; the text names at most three of them."""
+    unnamed_count = len(missing) - 3
+    names = ", ".join(missing[:3]) + (f" and {unnamed_count} more" if unnamed_count > 0 else "")
     return f"restored with other candidates, without {names or 'none of its own'}"
 
 
 def milliseconds(seconds: float) -> str:
-    """Return seconds as text, in milliseconds.
+    """Return a time in seconds as text in milliseconds.
 
     Example:
         >>> milliseconds(0.20123)
@@ -44,19 +45,19 @@ def milliseconds(seconds: float) -> str:
 
 
 def step_text(state: GoodputState, entry: GoodputEntry) -> str:
-    """Return as text a measured candidate, the time of its step, and what it costs in steps."""
+    """Return as text a measured candidate, the time of its step, and how many more steps it takes than dense."""
     candidate = state.forecasts[entry.position].candidate
     return f"{candidate}: {milliseconds(entry.seconds)} a step{cost_text(state, entry.position)}"
 
 
-def switch_text(state: GoodputState, best: GoodputEntry, earlier: GoodputEntry) -> str:
-    """Return as text the best candidate beside the one that was best before its trial."""
-    instead = f"instead of {milliseconds(earlier.seconds)}"
-    candidate, other = (state.forecasts[entry.position].candidate for entry in (best, earlier))
+def switch_text(state: GoodputState, best: GoodputEntry, previous_best: GoodputEntry) -> str:
+    """Return as text a comparison of the best candidate with the candidate that was best before."""
+    instead = f"instead of {milliseconds(previous_best.seconds)}"
+    candidate, previous = (state.forecasts[entry.position].candidate for entry in (best, previous_best))
     took, cost = f"{candidate}: {milliseconds(best.seconds)} a step", cost_text(state, best.position)
-    if best.seconds < earlier.seconds:
+    if best.seconds < previous_best.seconds:
         return f"{took} {instead}{cost}"
-    return f"{took}{cost}, {instead} at {other}{cost_text(state, earlier.position)}"
+    return f"{took}{cost}, {instead} at {previous}{cost_text(state, previous_best.position)}"
 
 
 def trials_made(number: int) -> str:
@@ -71,7 +72,7 @@ def trials_made(number: int) -> str:
 
 def cost_text(state: GoodputState, position: int) -> str:
     """Return as text how many more steps than dense averaging a candidate takes to reach the same loss."""
-    results = state.learned_of(position)
+    results = state.trial_results(position)
     source = f"{trials_made(results.trials)} here" if results and results.trials else BELIEVED
     belief = state.belief(position)
     return cost_at_equal_samples(belief.efficiency, belief.lower_bound, source)

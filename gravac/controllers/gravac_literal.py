@@ -1,14 +1,14 @@
 # SPDX-FileCopyrightText: 2026 The gravac developers
 # SPDX-License-Identifier: Apache-2.0
-"""Algorithm 1 of the GraVAC paper as printed, defects included: for comparison with the repaired one.
+"""Algorithm 1 of the GraVAC paper as printed, with its defects, to compare with the repaired algorithm.
 
 Source: Tyagi & Swany, "GraVAC", IEEE CLOUD 2023, Algorithm 1; the line numbers are the paper's. Two deviations are
 unavoidable:
 
 - The algorithm gets gains that all ranks agree on, and its decision takes effect two steps later. As printed it
   branches on the current step's model-wide gain, which no rank knows when the first bucket is sent.
-- Its CFs are those of the candidate list. The list also bounds θ_min and θ_s, which as printed grow, or shrink, without
-  bound.
+- Its CFs (compression factors) are those of the candidate list. The list also bounds θ_min and θ_s, which as printed
+  grow, or shrink, without bound.
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ from gravac.controllers.window import Window
 
 
 class LiteralSettings(Protocol):
-    """Settings of ``GraVAC`` that the printed algorithm uses; see ``GraVAC``."""
+    """Settings of the class ``GraVAC`` that Algorithm 1 as printed uses."""
 
     @property
     def window(self) -> int:
-        """Steps between decisions."""
+        """Number of steps from one update of θ_min and θ_s to the next."""
 
     @property
     def epsilon(self) -> float:
@@ -37,29 +37,29 @@ class LiteralSettings(Protocol):
 
     @property
     def omega(self) -> float:
-        """Relative difference under which two numbers count as the same (ω)."""
+        """Relative difference up to which two gains, or two throughputs, count as the same (ω)."""
 
     @property
     def ewma(self) -> float:
-        """Weight of a new gain in the moving average."""
+        """Weight of a new gain in the exponential moving average of gains, 0 to 1."""
 
     @property
     def step(self) -> str:
-        """Growth of the CF step θ_s: ``"exponential"`` or ``"geometric"``."""
+        """Growth of θ_s at each update: squared (``"exponential"``), or doubled (``"geometric"``)."""
 
 
 @dataclass(frozen=True, slots=True)
 class LiteralState:
-    """The algorithm's variables.
+    """Variables of Algorithm 1 as printed.
 
     Attributes:
         candidates: candidates to choose from: dense first, then ascending by CF.
         running: position of the candidate that runs.
         theta_min: θ_min, the lowest CF in use.
         theta_s: θ_s, the ratio of the CF that is tried to θ_min.
-        delta_min: EWMA of the gain at θ_min; ``None`` before the first.
-        delta_c: EWMA of the gain at θ_s θ_min; ``None`` before the first.
-        throughput: ``(cf, T_compress)`` of each CF that ran, by its newest sample.
+        delta_min: exponential moving average of the gain at θ_min; ``None`` before the first gain.
+        delta_c: exponential moving average of the gain at θ_s θ_min; ``None`` before the first gain.
+        throughput: ``(cf, samples per second times gain)`` of each CF that ran, by its newest step.
         steps: number of iterations so far.
         window: current window, for the records; the algorithm does not use it.
     """
@@ -75,7 +75,7 @@ class LiteralState:
     steps: Count = 0
 
     def nearest_to(self, cf: float) -> int:
-        """Return the position of the candidate nearest to a CF."""
+        """Return the position of the candidate whose CF is nearest to ``cf`` by ratio; 0 if there is only dense."""
         positions = range(1, len(self.candidates))
         return min(positions, key=lambda position: abs(math.log(self.candidates[position].cf / cf)), default=0)
 
@@ -91,7 +91,7 @@ class LiteralState:
 
 
 def start(candidates: Sequence[Candidate]) -> tuple[LiteralState, Decision]:
-    """Run dense until the first gains are known."""
+    """Return the state before the first step, and the decision for that step: dense, until gains are known."""
     lowest = candidates[1].cf if len(candidates) > 1 else 1.0
     state = LiteralState(
         candidates=tuple(candidates), running=0, theta_min=lowest, theta_s=2.0, window=Window(candidates[0])
@@ -100,13 +100,13 @@ def start(candidates: Sequence[Candidate]) -> tuple[LiteralState, Decision]:
 
 
 def decide(state: LiteralState) -> Decision:
-    """Return the decision for the candidate that runs; both levels are evaluated in every step (lines 6 to 9)."""
-    levels = sorted({state.candidates[position].cf for position in (state.floor, state.candidate) if position})
-    return Decision(state.candidates[state.running], tuple(levels))
+    """Return the decision for the running candidate, with θ_min and θ_s θ_min to evaluate (lines 6 to 9)."""
+    shadow_cfs = sorted({state.candidates[position].cf for position in (state.floor, state.candidate) if position})
+    return Decision(state.candidates[state.running], tuple(shadow_cfs))
 
 
 def observe(settings: LiteralSettings, state: LiteralState, measured: Measurement) -> tuple[LiteralState, Decision]:
-    """Run one iteration: gains, UpdateStep, the three-way branch, CheckGraVAC."""
+    """Return the state after one iteration, and a decision: gains, UpdateStep, the three-way branch, CheckGraVAC."""
     state = _update(settings, replace(state, steps=state.steps + 1, window=state.window.add(measured)), measured)
     running, reason = _branch(settings, state)
     summary = None
@@ -121,31 +121,34 @@ def observe(settings: LiteralSettings, state: LiteralState, measured: Measuremen
 
 
 def _update(settings: LiteralSettings, state: LiteralState, measured: Measurement) -> LiteralState:
-    """Update the EWMAs of the gains and the throughput of the CF that ran: lines 7, 9 and UpdateStep (28 to 30)."""
+    """Return the state with updated averages of gains, and the throughput of the CF that ran.
+
+    These are lines 7 and 9, and UpdateStep (lines 28 to 30).
+    """
     if not (math.isfinite(measured.error + measured.energy) and measured.energy > 0):
         return state
     gains = {cf: 1 - error / measured.energy for cf, error in measured.shadow if math.isfinite(error)}
     delta_min = _smooth(settings.ewma, state.delta_min, gains.get(state.candidates[state.floor].cf))
     delta_c = _smooth(settings.ewma, state.delta_c, gains.get(state.candidates[state.candidate].cf))
     state = replace(state, delta_min=delta_min, delta_c=delta_c)
-    delta = {state.candidate: delta_c, state.floor: delta_min, 0: 1.0}
+    gain_by_position = {state.candidate: delta_c, state.floor: delta_min, 0: 1.0}
     position = next((i for i, candidate in enumerate(state.candidates) if candidate == measured.candidate), 0)
-    gain = delta.get(position)
+    gain = gain_by_position.get(position)
     if gain is None or not (measured.seconds > 0):
         return state
     throughput = {**dict(state.throughput), measured.candidate.cf: measured.samples / measured.seconds * gain}
     return replace(state, throughput=tuple(sorted(throughput.items())))
 
 
-def _smooth(weight: float, ewma: float | None, gain: float | None) -> float | None:
-    """Return the EWMA with a new gain; ``None`` before the first gain."""
+def _smooth(weight: float, average: float | None, gain: float | None) -> float | None:
+    """Return the exponential moving average with a new gain; ``None`` before the first gain."""
     if gain is None:
-        return ewma
-    return gain if ewma is None else (1 - weight) * ewma + weight * gain
+        return average
+    return gain if average is None else (1 - weight) * average + weight * gain
 
 
 def _branch(settings: LiteralSettings, state: LiteralState) -> tuple[int, str]:
-    """Choose the candidate by the gain that reaches ε (lines 11 to 25)."""
+    """Return the position of the candidate to run, by the gain that reaches ε, and the reason (lines 11 to 25)."""
     if state.delta_c is not None and state.delta_c >= settings.epsilon:
         return state.candidate, f"δ_c {state.delta_c:.3g} reaches ε {settings.epsilon:g}: candidate"
     if state.delta_min is not None and state.delta_min >= settings.epsilon:
@@ -154,7 +157,7 @@ def _branch(settings: LiteralSettings, state: LiteralState) -> tuple[int, str]:
 
 
 def _check(settings: LiteralSettings, state: LiteralState) -> LiteralState:
-    """Update θ_min and θ_s: CheckGraVAC, lines 31 to 41, in the printed order."""
+    """Return the state with updated θ_min and θ_s: CheckGraVAC, lines 31 to 41, in the printed order."""
     if len(state.candidates) == 1:
         return state
     lowest, highest = state.candidates[1].cf, state.candidates[-1].cf
@@ -163,10 +166,10 @@ def _check(settings: LiteralSettings, state: LiteralState) -> LiteralState:
     theta_min = state.theta_min
     if delta_min and delta_c is not None and abs(delta_min - delta_c) / delta_min <= settings.omega:
         theta_min = min(theta_s * theta_min, highest)
-    ordered = sorted(state.throughput, key=lambda pair: pair[1])
-    if len(ordered) > 1 and ordered[-2][1] > 0:
-        (ideal, second), (_, best) = ordered[-2:]
-        if (best - second) / second <= settings.omega:
-            theta_s = ideal / theta_min
+    by_throughput = sorted(state.throughput, key=lambda pair: pair[1])
+    if len(by_throughput) > 1 and by_throughput[-2][1] > 0:
+        (ideal_cf, second_throughput), (_, best_throughput) = by_throughput[-2:]
+        if (best_throughput - second_throughput) / second_throughput <= settings.omega:
+            theta_s = ideal_cf / theta_min
     theta_s = max(min(theta_s, highest / theta_min), lowest / theta_min)
     return replace(state, theta_min=theta_min, theta_s=theta_s)

@@ -1,6 +1,6 @@
 # SPDX-FileCopyrightText: 2026 The gravac developers
 # SPDX-License-Identifier: Apache-2.0
-"""The state of GraVAC's search, as plain data."""
+"""State of GraVAC's search for a compression factor (CF), as plain data."""
 
 import math
 from dataclasses import dataclass, replace
@@ -18,11 +18,11 @@ EXPLOIT: Final = "exploit"
 
 @dataclass(frozen=True, slots=True)
 class GravacEntry:
-    """The measurement of a candidate that ran.
+    """The measurement of a candidate in the window in which it ran.
 
     Attributes:
         position: position of the candidate in the list of candidates.
-        gain: gain over the candidate's window.
+        gain: share of the energy that was sent in the window, at most 1.
         t_compression: compression throughput: samples per second times gain.
         window: number of the window in which the candidate was measured; old measurements expire.
     """
@@ -35,28 +35,29 @@ class GravacEntry:
 
 @dataclass(frozen=True, slots=True)
 class GravacState:
-    """The state of a search.
+    """The state of a search for the CF of highest compression throughput.
 
     Attributes:
         candidates: candidates to choose from: dense first, then 16 bit if it is a candidate; then ascending by wire
             ratio.
         phase: ``"warm-up"``, ``"explore"`` or ``"exploit"``.
         position: position of the candidate that runs, in ``candidates``.
-        window: current window.
-        floor: position of θ_min.
-        threshold: ε in force, as an absolute gain.
+        window: current window of steps.
+        floor: position of the candidate at θ_min, the lowest CF in use.
+        threshold: ε in force, the gain below which a CF is refused; absolute.
         queue: positions still to be tried, ascending.
-        entries: measurements of eligible candidates.
+        entries: measurements of the candidates whose gain is high enough.
         reference: gain of the chosen candidate when it was chosen; ``None`` after scaling down.
         windows: number of windows ended so far.
-        rest_until: number of the window before which no new search starts, and no rest at dense ends.
-        dwell: number of windows that the next rest lasts.
+        rest_until: number of the window before which no new search starts, and before which dense stays if it runs for
+            lack of gain.
+        dwell: smallest number of windows from one search to the next, or of the next rest at dense.
         speed: samples per second in the first window of the chosen candidate; ``None`` before that window.
         off: number of consecutive windows in which samples per second differed from ``speed``.
         rate: learning rate in the first window of the chosen candidate; ``None`` if not known.
         learning_rate: last learning rate known; ``None`` before the first.
         steps: number of steps observed.
-        dense_steps: number of steps that ran dense for lack of gain.
+        dense_steps: number of steps that ran dense because no gain was high enough.
         floor_steps: number of steps that ran at θ_min.
         native: CFs at which DDP may exchange by itself.
         by_itself: whether DDP exchanges by itself; the running candidate is dense then.
@@ -97,32 +98,32 @@ class GravacState:
         return self.candidates[self.position]
 
     @property
-    def home(self) -> int:
-        """Position of the dense candidate to fall back to, which sends fewest bytes."""
+    def fallback(self) -> int:
+        """Position of the dense candidate that sends fewest bytes: the one to run if no gain is high enough."""
         return sum(candidate.dense for candidate in self.candidates) - 1
 
     @property
     def lowest(self) -> int:
         """Position of the lowest CF; the number of candidates if only dense may be chosen."""
-        return self.home + 1
+        return self.fallback + 1
 
     @property
     def compresses(self) -> bool:
-        """True if there is a candidate besides dense."""
+        """True if there is a candidate that compresses."""
         return self.lowest < len(self.candidates)
 
     @property
-    def others(self) -> tuple[int, ...]:
-        """Positions that a search tries after the lowest CF: 16 bit, then higher CFs."""
+    def after_lowest(self) -> tuple[int, ...]:
+        """Positions of the candidates that a search tries after the lowest CF: 16 bit, then higher CFs."""
         return tuple(position for position in range(1, len(self.candidates)) if position != self.lowest)
 
     @property
-    def resting(self) -> bool:
+    def rests_at_dense(self) -> bool:
         """True if dense runs because no gain was high enough, and not because dense was fastest."""
         return self.phase == EXPLOIT and self.running.dense and self.reference is None
 
-    def count(self, measured: Measurement) -> "GravacState":
-        """Return the state with the training steps of a measurement, counted as dense, θ_min or another candidate."""
+    def count_steps(self, measured: Measurement) -> "GravacState":
+        """Return the state with a measurement's training steps counted: all, those at dense, and those at θ_min."""
         rate, candidate = measured.learning_rate, measured.candidate
         energy = measured.energy if math.isfinite(measured.energy) and candidate.mode == "hook" else 0.0
         return replace(
@@ -130,22 +131,22 @@ class GravacState:
             steps=self.steps + measured.steps,
             energy=max(self.energy, energy),
             learning_rate=rate if math.isfinite(rate) else self.learning_rate,
-            dense_steps=self.dense_steps + measured.steps * (self.resting and candidate.dense),
+            dense_steps=self.dense_steps + measured.steps * (self.rests_at_dense and candidate.dense),
             floor_steps=self.floor_steps
             + measured.steps * (candidate == self.candidates[self.floor] and self.compresses),
         )
 
-    def rest(self, dwell: int) -> "GravacState":
-        """Return the state at dense for the current dwell, or ``dwell`` if longer; the next rest is twice as long.
+    def rest_at_dense(self, dwell: int) -> "GravacState":
+        """Return the state in which dense runs for some windows, since no gain is high enough; next time twice as long.
 
         Args:
-            dwell: shortest number of windows of the rest.
+            dwell: smallest number of windows; the state's own ``dwell`` counts if larger.
         """
         duration = max(self.dwell, dwell)
         return replace(
             self,
             phase=EXPLOIT,
-            position=self.home,
+            position=self.fallback,
             queue=(),
             reference=None,
             rest_until=self.windows + duration,
@@ -153,8 +154,8 @@ class GravacState:
         )
 
     @property
-    def shares(self) -> dict[str, float]:
-        """Fractions of all steps: at dense for lack of gain, at θ_min, and at another candidate."""
+    def step_fractions(self) -> dict[str, float]:
+        """Fractions of all steps: ``"dense"`` for lack of gain, ``"theta_min"``, and ``"candidate"`` for all others."""
         total = max(1, self.steps)
         dense, floor = self.dense_steps / total, self.floor_steps / total
         return {"dense": dense, "theta_min": floor, "candidate": 1 - dense - floor}

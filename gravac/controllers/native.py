@@ -1,25 +1,27 @@
 # SPDX-FileCopyrightText: 2026 The gravac developers
 # SPDX-License-Identifier: Apache-2.0
-"""Native steps, in which DDP exchanges gradients by itself: when its float16 is safe, and how long stretches last.
+"""Limits of native steps, in which DDP exchanges gradients by itself: whether float16 is safe, and how long they last.
 
-For controllers that may choose native candidates.
+A stretch is a number of successive native steps that gravac times together. For controllers that may choose native
+candidates.
 """
 
 import math
 
-LARGEST = 65504 / 128
-"""Norm of all ranks' gradients below which torch's float16 hook may send them: a 128th of the largest number in
-float16, since gradients may grow while nothing observes them."""
+LARGEST_FLOAT16_NORM = 65504 / 128
+"""Norm of all ranks' gradients below which torch's float16 hook may send the gradients: a 128th of the largest float16
+number, since gradients may grow while gravac does not observe them."""
 
-LONGEST, LOOK_S = 400, 4.0
-"""Largest number of steps, and of seconds, of a native stretch. If steps take a quarter longer, the ranks notice at its
-end. If they take more than twice as long, the ranks notice earlier, by numbers that they exchange within a stretch."""
+LONGEST_STRETCH_STEPS, LONGEST_STRETCH_S = 400, 4.0
+"""Largest number of steps, and of seconds, of a native stretch (steps that gravac times together). The ranks notice at
+the end of a stretch if its steps took a quarter longer than before. If steps take more than twice as long, the ranks
+notice earlier, by numbers that they exchange within a stretch."""
 
 
 def fits_float16(energy: float) -> bool:
-    """True if gradients are known to be far from too large for float16.
+    """True if gradients are known to be far below the largest float16 number.
 
-    The norm of all gradients over the ranks bounds each of their numbers.
+    The norm of all gradients over the ranks bounds the absolute value of each element.
 
     Args:
         energy: largest energy of a measured step, see ``Measurement``; 0: no step was measured.
@@ -28,19 +30,21 @@ def fits_float16(energy: float) -> bool:
         >>> fits_float16(0.0), fits_float16(100.0), fits_float16(1e6)
         (False, True, False)
     """
-    return 0 < energy < LARGEST**2
+    return 0 < energy < LARGEST_FLOAT16_NORM**2
 
 
-def longer(watch: int, seconds: float, minimum: int) -> int:
-    """Return the number of steps of the next native stretch, after a stretch that showed no change.
+def next_stretch_length(watch: int, seconds: float, minimum: int) -> int:
+    """Return the number of steps of the next native stretch, after a stretch in which the step time did not change.
 
     Args:
         watch: number of steps of the stretch that ended.
-        seconds: seconds of a step.
+        seconds: time of a step, in seconds.
         minimum: number of steps of the shortest stretch.
 
     Example:
-        >>> longer(8, 0.02, minimum=8), longer(64, 0.07, minimum=8), longer(400, 0.001, minimum=8)
-        (16, 58, 400)
+        >>> next_stretch_length(8, 0.02, minimum=8), next_stretch_length(64, 0.07, minimum=8)
+        (16, 58)
+        >>> next_stretch_length(400, 0.001, minimum=8)
+        400
     """
-    return max(minimum, min(LONGEST, 2 * watch, math.ceil(LOOK_S / seconds)))
+    return max(minimum, min(LONGEST_STRETCH_STEPS, 2 * watch, math.ceil(LONGEST_STRETCH_S / seconds)))

@@ -1,6 +1,6 @@
 # SPDX-FileCopyrightText: 2026 The gravac developers
 # SPDX-License-Identifier: Apache-2.0
-"""CFs that a controller tries: the paper's two spacings, and their mapping to CFs that a compressor supports.
+"""Compression factors (CFs) that a controller tries: the GraVAC paper's two spacings, mapped to supported CFs.
 
 Source: Tyagi & Swany, "GraVAC", IEEE CLOUD 2023, section IV-B.
 """
@@ -12,22 +12,22 @@ from gravac.candidate import Span
 
 
 def exponential(cf_range: tuple[float, float]) -> tuple[float, ...]:
-    """Return the lowest CF times 1, 2, 4, 16, 256 ..., with the last CF clamped to the highest.
+    """Return the CFs of a range at the lowest CF times 1, 2, 4, 16, 256 ..., and the highest CF.
 
     Example:
         >>> exponential((10, 1000))
         (10, 20.0, 40.0, 160.0, 1000)
     """
     low, high = cf_range
-    cfs, factor = [low], 2.0
-    while low * factor < high:
-        cfs.append(low * factor)
-        factor *= factor
+    cfs, multiple = [low], 2.0
+    while low * multiple < high:
+        cfs.append(low * multiple)
+        multiple *= multiple
     return (*cfs, high) if high > cfs[-1] else tuple(cfs)
 
 
 def geometric(cf_range: tuple[float, float], ratio: float = 2.0) -> tuple[float, ...]:
-    """Return the lowest CF times 1, 2, 4, 8 ..., or powers of another ratio, with the last CF clamped to the highest.
+    """Return the CFs of a range at the lowest CF times 1, ``ratio``, ``ratio**2`` ..., and the highest CF.
 
     Example:
         >>> geometric((10, 100))
@@ -41,11 +41,11 @@ def geometric(cf_range: tuple[float, float], ratio: float = 2.0) -> tuple[float,
 
 
 def snap(target_cfs: Sequence[float], supported_cfs: Span | Sequence[float]) -> tuple[float, ...]:
-    """Return the supported CFs nearest to the target CFs, by ratio: ascending, without repetition.
+    """Return the supported CFs that are nearest to the target CFs by ratio: ascending, without repetition.
 
     Args:
         target_cfs: CFs that a controller would choose from.
-        supported_cfs: CFs that the compressor supports. Of a span, target CFs outside it are dropped.
+        supported_cfs: CFs that the compressor supports: a list, or a span. Target CFs outside a span are dropped.
 
     Example:
         >>> snap((10, 20, 40), [4, 16, 32])

@@ -1,6 +1,6 @@
 # SPDX-FileCopyrightText: 2026 The gravac developers
 # SPDX-License-Identifier: Apache-2.0
-"""One candidate for the whole run: the baseline of every comparison."""
+"""Static: one candidate for the whole run, the baseline of every comparison."""
 
 from collections.abc import Sequence
 from typing import Any, ClassVar
@@ -15,14 +15,14 @@ from gravac.controllers.window import Window
 from gravac.settings import Settings
 
 StaticState = Window
-"""Current window of the candidate that runs."""
+"""Type of the controller's state: the current window of steps of the candidate that runs."""
 
 
 class Static(Settings):
-    """Runs one CF; reports a window's gain and throughput every ``window`` steps.
+    """Runs one compression factor (CF), and reports gain and throughput every ``window`` steps.
 
     Attributes:
-        cf: compression factor. 1 is dense; so is 2 when ``dense`` is a 16-bit format.
+        cf: compression factor. 1 is dense float32; 2 is dense in 16 bit if ``dense`` is a 16-bit format.
         window: steps between records.
     """
 
@@ -34,18 +34,18 @@ class Static(Settings):
     window: int = Field(default=20, ge=1)
 
     def propose(self, cf_range: tuple[float, float], supported: Span | Sequence[float]) -> tuple[float, ...]:
-        """Return its CF, or the nearest supported CF; nothing if that is neither in the range nor 1 or 2 (dense)."""
+        """Return ``cf``, or the nearest supported CF, if in the range or 1 or 2 (dense); otherwise an empty tuple."""
         cfs = (self.cf,) if isinstance(supported, Span) else snap((self.cf,), supported)
         return tuple(cf for cf in cfs if cf in (1.0, 2.0) or cf_range[0] <= cf <= cf_range[1])
 
     def start(self, forecasts: Sequence[Forecast]) -> tuple[StaticState, Decision]:
-        """Choose dense if dense has the controller's CF, otherwise the first candidate that is not dense."""
+        """Return the first state and decision: run dense if dense has ``cf``, otherwise the candidate after dense."""
         dense, *others = (forecast.candidate for forecast in forecasts)
         candidate = dense if self.cf in (1.0, dense.cf) or not others else others[0]
         return Window(candidate), Decision(candidate, reason=f"static: {candidate}")
 
     def observe(self, state: StaticState, measurement: Measurement) -> tuple[StaticState, Decision]:
-        """Keep the candidate; report when a window is full."""
+        """Return the state after a measurement, and the decision to keep the candidate; summarize a full window."""
         window = state.add(measurement)
         if window.steps < self.window:
             return window, Decision(state.candidate)
@@ -62,6 +62,6 @@ class Static(Settings):
         Window.restore(Candidate("hook", DENSE, 1.0), dumped["window"])
 
     def restore(self, dumped: dict[str, Any], forecasts: Sequence[Forecast]) -> tuple[StaticState, Decision]:
-        """Return the state that ``dump`` wrote, and the decision for the controller's candidate, whatever ran then."""
+        """Return the state that ``dump`` returned as a dict, and the decision for ``cf``, whatever ran at the dump."""
         candidate = self.start(forecasts)[0].candidate
         return Window.restore(candidate, dumped["window"]), Decision(candidate)

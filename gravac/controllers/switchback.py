@@ -1,9 +1,10 @@
 # SPDX-FileCopyrightText: 2026 The gravac developers
 # SPDX-License-Identifier: Apache-2.0
-"""Runs switchback trials for Goodput: which candidate runs next, and when the loss is read.
+"""Runs switchback trials for Goodput: decides which candidate runs next, and when the loss is read.
 
-``gravac.controllers.measuring`` decides whether trials are made, and ``gravac.controllers.progress`` keeps and
-evaluates the readings.
+A switchback trial is a stretch of steps of a candidate between two stretches of another candidate, the reference; the
+loss is read around them. ``gravac.controllers.measuring`` decides whether trials are made, and
+``gravac.controllers.progress`` keeps and evaluates the readings.
 """
 
 from __future__ import annotations
@@ -14,21 +15,21 @@ from dataclasses import dataclass, replace
 from gravac.candidate import Candidate
 from gravac.controllers.base import Decision, Measurement, Progress, Summary
 from gravac.controllers.goodput_reasons import trials_made
-from gravac.controllers.goodput_state import BROKEN, FEW_STEPS, HOLD, PROGRESS, GoodputState
-from gravac.controllers.measuring import expected_gain, prices, progress_of, with_trials
-from gravac.controllers.progress import CANDIDATE, SETTLE, Trials
+from gravac.controllers.goodput_state import FAR_SLOWER_RATIO, FEW_STEPS, HOLD, PROGRESS, GoodputState
+from gravac.controllers.measuring import expected_gain, progress_of, trial_prices, with_trial_results
+from gravac.controllers.progress import CANDIDATE, SETTLING_STEPS, Trials
 
-READING_STRETCH = 3
-"""Number of steps of a native stretch that ends as soon as the loss was read."""
+READING_STRETCH_STEPS = 3
+"""Number of steps of a native stretch (steps that gravac times together) in which the loss is read."""
 
 
 @dataclass(frozen=True, slots=True)
 class TrialsEnd:
-    """The end of switchback trials.
+    """Result of switchback trials that have ended.
 
     Attributes:
         reason: reason of the end, as text.
-        progress: results of the trials; ``None``: no new results.
+        progress: results of the trials; ``None`` if the trials were ended early.
     """
 
     reason: str
@@ -37,11 +38,11 @@ class TrialsEnd:
 
 @dataclass(frozen=True, slots=True)
 class Switchback:
-    """Runs switchback trials.
+    """Rule of switchback trials, which measure the progress of a candidate's steps against those of a reference.
 
     Attributes:
         total_steps: number of steps of the run; ``None``: not known.
-        expire: see ``GoodputState.fastest``.
+        expire: number of windows after which a measurement's bound halves; see ``GoodputState.shortest_step_seconds``.
     """
 
     total_steps: int | None
@@ -50,65 +51,70 @@ class Switchback:
     def start(
         self, state: GoodputState, trials: Trials, reason: str, summary: Summary | None
     ) -> tuple[GoodputState, Decision]:
-        """Start trials with steps of the reference.
+        """Return the state with new trials, and the decision to run the reference first.
 
         Args:
             state: state of the search.
-            trials: the trials.
-            reason: reason why the search rests, as text.
+            trials: the trials to start.
+            reason: reason to keep the running candidate, as text, with which the decision's reason begins.
             summary: summary of the window that ended.
         """
-        reference, candidate = _pair(state, trials)
-        ready = trials.made >= SETTLE
-        trials = trials.ask() if ready else trials
+        reference, candidate = _reference_and_candidate(state, trials)
+        is_settled = trials.made >= SETTLING_STEPS
+        trials = trials.request_reading() if is_settled else trials
         state = replace(state, phase=PROGRESS, trials=trials, position=trials.reference)
         state = replace(state, window=state.window.following(reference))
         reason = f"{reason}; measure the progress of steps of {candidate}, beside {reference}"
-        watch = READING_STRETCH if ready else trials.remaining
-        return state, Decision(reference, (), reason, summary, watch=watch, probe=ready)
+        watch = READING_STRETCH_STEPS if is_settled else trials.remaining_steps
+        return state, Decision(reference, (), reason, summary, watch=watch, probe=is_settled)
 
     def observe(
         self, state: GoodputState, trials: Trials, measurement: Measurement
     ) -> tuple[GoodputState, Decision | TrialsEnd]:
-        """Add one measurement to the trials; return the next decision, or the end of the trials.
+        """Return the state after a measurement, and the next decision or the end of the trials.
 
         Args:
             state: state of the search, whose window has the measurement.
             trials: the current trials.
             measurement: the measurement.
         """
-        reference, candidate = _pair(state, trials)
+        reference, candidate = _reference_and_candidate(state, trials)
         entry = state.entry(state.position)
-        far = entry is not None and measurement.seconds > BROKEN * entry.seconds
-        trials = trials.add(measurement, measurement.candidate == candidate, measurement.candidate == reference, far)
+        far_slower = entry is not None and measurement.seconds > FAR_SLOWER_RATIO * entry.seconds
+        trials = trials.add(
+            measurement, measurement.candidate == candidate, measurement.candidate == reference, far_slower
+        )
         state = replace(state, trials=trials)
-        if trials.slow >= FEW_STEPS or trials.given_up:
+        if trials.slow >= FEW_STEPS or trials.gave_up_waiting:
             cause = (
                 "steps take far longer than they did" if trials.slow >= FEW_STEPS else "the probe gave no finite loss"
             )
-            return self._aborted(state, trials, f"{cause}: no more is measured of {candidate}")
+            return self._abort(state, trials, f"{cause}: no more is measured of {candidate}")
         if trials.stage == CANDIDATE:
             if _too_slow(state, trials):
                 seconds = state.window.samples / (state.window.t_system or math.inf)
                 cause = f"{1000 * seconds:.4g} ms a step at {candidate} are too many, whatever its progress"
-                return self._aborted(state.enter(seconds), trials, cause)
-            return (state, _continue(trials, candidate)) if trials.remaining else _settle(state, trials)
+                return self._abort(state.enter_measurement(seconds), trials, cause)
+            return (state, _continue(trials, candidate)) if trials.remaining_steps else _end_stretch(state, trials)
         if trials.asked:
-            return state, _continue(trials, reference, probe=trials.ask_again)
-        if trials.between:
+            return state, _continue(trials, reference, probe=trials.requests_again)
+        if trials.reference_has_ended:
             return self._after_reference(state, trials)
-        if trials.remaining:
+        if trials.remaining_steps:
             return state, _continue(trials, reference)
-        state = replace(state, trials=trials.ask())
+        state = replace(state, trials=trials.request_reading())
         return state, _continue(trials, reference, probe=True)
 
     def _after_reference(self, state: GoodputState, trials: Trials) -> tuple[GoodputState, Decision | TrialsEnd]:
-        """After a stretch of the reference, start another trial, or end the trials if no further trial pays."""
-        reference, candidate = _pair(state, trials)
-        first_price, trial_price = prices(state, trials.candidate, trials.reference, trials.length, self.expire)
+        """Start another trial after a stretch of the reference, or end the trials if another costs more than it gains.
+
+        Returns the state, and the decision to run the candidate or the end of the trials.
+        """
+        reference, candidate = _reference_and_candidate(state, trials)
+        first_price, trial_price = trial_prices(state, trials.candidate, trials.reference, trials.length, self.expire)
         progress = None
-        if trials.ended:
-            state = with_trials(state, trials, trial_price)
+        if trials.ended_count:
+            state = with_trial_results(state, trials, trial_price)
             progress = progress_of(state, state.learned[-1])
             reason = progress_text(progress)
             if not expected_gain(
@@ -120,37 +126,40 @@ class Switchback:
         trials, summary = trials.start_candidate(), state.window.summary(PROGRESS)
         state = replace(state, trials=trials, position=trials.candidate, window=state.window.following(candidate))
         reason = f"{reason}; {trials.steps} steps of {candidate} follow, to be compared with {reference}"
-        return state, Decision(candidate, (), reason, summary, watch=trials.remaining, progress=progress)
+        return state, Decision(candidate, (), reason, summary, watch=trials.remaining_steps, progress=progress)
 
-    def _aborted(self, state: GoodputState, trials: Trials, reason: str) -> tuple[GoodputState, TrialsEnd]:
-        """End the trials early: the results of finished trials stay, and the price of the unfinished one is booked."""
-        price = self._price_of_unfinished(state, trials)
-        return replace(with_trials(state, trials, price), trials=None, phase=HOLD), TrialsEnd(reason)
+    def _abort(self, state: GoodputState, trials: Trials, reason: str) -> tuple[GoodputState, TrialsEnd]:
+        """Return the state with the trials ended early, and their end.
 
-    def _price_of_unfinished(self, state: GoodputState, trials: Trials) -> float:
-        """Return the price of the unfinished trial, by the fraction of the candidate's steps that were made.
-
-        Before the first trial, return the price of the first stretch of the reference.
+        The results of finished trials stay; the cost of the unfinished trial is added to ``booked``.
         """
-        first_price, trial_price = prices(state, trials.candidate, trials.reference, trials.length, self.expire)
+        price = self._price_of_unfinished_trial(state, trials)
+        return replace(with_trial_results(state, trials, price), trials=None, phase=HOLD), TrialsEnd(reason)
+
+    def _price_of_unfinished_trial(self, state: GoodputState, trials: Trials) -> float:
+        """Return the cost of the unfinished trial, in steps of the best candidate, by the fraction of its steps made.
+
+        Before the first trial, return the cost of the first stretch of the reference.
+        """
+        first_price, trial_price = trial_prices(state, trials.candidate, trials.reference, trials.length, self.expire)
         if not trials.candidate_steps:
             return first_price
         return trial_price * min(1.0, trials.candidate_steps[-1] / trials.steps)
 
 
-def _pair(state: GoodputState, trials: Trials) -> tuple[Candidate, Candidate]:
-    """Return the reference and the candidate under trial."""
+def _reference_and_candidate(state: GoodputState, trials: Trials) -> tuple[Candidate, Candidate]:
+    """Return the reference, and the candidate under trial, in this order."""
     return state.forecasts[trials.reference].candidate, state.forecasts[trials.candidate].candidate
 
 
 def _continue(trials: Trials, candidate: Candidate, probe: bool = False) -> Decision:
-    """Return the decision to keep the same candidate."""
-    watch = READING_STRETCH if probe or trials.asked else trials.remaining
+    """Return the decision to keep the candidate that runs; with ``probe``, the loss is read before the next step."""
+    watch = READING_STRETCH_STEPS if probe or trials.asked else trials.remaining_steps
     return Decision(candidate, watch=max(1, watch), probe=probe)
 
 
 def _too_slow(state: GoodputState, trials: Trials) -> bool:
-    """True if the candidate's goodput is below the reference's even with the upper bound of its efficiency."""
+    """True if the candidate's goodput, with the upper bound of its efficiency, is below the reference's."""
     reference, seconds = state.entry(trials.reference), state.window.seconds
     if reference is None or len(seconds) < FEW_STEPS:
         return False
@@ -158,20 +167,22 @@ def _too_slow(state: GoodputState, trials: Trials) -> bool:
     return upper_bound / min(seconds) < state.goodput(reference)
 
 
-def _settle(state: GoodputState, trials: Trials) -> tuple[GoodputState, Decision]:
-    """End the candidate's stretch: steps of the reference run before the loss is read."""
-    reference, candidate = _pair(state, trials)
+def _end_stretch(state: GoodputState, trials: Trials) -> tuple[GoodputState, Decision]:
+    """Return the state after the candidate's steps, and the decision to run the reference before the loss is read."""
+    reference, candidate = _reference_and_candidate(state, trials)
     window = state.window
     summary = window.summary(PROGRESS)
     if window.t_system is not None and 0 < window.t_system < math.inf:
-        state = state.enter(window.samples / window.t_system)
-    state = replace(state, trials=trials.settle(), position=trials.reference, window=window.following(reference))
+        state = state.enter_measurement(window.samples / window.t_system)
+    state = replace(
+        state, trials=trials.start_settling(), position=trials.reference, window=window.following(reference)
+    )
     reason = f"{trials.candidate_steps[-1]} steps of {candidate}: back to {reference} before the loss is read"
-    return state, Decision(reference, (), reason, summary, watch=SETTLE)
+    return state, Decision(reference, (), reason, summary, watch=SETTLING_STEPS)
 
 
 def progress_text(progress: Progress) -> str:
-    """Return as text what trials have shown of a candidate's progress.
+    """Return the progress of a candidate's step, as measured by trials, as text.
 
     Example:
         >>> from gravac.candidate import Candidate

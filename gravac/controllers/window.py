@@ -1,6 +1,6 @@
 # SPDX-FileCopyrightText: 2026 The gravac developers
 # SPDX-License-Identifier: Apache-2.0
-"""A window: the steps of one candidate between two decisions, with their gain and throughput."""
+"""Window: statistics of the steps of one candidate between two decisions: gain, step time and throughput."""
 
 import math
 import statistics
@@ -12,34 +12,36 @@ from gravac.controllers.base import Measurement, Summary
 from gravac.controllers.state_dicts import Above0, Amount, Count, from_plain, identify, to_plain
 
 SETTLING = 3
-"""Number of steps left out after a switch of candidate: caches, buffers and the residual have not settled yet."""
+"""Number of steps after a change of candidate that do not count: caches, buffers and residuals are not yet as usual."""
 
 MEDIAN_ERROR = 1.2533 * 1.4826
-"""Standard error of a sample's median, times the root of the sample's size, over the sample's median absolute
-deviation; for samples of a normal distribution."""
+"""Ratio for samples of a normal distribution: standard error of the median, times the root of the sample's size, over
+the median absolute deviation."""
 
-GAP = 5.0
-"""A step longer than this many medians is a gap (evaluation, a checkpoint), not a step."""
+GAP_MEDIANS = 5.0
+"""Step time, in medians, above which a step is a gap (an evaluation or a checkpoint lies in it) and is left out."""
 
 
 @dataclass(frozen=True, slots=True)
 class Window:
-    """Steps of one candidate; steps of another candidate, and steps with a non-finite gradient, do not count.
+    """Statistics of one candidate's steps; steps of other candidates, and with non-finite gradients, do not count.
 
-    A round of outer steps, or a stretch of native steps, counts as its number of training steps. It adds a single time:
-    that of one of these steps.
+    A measurement of several training steps (outer steps up to an exchange, or native steps that are timed together)
+    counts as so many steps, and adds a single time: that of one of these steps.
 
     Attributes:
         candidate: the candidate whose steps count.
-        settling: number of steps to come that gain and time leave out (if there are others).
-        seconds: time of each clean step so far (no shadow step, not settling), in seconds.
-        rough: time of each other step, in seconds; used if there is no clean step.
-        saved: ``(waited, coded, exchanged)`` of each clean step in which they are known, seconds.
+        settling: number of the next steps that gain and time leave out after a change of candidate (if there are later
+            steps).
+        seconds: time of each clean step, in seconds: after ``settling``, and without an evaluation of shadow CFs.
+        rough: time of each step that is not clean, in seconds; used if there is no clean step.
+        saved: ``(waited, coded, exchanged)`` of each clean step in which they are known, in seconds; see
+            ``Measurement``.
         samples: samples processed in the last step, over all ranks.
-        gains: ``(error, energy)`` of each settled step.
-        early: ``(error, energy)`` of each settling step, used if no step has settled.
-        shadow: ``(cf, Σ error, Σ energy)`` of each CF that was evaluated without sending.
-        steps: number of steps that count.
+        gains: ``(error, energy)`` of each step after ``settling``; see ``Measurement``.
+        early: ``(error, energy)`` of each earlier step, used if there are no ``gains``.
+        shadow: ``(cf, Σ error, Σ energy)`` of each shadow CF: a compression factor that was evaluated without sending.
+        steps: number of steps of the candidate so far.
     """
 
     candidate: Candidate
@@ -54,34 +56,34 @@ class Window:
     steps: Count = 0
 
     def add(self, measured: Measurement) -> "Window":
-        """Return this window with one more measurement."""
+        """Return this window with one more measurement; unchanged if the measurement does not count."""
         if measured.candidate != self.candidate or not math.isfinite(measured.error + measured.energy):
             return self
-        pair = (measured.error, measured.energy)
+        error_and_energy = (measured.error, measured.energy)
         shadow = {cf: (error, energy) for cf, error, energy in self.shadow}
         for cf, error in measured.shadow:
             if math.isfinite(error):
                 error_sum, energy_sum = shadow.get(cf, (0.0, 0.0))
                 shadow[cf] = (error_sum + error, energy_sum + measured.energy)
-        timed = (measured.seconds,) if math.isfinite(measured.seconds) and measured.seconds > 0 else ()
-        settled = self.settling < measured.steps
-        clean = settled and not measured.shadow
+        new_seconds = (measured.seconds,) if math.isfinite(measured.seconds) and measured.seconds > 0 else ()
+        has_settled = self.settling < measured.steps
+        is_clean = has_settled and not measured.shadow
         times = (measured.waited, measured.coded, measured.exchanged)
         return replace(
             self,
             settling=max(0, self.settling - measured.steps),
-            seconds=(*self.seconds, *timed) if clean else self.seconds,
-            rough=self.rough if clean else (*self.rough, *timed),
-            saved=(*self.saved, times) if clean and math.isfinite(sum(times)) else self.saved,
+            seconds=(*self.seconds, *new_seconds) if is_clean else self.seconds,
+            rough=self.rough if is_clean else (*self.rough, *new_seconds),
+            saved=(*self.saved, times) if is_clean and math.isfinite(sum(times)) else self.saved,
             samples=measured.samples,
-            gains=(*self.gains, pair) if settled else self.gains,
-            early=self.early if settled else (*self.early, pair),
+            gains=(*self.gains, error_and_energy) if has_settled else self.gains,
+            early=self.early if has_settled else (*self.early, error_and_energy),
             shadow=tuple((cf, error, energy) for cf, (error, energy) in sorted(shadow.items())),
             steps=self.steps + measured.steps,
         )
 
     def following(self, candidate: Candidate) -> "Window":
-        """Return the empty window after this one; it need not settle if the same candidate runs on."""
+        """Return an empty window of ``candidate`` after this window; all steps count if the candidate is the same."""
         return Window(candidate, settling=0 if candidate == self.candidate else SETTLING)
 
     def with_newest_times(self, steps: int) -> "Window":
@@ -90,38 +92,41 @@ class Window:
 
     @property
     def gain(self) -> float:
-        """``1 - Σ error / Σ energy`` of the settled steps (ratio of sums); 1 if there was nothing to send."""
+        """``1 - Σ error / Σ energy`` over the steps after ``settling`` (ratio of sums); 1 if nothing was to be sent."""
         pairs = self.gains or self.early
         return _gain(sum(error for error, _ in pairs), sum(energy for _, energy in pairs))
 
     @property
     def t_system(self) -> float | None:
-        """Samples per second by the median clean step without gaps; by the other steps if none is clean."""
+        """Samples per second, by the median time of clean steps without gaps; by the other steps if none is clean.
+
+        ``None`` if no step was timed. A gap is a step longer than ``GAP_MEDIANS`` medians.
+        """
         seconds = self.seconds or self.rough
         if not seconds:
             return None
-        middle = statistics.median(seconds)
-        return self.samples / statistics.median(time for time in seconds if time <= GAP * middle)
+        median = statistics.median(seconds)
+        return self.samples / statistics.median(time for time in seconds if time <= GAP_MEDIANS * median)
 
     @property
     def doubt(self) -> float:
-        """Standard error of the median step time, seconds, by the median deviation; 0 for fewer than three steps."""
+        """Standard error of the median step time, in seconds, by the median deviation; 0 for fewer than three steps."""
         if len(self.seconds) < 3:
             return 0.0
-        middle = statistics.median(self.seconds)
-        spread = statistics.median(abs(time - middle) for time in self.seconds)
-        return MEDIAN_ERROR * spread / math.sqrt(len(self.seconds))
+        median = statistics.median(self.seconds)
+        deviation = statistics.median(abs(time - median) for time in self.seconds)
+        return MEDIAN_ERROR * deviation / math.sqrt(len(self.seconds))
 
     @property
     def median_times(self) -> tuple[float, float, float] | None:
-        """Median seconds that a step waited, coded and exchanged; ``None`` if not known."""
+        """Median seconds that a clean step waited for bytes, coded and exchanged; ``None`` if not known."""
         if not self.saved:
             return None
         waited, coded, exchanged = map(statistics.median, zip(*self.saved, strict=True))
         return waited, coded, exchanged
 
     def shadow_gain(self, cf: float) -> float | None:
-        """Return the gain of a CF that was evaluated without running; ``None`` if it was not evaluated."""
+        """Return the gain of a CF that was evaluated without sending; ``None`` if the CF was not evaluated."""
         return next((_gain(error, energy) for shadow_cf, error, energy in self.shadow if shadow_cf == cf), None)
 
     def summary(self, phase: str) -> Summary:
@@ -144,14 +149,14 @@ class Window:
 
     @classmethod
     def restore(cls, candidate: Candidate, dumped: dict[str, Any]) -> "Window":
-        """Return the window that ``dump`` wrote."""
+        """Return the window of ``candidate`` that ``dump`` returned as a dict."""
         return from_plain(cls, {**dumped, "candidate": candidate})
 
     @classmethod
     def resume(cls, candidate: Candidate, dumped: dict[str, Any]) -> "Window":
         """Return the window of a dumped controller state if ``candidate`` ran; otherwise an empty window."""
-        same = dumped["running"] == identify([candidate])[0]
-        return cls.restore(candidate, dumped["window"]) if same else cls(candidate)
+        has_same_candidate = dumped["running"] == identify([candidate])[0]
+        return cls.restore(candidate, dumped["window"]) if has_same_candidate else cls(candidate)
 
 
 def _gain(error: float, energy: float) -> float:

@@ -14,7 +14,7 @@ from gravac.costmodel.machine import Machine
 from gravac.costmodel.network import Network, check
 from gravac.costmodel.step import BACKWARD_FRACTION, Format, Load, Prediction, Shape, load
 
-Floats = npt.NDArray[np.float64]
+FloatArray = npt.NDArray[np.float64]
 """A numpy array of float64."""
 
 FEWEST_OBSERVATIONS = 3
@@ -24,16 +24,16 @@ HUBER_THRESHOLD = 0.05
 """Relative error of a step up to which the fit minimizes the squared error, and above it the absolute error (Huber's
 loss), so that a few outliers change little."""
 
-SMALLEST_COST = 1e-6
-"""Seconds per gigabyte in place of 0, so that the fitted speed is finite."""
+SMALLEST_S_PER_GIGABYTE = 1e-6
+"""Smallest time of a copy that a fit returns, in seconds per gigabyte, so that the fitted speed is finite."""
 
 
 @dataclass(frozen=True, slots=True)
 class Observation:
-    """A measured step: the arguments of ``predict``, and the step's time.
+    """A measured step: the arguments of ``gravac.costmodel.predict``, and the step's time.
 
     Attributes:
-        shapes: shapes of the parameters; ``predict`` explains this attribute and those not listed here.
+        shapes: shapes of the parameters; ``predict`` explains the attributes that are not listed here.
         step_s: time of the step, seconds.
         link: name of the network; steps with the same name used the same network.
     """
@@ -50,7 +50,7 @@ class Observation:
     link: str = ""
 
     def load(self, machine: Machine) -> Load:
-        """Return the work that this step makes for a machine and a network."""
+        """Return the work of this step: bytes to copy and to send. The coding costs are those of ``machine``."""
         return load(
             self.shapes,
             self.compressor,
@@ -66,11 +66,11 @@ class Observation:
 
 @dataclass(frozen=True, slots=True)
 class Fit:
-    """The constants that explain measured steps best.
+    """Constants of the model of step times, fitted to measured steps.
 
     Attributes:
         networks: each link's latency and bandwidth, by the link's name.
-        machine: the machine while training: speed of copies, seconds of a round's start, and overlap.
+        machine: the machine, with the fitted speed of copies, time of starting a round of collectives, and overlap.
     """
 
     networks: Mapping[str, Network]
@@ -89,16 +89,19 @@ def fit(observations: Sequence[Observation], machine: Machine | None = None) -> 
     """Fit each link's bandwidth, a message's latency, the speed of coding and the overlap to measured steps.
 
     The fit assumes that links differ in bandwidth alone: most of a message's latency is the machine's, and the steps
-    cannot separate a latency of each link from the time of coding. Fit very different links one by one. The fit
-    minimizes relative errors, by least squares that weigh large errors less. For a given overlap, and if it is known
-    which exchanges outlast backward, a step's time is linear in the other constants; the overlap is found by search.
+    cannot separate a latency of each link from the time of coding. Fit very different links in separate calls. The
+    fit minimizes relative errors, by least squares that weigh large errors less. For a given overlap, and known
+    exchanges that outlast backward, a step's time is linear in the other constants; a search finds the overlap.
 
     Args:
-        observations: measured steps of more than one rank, at least three of each link. Steps must differ in bytes, in
-            buckets or ranks, and in compression, and backward must partly hide some exchanges; otherwise the constants
-            cannot be separated.
-        machine: machine on which the steps ran; its costs in copies are used, and if no step compressed, also its speed
-            and its start. Default: the machine on which the compressors' costs were measured.
+        observations: measured steps; those of a single rank are ignored, and each link needs at least three. Steps must
+            differ in bytes, in buckets or ranks, and in compression, and backward must partly hide some exchanges;
+            otherwise the constants cannot be separated.
+        machine: machine on which the steps ran. The fit uses its ``costs``, and, if no step compressed, also its
+            ``copy_bytes_per_s`` and ``start_s``. Default: the machine on which the compressors' costs were measured.
+
+    Returns:
+        The networks by their links' names, and the machine.
 
     Raises:
         ValueError: there are too few observations, or no bandwidth explains them.
@@ -106,93 +109,102 @@ def fit(observations: Sequence[Observation], machine: Machine | None = None) -> 
     machine = machine or Machine(14e9)
     rows = [observation for observation in observations if observation.world > 1]
     links = list(dict.fromkeys(row.link for row in rows))
-    suffixes = {link: f" over {link}" if link else "" for link in links or [""]}
-    for link, suffix in suffixes.items():
+    link_texts = {link: f" over {link}" if link else "" for link in links or [""]}
+    for link, link_text in link_texts.items():
         if (count := sum(row.link == link for row in rows)) < FEWEST_OBSERVATIONS:
             raise ValueError(
-                f"observations: {count} of more than one rank{suffix}, fewer than {FEWEST_OBSERVATIONS}; measure more"
+                f"observations: {count} steps of more than one rank{link_text}; measure {FEWEST_OBSERVATIONS} or more"
             )
     for row in rows:
         check("step_s", row.step_s, row.step_s > 0, "seconds, above 0")
     problem = _Problem(rows, links, machine)
-    answer, overlap = problem.solve()
-    alpha, *per_gigabit, per_gigabyte, start = map(float, answer)
-    for link, seconds in zip(links, per_gigabit, strict=True):
+    constants, overlap = problem.solve()
+    alpha, *s_per_gigabit, s_per_gigabyte, start_s = map(float, constants)
+    for link, seconds in zip(links, s_per_gigabit, strict=True):
         if seconds <= 0:
             raise ValueError(
-                f"observations: steps{suffixes[link]} do not take longer with more bytes, so no bandwidth explains "
+                f"observations: steps{link_texts[link]} do not take longer with more bytes, so no bandwidth explains "
                 "them; measure over a slower link, or steps that send more"
             )
-    if problem.coding.any():
-        machine = replace(machine, copy_bytes_per_s=1e9 / max(per_gigabyte, SMALLEST_COST), start_s=start)
-    networks = {link: Network(alpha, 1e9 / seconds) for link, seconds in zip(links, per_gigabit, strict=True)}
+    if problem.coding_columns.any():
+        machine = replace(machine, copy_bytes_per_s=1e9 / max(s_per_gigabyte, SMALLEST_S_PER_GIGABYTE), start_s=start_s)
+    networks = {link: Network(alpha, 1e9 / seconds) for link, seconds in zip(links, s_per_gigabit, strict=True)}
     return Fit(networks, replace(machine, overlap=overlap))
 
 
 class _Problem:
     """The least-squares problem of a fit.
 
-    Unknowns: a message's latency, seconds per gigabit of each link and per gigabyte copied, seconds of a start.
+    Unknowns: a message's latency, seconds per gigabit of each link, seconds per gigabyte copied, and seconds in which a
+    round of collectives starts. Arrays have a row for each observation.
     """
 
     def __init__(self, rows: Sequence[Observation], links: Sequence[str], machine: Machine) -> None:
         loads = [row.load(machine) for row in rows]
         on_link = np.array([[row.link == link for link in links] for row in rows], dtype=float)
-        self.measured = np.array([row.step_s for row in rows])
-        self.compute = np.array([step.compute_s for step in loads])
-        self.buckets = np.array([step.buckets for step in loads], dtype=float)
+        self.measured_s = np.array([row.step_s for row in rows])
+        self.compute_s = np.array([step.compute_s for step in loads])
+        self.bucket_counts = np.array([step.buckets for step in loads], dtype=float)
         messages = np.array([[step.messages] for step in loads], dtype=float)
         gigabits = np.array([[step.bits * 1e-9] for step in loads])
-        self.bucket = np.hstack([messages, on_link * gigabits])
-        self.coding = np.array([[step.copied_bytes * 1e-9, step.starts] for step in loads])
+        self.bucket_columns = np.hstack([messages, on_link * gigabits])
+        self.coding_columns = np.array([[step.copied_bytes * 1e-9, step.starts] for step in loads])
 
-    def solve(self) -> tuple[Floats, float]:
-        """Return the constants with the smallest error, and the overlap at which they have it."""
+    def solve(self) -> tuple[FloatArray, float]:
+        """Return the constants with the smallest error, and their overlap.
+
+        The constants have the order of the unknowns: shape ``(links + 3,)``.
+        """
         overlaps, width = np.linspace(0, 1, 21), 0.05
-        best = min(overlaps, key=lambda overlap: self.solve_at(float(overlap))[0])
+        best_overlap = min(overlaps, key=lambda overlap: self.solve_at(float(overlap))[0])
         for _ in range(3):
-            overlaps = np.clip(np.linspace(best - width, best + width, 11), 0, 1)
-            best = min(overlaps, key=lambda overlap: self.solve_at(float(overlap))[0])
+            overlaps = np.clip(np.linspace(best_overlap - width, best_overlap + width, 11), 0, 1)
+            best_overlap = min(overlaps, key=lambda overlap: self.solve_at(float(overlap))[0])
             width /= 5
-        return self.solve_at(float(best))[1], float(best)
+        return self.solve_at(float(best_overlap))[1], float(best_overlap)
 
-    def solve_at(self, overlap: float) -> tuple[float, Floats]:
-        """Return the smallest error at an overlap, and the constants that have it."""
-        hidden = overlap * BACKWARD_FRACTION * self.compute
-        best = (math.inf, np.zeros(self.bucket.shape[1] + 2))
-        for exposed in (np.ones(len(hidden), dtype=bool), np.zeros(len(hidden), dtype=bool)):
-            weights = 1 / self.measured
+    def solve_at(self, overlap: float) -> tuple[float, FloatArray]:
+        """Return the smallest error of the fit at a given overlap, and the constants with that error."""
+        hideable_s = overlap * BACKWARD_FRACTION * self.compute_s
+        best = (math.inf, np.zeros(self.bucket_columns.shape[1] + 2))
+        for is_exposed in (np.ones(len(hideable_s), dtype=bool), np.zeros(len(hideable_s), dtype=bool)):
+            weights = 1 / self.measured_s
             for _ in range(30):
-                columns = np.hstack([self.bucket * np.where(exposed, self.buckets, 1.0)[:, None], self.coding])
-                target = self.measured - self.compute + np.where(exposed, hidden, 0.0)
-                answer = _not_negative(columns * weights[:, None], target * weights)
-                bucket = self.bucket @ answer[:-2]
-                waits = (self.buckets - 1) * bucket - hidden
-                step = self.compute + self.coding @ answer[-2:] + np.maximum(0.0, waits) + bucket
-                errors = np.abs(step / self.measured - 1)
-                huber = np.where(
+                exchanges = np.where(is_exposed, self.bucket_counts, 1.0)[:, None]
+                columns = np.hstack([self.bucket_columns * exchanges, self.coding_columns])
+                target_s = self.measured_s - self.compute_s + np.where(is_exposed, hideable_s, 0.0)
+                constants = _solve_not_negative(columns * weights[:, None], target_s * weights)
+                bucket_s = self.bucket_columns @ constants[:-2]
+                waits_s = (self.bucket_counts - 1) * bucket_s - hideable_s
+                coding_s = self.coding_columns @ constants[-2:]
+                predicted_s = self.compute_s + coding_s + np.maximum(0.0, waits_s) + bucket_s
+                errors = np.abs(predicted_s / self.measured_s - 1)
+                losses = np.where(
                     errors < HUBER_THRESHOLD, errors * errors / (2 * HUBER_THRESHOLD), errors - HUBER_THRESHOLD / 2
                 )
-                error = float(huber.sum())
+                error = float(losses.sum())
                 if error < best[0]:
-                    best = (error, answer)
-                previously_exposed, exposed = exposed, waits > 0
-                new_weights = 1 / (self.measured * np.sqrt(np.maximum(errors, HUBER_THRESHOLD)))
-                same_exposed = bool((previously_exposed == exposed).all())
-                settled = same_exposed and np.allclose(new_weights, weights, rtol=1e-3)
+                    best = (error, constants)
+                was_exposed, is_exposed = is_exposed, waits_s > 0
+                new_weights = 1 / (self.measured_s * np.sqrt(np.maximum(errors, HUBER_THRESHOLD)))
+                same_exposed = bool((was_exposed == is_exposed).all())
+                has_converged = same_exposed and np.allclose(new_weights, weights, rtol=1e-3)
                 weights = new_weights
-                if settled:
+                if has_converged:
                     break
         return best
 
 
-def _not_negative(columns: Floats, target: Floats) -> Floats:
-    """Solve least squares with unknowns of 0 or more: repeatedly set the most negative unknown to 0."""
+def _solve_not_negative(columns: FloatArray, target: FloatArray) -> FloatArray:
+    """Return a least-squares solution without negative unknowns: repeatedly set the most negative unknown to 0.
+
+    ``columns`` has shape ``(observations, unknowns)``, ``target`` has shape ``(observations,)``.
+    """
     scale = np.maximum(np.linalg.norm(columns, axis=0), 1e-300)
-    used = np.ones(columns.shape[1], dtype=bool)
+    is_free = np.ones(columns.shape[1], dtype=bool)
     while True:
-        answer = np.zeros(columns.shape[1])
-        answer[used] = np.linalg.lstsq(columns[:, used] / scale[used], target, rcond=None)[0]
-        if (answer >= 0).all():
-            return np.asarray(answer / scale)
-        used[int(np.argmin(answer))] = False
+        solution = np.zeros(columns.shape[1])
+        solution[is_free] = np.linalg.lstsq(columns[:, is_free] / scale[is_free], target, rcond=None)[0]
+        if (solution >= 0).all():
+            return np.asarray(solution / scale)
+        is_free[int(np.argmin(solution))] = False

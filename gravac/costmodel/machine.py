@@ -1,6 +1,6 @@
 # SPDX-FileCopyrightText: 2026 The gravac developers
 # SPDX-License-Identifier: Apache-2.0
-"""A machine's speed, and its cost of compression in copies of the tensor."""
+"""A machine's speed of copies, and the cost of compression on it, in copies of the compressed tensor."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -10,7 +10,10 @@ from gravac.compressors.profile import MEASURED_WORLD, Coding, CostPoints, codin
 from gravac.costmodel.network import check
 
 Costs = Mapping[str, CostPoints]
-"""Points (CF, encode, decode at ``MEASURED_WORLD`` ranks) by the compressor's name, ascending by CF; in copies."""
+"""Costs of compression by the compressor's name: points ``(CF, encode, decode)``, ascending by compression factor (CF).
+
+A cost is a time / the time of copying the tensor; decode is measured at ``MEASURED_WORLD`` ranks.
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,13 +22,13 @@ class Machine:
 
     Attributes:
         copy_bytes_per_s: bytes of a tensor / seconds that copying the tensor takes.
-        overlap: fraction of backward that can hide the exchange, 0 to 1.
-        costs: coding costs of this machine, see ``Costs``; the cost of a missing compressor is unknown. ``None``: the
-            costs of each compressor's profile, which were measured on a CPU.
+        overlap: fraction of the time of backward that can hide the exchange, 0 to 1.
+        costs: costs of encode and decode on this machine, see ``Costs``; of a compressor that is missing they are not
+            known. ``None``: the costs of each compressor's profile, which were measured on a CPU.
         per_rank: whether decoding after an all-gather takes time in proportion to the number of ranks, except for a
             fixed part (``Coding.fixed``); if not, costs are the same at any number of ranks.
-        start_s: seconds that each round of collectives of a compressed bucket takes in addition: waking threads, calls,
-            cold caches.
+        start_s: seconds that each round of collectives of a compressed bucket takes besides coding and exchange:
+            waking threads, calls, cold caches.
     """
 
     copy_bytes_per_s: float
@@ -40,13 +43,13 @@ class Machine:
         check("start_s", self.start_s, self.start_s >= 0, "seconds, 0 or more")
 
     def coding(self, compressor: Compressor, cf: float) -> Coding | None:
-        """Return the cost of coding a tensor on this machine, in copies of it; ``None`` if it was not measured."""
+        """Return the cost of encode and of decode, in copies of the tensor; ``None`` if it was not measured."""
         if self.costs is None or not compressor.compresses:
             return compressor.profile(cf).coding
         return coding_at(self.costs.get(compressor.name, ()), cf)
 
     def copies(self, compressor: Compressor, cf: float, world: int = MEASURED_WORLD, gathered: bool = False) -> float:
-        """Return the cost of encoding and decoding a tensor, in copies of it.
+        """Return the total cost of encode and decode of a tensor: their time / the time of copying the tensor.
 
         Args:
             compressor: compressor of the tensor.
@@ -61,6 +64,7 @@ class Machine:
         if coding is None:
             remedy = "set coding_costs on its class, as gravac bench compressors measures them"
             if self.costs is not None:
-                remedy = f"this machine's costs are of {', '.join(sorted(self.costs))}; give Machine(costs=...) its own"
+                names = ", ".join(sorted(self.costs)) or "no compressor"
+                remedy = f"the machine has costs of {names}; add those of {compressor.name!r} to Machine(costs=...)"
             raise ValueError(f"compressor: no measured cost of {compressor.name!r}; {remedy}")
         return coding.copies(world, gathered and self.per_rank)

@@ -1,6 +1,6 @@
 # SPDX-FileCopyrightText: 2026 The gravac developers
 # SPDX-License-Identifier: Apache-2.0
-"""Costs of collectives in the alpha-beta model: a message takes a latency, plus its bytes / the bandwidth."""
+"""Seconds of collectives in the alpha-beta model: a message takes a latency, plus its bytes / the bandwidth."""
 
 import math
 from dataclasses import dataclass
@@ -40,27 +40,30 @@ def collective_seconds(kind: Kind, payload_bytes: float, world: int, network: Ne
         tree: whether an all-reduce uses a tree, instead of a ring.
 
     Raises:
-        ValueError: a a size is out of range; the message names the size.
+        ValueError: ``payload_bytes`` or ``world`` is out of range; the message names which.
     """
     check("payload_bytes", payload_bytes, payload_bytes >= 0, "bytes, 0 or more")
     check("world", world, world >= 1, "ranks, 1 or more")
-    messages, sent = messages_of(kind, payload_bytes, world, tree)
-    return messages * network.alpha + 8 * sent / network.bandwidth
+    messages, sent_bytes = messages_of(kind, payload_bytes, world, tree)
+    return messages * network.alpha + 8 * sent_bytes / network.bandwidth
 
 
-def messages_of(kind: Kind, payload: float, world: int, tree: bool = False) -> tuple[int, float]:
-    """Return the number of messages that one rank sends in a collective, one after the other, and their total bytes."""
+def messages_of(kind: Kind, payload_bytes: float, world: int, tree: bool = False) -> tuple[int, float]:
+    """Return the number of messages that one rank sends in a collective, one after the other, and their total bytes.
+
+    Arguments are those of ``collective_seconds``.
+    """
     depth = (world - 1).bit_length()
     if tree and kind is AllReduce:
-        return 2 * depth, 2 * depth * payload
+        return 2 * depth, 2 * depth * payload_bytes
     if kind is AllReduce:
-        return 2 * (world - 1), 2 * (world - 1) / world * payload
+        return 2 * (world - 1), 2 * (world - 1) / world * payload_bytes
     if kind is AllGather:
-        return world - 1, (world - 1) * payload
+        return world - 1, (world - 1) * payload_bytes
     if kind is AllToAll:
-        return world - 1, (world - 1) / world * payload
+        return world - 1, (world - 1) / world * payload_bytes
     if kind is Broadcast:
-        return depth, depth * payload
+        return depth, depth * payload_bytes
     raise ValueError(f"kind: {kind!r} is no collective; use AllReduce, AllGather, AllToAll or Broadcast")
 
 

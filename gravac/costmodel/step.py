@@ -1,6 +1,6 @@
 # SPDX-FileCopyrightText: 2026 The gravac developers
 # SPDX-License-Identifier: Apache-2.0
-"""Time of a step: compute, compression, and the part of the exchange that backward does not hide.
+"""Predicts the time of a step: compute, compression, and the part of the exchange that backward does not hide.
 
 The network is alpha-beta: each message costs a latency, plus its bytes / the bandwidth. A step's exchange is cut into
 equal buckets; all but the last may be in flight while backward still runs:
@@ -43,8 +43,8 @@ BACKWARD_FRACTION = 2 / 3
 """Fraction of a step's compute time that backward takes: it computes two products for each product of forward."""
 
 
-LOWEST, HIGHEST = 1e3, 1e13
-"""Lowest and highest bandwidth that ``break_even`` considers, bits per second."""
+LOWEST_BANDWIDTH, HIGHEST_BANDWIDTH = 1e3, 1e13
+"""Lowest and highest bandwidth that ``break_even`` and ``crossing`` consider, bits per second."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,16 +70,16 @@ class Prediction:
 
 @dataclass(frozen=True, slots=True)
 class Load:
-    """Work that a step makes for a machine and a network, independent of their speed.
+    """Work of a step: what it copies and sends, independent of the speed of machine and network.
 
     Attributes:
         compute_s: time of forward, backward and optimizer, seconds.
-        copied_bytes: bytes that could be copied in the time of encode and decode.
-        starts: number of rounds of collectives, over all compressed buckets.
-        messages: number of messages of a bucket that one rank sends, one after the other.
-        bits: bits of a bucket that one rank sends.
+        copied_bytes: bytes whose copying takes as long as encode and decode of all tensors.
+        starts: number of rounds of collectives that start, over all compressed buckets.
+        messages: number of messages that one rank sends for a bucket, one after the other.
+        bits: bits that one rank sends for a bucket.
         buckets: number of buckets.
-        wire_bytes: bytes of all buckets that one rank sends.
+        wire_bytes: bytes that one rank sends for all buckets.
     """
 
     compute_s: float
@@ -92,15 +92,16 @@ class Load:
 
     def over(self, network: Network, machine: Machine) -> Prediction:
         """Return the predicted times of the step on a machine, over a network."""
-        compress = self.copied_bytes / machine.copy_bytes_per_s + self.starts * machine.start_s
-        bucket = self.messages * network.alpha + self.bits / network.bandwidth
-        exposed = max(0.0, (self.buckets - 1) * bucket - machine.overlap * BACKWARD_FRACTION * self.compute_s) + bucket
+        compress_s = self.copied_bytes / machine.copy_bytes_per_s + self.starts * machine.start_s
+        bucket_s = self.messages * network.alpha + self.bits / network.bandwidth
+        hideable_s = machine.overlap * BACKWARD_FRACTION * self.compute_s
+        exposed_s = max(0.0, (self.buckets - 1) * bucket_s - hideable_s) + bucket_s
         return Prediction(
-            step_s=self.compute_s + compress + exposed,
+            step_s=self.compute_s + compress_s + exposed_s,
             compute_s=self.compute_s,
-            compress_s=compress,
-            exchange_s=self.buckets * bucket,
-            exposed_s=exposed,
+            compress_s=compress_s,
+            exchange_s=self.buckets * bucket_s,
+            exposed_s=exposed_s,
             wire_bytes=self.wire_bytes,
         )
 
@@ -116,12 +117,12 @@ def load(
     dense: Format = "bfloat16",
     dense_below: int = 1024,
 ) -> Load:
-    """Return the work that a step makes; arguments and exceptions are those of ``predict``."""
+    """Return the work of a step: what it copies and sends. Arguments and exceptions are those of ``predict``."""
     check("compute_s", compute_s, compute_s > 0, "seconds, above 0")
     check("world", world, world >= 1, "ranks, 1 or more")
     check("cf", cf, cf >= 1, "a compression factor, 1 or more")
     if not shapes:
-        raise ValueError("shapes: none given (got []); give the shape of every parameter")
+        raise ValueError("shapes: none are given; give the shape of every parameter")
     elements = sum(math.prod(shape) for shape in shapes)
     if buckets is None:
         buckets = max(1, min(len(shapes), round(4 * elements / BUCKET_BYTES)))
@@ -129,28 +130,28 @@ def load(
     if dense not in ("float32", "float16", "bfloat16"):
         raise ValueError(f"dense: {dense!r} is no number format; use float32, float16 or bfloat16")
     number_format = Dense(dtype=dense)
-    payloads: dict[tuple[int, Kind], int] = {}
-    copied, rounds = 0.0, 0
+    payload_bytes: dict[tuple[int, Kind], int] = {}  # by round of collectives and kind
+    copied_bytes, rounds = 0.0, 0
     for shape in shapes:
         size = math.prod(shape)
-        small = compressor is None or (compressor.compresses and (len(shape) < 2 or size < dense_below))
-        sender, sender_cf = (number_format, number_format.cf) if compressor is None or small else (compressor, cf)
+        is_small = compressor is None or (compressor.compresses and (len(shape) < 2 or size < dense_below))
+        sender, sender_cf = (number_format, number_format.cf) if compressor is None or is_small else (compressor, cf)
         traffic = sender.traffic(shape, sender_cf, torch.float32, world)
         gathered = any(sent.kind is AllGather for sent in traffic)
-        copied += 4 * size * machine.copies(sender, sender_cf, world, gathered)
+        copied_bytes += 4 * size * machine.copies(sender, sender_cf, world, gathered)
         if sender.compresses:
             rounds = max(rounds, len(traffic))
         for index, sent in enumerate(traffic):
-            payloads[index, sent.kind] = payloads.get((index, sent.kind), 0) + sent.payload_bytes
-    sent_by_kind = [messages_of(kind, payload, world) for (_, kind), payload in payloads.items()]
+            payload_bytes[index, sent.kind] = payload_bytes.get((index, sent.kind), 0) + sent.payload_bytes
+    messages_and_bytes = [messages_of(kind, payload, world) for (_, kind), payload in payload_bytes.items()]
     return Load(
         compute_s=compute_s,
-        copied_bytes=copied,
+        copied_bytes=copied_bytes,
         starts=buckets * rounds,
-        messages=sum(messages for messages, _ in sent_by_kind),
-        bits=8 * sum(sent for _, sent in sent_by_kind) / buckets,
+        messages=sum(messages for messages, _ in messages_and_bytes),
+        bits=8 * sum(sent for _, sent in messages_and_bytes) / buckets,
         buckets=buckets,
-        wire_bytes=sum(kind.wire_bytes(payload, world) for (_, kind), payload in payloads.items()),
+        wire_bytes=sum(kind.wire_bytes(payload, world) for (_, kind), payload in payload_bytes.items()),
     )
 
 
@@ -166,7 +167,7 @@ def predict(
     dense: Format = "bfloat16",
     dense_below: int = 1024,
 ) -> Prediction:
-    """Predict the time of a step.
+    """Return the predicted time of a step, and the bytes that it sends.
 
     Args:
         shapes: shapes of the parameters.
@@ -181,7 +182,7 @@ def predict(
         dense_below: number of elements below which a tensor is not compressed. Tensors of one dimension never are.
 
     Raises:
-        ValueError: an argument is out of range, or the machine knows no cost of the compressor; the message names it.
+        ValueError: an argument is out of range, or ``machine`` has no cost of the compressor; the message names it.
     """
     work = load(shapes, compressor, cf, compute_s, world, machine, buckets, dense, dense_below)
     return work.over(network, machine)
@@ -199,9 +200,10 @@ def break_even(
     dense: Format = "bfloat16",
     dense_below: int = 1024,
 ) -> float | None:
-    """Return the bandwidth, bits per second, below which compressed steps are shorter than steps in 16 bit.
+    """Return the bandwidth, bits per second, below which compressed steps are shorter than dense ones (16 bit).
 
-    ``None`` if the step is shorter at no bandwidth between ``LOWEST`` and ``HIGHEST``, or at all of them.
+    ``None`` if compressed steps are shorter at no bandwidth between ``LOWEST_BANDWIDTH`` and ``HIGHEST_BANDWIDTH``, or
+    at all of them.
 
     Args:
         shapes: shapes of the parameters.
@@ -212,30 +214,30 @@ def break_even(
         machine: the machine of every rank.
         alpha: latency of a message, seconds.
         buckets: number of buckets, see ``predict``.
-        dense: number format that the compressor is compared with; see ``predict``.
+        dense: number format of the dense steps, and of tensors that are not compressed.
         dense_below: number of elements below which a tensor is not compressed, see ``predict``.
 
     Raises:
         ValueError: an argument is out of range, or a compressor's cost is not known; see ``predict``.
     """
-    sixteen = load(shapes, None, 1, compute_s, world, machine, buckets, dense, dense_below)
-    other = load(shapes, compressor, cf, compute_s, world, machine, buckets, dense, dense_below)
+    dense_load = load(shapes, None, 1, compute_s, world, machine, buckets, dense, dense_below)
+    compressed_load = load(shapes, compressor, cf, compute_s, world, machine, buckets, dense, dense_below)
 
-    def wins(bandwidth: float) -> bool:
+    def is_shorter(bandwidth: float) -> bool:
         network = Network(alpha, bandwidth)
-        return other.over(network, machine).step_s < sixteen.over(network, machine).step_s
+        return compressed_load.over(network, machine).step_s < dense_load.over(network, machine).step_s
 
-    return crossing(wins)
+    return crossing(is_shorter)
 
 
 def crossing(wins: Callable[[float], bool]) -> float | None:
     """Return the bandwidth, bits per second, below which ``wins`` is true; ``None`` if always true or never.
 
     Args:
-        wins: tells for a bandwidth between ``LOWEST`` and ``HIGHEST`` whether a condition holds; true below the result,
-            false above.
+        wins: function of a bandwidth between ``LOWEST_BANDWIDTH`` and ``HIGHEST_BANDWIDTH``, in bits per second, that
+            returns whether a condition holds: true below some bandwidth, false above.
     """
-    low, high = LOWEST, HIGHEST
+    low, high = LOWEST_BANDWIDTH, HIGHEST_BANDWIDTH
     if not wins(low) or wins(high):
         return None
     while high / low > 1.0001:

@@ -1,6 +1,6 @@
 # SPDX-FileCopyrightText: 2026 The gravac developers
 # SPDX-License-Identifier: Apache-2.0
-"""Admits the candidates that a controller may choose from, once the model and the number of ranks are known."""
+"""Selects the candidates that a controller may choose from, once the model and the number of ranks are known."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
@@ -21,21 +21,21 @@ from gravac.exchange.link_probe import LinkProbe
 from gravac.policy import Policy
 
 SAME_RATIO = 1.01
-"""Two candidates count as the same if their wire ratios differ by a factor below this number."""
+"""Ratio of two candidates' wire ratios up to which the candidates count as sending the same bytes."""
 
 NOT_TIMED: Mapping[float, float] = MappingProxyType({})
-"""Seconds of coding by CF, if no coding was timed."""
+"""Default of the seconds of encode and decode by CF: empty, since nothing was timed."""
 
 Predict = Callable[[Compressor, float], Forecast]
 """A function that returns the forecast of a compressor at a CF."""
 
 
 class Admission(NamedTuple):
-    """Candidates that a controller may choose, and candidates that it may not choose.
+    """Candidates that a controller may choose, and candidates that were dropped.
 
     Attributes:
         forecasts: forecasts of the candidates that may be chosen, ascending by wire ratio; dense first, then 16 bit.
-        dropped: candidates that may not be chosen, in the order in which they were dropped.
+        dropped: candidates that may not be chosen, with the reasons, in the order in which they were dropped.
     """
 
     forecasts: tuple[Forecast, ...]
@@ -43,7 +43,7 @@ class Admission(NamedTuple):
 
 
 def averager_of(policy: Policy) -> Averager:
-    """Return an averager with a policy's settings, which knows no other ranks yet: it is rank 0 of 1."""
+    """Return an averager with a policy's settings, as rank 0 of 1; the ranks are set later."""
     feedback = Feedback(policy.release, policy.overflow_safety, policy.residual_dtype)
     return Averager(
         base=policy.base,
@@ -62,22 +62,22 @@ def admit(
     link: LinkProbe | None = None,
     coding: Mapping[float, float] = NOT_TIMED,
 ) -> Admission:
-    """Return the forecasts of a run's candidates, once its model and its ranks are known.
+    """Return the candidates that a run's controller may choose, and those that are dropped, with forecasts.
 
     Args:
-        policy: policy with controller, base and range.
+        policy: policy with controller, compressor and CF range.
         averager: decides which tensors are compressed, and predicts wire bytes over its ranks.
         forms: shapes and dtypes of all the model's gradients.
-        link: result of the link's probe; ``None``: not known.
-        coding: seconds of coding on the gradients' device for each byte of a float32 tensor, by CF of the base. If a CF
-            is missing, the compressor's own costs are used, which were measured on a CPU.
+        link: measured speed of the link; ``None``: not known.
+        coding: seconds of encode and decode on the gradients' device for each byte of a float32 tensor, by CF of the
+            compressor. If a CF is missing, costs that were measured on a CPU are used.
     """
     world, shapes = averager.world, [shape for shape, _ in forms]
-    full = AllReduce.wire_bytes(4 * sum(torch.Size(shape).numel() for shape in shapes), world)
-    compressed = [shape for shape in shapes if averager.compresses(shape)]
+    dense_bytes = AllReduce.wire_bytes(4 * sum(torch.Size(shape).numel() for shape in shapes), world)
+    compressed_shapes = [shape for shape in shapes if averager.compresses(shape)]
 
     def expected_seconds(compressor: Compressor, cf: float) -> tuple[float | None, float | None]:
-        """Return the seconds that coding and exchange of a step should take by the link's probe; ``None``: unknown."""
+        """Return predicted seconds of a step's coding, and of its exchange; both ``None`` if not known."""
         if link is None:
             return None, None
         network, machine = Network(link.latency, link.bandwidth), Machine(link.copy_bytes_per_s)
@@ -86,17 +86,18 @@ def admit(
             machine = replace(machine, costs={compressor.name: ((cf, copies, 0.0),)}, per_rank=False)
         if machine.coding(compressor, cf) is None:
             return None, None
-        dense, below = policy.dense_format.dtype, policy.dense_below
-        step = predict(shapes, compressor, cf, 1.0, world, network, machine, dense=dense, dense_below=below)
+        dense, dense_below = policy.dense_format.dtype, policy.dense_below
+        step = predict(shapes, compressor, cf, 1.0, world, network, machine, dense=dense, dense_below=dense_below)
         return float(f"{step.compress_s:.3g}"), float(f"{step.exchange_s:.3g}")
 
     def forecast(compressor: Compressor, cf: float) -> Forecast:
-        profile = compressor.profile(cf, world=world, shapes=compressed)
+        """Return the forecast of a compressor at a CF, as a candidate of hook steps."""
+        profile = compressor.profile(cf, world=world, shapes=compressed_shapes)
         belief = efficiency_belief(profile)
         coding_s, exchange_s = expected_seconds(compressor, cf)
         return Forecast(
             candidate=Candidate("hook", compressor.name, cf),
-            wire_ratio=wire_ratio(full, averager.wire_bytes(forms, compressor, cf)),
+            wire_ratio=wire_ratio(dense_bytes, averager.wire_bytes(forms, compressor, cf)),
             efficiency=belief.efficiency,
             family=profile.family,
             by_gain=profile.efficiency_by_gain,
@@ -111,7 +112,11 @@ def admit(
 
 
 def efficiency_belief(profile: Profile) -> Belief:
-    """Return the belief about a step's efficiency with a compressor, both numbers rounded to four decimals."""
+    """Return the belief (median and deviation, to four decimals) about a step's efficiency with a compressor.
+
+    Args:
+        profile: the compressor's profile at a CF.
+    """
     efficiency = round(profile.efficiency, 4)
     if profile.kind is None:
         return Belief(efficiency)
@@ -120,26 +125,26 @@ def efficiency_belief(profile: Profile) -> Belief:
 
 
 def select(policy: Policy, predict: Predict) -> Admission:
-    """Admit a run's candidates; drop those that would send no fewer bytes than dense, or the same as another.
+    """Return a run's candidates; drop those that would send no fewer bytes than dense, or the same as another.
 
     For example, top-k at CF 10 sends 3.2 times as many bytes as dense at 32 ranks, since an all-gather sends (N-1)
     times its payload. If 16 bit is a candidate, the others must send fewer bytes than 16 bit.
 
     Args:
-        policy: policy with controller, base and range.
-        predict: forecasts the CFs that the policy proposes.
+        policy: policy with controller, compressor and CF range.
+        predict: function that returns the forecast of a compressor at a CF.
     """
-    dense, *sixteen = (predict(number_format, number_format.cf) for number_format in policy.dense_formats)
+    dense, *sixteen_bit = (predict(number_format, number_format.cf) for number_format in policy.dense_formats)
     if not policy.base.compresses:
         return Admission((dense,))
     supported_cfs = policy.base.candidates(policy.cf_range)
-    proposed = [predict(policy.base, cf) for cf in policy.controller.propose(policy.cf_range, supported_cfs)]
+    proposed_forecasts = [predict(policy.base, cf) for cf in policy.controller.propose(policy.cf_range, supported_cfs)]
     if policy.controller.keeps_all:
-        return Admission((dense, *proposed))
+        return Admission((dense, *proposed_forecasts))
     forecasts = [dense]
     dropped = []
-    ascending = sorted(proposed, key=lambda forecast: (forecast.wire_ratio, forecast.candidate.cf))
-    for forecast in (*sixteen, *ascending):
+    by_wire_ratio = sorted(proposed_forecasts, key=lambda forecast: (forecast.wire_ratio, forecast.candidate.cf))
+    for forecast in (*sixteen_bit, *by_wire_ratio):
         twin = next((other for other in forecasts if alike(forecast, other)), None)
         smallest_dense = next(other for other in reversed(forecasts) if other.candidate.dense)
         if twin is None and forecast.wire_ratio > smallest_dense.wire_ratio:
@@ -153,13 +158,13 @@ def select(policy: Policy, predict: Predict) -> Admission:
 
 
 def drop_below_efficiency(admission: Admission, least_efficiency: float | None) -> Admission:
-    """Return an admission without the candidates whose lower bound of efficiency is too low.
+    """Return an admission without the candidates whose efficiency has too low a lower bound (``lower_bound``).
 
-    Dense gradients averaged in each step, in float32 or 16 bit, stay.
+    Candidates that average dense gradients in each step, in float32 or 16 bit, stay.
 
     Args:
         admission: forecasts of all candidates.
-        least_efficiency: smallest lower bound that is allowed; ``None``: any.
+        least_efficiency: smallest lower bound that a candidate may have; ``None``: any.
     """
     if least_efficiency is None:
         return admission
@@ -178,20 +183,20 @@ def _synchronous_and_dense(forecast: Forecast) -> bool:
     return forecast.candidate.dense and forecast.candidate.mode != "outer"
 
 
-def with_native(admission: Admission, native: Sequence[float]) -> Admission:
-    """Return an admission with dense candidates that DDP exchanges by itself.
+def with_native(admission: Admission, native_cfs: Sequence[float]) -> Admission:
+    """Return an admission with dense candidates that DDP exchanges by itself (native steps).
 
-    In float32, the native candidate replaces the hook's, since both send the same. In 16 bit, it is an additional
-    candidate: the hook's may have another number format, and hook steps measure how large gradients are.
+    In float32, the native candidate replaces the hook's dense candidate, since both send the same. In 16 bit, the
+    native candidate is added: the hook's may have another number format, and hook steps measure gradient norms.
 
     Args:
-        admission: forecasts of an exchange in each step, and perhaps of outer steps.
-        native: CFs at which DDP's own exchange may run, 1 or 2.
+        admission: forecasts of candidates that exchange in each step, and perhaps of outer steps.
+        native_cfs: CFs that DDP's own exchange may use: 1, float32, or 2, float16.
     """
     forecasts: list[Forecast] = []
     for forecast in admission.forecasts:
         candidate = forecast.candidate
-        if candidate.mode != "hook" or not candidate.dense or candidate.cf not in native:
+        if candidate.mode != "hook" or not candidate.dense or candidate.cf not in native_cfs:
             forecasts.append(forecast)
             continue
         twin = Candidate("native", candidate.compressor, candidate.cf)
@@ -204,5 +209,5 @@ def with_native(admission: Admission, native: Sequence[float]) -> Admission:
 
 
 def alike(forecast: Forecast, other: Forecast) -> bool:
-    """True if two candidates send the same bytes on this model, such as a small model on which k is 1 at both CFs."""
+    """True if two candidates of a family send about the same bytes, as top-k may at two high CFs of a small model."""
     return forecast.family == other.family and forecast.wire_ratio <= SAME_RATIO * other.wire_ratio

@@ -3,9 +3,9 @@
 """The ranks' agreement on a step's measurement, and the points of a step at which they sum numbers.
 
 1. A step ends: its ``LocalMeasurement`` is pending.
-2. ``read``: the host converts its sums and moments to numbers.
+2. ``read``: the host converts the measurement's squared norms and moments to numbers.
 3. ``send``: the ranks start to sum the numbers.
-4. ``observe``: the sums have arrived, and the engine decides by them.
+4. ``observe``: the sums have arrived, and the engine decides by the sums.
 
 A schedule sets the points. All ranks follow the same schedule.
 """
@@ -21,25 +21,26 @@ from gravac.exchange.executor import Executor
 from gravac.exchange.failures import ExchangeError
 from gravac.measurement import FIRST_SLOTS, LAST_SLOTS, UNRELEASED, LocalMeasurement, error_at, slots
 
-AGREEMENT = "the ranks' agreement on an earlier step"
+AGREEMENT_TEXT = "the ranks' agreement on an earlier step"
+"""What a failed agreement exchanged, for error messages."""
 
-TIMES = ("seconds", "waited", "coded", "exchanged")
-"""Names of the numbers that are measured for a whole round of several steps, and reported per step."""
+SECONDS_SLOTS = ("seconds", "waited", "coded", "exchanged")
+"""Names of the numbers that are divided by the number of training steps if a measurement covers several."""
 
-SUMS = ("error", "energy")
-"""Names of the numbers that are summed over ranks, as are errors at shadow CFs; all others are averaged."""
+SUMMED_SLOTS = ("error", "energy")
+"""Names of the numbers that are summed over ranks, as are errors at shadow CFs; all other numbers are averaged."""
 
 Observe = Callable[[LocalMeasurement, list[list[float]]], None]
-"""Function that takes a rank's measurement, and the sums of its vectors over the ranks."""
+"""Function that is called with a rank's measurement, and with the sums of its vectors over the ranks."""
 
 
 class Agreement:
     """Sums a run's pending measurements over the ranks.
 
     Args:
-        executor: sums over the ranks.
+        executor: object that sums vectors over the ranks.
         state: state of the run, with the pending measurements.
-        observe: called with each measurement that the ranks agree on, in order.
+        observe: function that is called with each pending measurement and its sums, in the order of steps.
     """
 
     def __init__(self, executor: Executor, state: RunState, observe: Observe) -> None:
@@ -48,25 +49,25 @@ class Agreement:
         self._in_flight: list[Any] = []
 
     def read(self, last_step: int) -> None:
-        """Convert the measurements of steps up to ``last_step`` to numbers; these steps have ended."""
+        """Convert the moments of pending measurements up to ``last_step`` to numbers; these steps have ended."""
         for measurement in self._state.pending:
             if measurement.step <= last_step and not measurement.numbers:
                 measurement.read(self.executor)
 
     def send(self, last_step: int) -> None:
-        """Start to sum the numbers of steps up to ``last_step`` over the ranks."""
+        """Start to sum the numbers of pending measurements up to ``last_step`` over the ranks."""
         for measurement in self._state.pending[len(self._in_flight) :]:
             if measurement.step > last_step:
                 return
             vectors = measurement.vectors()
             self._state.totals.norm_bytes += sum(8 * len(vector) for vector in vectors[1:])
-            with named_failure(self._state, lambda: AGREEMENT):
+            with named_failure(self._state, lambda: AGREEMENT_TEXT):
                 self._in_flight.append(self.executor.agree(vectors))
 
     def observe(self, last_step: int) -> None:
-        """Wait for the sums of steps up to ``last_step``, and call ``observe`` for each step."""
+        """Wait for the sums of steps up to ``last_step``, and call the function ``observe`` with those of each step."""
         while self._in_flight and self._state.pending[0].step <= last_step:
-            with named_failure(self._state, lambda: AGREEMENT):
+            with named_failure(self._state, lambda: AGREEMENT_TEXT):
                 sums = self.executor.agreed(self._in_flight.pop(0))
             self._observe(self._state.pending.pop(0), sums)
 
@@ -85,17 +86,21 @@ class AgreementSchedule(Protocol):
     host_looks: bool
 
     def step_follows(self, step: int) -> None:
-        """Called by the executor when a step is about to begin, in a separate call before ``step_begins``."""
+        """Read numbers of earlier steps, if the schedule reads any now; called before ``step_begins``, by itself."""
 
     def step_begins(self, step: int) -> None:
-        """Called when a step begins, before any of its tensors are exchanged."""
+        """Do what the schedule does when a step begins: send or observe numbers of earlier steps."""
 
     def step_ends(self, step: int) -> None:
-        """Called when a step has ended and its measurement is pending."""
+        """Do what the schedule does when a step has ended and its measurement is pending."""
 
 
 class HostSchedule:
-    """The host reads a step's numbers at its end; the ranks sum them in the next step, then decide."""
+    """Schedule of a host that may wait for the device.
+
+    The numbers of step t are read when step t ends, and summed over the ranks in step t + 1; the ranks decide by the
+    sums when step t + 1 ends.
+    """
 
     host_looks = True
 
@@ -103,7 +108,7 @@ class HostSchedule:
         self._agreement, self._latency = agreement, agreement.executor.latency
 
     def step_follows(self, step: int) -> None:
-        """Do nothing: the host has waited for the device."""
+        """Do nothing: numbers of earlier steps were read when these steps ended."""
 
     def step_begins(self, step: int) -> None:
         """Send the numbers of the previous step."""
@@ -116,7 +121,11 @@ class HostSchedule:
 
 
 class DeviceSchedule:
-    """The host does not wait for the device: it reads numbers a step later, and decides when the next step begins."""
+    """Schedule of a host that must not wait for the device.
+
+    The numbers of step t are read before step t + 2 begins, and summed over the ranks in step t + 2; the ranks decide
+    by the sums when step t + 3 begins.
+    """
 
     host_looks = False
 
@@ -124,7 +133,7 @@ class DeviceSchedule:
         self._agreement, self._latency = agreement, agreement.executor.latency
 
     def step_follows(self, step: int) -> None:
-        """Wait for the device's work up to the previous step and read its numbers; send a restored run's numbers."""
+        """Wait until the device has run an earlier step, read its numbers, and send numbers of a restored run."""
         self._agreement.executor.catch_up()
         self._agreement.read(step + 1 - self._latency)
         self._agreement.send(step - self._latency)
@@ -139,13 +148,18 @@ class DeviceSchedule:
 
 
 def schedule_of(agreement: Agreement) -> AgreementSchedule:
-    """Return the schedule for an executor."""
+    """Return the schedule that fits the agreement's executor: whether its host may look at tensors' numbers."""
     return HostSchedule(agreement) if agreement.executor.host_looks else DeviceSchedule(agreement)
 
 
 @contextmanager
 def named_failure(state: RunState, what: Callable[[], str]) -> Iterator[None]:
-    """Return an error that names the step, and ``what`` was exchanged, besides the failure of an exchange."""
+    """Return a context that adds to an ``ExchangeError`` the step, what was exchanged, and the candidate.
+
+    Args:
+        state: state of the run, with the step and the candidate.
+        what: function that returns what is exchanged, as text.
+    """
     try:
         yield
     except ExchangeError as failure:
@@ -164,9 +178,11 @@ def agreed_measurement(
         samples: number of samples processed in a step, over all ranks.
     """
     total = slot_numbers(local.shadow, sums[0])
-    numbers = {slot: total[slot] if slot in SUMS else total[slot] / world for slot in (*FIRST_SLOTS, *LAST_SLOTS)}
-    if local.watched is None:
-        numbers |= {slot: numbers[slot] / local.steps for slot in TIMES}
+    numbers = {
+        slot: total[slot] if slot in SUMMED_SLOTS else total[slot] / world for slot in (*FIRST_SLOTS, *LAST_SLOTS)
+    }
+    if local.native_step_s is None:
+        numbers |= {slot: numbers[slot] / local.steps for slot in SECONDS_SLOTS}
     # a rank's number is its norm over the mean's, so the mean over ranks is the inverse of drift
     numbers["drift"] = 1 / numbers["drift"] if numbers["drift"] else math.nan
     squares = sums[1] if len(sums) > 1 else ()
@@ -183,26 +199,40 @@ def agreed_measurement(
 
 
 def all_released(local: LocalMeasurement, sums: Sequence[Sequence[float]]) -> bool:
-    """True if no rank has a residual of tensors that are sent in full: the squared norms sum to 0."""
+    """True if no rank has a residual left that was set aside to be sent later: the squared norms sum to 0.
+
+    Args:
+        local: this rank's measurement, for its shadow CFs.
+        sums: sums of ``local.vectors()`` over the ranks.
+    """
     return slot_numbers(local.shadow, sums[0])[UNRELEASED] == 0
 
 
 def slot_numbers(shadow: Sequence[float], vector: Sequence[float]) -> dict[str, float]:
-    """Return the numbers of a vector by name.
+    """Return the numbers of a vector that ranks summed, by the names that ``slots`` returns.
+
+    Args:
+        shadow: CFs whose error the step computed without sending anything.
+        vector: the numbers.
 
     Raises:
         ValueError: the vector's length is not the number of slots.
     """
     names = slots(shadow)
     if len(vector) != len(names):
-        raise ValueError(f"vector: {len(vector)} numbers, and the slots are {', '.join(names)}")
+        raise ValueError(f"vector: has {len(vector)} numbers; give one for each of {', '.join(names)}")
     return dict(zip(names, vector, strict=True))
 
 
 def gain(error: float, energy: float) -> float | None:
-    """Return ``1 - error / energy``; 1 if there was nothing to send, ``None`` if not finite."""
+    """Return the share of the energy that was sent, ``1 - error / energy``; ``None`` if not finite.
+
+    Args:
+        error: squared norm of what was not sent.
+        energy: squared norm of what was to be sent; the gain is 1 if the energy is 0.
+    """
     if not math.isfinite(error + energy):
-        return None  # of a refused step the error is nan, and the energy may be 0
+        return None  # if a gradient was not finite, the error is nan, and the energy may be 0
     if energy == 0:
         return 1.0
     fraction = 1 - error / energy

@@ -20,35 +20,35 @@ from gravac.compressors.profile import CODING_BYTES
 from gravac.exchange.executor import Verdict
 
 ALWAYS_ENOUGH = 1 << 20
-"""Number of elements from which on groups never wait for further groups."""
+"""Number of elements from which on waiting groups are compressed at once, on any link."""
 
 FEWEST_JOBS = 3
-"""Smallest number of jobs into which a model is divided: later jobs are coded while earlier jobs are in flight."""
+"""Smallest number of jobs into which a model is divided, so that a job can be coded while another is in flight."""
 
 TEMPORARIES = 64 << 20
 """Bytes that the coding of a job may take besides gradients and residuals, unless a single tensor takes more."""
 
 LARGEST = TEMPORARIES // CODING_BYTES - ALWAYS_ENOUGH
-"""Largest number of elements of a segment, for any compressor, with room for the groups that may have waited: fewer
-than ``ALWAYS_ENOUGH`` elements."""
+"""Largest number of elements of a segment, a part of a group. A job has room for a segment and for groups that waited,
+which have fewer than ``ALWAYS_ENOUGH`` elements."""
 
 MOST_JOBS = 8
-"""Largest number of jobs into which a model is divided, on a slow link: the link is then busy earlier."""
+"""Largest number of jobs into which a model is divided; on a slow link more jobs keep the link busy from earlier on."""
 
 JOB_SECONDS = 0.008
-"""Seconds of exchange that make a further job worth the cost of its calls."""
+"""Seconds of exchange for each job: a job that takes less is not worth the cost of its calls."""
 
 
 @dataclass(frozen=True, slots=True)
 class ReadyGroup:
-    """Tensors that a framework hands over together, or a segment of them.
+    """Tensors whose gradients are ready and that are handed over together, or a segment of such a group.
 
     Attributes:
         pieces: the tensors, in the same order on all ranks.
         buffer: the flat tensor that the pieces cover without gaps, in order; ``None`` if there is none.
-        done: called by the executor when the pieces hold the mean.
-        fail: called with the exception if the exchange failed.
-        finite: whether all gradients of the group are finite on this rank, as far as the source knows.
+        done: function that the executor calls when the tensors hold the mean over ranks.
+        fail: function that is called with the exception if the exchange failed.
+        finite: whether all gradients of the group are finite on this rank; True if not known.
         next_elements: number of elements of the group's next segment; 0 if no segment follows.
     """
 
@@ -61,30 +61,30 @@ class ReadyGroup:
 
 
 class Waiting:
-    """Groups that wait for further groups.
+    """Groups that wait until enough elements are ready to be compressed together.
 
     Attributes:
         groups: the waiting groups, in order.
-        enough: number of elements from which on groups do not wait.
-        maximum: largest number of elements of a job, unless the job has a single tensor.
+        enough_elements: number of elements from which on groups do not wait.
+        max_elements: largest number of elements of a job, unless the job has a single tensor.
     """
 
     def __init__(self) -> None:
         self.groups: list[ReadyGroup] = []
-        self.enough = self.maximum = 0
+        self.enough_elements = self.max_elements = 0
 
     def set_limits(self, coding_bytes: int, total: int, exchange_s: float = 0.0, on_cpu: bool = False) -> None:
         """Set how many elements are compressed in one job of the step that begins.
 
         Args:
-            coding_bytes: bytes that averaging takes for each element; see ``Averager.coding_bytes``.
+            coding_bytes: bytes of memory that averaging takes for each element; see ``Averager.coding_bytes``.
             total: number of elements of all the model's tensors.
             exchange_s: seconds that exchanging all tensors in one job would take on the link; 0: not known.
             on_cpu: whether the gradients are on a CPU, on which calls cost little, and a job is coded while others are
                 in flight.
         """
-        self.enough = enough(total, exchange_s)
-        self.maximum = TEMPORARIES // (CODING_BYTES if on_cpu else coding_bytes)
+        self.enough_elements = enough(total, exchange_s)
+        self.max_elements = TEMPORARIES // (CODING_BYTES if on_cpu else coding_bytes)
 
     def take(self, group: ReadyGroup | None, at_once: bool) -> list[ReadyGroup]:
         """Add a group; if enough elements wait, remove and return all waiting groups, otherwise return none.
@@ -93,16 +93,16 @@ class Waiting:
 
         Args:
             group: group to add; ``None``: no group.
-            at_once: whether no group may wait.
+            at_once: whether to return all groups, however few elements they have.
         """
         self.groups += [] if group is None else [group]
-        waiting = elements(self.groups)
+        waiting_elements = elements(self.groups)
         next_elements = 0 if group is None else group.next_elements
-        next_fits = next_elements and waiting + next_elements <= self.maximum
-        if not at_once and (waiting < self.enough or next_fits):
+        next_fits = next_elements and waiting_elements + next_elements <= self.max_elements
+        if not at_once and (waiting_elements < self.enough_elements or next_fits):
             return []
-        selected, self.groups = self.groups, []
-        return selected
+        selected_groups, self.groups = self.groups, []
+        return selected_groups
 
 
 def enough(total: int, exchange_s: float = 0.0) -> int:
@@ -110,7 +110,7 @@ def enough(total: int, exchange_s: float = 0.0) -> int:
 
     Args:
         total: number of elements of all the model's tensors.
-        exchange_s: predicted seconds of a step's exchange; 0 if not known, or if jobs must not overlap.
+        exchange_s: predicted seconds of a step's exchange; 0: not known, or jobs must not be in flight together.
     """
     jobs = min(MOST_JOBS, max(FEWEST_JOBS, int(exchange_s / JOB_SECONDS)))
     return min(ALWAYS_ENOUGH, -(-total // jobs))
@@ -120,8 +120,8 @@ def cut(group: ReadyGroup, join: Callable[[], None]) -> list[ReadyGroup]:
     """Cut a group into segments of at most ``LARGEST`` elements, or of a single tensor.
 
     Args:
-        group: tensors in order. The last segment calls its ``done``, when all segments hold the mean.
-        join: function that makes later work wait for all earlier segments.
+        group: tensors in order. The last segment calls the group's ``done``, when all segments hold the mean.
+        join: function that makes the calling stream wait for all jobs that have ended, on any stream.
 
     Returns:
         The segments; the group itself if it is small enough.
@@ -135,15 +135,15 @@ def cut(group: ReadyGroup, join: Callable[[], None]) -> list[ReadyGroup]:
         group.done()
 
     sizes = [sum(piece.flat.numel() for piece in segment) for segment in segments]
-    *earlier, final = (
+    *earlier_segments, final = (
         replace(group, pieces=tuple(segment), buffer=None, done=lambda: None, next_elements=next_elements)
         for segment, next_elements in zip(segments, [*sizes[1:], 0], strict=True)
     )
-    return [*earlier, replace(final, done=done)]
+    return [*earlier_segments, replace(final, done=done)]
 
 
 def split(pieces: Sequence[Piece], limit: int) -> list[list[Piece]]:
-    """Split pieces, in order, into lists of at most ``limit`` elements, or of a single piece."""
+    """Split tensors, in order, into lists of at most ``limit`` elements each, or of a single larger tensor."""
     lists: list[list[Piece]] = []
     room = 0
     for piece in pieces:
@@ -157,12 +157,12 @@ def split(pieces: Sequence[Piece], limit: int) -> list[list[Piece]]:
 
 
 def elements(groups: Sequence[ReadyGroup]) -> int:
-    """Return the number of elements of all the groups' pieces."""
+    """Return the number of elements of all the groups' tensors."""
     return sum(piece.flat.numel() for group in groups for piece in group.pieces)
 
 
 def describe(pieces: Sequence[Piece]) -> str:
-    """Return the names of the tensors that a job exchanges, as text for errors."""
+    """Return names and number of the tensors that a job exchanges, as text for error messages."""
     first, final, count = pieces[0].name, pieces[-1].name, len(pieces)
     names = f"tensor {first}" if count == 1 else f"{count} tensors from {first} to {final}"
     return f"{names} ({sum(piece.flat.numel() for piece in pieces):,} elements)"

@@ -1,11 +1,11 @@
 # SPDX-FileCopyrightText: 2026 The gravac developers
 # SPDX-License-Identifier: Apache-2.0
-"""Measures how long the candidates' coding takes on the gradients' device, once, before the first step.
+"""Measures the seconds of encode and decode (coding) of each candidate on the gradients' device, before the first step.
 
-The cost of coding in copies of the tensor was measured on a CPU (``gravac.compressors.profile``), and may differ on a
-GPU. So on a GPU each rank runs each candidate's compressor on tensors like the model's. Nothing is sent: each
-collective returns what it would if all ranks sent the same. The device's own events time the coding. The ranks average
-their times, since decisions must be the same on all ranks.
+The known costs of coding, in multiples of a tensor's copy, were measured on a CPU (``gravac.compressors.profile``), and
+may differ on a GPU. So on a GPU each rank runs each candidate's compressor on tensors like the model's. Nothing is
+sent: each collective returns the result that it would have if all ranks sent the same tensors. The device's own events
+time the coding. The ranks average their times, since decisions must be the same on all ranks.
 """
 
 import math
@@ -26,16 +26,16 @@ from gravac.engine.coalescing import TEMPORARIES, split
 from gravac.exchange.device import Device
 from gravac.exchange.executor import Executor
 from gravac.exchange.memory import echo
-from gravac.exchange.opening import Opened
-from gravac.exchange.streams import Stretch
+from gravac.exchange.opening import OpenedExecutor
+from gravac.exchange.streams import Interval
 from gravac.measurement import LocalMeasurement
 from gravac.policy import Policy
 
 MAX_ELEMENTS = 1 << 24
-"""Largest number of elements that are coded: far more than a GPU's caches hold."""
+"""Largest number of elements that are encoded and decoded to time it: far more than a GPU's caches hold."""
 
 UNTIMED_STEPS = 2
-"""Untimed steps of each candidate before the timed steps: the first compiles kernels, the second has a residual."""
+"""Number of untimed steps of each candidate, before the timed ones: the first compiles kernels and has no residual."""
 
 TIMED_STEPS = 3
 """Number of timed steps of each candidate."""
@@ -45,7 +45,7 @@ BUDGET_SECONDS = 1.0
 
 
 class TypicalTensors(NamedTuple):
-    """Tensors of one shape that represent a model when coding is timed.
+    """Tensors of one shape, like most of a model's, that are encoded and decoded to time it.
 
     Attributes:
         rows: number of rows of each tensor as a matrix.
@@ -65,15 +65,15 @@ class TypicalTensors(NamedTuple):
         return self.rows * self.columns * self.tensors
 
 
-def time_codecs(policy: Policy, forms: Sequence[Form], opened: Opened) -> dict[float, float]:
-    """Time the coding of a run's candidates. Called on every rank at the same point; no job may be in flight.
+def time_codecs(policy: Policy, forms: Sequence[Form], opened: OpenedExecutor) -> dict[float, float]:
+    """Time encode and decode of a run's candidates. Called on every rank at the same point; no job may be in flight.
 
     1. Each rank codes sample tensors at every CF, without a collective; the host waits for the device once per CF. A CF
        is skipped if it fails (no memory, no kernel), or if ``BUDGET_SECONDS`` is spent.
     2. The ranks sum the seconds that they measured. A CF's result is the mean, if no rank skipped the CF.
 
     Args:
-        policy: policy with compressor, controller and range.
+        policy: policy with compressor, controller and CF range.
         forms: shapes and dtypes of all the model's gradients; empty if they are not known yet.
         opened: the executor, the link's speed, and the device.
 
@@ -94,18 +94,20 @@ def time_codecs(policy: Policy, forms: Sequence[Form], opened: Opened) -> dict[f
         return averager
 
     untimed_averager = new_averager()
-    compressed = [form for form in forms if untimed_averager.compresses(form[0])]
+    compressed_forms = [form for form in forms if untimed_averager.compresses(form[0])]
     candidates = [forecast.candidate for forecast in admit(policy, untimed_averager, forms).forecasts]
     cfs = [candidate.cf for candidate in candidates if not candidate.dense]
-    if not compressed or not cfs:
+    if not compressed_forms or not cfs:
         return {}
-    sample, seconds_per_byte, failures = typical(compressed), dict[float, float](), list[BaseException]()
+    sample, seconds_per_byte, failures = typical_tensors(compressed_forms), dict[float, float](), list[BaseException]()
     untimed = dict[float, Exception]()
 
     def job() -> Any:
-        seconds = _by_cf(cfs, lambda cf: _time_steps(new_averager(), cf, sample, executor, device), untimed)
-        agreed = _agree(seconds, executor)
-        seconds_per_byte.update((cf, total / (4 * sample.elements)) for cf, total in agreed.items())
+        seconds = _median_seconds_by_cf(
+            cfs, lambda cf: _time_steps(new_averager(), cf, sample, executor, device), untimed
+        )
+        mean_seconds = _mean_over_ranks(seconds, executor)
+        seconds_per_byte.update((cf, mean_s / (4 * sample.elements)) for cf, mean_s in mean_seconds.items())
         yield from ()  # the job requests no collectives
 
     executor.exchange(job(), failures.append, device.device, lambda: True)
@@ -120,8 +122,10 @@ def time_codecs(policy: Policy, forms: Sequence[Form], opened: Opened) -> dict[f
     return seconds_per_byte
 
 
-def typical(forms: Sequence[Form]) -> TypicalTensors:
-    """Return the form of most of a model's elements, and how many tensors have it, at most ``MAX_ELEMENTS`` in total.
+def typical_tensors(forms: Sequence[Form]) -> TypicalTensors:
+    """Return the shape and dtype that most of a model's elements have, and the number of such tensors.
+
+    The shape, and then the number of tensors, is reduced to at most ``MAX_ELEMENTS`` elements in total.
 
     Args:
         forms: shapes and dtypes of the gradients that may be compressed; at least one.
@@ -135,14 +139,14 @@ def typical(forms: Sequence[Form]) -> TypicalTensors:
     return TypicalTensors(rows, columns, min(elements // math.prod(shape), MAX_ELEMENTS // (rows * columns)), dtype)
 
 
-def _by_cf(
+def _median_seconds_by_cf(
     cfs: Sequence[float], time_steps: Callable[[float], list[float]], untimed: dict[float, Exception]
 ) -> dict[float, float | None]:
     """Return the median seconds of a step's coding at each CF; ``None`` if timing failed or the budget is spent.
 
     Args:
         cfs: the CFs.
-        time_steps: returns the seconds of coding in each timed step at a CF.
+        time_steps: function that returns the seconds of coding in each timed step at a CF.
         untimed: dict to which the exception of each CF at which timing failed is added.
     """
     spent, medians = 0.0, dict[float, float | None]()
@@ -163,47 +167,56 @@ def _by_cf(
 def _time_steps(
     averager: Averager, cf: float, sample: TypicalTensors, executor: Executor, device: Device
 ) -> list[float]:
-    """Return the seconds of coding in each of the timed steps."""
+    """Run a candidate's compressor on sample tensors for some steps; return the seconds of coding in each timed step.
+
+    Args:
+        averager: averager of this candidate alone.
+        cf: the candidate's compression factor.
+        sample: shape, dtype and number of the tensors.
+        executor: executor whose ranks the averager belongs to.
+        device: device of the tensors.
+    """
     source = Draws("codec timing").normal(sample.elements, device.device).to(sample.dtype)
     flat = torch.empty_like(source)
     shape = (sample.rows, sample.columns)
     pieces = [Piece(str(number), chunk, shape) for number, chunk in enumerate(flat.chunk(sample.tensors))]
-    averager.dense_below, steps = 0, []
+    averager.dense_below, intervals_of_steps = 0, []
     for step in range(UNTIMED_STEPS + TIMED_STEPS):
         flat.copy_(source)
         averager.measure(LocalMeasurement(step, Candidate("hook", averager.base.name, cf)), executor)
         plan = averager.plan(step, cf)
         segments = split(pieces, TEMPORARIES // averager.coding_bytes(plan))
-        steps.append(
+        intervals_of_steps.append(
             [
-                stretch
+                interval
                 for segment in segments
-                for stretch in _coding_stretches(averager, averager.average(segment, plan), device)
+                for interval in _coding_intervals(averager, averager.average(segment, plan), device)
             ]
         )
         averager.commit()
-    steps[-1][-1].ended.synchronize()
-    return [sum(began.elapsed_time(ended) for began, ended in step) / 1e3 for step in steps[UNTIMED_STEPS:]]
+    intervals_of_steps[-1][-1].ended.synchronize()
+    timed_intervals = intervals_of_steps[UNTIMED_STEPS:]
+    return [sum(began.elapsed_time(ended) for began, ended in intervals) / 1e3 for intervals in timed_intervals]
 
 
-def _coding_stretches(averager: Averager, job: Any, device: Device) -> Iterator[Stretch]:
-    """Run a job to its end, and return its own tensors for its collectives; yield each stretch of coding."""
+def _coding_intervals(averager: Averager, job: Any, device: Device) -> Iterator[Interval]:
+    """Run a job to its end, as if all ranks sent the same tensors; yield each interval between two collectives."""
     results: list[Any] | None = None
     while True:
         began = device.record()
         try:
             collectives = job.send(results)
         except StopIteration:
-            yield Stretch(began, device.record())
+            yield Interval(began, device.record())
             return
-        yield Stretch(began, device.record())
+        yield Interval(began, device.record())
         results = [echo(collective, averager.rank, averager.world) for collective in collectives]
 
 
-def _agree(seconds: dict[float, float | None], executor: Executor) -> dict[float, float]:
-    """Return each CF's mean seconds over the ranks, of CFs that every rank has measured."""
-    measured_s = [0.0 if mean_s is None else mean_s for mean_s in seconds.values()]
-    counted = [float(mean_s is not None) for mean_s in seconds.values()]
-    (sums,) = executor.agreed(executor.agree([measured_s + counted]))
+def _mean_over_ranks(seconds: dict[float, float | None], executor: Executor) -> dict[float, float]:
+    """Return the mean over ranks of each CF's seconds; CFs that a rank did not measure (``None``) are left out."""
+    measured_s = [0.0 if median_s is None else median_s for median_s in seconds.values()]
+    flags = [float(median_s is not None) for median_s in seconds.values()]
+    (sums,) = executor.agreed(executor.agree([measured_s + flags]))
     totals = zip(seconds, sums[: len(measured_s)], sums[len(measured_s) :], strict=True)
-    return {cf: total / count for cf, total, count in totals if count == executor.agree_world}
+    return {cf: total_s / ranks for cf, total_s, ranks in totals if ranks == executor.agree_world}

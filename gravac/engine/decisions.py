@@ -1,6 +1,6 @@
 # SPDX-FileCopyrightText: 2026 The gravac developers
 # SPDX-License-Identifier: Apache-2.0
-"""Runs a controller: its candidates, the newest decision, and the records of decisions."""
+"""Runs a controller: admits its candidates, asks for decisions, and emits the records of steps and decisions."""
 
 import math
 import statistics
@@ -21,24 +21,25 @@ from gravac.settings import SettingsError
 from gravac.telemetry.records import ForecastsRecord, Record, RunRecord
 
 Admit = Callable[[RunState, Sequence[Form]], Admission]
-"""Function that admits candidates, by a run's state and the gradients' shapes and dtypes, once ranks are known.
+"""Function that returns a run's candidates, by the run's state and the gradients' shapes and dtypes.
 
 If the function's attribute ``waits`` is true afterwards, it is called again when the state has ``compute_s``."""
 
 
 COMPUTE_STEPS = 8
-"""Number of training steps, after the first ``SETTLING``, whose median gives a step's compute time."""
+"""Number of training steps, after the first ``SETTLING`` steps, whose median is taken as the compute time of a step."""
 
 
 @dataclass(frozen=True, slots=True)
-class Reporting:
+class RecordSettings:
     """Settings of a run's records.
 
     Attributes:
         samples_per_step: number of samples of a step over all ranks; ``None``: each rank's step counts as one sample.
-        steps_per_epoch: number of steps of an epoch, to add the epoch to reasons; ``None``: reasons have no epoch.
-        settings: settings in the run's record; see ``RunRecord``.
-        history: largest number of decision records that the state keeps, the newest; sinks get all records.
+        steps_per_epoch: number of steps of an epoch, by which the epoch is added to reasons of decisions; ``None``:
+            reasons have no epoch.
+        settings: the run's settings, as ``RunRecord`` contains them.
+        history: largest number of decision records in the run's state, which holds the newest; sinks get all records.
     """
 
     samples_per_step: float | None = None
@@ -51,17 +52,17 @@ class Deciding:
     """Asks a controller for decisions, which are the same on all ranks, and stores the newest decision.
 
     Args:
-        controller: decides which candidate runs.
-        admit: admits candidates, see ``Admit``.
-        emit: function that takes each record, called by the executor.
-        reporting: settings of the records.
+        controller: object that decides which candidate runs.
+        admit: function that returns the run's candidates, see ``Admit``.
+        emit: function that is called with each record, by the executor.
+        record_settings: settings of the records.
 
     Attributes:
         decision: the newest decision; ``None`` before the first step.
         forecasts: forecasts of the admitted candidates; empty before the first step.
-        emit: function that takes each record, called by the executor or while the executor is idle.
-        seconds: seconds of the training step that the ranks agreed on last; 0 before the first.
-        probe_requested: whether a decision has requested the probe's loss since the engine last checked.
+        emit: function that is called with each record, by the executor or while the executor is idle.
+        seconds: seconds of the newest training step that the ranks agreed on; 0 before the first such step.
+        probe_requested: whether a decision has requested the loss on fixed batches since the engine last checked.
         restored: dumped state of the controller, which the next ``decide_first`` restores; ``None`` if there is none.
     """
 
@@ -70,7 +71,7 @@ class Deciding:
         controller: Controller[Any],
         admit: Admit,
         emit: Callable[[Record], None],
-        reporting: Reporting = Reporting(),
+        record_settings: RecordSettings = RecordSettings(),
     ) -> None:
         self.decision: Decision | None = None
         self.forecasts: tuple[Forecast, ...] = ()
@@ -79,13 +80,13 @@ class Deciding:
         self.emit = emit
         self.seconds = 0.0
         self.probe_requested = False
-        self._reporting = reporting
+        self._record_settings = record_settings
         self.restored: dict[str, Any] | None = None
-        self._timed: tuple[float, ...] = ()
+        self._timed_cfs: tuple[float, ...] = ()
         self._latency = 0
         self._forms: Sequence[Form] = ()
         self._waits_for_compute = False  # whether more candidates are admitted once the compute of a step is known
-        self._compute_times: list[float] = []
+        self._compute_seconds: list[float] = []
 
     @property
     def candidates(self) -> tuple[Candidate, ...]:
@@ -93,22 +94,22 @@ class Deciding:
         return tuple(forecast.candidate for forecast in self.forecasts)
 
     def exchange_s(self, candidate: Candidate) -> float:
-        """Return the forecast seconds of a candidate's exchange; 0 if not known."""
+        """Return the predicted seconds of a candidate's exchange; 0 if not known."""
         forecast = next((forecast for forecast in self.forecasts if forecast.candidate == candidate), None)
         return 0.0 if forecast is None else forecast.exchange_s or 0.0
 
-    def open(self, latency: int, timed: Iterable[float]) -> None:
+    def open(self, latency: int, timed_cfs: Iterable[float]) -> None:
         """Set the latency of decisions, and which CFs' coding was timed.
 
         Args:
             latency: number of steps from a measurement to the step in which its decision takes effect.
-            timed: CFs of the candidates whose coding was timed, for ``RunRecord``.
+            timed_cfs: CFs at which encode and decode were timed, for ``RunRecord``.
         """
         self._controller = adapt_to_latency(self._controller, latency)
-        self._latency, self._timed = latency, tuple(timed)
+        self._latency, self._timed_cfs = latency, tuple(timed_cfs)
 
     def restore(self, state: RunState, controller_state: dict[str, Any] | None) -> None:
-        """Let the next ``decide_first`` start from a dumped controller state, if there is one.
+        """Store a dumped controller state, with which the next ``decide_first`` starts; ``None``: start anew.
 
         If the state has more decision records than the run's setting ``history`` allows, the oldest are dropped.
         """
@@ -116,31 +117,38 @@ class Deciding:
         self._shorten(state)
 
     def decide_first(self, state: RunState, forms: Sequence[Form], world: int) -> Decision:
-        """Admit candidates and ask for the first decision, once the ranks and the model are known."""
-        self._forms, self._compute_times = forms, []
+        """Admit candidates, and return the controller's first decision; called when the ranks and the model are known.
+
+        Args:
+            state: state of the run; its controller state is set.
+            forms: shapes and dtypes of all the model's gradients.
+            world: number of ranks that average, for the run's record.
+        """
+        self._forms, self._compute_seconds = forms, []
         self.forecasts, dropped = self._admit(state, forms)
         self._waits_for_compute = bool(getattr(self._admit, "waits", False))
         if self.restored is not None:
             state.controller, self.decision = self._restored_state(self.restored)
         else:
             state.controller, self.decision = self._controller.start(self.forecasts)
-        self.emit(RunRecord(dict(self._reporting.settings), world, self.forecasts, dropped, self._timed))
+        self.emit(RunRecord(dict(self._record_settings.settings), world, self.forecasts, dropped, self._timed_cfs))
         if self.restored is not None and self.decision.reason:
             self._record(state, state.trained, state.candidate != self.decision.candidate)
         return self.decision
 
     def _restored_state(self, dumped: dict[str, Any]) -> tuple[Any, Decision]:
-        """Return the controller's state, and its decision, from a dumped state."""
+        """Return the controller's state, and its newest decision, from a dumped state of the controller."""
         try:
             return self._controller.restore(dumped, self.forecasts)
         except (KeyError, IndexError, TypeError, AttributeError) as error:
             raise SettingsError(
-                f"controller_state: {self._controller.name} cannot restore it ({error!r}); load what dump() returned"
+                f"controller_state: {self._controller.name} cannot restore this state ({error!r}); "
+                "load what dump() returned"
             ) from error
 
     def samples(self, ranks: int) -> float:
-        """Return the number of samples of a step over all ranks."""
-        samples = self._reporting.samples_per_step
+        """Return the number of samples of a step over all ranks; ``ranks``, the number of ranks, if it was not set."""
+        samples = self._record_settings.samples_per_step
         return float(ranks) if samples is None else samples
 
     def observe(self, state: RunState, measured: Measurement, local: LocalMeasurement) -> None:
@@ -170,14 +178,14 @@ class Deciding:
             self._add_compute_time(state, measured)
 
     def _add_compute_time(self, state: RunState, measured: Measurement) -> None:
-        """Add a step's compute time; after ``COMPUTE_STEPS`` steps, admit candidates again, by the median."""
+        """Add a step's compute time; after ``COMPUTE_STEPS`` steps, admit candidates again, by the median time."""
         compute = compute_of(measured)
         if measured.first < SETTLING or not 0 < compute < math.inf:
             return
-        self._compute_times += [compute] * measured.steps
-        if len(self._compute_times) < COMPUTE_STEPS:
+        self._compute_seconds += [compute] * measured.steps
+        if len(self._compute_seconds) < COMPUTE_STEPS:
             return
-        state.compute_s, self._compute_times = statistics.median(self._compute_times), []
+        state.compute_s, self._compute_seconds = statistics.median(self._compute_seconds), []
         previous_forecasts = self.forecasts
         self.forecasts, dropped = self._admit(state, self._forms)
         self._waits_for_compute = False
@@ -197,11 +205,11 @@ class Deciding:
         """
         assert self.decision is not None
         decision = with_cost(self.decision, self.forecasts, self._controller) if changed else self.decision
-        record = decision_record(first, decision, changed, state.gain, self._reporting.steps_per_epoch)
+        record = decision_record(first, decision, changed, state.gain, self._record_settings.steps_per_epoch)
         state.history.append(record)
         self._shorten(state)
         self.emit(record)
 
     def _shorten(self, state: RunState) -> None:
-        """Drop the oldest records if there are more than the setting ``history`` allows."""
-        del state.history[: -self._reporting.history]
+        """Drop the state's oldest decision records if there are more than the setting ``history`` allows."""
+        del state.history[: -self._record_settings.history]

@@ -1,22 +1,24 @@
 # SPDX-FileCopyrightText: 2026 The gravac developers
 # SPDX-License-Identifier: Apache-2.0
-"""Runs a step: gets gradients, averages them as decided, measures, agrees with the other ranks, and decides.
+"""Runs steps: averages gradients as decided, measures, agrees with the other ranks on the measurement, and decides.
 
 A source (DDP's communication hook, a loop over ``named_parameters()``, outer steps) tells the engine the parameters by
 name, when a step begins, which gradients are ready, and when the step ended. All ranks make the same calls in the same
 order, with the same names and shapes.
 
 The engine uses no threads, clocks or process groups. ``begin``, ``exchange`` and ``end`` hand calls and jobs to an
-executor. The executor runs them in that order, the same on all ranks, so that the engine needs no lock:
+executor. A job is a generator that yields collectives, a call is a function. The executor runs jobs and calls in that
+order, the same on all ranks, so that the engine needs no lock:
 
-1. ``_begin``: send the last step's numbers, make a plan of the newest decision, set residuals aside if CFs fell.
-2. A job for each group: average the tensors by the plan.
+1. ``_begin``: send the last step's numbers, make a plan of the newest decision, set residuals aside (to add them to
+   gradients part by part) if CFs fell.
+2. A job for each group of tensors: average the tensors by the plan.
 3. ``_end``: commit residuals, measure, and decide by the measurement that the ranks agreed on
    (``gravac.engine.agreement``).
 
 The ranks send the measurement of step t in step t + latency - 1. The decision by that measurement holds from step
 t + latency on, or at once if the ranks ``conclude``. A step of the engine covers a training step, or several: a round
-of outer steps, or a stretch of native steps, in which torch exchanges and gravac only measures times.
+of outer steps, or successive native steps (a stretch), in which torch exchanges and gravac only measures times.
 """
 
 import functools
@@ -48,7 +50,7 @@ from gravac.engine.handle import Handle, JobResult, RankSums, Then, fail
 from gravac.engine.inputs import NO_INPUTS, RanksWithInputs, StepInputs
 from gravac.engine.losses import Losses
 from gravac.engine.run_state import RunState
-from gravac.exchange.comparing import described
+from gravac.exchange.comparing import texts_of_tensors
 from gravac.exchange.executor import Executor, Mark, Number, Returning, Verdict, both
 from gravac.guarded import Guarded
 from gravac.measurement import LocalMeasurement
@@ -56,28 +58,28 @@ from gravac.measurement import LocalMeasurement
 T = TypeVar("T")
 
 Fill = Callable[[LocalMeasurement], None]
-"""Function that adds what only the source knows to a step's measurement, such as the moment when backward ended."""
+"""Function that adds numbers of the source to a step's measurement, such as the moment when backward ended."""
 
 
 class Engine:
-    """Runs a model's steps on one rank.
+    """Runs the steps of a model's training on one rank: averages its gradients, measures and decides.
 
     Args:
-        averager: averages tensors over the ranks.
-        deciding: asks the controller for decisions.
-        open_executor: function that creates an executor and calls ``use``; called before the first step unless ``use``
-            was.
+        averager: object that averages tensors over the ranks.
+        deciding: object that asks the controller for decisions.
+        open_executor: function that creates an executor and calls ``use``; called before the first step if the engine
+            has no executor.
 
     Attributes:
         state: state of the run after the steps so far.
         device: device of the gradients.
         shapes: shapes of the parameters, by name, in memory order.
         forms: shapes and dtypes of their gradients, in the model's order; empty if ``know`` was given no parameters.
-        described: descriptions of the parameters as text, in the model's order; ranks compare them.
-        losses: training losses reported on this rank since the last step ended.
-        probes: losses on this rank's fixed batches that were computed since the last step ended.
+        parameter_texts: name, shape and dtype of each parameter as text, in the model's order; ranks compare them.
+        losses: mean of the training losses reported on this rank since the last step ended.
+        probes: mean of the losses on this rank's fixed batches that were computed since the last step ended.
         probe_follows: whether the ranks compute the loss on fixed batches before the next step. Set when a step begins,
-            and when the ranks ``conclude``.
+            and by ``concluded``.
 
     Example:
         >>> import torch
@@ -103,7 +105,7 @@ class Engine:
         self.device = torch.device("cpu")
         self.shapes: dict[str, tuple[int, ...]] = {}
         self.forms: list[Form] = []
-        self.described: dict[str, str] = {}
+        self.parameter_texts: dict[str, str] = {}
         self._open = open_executor
         self._executor: Executor | None = None
         self._agreement: Agreement | None = None
@@ -112,13 +114,13 @@ class Engine:
         self._waiting = Waiting()
         self._elements = 0
         self._plan = averager.plan(0, None)
-        self._one_round = False
+        self._needs_one_round = False  # whether each job of this step yields collectives only once
         self._measurement: LocalMeasurement | None = None
-        self._ended: LocalMeasurement | None = None  # measurement of the last step that ended
+        self._last_measurement: LocalMeasurement | None = None  # measurement of the last step that ended
         self._with_inputs = RanksWithInputs(self.state)
         self.losses, self.probes = Losses(), Losses()
         self.probe_follows = False
-        self._released_from = 0
+        self._set_aside_at_step = 0
 
     # before the first step
 
@@ -129,7 +131,7 @@ class Engine:
             TypeError: a parameter is complex.
         """
         refuse_complex(parameters)
-        self.described = described(parameters)
+        self.parameter_texts = texts_of_tensors(parameters)
         self.shapes = {name: memory_shape(parameter) for name, parameter in parameters.items()}
         self.forms = [(self.shapes[name], parameter.dtype) for name, parameter in parameters.items()]
         self.device = next((parameter.device for parameter in parameters.values()), self.device)
@@ -148,43 +150,43 @@ class Engine:
         if not self.ready_to_run:
             self._open()
 
-    def use(self, executor: Executor, timed: Iterable[float] = ()) -> None:
-        """Run all later steps by an executor.
+    def use(self, executor: Executor, timed_cfs: Iterable[float] = ()) -> None:
+        """Use an executor for all later steps.
 
         Args:
-            executor: runs the steps.
-            timed: CFs of the candidates whose coding was timed, see ``RunRecord``.
+            executor: object that runs jobs and calls.
+            timed_cfs: CFs at which encode and decode were timed, see ``RunRecord``.
         """
         self.averager.rank, self.averager.world = executor.rank, executor.world
         self.state.rank, self.state.world = executor.rank, executor.world
-        self.deciding.open(executor.latency, timed)
+        self.deciding.open(executor.latency, timed_cfs)
         self._executor = executor
         self._agreement = Agreement(executor, self.state, self._observe)
         self._schedule = schedule_of(self._agreement)
 
     def restore(self, dumped: Mapping[str, Any], controller_state: dict[str, Any] | None) -> None:
-        """Restore a dumped state; restore the controller's dumped state at the next ``begin``."""
+        """Restore a run's dumped state; the next ``begin`` restores the controller's dumped state."""
         self.state.restore(dumped)
         self.averager.load(dumped)
         self.deciding.restore(self.state, controller_state)
 
-    def prepare(self, seconds: float) -> "Future[Candidate]":
+    def prepare(self, compute_s: float) -> "Future[Candidate]":
         """Make the first decision, given the time of a step without exchange. Called on every rank, before ``begin``.
 
         Args:
-            seconds: seconds of a step without exchange on this rank; the ranks use their mean.
+            compute_s: seconds of a step without exchange on this rank; the ranks use their mean.
 
         Returns:
-            A future of the candidate.
+            A future of the candidate decided on.
         """
         decided: Future[Candidate] = Future()
         in_flight: list[Any] = []
         executor = self.executor
-        executor.call(lambda: in_flight.append(executor.agree([[seconds]])), functools.partial(fail, decided))
+        executor.call(lambda: in_flight.append(executor.agree([[compute_s]])), functools.partial(fail, decided))
         executor.drain()
 
         def decide() -> None:
-            with named_failure(self.state, lambda: "what a step's compute takes"):
+            with named_failure(self.state, lambda: "the compute time of a step"):
                 ((total,),) = executor.agreed(in_flight[0])
             self.state.compute_s = total / executor.agree_world
             decided.set_result(self._first_decision(self.forms).candidate)
@@ -208,7 +210,10 @@ class Engine:
         return decided
 
     def residuals(self) -> dict[str, torch.Tensor]:
-        """Return copies of the residuals, flat, by name, in the gradients' units. Called while no job is in flight."""
+        """Return each parameter's residual, flat float32, by name, divided by the loss scale.
+
+        The tensors are copies. Called while no job is in flight.
+        """
         feedback, scale = self.averager.feedback, self.state.loss_scale or 1.0
         names = [*feedback.residual, *(name for name in feedback.releasing if name not in feedback.residual)]
         stores = (feedback.residual, feedback.releasing)
@@ -218,29 +223,29 @@ class Engine:
     def change_mode(self, mode: Mode) -> None:
         """Prepare for steps of another mode: drop all residuals, which do not fit what the new mode exchanges.
 
-        Called between two steps, on every rank. In outer steps, each group of tensors is refused separately if its mean
-        is not finite.
+        Called between two steps, on every rank. In outer steps, a group of tensors whose mean is not finite keeps its
+        residuals unchanged, whatever the other groups' means are.
         """
 
         def change() -> None:
             self.averager.forget()
-            self.averager.feedback.refuse_by_group(mode == "outer")
+            self.averager.feedback.check_each_group(mode == "outer")
             self.state.factors = Factors()
-            self._ended = None
+            self._last_measurement = None
 
         self.executor.call(change, lambda failure: None)
 
     # a step
 
     def begin(self, inputs: StepInputs = NO_INPUTS) -> "Future[Candidate]":
-        """Begin a step: its first gradients are about to be ready.
+        """Begin a step, before its first gradients are ready. Called on every rank.
 
         Args:
-            inputs: what the source knows.
+            inputs: what the source knows of the step.
 
         Returns:
-            A future of the candidate decided on; it fails if an earlier step failed. If the candidate's mode differs
-            from the step's, the ranks must change to that mode when this step has ended.
+            A future of the candidate decided on, which fails if an earlier step failed. If the candidate's mode differs
+            from the step's, the ranks must change to the candidate's mode when this step has ended.
         """
         self.open()
         decided: Future[Candidate] = Future()
@@ -251,7 +256,7 @@ class Engine:
         return decided
 
     def ready(self, tensors: Sequence[tuple[str, torch.Tensor]]) -> Handle:
-        """Average tensors over the ranks, in place, in one exchange group.
+        """Start to average tensors over the ranks, in place, in one exchange group; return a handle to wait by.
 
         Args:
             tensors: names and tensors, of any shape, dense in memory; the same names in the same order on all ranks.
@@ -274,16 +279,18 @@ class Engine:
         then: Then = lambda failure: None,
         finite: Verdict = True,
     ) -> Handle:
-        """Average flat pieces over the ranks, in place, perhaps in one job with pieces handed over later.
+        """Start to average flat gradients (pieces) over the ranks, in place; return a handle to wait by.
+
+        The pieces may wait for pieces of later calls, to be averaged in one job.
 
         Args:
             pieces: flat gradients, each with the shape of its parameter.
-            buffer: the flat tensor that the pieces cover without gaps, in order, if there is one; it saves a copy.
+            buffer: the flat tensor that the pieces cover without gaps, in order, which saves a copy; ``None``: none.
             is_last: whether these are the last pieces of this step.
-            then: called when the pieces hold their mean, on the stream that computed the mean, so that no stream has to
-                wait.
-            finite: whether all pieces are finite on this rank, as far as the source knows. If not, compressed pieces
-                are NaN afterwards on every rank, and no residual changes.
+            then: function that is called when the pieces hold their mean, on the stream that computed the mean, so that
+                no stream has to wait.
+            finite: whether all pieces are finite on this rank; True if not known. If False on a rank, compressed pieces
+                become NaN on every rank, and no residual changes.
         """
         handle = Handle(self, self._guarded)
         handle.then(then)
@@ -295,15 +302,15 @@ class Engine:
         return handle
 
     def flush(self) -> None:
-        """Average all pieces handed over so far without waiting for more; called on all ranks at the same point."""
+        """Start to average all pieces handed over so far; called on all ranks at the same point."""
         self._hand_over(None, None, is_last=True)
 
     def end(self, fill: Fill = lambda measurement: None) -> None:
-        """End a step; all its gradients have been handed over.
+        """End a step, all of whose gradients have been handed over: measure and decide. Does not wait.
 
         Args:
-            fill: adds the source's numbers to the measurement; called by the executor when all tensors hold their
-                means.
+            fill: function that adds the source's numbers to the measurement; called by the executor when all tensors
+                hold their means.
         """
         self.flush()
         loss, probe = self.losses.take_mean(), self.probes.take_mean()
@@ -317,19 +324,18 @@ class Engine:
         self.executor.call(self._conclude, lambda failure: None)
 
     def concluded(self) -> "Future[Candidate]":
-        """Finish ``conclude``: decide by all steps that have ended; return a future of the next step's candidate."""
+        """Decide by the numbers that ``conclude`` sent; return a future of the next step's candidate."""
         decided: Future[Candidate] = Future()
         self.executor.call(lambda: decided.set_result(self._concluded()), functools.partial(fail, decided))
         return decided
 
     def _hand_over(self, segment: ReadyGroup | None, group: ReadyGroup | None, is_last: bool = False) -> None:
-        """Queue a segment of a group if the step compresses, or the whole group if it is sent dense.
+        """Queue a job that averages a segment of a group, or the whole group if the step sends all tensors dense.
 
         Args:
-            segment: the whole group or a segment of it, queued if the step compresses; ``None``: nothing is queued
-                then.
-            group: the whole group, queued if the step is dense; ``None``: nothing is queued then.
-            is_last: whether no group may wait for another.
+            segment: the whole group, or a segment of the group; averaged if the step compresses. ``None``: no tensors.
+            group: the whole group; averaged if the step is dense. ``None``: no tensors.
+            is_last: whether groups may not wait for a later group.
         """
         in_job = [ready for ready in (segment, group) if ready is not None]
 
@@ -354,7 +360,7 @@ class Engine:
             for ready in (*in_job, *self._waiting.groups):
                 ready.fail(failure)
 
-        self.executor.exchange(job(), failed, self.device, lambda: self._one_round)
+        self.executor.exchange(job(), failed, self.device, lambda: self._needs_one_round)
 
     # results of the steps
 
@@ -365,7 +371,7 @@ class Engine:
 
     @property
     def candidate(self) -> Candidate | None:
-        """The candidate of the newest decision; does not wait for steps in flight. ``None`` before the first step."""
+        """Candidate of the newest decision, without a wait for steps in flight; ``None`` before the first step."""
         return None if self.decision is None else self.decision.candidate
 
     @property
@@ -387,19 +393,19 @@ class Engine:
         return self._executor.ledger if self._executor else Ledger()
 
     def sum_over_ranks(self, what: str, numbers: Sequence[float]) -> RankSums:
-        """Start to sum this rank's numbers over the ranks. Called on every rank, between ``end`` and ``begin``.
+        """Start to sum numbers over the ranks; return the sums in flight. Called on every rank, between two steps.
 
         Args:
-            what: description of the numbers, for errors.
+            what: description of the numbers, for error messages.
             numbers: this rank's numbers; every rank has as many.
         """
         return RankSums(self.executor, what, numbers)
 
     def run_between_steps(self, what: str, job: Returning[T]) -> JobResult[T]:
-        """Run a job of other collectives than a step's. Called on every rank, between ``end`` and ``begin``.
+        """Start a job that is not part of a step; return its result in flight. Called on every rank, between two steps.
 
         Args:
-            what: what the job exchanges, for errors.
+            what: what the job exchanges, for error messages.
             job: generator of collectives, the same on every rank; it may look at tensors' numbers.
         """
         return JobResult(self.executor, what, job, self.device)
@@ -413,7 +419,7 @@ class Engine:
 
     @property
     def executor(self) -> Executor:
-        """The executor, which runs the steps.
+        """The executor, which runs jobs and calls.
 
         Raises:
             RuntimeError: the engine was closed, or never opened.
@@ -429,13 +435,13 @@ class Engine:
         return self._schedule
 
     def mark(self) -> Mark | None:
-        """Return the current moment; ``None`` without an executor."""
+        """Return the present moment, by the executor's clock or stream; ``None`` without an executor."""
         return None if self._executor is None else self._executor.mark()
 
     def drain(self, seconds: float | None = None) -> bool:
         """Wait until all calls and jobs have ended, for at most ``seconds``; return whether they have.
 
-        If they have not, or if the exchange failed, the state is the last known state.
+        If jobs are left, or if the exchange failed, ``state`` is as the last call left it.
         """
         if self._executor is None or self._agreement is None:
             return True
@@ -445,7 +451,11 @@ class Engine:
         return drained
 
     def close(self, failure: BaseException | None = None) -> None:
-        """End the executor after all calls and jobs; if an exception is given, make them fail with it."""
+        """End the executor after all calls and jobs.
+
+        Args:
+            failure: exception with which calls and jobs that have not ended fail; ``None``: they are run first.
+        """
         if self._executor is not None and self._agreement is not None:
             executor, self._executor = self._executor, None
             if failure is not None:
@@ -456,15 +466,15 @@ class Engine:
     # run by the executor
 
     def _first_decision(self, forms: Sequence[Form]) -> Decision:
-        """Admit candidates and decide, now that the ranks and the model are known."""
+        """Admit candidates, and return the controller's first decision; the ranks and the model are known now."""
         self._elements = sum(torch.Size(shape).numel() for shape, _ in forms)
         self.averager.to_device(self.device)
         if any(dtype == torch.float16 for _, dtype in forms):
-            self.averager.feedback.guard()
+            self.averager.feedback.turn_on_overflow_safety()
         return self.deciding.decide_first(self.state, forms, self.averager.world)
 
     def _begin(self, inputs: StepInputs) -> Candidate:
-        """Begin a step; return the candidate decided on. The step runs that candidate if their modes are the same."""
+        """Begin a step; return the candidate decided on, which the step runs if it has the candidate's mode."""
         state, executor, forms = self.state, self.executor, self.forms or inputs.forms
         if self.decision is None:
             self._first_decision(forms)
@@ -480,7 +490,7 @@ class Engine:
         state.factors = Factors.of(decision)
         if previous is not None and previous_factors != state.factors and not inputs.dense:
             self.averager.feedback.set_aside(lambda name: state.factors.fell(previous_factors, name))
-            self._released_from = state.step
+            self._set_aside_at_step = state.step
         self._plan = self.averager.plan(
             state.step,
             state.factors.cf,
@@ -489,8 +499,8 @@ class Engine:
             cfs=state.factors.cfs,
             sums=decision.sums,
         )
-        self._one_round = self.averager.one_round(self._plan)
-        link_s = self.deciding.exchange_s(candidate) if self._one_round else 0.0
+        self._needs_one_round = self.averager.one_round(self._plan)
+        link_s = self.deciding.exchange_s(candidate) if self._needs_one_round else 0.0
         self._waiting.set_limits(
             self.averager.coding_bytes(self._plan), self._elements, link_s, self.device.type == "cpu"
         )
@@ -503,18 +513,27 @@ class Engine:
             shadow=self._plan.shadow,
             learning_rate=inputs.learning_rate,
             loss_scale=scale,
-            previous=self._ended,
+            previous=self._last_measurement,
         )
         self.averager.measure(self._measurement, executor)
         self._measurement.open(executor)
         return decided
 
     def _take_probe_request(self) -> None:
-        """Set ``probe_follows`` to whether a decision requested the probe's loss, and clear the request."""
+        """Set ``probe_follows`` to whether a decision requested the loss on fixed batches, and clear the request."""
         self.probe_follows, self.deciding.probe_requested = self.deciding.probe_requested, False
 
     def _decision_of(self, inputs: StepInputs, decision: Decision, previous: Candidate | None) -> Decision:
-        """Return the decision that a step runs: the newest, if its candidate is of the step's mode."""
+        """Return the decision that a step runs.
+
+        The newest decision is returned if its candidate has the step's mode; else one with the previous step's
+        candidate, if that has the mode; else one with the dense candidate.
+
+        Args:
+            inputs: what the source knows of the step.
+            decision: the newest decision.
+            previous: candidate of the previous step; ``None`` before the first step.
+        """
         every = inputs.steps if inputs.mode == "outer" else 1
         decided = decision.candidate
         if decided.mode == inputs.mode and not inputs.dense:
@@ -524,7 +543,7 @@ class Engine:
         return Decision(Candidate(inputs.mode, DENSE, self.averager.dense.cf, every))
 
     def _rescale(self, loss_scale: Number | None) -> None:
-        """If the loss scale changed, multiply residuals and gradient sums by the ratio."""
+        """Store the loss scale; if it changed, multiply residuals and gradient sums by new scale / old scale."""
         previous_scale = self.state.loss_scale
         if isinstance(loss_scale, torch.Tensor):
             loss_scale = loss_scale.detach().clone()  # a scaler changes its tensor in place
@@ -535,7 +554,7 @@ class Engine:
         self.state.loss_scale = loss_scale
 
     def _end(self, fill: Fill, loss: Number, probe: Number) -> None:
-        """End a step: commit its changes, and measure."""
+        """End a step: store changed residuals, complete the measurement, and let the ranks agree on it."""
         state, measurement = self.state, self._measurement
         assert measurement is not None
         measurement.loss, measurement.probe = loss, probe
@@ -544,7 +563,7 @@ class Engine:
         if measurement.candidate.mode == "native":
             measurement.elements = self._elements
         measurement.close(self.executor)
-        self._ended = None if measurement.candidate.mode == "native" else measurement
+        self._last_measurement = None if measurement.candidate.mode == "native" else measurement
         state.totals.add(measurement)
         if not self.schedule.host_looks:
             measurement.unreleased = self.averager.feedback.leftover(self._plan.sends_all)
@@ -570,9 +589,14 @@ class Engine:
         return self.decision.candidate
 
     def _observe(self, local: LocalMeasurement, sums: list[list[float]]) -> None:
-        """After the ranks agreed on a step, drop residuals that are zero on all ranks, and decide."""
+        """Decide by a step that the ranks agreed on; drop residuals that were set aside and are zero on all ranks.
+
+        Args:
+            local: this rank's measurement of the step.
+            sums: sums of the measurement's vectors over the ranks.
+        """
         world = self.executor.agree_world
         measured = agreed_measurement(local, sums, world, self.deciding.samples(world))
-        if local.unreleased and all_released(local, sums) and local.step >= self._released_from:
+        if local.unreleased and all_released(local, sums) and local.step >= self._set_aside_at_step:
             self.averager.feedback.drop(local.unreleased, self._plan.sends_all)
         self.deciding.observe(self.state, measured, local)

@@ -1,6 +1,6 @@
 # SPDX-FileCopyrightText: 2026 The gravac developers
 # SPDX-License-Identifier: Apache-2.0
-"""Compression factors of a decision: one for the model, others for single tensors."""
+"""Compression factors of a decision: a factor for the model, and other factors for single tensors."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -15,7 +15,7 @@ class Factors:
 
     Attributes:
         cf: factor of all tensors that ``cfs`` does not list.
-        cfs: factors by name, of the tensors whose factor differs from the model's.
+        cfs: factor of each tensor whose factor differs from the model's, by the tensor's name.
     """
 
     cf: float | None = None
@@ -23,7 +23,7 @@ class Factors:
 
     @classmethod
     def of(cls, decision: Decision) -> "Factors":
-        """Return the factors of a decision."""
+        """Return the compression factors that a decision sets."""
         return cls(_cf(decision.candidate), {name: _cf(candidate) for name, candidate in decision.tensors})
 
     def of_tensor(self, name: str) -> float | None:
@@ -31,7 +31,7 @@ class Factors:
         return self.cfs.get(name, self.cf)
 
     def fell(self, previous: "Factors", name: str) -> bool:
-        """True if a tensor's CF is lower than the previous one; dense is the lowest."""
+        """True if a tensor's CF is lower than in the ``previous`` factors; dense counts as the lowest."""
         return (self.of_tensor(name) or 0.0) < (previous.of_tensor(name) or 0.0)
 
 

@@ -1,6 +1,6 @@
 # SPDX-FileCopyrightText: 2026 The gravac developers
 # SPDX-License-Identifier: Apache-2.0
-"""Handles that a source waits for: tensors in flight, sums over the ranks, results of jobs. All use ``Future``."""
+"""Handles of work in flight, by which a source waits: for averaged tensors, sums over ranks, and results of jobs."""
 
 import functools
 from collections.abc import Callable, Sequence
@@ -26,8 +26,8 @@ def fail(future: "Future[Any]", failure: BaseException) -> None:
         future.set_exception(failure)
 
 
-class Exchanging(Protocol):
-    """The part of the engine that a handle uses."""
+class ExchangeEngine(Protocol):
+    """Interface of the engine, as far as a handle uses it."""
 
     @property
     def ready_to_run(self) -> bool:
@@ -38,37 +38,39 @@ class Exchanging(Protocol):
         """The executor, which runs the exchange."""
 
     def flush(self) -> None:
-        """Average all tensors handed over so far without waiting for more."""
+        """Start to average all tensors handed over so far, without waiting for more tensors."""
 
 
 class Handle:
-    """Handle of tensors in flight: they hold their mean over the ranks when the handle is done.
+    """Handle of tensors in flight: when the handle is done, the tensors hold their mean over the ranks.
 
     Args:
-        engine: exchanges the tensors.
-        guarded: calls the functions that are given to ``then``.
+        engine: engine that exchanges the tensors.
+        guarded: object that calls the functions given to ``then``, and reports their exceptions.
     """
 
-    def __init__(self, engine: Exchanging, guarded: Guarded) -> None:
+    def __init__(self, engine: ExchangeEngine, guarded: Guarded) -> None:
         self._engine, self._guarded = engine, guarded
         self._future: Future[None] = Future()
 
     def wait(self) -> None:
         """Wait until the tensors hold the mean. If streams run the exchange, only the current stream waits.
 
-        If one rank calls this method, all ranks must.
+        If a rank calls this method, all ranks must call it.
 
         Raises:
             ExchangeError: a rank did not answer.
             RuntimeError: ranks are simulated in one process, and not all of them have handed the tensors over.
         """
-        if not self._future.done() or self._engine.ready_to_run:  # a closed engine has completed the future
+        if not self._future.done() or self._engine.ready_to_run:  # if the engine was closed, the future is done
             self._engine.executor.order()
         if not self._future.done():
             self._engine.flush()
             self._engine.executor.order()
         if not self._future.done():
-            raise RuntimeError("not every rank in memory has handed over these tensors; let all do so before one waits")
+            raise RuntimeError(
+                "not every simulated rank has handed over these tensors; let all ranks do so before a rank waits"
+            )
         self._future.result()
 
     def then(self, function: Then) -> None:
@@ -77,8 +79,8 @@ class Handle:
         The executor calls the function, which therefore must not wait. If the function raises, the exception is
         reported once, as a ``RuntimeWarning``, and training continues.
 
-        If streams run the exchange, the function is called at once, and the current stream waits for the mean. The
-        argument ``then`` of ``Engine.exchange`` avoids that wait.
+        If streams run the exchange, the function is called at once, and the current stream waits for the mean. To avoid
+        that wait, give the function to ``Engine.exchange`` as ``then``.
         """
         if self._future.done() and self._engine.ready_to_run:
             self._engine.executor.join()
@@ -94,11 +96,11 @@ class Handle:
 
 
 class RankSums:
-    """Sums of numbers over the ranks: ``__init__`` sends numbers, ``receive`` and ``result`` wait for the sums.
+    """Sums of numbers over the ranks, in flight: creating the object sends the numbers, ``result`` returns the sums.
 
     Args:
-        executor: sums the numbers.
-        what: description of the numbers, for errors.
+        executor: object that sums the numbers over the ranks.
+        what: description of the numbers, for error messages.
         numbers: this rank's numbers; every rank has as many.
     """
 
@@ -113,11 +115,11 @@ class RankSums:
         executor.call(send, self._fail)
 
     def receive(self) -> None:
-        """Let the executor wait for the sums. Called on every rank at the same point, before a step begins."""
+        """Make the executor wait for the sums. Called on every rank at the same point, before a step begins."""
         self._executor.call(self._receive, self._fail)
 
     def result(self) -> list[float]:
-        """Return the sums over the ranks, float64, once they were received.
+        """Wait until ``receive`` has the sums, and return the sums over the ranks, in float64.
 
         Raises:
             ExchangeError: a rank did not answer.
@@ -136,11 +138,11 @@ class RankSums:
 
 
 class JobResult(Generic[T]):
-    """Result of a job between two steps: ``__init__`` hands the job to the executor, ``result`` waits for it.
+    """Result of a job that runs between two steps: creating the object starts the job, ``result`` waits for its end.
 
     Args:
-        executor: runs the job.
-        what: what the job exchanges, for errors.
+        executor: object that runs the job.
+        what: what the job exchanges, for error messages.
         job: generator of collectives, the same on every rank; it may look at tensors' numbers.
         device: device of the job's tensors.
     """
@@ -151,7 +153,7 @@ class JobResult(Generic[T]):
         executor.exchange(self._run(job), functools.partial(fail, self._returned), device, lambda: False)
 
     def result(self) -> T:
-        """Wait for the job to end; return its result. If one rank calls this method, all ranks must.
+        """Wait for the job to end; return its result. If a rank calls this method, all ranks must call it.
 
         Raises:
             ExchangeError: a rank did not answer.
@@ -159,7 +161,9 @@ class JobResult(Generic[T]):
         """
         self._executor.order()
         if not self._returned.done():
-            raise RuntimeError(f"not every rank in memory has handed over {self._what}; let all do so before one waits")
+            raise RuntimeError(
+                f"not every simulated rank has handed over {self._what}; let all ranks do so before a rank waits"
+            )
         return self._returned.result()
 
     def _run(self, job: Returning[T]) -> Job:
@@ -168,5 +172,5 @@ class JobResult(Generic[T]):
         except ExchangeError as failure:
             raise ExchangeError(f"gravac: {self._what}: {failure}") from failure.__cause__
         if self._device.type == "cuda" and self._executor.host_looks:
-            torch.cuda.current_stream(self._device).synchronize()  # the thread's stream, which no other waits for
+            torch.cuda.current_stream(self._device).synchronize()  # no other stream waits for the thread's stream
         self._returned.set_result(returned)

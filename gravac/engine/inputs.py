@@ -16,7 +16,8 @@ from gravac.engine.agreement import named_failure
 from gravac.engine.run_state import RunState
 from gravac.exchange.executor import Executor, Number
 
-INPUTS_LEFT = "the number of ranks with inputs left"
+INPUTS_LEFT_TEXT = "the number of ranks with inputs left"
+"""What a failed count of ranks exchanged, for error messages."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,11 +28,11 @@ class StepInputs:
         loss_scale: factor that the gradients were multiplied with, a scalar (0-d tensor) if only their device knows it;
             ``None`` without a scaler.
         learning_rate: learning rate that the gradients will be applied with; nan if not known.
-        takes_part: whether this rank still has inputs: sums are divided by the number of ranks that have. ``None``, on
-            every rank: sums are divided by the number of all ranks.
-        forms: shapes and dtypes of the gradients, if ``know`` was given no parameters.
+        takes_part: whether this rank still has inputs; sums are divided by the number of ranks that have inputs.
+            ``None``, on every rank: sums are divided by the number of all ranks.
+        forms: shapes and dtypes of the gradients, if ``Engine.know`` was given no parameters.
         mode: who exchanges in this step. If the decided candidate is of another mode, the step runs the previous step's
-            candidate; if that also is of another mode, the step runs dense.
+            candidate; if the previous candidate also is of another mode, the step runs dense.
         steps: number of training steps that this step covers.
         dense: whether the step runs dense regardless of the decision, so that it leaves no residual.
     """
@@ -46,14 +47,14 @@ class StepInputs:
 
 
 NO_INPUTS = StepInputs()
-"""Inputs of a step of which the source knows only that it begins."""
+"""Default ``StepInputs``: the source knows nothing but that a step begins."""
 
 
 class RanksWithInputs:
     """Counts the ranks that have inputs in a step, if ranks may run out of inputs (DDP's ``join()``).
 
     Args:
-        state: state of the run; errors name its step.
+        state: state of the run, for the step number in error messages.
     """
 
     def __init__(self, state: RunState) -> None:
@@ -63,27 +64,27 @@ class RanksWithInputs:
 
     @property
     def counted(self) -> bool:
-        """True if this step counts the ranks that have inputs, since some may have run out of inputs."""
+        """True if the ranks that have inputs are counted in this step, since a rank may have run out of inputs."""
         return self._in_flight is not None
 
     def start(self, executor: Executor, takes_part: bool | None, device: torch.device) -> None:
-        """Start to count, at the beginning of a step.
+        """Start to count the ranks that have inputs; called when a step begins.
 
         Args:
-            executor: sums over the ranks.
+            executor: object that sums over the ranks.
             takes_part: whether this rank has inputs; ``None``, on every rank: do not count.
-            device: device of the tensor to sum.
+            device: device of the tensor that the ranks sum.
         """
         self._in_flight = self._number = None
         if takes_part is not None:
             flag = torch.full((1,), float(takes_part), device=device)
-            with named_failure(self._state, lambda: INPUTS_LEFT):
+            with named_failure(self._state, lambda: INPUTS_LEFT_TEXT):
                 self._in_flight = executor.launch([AllReduce(flag)])
 
     def number(self, executor: Executor) -> Number:
-        """Return the number of ranks that have inputs, once all ranks have answered."""
+        """Wait for all ranks' answers, and return the number of ranks that have inputs."""
         if self._number is None:
-            with named_failure(self._state, lambda: INPUTS_LEFT):
+            with named_failure(self._state, lambda: INPUTS_LEFT_TEXT):
                 (total,) = executor.finish(self._in_flight)
                 (self._number,) = executor.numbers([total[0]])
         return self._number

@@ -11,7 +11,7 @@ from gravac.exchange.executor import Number
 
 
 class Losses:
-    """Sums training losses until the next measurement, without waiting for a device."""
+    """Mean of the training losses reported since the last measurement, computed without waiting for a device."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -19,10 +19,10 @@ class Losses:
         self._count = 0
 
     def add(self, loss: torch.Tensor | float) -> None:
-        """Add the loss of a batch.
+        """Add the loss of a batch to the mean.
 
         Args:
-            loss: a number, or a tensor with one element, of any real dtype and on any device; its graph is not kept.
+            loss: a number, or a tensor with one element, of any real dtype and on any device; it is detached.
 
         Raises:
             TypeError: the loss is no real number.
@@ -33,7 +33,7 @@ class Losses:
             self._total, self._count = self._total + number, self._count + 1
 
     def take_mean(self) -> Number:
-        """Return the mean of the losses since the last call, and reset the sum; nan without losses.
+        """Return the mean of the losses added since the last call, and start a new mean; nan without losses.
 
         Returns:
             A float; or a scalar (0-d float32 tensor) on the losses' device, if that is not the CPU.

@@ -1,6 +1,6 @@
 # SPDX-FileCopyrightText: 2026 The gravac developers
 # SPDX-License-Identifier: Apache-2.0
-"""Makes records of a run's decisions and steps, and totals: the fraction of steps that each kind of candidate ran."""
+"""Makes the log's records of decisions and steps, and a run's totals, such as the fraction of steps that ran dense."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, fields, replace
@@ -24,8 +24,9 @@ def decision_record(
         step: first training step that the decision holds for.
         decision: the decision.
         changed: whether the decision changes which candidates run.
-        gain: gain of the newest agreed step, recorded if no window ended; ``None``: not finite.
-        steps_per_epoch: number of steps of an epoch, to add the epoch to the reason; ``None``: the reason has no epoch.
+        gain: gain of the newest step that ranks agreed on, recorded if the decision has no summary of a window;
+            ``None``: not finite.
+        steps_per_epoch: number of steps of an epoch, by which the epoch is added to the reason; ``None``: no epoch.
     """
     last_gain = 0.0 if gain is None else gain
     summary = decision.summary or Summary(
@@ -45,12 +46,12 @@ def decision_record(
 
 
 def with_cost(decision: Decision, forecasts: Sequence[Forecast], controller: Controller[Any]) -> Decision:
-    """Add to a decision's reason how many more steps than dense averaging its candidate is expected to take.
+    """Return a decision whose reason also says how many more steps than dense averaging its candidate should take.
 
     Args:
         decision: decision that changes which candidates run.
         forecasts: forecast of each candidate.
-        controller: controller that decided; if its reasons already state the cost, the decision is returned unchanged.
+        controller: controller that decided; if its reasons already state this cost, the decision is returned unchanged.
     """
     forecast = next((forecast for forecast in forecasts if forecast.candidate == decision.candidate), None)
     if forecast is None or getattr(controller, "states_cost", False):
@@ -60,10 +61,14 @@ def with_cost(decision: Decision, forecasts: Sequence[Forecast], controller: Con
 
 
 def holds_from(measured: Measurement, latency: int) -> int:
-    """Return the first training step that the decision by a measurement holds for.
+    """Return the number of the first training step that a decision, made by a measurement, holds for.
 
-    After a native stretch the decision holds at once. Otherwise it holds ``latency`` steps of the engine later; each is
-    assumed to cover as many training steps as the measured step.
+    After native steps the decision holds at once. Otherwise it holds ``latency`` steps of the engine later, each of
+    which is assumed to cover as many training steps as the measured step.
+
+    Args:
+        measured: the measurement.
+        latency: number of the engine's steps from a measurement to its decision.
     """
     engine_steps = 1 if measured.candidate.mode == "native" else latency
     return measured.first + engine_steps * measured.steps
@@ -80,7 +85,7 @@ def step_record(measured: Measurement, local: LocalMeasurement) -> StepRecord:
     """Return the record of a step: the measurement that all ranks agreed on, and this rank's bytes and times."""
     step_gain = gain(measured.error, measured.energy)
     t_system = measured.samples / measured.seconds if measured.seconds > 0 else float("nan")
-    timed = local.steps if local.watched is None else 1  # a native stretch has the seconds of one step, not of all
+    timed_steps = local.steps if local.native_step_s is None else 1  # native steps: the seconds of one step, not of all
     return StepRecord(
         step=measured.first,
         compressor=measured.candidate.compressor,
@@ -91,11 +96,11 @@ def step_record(measured: Measurement, local: LocalMeasurement) -> StepRecord:
         payload_bytes=local.payload_bytes,
         wire_bytes=local.wire_bytes,
         dense_wire_bytes=local.dense_wire_bytes,
-        seconds=local.seconds / timed,
-        compute_seconds=local.compute / timed,
-        compress_seconds=local.coded / timed,
-        exchange_seconds=local.in_flight / timed,
-        input_wait_seconds=local.input_wait / timed,
+        seconds=local.seconds / timed_steps,
+        compute_seconds=local.compute / timed_steps,
+        compress_seconds=local.coded / timed_steps,
+        exchange_seconds=local.in_flight / timed_steps,
+        input_wait_seconds=local.input_wait / timed_steps,
         t_system=t_system,
         t_compression=None if step_gain is None else t_system * max(step_gain, 0.0),
         shadow=tuple((cf, gain(error, measured.energy) or 0.0) for cf, error in measured.shadow),
@@ -113,17 +118,17 @@ def step_record(measured: Measurement, local: LocalMeasurement) -> StepRecord:
 
 
 def progress_record(measured: Measurement, progress: Progress) -> ProgressRecord:
-    """Return the record of a candidate's trials up to a measurement."""
+    """Return the record of what a candidate's switchback trials have shown, up to a measurement."""
     results = {field.name: getattr(progress, field.name) for field in fields(progress)}
     return ProgressRecord(step=measured.first, **results)
 
 
 def totals(state: RunState, candidates: Sequence[Candidate]) -> dict[str, float]:
-    """Return totals of a run's training steps, by name.
+    """Return totals of a run by name: number of steps, bytes, wire ratio, gain, and shares of steps.
 
     Args:
         state: state of the run.
-        candidates: candidates of the run, dense candidates first, then ascending.
+        candidates: candidates of the run, dense candidates first, then ascending by wire ratio.
     """
     sums = {"steps": float(state.trained), "wire_bytes": float(state.totals.wire_bytes)}
     sums["wire_ratio"] = wire_ratio(state.totals.dense_wire_bytes, state.totals.wire_bytes)
@@ -133,11 +138,11 @@ def totals(state: RunState, candidates: Sequence[Candidate]) -> dict[str, float]
 
 
 def shares(steps_at: Mapping[Candidate, int], candidates: Sequence[Candidate]) -> dict[str, float]:
-    """Return the fractions of a run's training steps that kinds of candidates ran.
+    """Return the fraction of a run's training steps that ran each kind of candidate, by name.
 
     Args:
         steps_at: number of training steps that each candidate ran.
-        candidates: candidates of the run, dense candidates first, then ascending.
+        candidates: candidates of the run, dense candidates first, then ascending by wire ratio.
 
     Returns:
         Fractions of steps that ran dense, at the lowest CF, and at higher CFs; of native steps, in which DDP exchanged
@@ -145,15 +150,15 @@ def shares(steps_at: Mapping[Candidate, int], candidates: Sequence[Candidate]) -
     """
     all_steps = max(1, sum(steps_at.values()))
     compressed = [candidate for candidate in candidates if not candidate.dense]
-    lowest = compressed[0] if compressed else None
+    lowest_cf_candidate = compressed[0] if compressed else None
 
     def fraction(selects: Callable[[Candidate], bool]) -> float:
         return sum(steps for candidate, steps in steps_at.items() if selects(candidate)) / all_steps
 
     return {
         "share_dense": fraction(lambda candidate: candidate.dense),
-        "share_lowest_cf": fraction(lambda candidate: candidate == lowest),
-        "share_higher_cf": fraction(lambda candidate: not candidate.dense and candidate != lowest),
+        "share_lowest_cf": fraction(lambda candidate: candidate == lowest_cf_candidate),
+        "share_higher_cf": fraction(lambda candidate: not candidate.dense and candidate != lowest_cf_candidate),
         "share_native": fraction(lambda candidate: candidate.mode == "native"),
         "share_outer": fraction(lambda candidate: candidate.mode == "outer"),
     }

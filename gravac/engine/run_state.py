@@ -1,6 +1,6 @@
 # SPDX-FileCopyrightText: 2026 The gravac developers
 # SPDX-License-Identifier: Apache-2.0
-"""The state of a run on one rank, which steps read and update. A checkpoint is its dump."""
+"""The state of a run on one rank, which steps read and update. A checkpoint contains its dump."""
 
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
@@ -22,20 +22,20 @@ Groups = tuple[tuple[str, ...], ...]
 
 
 class ModeState(Protocol):
-    """A part of the state that only one mode has, such as outer steps."""
+    """State that only one mode has, such as that of outer steps."""
 
     def dump(self) -> dict[str, Any]:
-        """Return the state as tensors and JSON types."""
+        """Return the state as a dict of tensors and JSON types."""
 
 
 @dataclass(slots=True)
 class RunTotals:
-    """Sums over all steps of a run on this rank.
+    """Totals over all steps of a run, on this rank.
 
     Attributes:
         wire_bytes: bytes that this rank sent for gradients.
         dense_wire_bytes: bytes that dense float32 all-reduces would have sent.
-        norm_bytes: payload bytes of single tensors' norms, which ranks exchange; not part of ``wire_bytes``.
+        norm_bytes: payload bytes of single tensors' norms, which some controllers request; not part of ``wire_bytes``.
         steps_at: number of training steps that each candidate ran, since this process started.
     """
 
@@ -45,7 +45,7 @@ class RunTotals:
     steps_at: dict[Candidate, int] = field(default_factory=dict)
 
     def add(self, measurement: LocalMeasurement) -> None:
-        """Add a step."""
+        """Add a step's bytes and number of training steps to the totals."""
         self.wire_bytes += measurement.wire_bytes
         self.dense_wire_bytes += measurement.dense_wire_bytes
         self.steps_at[measurement.candidate] = self.steps_at.get(measurement.candidate, 0) + measurement.steps
@@ -53,11 +53,11 @@ class RunTotals:
 
 @dataclass(slots=True)
 class NativeState:
-    """State of a stretch of native steps.
+    """State of a stretch: native steps in a row, which DDP exchanges by itself and gravac times together.
 
     Attributes:
         made: number of steps made in the current stretch.
-        travels: whether sums over the previous stretch are in flight, so that the ranks have not decided by them yet.
+        travels: whether the ranks' sums of the previous stretch's times are in flight and not decided by yet.
         uncounted: whether a step has been made that ``made`` does not include yet.
     """
 
@@ -76,15 +76,16 @@ class RunState:
     Attributes:
         step: number of the engine's steps made.
         trained: number of training steps made: more than ``step`` after rounds of outer steps or native stretches.
-        rank: number of this rank among those that average.
+        rank: number of this rank among the ranks that average.
         world: number of ranks that average.
         candidate: candidate of the last step; ``None`` before the first.
         factors: compression factors of the last step.
         controller: state of the controller; ``None`` before the first step.
         pending: measurements that the ranks have not agreed on yet, oldest first: at most as many as the executor's
-            latency, or one fewer if the host looks at tensors' numbers.
-        residual: what was not sent, flat; see ``gravac.averaging.feedback``.
-        releasing: residuals that are released step by step, flat; see ``gravac.averaging.feedback``.
+            latency, or one fewer if the host may look at tensors' numbers.
+        residual: unsent part of each parameter's gradients, flat; see ``gravac.averaging.feedback``.
+        releasing: residuals that were set aside when the CF fell, and are added to gradients part by part, flat; see
+            ``gravac.averaging.feedback``.
         memory: tensors that the compressor remembers, by parameter name and by a name that the compressor chooses.
         sums: sums of gradients over steps that the controller requested (``Decision.sums``), flat.
         loss_scale: factor that the last gradients were multiplied with, a scalar (0-d tensor) if only the device knows
@@ -96,9 +97,9 @@ class RunState:
         history: the newest decision records; the run's setting ``history`` is their largest number.
         compute_s: seconds of a step without exchange, mean over ranks; ``None``: not known. A source may set the number
             before the first step, the same on all ranks.
-        candidates: fields of each candidate that the controller chose from, see
-            ``gravac.controllers.state_dicts.identify``; empty before the first step.
-        native: state of a stretch of native steps; always the same object.
+        candidates: identity of each candidate that the controller chooses from, a list that
+            ``gravac.controllers.state_dicts.identify`` returns; empty before the first step.
+        native: state of successive native steps (a stretch); always the same object.
         outer: state of outer steps; ``None`` without outer steps.
     """
 
@@ -126,7 +127,7 @@ class RunState:
     outer: ModeState | None = None
 
     def dump(self) -> dict[str, Any]:
-        """Return the state without the controller's, as JSON types and the tensors themselves, not copies.
+        """Return all but the controller's state, as a dict of JSON types and of the tensors themselves, not copies.
 
         The host waits for numbers that only the device knows. Measurements that were not read yet are left out; they
         exist only if the exchange failed.
@@ -156,7 +157,7 @@ class RunState:
         }
 
     def restore(self, dumped: Mapping[str, Any]) -> None:
-        """Restore the plain values of a dump; rank, world, tensors and ``outer`` do not change."""
+        """Restore all of a dump but rank, world, tensors and ``outer``, which do not change."""
         self.step, self.trained = dumped["step"], dumped["trained"]
         self.loss_scale, self.gain = dumped["loss_scale"], dumped["gain"]
         self.candidate = None if dumped["candidate"] is None else Candidate(**dumped["candidate"])

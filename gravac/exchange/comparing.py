@@ -1,6 +1,6 @@
 # SPDX-FileCopyrightText: 2026 The gravac developers
 # SPDX-License-Identifier: Apache-2.0
-"""Compares settings, versions and parameters of all ranks before any exchange relies on them.
+"""Checks that all ranks have the same settings, versions and parameters, before gradients are exchanged.
 
 Ranks whose settings differ would train different weights without an error, or start different collectives, which hang
 or abort.
@@ -17,10 +17,10 @@ from gravac.exchange.group import CPU, ExchangeError, backend_of, check_initiali
 from gravac.settings import SettingsError
 
 MISSING_TEXT = "none"
-"""Text in place of a field that a rank does not have."""
+"""Text that an error shows for a field that a rank does not have."""
 
 MAX_SHOWN = 3
-"""Largest number of different texts of a field, and of further differing fields, that an error names."""
+"""Largest number of ranks, of a field's different texts, and of further fields, that an error message lists."""
 
 Comparison = Generator[torch.Tensor, list[torch.Tensor], None]
 """Generator that yields tensors to all-gather, ``[elements]``, and is resumed with all ranks' tensors, by rank."""
@@ -30,9 +30,9 @@ def check_alike(texts: Mapping[str, str], device: torch.device, group: dist.Proc
     """Check that all ranks have the same texts. Called on every rank, before anything is exchanged.
 
     Args:
-        texts: texts of settings, and of all else that must be the same, by the name that a user knows.
-        device: device of the gradients. NCCL exchanges the texts from there, other backends from the CPU.
-        group: ranks that are compared; ``None``: the default group.
+        texts: texts of settings, versions and parameters, by the name that an error message shows.
+        device: device of the gradients, on which NCCL exchanges the texts; other backends exchange them on the CPU.
+        group: ranks whose texts are compared; ``None``: the default group.
 
     Raises:
         SettingsError: a text differs; the message, the same on all ranks, names the field, its texts and their ranks.
@@ -56,15 +56,15 @@ def check_alike(texts: Mapping[str, str], device: torch.device, group: dist.Proc
                 f"before, or has not called attach: {failure}"
             ) from failure
 
-    run(compare(texts), gather)
+    run_comparison(compare(texts), gather)
 
 
-def run(comparison: Comparison, gather: Callable[[torch.Tensor], list[torch.Tensor]]) -> None:
-    """Run a comparison to its end.
+def run_comparison(comparison: Comparison, gather: Callable[[torch.Tensor], list[torch.Tensor]]) -> None:
+    """Run a comparison to its end; raise what the comparison raises.
 
     Args:
         comparison: generator that compares this rank's texts with the others'.
-        gather: function that gathers a flat tensor from each rank.
+        gather: function that takes this rank's flat tensor and returns all ranks' tensors, by rank.
     """
     try:
         local = next(comparison)
@@ -75,7 +75,7 @@ def run(comparison: Comparison, gather: Callable[[torch.Tensor], list[torch.Tens
 
 
 def compare(texts: Mapping[str, str]) -> Comparison:
-    """Compare named texts with those of the other ranks.
+    """Return a generator that compares this rank's named texts with the other ranks'.
 
     1. Gather digests, of 32 bytes. If they are the same, return.
     2. Gather the lengths of the texts.
@@ -95,7 +95,7 @@ def compare(texts: Mapping[str, str]) -> Comparison:
 
 
 def difference(of_ranks: Sequence[Mapping[str, str]]) -> str:
-    """Return an error message: the first field that differs, the ranks' texts of it, and names of further fields.
+    """Return an error message: the first field that differs, its text on each rank, and names of further fields.
 
     Args:
         of_ranks: texts of each rank, by field; not all the same.
@@ -105,7 +105,7 @@ def difference(of_ranks: Sequence[Mapping[str, str]]) -> str:
         'seed: ranks 0, 2 have 0, rank 1 has 1; give every rank the same'
     """
     fields = dict.fromkeys(field for texts in of_ranks for field in texts)
-    first, *others = [field for field in fields if len({texts.get(field) for texts in of_ranks}) > 1]
+    first, *further = [field for field in fields if len({texts.get(field) for texts in of_ranks}) > 1]
     ranks_with: dict[str | None, list[int]] = {}
     for rank, texts in enumerate(of_ranks):
         ranks_with.setdefault(texts.get(first), []).append(rank)
@@ -114,25 +114,26 @@ def difference(of_ranks: Sequence[Mapping[str, str]]) -> str:
         for text, ranks in list(ranks_with.items())[:MAX_SHOWN]
     ]
     clauses += [f"and {len(ranks_with) - MAX_SHOWN} other values"] * (len(ranks_with) > MAX_SHOWN)
-    more = ", ".join(others[:MAX_SHOWN]) + f" and {len(others) - MAX_SHOWN} more" * (len(others) > MAX_SHOWN)
-    return f"{first}: {', '.join(clauses)}; give every rank the same" + (f" (also of {more})" if others else "")
+    more = ", ".join(further[:MAX_SHOWN]) + f" and {len(further) - MAX_SHOWN} more" * (len(further) > MAX_SHOWN)
+    return f"{first}: {', '.join(clauses)}; give every rank the same" + (f" (also of {more})" if further else "")
 
 
-def described(tensors: Mapping[str, torch.Tensor], kind: str = "parameter") -> dict[str, str]:
-    """Describe tensors in order, each by a field: name, shape, dtype, and memory order if it is not contiguous.
+def texts_of_tensors(tensors: Mapping[str, torch.Tensor], kind: str = "parameter") -> dict[str, str]:
+    """Return a text for each tensor, in order: name, shape, dtype, and if not contiguous the dimensions' memory order.
 
     Args:
         tensors: tensors of any shape, by name.
-        kind: kind of the tensors, with which the fields' names begin.
+        kind: what the tensors are; the texts' keys are ``kind`` and a number.
 
     Example:
-        >>> described({"weight": torch.zeros(3, 2)})
+        >>> texts_of_tensors({"weight": torch.zeros(3, 2)})
         {'parameter 0': 'weight [3, 2] float32'}
     """
     return {f"{kind} {n}": f"{name} {_form(tensor)}" for n, (name, tensor) in enumerate(tensors.items())}
 
 
 def _form(tensor: torch.Tensor) -> str:
+    """Return shape, dtype and perhaps memory order of a tensor, as text."""
     form = f"{list(tensor.shape)} {str(tensor.dtype).removeprefix('torch.')}"
     if tensor.layout != torch.strided or tensor.is_contiguous():
         return form
@@ -141,6 +142,7 @@ def _form(tensor: torch.Tensor) -> str:
 
 
 def _ranks(ranks: Sequence[int]) -> str:
+    """Return the subject and verb of a message's clause: ``"rank 1 has"``, ``"ranks 0, 2 have"``."""
     if len(ranks) == 1:
         return f"rank {ranks[0]} has"
     if len(ranks) > MAX_SHOWN:

@@ -1,6 +1,6 @@
 # SPDX-FileCopyrightText: 2026 The gravac developers
 # SPDX-License-Identifier: Apache-2.0
-"""Streams and events of a GPU, as far as an executor needs them. Tests use other devices, which record calls."""
+"""Streams and events of a GPU, as far as an executor needs them. Tests use devices that only record calls."""
 
 import contextlib
 import functools
@@ -17,15 +17,15 @@ class Event(Protocol):
     """A moment in a stream's work."""
 
     def query(self) -> bool:
-        """Return whether the stream has reached the moment; the host does not wait."""
+        """True if the stream has reached the moment; the host does not wait."""
         ...
 
     def synchronize(self) -> None:
-        """Let the host wait until the stream has reached the moment."""
+        """Make the host wait until the stream has reached the moment."""
         ...
 
     def elapsed_time(self, later: Any) -> float:
-        """Return the milliseconds from this moment to a later moment; the stream has reached both."""
+        """Return the milliseconds from this moment to a later moment; streams have reached both moments."""
         ...
 
 
@@ -39,33 +39,33 @@ class Device(Protocol):
     device: torch.device
 
     def stream(self) -> Stream:
-        """Create a stream of higher priority than the present stream's."""
+        """Create a stream of higher priority than the current stream's."""
         ...
 
     def on(self, stream: Stream) -> contextlib.AbstractContextManager[None]:
-        """Make a stream the present one within the context, without autocast."""
+        """Return a context in which a stream is the current stream, without autocast."""
         ...
 
     def record(self) -> Event:
-        """Return the current moment of the present stream."""
+        """Return the present moment in the current stream's work."""
         ...
 
     def follow(self, event: Event) -> None:
-        """Make the present stream wait for a moment; the host does not wait."""
+        """Make the current stream wait for a moment; the host does not wait."""
         ...
 
     def pinned(self, tensor: torch.Tensor) -> torch.Tensor:
-        """Return a new host tensor of a tensor's shape and dtype; copies to and from it do not make the host wait."""
+        """Return a new tensor in pinned host memory, of a tensor's shape and dtype; copies do not block the host."""
         ...
 
     @property
     def capturing(self) -> bool:
-        """True if the present stream's work is recorded into a graph instead of being run."""
+        """True if the current stream's work is captured into a CUDA graph instead of being run."""
         ...
 
 
 class CudaDevice:
-    """One GPU; see ``Device``.
+    """Streams and events of one CUDA GPU; see ``Device``.
 
     Args:
         device: a CUDA device, with its number.
@@ -80,18 +80,18 @@ class CudaDevice:
 
     @contextlib.contextmanager
     def on(self, stream: Stream) -> Iterator[None]:
-        """Make a stream, and its device, the present ones within the context, without autocast."""
+        """Return a context in which a stream and its device are the current ones, without autocast."""
         with torch.cuda.stream(stream), torch.autocast("cuda", enabled=False):
             yield
 
     def record(self) -> torch.cuda.Event:
-        """Return the current moment of the present stream; such moments can be timed."""
+        """Return the present moment in the current stream's work, as an event that can be timed."""
         event = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
         event.record(torch.cuda.current_stream(self.device))
         return event
 
     def follow(self, event: Any) -> None:
-        """Make the present stream wait for a moment."""
+        """Make the current stream wait for a moment."""
         torch.cuda.current_stream(self.device).wait_event(event)
 
     def pinned(self, tensor: torch.Tensor) -> torch.Tensor:
@@ -100,14 +100,15 @@ class CudaDevice:
 
     @property
     def capturing(self) -> bool:
-        """True if the present stream is captured."""
+        """True if the current stream's work is captured into a CUDA graph."""
         return torch.cuda.is_current_stream_capturing()
 
 
 def stream_order(device: torch.device) -> Callable[[], None]:
-    """Return a function that makes the calling thread use a stream of its own, after the present stream's work so far.
+    """Return a function that makes the thread that calls it use a stream of its own.
 
-    On a CPU the function does nothing.
+    That stream then waits for the work that the current stream had when ``stream_order`` was called. On a CPU the
+    function does nothing.
     """
     if device.type == "cpu":
         return lambda: None

@@ -1,10 +1,10 @@
 # SPDX-FileCopyrightText: 2026 The gravac developers
 # SPDX-License-Identifier: Apache-2.0
-"""The contract of executors, which run steps: they start and finish collectives, in the same order on all ranks.
+"""The interface of executors, which run a step's collectives and functions in the same order on all ranks.
 
-The code of a step never waits, and never looks at tensors' numbers. It hands jobs and calls to an executor, which runs
-them in order, the same on all ranks. The executor of ``exchange.fifo`` is a thread over a process group; that of
-``exchange.streams`` uses a GPU's streams; that of ``exchange.lockstep`` simulates N ranks in one process.
+The code of a step never waits, and never looks at tensors' numbers. It hands jobs (generators of collectives) and calls
+(functions) to an executor, which runs them in order. The executor of ``exchange.fifo`` is a thread over a process
+group; that of ``exchange.streams`` uses a GPU's streams; ``exchange.lockstep`` simulates N ranks in one process.
 """
 
 from collections.abc import Callable, Generator, Sequence
@@ -23,7 +23,7 @@ Returning = Generator[list[Collective], list[Any], T]
 """A job that returns a result, and does not catch exceptions of collectives."""
 
 Fail = Callable[[BaseException], None]
-"""Function that takes the exception because of which a job failed: its own, or that of an earlier job."""
+"""Function that is called with the exception because of which a job failed: its own, or that of an earlier job."""
 
 Mark = Any
 """A moment: seconds of the host's clock, or an event that a device's stream may not have reached yet."""
@@ -36,7 +36,7 @@ Verdict = bool | torch.Tensor
 
 
 class Executor(Protocol):
-    """Runs one rank's steps.
+    """Runs one rank's jobs (generators of collectives) and calls (functions), in order.
 
     Attributes:
         rank: number of this rank among those that average.
@@ -45,9 +45,9 @@ class Executor(Protocol):
         agree_world: number of ranks that agree on measurements and decisions; the same ranks, or more.
         latency: number of steps from a measurement to the decision that it leads to: the measurement of step t decides
             about step t + ``latency``; 2 or more.
-        host_looks: whether the host looks at tensors' numbers within a step. If not, ``judge`` and ``numbers`` return
-            tensors, and numbers of a step are read when a later step begins.
-        ledger: counts of the bytes that this rank handed to collectives.
+        host_looks: whether the host may look at tensors' numbers within a step. If not, ``judge`` and ``numbers``
+            return tensors, and numbers of a step are read when a later step begins.
+        ledger: totals of the bytes that this rank handed to collectives, and sent.
     """
 
     rank: int
@@ -59,17 +59,17 @@ class Executor(Protocol):
     ledger: Ledger
 
     def mark(self) -> Mark:
-        """Return the caller's present moment."""
+        """Return the present moment of the caller: the time, or an event of its stream."""
 
     def between(self, earlier: Mark, later: Mark) -> float:
-        """Return the seconds between two moments, both of which have passed."""
+        """Return the seconds from one moment to another; both have passed."""
 
     def spent(self) -> Callable[[], tuple[float, float]]:
-        """Count the seconds that jobs have spent in coding and in the exchange since the last call.
+        """Return a function that tells the seconds that jobs spent in coding, and in the exchange, since the last call.
 
         Returns:
             A function, to be called once, when these jobs have ended. It returns the seconds spent inside jobs (encode,
-            decode, error feedback), and the seconds in which their collectives were in flight.
+            decode, error feedback), and the seconds for which the jobs' collectives were in flight.
         """
 
     def call(self, function: Callable[[], None], fail: Fail) -> None:
@@ -79,18 +79,18 @@ class Executor(Protocol):
         """Run a job after all earlier jobs and calls.
 
         Args:
-            job: generator of collectives; none may start before those of earlier jobs.
-            fail: called with the exception if the job, or an earlier job, failed. An exception of ``fail`` itself is
-                reported as a warning.
+            job: generator of collectives, which start after those of earlier jobs.
+            fail: function that is called with the exception if the job, or an earlier job, failed. An exception of
+                ``fail`` itself is reported as a warning.
             device: device of the job's tensors.
-            one_round: called when the job is run; returns whether the job yields only once.
+            one_round: function that returns whether the job yields only once; called when the job is run.
         """
 
     def launch(self, collectives: list[Collective]) -> Any:
         """Start collectives, all of them ``AllReduce``, from within a call; return a handle for ``finish``."""
 
     def finish(self, started: Any) -> list[Any]:
-        """Return the results of collectives that ``launch`` started; called once, in the order of the starts.
+        """Wait for collectives that ``launch`` started, and return the results; called once, in order of the starts.
 
         Raises:
             ExchangeError: a rank did not answer.
@@ -100,36 +100,42 @@ class Executor(Protocol):
         """Start to sum vectors, in float64, over the ranks that agree; return a handle for ``agreed``."""
 
     def agreed(self, started: Any) -> list[list[float]]:
-        """Return the sums that ``agree`` started; called once, in the order of the starts.
+        """Wait for the sums that ``agree`` started, and return them as lists; called once, in the order of the starts.
 
         Raises:
             ExchangeError: a rank did not answer.
         """
 
     def everywhere(self, finite: Verdict) -> Verdict:
-        """Return whether a verdict is true on all ranks that agree; called when a step ends, on all of them."""
+        """Return whether a verdict is true on all ranks that agree on decisions; these call it when a step ends."""
 
     def catch_up(self) -> None:
-        """Wait until the device has run the previous step's calls. Called before each step, unless ``host_looks``."""
+        """Make the host wait until the device has run the previous step's calls; called before each step.
+
+        Not called if ``host_looks``.
+        """
 
     def judge(self, finite: torch.Tensor) -> Verdict:
-        """Return a bool scalar (0-d tensor) as a bool, or the tensor itself if the host must not look."""
+        """Return a bool scalar (0-d tensor) as a bool; the tensor itself if the host must not look at it."""
 
     def numbers(self, numbers: Sequence[Number]) -> list[Number]:
-        """Return scalars (0-d tensors) as floats, or the scalars themselves unless ``host_looks``."""
+        """Return scalars (0-d tensors) as floats; the scalars themselves if the host must not look at them."""
 
     def to_host(self, verdicts: torch.Tensor) -> torch.Tensor:
         """Start to copy a bool tensor, of any shape, to the host, which does not wait; called within a job.
 
         Returns:
-            The tensor in host memory. Unless ``host_looks``, its numbers arrive only when the next step but one begins.
+            The tensor in host memory. Unless ``host_looks``, its elements arrive when the next step but one begins.
         """
 
     def order(self) -> None:
-        """Make the caller's later work wait for all jobs and calls so far. Called on all ranks at the same point."""
+        """Make later work of the caller's thread or stream wait for all jobs and calls handed over so far.
+
+        Called on all ranks at the same point.
+        """
 
     def join(self) -> None:
-        """Make a job's later work wait for all jobs that have ended, on any stream."""
+        """Make later work of the job that calls this method wait for all jobs that have ended, on any stream."""
 
     def drain(self, seconds: float | None = None) -> bool:
         """Wait until all jobs and calls handed over have ended, for at most ``seconds``; return whether they have."""
@@ -141,11 +147,11 @@ class Executor(Protocol):
         """
 
     def close(self) -> None:
-        """End after all jobs and calls have ended; if a rank does not answer, fail those that have not."""
+        """End the executor after all jobs and calls; if a rank does not answer, make the remaining ones fail."""
 
 
 def both(first: Verdict, second: Verdict) -> Verdict:
-    """Return whether two verdicts are both true: a bool, or a 0-d bool tensor if only the device knows."""
+    """Return ``first and second`` for two verdicts: a bool, or a 0-d bool tensor if only the device knows."""
     if isinstance(first, bool):
         return second if first else False
     if isinstance(second, bool):
@@ -154,7 +160,10 @@ def both(first: Verdict, second: Verdict) -> Verdict:
 
 
 def choose(verdict: Verdict, finite: torch.Tensor, otherwise: torch.Tensor) -> torch.Tensor:
-    """Return one of two tensors of any equal shape, by a verdict; elementwise if only the device knows the verdict."""
+    """Return ``finite`` if the verdict is true, else ``otherwise``; the two have the same shape.
+
+    A new tensor is returned if only the device knows the verdict.
+    """
     if isinstance(verdict, bool):
         return finite if verdict else otherwise
     return torch.where(verdict, finite, otherwise)

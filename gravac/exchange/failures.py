@@ -1,13 +1,13 @@
 # SPDX-FileCopyrightText: 2026 The gravac developers
 # SPDX-License-Identifier: Apache-2.0
-"""Tells all ranks why a rank failed, by a key in the store that the process groups were created with.
+"""Tells all ranks why a rank failed, by a key in the store (``torch.distributed.Store``) of the process groups.
 
 1. The first rank that fails writes its number and its error under the key of each group that it exchanges over. Ranks
    that fail later leave the key as it is.
 2. A rank that waits looks at the keys, but only after it has waited for ``LOOK_SECONDS``, or when a collective failed.
    Without failures and stalls, ranks therefore never read the store, and collectives are not slower.
-3. A rank that has read the error counts itself in the store. The failed rank stays for a moment until the others have
-   read: its process may be the store's server.
+3. A rank that has read the error adds 1 to a counter in the store. The failed rank waits for a moment until the other
+   ranks have read the error, since its process may be the store's server.
 """
 
 import contextlib
@@ -23,37 +23,39 @@ LOOK_SECONDS = 1.0
 """Interval, in seconds, at which a waiting rank checks whether another rank failed."""
 
 LINGER_SECONDS = 5.0
-"""Longest time, in seconds, that a failed rank waits before it exits, so that the others can read its error."""
+"""Longest time, in seconds, for which a failed rank waits before it exits, so that other ranks can read its error."""
 
-_opened: Counter[tuple[str, int]] = Counter()
+_executors_created: Counter[tuple[str, int]] = Counter()
 """Number of executors created over each group, by the group's name and this rank; the same on all ranks of a group."""
 
 
 class ExchangeError(RuntimeError):
     """A collective failed, or another rank failed, or a rank did not answer within the process group's timeout.
 
-    The message names the step and the exchanged tensors, or the rank that failed and its error. If torch raised an
-    error, it is the cause. No later step is exchanged.
+    The message names the step and the exchanged tensors, or the rank that failed and that rank's error. If torch raised
+    an error, that error is the ``__cause__``. Nothing is exchanged in later steps.
     """
 
 
 class Failures:
-    """Reports failures between the ranks of some groups, by a key in the store for each group. No method raises.
+    """Reports failures to the other ranks of some groups, by a key in the store for each group. No method raises.
 
     Args:
-        groups: groups that this rank exchanges over, each once; all ranks of a group list the same groups.
+        groups: groups that this rank exchanges over, each once; all ranks of a group give the same groups.
     """
 
     def __init__(self, groups: Sequence[dist.ProcessGroup]) -> None:
         self._keys: list[tuple[str, int, int]] = []
         for group in groups:
             name, rank = group.group_name, dist.get_rank(group)
-            _opened[name, rank] += 1
-            self._keys.append((f"gravac/failed/{name}/{_opened[name, rank]}", rank, dist.get_world_size(group)))
+            _executors_created[name, rank] += 1
+            self._keys.append(
+                (f"gravac/failed/{name}/{_executors_created[name, rank]}", rank, dist.get_world_size(group))
+            )
         self._default_store = dist.distributed_c10d._get_default_store() if self._keys else None
         self._connection: Any = None
         self._written: list[tuple[str, int]] = []  # keys that this rank wrote, with the number of ranks
-        self._seen: set[str] = set()
+        self._keys_read: set[str] = set()
 
     def report(self, failure: BaseException) -> None:
         """Tell the other ranks that this rank failed, and why, unless another rank failed first."""
@@ -66,10 +68,10 @@ class Failures:
                     self._written += [] if no_answer else [(key, world)]
 
     def look(self, causes_only: bool = False) -> str | None:
-        """Return a text that names the failed rank and its error; ``None`` if no other rank reported a failure.
+        """Read the store; return a text that names the failed rank and its error, or ``None`` if no rank reported one.
 
         Args:
-            causes_only: whether to ignore a rank that failed only because it got no answer itself.
+            causes_only: whether to ignore ranks that failed only because another rank did not answer.
         """
         for key, local_rank, _ in self._keys:
             with contextlib.suppress(Exception):
@@ -78,8 +80,8 @@ class Failures:
                 report = json.loads(self._store.get(key).decode())
                 if report["rank"] == local_rank or (causes_only and report["no_answer"]):
                     continue
-                if key not in self._seen:
-                    self._seen.add(key)
+                if key not in self._keys_read:
+                    self._keys_read.add(key)
                     self._store.add(key + "/seen", 1)
                 return f"rank {report['rank']} of {report['world']} failed: {report['error']}"
         return None
@@ -98,7 +100,7 @@ class Failures:
 
     @property
     def _store(self) -> Any:
-        """The store, by a separate connection if possible: another thread may wait on the shared connection."""
+        """The store, by a connection of its own if possible, since another thread may block the shared connection."""
         if self._connection is None:
             try:
                 self._connection = self._default_store.clone()  # type: ignore[union-attr]

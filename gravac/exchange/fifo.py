@@ -1,15 +1,15 @@
 # SPDX-FileCopyrightText: 2026 The gravac developers
 # SPDX-License-Identifier: Apache-2.0
-"""The executor over a process group: one thread that runs all exchange work in the order in which it was handed over.
+"""The executor over a process group: one thread runs all jobs and calls in the order in which they were handed over.
 
 A DDP hook holds the reducer's lock and must not wait. Collectives must start in the same order on all ranks, and on
-gloo never from a callback. The hook therefore only enqueues jobs. Encode, rounds and decode run on this thread,
-overlapping with backward.
+gloo never from a callback. The hook therefore only enqueues jobs. Encode, rounds of collectives and decode run on this
+thread, overlapping with backward.
 
-The link should never wait for the processor. Most jobs have a single round of collectives; while it is in flight, the
-next jobs' collectives may start. If a job has several rounds, the next job is encoded meanwhile, but its collectives
-start only when the last round has ended. So collectives start in the order of jobs and rounds, which does not depend on
-any rank's timing.
+The link should never wait for the processor. Most jobs have a single round of collectives; while these are in flight,
+the next jobs' collectives may start. If a job has several rounds, the next job is encoded meanwhile, but the next job's
+collectives start only when the last round has ended. So collectives start in the order of jobs and rounds, which does
+not depend on any rank's timing.
 
 Waiting for a collective blocks a thread, so a second thread waits. It reports to the first thread through the queue
 that also receives jobs. A job that arrives while a collective is in flight is therefore encoded and started at once.
@@ -40,10 +40,10 @@ MAX_JOBS_BEHIND = 4
 """Largest number of jobs whose collectives may be in flight besides the oldest job's."""
 
 JOIN_SECONDS = 5.0
-"""Longest time, in seconds, that ``close`` waits for each thread to end: another rank may never answer."""
+"""Longest time, in seconds, for which ``close`` waits until a thread ends: another rank may never answer."""
 
 
-Answers = list[Any] | BaseException
+RoundResults = list[Any] | BaseException
 """Results of a round's collectives, or the exception that one of them raised."""
 
 
@@ -53,55 +53,57 @@ class _Exchange:
 
     Attributes:
         job: generator of collectives.
-        fail: called with the exception if the job, or an earlier job, failed.
-        promises: function that returns whether the job yields only once; called when its first collectives are known.
-        ready: function called on the exchange thread before the job is run.
-        one_round: whether the job yields only once, as ``promises`` returned.
-        requests: collectives of the present round.
-        pending: collectives of the present round, in flight.
-        answers: results of the present round; ``None`` until they have arrived.
+        fail: function that is called with the exception if the job, or an earlier job, failed.
+        promises_one_round: function that returns whether the job yields only once; called when the job's first
+            collectives are known.
+        follow_stream: function that makes the exchange thread's stream wait for the job's tensors; called before the
+            job is run.
+        one_round: whether the job yields only once, as ``promises_one_round`` returned.
+        requests: collectives that the job yielded last.
+        pending: these collectives in flight.
+        results: results of these collectives, or their exception; ``None`` until they have arrived.
     """
 
     job: Job
     fail: Fail
-    promises: Callable[[], bool]
-    ready: Callable[[], None]
+    promises_one_round: Callable[[], bool]
+    follow_stream: Callable[[], None]
     one_round: bool = False
     requests: list[Collective] = field(default_factory=list)
     pending: list[Pending] = field(default_factory=list)
-    answers: Answers | None = None
+    results: RoundResults | None = None
 
     @property
     def landed(self) -> bool:
-        """True if the results of the present round have arrived."""
-        return self.answers is not None
+        """True if the results of the collectives in flight have arrived."""
+        return self.results is not None
 
 
 class _Call(NamedTuple):
-    """A function to be called on the exchange thread."""
+    """A function to be called on the exchange thread, and a function to call if it fails."""
 
     function: Callable[[], None]
     fail: Fail
 
 
-class _Landed(NamedTuple):
-    """Message that a round's collectives have ended, with the time at which they ended (``time.perf_counter``)."""
+class _RoundEnded(NamedTuple):
+    """Message that a job's collectives have ended, with the results and the time (``time.perf_counter``) of the end."""
 
     exchange: _Exchange
-    answers: Answers
+    results: RoundResults
     ended: float
 
 
 class _Await(NamedTuple):
-    """Message that a call waits for collectives, with the transport that finishes them and a queue for results."""
+    """Message that a call waits for collectives, with the transport that finishes them and a queue for the results."""
 
     transport: GroupTransport
     pending: list[Pending]
-    answers: "queue.SimpleQueue[Answers]"
+    results: "queue.SimpleQueue[RoundResults]"
 
 
 class _Abandon(NamedTuple):
-    """Message that all jobs and calls must fail."""
+    """Message that all jobs and calls must fail with an exception."""
 
     failure: BaseException
 
@@ -120,8 +122,8 @@ class Fifo:
     Attributes:
         transport: transport over the ranks that average.
         ledger: collectives over the ranks that average, and their bytes.
-        compress_seconds: seconds spent inside jobs (encode, decode, feedback), since the start.
-        exchange_seconds: seconds in which collectives were in flight, since the start.
+        compress_seconds: seconds spent inside jobs (encode, decode, error feedback), since the executor was created.
+        exchange_seconds: seconds in which collectives were in flight, since the executor was created.
     """
 
     latency = 2
@@ -130,26 +132,26 @@ class Fifo:
     def __init__(self, transport: GroupTransport, agreement: GroupTransport | None = None) -> None:
         self.transport = transport
         self.rank, self.world, self.ledger = transport.rank, transport.world, transport.ledger
-        self._agreement = transport if agreement is None else agreement
-        self.agree_rank, self.agree_world = self._agreement.rank, self._agreement.world
+        self._agree_transport = transport if agreement is None else agreement
+        self.agree_rank, self.agree_world = self._agree_transport.rank, self._agree_transport.world
         self.compress_seconds = 0.0
         self.exchange_seconds = 0.0
         self._transports = [self.transport, *([] if agreement is None else [agreement])]
         groups = [getattr(used, "group", None) for used in self._transports]
         self._failures = Failures([group for group in groups if group is not None])
         self._guarded = Guarded()
-        self._pid = os.getpid()
-        self._inbox: queue.SimpleQueue[_Work | _Landed | _Abandon] = queue.SimpleQueue()
+        self._creator_pid = os.getpid()
+        self._inbox: queue.SimpleQueue[_Work | _RoundEnded | _Abandon] = queue.SimpleQueue()
         self._waits: queue.SimpleQueue[_Exchange | _Await | None] = queue.SimpleQueue()
-        self._todo: deque[_Work] = deque()
-        self._next: _Exchange | None = None  # encoded, not started yet
+        self._queued_work: deque[_Work] = deque()
+        self._encoded_job: _Exchange | None = None  # its collectives are not started yet
         self._flight: deque[_Exchange] = deque()  # started, oldest first
-        self._spent = (0.0, 0.0)  # compress_seconds and exchange_seconds at the last call of ``spent``
+        self._seconds = (0.0, 0.0)  # compress_seconds and exchange_seconds at the last call of ``spent``
         self._rounds_in_flight = 0
         self._flight_began = 0.0
         self._failure: BaseException | None = None
-        self._abandoned: BaseException | None = None
-        self._over = False
+        self._abandon_failure: BaseException | None = None
+        self._refuses_work = False
         self._thread = threading.Thread(target=self._run, name="gravac-exchange", daemon=True)
         self._waiter = threading.Thread(target=self._wait, name="gravac-wait", daemon=True)
         self._thread.start()
@@ -165,22 +167,25 @@ class Fifo:
         return later - earlier
 
     def spent(self) -> Callable[[], tuple[float, float]]:
-        """Count the seconds of coding and exchange since the last call, see ``Executor``; called on the thread."""
-        previous, self._spent = self._spent, (self.compress_seconds, self.exchange_seconds)
-        spent = (self._spent[0] - previous[0], self._spent[1] - previous[1])
+        """Return a function that tells the seconds of coding and exchange since the last call; see ``Executor``.
+
+        Called on the exchange thread.
+        """
+        previous, self._seconds = self._seconds, (self.compress_seconds, self.exchange_seconds)
+        spent = (self._seconds[0] - previous[0], self._seconds[1] - previous[1])
         return lambda: spent
 
     def exchange(self, job: Job, fail: Fail, device: torch.device, one_round: Callable[[], bool]) -> None:
-        """Run a job after all earlier work, see ``Executor``; for CUDA tensors also after the present stream's work."""
+        """Run a job after earlier jobs and calls; on CUDA also after the current stream's work. See ``Executor``."""
         self._hand_over(_Exchange(job, fail, one_round, stream_order(device)))
 
     def call(self, function: Callable[[], None], fail: Fail) -> None:
-        """Call a function when all earlier work has ended."""
+        """Call a function when all earlier jobs and calls have ended; ``fail`` gets its exception."""
         self._hand_over(_Call(function, fail))
 
     def _hand_over(self, work: _Exchange | _Call) -> None:
         self._inbox.put(work)
-        if self._over:
+        if self._refuses_work:
             self._refuse()
 
     def launch(self, collectives: list[Collective]) -> list[Pending]:
@@ -194,15 +199,15 @@ class Fifo:
     def agree(self, vectors: Sequence[Sequence[Number]]) -> list[Pending]:
         """Start to sum vectors over the ranks that agree; called on the exchange thread."""
         sums = [AllReduce(torch.tensor(vector, dtype=torch.float64)) for vector in vectors]
-        return self._launch(self._agreement, sums)
+        return self._launch(self._agree_transport, sums)
 
     def agreed(self, started: list[Pending]) -> list[list[float]]:
         """Wait for the sums that ``agree`` started and return them; called on the exchange thread."""
-        return [total.tolist() for total in self._await(self._agreement, started)]
+        return [total.tolist() for total in self._await(self._agree_transport, started)]
 
     def everywhere(self, finite: Verdict) -> Verdict:
-        """Return whether a verdict is true on all ranks that agree. Those that average have the same verdict."""
-        if self._agreement is self.transport:
+        """Return whether a verdict is true on all ranks that agree, which may be more than those that average."""
+        if self._agree_transport is self.transport:
             return finite
         ((number,),) = self.agreed(self.agree([[float(finite)]]))
         return number == self.agree_world
@@ -214,23 +219,23 @@ class Fifo:
             raise self._explained(failure) from failure.__cause__
 
     def _await(self, transport: GroupTransport, started: list[Pending]) -> list[Any]:
-        """Wait for collectives and return their results; while waiting, check whether another rank failed."""
+        """Wait for a call's collectives and return their results; check at intervals whether another rank failed."""
         if transport.landed(started):
             return transport.finish(started)
-        answers: queue.SimpleQueue[Answers] = queue.SimpleQueue()
-        self._waits.put(_Await(transport, started, answers))
+        arrivals: queue.SimpleQueue[RoundResults] = queue.SimpleQueue()
+        self._waits.put(_Await(transport, started, arrivals))
         while True:
             try:
-                landed = answers.get(timeout=LOOK_SECONDS)
+                results = arrivals.get(timeout=LOOK_SECONDS)
             except queue.Empty:
-                if (failure := self._abandoned or self._failed_elsewhere()) is not None:
+                if (failure := self._abandon_failure or self._failed_elsewhere()) is not None:
                     raise failure from None
                 continue
-            if isinstance(landed, ExchangeError):
-                raise self._explained(landed)
-            if isinstance(landed, BaseException):
-                raise landed
-            return landed
+            if isinstance(results, ExchangeError):
+                raise self._explained(results)
+            if isinstance(results, BaseException):
+                raise results
+            return results
 
     def catch_up(self) -> None:
         """Do nothing: the host may look at tensors at any time."""
@@ -240,7 +245,7 @@ class Fifo:
         return bool(finite)
 
     def to_host(self, verdicts: torch.Tensor) -> torch.Tensor:
-        """Copy a bool tensor, any shape, to the host; the thread waits until it has arrived."""
+        """Copy a bool tensor, of any shape, to the host; the exchange thread waits for the copy."""
         return verdicts.cpu()
 
     def numbers(self, numbers: Sequence[Number]) -> list[Number]:
@@ -260,33 +265,29 @@ class Fifo:
         Returns at once on the exchange thread itself (if a sink calls it), and in a forked process, which has no
         thread.
         """
-        if threading.current_thread() is self._thread or os.getpid() != self._pid:
+        if threading.current_thread() is self._thread or os.getpid() != self._creator_pid:
             return True
         done = threading.Event()
         self.call(done.set, lambda _: done.set())
         return done.wait(seconds)
 
     def abandon(self, failure: BaseException) -> None:
-        """Fail all present and later jobs and calls with an exception, and tell the other ranks.
-
-        Args:
-            failure: the exception.
-        """
-        self._abandoned = failure
+        """Fail all present and later jobs and calls with an exception, and tell the other ranks."""
+        self._abandon_failure = failure
         self._inbox.put(_Abandon(failure))
 
     def close(self) -> None:
         """End the threads after all work that was handed over, and destroy gravac's own process groups.
 
-        Waits for at most ``JOIN_SECONDS`` for the work, fails what has not ended, and waits for at most
-        ``JOIN_SECONDS`` for each thread. If this rank failed, it also waits for at most ``LINGER_SECONDS`` until the
-        others have read why.
+        Waits for at most ``JOIN_SECONDS`` for the work, fails the work that has not ended, and waits for at most
+        ``JOIN_SECONDS`` for each thread. If this rank failed, the method also waits for at most ``LINGER_SECONDS``
+        until the other ranks have read its error.
 
-        Also called when the interpreter exits: a thread that still held a process group then would abort the process.
-        Does nothing in a forked process, which has no such threads.
+        Also called when the interpreter exits, since a thread that then still uses a process group would abort the
+        process. Does nothing in a forked process, which has no such threads.
         """
         atexit.unregister(self.close)
-        if os.getpid() != self._pid:
+        if os.getpid() != self._creator_pid:
             return
         self._inbox.put(None)
         if threading.current_thread() is self._thread:
@@ -300,7 +301,7 @@ class Fifo:
             if not self._waiter.is_alive():
                 self._destroy_groups()
         else:
-            self._end()  # the thread is stuck in its work, so its waiting callers are told here
+            self._end()  # the thread is stuck, so the waiting work fails here
         self._failures.linger()
 
     def _destroy_groups(self) -> None:
@@ -310,13 +311,13 @@ class Fifo:
                 self._guarded(destroy_private, group)
 
     def _end(self) -> None:
-        """Refuse all work that is handed over from now on."""
-        self._over = True
+        """Fail all work in the inbox, and all that is handed over from now on."""
+        self._refuses_work = True
         self._refuse()
 
     def _refuse(self) -> None:
-        """Fail all work in the inbox, since no thread will run it. Called by any thread."""
-        failure = self._failure or self._abandoned or RuntimeError("the compressor is closed: make a new one")
+        """Fail all work in the inbox, which no thread will run. Called by any thread."""
+        failure = self._failure or self._abandon_failure or RuntimeError("the compressor is closed: make a new one")
         while True:
             try:
                 message = self._inbox.get_nowait()
@@ -328,12 +329,12 @@ class Fifo:
     # the second thread
 
     def _wait(self) -> None:
-        """Wait for collectives in the order they were started."""
+        """Wait for collectives in the order in which they were started, and report their results."""
         while (started := self._waits.get()) is not None:
             if isinstance(started, _Await):
-                started.answers.put(_finish(started.transport, started.pending))
+                started.results.put(_finish(started.transport, started.pending))
             else:
-                self._inbox.put(_Landed(started, _finish(self.transport, started.pending), time.perf_counter()))
+                self._inbox.put(_RoundEnded(started, _finish(self.transport, started.pending), time.perf_counter()))
             del started  # otherwise the job would stay in memory until the next one
 
     # the exchange thread
@@ -350,6 +351,7 @@ class Fifo:
             self._end()
 
     def _work(self) -> None:
+        """Run jobs and calls until the inbox tells the thread to end."""
         while True:
             self._receive(wait=False)
             oldest = self._flight[0] if self._flight else None
@@ -359,17 +361,17 @@ class Fifo:
             self._encode_and_send()
             if self._flight and self._flight[0].landed:
                 self._land()
-            elif self._flight or not self._todo:
+            elif self._flight or not self._queued_work:
                 self._receive(wait=True)
             else:
-                call = self._todo.popleft()
+                call = self._queued_work.popleft()
                 if call is None:
                     return
                 assert isinstance(call, _Call)
                 self._guard(call.fail, call.function)
 
     def _receive(self, wait: bool) -> None:
-        """Take all messages out of the inbox.
+        """Take all messages out of the inbox: queue work, store results of collectives.
 
         Args:
             wait: whether to wait for a message if there is none.
@@ -377,11 +379,11 @@ class Fifo:
         while wait or not self._inbox.empty():
             message = self._message()
             wait = False
-            if isinstance(message, _Landed):
+            if isinstance(message, _RoundEnded):
                 exchange = message.exchange
-                if exchange.answers is None:
-                    answers = message.answers
-                    exchange.answers = self._explained(answers) if isinstance(answers, ExchangeError) else answers
+                if exchange.results is None:
+                    results = message.results
+                    exchange.results = self._explained(results) if isinstance(results, ExchangeError) else results
                 self._rounds_in_flight -= 1
                 if not self._rounds_in_flight:
                     self.exchange_seconds += message.ended - self._flight_began
@@ -390,16 +392,16 @@ class Fifo:
             elif self._failure is not None and message is not None:
                 self._guarded(message.fail, self._failure)
             else:
-                self._todo.append(message)
+                self._queued_work.append(message)
 
-    def _message(self) -> _Work | _Landed | _Abandon:
+    def _message(self) -> _Work | _RoundEnded | _Abandon:
         """Wait for a message; while a collective is in flight, check at intervals whether another rank failed."""
         while True:
             try:
                 return self._inbox.get(timeout=LOOK_SECONDS if self._flight else None)
             except queue.Empty:
                 if (failure := self._failed_elsewhere()) is not None:
-                    self._flight[0].answers = failure
+                    self._flight[0].results = failure
                     self._land()
 
     def _failed_elsewhere(self) -> ExchangeError | None:
@@ -417,38 +419,40 @@ class Fifo:
         return explained
 
     def _encode(self) -> bool:
-        """Encode the next job, unless a call precedes it; return whether an encoded job waits to be started."""
-        while self._next is None and self._todo and isinstance(exchange := self._todo[0], _Exchange):
-            self._todo.popleft()
+        """Encode the next job, unless a call precedes the job; return whether an encoded job is ready to be sent."""
+        while (
+            self._encoded_job is None and self._queued_work and isinstance(exchange := self._queued_work[0], _Exchange)
+        ):
+            self._queued_work.popleft()
             if self._guard(exchange.fail, self._encode_job, exchange):
-                self._next = exchange
-        return self._next is not None
+                self._encoded_job = exchange
+        return self._encoded_job is not None
 
     def _encode_and_send(self) -> None:
-        """Encode the next jobs, and start those that may start already."""
+        """Encode the next jobs, and start the collectives of those that need not wait for an earlier job."""
         while self._encode():
             if self._flight and not (self._flight[-1].one_round and len(self._flight) <= MAX_JOBS_BEHIND):
                 return
-            assert self._next is not None
-            exchange, self._next = self._next, None
+            assert self._encoded_job is not None
+            exchange, self._encoded_job = self._encoded_job, None
             if self._guard(exchange.fail, self._send, exchange):
                 self._flight.append(exchange)
 
     def _land(self) -> None:
-        """Resume the oldest job in flight: to its end, or to its next round."""
+        """Resume the oldest job in flight, whose results have arrived, to its end or to its next collectives."""
         exchange = self._flight.popleft()
         if self._guard(exchange.fail, self._resume, exchange):
             self._flight.appendleft(exchange)
 
     def _encode_job(self, exchange: _Exchange) -> bool:
         """Run a job up to its first collectives; return whether the job has collectives."""
-        exchange.ready()
+        exchange.follow_stream()
         has_requests = self._advance(exchange, lambda: next(exchange.job))
-        exchange.one_round = exchange.promises()
+        exchange.one_round = exchange.promises_one_round()
         return has_requests
 
     def _send(self, exchange: _Exchange) -> bool:
-        """Start a round of a job's collectives, and return True.
+        """Start the collectives that a job yielded last, and return True.
 
         If starting fails, the exception is raised inside the job, which adds the names of the exchanged tensors.
         """
@@ -457,7 +461,7 @@ class Fifo:
         except Exception as failure:
             exchange.job.throw(failure)
             raise
-        exchange.answers = None
+        exchange.results = None
         if not self._rounds_in_flight:
             self._flight_began = time.perf_counter()
         self._rounds_in_flight += 1
@@ -465,14 +469,14 @@ class Fifo:
         return True
 
     def _resume(self, exchange: _Exchange) -> bool:
-        """Resume a job with its collectives' results, or their exception; return whether its next round started."""
-        answers = exchange.answers
-        assert answers is not None
-        if isinstance(answers, BaseException):
-            failure = answers
+        """Resume a job with its collectives' results, or their exception; return whether it started new collectives."""
+        results = exchange.results
+        assert results is not None
+        if isinstance(results, BaseException):
+            failure = results
             has_requests = self._advance(exchange, lambda: exchange.job.throw(failure))
         else:
-            has_requests = self._advance(exchange, lambda: exchange.job.send(answers))
+            has_requests = self._advance(exchange, lambda: exchange.job.send(results))
         if has_requests and exchange.one_round:
             raise RuntimeError(
                 "one_round: a compressor that declares a single round asked for a second; set one_round = False"
@@ -480,7 +484,7 @@ class Fifo:
         return has_requests and self._send(exchange)
 
     def _advance(self, exchange: _Exchange, resume: Callable[[], list[Collective]]) -> bool:
-        """Run a job up to its next collectives; return False if the job ended instead."""
+        """Run a job until it yields its next collectives; return False if the job ended instead."""
         start = time.perf_counter()
         try:
             exchange.requests = resume()
@@ -499,19 +503,20 @@ class Fifo:
             return None
 
     def _give_up(self, failure: BaseException, *fails: Fail) -> None:
-        """Store a failure; report it to the other ranks, to ``fails``, and to all waiting work."""
+        """Store a failure; report it to the other ranks, to the functions ``fails``, and to all work not done yet."""
         self._failure = self._failure or failure
         self._failures.report(self._failure)
-        waiting: list[_Work] = [*self._flight, self._next, *self._todo]
+        waiting: list[_Work] = [*self._flight, self._encoded_job, *self._queued_work]
         self._flight.clear()
-        self._next = None
-        self._todo = deque(work for work in self._todo if work is None)
+        self._encoded_job = None
+        self._queued_work = deque(work for work in self._queued_work if work is None)
         for fail in (*fails, *(work.fail for work in waiting if work is not None)):
             self._guarded(fail, self._failure)
 
 
-def _finish(transport: GroupTransport, pending: list[Pending]) -> Answers:
+def _finish(transport: GroupTransport, pending: list[Pending]) -> RoundResults:
+    """Wait for collectives in flight; return their results, or the exception of one of them."""
     try:
         return transport.finish(pending)
     except BaseException as failure:
-        return failure.with_traceback(None)  # a traceback would refer to the collectives, and these to connections
+        return failure.with_traceback(None)  # a traceback would keep collectives and connections alive

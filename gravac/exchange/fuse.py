@@ -1,9 +1,9 @@
 # SPDX-FileCopyrightText: 2026 The gravac developers
 # SPDX-License-Identifier: Apache-2.0
-"""Runs the rounds of many tensors together: the tensors' i-th collectives become one collective per kind and dtype.
+"""Joins the collectives of many tensors: the tensors' i-th collectives become one collective per kind and dtype.
 
-The first collective also contains a flag, which a rank sets if a gradient is not finite: nothing more is exchanged
-then.
+The first collective also contains a flag, which a rank sets if a gradient is not finite. The ranks then exchange
+nothing more of these tensors.
 """
 
 from collections.abc import Callable, Generator, Sequence
@@ -18,17 +18,18 @@ from gravac.compressors.squares import all_finite
 from gravac.exchange.executor import Verdict, both
 
 Requests = list[Collective]
+"""Collectives that are started together."""
 
 T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
 class Outcome(Generic[T]):
-    """Result of fused rounds.
+    """Result of ``fuse``.
 
     Attributes:
-        reduced: return value of each tensor's rounds, or of each batch's.
-        finite: whether no rank set the flag: True, or a 0-d bool tensor if the host must not look.
+        reduced: return value of each generator that was run.
+        finite: whether no rank set the flag: True, or a 0-d bool tensor if the host must not look at the flag.
     """
 
     reduced: list[T]
@@ -36,13 +37,13 @@ class Outcome(Generic[T]):
 
 
 Fused = Generator[Requests, list[Any], Outcome[T] | None]
-"""Generator that yields the collectives of a round; returns an ``Outcome``, or None if any rank set the flag."""
+"""Generator that yields each round's joined collectives; returns an ``Outcome``, or ``None`` if a rank set the flag."""
 
 ALIGNMENT = 8
-"""Gathered rows are padded to a multiple of this number of bytes, so that every element type can be viewed in them."""
+"""Number of bytes; rows of bytes are padded to a multiple of it, so that every dtype can be viewed in them."""
 
 FLAG = -1
-"""Key of the flag in dicts of collectives; the other keys are the tensors' positions."""
+"""Key of the flag in dicts of collectives; the other keys are the generators' positions."""
 
 
 def fuse(
@@ -51,24 +52,25 @@ def fuse(
     judge: Callable[[torch.Tensor], Verdict] = bool,
     folds: Sequence[Fold] = (),
 ) -> Fused[T]:
-    """Run the rounds of several tensors together, with one collective for each kind and dtype.
+    """Run several tensors' generators of collectives together, with one collective for each kind and dtype.
 
-    1. Advance every tensor's rounds to its next collective.
-    2. Fuse these into one collective per kind and dtype; in the first round, the first of them also has the flag.
-    3. Yield the fused collectives, and be resumed with their results.
-    4. Stop if any rank set the flag; else split the results, resume every tensor's rounds, and continue with 1.
+    1. Run every generator to its next collective.
+    2. Join these into one collective per kind and dtype; in the first round, the first of them also has the flag.
+    3. Yield the joined collectives, and be resumed with their results.
+    4. Stop if any rank set the flag; else split the results, resume every generator, and continue with 1.
 
     Args:
-        rounds: rounds of each tensor, or of each batch; the same number, in the same order, on every rank.
+        rounds: generator of collectives of each tensor, or batch of tensors; the same number, in the same order, on
+            every rank.
         finite: whether this rank's gradients are finite, apart from those in ``folds``; if not, this rank sets the
             flag.
-        judge: reads a bool scalar (0-d tensor) if the host may look; if it must not, all rounds run, even if the flag
-            is set.
-        folds: residuals that compressors add themselves; the flag also depends on their energies, which the compressors
-            set before the first collective.
+        judge: function that returns a bool scalar (0-d tensor) as a bool; or the tensor itself if the host must not
+            look, so that all rounds run even if the flag is set.
+        folds: error feedback of compressors that add the residual themselves; such a compressor sets ``Fold.energy``
+            before its first collective, and this rank sets the flag if an energy is not finite.
 
     Returns:
-        The return value of each tensor's rounds; ``None`` if any rank set the flag and the host may look.
+        The return value of each generator; ``None`` if any rank set the flag and the host may look.
 
     Example:
         >>> from gravac.collectives import Ledger
@@ -83,16 +85,17 @@ def fuse(
         2
         >>> ledgers[0].calls
         {'AllGather': 1}
-        >>> memory.run(ranks(finite=False))  # one rank's gradients were not finite: nothing is decoded on any
+        >>> memory.run(ranks(finite=False))  # one rank's gradients were not finite: no rank decodes
         [None, None]
     """
     verdict: Verdict = True
     reduced: dict[int, T] = {}
     requests: dict[int, Collective] = {}
 
-    def advance(position: int, answer: Any) -> None:
+    def advance(position: int, result: Any) -> None:
+        """Resume a generator with a result; store its next collective, or its return value."""
         try:
-            requests[position] = rounds[position].send(answer)
+            requests[position] = rounds[position].send(result)
         except StopIteration as done:
             reduced[position] = done.value
 
@@ -120,18 +123,23 @@ def fuse(
 
 
 def _flag(requests: Sequence[Collective], finite: Verdict, judge: Callable[[torch.Tensor], Verdict]) -> Collective:
-    """Return the flag, 1 if a number is not finite, else 0, as a collective of the first requests' kind and dtype.
+    """Return the flag, 1 if a gradient is not finite, else 0, as a collective that joins the first of the requests.
 
-    For sums, the flag is also set if a gradient overflows in the number format of the wire. Gathered numbers are not
-    summed, so they are checked when they are decoded. A broadcast would send the root's flag only, so an additional
-    all-reduce sums the flags.
+    If the requests contain sums, the flag is also set if a number overflows in the number format that is sent. Gathered
+    numbers are not summed, so they are checked when they are decoded. A broadcast would send only the root's flag, so
+    an additional all-reduce sums the flags.
+
+    Args:
+        requests: the tensors' first collectives.
+        finite: whether this rank's gradients are finite.
+        judge: see ``fuse``.
     """
     sums = [request.tensor for request in requests if isinstance(request, AllReduce)]
     if sums:
         like = sums[0]
-        alike = [tensor for tensor in sums if tensor.dtype == like.dtype and tensor.numel()]
-        if alike and finite is not False and like.element_size() <= 2 and like.is_floating_point():
-            fits = judge(_all_fit(alike))
+        same_dtype = [tensor for tensor in sums if tensor.dtype == like.dtype and tensor.numel()]
+        if same_dtype and finite is not False and like.element_size() <= 2 and like.is_floating_point():
+            fits = judge(_all_fit(same_dtype))
             finite = fits if isinstance(finite, bool) else finite & fits
         return AllReduce(_raised(finite, like, like.dtype, (1,)))
     for request in requests:
@@ -144,7 +152,7 @@ def _flag(requests: Sequence[Collective], finite: Verdict, judge: Callable[[torc
 
 
 def _all_fit(sums: Sequence[torch.Tensor]) -> torch.Tensor:
-    """Return whether all numbers of tensors are finite, as a 0-d bool tensor, by the largest magnitudes."""
+    """Return whether all elements of the tensors are finite, as a 0-d bool tensor, by their largest magnitudes."""
     largest = torch._foreach_norm([*sums], torch.inf)
     return largest[0] < torch.inf if len(largest) == 1 else (torch.stack([*largest]) < torch.inf).all()
 
@@ -163,48 +171,59 @@ def _unraised(answer: torch.Tensor | tuple[torch.Tensor]) -> torch.Tensor:
 
 
 class _Sums:
-    """Several all-reduces of one dtype, run as a single all-reduce."""
+    """Several all-reduces of one dtype, which are run as a single all-reduce.
+
+    Attributes:
+        members: position of each generator, and the tensor that it sums.
+    """
 
     def __init__(self) -> None:
         self.members: list[tuple[int, torch.Tensor]] = []
 
     def fused(self) -> AllReduce:
+        """Return the single collective that replaces the members."""
         return AllReduce(torch.cat([tensor.reshape(-1) for _, tensor in self.members]))
 
     def split(self, answer: torch.Tensor) -> list[tuple[int, torch.Tensor]]:
+        """Return each member's position and result, given the result of the single collective."""
         cuts = torch.split(answer, [tensor.numel() for _, tensor in self.members])
         return [(position, cut.view(tensor.shape)) for (position, tensor), cut in zip(self.members, cuts, strict=True)]
 
 
 class _Rows:
-    """Several all-gathers, or all-to-alls, of any dtypes, run as a single one of bytes.
+    """Several all-gathers, or all-to-alls, of any dtypes, which are run as a single collective of bytes.
 
     An all-gather sends the same row to all ranks, an all-to-all sends row r to rank r; a row arrives from every rank.
     The widest element types come first, for alignment.
+
+    Attributes:
+        members: position of each generator, and the collective that it requests.
     """
 
     def __init__(self) -> None:
         self.members: list[tuple[int, AllGather | AllToAll]] = []
-        self._ordered: list[torch.Tensor] = []
+        self._widest_first: list[torch.Tensor] = []
         self._scatters = False
 
     def fused(self) -> AllGather | AllToAll:
+        """Return the single collective that replaces the members."""
         self._scatters = isinstance(self.members[0][1], AllToAll)
         tensors = [tensor for _, request in self.members for tensor in tensors_of(request)]
-        self._ordered = sorted(tensors, key=lambda tensor: -tensor.element_size())
-        first = self._ordered[0]
+        self._widest_first = sorted(tensors, key=lambda tensor: -tensor.element_size())
+        first = self._widest_first[0]
         rows = len(first) if self._scatters else 1
-        pieces = [tensor.contiguous().view(rows, -1).view(torch.uint8) for tensor in self._ordered]
+        pieces = [tensor.contiguous().view(rows, -1).view(torch.uint8) for tensor in self._widest_first]
         size = sum(piece.shape[1] for piece in pieces)
         pieces.append(torch.zeros(rows, -size % ALIGNMENT, dtype=torch.uint8, device=first.device))
         joined = torch.cat(pieces, dim=1)
         return AllToAll(joined) if self._scatters else AllGather(joined[0])
 
     def split(self, answer: Any) -> Sequence[tuple[int, Any]]:
+        """Return each member's position and result, given the result of the single collective."""
         rows = answer if self._scatters else answer[0]
         viewed: dict[int, torch.Tensor] = {}
         offset = 0
-        for tensor in self._ordered:
+        for tensor in self._widest_first:
             shape = tensor.shape[1:] if self._scatters else tensor.shape
             size = shape.numel() * tensor.element_size()
             cut = rows[:, offset : offset + size].view(tensor.dtype) if size else tensor.new_empty(len(rows), 0)
@@ -218,18 +237,24 @@ class _Rows:
 
 
 class _Broadcasts:
-    """Several broadcasts from one root, run as a single broadcast of bytes."""
+    """Several broadcasts from one root, which are run as a single broadcast of bytes.
+
+    Attributes:
+        members: position of each generator, and the broadcast that it requests.
+    """
 
     def __init__(self) -> None:
         self.members: list[tuple[int, Broadcast]] = []
 
     def fused(self) -> Broadcast:
-        ordered = self._ordered()
+        """Return the single collective that replaces the members."""
+        ordered = self._widest_first()
         all_bytes = torch.cat([request.tensor.reshape(-1).view(torch.uint8) for _, request in ordered])
         return Broadcast(all_bytes, ordered[0][1].root)
 
     def split(self, answer: torch.Tensor) -> list[tuple[int, torch.Tensor]]:
-        ordered = self._ordered()
+        """Return each member's position and result, given the result of the single collective."""
+        ordered = self._widest_first()
         cuts = torch.split(answer, [request.payload_bytes for _, request in ordered])
         answers = [
             (position, cut.view(request.tensor.dtype).view(request.tensor.shape))
@@ -237,7 +262,8 @@ class _Broadcasts:
         ]
         return sorted(answers, key=lambda answer: answer[0])
 
-    def _ordered(self) -> list[tuple[int, Broadcast]]:
+    def _widest_first(self) -> list[tuple[int, Broadcast]]:
+        """Return the members, the widest element types first, so that all dtypes are aligned."""
         return sorted(self.members, key=lambda member: -member[1].tensor.element_size())
 
 
@@ -245,7 +271,11 @@ _Batch = _Sums | _Rows | _Broadcasts
 
 
 def _batches(requests: dict[int, Collective]) -> list[_Batch]:
-    """Sort collectives into a batch per kind, and dtype or root: sums, then gathers, all-to-alls and broadcasts."""
+    """Return a batch for each kind of collective, and for each dtype of sums, and root of broadcasts.
+
+    Args:
+        requests: collective by the position of its generator.
+    """
     sums: dict[torch.dtype, _Sums] = {}
     gathers, scatters = _Rows(), _Rows()
     broadcasts: dict[int, _Broadcasts] = {}

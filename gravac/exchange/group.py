@@ -1,6 +1,6 @@
 # SPDX-FileCopyrightText: 2026 The gravac developers
 # SPDX-License-Identifier: Apache-2.0
-"""Collectives over a torch process group, counted in a ledger."""
+"""Runs collectives over a torch process group, and counts their bytes in a ledger."""
 
 import contextlib
 import time
@@ -20,8 +20,8 @@ CPU = torch.device("cpu")
 _all_gather_flat: Callable[..., Any] = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
 
 
-_private: set[str] = set()
-"""Names of the groups that ``private_group`` created and that have not been destroyed."""
+_private_names: set[str] = set()
+"""Names of the process groups that ``private_group`` created and ``destroy_private`` has not destroyed."""
 
 
 def check_initialized() -> None:
@@ -49,12 +49,12 @@ def private_group(template: dist.ProcessGroup | None) -> dist.ProcessGroup:
     ranks = list(range(dist.get_world_size())) if template is None else dist.get_process_group_ranks(template)
     group = dist.new_group(ranks, use_local_synchronization=True, timeout=timeout_of(template))
     assert isinstance(group, dist.ProcessGroup)
-    _private.add(group.group_name)
+    _private_names.add(group.group_name)
     return group
 
 
 class _Destroyed:
-    """Stands in torch's registry for a destroyed group, so that no later group gets the same name.
+    """Placeholder of a destroyed group in torch's registry, so that no later group gets the same name.
 
     torch names a group by its ranks and by the number of groups. A later group of the same name would find the first
     group's keys in the store, and hang.
@@ -73,27 +73,27 @@ class _Destroyed:
 def destroy_private(group: dist.ProcessGroup) -> None:
     """Destroy a group that ``private_group`` created, to free its connections, file descriptors and threads.
 
-    Called when nothing is in flight on the group, on every rank at the same point unless a rank failed. Does nothing
-    for a group that ``private_group`` did not create, that was destroyed with the default group, or if torch's registry
-    differs from what this function expects.
+    Called when nothing is in flight on the group; on every rank at the same point, unless a rank failed. Does nothing
+    if ``private_group`` did not create the group, if the group was destroyed with the default group, or if torch's
+    registry is not as this function expects.
     """
     world = dist.distributed_c10d._world
     try:
         name = world.pg_names[group]
     except (AttributeError, KeyError):
         return
-    if name not in _private:
+    if name not in _private_names:
         return
-    _private.discard(name)
+    _private_names.discard(name)
     with contextlib.suppress(KeyError):  # in torch's threaded world another rank may have destroyed the group
         dist.destroy_process_group(group)
     world.pg_names[_Destroyed()] = name  # type: ignore[index]
 
 
 def timeout_of(group: dist.ProcessGroup | None) -> timedelta | None:
-    """Return how long a group's collectives wait for a rank: the shortest timeout of its backends.
+    """Return the time for which a group's collectives wait for a rank: the shortest timeout of the group's backends.
 
-    ``None``, torch's default, if the backends do not show their timeouts.
+    If the backends do not show their timeouts, ``None`` is returned, which torch takes as its default timeout.
 
     Args:
         group: a process group; ``None`` is the default group.
@@ -127,8 +127,7 @@ class Pending(NamedTuple):
     Attributes:
         works: handles of torch, each with a ``wait()``.
         answer: result of the collective, complete once ``works`` have ended.
-        due: time (``time.perf_counter``) at which the emulated slow link would have sent the collective; 0 without
-            emulation.
+        due: time (``time.perf_counter``) at which an emulated slower link has sent the collective; 0 without emulation.
         device: device on which the answer is needed.
     """
 
@@ -139,18 +138,18 @@ class Pending(NamedTuple):
 
 
 class GroupTransport:
-    """Starts and awaits collectives on one process group, in the order of the calls.
+    """Starts collectives on one process group, in the order of the calls, and waits for their results.
 
     Args:
         group: process group. With gloo, no other code may use the group, so that collectives stay in order.
-        pace: bits per second at which to emulate a slower link by sleeping; ``None`` for the link as it is.
+        pace: bits per second of a slower link to emulate by sleeping; ``None``: the link as it is.
         device: device of the exchanged tensors.
 
     Attributes:
         group: the process group.
-        world: number of its ranks.
+        world: number of the group's ranks.
         rank: number of this rank in the group.
-        ledger: counts of this rank's collectives.
+        ledger: totals of this rank's collectives and bytes.
     """
 
     def __init__(self, group: dist.ProcessGroup, pace: float | None = None, device: torch.device = CPU) -> None:
@@ -164,14 +163,14 @@ class GroupTransport:
         self._link_free = 0.0
 
     def landed(self, pending: list[Pending]) -> bool:
-        """Return whether collectives have ended, so that ``finish`` would not wait for a rank."""
+        """True if collectives have ended, so that ``finish`` would not wait for a rank."""
         return all(work.is_completed() for collective in pending for work in collective.works)
 
     def launch(self, requests: list[Collective]) -> list[Pending]:
-        """Start collectives in the order of the list; return them in flight.
+        """Start collectives in the order of the list; return these collectives in flight.
 
         Raises:
-            ExchangeError: the process group refuses, most likely because an earlier collective failed.
+            ExchangeError: the process group cannot start them, most likely because an earlier collective failed.
         """
         try:
             return [self._launch(request) for request in requests]
@@ -179,7 +178,7 @@ class GroupTransport:
             raise self._failed(failure) from failure
 
     def finish(self, pending: list[Pending]) -> list[Any]:
-        """Wait for collectives in flight; return the result of each, with which the generator is resumed.
+        """Wait for collectives in flight; return the result of each, in order.
 
         Raises:
             ExchangeError: a rank died, or did not answer within the group's timeout.
@@ -195,6 +194,7 @@ class GroupTransport:
         return [collective.answer for collective in pending]
 
     def _failed(self, failure: RuntimeError) -> ExchangeError:
+        """Return an error that says that a rank did not answer, with the group's timeout and torch's error."""
         timeout = timeout_of(self.group)
         limit = "" if timeout is None else f" of {timeout.total_seconds():g} s"
         return ExchangeError(
@@ -210,7 +210,7 @@ class GroupTransport:
         return Pending(works, answer, self._link_free)
 
     def _call(self, request: Collective) -> tuple[list[Any], Any]:
-        """Start a collective by torch or by ``_swap``; return handles to wait for, and the result that they fill."""
+        """Start a collective by torch or by ``_swap``; return handles to wait for, and the tensors that they fill."""
         if isinstance(request, AllReduce):
             return [dist.all_reduce(request.tensor, group=self.group, async_op=True)], request.tensor
         if isinstance(request, Broadcast):
@@ -222,14 +222,16 @@ class GroupTransport:
             if self._pairwise:
                 return self._swap(list(outgoing), rows), rows
             return [dist.all_to_all_single(rows, outgoing, group=self.group, async_op=True)], rows
-        (row,) = request.tensors  # fused gathers hold one tensor of bytes
+        (row,) = request.tensors  # a gather that ``fuse`` joined has one tensor of bytes
         rows = row.new_empty(self.world, row.numel())
         if self._pairwise:
             return self._swap([row] * self.world, rows), (rows,)
         return [_all_gather_flat(rows.view(-1), row, group=self.group, async_op=True)], (rows,)
 
     def _swap(self, outgoing: list[torch.Tensor], rows: torch.Tensor) -> list[Any]:
-        """Send row r to rank r, and receive a row from each rank; every receive is posted before the first send.
+        """Start to send row r to rank r, and to receive a row from each rank; post every receive before the first send.
+
+        Return handles to wait for.
 
         gloo's own all-gather posts sends first, so that a receiver's "ready" message queues behind its own payload: on
         a slow link the two directions then take turns instead of working at once.
@@ -237,21 +239,21 @@ class GroupTransport:
         self._swaps += 1
         rows[self.rank].copy_(outgoing[self.rank])
         ranks = dist.get_process_group_ranks(self.group)
-        others = [(self.rank + distance) % self.world for distance in range(1, self.world)]
+        other_ranks = [(self.rank + distance) % self.world for distance in range(1, self.world)]
         tag = self._swaps
-        received = [dist.irecv(rows[rank], ranks[rank], group=self.group, tag=tag) for rank in reversed(others)]
-        sent = [dist.isend(outgoing[rank], ranks[rank], group=self.group, tag=tag) for rank in others]
-        return received + sent
+        receives = [dist.irecv(rows[rank], ranks[rank], group=self.group, tag=tag) for rank in reversed(other_ranks)]
+        sends = [dist.isend(outgoing[rank], ranks[rank], group=self.group, tag=tag) for rank in other_ranks]
+        return receives + sends
 
 
 class StagedTransport(GroupTransport):
-    """Exchanges a GPU's tensors over a group that can exchange only CPU tensors, by copies in pinned memory.
+    """Runs collectives of GPU tensors over a group that exchanges only CPU tensors, by copies in pinned memory.
 
     ``launch`` waits for the present stream's work so far, and ``finish`` for the copies back to the device.
     """
 
     def launch(self, requests: list[Collective]) -> list[Pending]:
-        """Start collectives of copies on the host, see ``GroupTransport``; host tensors are not copied."""
+        """Copy GPU tensors to the host, and start collectives of the copies; return these collectives in flight."""
         devices = {tensor.device for request in requests for tensor in tensors_of(request)} - {CPU}
         staged = [map_tensors(request, _to_host) for request in requests]
         for device in devices:
@@ -263,7 +265,7 @@ class StagedTransport(GroupTransport):
         ]
 
     def finish(self, pending: list[Pending]) -> list[Any]:
-        """Wait for collectives, and return their answers on the devices of their tensors."""
+        """Wait for collectives in flight; return the result of each, in order, on the device of its tensors."""
         answers = super().finish(pending)
         return [_to(collective.device, answer) for collective, answer in zip(pending, answers, strict=True)]
 

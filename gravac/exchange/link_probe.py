@@ -1,10 +1,9 @@
 # SPDX-FileCopyrightText: 2026 The gravac developers
 # SPDX-License-Identifier: Apache-2.0
-"""Measures the speed of link and machine, before the first step, in a fraction of a second.
+"""Measures the speed of link and machine before the first step, which takes a fraction of a second.
 
-The link probe times a copy and a few all-reduces, larger ones only if the smaller were quick. These times distinguish
-slow links from fast links, so that the controller's search starts near the best candidate. Training measures all
-numbers again.
+The link probe times a copy and a few all-reduces; a larger all-reduce only if the smaller one was quick. By these
+times the controller's search starts near the best candidate. Training measures all numbers again.
 """
 
 import time
@@ -17,10 +16,10 @@ from gravac.collectives import AllReduce
 from gravac.exchange.group import CPU, GroupTransport
 
 ALL_REDUCE_BYTES = (65_536, 1_048_576, 8_388_608)
-"""Bytes of the timed all-reduces, smallest first; none follows one that takes longer than ``LONG_SECONDS``."""
+"""Bytes of the timed all-reduces, smallest first; the last is the first that takes longer than ``LONG_SECONDS``."""
 
 LONG_SECONDS = 0.01
-"""Seconds of an all-reduce above which no larger all-reduce is tried."""
+"""Seconds of an all-reduce above which no larger all-reduce is timed."""
 
 COPIED_BYTES = 8_388_608
 """Bytes of the tensor whose copy is timed."""
@@ -34,9 +33,9 @@ class LinkProbe(NamedTuple):
     """Measured speed of link and machine, the same on every rank.
 
     Attributes:
-        latency: seconds that the smallest message takes.
-        bandwidth: bits per second that a rank's link carries.
-        copy_bytes_per_s: bytes per second at which a tensor is copied.
+        latency: seconds that a message of a few bytes takes from rank to rank.
+        bandwidth: bits per second that a rank can send.
+        copy_bytes_per_s: bytes per second at which a tensor is copied on the gradients' device.
     """
 
     latency: float
@@ -50,10 +49,10 @@ def probe_link(
     """Measure the speed of the link; return ``None`` for a single rank. Called on every rank at the same point.
 
     1. Time an all-reduce of four bytes, for the latency.
-    2. Time larger all-reduces until one is slow, by the mean over ranks. The last all-reduce gives the bandwidth.
+    2. Time larger all-reduces until the mean over ranks exceeds ``LONG_SECONDS``. The last gives the bandwidth.
     3. Time a copy on each rank, and take the mean over ranks.
-    4. If more ranks agree than average (HSDP), take the mean of their groups' seconds: candidates, and the order of
-       exchanges, depend on these numbers and must be the same on all ranks that agree.
+    4. If more ranks agree than average (HSDP), take the mean over all ranks that agree, since candidates and the order
+       of exchanges depend on these numbers and must be the same on all of these ranks.
 
     Args:
         transport: transport over the ranks that average; nothing else may be in flight on it.
@@ -62,43 +61,47 @@ def probe_link(
     """
     if transport.world == 1:
         return None
-    sizes, copied = (
+    sizes, copied_bytes = (
         (ALL_REDUCE_BYTES, COPIED_BYTES) if device.type == "cpu" else (ALL_REDUCE_BYTES_ON_GPU, COPIED_BYTES_ON_GPU)
     )
 
-    def reduced(size: int, times: int = 1) -> float:
-        """Return the seconds of an all-reduce, after an untimed one that aligns the ranks and uses up a burst."""
+    def all_reduce_seconds(size: int, times: int = 1) -> float:
+        """Return the least seconds of ``times`` all-reduces of ``size`` bytes, after an untimed all-reduce.
+
+        The untimed all-reduce makes the ranks start together, and uses up a burst that the link may allow.
+        """
         tensor = torch.zeros(size // 4, device=device)
         seconds = [
             _timed(lambda: transport.finish(transport.launch([AllReduce(tensor)])), device) for _ in range(1 + times)
         ]
         return min(seconds[1:])
 
-    def mean_over_ranks(seconds: float, over: GroupTransport = transport) -> float:
-        (total,) = over.finish(over.launch([AllReduce(torch.tensor([seconds], device=device))]))
-        return float(total) / over.world
+    def mean_over_ranks(seconds: float, group: GroupTransport = transport) -> float:
+        (total,) = group.finish(group.launch([AllReduce(torch.tensor([seconds], device=device))]))
+        return float(total) / group.world
 
-    smallest = mean_over_ranks(reduced(4, times=3))
+    smallest_s = mean_over_ranks(all_reduce_seconds(4, times=3))
     for size in sizes:
-        seconds = mean_over_ranks(reduced(size))
+        seconds = mean_over_ranks(all_reduce_seconds(size))
         if seconds > LONG_SECONDS:
             break
-    source = torch.ones(copied // 4, device=device)
+    source = torch.ones(copied_bytes // 4, device=device)
     target = torch.ones_like(source)
-    copying = mean_over_ranks(min(_timed(lambda: target.copy_(source), device) for _ in range(3)))
-    sent = AllReduce.wire_bytes(size, transport.world)
-    sending = max(seconds - smallest, seconds / 2, 1e-9)  # groups may have ended with different sizes
+    copy_s = mean_over_ranks(min(_timed(lambda: target.copy_(source), device) for _ in range(3)))
+    sent_bytes = AllReduce.wire_bytes(size, transport.world)
+    sending_s = max(seconds - smallest_s, seconds / 2, 1e-9)  # groups may have ended with different sizes
     if agreement is not None:
-        smallest, copying = mean_over_ranks(smallest, agreement), mean_over_ranks(copying, agreement)
-        sending = sent * mean_over_ranks(sending / sent, agreement)
+        smallest_s, copy_s = mean_over_ranks(smallest_s, agreement), mean_over_ranks(copy_s, agreement)
+        sending_s = sent_bytes * mean_over_ranks(sending_s / sent_bytes, agreement)
     return LinkProbe(
-        latency=smallest / (2 * (transport.world - 1)),
-        bandwidth=8 * sent / sending,
-        copy_bytes_per_s=copied / max(copying, 1e-9),
+        latency=smallest_s / (2 * (transport.world - 1)),
+        bandwidth=8 * sent_bytes / sending_s,
+        copy_bytes_per_s=copied_bytes / max(copy_s, 1e-9),
     )
 
 
 def _timed(work: Callable[[], object], device: torch.device) -> float:
+    """Call a function; return the seconds until it has returned and the device has finished its work."""
     began = time.perf_counter()
     work()
     if device.type == "cuda":

@@ -1,8 +1,8 @@
 # SPDX-FileCopyrightText: 2026 The gravac developers
 # SPDX-License-Identifier: Apache-2.0
-"""Simulates N ranks in one process, without threads or clocks: when a rank waits, the jobs and calls of all run.
+"""Simulates N ranks in one process, without threads or clocks: when a rank waits, the jobs and calls of all ranks run.
 
-For tests and simulation: steps are the same as over a network; with two ranks, results have the same bits.
+For tests and simulations: steps are the same as over a network; with two ranks, results have the same bits.
 """
 
 from collections import deque
@@ -18,7 +18,7 @@ from gravac.guarded import Guarded
 
 
 class _Work(NamedTuple):
-    """A job or a call that a rank handed over."""
+    """A job (generator of collectives) or a call (function) that a rank handed over; ``fail`` gets its exception."""
 
     fail: Fail
     job: Job | None = None
@@ -31,13 +31,13 @@ class Lockstep:
     Args:
         ranks: number of ranks.
         latency: number of steps from a measurement to its decision, see ``Executor``.
-        host_looks: whether the host looks at tensors' numbers within a step; False: as on a GPU, it must not.
-        seconds: seconds that each round of collectives adds to the clock.
+        host_looks: whether the host may look at tensors' numbers within a step; False: as with a GPU's streams.
+        seconds: seconds by which each job moves the simulated clock.
 
     Attributes:
         executors: an executor for each rank.
-        seconds: seconds that each round of collectives adds to the clock.
-        failure: exception that ended the exchange; ``None`` if there was none.
+        seconds: seconds by which each job moves the simulated clock.
+        failure: exception of the first job or call that failed; ``None``: none failed.
 
     Example:
         >>> {executor.world for executor in Lockstep(3).executors}
@@ -58,20 +58,18 @@ class Lockstep:
         """
         queues = [executor.queue for executor in self.executors]
         while all(queues):
-            of_ranks = [queue.popleft() for queue in queues]
-            calls = [work.call for work in of_ranks if work.call is not None]
-            jobs = [work.job for work in of_ranks if work.job is not None]
+            work_of_ranks = [queue.popleft() for queue in queues]
+            calls = [work.call for work in work_of_ranks if work.call is not None]
+            jobs = [work.job for work in work_of_ranks if work.job is not None]
             if self.failure is None and calls and jobs:
-                raise RuntimeError(
-                    "ranks handed over a call on some, a job on others; make the same calls on all ranks"
-                )
+                raise RuntimeError("some ranks handed over a call, and others a job; hand over the same on all ranks")
             if self.failure is None:
                 try:
                     self._run(calls, jobs)
                 except Exception as failure:
                     self.failure = failure
             if self.failure is not None:
-                for work in of_ranks:
+                for work in work_of_ranks:
                     self._guarded(work.fail, self.failure)
 
     def _run(self, calls: Sequence[Callable[[], None]], jobs: Sequence[Job]) -> None:
@@ -94,65 +92,68 @@ class LockstepExecutor:
         self.queue: deque[_Work] = deque()
         self.host_looks = host_looks
         self._ranks = ranks
-        self._spent = 0.0  # exchange_seconds at the last call of ``spent``
-        self._started: deque[tuple[list[Collective], list[list[Any]]]] = deque()
+        self._seconds = 0.0  # exchange_seconds at the last call of ``spent``
+        self._started_collectives: deque[tuple[list[Collective], list[list[Any]]]] = deque()
 
     def mark(self) -> float:
-        """Return the seconds that collectives have taken so far."""
+        """Return the simulated time: the seconds that jobs have taken so far."""
         return self.exchange_seconds
 
     def between(self, earlier: float, later: float) -> float:
-        """Return the seconds between two moments."""
+        """Return the simulated seconds from one moment to another."""
         return later - earlier
 
     def spent(self) -> Callable[[], tuple[float, float]]:
-        """Count the seconds of collectives since the last call, see ``Executor``; coding takes no time."""
-        previous, self._spent = self._spent, self.exchange_seconds
-        return lambda: (0.0, self._spent - previous)
+        """Return a function that tells the simulated seconds since the last call, all of them for the exchange.
+
+        See ``Executor``.
+        """
+        previous, self._seconds = self._seconds, self.exchange_seconds
+        return lambda: (0.0, self._seconds - previous)
 
     def call(self, function: Callable[[], None], fail: Fail) -> None:
-        """Queue a function that is called when all ranks have queued theirs."""
+        """Queue a function, which is called when every rank has queued a function in the same place."""
         self.queue.append(_Work(fail, call=function))
 
     def exchange(self, job: Job, fail: Fail, device: torch.device, one_round: Callable[[], bool]) -> None:
-        """Queue a job, which runs when all ranks have queued theirs."""
+        """Queue a job, which is run when every rank has queued a job in the same place."""
         self.queue.append(_Work(fail, job=job))
 
     def launch(self, collectives: list[Collective]) -> list[Any]:
-        """Hand collectives over; return a list that is filled with results once every rank has handed over its own."""
+        """Start collectives; return a list that receives the results when every rank has started its collectives."""
         for collective in collectives:
             self.ledger.book(collective)
         results: list[Any] = []
-        self._started.append((collectives, results))
-        if all(executor._started for executor in self._ranks.executors):
-            of_ranks = [executor._started.popleft() for executor in self._ranks.executors]
-            for requests in zip(*(started for started, _ in of_ranks), strict=True):
-                for (_, results_of_rank), answer in zip(of_ranks, memory.answers(requests), strict=True):
-                    results_of_rank.append(answer)
+        self._started_collectives.append((collectives, results))
+        if all(executor._started_collectives for executor in self._ranks.executors):
+            oldest_of_ranks = [executor._started_collectives.popleft() for executor in self._ranks.executors]
+            for requests in zip(*(started for started, _ in oldest_of_ranks), strict=True):
+                for (_, results_of_rank), result in zip(oldest_of_ranks, memory.answers(requests), strict=True):
+                    results_of_rank.append(result)
         return results
 
     def finish(self, started: list[Any]) -> list[Any]:
-        """Return the results of started collectives.
+        """Return the results of collectives that ``launch`` started.
 
         Raises:
             RuntimeError: not every rank has started the collectives yet.
         """
         if not started:
             raise RuntimeError(
-                "a rank waits for collectives that not all ranks have started; start them on all ranks first"
+                "a rank waits for collectives that other ranks have not started; start them on all ranks first"
             )
         return started
 
     def agree(self, vectors: Sequence[Sequence[Number]]) -> list[Any]:
-        """Hand over vectors to be summed; return a list that is filled with the sums, as ``launch`` does."""
+        """Start to sum vectors over the ranks; return a list, which is filled with the sums as in ``launch``."""
         return self.launch([AllReduce(torch.tensor([*map(float, vector)], dtype=torch.float64)) for vector in vectors])
 
     def agreed(self, started: list[Any]) -> list[list[float]]:
-        """Return the sums of started vectors."""
+        """Return the sums that ``agree`` started, as lists."""
         return [total.tolist() for total in self.finish(started)]
 
     def everywhere(self, finite: Verdict) -> Verdict:
-        """Return the verdict: the ranks that agree are those that average, which have the same verdict."""
+        """Return the verdict unchanged: the same ranks average and agree, and have the same verdict."""
         return finite
 
     def catch_up(self) -> None:
@@ -163,7 +164,7 @@ class LockstepExecutor:
         return bool(finite) if self.host_looks else finite
 
     def to_host(self, verdicts: torch.Tensor) -> torch.Tensor:
-        """Return the tensor, any shape, which is in host memory already."""
+        """Return the tensor itself, of any shape, which is in host memory already."""
         return verdicts
 
     def numbers(self, numbers: Sequence[Number]) -> list[Number]:
@@ -183,7 +184,7 @@ class LockstepExecutor:
         return True
 
     def abandon(self, failure: BaseException) -> None:
-        """Fail all later jobs and calls of any rank."""
+        """Make all later jobs and calls fail, on all ranks."""
         self._ranks.failure = self._ranks.failure or failure
 
     def close(self) -> None:

@@ -1,8 +1,8 @@
 # SPDX-FileCopyrightText: 2026 The gravac developers
 # SPDX-License-Identifier: Apache-2.0
-"""Runs a compressor for N ranks in one process, without a network.
+"""Computes collectives of N ranks in one process, without a network.
 
-For unit tests, property tests and simulations of many ranks, also of a user's own compressor.
+For tests and simulations of many ranks, also of a user's own compressor.
 """
 
 from collections.abc import Generator, Sequence
@@ -16,7 +16,7 @@ T = TypeVar("T")
 
 
 def run(ranks: Sequence[Generator[list[Collective], Any, T]], ledgers: Sequence[Ledger] = ()) -> list[T]:
-    """Run one generator per rank to its end, and give each the results of its collectives.
+    """Run one generator of collectives per rank to its end, computing the collectives' results in this process.
 
     Args:
         ranks: generators that yield lists of collectives, as ``fuse`` does, and are resumed with the list of results.
@@ -35,12 +35,13 @@ def run(ranks: Sequence[Generator[list[Collective], Any, T]], ledgers: Sequence[
         >>> run([rank(1), rank(2), rank(3)])
         [[6.0, 6.0], [6.0, 6.0], [6.0, 6.0]]
     """
-    requests: list[list[Collective]] = []  # of each rank, in one round
+    requests: list[list[Collective]] = []  # collectives of each rank, in one round
     returned: dict[int, T] = {}
 
-    def advance(rank: int, answers: list[Any] | None) -> None:
+    def advance(rank: int, results: list[Any] | None) -> None:
+        """Resume a rank's generator with results; store its next collectives, or its return value."""
         try:
-            requests.append(ranks[rank].send(answers))
+            requests.append(ranks[rank].send(results))
         except StopIteration as done:
             returned[rank] = done.value
 
@@ -49,7 +50,7 @@ def run(ranks: Sequence[Generator[list[Collective], Any, T]], ledgers: Sequence[
     while requests:
         if returned:
             raise ValueError(
-                f"ranks {sorted(returned)} ended while others still ask for collectives; yield the same on all ranks"
+                f"ranks {sorted(returned)} ended while others still yield collectives; yield the same on all ranks"
             )
         for rank, ledger in enumerate(ledgers):
             for collective in requests[rank]:
@@ -62,7 +63,7 @@ def run(ranks: Sequence[Generator[list[Collective], Any, T]], ledgers: Sequence[
 
 
 def answers(of_ranks: Sequence[Collective]) -> list[Any]:
-    """Return each rank's result, a separate copy, of one collective that all ranks start.
+    """Return the result of one collective on each rank, by rank; each is a separate copy.
 
     Args:
         of_ranks: the collective as each rank starts it, by rank.
@@ -72,7 +73,9 @@ def answers(of_ranks: Sequence[Collective]) -> list[Any]:
     """
     signatures = {_signature(collective) for collective in of_ranks}
     if len(signatures) > 1:
-        raise ValueError(f"ranks ask for different collectives, {sorted(signatures)}; yield the same on all ranks")
+        raise ValueError(
+            f"ranks ask for different collectives, {sorted(signatures)}; yield the same collectives on all ranks"
+        )
     first = of_ranks[0]
     if isinstance(first, AllReduce):
         total = first.tensor.clone()
@@ -88,7 +91,7 @@ def answers(of_ranks: Sequence[Collective]) -> list[Any]:
 
 
 def echo(collective: Collective, rank: int, world: int) -> Any:
-    """Return the result that a collective would have if all ``world`` ranks started it with these tensors."""
+    """Return the result of a collective on a rank if all ``world`` ranks started it with the same tensors."""
     if isinstance(collective, AllReduce):
         return collective.tensor * world
     if isinstance(collective, AllToAll):

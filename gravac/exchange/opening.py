@@ -18,13 +18,13 @@ Kind = Literal["auto", "thread", "stream"]
 """Kind of executor: a thread (``"thread"``), a GPU's streams (``"stream"``), or chosen by the backend (``"auto"``)."""
 
 
-class Opened(NamedTuple):
-    """An executor, with the link and the device that it was created for.
+class OpenedExecutor(NamedTuple):
+    """An executor, with the speed of the link and the device that it was created for.
 
     Attributes:
-        executor: runs the steps.
+        executor: object that runs jobs and calls.
         link: measured speed of the link; ``None`` if it was not probed, or if there is one rank.
-        device: device of the gradients; ``None`` if that is the CPU, or not known.
+        device: GPU of the gradients; ``None`` if the gradients are on the CPU, or if that is not known.
     """
 
     executor: Executor
@@ -38,10 +38,10 @@ def open_executor(
     agree_group: dist.ProcessGroup | None = None,
     kind: Kind = "auto",
     pace: float | None = None,
-) -> Opened:
-    """Create an executor over a process group, and probe the link. Called on every rank.
+) -> OpenedExecutor:
+    """Create an executor over a process group, and measure the link's speed. Called on every rank.
 
-    A thread gets its own process groups, of the same ranks. Streams use the given groups, so that NCCL gets all
+    A thread gets process groups of its own, with the same ranks. Streams use the given groups, so that NCCL gets all
     collectives of a training loop in a single order.
 
     Args:
@@ -49,7 +49,7 @@ def open_executor(
         group: group of the ranks that average; ``None``: the default group.
         agree_group: group of the ranks that agree on measurements and decisions; ``None``: those that average.
         kind: kind of executor; ``"auto"`` chooses by the backend that exchanges that device's tensors.
-        pace: bits per second at which to emulate a slower link by sleeping; ``None``: the link as it is.
+        pace: bits per second of a slower link to emulate by sleeping; ``None``: the link as it is.
 
     Raises:
         RuntimeError: there is no process group yet, or its backend fits no executor, or not the executor of ``kind``.
@@ -62,18 +62,18 @@ def open_executor(
             )
         averaging = GroupTransport(group or _world(), device=device)
         agreement = None if agree_group is None else GroupTransport(agree_group, device=device)
-        # separate transports, since the probe is not to be in the ledger of the steps
+        # separate transports, so that the ledger of the steps does not count the probe's bytes
         probed_agreement = None if agree_group is None else GroupTransport(agree_group, device=device)
         probe = probe_link(GroupTransport(averaging.group, device=device), device, probed_agreement)
         streams = CudaDevice(device)
-        return Opened(StreamExecutor(averaging, streams, agreement), probe, streams)
+        return OpenedExecutor(StreamExecutor(averaging, streams, agreement), probe, streams)
     transport = GroupTransport if device.type == "cpu" else StagedTransport
     private = private_group(group)
     agreement = None if agree_group is None else GroupTransport(private_group(agree_group), pace)
     probed_agreement = None if agreement is None else transport(agreement.group, pace)
     probe = probe_link(transport(private, pace), device, probed_agreement)
     gpu = None if device.type == "cpu" else CudaDevice(device)
-    return Opened(Fifo(transport(private, pace), agreement), probe, gpu)
+    return OpenedExecutor(Fifo(transport(private, pace), agreement), probe, gpu)
 
 
 def choose_kind(backend: str, device: torch.device, kind: Kind) -> Literal["thread", "stream"]:

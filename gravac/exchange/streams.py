@@ -1,6 +1,6 @@
 # SPDX-FileCopyrightText: 2026 The gravac developers
 # SPDX-License-Identifier: Apache-2.0
-"""The executor for collectives that run on a GPU's streams (NCCL); it works in the calling thread.
+"""The executor for collectives that run on a GPU's streams (NCCL); it has no thread of its own.
 
 Only ``catch_up`` makes the host wait, for work that was queued a step ago. If that takes long, the host checks whether
 another rank failed. There are three kinds of streams:
@@ -33,27 +33,27 @@ from gravac.exchange.group import GroupTransport
 from gravac.guarded import Guarded
 
 FAILED_SECONDS = 5.0
-"""Longest wait for the device after a failure: its streams may wait for a rank that never answers."""
+"""Longest wait for the device after a failure, in seconds: its streams may wait for a rank that never answers."""
 
 SIDE_STREAMS = 3
 """Number of side streams: one for a job that is encoded, one for a job in flight, one for a job that is decoded."""
 
 
-class Stretch(NamedTuple):
-    """Two moments, between which a stream works."""
+class Interval(NamedTuple):
+    """Beginning and end, as events, of a stream's work."""
 
     began: Event
     ended: Event
 
 
 class PendingSums(NamedTuple):
-    """Sums that are being copied to the host.
+    """Sums over the ranks that are being copied to the host.
 
     Attributes:
-        sums: pinned vectors for the sums.
+        sums: vectors in pinned memory, to which the sums are copied.
         arrival: moment at which the sums have been copied.
-        number: number of this agreement, counted from 1.
-        vectors: summed numbers; the device may not have read them yet.
+        number: number of this call of ``agree``, counted from 1.
+        vectors: this rank's numbers, kept because the device may not have read them yet.
     """
 
     sums: list[torch.Tensor]
@@ -63,18 +63,18 @@ class PendingSums(NamedTuple):
 
 
 class StreamExecutor:
-    """Runs a rank's steps on an accelerator's streams; see ``Executor``.
+    """Runs a rank's jobs and calls on an accelerator's streams; see ``Executor``.
 
     Args:
-        transport: transport over the ranks that average; waiting for its collectives must make only a stream wait, not
-            the host.
+        transport: transport over the ranks that average; its ``finish`` must make only the current stream wait, not the
+            host.
         device: device of the gradients.
         agreement: transport over the ranks that agree on measurements and decisions; ``None``: the same ranks.
 
     Attributes:
         transport: transport over the ranks that average.
         ledger: collectives over the ranks that average, and their bytes.
-        host_waits: number of times that the host waited for the device, by ``catch_up`` and by ``drain``.
+        host_waits: number of times that the host waited for the device.
     """
 
     latency = 3
@@ -84,20 +84,20 @@ class StreamExecutor:
         self.transport = transport
         self.rank, self.world, self.ledger = transport.rank, transport.world, transport.ledger
         self.host_waits = 0
-        self._agreement = transport if agreement is None else agreement
-        self.agree_rank, self.agree_world = self._agreement.rank, self._agreement.world
+        self._agree_transport = transport if agreement is None else agreement
+        self.agree_rank, self.agree_world = self._agree_transport.rank, self._agree_transport.world
         self._device = device
-        self._main, self._agreement_stream = device.stream(), device.stream()
-        self._sides = [device.stream() for _ in range(SIDE_STREAMS)]
+        self._main_stream, self._agreement_stream = device.stream(), device.stream()
+        self._side_streams = [device.stream() for _ in range(SIDE_STREAMS)]
         self._next_side = 0
         self._handed_over: list[Event] = []  # moments when tensors of waiting jobs were handed over
         self._job_ends: list[Event] = []  # ends of jobs since the last call
         self._call_end: Event | None = None
-        self._agreements = 0  # started so far
+        self._agreements = 0  # number of calls of ``agree`` so far
         self._catch_up_to: Event | None = None  # moment that the next ``catch_up`` waits for
-        self._agreements_past = 0
-        self._coding: list[Stretch] = []
-        self._exchanging: list[Stretch] = []
+        self._agreements_past = 0  # number of calls of ``agree`` whose sums are on the host
+        self._coding_intervals: list[Interval] = []
+        self._exchange_intervals: list[Interval] = []
         self._failure: BaseException | None = None
         transports = [transport, *([] if agreement is None else [agreement])]
         groups = [getattr(used, "group", None) for used in transports]
@@ -107,29 +107,29 @@ class StreamExecutor:
     # time
 
     def mark(self) -> Event:
-        """Return the current moment of the present stream."""
+        """Return the present moment in the current stream's work."""
         return self._device.record()
 
     def between(self, earlier: Any, later: Any) -> float:
-        """Return the seconds between two moments; both are past."""
+        """Return the seconds from one moment to another; the device has passed both."""
         return float(earlier.elapsed_time(later)) / 1e3
 
     def spent(self) -> Callable[[], tuple[float, float]]:
-        """Count the seconds of coding and exchange since the last call; see ``Executor``."""
-        coding, self._coding = self._coding, []
-        exchanging, self._exchanging = self._exchanging, []
+        """Return a function that tells the seconds of coding and exchange since the last call; see ``Executor``."""
+        coding, self._coding_intervals = self._coding_intervals, []
+        exchanging, self._exchange_intervals = self._exchange_intervals, []
 
         def seconds() -> tuple[float, float]:
-            return sum(self.between(stretch.began, stretch.ended) for stretch in coding), self._covered(exchanging)
+            return sum(self.between(began, ended) for began, ended in coding), self._covered_seconds(exchanging)
 
         return seconds
 
-    def _covered(self, stretches: Sequence[Stretch]) -> float:
-        """Return the seconds that stretches cover together; overlaps count once."""
-        if not stretches:
+    def _covered_seconds(self, intervals: Sequence[Interval]) -> float:
+        """Return the seconds that intervals cover together; overlaps count once."""
+        if not intervals:
             return 0.0
-        origin = stretches[0].began
-        offsets = sorted((self.between(origin, began), self.between(origin, ended)) for began, ended in stretches)
+        origin = intervals[0].began
+        offsets = sorted((self.between(origin, began), self.between(origin, ended)) for began, ended in intervals)
         covered, until = 0.0, offsets[0][0]
         for began, ended in offsets:
             covered += max(0.0, ended - max(began, until))
@@ -143,65 +143,65 @@ class StreamExecutor:
         self._try(fail, lambda: self._call(function))
 
     def exchange(self, job: Job, fail: Fail, device: torch.device, one_round: Callable[[], bool]) -> None:
-        """Run a job on the next side stream."""
+        """Run a job on the next side stream, after the last call and the work on the job's tensors."""
         self._try(fail, lambda: self._run(job))
 
     def launch(self, collectives: list[Collective]) -> list[Any]:
-        """Start collectives on the present stream, which waits for them; return their results."""
+        """Start collectives on the current stream, which waits for the results; return the results."""
         return self.transport.finish(self.transport.launch(collectives))
 
     def finish(self, started: list[Any]) -> list[Any]:
-        """Return the results of started collectives."""
+        """Return the results that ``launch`` returned."""
         return started
 
     def agree(self, vectors: Sequence[Sequence[Number]]) -> PendingSums:
-        """Start to sum vectors of numbers over the ranks that agree, and to copy the sums to the host."""
+        """Start to sum vectors over the ranks that agree, and to copy the sums to the host; return these sums."""
         called = self._device.record()
         with self._on(self._agreement_stream):
             self._device.follow(called)
             reduces = [AllReduce(self._vector(numbers)) for numbers in vectors]
-            self._agreement.finish(self._agreement.launch([*reduces]))
+            self._agree_transport.finish(self._agree_transport.launch([*reduces]))
             sums = [self._device.pinned(each.tensor).copy_(each.tensor, non_blocking=True) for each in reduces]
             self._agreements += 1
             self._catch_up_to = self._device.record()
             return PendingSums(sums, self._catch_up_to, self._agreements, vectors)
 
     def agreed(self, started: PendingSums) -> list[list[float]]:
-        """Return the sums; the host waits only for sums that were started in this step, in a restored run."""
+        """Return the sums, as lists; the host waits only if they were started in this step, as in a restored run."""
         if started.number > self._agreements_past:
             self.host_waits += 1
             self._wait(started.arrival)
         return [vector.tolist() for vector in started.sums]
 
     def everywhere(self, finite: Verdict) -> Verdict:
-        """Return whether a verdict is true on all ranks that agree; the present stream waits for them, not the host."""
-        if self._agreement is self.transport:
+        """Return whether a verdict is true on all ranks that agree; only the current stream waits for these ranks."""
+        if self._agree_transport is self.transport:
             return finite
         called = self._device.record()
         with self._on(self._agreement_stream):
             self._device.follow(called)
             number = AllReduce(self._vector([finite.double() if isinstance(finite, torch.Tensor) else float(finite)]))
-            self._agreement.finish(self._agreement.launch([number]))
+            self._agree_transport.finish(self._agree_transport.launch([number]))
             ended = self._device.record()
         self._device.follow(ended)
         return number.tensor[0] == self.agree_world
 
     def judge(self, finite: torch.Tensor) -> Verdict:
-        """Return the scalar (0-d tensor) itself: the host must not look."""
+        """Return the scalar (0-d tensor) itself: the host must not look at it."""
         return finite
 
     def to_host(self, verdicts: torch.Tensor) -> torch.Tensor:
-        """Copy a bool tensor, any shape, to pinned memory; the host may read it after two calls of ``catch_up``."""
+        """Copy a bool tensor, of any shape, to pinned memory; the host may read it after two calls of ``catch_up``."""
         return self._device.pinned(verdicts).copy_(verdicts, non_blocking=True)
 
     def numbers(self, numbers: Sequence[Number]) -> list[Number]:
-        """Return the scalars (0-d tensors) themselves: the host must not look."""
+        """Return the scalars (0-d tensors) themselves: the host must not look at them."""
         return [*numbers]
 
     def catch_up(self) -> None:
-        """Let the host wait for all work that preceded the previous ``catch_up``, and for all sums since then.
+        """Make the host wait for all work that preceded the previous ``catch_up``, and for all sums started since then.
 
-        The wait is short: the device has worked on the step between the two calls meanwhile.
+        The wait is short: the device has had the step between the two calls to do that work.
         """
         if self._catch_up_to is not None:
             self.host_waits += 1
@@ -213,23 +213,23 @@ class StreamExecutor:
             self._catch_up_to = self._device.record()
 
     def order(self) -> None:
-        """Make the present stream wait for all work that was handed over; the host does not wait."""
+        """Make the current stream wait for all jobs and calls handed over so far; the host does not wait."""
         self.join()
 
     def join(self) -> None:
-        """Make the present stream wait for all work of the other streams so far; the host does not wait."""
+        """Make the current stream wait for all jobs and calls so far, on other streams; the host does not wait."""
         for event in (*self._job_ends, *([self._call_end] if self._call_end else ())):
             self._device.follow(event)
 
     def drain(self, seconds: float | None = None) -> bool:
-        """Wait until the device has done all work that was handed over, for at most ``seconds``; return whether it has.
+        """Wait until the device has run all jobs and calls, for at most ``seconds``; return whether it has.
 
         After a failure, wait for at most ``FAILED_SECONDS``.
 
         Raises:
             ExchangeError: another rank failed.
         """
-        with self._on(self._main):
+        with self._on(self._main_stream):
             self.order()
             end = self._device.record()
         self.host_waits += 1
@@ -238,20 +238,20 @@ class StreamExecutor:
         return self._wait(end, seconds)
 
     def abandon(self, failure: BaseException) -> None:
-        """Refuse all later work, and tell the other ranks; the device finishes the work that it has."""
+        """Make all later jobs and calls fail, and tell the other ranks; the device finishes the work that it has."""
         if self._failure is None:
             self._failure = failure
             self._failures.report(failure)
 
     def close(self) -> None:
-        """Refuse all later work; there is no thread to end."""
+        """Make all later jobs and calls fail; there is no thread to end."""
         self._failure = self._failure or RuntimeError("the compressor is closed: make a new one")
         self._failures.linger()
 
     # within
 
     def _wait(self, event: Event, seconds: float | None = None) -> bool:
-        """Wait for a moment, for at most ``seconds``; return whether it is past.
+        """Make the host wait until the device reaches a moment, for at most ``seconds``; return whether it has.
 
         Raises:
             ExchangeError: another rank failed.
@@ -268,12 +268,13 @@ class StreamExecutor:
                 looked = current
                 if (report := self._failures.look()) is not None:
                     raise ExchangeError(f"rank {self.rank} of {self.world} got no answer: {report}")
-        event.synchronize()  # returns at once, and shows the wait to tools that watch what the host waits for
+        event.synchronize()  # returns at once; tools that record the host's waits see this call
         return True
 
     def _call(self, function: Callable[[], None]) -> None:
+        """Call a function on the main stream, which first waits for the caller's stream and for all jobs."""
         current = self._device.record()
-        with self._on(self._main):
+        with self._on(self._main_stream):
             self._device.follow(current)
             self.order()
             self._job_ends.clear()
@@ -281,8 +282,9 @@ class StreamExecutor:
             self._call_end = self._device.record()
 
     def _run(self, job: Job) -> None:
+        """Run a job on a side stream, which first waits for the last call, and for the job's tensors."""
         self._handed_over.append(self._device.record())
-        with self._on(self._sides[self._next_side]):
+        with self._on(self._side_streams[self._next_side]):
             for event in (*([self._call_end] if self._call_end else ()), *self._handed_over):
                 self._device.follow(event)
             if self._drive(job):
@@ -291,7 +293,7 @@ class StreamExecutor:
                 self._next_side = (self._next_side + 1) % SIDE_STREAMS
 
     def _drive(self, job: Job) -> bool:
-        """Run a job to its end; return False if it yielded no collectives, since its group waits for later groups."""
+        """Run a job to its end; return False if it yielded no collectives, as when its group waits for later groups."""
         began = self._device.record()
         try:
             requests = next(job)
@@ -299,18 +301,18 @@ class StreamExecutor:
             return False
         while True:
             sent = self._device.record()
-            self._coding.append(Stretch(began, sent))
+            self._coding_intervals.append(Interval(began, sent))
             try:
-                answers = self.transport.finish(self.transport.launch(requests))
+                results = self.transport.finish(self.transport.launch(requests))
             except Exception as failure:
                 job.throw(failure)  # the job adds the names of the exchanged tensors
                 raise
             began = self._device.record()
-            self._exchanging.append(Stretch(sent, began))
+            self._exchange_intervals.append(Interval(sent, began))
             try:
-                requests = job.send(answers)
+                requests = job.send(results)
             except StopIteration:
-                self._coding.append(Stretch(began, self._device.record()))
+                self._coding_intervals.append(Interval(began, self._device.record()))
                 return True
 
     def _try(self, fail: Fail, function: Callable[[], None]) -> None:
@@ -334,7 +336,7 @@ class StreamExecutor:
             yield
 
     def _vector(self, numbers: Sequence[Number]) -> torch.Tensor:
-        """Return numbers, some on the host and some on the device, as a flat float64 tensor on the device."""
+        """Return numbers of the host and 0-d tensors of the device as a flat float64 tensor on the device, in order."""
         runs = []
         for on_device, run in groupby(numbers, key=lambda number: isinstance(number, torch.Tensor)):
             if on_device:

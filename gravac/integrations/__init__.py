@@ -1,3 +1,3 @@
 # SPDX-FileCopyrightText: 2026 The gravac developers
 # SPDX-License-Identifier: Apache-2.0
-"""Integrations of training frameworks over DDP. Each uses gravac as a user does; ``sources`` feeds the engine."""
+"""Integrations of training frameworks that train by DDP. Each uses only gravac's public API, as a user does."""

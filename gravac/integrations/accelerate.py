@@ -1,6 +1,6 @@
 # SPDX-FileCopyrightText: 2026 The gravac developers
 # SPDX-License-Identifier: Apache-2.0
-"""Hugging Face Accelerate: a call after ``prepare``; ``save_state`` and ``load_state`` then include gravac's states."""
+"""Hugging Face Accelerate: call ``attach`` after ``prepare``; ``save_state`` then includes gravac's states."""
 
 from __future__ import annotations
 
@@ -41,26 +41,26 @@ def attach(
     on_resize: OnResize = "mean",
     **settings: Any,
 ) -> AdaptiveCompressor:
-    """Compress the exchange of a prepared model. Called on every rank, after ``prepare`` and before ``load_state``.
+    """Attach a new compressor to a prepared model. Called on every rank, after ``prepare`` and before ``load_state``.
 
     During outer steps, ``save_state`` and ``get_state_dict`` return the weights that all ranks share; each rank's own
-    weights and optimizer state are among gravac's states. Call ``compressor.synchronize()`` after the last step: it
-    exchanges what ranks learned since the newest exchange.
+    weights and optimizer state are among gravac's states. Call ``compressor.synchronize()`` after the last step, to
+    average what the ranks learned since the newest exchange.
 
     Args:
         accelerator: accelerator that prepared the model; its ``save_state`` writes every rank's state into the folder
             ``gravac`` of the checkpoint, and its ``load_state`` reads them.
         model: the model that ``prepare`` returned.
         optimizer: the optimizer that ``prepare`` returned.
-        every: number of steps from one exchange to the next: 1 averages gradients in each step; with 10 ranks train
-            apart for ten steps; with ``(1, 100)`` the controller decides. ``None``: the policy's, without a policy 1.
-        on_resize: what becomes of residuals at another number of ranks: ``"mean"``, ``"keep"`` or ``"drop"``; see
+        every: number of steps from one exchange to the next. 1: gradients are averaged in each step; 10: ranks train on
+            their own for ten steps; ``(1, 100)``: the controller decides between these bounds. ``None``: the policy's
+            number; 1 without a policy.
+        on_resize: what becomes of residuals if another number of ranks loads: ``"mean"``, ``"keep"`` or ``"drop"``; see
             ``gravac.checkpoint.load``.
         settings: arguments of ``AdaptiveCompressor``, or of its ``from_policy`` with ``policy``.
 
     Returns:
-        The compressor; close it after training. If there is a single process, it is attached to nothing, with a
-        warning.
+        The compressor; close it after training. In a single process it is attached to nothing, and a warning says so.
 
     Raises:
         SettingsError: a setting is wrong.
@@ -84,7 +84,7 @@ def attach(
         to_load[:] = [] if folder is None else [folder]
 
     def load_after_optimizer(_: torch.optim.Optimizer) -> None:
-        # Accelerate loads weights, then the optimizer, as rank 0 saved them: each rank's own come last
+        # Accelerate first loads the weights and optimizer that rank 0 saved; each rank's own must come last
         if to_load:
             load_if_present(to_load.pop(), compressor, on_resize)
 
@@ -97,9 +97,9 @@ def attach(
 def connect(
     accelerator: Accelerator, model: object, optimizer: torch.optim.Optimizer, compressor: AdaptiveCompressor
 ) -> DistributedDataParallel:
-    """Attach a compressor to a prepared model, and return the DDP module.
+    """Attach a compressor to a prepared model; return the model's DistributedDataParallel module.
 
-    The compressor gets the accelerator's scaler, and torch's own optimizer, since Accelerate's has no hooks.
+    The compressor gets the accelerator's scaler, and torch's own optimizer, since Accelerate's wrapper has no hooks.
 
     Raises:
         TypeError: the model is not a DistributedDataParallel module.
@@ -123,7 +123,7 @@ def report_losses(accelerator: Accelerator, compressor: AdaptiveCompressor) -> N
 
 
 def torch_optimizer(optimizer: torch.optim.Optimizer) -> torch.optim.Optimizer:
-    """Return torch's optimizer within the optimizer that ``prepare`` returned."""
+    """Return torch's own optimizer, which the optimizer returned by ``prepare`` wraps."""
     inner = getattr(optimizer, "optimizer", optimizer)
     assert isinstance(inner, torch.optim.Optimizer)
     return inner
@@ -138,9 +138,9 @@ def load_if_present(folder: Path, compressor: AdaptiveCompressor, on_resize: OnR
 
 
 def state_folder(checkpoint: str, models: Sequence[torch.nn.Module], ddp: DistributedDataParallel) -> Path | None:
-    """Return the folder of a model's states in a checkpoint; ``None`` if the accelerator no longer has the model.
+    """Return the folder of gravac's states in a checkpoint; ``None`` if the accelerator no longer has the model.
 
-    The folder's name has the model's number from the second model on, as Accelerate's own files have.
+    From the second model on, the folder's name ends with the model's number, as names of Accelerate's own files do.
 
     Args:
         checkpoint: folder of the checkpoint.

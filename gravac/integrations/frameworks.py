@@ -1,6 +1,6 @@
 # SPDX-FileCopyrightText: 2026 The gravac developers
 # SPDX-License-Identifier: Apache-2.0
-"""Functions that the integrations of training frameworks share. Integrations use gravac's public API alone."""
+"""Functions that the integrations of training frameworks share. Integrations use only gravac's public API."""
 
 import functools
 import math
@@ -17,29 +17,29 @@ from gravac.settings import SettingsError
 FOLDER = "gravac"
 """Name of the folder in a framework's checkpoint, or of the key in its single file, that holds all ranks' states."""
 
-STEP = "gravac_step/"
-"""Prefix of the names of numbers that a framework logs."""
+METRIC_PREFIX = "gravac_step/"
+"""Prefix of the names of gravac's numbers in a framework's log."""
 
 Every = int | tuple[int, int] | None
 """Number of steps from one exchange to the next, or the bounds that the controller decides between. ``None``: the
-policy's, without a policy 1."""
+policy's number; 1 without a policy."""
 
 Recipe = Callable[..., AdaptiveCompressor]
-"""Function that returns a new compressor; takes the run's number of training steps, if known: see ``_build``."""
+"""Function that returns a new compressor, given the run's number of training steps, if known; see ``_build``."""
 
 
 def recipe(settings: Mapping[str, Any], on_resize: OnResize, every: Every = None) -> Recipe:
-    """Return a function that builds a compressor with these settings, for each start of training.
+    """Return a function that creates a compressor with the given settings; called at each start of training.
 
     The function can be pickled if the settings can.
 
     Args:
         settings: arguments of ``AdaptiveCompressor``, or of its ``from_policy`` if ``policy`` is among them.
-        on_resize: what becomes of residuals at another number of ranks; see ``gravac.checkpoint.load``.
+        on_resize: what becomes of residuals if another number of ranks loads; see ``gravac.checkpoint.load``.
         every: number of steps from one exchange to the next; see ``Every``.
 
     Raises:
-        SettingsError: a setting, or ``on_resize``, is wrong. Raised here, not only when training starts.
+        SettingsError: a setting, or ``on_resize``, is wrong; raised at once, not only when training starts.
     """
     check_on_resize(on_resize)
     if "policy" not in settings:
@@ -47,35 +47,37 @@ def recipe(settings: Mapping[str, Any], on_resize: OnResize, every: Every = None
     elif every is None:
         setup = functools.partial(AdaptiveCompressor.from_policy, **settings)
     else:
-        raise SettingsError(f"every: {every!r} beside a policy, which says how often; set every in the policy")
+        raise SettingsError(
+            f"every: {every!r} was given beside a policy, which has this setting itself; set every in the policy"
+        )
     setup()
     return functools.partial(_build, setup)
 
 
 def _build(setup: functools.partial[AdaptiveCompressor], training_steps: float = math.inf) -> AdaptiveCompressor:
-    """Build a compressor for a run of a number of training steps.
+    """Create a compressor for a run of ``training_steps`` training steps.
 
     The number becomes the setting ``total_steps`` if the user set ``probe`` without ``total_steps``. Other runs do not
     use the number, and must not be refused because ranks counted their batches differently.
 
     Args:
-        setup: the class with the user's settings.
+        setup: function that creates a compressor with the user's settings.
         training_steps: number of training steps, as the framework counts them; infinite or not positive if the
             framework does not know the number.
     """
     settings = setup.keywords
-    needed = settings.get("probe") is not None and settings.get("total_steps") is None
-    if needed and 0 < training_steps < math.inf:
+    needs_total_steps = settings.get("probe") is not None and settings.get("total_steps") is None
+    if needs_total_steps and 0 < training_steps < math.inf:
         return setup(total_steps=int(training_steps))
     return setup()
 
 
 def data_parallel(model: object, setting: str) -> DistributedDataParallel:
-    """Return the DistributedDataParallel module that a framework trains, also if the module is compiled.
+    """Return the DistributedDataParallel module that a framework trains, without the wrapper of ``torch.compile``.
 
     Args:
         model: the model that the framework trains.
-        setting: the framework's setting that chose how to train, for the message.
+        setting: name and content of the framework's setting that chose how to train, for the message.
 
     Raises:
         TypeError: the framework does not train by DistributedDataParallel.
@@ -84,30 +86,33 @@ def data_parallel(model: object, setting: str) -> DistributedDataParallel:
     if isinstance(inner, DistributedDataParallel):
         return inner
     raise TypeError(
-        f"{setting}: gravac compresses what DistributedDataParallel exchanges, and the model that is trained is a "
+        f"{setting}: gravac compresses what DistributedDataParallel exchanges, but the framework trains a "
         f"{type(inner).__name__}; train with DDP, or without gravac"
     )
 
 
 def warn_of_one_process(framework: str) -> None:
-    """Warn that a single process exchanges nothing, so that training continues without gravac."""
+    """Warn that a framework trains in a single process, which exchanges nothing, so that gravac does nothing."""
     warnings.warn(
-        f"gravac: {framework} trains in one process, which exchanges nothing: training goes on without gravac",
+        f"gravac: {framework} trains in one process, which exchanges nothing: training continues without gravac",
         stacklevel=3,
     )
 
 
 def warn_of_missing_state(checkpoint: str) -> None:
-    """Warn that training continues from a checkpoint of a run without gravac: no rank has a residual yet."""
-    warnings.warn(f"gravac: {checkpoint} holds no state of gravac's: residuals and the search begin anew", stacklevel=3)
+    """Warn that a checkpoint has no states of gravac's, so that residuals and the controller's search begin anew."""
+    warnings.warn(
+        f"gravac: {checkpoint} holds no state of gravac's: residuals and the controller's search begin anew",
+        stacklevel=3,
+    )
 
 
 def metrics(compressor: AdaptiveCompressor) -> dict[str, float]:
-    """Return the numbers of the newest step that a framework's loggers show, except those that are not known yet.
+    """Return numbers of the newest step, by name, for a framework's loggers; numbers not known yet are left out.
 
     ``gravac_step/cf`` is the compression factor in force, ``gravac_step/gain`` the share of the gradient's energy that
-    was sent, ``gravac_step/wire_ratio`` dense float32 bytes over bytes sent. They are the same on all ranks. No tag of
-    gravac's own log has this prefix: its charts would look for the band of a gain that has none.
+    was sent, ``gravac_step/wire_ratio`` dense float32 bytes / bytes sent. The numbers are the same on all ranks.
+    Gravac's own log uses another prefix, since its charts expect a range beside each gain.
     """
     numbers = {"cf": compressor.cf, "gain": compressor.gain, "wire_ratio": compressor.wire_ratio}
-    return {STEP + name: number for name, number in numbers.items() if number is not None}
+    return {METRIC_PREFIX + name: number for name, number in numbers.items() if number is not None}

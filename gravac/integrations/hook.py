@@ -1,9 +1,9 @@
 # SPDX-FileCopyrightText: 2026 The gravac developers
 # SPDX-License-Identifier: Apache-2.0
-"""A communication hook and its state, for frameworks that take both and register them on a DDP module themselves.
+"""A communication hook and its state, for frameworks that register hook and state on a DDP module themselves.
 
-The state holds settings, so that it can be sent to the processes that train; each process builds its compressor from
-them.
+The state holds settings, so that it can be sent to the processes that train; each process creates a compressor with
+these settings.
 """
 
 from typing import TYPE_CHECKING, Any
@@ -11,14 +11,14 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch._C._distributed_c10d import GradBucket
 
-from gravac.sources.ddp import failed
+from gravac.sources.ddp import failed_future
 
 if TYPE_CHECKING:
     from gravac.adaptive import AdaptiveCompressor
 
 
 class HookState:
-    """The state of ``gravac.hook``: settings, and in a process that trains, the compressor built from them.
+    """The state of ``gravac.hook``: settings, and in a process that trains, the compressor with these settings.
 
     Args:
         settings: keyword arguments of ``AdaptiveCompressor``, which are checked at once.
@@ -41,20 +41,23 @@ class HookState:
 
     @property
     def compressor(self) -> "AdaptiveCompressor":
-        """The compressor; built at the first access, at the latest for the first bucket."""
+        """The compressor; created at the first access, at the latest for the first bucket of gradients."""
         if self._compressor is None:
             self._compressor = _build(self._settings)
         return self._compressor
 
     def bind(self, module: torch.nn.Module) -> None:
-        """Learn parameter names, see ``AdaptiveCompressor.bind``. Called on every rank, before the first backward."""
+        """Give the compressor the module's parameter names; see ``AdaptiveCompressor.bind``.
+
+        Called on every rank, before the first backward.
+        """
         self.compressor.bind(module)
 
     def __getstate__(self) -> dict[str, Any]:
         if self._compressor is not None:
             raise TypeError(
                 "HookState: its compressor was made, and cannot be copied or pickled; send the state to other "
-                "processes before that, and save a run by gravac.checkpoint.save(directory, state.compressor)"
+                "processes before, and save a run by gravac.checkpoint.save(directory, state.compressor)"
             )
         return dict(self.__dict__)
 
@@ -63,12 +66,12 @@ def hook(state: HookState, bucket: GradBucket) -> torch.futures.Future[torch.Ten
     """The DDP communication hook: ``ddp.register_comm_hook(gravac.HookState(...), gravac.hook)``.
 
     Args:
-        state: settings, and the compressor built from them.
+        state: settings, and the compressor with these settings.
         bucket: gradients that are ready, concatenated in a flat buffer.
 
     Returns:
-        A future of the bucket's flat buffer with the mean over the ranks; if the exchange fails, the future fails in
-        ``backward()``.
+        A future of the bucket's flat buffer, which then holds the mean over the ranks; if the exchange fails,
+        ``backward()`` raises the failure.
     """
     try:
         if not isinstance(state, HookState):
@@ -78,7 +81,7 @@ def hook(state: HookState, bucket: GradBucket) -> torch.futures.Future[torch.Ten
             )
         compressor = state.compressor
     except Exception as failure:
-        return failed(failure)
+        return failed_future(failure)
     return compressor.hook(None, bucket)
 
 

@@ -1,6 +1,6 @@
 # SPDX-FileCopyrightText: 2026 The gravac developers
 # SPDX-License-Identifier: Apache-2.0
-"""Hugging Face's Trainer: ``trainer.add_callback(GravacCallback(trainer, ...))``."""
+"""A callback for Hugging Face's Trainer: ``trainer.add_callback(GravacCallback(trainer, ...))``."""
 
 import functools
 import weakref
@@ -22,17 +22,18 @@ class GravacCallback(TrainerCallback):
 
     During outer steps, the Trainer evaluates and saves the weights that all ranks share; each rank's own weights and
     optimizer state are among gravac's states. With ``average_tokens_across_devices``, the Trainer's default, the ranks
-    still sum a number in each step.
+    still sum the number of tokens in each step.
 
     Args:
-        trainer: the Trainer that the callback is added to. Its callbacks get neither the wrapped model, nor the scaler,
-            nor the checkpoint that training continues from.
-        every: number of steps from one exchange to the next: 1 averages gradients in each step; with 10 ranks train
-            apart for ten steps; with ``(1, 100)`` the controller decides. ``None``: the policy's, without a policy 1.
-        on_resize: what becomes of residuals at another number of ranks: ``"mean"``, ``"keep"`` or ``"drop"``; see
+        trainer: the Trainer that the callback is added to. The callback reads the wrapped model, the scaler and the
+            checkpoint from the Trainer, which does not pass them to callbacks.
+        every: number of steps from one exchange to the next. 1: gradients are averaged in each step; 10: ranks train on
+            their own for ten steps; ``(1, 100)``: the controller decides between these bounds. ``None``: the policy's
+            number; 1 without a policy.
+        on_resize: what becomes of residuals if another number of ranks loads: ``"mean"``, ``"keep"`` or ``"drop"``; see
             ``gravac.checkpoint.load``.
         settings: arguments of ``AdaptiveCompressor``, or of its ``from_policy`` with ``policy``. With ``probe`` and
-            without ``total_steps``, ``total_steps`` is the Trainer's number of training steps.
+            without ``total_steps``, ``total_steps`` becomes the Trainer's number of training steps.
 
     Attributes:
         compressor: compressor of the newest ``train``; ``None`` before it, and if there is a single process.
@@ -46,24 +47,26 @@ class GravacCallback(TrainerCallback):
         self._build = recipe(settings, on_resize, every)
         self._on_resize = on_resize
         self._trainer = trainer
-        self._resumed: Path | None = None
-        self._attached: weakref.ref[DistributedDataParallel] | None = None
+        self._checkpoint: Path | None = None
+        self._attached_ddp: weakref.ref[DistributedDataParallel] | None = None
         train = trainer.train
 
         @functools.wraps(train)
-        def train_and_note(resume_from_checkpoint: str | bool | None = None, *others: Any, **named: Any) -> Any:
+        def train_and_store_checkpoint(
+            resume_from_checkpoint: str | bool | None = None, *arguments: Any, **named: Any
+        ) -> Any:
             checkpoint = resume_from_checkpoint
             if checkpoint is True:
                 checkpoint = get_last_checkpoint(trainer.args.output_dir)
-            self._resumed = Path(checkpoint) if checkpoint else None
-            return train(resume_from_checkpoint, *others, **named)
+            self._checkpoint = Path(checkpoint) if checkpoint else None
+            return train(resume_from_checkpoint, *arguments, **named)
 
-        trainer.train = train_and_note
+        trainer.train = train_and_store_checkpoint
 
     def on_train_begin(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **unused: Any
     ) -> None:
-        """Attach a new compressor to the model that the Trainer prepared, and load the checkpoint's states.
+        """Attach a new compressor to the model that the Trainer prepared, and load the checkpoint's states, if any.
 
         Raises:
             TypeError: the Trainer does not train with DistributedDataParallel.
@@ -76,13 +79,13 @@ class GravacCallback(TrainerCallback):
             return
         compressor = self._build(state.max_steps)
         ddp = connect(accelerator, self._trainer.model_wrapped, self._trainer.optimizer, compressor)
-        self.compressor, self._attached = compressor, weakref.ref(ddp)
-        if self._resumed is not None:
-            load_if_present(self._resumed / FOLDER, compressor, self._on_resize)
+        self.compressor, self._attached_ddp = compressor, weakref.ref(ddp)
+        if self._checkpoint is not None:
+            load_if_present(self._checkpoint / FOLDER, compressor, self._on_resize)
 
     def on_step_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **unused: Any) -> None:
-        """Exchange what ranks learned apart, after the last step; the Trainer evaluates and saves afterwards."""
-        if self._attached is not None and self.compressor is not None and control.should_training_stop:
+        """End the round of outer steps with an exchange after the last step, before the Trainer evaluates and saves."""
+        if self._attached_ddp is not None and self.compressor is not None and control.should_training_stop:
             self.compressor.synchronize()
 
     def on_log(
@@ -94,14 +97,14 @@ class GravacCallback(TrainerCallback):
         **unused: Any,
     ) -> None:
         """Report the logged loss to the compressor, and log gravac's numbers to all trackers of the Trainer."""
-        if self._attached is not None and self.compressor is not None and logs is not None and "loss" in logs:
+        if self._attached_ddp is not None and self.compressor is not None and logs is not None and "loss" in logs:
             self.compressor.loss(logs["loss"])
             self._trainer.log(metrics(self.compressor))
 
     def on_save(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **unused: Any) -> None:
-        """Save all ranks' states into the checkpoint's folder, which the Trainer later removes as a whole."""
+        """Save all ranks' states in a folder of the Trainer's checkpoint, with which the Trainer removes them later."""
         resumable = not args.save_only_model and not state.is_hyper_param_search
-        if self._attached is not None and self.compressor is not None and resumable:
+        if self._attached_ddp is not None and self.compressor is not None and resumable:
             save(Path(args.output_dir, f"checkpoint-{state.global_step}", FOLDER), self.compressor)
 
     def on_train_end(
@@ -109,8 +112,8 @@ class GravacCallback(TrainerCallback):
     ) -> None:
         """Detach and close the compressor: the Trainer trains the same model if ``train`` is called again.
 
-        After outer steps the ranks' weights are made equal. If the Trainer loaded its best model at the end, all ranks
-        then have the best model's weights.
+        After outer steps this makes the ranks' weights equal. If the Trainer loaded its best model at the end, all
+        ranks then have the best model's weights.
         """
         self._detach(exchange=True)
 
@@ -118,21 +121,21 @@ class GravacCallback(TrainerCallback):
         """Detach the compressor from the model, and close it.
 
         Args:
-            exchange: whether ranks exchange weights after outer steps, to be equal; not after an exception, which may
+            exchange: whether the ranks make their weights equal after outer steps; False after an exception, which may
                 have left ranks at different steps.
         """
-        if self._attached is None or self.compressor is None:
+        if self._attached_ddp is None or self.compressor is None:
             return
         if not exchange:
             self.compressor.close()
         if self._is_attached:
             self.compressor.detach()
         self.compressor.close()
-        self._attached = None
+        self._attached_ddp = None
 
     @property
     def _is_attached(self) -> bool:
-        """True if the compressor is attached to the Trainer's model; after an exception that may be another model."""
-        ddp = None if self._attached is None else self._attached()
+        """True if the Trainer still has the model that the compressor was attached to: not after some exceptions."""
+        ddp = None if self._attached_ddp is None else self._attached_ddp()
         wrapped = self._trainer.model_wrapped
         return ddp is not None and ddp is getattr(wrapped, "_orig_mod", wrapped)

@@ -2,9 +2,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Measures the network between ranks (latency of a message, bandwidth) and the speed of a copy, for the cost model.
 
-Under torchrun the command measures between torchrun's ranks. Otherwise the command starts workers on this machine,
-which talk over emulated links or over the loopback interface. Loopback describes this machine only, and no network. A
-measurement takes seconds.
+Under torchrun, ``gravac calibrate`` measures between torchrun's ranks. Otherwise the command starts workers on this
+machine, which communicate over emulated links or over the loopback interface. Numbers of the loopback interface hold
+for this machine only, and for no network. A measurement takes seconds.
 """
 
 from __future__ import annotations
@@ -34,39 +34,41 @@ from gravac.lab.links import network as links
 from gravac.lab.provenance import Stamp
 from gravac.settings import Settings, SettingsError
 
-SIZES = (256, 4096, 65_536, 1_048_576, 8_388_608, 33_554_432)
-"""Bytes of the all-reduces, smallest first; sizes that are likely to take longer than ``LONGEST`` are not tried."""
+ALL_REDUCE_BYTES = (256, 4096, 65_536, 1_048_576, 8_388_608, 33_554_432)
+"""Payload bytes of the all-reduces to time, ascending; sizes that probably take over ``LONGEST_S`` are skipped."""
 
-REPEATS = 7
+TIMED_REPEATS = 7
 """Number of timed all-reduces of each size; 3 are timed if an all-reduce of the previous size took 0.1 s or more."""
 
-LONGEST = 1.5
-"""Seconds that the longest all-reduce is allowed to take."""
+LONGEST_S = 1.5
+"""Maximum seconds of an all-reduce: if the next size would probably take longer, the measurement stops before it."""
 
 COPY_BYTES = 33_554_432
 """Bytes of the tensor whose copy is timed."""
 
-PATIENCE = 60.0
-"""Seconds after which the parent gives up waiting for its workers."""
+PATIENCE_S = 60.0
+"""Seconds after which the parent process kills its workers, and the calibration fails."""
 
-Say = Callable[[str], None]
+PrintLine = Callable[[str], None]
+"""Function that shows a line of text about the progress."""
 
 
 class Calibration(Settings):
-    """Measured speed of a network between ranks, and of a copy.
+    """Result of ``gravac calibrate``: speed of the network between ranks, and speed of copying a tensor in memory.
 
     Attributes:
-        alpha: latency of a message in seconds.
-        bandwidth: bits per second of a rank's link.
+        alpha: latency of a message, in seconds.
+        bandwidth: bandwidth of each rank's link, in bits per second.
         copy_bytes_per_s: bytes of a tensor / seconds that a copy of the tensor takes.
-        workers: number of ranks.
+        workers: number of ranks that measured.
         backend: torch.distributed's backend, such as ``"gloo"``.
-        device: type of the device that held the tensors.
-        where: ``"torchrun"`` (ranks that a launcher started), ``"loopback"``, or ``"emulated"`` (emulated links).
+        device: type of the device of the tensors, ``"cpu"`` or ``"cuda"``.
+        where: kind of network: ``"torchrun"`` (between ranks that a launcher started), ``"loopback"`` (the loopback
+            interface of one machine), or ``"emulated"`` (emulated links).
         link: the emulated link as text, such as ``"100mbit"``; empty if no link was emulated.
-        sizes: bytes of the measured all-reduces.
-        seconds: median seconds of each all-reduce.
-        stamp: version of the code, time of the measurement and speed of the machine; ``None`` in older files.
+        sizes: payload bytes of each timed all-reduce.
+        seconds: median seconds of each timed all-reduce, on the slowest rank.
+        stamp: commit of the code, time of the measurement and speed of the machine; ``None`` in older files.
     """
 
     alpha: float = Field(ge=0, allow_inf_nan=False)
@@ -83,20 +85,20 @@ class Calibration(Settings):
 
     @property
     def network(self) -> Network:
-        """Return the network for the cost model."""
+        """The measured latency and bandwidth, as the network of the cost model."""
         return Network(self.alpha, self.bandwidth)
 
     def machine(self, overlap: float = 0.9) -> Machine:
-        """Return the machine for the cost model.
+        """Return the machine of the cost model, with the measured speed of a copy.
 
         Args:
-            overlap: fraction of backward that hides exchange, which a calibration does not measure.
+            overlap: fraction of backward that can hide the exchange, 0 to 1; a calibration does not measure it.
         """
         return Machine(self.copy_bytes_per_s, overlap)
 
 
 def read_calibration(path: Path) -> Calibration:
-    """Read a file that ``gravac calibrate --json`` wrote.
+    """Return the calibration in a file that ``gravac calibrate --json`` wrote.
 
     Raises:
         ValueError: the file is no calibration; names the file and the field.
@@ -105,14 +107,16 @@ def read_calibration(path: Path) -> Calibration:
     try:
         content = json.loads(path.read_text())
         if not isinstance(content, dict):
-            raise SettingsError("no JSON object")
+            raise SettingsError("no JSON object in the file")
         return Calibration(**content)
     except ValueError as error:
         raise ValueError(f"calibration: {path}: {error}; write one with gravac calibrate --json {path}") from None
 
 
 def fit_line(sizes: tuple[int, ...], seconds: tuple[float, ...], world: int) -> tuple[float, float]:
-    """Return latency of a message (s) and bandwidth (bit/s) of ring all-reduces, by least squares of relative errors.
+    """Fit a line to times of ring all-reduces; return latency of a message (seconds) and bandwidth (bits per second).
+
+    The fit minimizes the squares of relative errors.
 
     Args:
         sizes: payload bytes of the all-reduces, at least two different sizes.
@@ -120,7 +124,7 @@ def fit_line(sizes: tuple[int, ...], seconds: tuple[float, ...], world: int) -> 
         world: number of ranks.
 
     Raises:
-        ValueError: larger all-reduces took no longer, so no bandwidth follows.
+        ValueError: larger all-reduces took no longer than smaller ones, so the bandwidth cannot be computed.
 
     Example:
         >>> latency, bandwidth = fit_line((1000, 1_001_000), (0.001, 0.081), world=2)  # 1 MB more takes 80 ms more
@@ -139,95 +143,114 @@ def fit_line(sizes: tuple[int, ...], seconds: tuple[float, ...], world: int) -> 
     return float(alpha), float(1e9 / per_gigabit)
 
 
-def measure(say: Say, where: Literal["torchrun", "loopback", "emulated"] = "torchrun", link: str = "") -> Calibration:
-    """Measure between the ranks of the default group, all of which must call this function.
+def measure(
+    print_line: PrintLine, where: Literal["torchrun", "loopback", "emulated"] = "torchrun", link: str = ""
+) -> Calibration:
+    """Measure network and copy speed between the ranks of the default process group, and return the result.
+
+    All ranks must call this function.
 
     Args:
-        say: function that is called with a line of text about each measurement.
-        where: kind of link, for the result.
-        link: the emulated link as text, for the result.
+        print_line: function that is called with a line of text about each measurement.
+        where: kind of network, see ``Calibration``; only written into the result.
+        link: the emulated link as text, empty if there is none; only written into the result.
 
     Raises:
-        ValueError: the group has a single rank, or larger all-reduces took no longer.
+        ValueError: the group has a single rank, or larger all-reduces took no longer than smaller ones.
     """
     world = dist.get_world_size()
     if world < 2:
         raise ValueError(
-            "workers: 1 rank has no network to measure; start 2 or more, such as torchrun --nproc-per-node 2"
+            "workers: a single rank has no network to measure; start 2 or more, such as torchrun --nproc-per-node 2"
         )
     device = torch.device("cuda" if dist.get_backend() == "nccl" else "cpu")
     sizes: list[int] = []
-    medians: list[float] = []
-    for size in SIZES:
+    medians_s: list[float] = []
+    for size in ALL_REDUCE_BYTES:
         if len(sizes) > 1:
-            likely = medians[-1] + (medians[-1] - medians[-2]) / (sizes[-1] - sizes[-2]) * (size - sizes[-1])
-            if _slowest(likely, device) > LONGEST:
+            likely_s = medians_s[-1] + (medians_s[-1] - medians_s[-2]) / (sizes[-1] - sizes[-2]) * (size - sizes[-1])
+            if _slowest_rank_s(likely_s, device) > LONGEST_S:
                 break
         tensor = torch.ones(size // 4, device=device)
-        repeats = REPEATS if not medians or medians[-1] < 0.1 else 3
-        times = [_timed(partial(dist.all_reduce, tensor), device) for _ in range(repeats + 1)][1:]
+        repeats = TIMED_REPEATS if not medians_s or medians_s[-1] < 0.1 else 3
+        times = [_seconds_of(partial(dist.all_reduce, tensor), device) for _ in range(repeats + 1)][1:]
         sizes.append(size)
-        medians.append(_slowest(statistics.median(times), device))
-        say(f"all-reduce of {size:,} bytes: {1e3 * medians[-1]:.3f} ms")
+        medians_s.append(_slowest_rank_s(statistics.median(times), device))
+        print_line(f"all-reduce of {size:,} bytes: {1e3 * medians_s[-1]:.3f} ms")
     source = torch.ones(COPY_BYTES // 4, device=device)
     target = torch.empty_like(source)
-    copying = statistics.median(
-        [_timed(lambda: target.copy_(source), device, synchronized=False) for _ in range(10)][1:]
+    copy_seconds = statistics.median(
+        [_seconds_of(lambda: target.copy_(source), device, synchronized=False) for _ in range(10)][1:]
     )
-    speed = COPY_BYTES / _slowest(copying, device)
-    say(f"copy: {speed / 1e9:.2f} GB/s")
-    alpha, bandwidth = fit_line(tuple(sizes), tuple(medians), world)
+    copy_bytes_per_s = COPY_BYTES / _slowest_rank_s(copy_seconds, device)
+    print_line(f"copy: {copy_bytes_per_s / 1e9:.2f} GB/s")
+    alpha, bandwidth = fit_line(tuple(sizes), tuple(medians_s), world)
     return Calibration(
         alpha=alpha,
         bandwidth=bandwidth,
-        copy_bytes_per_s=speed,
+        copy_bytes_per_s=copy_bytes_per_s,
         workers=world,
         backend=dist.get_backend(),
         device=device.type,
         where=where,
         link=link,
         sizes=tuple(sizes),
-        seconds=tuple(medians),
+        seconds=tuple(medians_s),
     )
 
 
-def _timed(work: Callable[[], object], device: torch.device, synchronized: bool = True) -> float:
-    """Return the seconds that ``work`` takes; if ``synchronized``, all ranks start it together, after a barrier."""
+def _seconds_of(work: Callable[[], object], device: torch.device, synchronized: bool = True) -> float:
+    """Call ``work`` and return its seconds, queued work of a GPU included.
+
+    Args:
+        work: function to time.
+        device: device on which the function works.
+        synchronized: whether all ranks start together, after a barrier.
+    """
     if synchronized:
         dist.barrier()
-    _wait(device)
+    _wait_for_gpu(device)
     start = time.perf_counter()
     work()
-    _wait(device)
+    _wait_for_gpu(device)
     return time.perf_counter() - start
 
 
-def _wait(device: torch.device) -> None:
-    """Wait until a GPU has finished its queued work."""
+def _wait_for_gpu(device: torch.device) -> None:
+    """Wait until a GPU has finished its queued work; do nothing for a CPU."""
     if device.type == "cuda":
         torch.cuda.synchronize()
 
 
-def _slowest(seconds: float, device: torch.device) -> float:
-    """Return the largest of all ranks' times, so that all ranks decide alike."""
-    slowest = torch.tensor(seconds, dtype=torch.float64, device=device)
-    dist.all_reduce(slowest, dist.ReduceOp.MAX)
-    return float(slowest)
+def _slowest_rank_s(seconds: float, device: torch.device) -> float:
+    """All-reduce ``seconds`` of this rank; return the maximum over ranks, so that all ranks decide the same."""
+    slowest_s = torch.tensor(seconds, dtype=torch.float64, device=device)
+    dist.all_reduce(slowest_s, dist.ReduceOp.MAX)
+    return float(slowest_s)
 
 
-def measure_ranks(say: Say) -> Calibration | None:
-    """Measure between the ranks that a launcher started; return ``None`` on all ranks but rank 0."""
-    with local_ranks.launched() as rank:
-        measured = measure(say if rank == 0 else _quiet)
-        return measured if rank == 0 else None
+def measure_ranks(print_line: PrintLine) -> Calibration | None:
+    """Measure between the ranks that a launcher such as torchrun started.
+
+    Args:
+        print_line: function that rank 0 calls with a line of text about each measurement.
+
+    Returns:
+        The result on rank 0; ``None`` on all other ranks.
+    """
+    with local_ranks.launched_group() as rank:
+        calibration = measure(print_line if rank == 0 else _print_nothing)
+        return calibration if rank == 0 else None
 
 
-def _quiet(text: str) -> None:
-    """Print nothing: only rank 0 reports progress."""
+def _print_nothing(text: str) -> None:
+    """Do nothing with a line of progress: only rank 0 prints."""
 
 
 def measure_here(workers: int, link: str | None) -> Calibration:
-    """Measure between workers that this function starts on this machine; they print progress on standard error.
+    """Start workers on this machine, measure between the workers, and return the result.
+
+    The workers print their progress on standard error.
 
     Args:
         workers: number of workers, 2 to 8.
@@ -235,8 +258,8 @@ def measure_here(workers: int, link: str | None) -> Calibration:
 
     Raises:
         ValueError: an argument is out of range.
-        gravac.lab.links.network.LinkError: this machine cannot make the links.
-        RuntimeError: a worker failed, or took longer than a minute.
+        gravac.lab.links.network.LinkError: this machine cannot make the emulated links.
+        RuntimeError: a worker failed, or the workers took longer than ``PATIENCE_S``.
     """
     if not 2 <= workers <= links.MAX_WORKERS:
         raise ValueError(f"workers: {workers} is outside 2 to {links.MAX_WORKERS}; use 2")
@@ -244,52 +267,57 @@ def measure_here(workers: int, link: str | None) -> Calibration:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="gravac-calibrate-")))
         network = None if link is None else stack.enter_context(links.EmulatedNetwork(workers, link))
         module = "gravac.lab.calibrate"
-        local_ranks.spawn(module, folder, workers, link or "", patience=PATIENCE, network=network)
+        local_ranks.spawn(module, folder, workers, link or "", timeout_s=PATIENCE_S, network=network)
         return read_calibration(folder / "calibration.json")
 
 
 def run_worker(arguments: list[str]) -> None:
-    """Run one worker of ``measure_here``."""
+    """Run one worker of ``measure_here``: measure, and on rank 0 write ``calibration.json``.
+
+    Args:
+        arguments: the folder to meet in, the number of workers, the link as text (may be empty), and the rank.
+    """
     parser = argparse.ArgumentParser()
     parser.add_argument("folder", type=Path)
     parser.add_argument("workers", type=int)
     parser.add_argument("link")
     parser.add_argument("rank", type=int)
     options = parser.parse_args(arguments)
-    is_first = options.rank == 0
-    with local_ranks.joined(options.folder, options.rank, options.workers):
-        measured = measure(say_aloud if is_first else _quiet, "emulated" if options.link else "loopback", options.link)
-        if is_first:
-            (options.folder / "calibration.json").write_text(measured.model_dump_json())
+    is_rank_0 = options.rank == 0
+    with local_ranks.joined_group(options.folder, options.rank, options.workers):
+        where: Literal["emulated", "loopback"] = "emulated" if options.link else "loopback"
+        calibration = measure(print_to_stderr if is_rank_0 else _print_nothing, where, options.link)
+        if is_rank_0:
+            (options.folder / "calibration.json").write_text(calibration.model_dump_json())
 
 
-def say_aloud(text: str) -> None:
-    """Print a line of text on standard error."""
+def print_to_stderr(text: str) -> None:
+    """Print a line of text on standard error, with the name of the command in front."""
     print(f"gravac calibrate: {text}", file=sys.stderr, flush=True)
 
 
-def describe(measured: Calibration) -> str:
-    """Return a description of the result, in three lines."""
-    setting = {
-        "torchrun": f"{measured.workers} ranks by {measured.backend}",
-        "loopback": f"{measured.workers} workers over loopback: this describes this machine only, and no network",
-        "emulated": f"{measured.workers} workers over emulated links of {measured.link}",
-    }[measured.where]
-    smallest, largest = min(measured.sizes, default=0), max(measured.sizes, default=0)
+def describe(calibration: Calibration) -> str:
+    """Return a calibration as text for the terminal, in three lines."""
+    setup = {
+        "torchrun": f"{calibration.workers} ranks by {calibration.backend}",
+        "loopback": f"{calibration.workers} workers over loopback: the numbers hold for this machine only",
+        "emulated": f"{calibration.workers} workers over emulated links of {calibration.link}",
+    }[calibration.where]
+    smallest, largest = min(calibration.sizes, default=0), max(calibration.sizes, default=0)
     errors = [
         abs(
-            2 * (measured.workers - 1) * measured.alpha
-            + 8 * AllReduce.wire_bytes(size, measured.workers) / measured.bandwidth
+            2 * (calibration.workers - 1) * calibration.alpha
+            + 8 * AllReduce.wire_bytes(size, calibration.workers) / calibration.bandwidth
             - seconds
         )
         / seconds
-        for size, seconds in zip(measured.sizes, measured.seconds, strict=True)
+        for size, seconds in zip(calibration.sizes, calibration.seconds, strict=True)
     ]
     largest_error = max(errors, default=math.nan)
     return (
-        f"{setting}\n"
-        f"latency {1e6 * measured.alpha:.1f} µs a message, bandwidth {measured.bandwidth / 1e6:.1f} Mbit/s, "
-        f"copy {measured.copy_bytes_per_s / 1e9:.2f} GB/s\n"
+        f"{setup}\n"
+        f"latency {1e6 * calibration.alpha:.1f} µs a message, bandwidth {calibration.bandwidth / 1e6:.1f} Mbit/s, "
+        f"copy {calibration.copy_bytes_per_s / 1e9:.2f} GB/s\n"
         f"all-reduces of {smallest:,} to {largest:,} bytes; the line through them is off by at most {largest_error:.0%}"
     )
 

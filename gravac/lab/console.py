@@ -1,6 +1,6 @@
 # SPDX-FileCopyrightText: 2026 The gravac developers
 # SPDX-License-Identifier: Apache-2.0
-"""Consoles that commands print on, and whether they show progress bars. Needs rich."""
+"""What commands of the lab print with: a console that is wide enough for tables, and progress bars. Needs rich."""
 
 from __future__ import annotations
 
@@ -13,27 +13,30 @@ from rich.progress import Progress
 if TYPE_CHECKING:
     from typing_extensions import Self
 
-WIDTH = 120
-"""Minimum number of columns of an output that is no terminal: enough for a table."""
+MIN_COLUMNS = 120
+"""Minimum width of an output that is no terminal, in characters: enough for a table."""
 
 PROGRESS_SECONDS = 5.0
-"""Seconds between two lines of progress if the output is no terminal."""
+"""Minimum seconds between two lines of progress if the output is no terminal."""
 
 
 def wide_console(console: Console | None = None) -> Console:
-    """Return a console that is at least ``WIDTH`` columns wide, unless its output is a terminal.
+    """Return the console, at least ``MIN_COLUMNS`` characters wide unless its output is a terminal.
 
     Args:
-        console: console to widen; ``None`` makes a new console on standard output.
+        console: console to widen, in place; ``None`` makes a new console on standard output.
     """
     console = console or Console()
     if not console.is_terminal:
-        console.width = max(console.width, WIDTH)
+        console.width = max(console.width, MIN_COLUMNS)
     return console
 
 
 class ProgressDisplay:
-    """A context manager around progress bars, which only a terminal shows."""
+    """Base class of progress displays: a context manager that shows a progress bar while its block runs.
+
+    A subclass sets ``_progress`` if the output is a terminal; without a progress bar the context manager does nothing.
+    """
 
     _progress: Progress | None = None
 

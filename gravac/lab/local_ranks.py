@@ -1,6 +1,6 @@
 # SPDX-FileCopyrightText: 2026 The gravac developers
 # SPDX-License-Identifier: Apache-2.0
-"""Starts ranks on this machine, one process each, over gloo; or uses the ranks that a launcher has started."""
+"""Starts ranks on this machine, one process each, over gloo; or joins the ranks that a launcher has started."""
 
 from __future__ import annotations
 
@@ -24,8 +24,11 @@ def under_torchrun() -> bool:
 
 
 @contextmanager
-def launched() -> Iterator[int]:
-    """Join the group of the ranks that a launcher started, and yield this process's rank: over NCCL on GPUs."""
+def launched_group() -> Iterator[int]:
+    """Make the default process group of the ranks that a launcher started, and yield this process's rank.
+
+    The group communicates over NCCL if the machine has GPUs, otherwise over gloo. It is destroyed when the block ends.
+    """
     if torch.cuda.is_available():
         torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", "0")))
     dist.init_process_group("nccl" if torch.cuda.is_available() else "gloo")
@@ -36,11 +39,13 @@ def launched() -> Iterator[int]:
 
 
 @contextmanager
-def joined(folder: Path, rank: int, workers: int) -> Iterator[None]:
-    """Join the group of the ranks that ``spawn`` started, over gloo; on success, wait for all of them at the end.
+def joined_group(folder: Path, rank: int, workers: int) -> Iterator[None]:
+    """Make the default process group of the ranks that ``spawn`` started, over gloo, for the duration of a block.
+
+    If the block raises no error, this rank waits for all ranks at the end of the block, and destroys the group.
 
     Args:
-        folder: folder in which the ranks meet.
+        folder: folder with the file by which the ranks find each other.
         rank: rank of this process.
         workers: number of ranks.
     """
@@ -56,22 +61,22 @@ def spawn(
     folder: Path,
     workers: int,
     *arguments: str,
-    patience: float,
+    timeout_s: float,
     network: links.EmulatedNetwork | None = None,
 ) -> None:
-    """Run ``python -m module FOLDER WORKERS *arguments RANK`` for every rank, and wait for all of them.
+    """Run ``python -m module FOLDER WORKERS *arguments RANK`` for every rank, and wait until all ranks have ended.
 
     Args:
-        module: name of the module that each rank runs; the module calls ``joined``. Its standard error is not
-            captured.
-        folder: folder in which ranks meet and write results.
+        module: name of the module that each rank runs, which calls ``joined_group``; what the module prints appears in
+            this process's output.
+        folder: folder in which ranks find each other and write results.
         workers: number of ranks.
         arguments: arguments of the module, between the number of ranks and the rank.
-        patience: seconds after which all ranks are killed.
+        timeout_s: seconds after which all ranks are killed.
         network: emulated links between the ranks; ``None``: the loopback interface.
 
     Raises:
-        RuntimeError: a rank failed, or the ranks took longer than ``patience``.
+        RuntimeError: a rank failed, or the ranks took longer than ``timeout_s``; all ranks were killed.
     """
     interface = "lo" if network is None else links.INTERFACE
     environment = {**os.environ, "GLOO_SOCKET_IFNAME": interface, "OMP_NUM_THREADS": "1"}
@@ -80,16 +85,16 @@ def spawn(
         subprocess.Popen([*(network.prefix(rank) if network else []), *command, str(rank)], env=environment)
         for rank in range(workers)
     ]
-    deadline = time.monotonic() + patience
+    deadline = time.monotonic() + timeout_s
     try:
         while any(process.poll() is None for process in processes) and not any(process.poll() for process in processes):
             if time.monotonic() > deadline:
-                raise RuntimeError(f"the workers took longer than {patience:g} s; use a faster link")
+                raise RuntimeError(f"the workers took longer than {timeout_s:g} s and were killed; use a faster link")
             time.sleep(0.02)
         statuses = [process.poll() for process in processes]
     finally:
         for process in processes:
-            process.kill()  # a rank whose peer failed may wait for ever
+            process.kill()  # if a rank failed, other ranks may wait for it for ever
             process.wait()
     if any(statuses):
-        raise RuntimeError(f"a worker failed, statuses {statuses}; what it said is above")
+        raise RuntimeError(f"a worker failed (exit statuses by rank: {statuses}); its error message is above")

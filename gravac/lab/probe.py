@@ -2,12 +2,13 @@
 # SPDX-License-Identifier: Apache-2.0
 """Measures the progress of a compressed step on a model of your own, in one process and without a network.
 
-The probe is short and paired: from the model's present weights it makes a few steps with each candidate, and compares
-the loss with that after as many dense steps on the same batches. Then it restores the model. A communication hook
-cannot make a step twice, so ``probe`` takes a loss function of the step and the rank.
+From the model's present weights, ``probe`` makes a few steps with each candidate, and compares the loss with the loss
+after as many dense steps on the same batches. Then ``probe`` restores the model. A communication hook cannot make a
+step twice, so ``probe`` takes a loss function of the step and the rank.
 
-A few steps do not show what error feedback brings later, nor what noise costs in the end. The probe is right about
-quantizers of two bits and more; it ranks sparsifiers worse than their gain does (``docs/evidence/matrices.md``).
+A few steps do not show what error feedback brings later, nor what noise costs in the end. The measured progress is
+right for quantizers of two bits and more. For sparsifiers, it predicts the order of candidates less well than their
+gain does (``docs/evidence/matrices.md``).
 """
 
 import copy
@@ -20,20 +21,20 @@ from typing import NamedTuple
 import torch
 
 from gravac.compressors import Compressor, dense
-from gravac.lab.simulate import Totals, train
+from gravac.lab.simulate import TrainingTotals, train
 
 
 class ProbeResult(NamedTuple):
-    """Progress, gain and wire ratio of one candidate.
+    """Progress, gain and wire ratio of one candidate: a compressor at a compression factor.
 
     Attributes:
         compressor: compressor of the candidate.
         cf: compression factor of the candidate.
-        efficiency: decrease of the score / decrease after dense steps on the same batches, median over repeats; 1 is
-            as good as dense.
+        efficiency: decrease of the score / decrease of the score after as many dense steps on the same batches; median
+            over repeats. 1 is as good as dense.
         low: lowest efficiency of a repeat.
         high: highest efficiency of a repeat.
-        gain: energy that was sent / energy, over all steps of the candidate; mean over repeats.
+        gain: 1 - energy that was not sent / energy of the gradients, over all steps of a repeat; mean over repeats.
         wire_ratio: wire bytes of dense float32 / wire bytes of the candidate.
     """
 
@@ -57,40 +58,43 @@ def probe(
     steps: int = 20,
     repeats: int = 3,
 ) -> list[ProbeResult]:
-    """Compare candidates by how much a few steps with each of them lower the score.
+    """Return, for each candidate, how much a few steps with it lower the score, compared with as many dense steps.
 
     Args:
         model: model on CPU or a device, not wrapped by DDP. Its state is restored on return, and on an error.
-        optimizer: optimizer of the model; its state is restored, too.
-        loss: function of ``(step, rank)`` that returns the training loss, a scalar tensor. Each pair has a batch of
-            its own, always the same. Steps count from 0.
-        score: function that returns the loss on data that is not trained on; lower is better.
+        optimizer: optimizer of the model. Its state is restored, too.
+        loss: function of ``(step, rank)`` that returns the training loss, a scalar tensor. Each pair must have its own
+            batch, the same in every call. Steps count from 0.
+        score: function without arguments that returns the loss of the model on validation data; lower is better.
         candidates: ``(compressor, compression factor)`` of each candidate.
-        ranks: number of ranks, in one process; each has its own batch, residuals and memory.
+        ranks: number of ranks to simulate in this process; each has its own batches and residuals.
         steps: number of steps of each candidate in each repeat.
         repeats: number of repeats, each on other batches, from the same start.
 
     Returns:
-        One result for each candidate, in their order.
+        One result for each candidate, in the order of ``candidates``.
 
     Raises:
-        ValueError: dense steps do not lower the score, so there is no decrease to compare with.
+        ValueError: dense steps do not lower the score, so candidates cannot be compared with dense steps.
 
     Example:
         >>> from gravac import quantize, topk
         >>> from gravac.lab.probe import probe
         >>> probe(model, optimizer, loss, score, [(quantize(2), 16), (topk, 100)])        # doctest: +SKIP
     """
-    with _restored(model, optimizer):
+    with _restore_after_block(model, optimizer):
         initial_score = score()
     efficiencies: list[list[float]] = [[] for _ in candidates]
-    totals: list[list[Totals]] = [[] for _ in candidates]
+    totals: list[list[TrainingTotals]] = [[] for _ in candidates]
     for repeat in range(repeats):
 
         def decrease(
-            base: Compressor, cf: float | None, append_to: list[Totals] | None = None, first: int = repeat * steps
+            base: Compressor,
+            cf: float | None,
+            append_to: list[TrainingTotals] | None = None,
+            first: int = repeat * steps,
         ) -> float:
-            with _restored(model, optimizer):
+            with _restore_after_block(model, optimizer):
                 run_totals = train(model, optimizer, loss, base, cf, None, ranks, steps, first=first, ramp=1)
                 if append_to is not None:
                     append_to.append(run_totals)
@@ -99,8 +103,9 @@ def probe(
         dense_decrease = decrease(dense, None)
         if not dense_decrease > 0:
             raise ValueError(
-                f"steps: {steps} dense steps lower the score by {dense_decrease:g} from {initial_score:g}: nothing to "
-                "compare with; use more steps, a lower learning rate, or a score on more data"
+                f"steps: {steps} dense steps lower the score by {dense_decrease:g} from {initial_score:g}, but "
+                "candidates can be compared only if the score falls; use more steps, a lower learning rate, or a score "
+                "on more data"
             )
         for (base, cf), candidate_efficiencies, candidate_totals in zip(candidates, efficiencies, totals, strict=True):
             candidate_efficiencies.append(decrease(base, cf, candidate_totals) / dense_decrease)
@@ -119,8 +124,8 @@ def probe(
 
 
 @contextmanager
-def _restored(model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> Iterator[None]:
-    """Restore the states of model, gradients, optimizer and random number generators when the block ends."""
+def _restore_after_block(model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> Iterator[None]:
+    """Restore model, gradients, optimizer and random number generators to their present states when the block ends."""
     weights = {name: tensor.detach().clone() for name, tensor in model.state_dict().items()}
     gradients = [parameter.grad for parameter in model.parameters()]
     optimizer_state = copy.deepcopy(optimizer.state_dict())

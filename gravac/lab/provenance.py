@@ -1,8 +1,9 @@
 # SPDX-FileCopyrightText: 2026 The gravac developers
 # SPDX-License-Identifier: Apache-2.0
-"""The stamp of a measurement: commit of the code, time, and speed of the machine. Every record has a stamp.
+"""The stamp of a measurement: commit of the code, time, and speed of the machine. Every record of a run has a stamp.
 
-Tables refuse to mix commits: times of two commits, or of two hours of one machine, cannot be compared.
+Commands raise an error if a table would mix runs of several commits: their times cannot be compared. Nor can times of
+two hours of one machine, so a stamp has the time, too.
 """
 
 from __future__ import annotations
@@ -25,25 +26,28 @@ from gravac.settings import Settings, SettingsError
 COPY_BYTES = 8_388_608
 """Bytes of the tensor whose copy is timed."""
 
-WIDTH = 256
+MATRIX_WIDTH = 256
 """Rows and columns of the matrices whose product is timed."""
 
-REPEATS = 7
+TIMED_REPEATS = 7
+"""Number of timed repeats of the copy and of the product; the median counts."""
 
-SHORT_DIGITS = 10
-"""Number of digits of a commit in tables."""
+COMMIT_DIGITS = 10
+"""Number of digits of a commit's hash that tables show."""
 
 UNRECORDED = "commit not recorded"
+"""Text that tables show in place of a commit that is not known."""
 
 
 class Stamp(Settings):
     """Code, time and machine of a measurement.
 
     Attributes:
-        commit: commit of the checkout that the package was imported from; ``None`` if it came from a wheel.
+        commit: hash of the commit of the git checkout that the package was imported from; ``None`` for an installed
+            package.
         clean: whether tracked files, except those below ``docs``, were as in the commit; ``None`` without a commit.
-        utc: time of the measurement, ISO 8601.
-        copy_bytes_per_s: bytes of an 8 MiB tensor / median seconds of a copy, on one thread.
+        utc: UTC time of the measurement, as ISO 8601 text.
+        copy_bytes_per_s: bytes of an 8 MiB tensor / median seconds of copying the tensor, on one thread.
         matmul_s: median seconds of a product of two float32 matrices of 256 x 256, on one thread.
         torch: version of torch.
         python: version of Python.
@@ -61,26 +65,29 @@ class Stamp(Settings):
 
     @property
     def code(self) -> str:
-        """First digits of the commit, with a ``+`` unless clean; ``UNRECORDED`` without a commit."""
+        """First digits of the commit, followed by ``+`` if files differed from it; ``UNRECORDED`` without a commit."""
         if self.commit is None:
             return UNRECORDED
-        return self.commit[:SHORT_DIGITS] + ("" if self.clean else "+")
+        return self.commit[:COMMIT_DIGITS] + ("" if self.clean else "+")
 
     def with_current_time(self) -> Stamp:
-        """Return the stamp with the current time and the earlier speed, for a record that ends while others run."""
+        """Return a copy of the stamp with the current time.
+
+        The speed stays as measured: it cannot be measured again while other runs use the machine.
+        """
         return self(utc=_utc_now())
 
 
 def stamp() -> Stamp:
-    """Return a stamp with the current commit, time and speed. Takes about 0.1 s; outside git there is no commit."""
-    commit, clean = _checkout(Path(__file__))
+    """Measure the machine's speed, which takes about 0.1 s; return a stamp with commit, time and speed."""
+    commit, clean = _commit_and_clean(Path(__file__))
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
         source = torch.ones(COPY_BYTES // 4)
         target = torch.empty_like(source)
         copy_seconds = _median_seconds(lambda: target.copy_(source))
-        matrix = torch.ones(WIDTH, WIDTH)
+        matrix = torch.ones(MATRIX_WIDTH, MATRIX_WIDTH)
         matmul_seconds = _median_seconds(lambda: matrix @ matrix)
     finally:
         torch.set_num_threads(threads)
@@ -96,57 +103,61 @@ def stamp() -> Stamp:
     )
 
 
-def commits_note(stamps: Iterable[Stamp | None], files: str, mixed: bool = False) -> str:
-    """Return a sentence on the commits of a table's records; refuse a mixture of commits unless it is allowed.
+def commits_note(stamps: Iterable[Stamp | None], files: str, allow_mixed: bool = False) -> str:
+    """Return a sentence on the commits of a table's records; raise an error for several commits unless allowed.
 
     Args:
         stamps: stamps of all records of the table; ``None`` is a record without a stamp, and counts as another commit.
-        files: the records' file or files, for the message.
-        mixed: whether records of several commits may stand in one table.
+        files: name of the records' file or files, for the error message.
+        allow_mixed: whether records of several commits may stand in one table.
 
     Returns:
-        A sentence if the records are of several commits, or of an unknown commit; otherwise an empty string.
+        A sentence if the records are of several commits, or of an unknown commit; otherwise an empty string. Without
+        a full stop at the end.
 
     Raises:
-        SettingsError: the records are of several commits and ``mixed`` is false; names the files, the commits and the
-            remedy.
+        SettingsError: the records are of several commits, and ``allow_mixed`` is false.
     """
-    count_of_code = Counter(UNRECORDED if stamp is None else stamp.code for stamp in stamps)
-    codes = ", ".join(f"{code} ({count})" for code, count in count_of_code.items())
-    if len(count_of_code) > 1:
-        if not mixed:
+    count_of_commit = Counter(UNRECORDED if stamp is None else stamp.code for stamp in stamps)
+    codes = ", ".join(f"{code} ({count})" for code, count in count_of_commit.items())
+    if len(count_of_commit) > 1:
+        if not allow_mixed:
             raise SettingsError(
-                f"{files}: holds what {len(count_of_code)} commits measured: {codes}; measure all of it with one, or "
-                "ask for them in one table with --mixed"
+                f"{files}: holds what {len(count_of_commit)} commits measured: {codes}; measure all with one commit, "
+                "or allow several commits in one table with --mixed"
             )
-        return f"runs of {len(count_of_code)} commits: {codes}"
-    return "the commit of these runs was not recorded" if UNRECORDED in count_of_code else ""
+        return f"runs of {len(count_of_commit)} commits: {codes}"
+    return "the commit of these runs was not recorded" if UNRECORDED in count_of_commit else ""
 
 
-def _checkout(file: Path) -> tuple[str | None, bool | None]:
-    """Return commit and cleanness of the checkout that tracks a file; ``(None, None)`` for an installed file."""
-    if _git(file.parent, "ls-files", "--error-unmatch", file.name) is None:
+def _commit_and_clean(file: Path) -> tuple[str | None, bool | None]:
+    """Return the commit of the git checkout of a file, and whether tracked files are as in the commit.
+
+    ``(None, None)`` if git does not track the file.
+    """
+    if _git_output(file.parent, "ls-files", "--error-unmatch", file.name) is None:
         return None, None
-    commit = _git(file.parent, "rev-parse", "HEAD")
-    changes = _git(file.parent, "status", "--porcelain", "--untracked-files=no", "--", ":(top)", ":(top,exclude)docs")
+    commit = _git_output(file.parent, "rev-parse", "HEAD")
+    paths = (":(top)", ":(top,exclude)docs")
+    changes = _git_output(file.parent, "status", "--porcelain", "--untracked-files=no", "--", *paths)
     return commit, None if commit is None or changes is None else not changes
 
 
-def _git(folder: Path, *arguments: str) -> str | None:
-    """Return git's standard output; ``None`` if git fails or is not installed."""
+def _git_output(folder: Path, *arguments: str) -> str | None:
+    """Run git in a folder, and return its standard output; ``None`` if git fails or is not installed."""
     try:
-        result = subprocess.run(
+        git_process = subprocess.run(
             ["git", "-C", str(folder), *arguments], capture_output=True, text=True, timeout=10, check=False
         )
     except (OSError, subprocess.SubprocessError):
         return None
-    return result.stdout.strip() if result.returncode == 0 else None
+    return git_process.stdout.strip() if git_process.returncode == 0 else None
 
 
 def _median_seconds(work: Callable[[], object]) -> float:
-    """Return the median seconds of ``REPEATS`` calls, after a call to warm up."""
+    """Call ``work`` once to warm up, then ``TIMED_REPEATS`` times; return the median seconds of a call."""
     seconds = []
-    for _ in range(REPEATS + 1):
+    for _ in range(TIMED_REPEATS + 1):
         began = time.perf_counter()
         work()
         seconds.append(time.perf_counter() - began)
@@ -154,4 +165,5 @@ def _median_seconds(work: Callable[[], object]) -> float:
 
 
 def _utc_now() -> str:
+    """Return the current UTC time as ISO 8601 text, in whole seconds."""
     return datetime.now(timezone.utc).isoformat(timespec="seconds")

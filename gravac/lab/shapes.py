@@ -5,15 +5,16 @@
 from collections.abc import Callable
 
 Shape = tuple[int, ...]
+"""Shape of one parameter."""
 
 
 def resnet50(classes: int = 1000) -> list[Shape]:
-    """Return the shapes of ResNet-50 (He et al. 2016), bottlenecks 3-4-6-3: 25.6 M parameters (97 MiB)."""
+    """Return the parameter shapes of ResNet-50 (He et al. 2016), bottlenecks 3-4-6-3: 25.6 M parameters (97 MiB)."""
     return _resnet((3, 4, 6, 3), classes)
 
 
 def resnet101(classes: int = 1000) -> list[Shape]:
-    """Return the shapes of ResNet-101 (He et al. 2016), bottlenecks 3-4-23-3, as in the GraVAC paper.
+    """Return the parameter shapes of ResNet-101 (He et al. 2016), bottlenecks 3-4-23-3, as in the GraVAC paper.
 
     44.5 M parameters (170 MiB).
     """
@@ -21,9 +22,10 @@ def resnet101(classes: int = 1000) -> list[Shape]:
 
 
 def _resnet(depths: tuple[int, int, int, int], classes: int) -> list[Shape]:
-    """Return the shapes of a ResNet with ``depths`` bottlenecks, of width 64, 128, 256 and 512.
+    """Return the parameter shapes of a ResNet with four stages of bottlenecks, of width 64, 128, 256 and 512.
 
-    A bottleneck is a 1x1, a 3x3 and a 1x1 convolution, each with a batch norm.
+    ``depths`` is the number of bottlenecks of each stage. A bottleneck is a 1x1, a 3x3 and a 1x1 convolution,
+    each with a batch norm.
     """
     shapes: list[Shape] = [(64, 3, 7, 7), (64,), (64,)]
     inputs = 64
@@ -38,17 +40,20 @@ def _resnet(depths: tuple[int, int, int, int], classes: int) -> list[Shape]:
 
 
 def vgg16(classes: int = 1000) -> list[Shape]:
-    """Return the shapes of VGG-16 (Simonyan & Zisserman 2015, configuration D): 138.4 M parameters (528 MiB)."""
+    """Return the parameter shapes of VGG-16 (Simonyan & Zisserman 2015, D): 138.4 M parameters (528 MiB)."""
     return _vgg((2, 2, 3, 3, 3), classes)
 
 
 def vgg19(classes: int = 1000) -> list[Shape]:
-    """Return the shapes of VGG-19 (Simonyan & Zisserman 2015, configuration E): 143.7 M parameters (548 MiB)."""
+    """Return the parameter shapes of VGG-19 (Simonyan & Zisserman 2015, E): 143.7 M parameters (548 MiB)."""
     return _vgg((2, 2, 4, 4, 4), classes)
 
 
 def _vgg(depths: tuple[int, int, int, int, int], classes: int) -> list[Shape]:
-    """Return the shapes of ``depths`` 3x3 convolutions, of width 64 to 512, then three fully connected layers."""
+    """Return the parameter shapes of a VGG: five stages of 3x3 convolutions, then three fully connected layers.
+
+    ``depths`` is the number of convolutions of each stage; stages are 64, 128, 256, 512 and 512 channels wide.
+    """
     shapes: list[Shape] = []
     inputs = 3
     for depth, width in zip(depths, (64, 128, 256, 512, 512), strict=True):
@@ -61,7 +66,7 @@ def _vgg(depths: tuple[int, int, int, int, int], classes: int) -> list[Shape]:
 
 
 def lstm(vocabulary: int = 10_000, hidden: int = 1500, layers: int = 2) -> list[Shape]:
-    """Return the shapes of the large LSTM for PTB (Zaremba et al. 2014): 66.0 M parameters (252 MiB)."""
+    """Return the parameter shapes of the large LSTM for PTB (Zaremba et al. 2014): 66.0 M parameters (252 MiB)."""
     shapes: list[Shape] = [(vocabulary, hidden)]
     for _ in range(layers):
         shapes += [(4 * hidden, hidden), (4 * hidden, hidden), (4 * hidden,), (4 * hidden,)]
@@ -69,9 +74,9 @@ def lstm(vocabulary: int = 10_000, hidden: int = 1500, layers: int = 2) -> list[
 
 
 def bert_large(vocabulary: int = 30_522, hidden: int = 1024, layers: int = 24, positions: int = 512) -> list[Shape]:
-    """Return the shapes of BERT large (Devlin et al. 2019), uncased: 335.1 M parameters (1278 MiB).
+    """Return the parameter shapes of BERT large (Devlin et al. 2019), uncased: 335.1 M parameters (1278 MiB).
 
-    With the pooler and without pre-training heads.
+    The shapes include the pooler, and exclude the heads for pre-training.
     """
     norm: list[Shape] = [(hidden,), (hidden,)]
     square: list[Shape] = [(hidden, hidden), (hidden,)]
@@ -83,7 +88,7 @@ def bert_large(vocabulary: int = 30_522, hidden: int = 1024, layers: int = 24, p
 
 
 def bert_base() -> list[Shape]:
-    """Return the shapes of BERT base, as ``bert_large`` otherwise: 109.5 M parameters (418 MiB)."""
+    """Return the parameter shapes of BERT base, like ``bert_large``: 109.5 M parameters (418 MiB)."""
     return bert_large(hidden=768, layers=12)
 
 
@@ -96,4 +101,4 @@ MODELS: dict[str, Callable[[], list[Shape]]] = {
     "bert-base": bert_base,
     "bert-large": bert_large,
 }
-"""Functions that return a model's shapes, by the model's name; all can be called without arguments."""
+"""Functions that return the parameter shapes of a model, by the model's name; each can be called without arguments."""

@@ -1,6 +1,6 @@
 # SPDX-FileCopyrightText: 2026 The gravac developers
 # SPDX-License-Identifier: Apache-2.0
-"""Training of N ranks in one process: the same steps as over a network, without a clock."""
+"""Trains as N ranks would, in one process and without a network. Steps have the same numbers as over a network."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -20,15 +20,20 @@ from gravac.engine.engine import Engine
 from gravac.engine.inputs import StepInputs
 from gravac.exchange.lockstep import Lockstep
 
-MIN_ELEMENTS = 1024
-"""Minimum number of elements of a tensor that is compressed."""
+MIN_COMPRESSED_ELEMENTS = 1024
+"""Minimum number of elements of a tensor to be compressed; smaller tensors are averaged uncompressed."""
 
-FLOAT32 = Candidate("hook", DENSE, 1.0)
-"""The dense candidate in float32."""
+DENSE_FLOAT32 = Candidate("hook", DENSE, 1.0)
+"""Candidate that averages gradients in float32, uncompressed."""
 
 
-class Totals(NamedTuple):
-    """Gain and wire ratio over all steps of a run, each a ratio of sums."""
+class TrainingTotals(NamedTuple):
+    """Gain and wire ratio over all steps of a run.
+
+    Attributes:
+        gain: 1 - energy that was not sent / energy of the gradients, sums over steps and ranks; 1 for dense steps.
+        wire_ratio: wire bytes of a dense float32 all-reduce / wire bytes sent, sums over steps; the lowest of any rank.
+    """
 
     gain: float
     wire_ratio: float
@@ -48,32 +53,33 @@ def train(
     after: Callable[[int], None] | None = None,
     schedule: Callable[[int], float] | None = None,
     clip: float | None = None,
-) -> Totals:
-    """Train a model as N ranks would, and return the gain and the wire ratio.
+) -> TrainingTotals:
+    """Train a model as N ranks would, and return gain and wire ratio over all steps.
 
     Args:
-        model: model to train.
-        optimizer: optimizer of the model.
+        model: model to train, not wrapped by DDP; all ranks share its weights.
+        optimizer: optimizer of the model; ``ramp`` or ``schedule`` multiplies its present learning rates.
         loss: function of ``(step, rank)`` that returns the training loss, a scalar tensor.
-        base: compressor.
-        cf: compression factor, or a function of the step that returns it; ``None`` is dense.
+        base: compressor of the gradients.
+        cf: compression factor, or a function of the step that returns the compression factor; ``None``: dense float32.
         feedback: fraction of the residual that error feedback keeps, in [0, 1]; ``None``: the compressor's default.
-        ranks: number of ranks, in one process.
-        steps: number of steps.
+        ranks: number of ranks to simulate.
+        steps: number of steps to train.
         first: number of the first step.
-        ramp: number of steps over which the learning rate rises to the optimizer's.
-        after: function that is called with each step's number, after the model was updated.
-        schedule: function of the step that returns the factor of the learning rate; ``None``: the factor rises to 1
-            over ``ramp`` steps and stays there.
-        clip: maximum norm to which the mean of the gradients is clipped; ``None``: not clipped.
+        ramp: number of steps over which the learning rate rises to the optimizer's; not used with ``schedule``.
+        after: function that is called with the number of each step, after the optimizer's step.
+        schedule: function of the step that returns a multiple of the optimizer's learning rate; ``None``: the multiple
+            rises to 1 over ``ramp`` steps and stays 1.
+        clip: maximum norm to which the averaged gradient is clipped; ``None``: no clipping.
     """
     averagers = [_averager(base, feedback) for _ in range(ranks)]
-    controller = Scheduled(base.name if base.compresses else DENSE, cf)
+    controller = ScheduledController(base.name if base.compresses else DENSE, cf)
 
     def admit(*_: object) -> Admission:
         return Admission(
             tuple(
-                Forecast(candidate, wire_ratio=candidate.cf) for candidate in (FLOAT32, controller.candidate_at(first))
+                Forecast(candidate, wire_ratio=candidate.cf)
+                for candidate in (DENSE_FLOAT32, controller.candidate_at(first))
             )
         )
 
@@ -84,20 +90,20 @@ def train(
         engine.use(executor)
         engines.append(engine)
     parameters = dict(model.named_parameters())
-    rates = [group["lr"] for group in optimizer.param_groups]
+    initial_rates = [group["lr"] for group in optimizer.param_groups]
     error = energy = 0.0
     for step in range(first, first + steps):
-        for group, rate in zip(optimizer.param_groups, rates, strict=True):
-            factor = min(1.0, (step - first + 1) / max(ramp, 1)) if schedule is None else schedule(step)
-            group["lr"] = rate * factor
-        applied: dict[str, torch.Tensor] = {}
+        for group, rate in zip(optimizer.param_groups, initial_rates, strict=True):
+            rate_factor = min(1.0, (step - first + 1) / max(ramp, 1)) if schedule is None else schedule(step)
+            group["lr"] = rate * rate_factor
+        averaged_gradients: dict[str, torch.Tensor] = {}
         for rank, engine in enumerate(engines):
             optimizer.zero_grad(set_to_none=True)
             loss(step, rank).backward()  # type: ignore[no-untyped-call]
             gradients = {
                 name: parameter.grad.clone() for name, parameter in parameters.items() if parameter.grad is not None
             }
-            applied = applied or gradients
+            averaged_gradients = averaged_gradients or gradients
             engine.begin(StepInputs(forms=[(tuple(gradient.shape), gradient.dtype) for gradient in gradients.values()]))
             handle = engine.ready(list(gradients.items()))
             engine.end()
@@ -106,7 +112,7 @@ def train(
             error += float(averager.measurement.error)
             energy += float(averager.measurement.energy)
         for name, parameter in parameters.items():
-            parameter.grad = applied[name]
+            parameter.grad = averaged_gradients[name]
         if clip is not None:
             torch.nn.utils.clip_grad_norm_(parameters.values(), clip)
         optimizer.step()
@@ -114,16 +120,16 @@ def train(
             after(step)
     totals = [engine.state.totals for engine in engines]
     lowest_ratio = min(wire_ratio(total.dense_wire_bytes, total.wire_bytes) for total in totals)
-    return Totals(1 - error / energy if energy else 1.0, lowest_ratio)
+    return TrainingTotals(1 - error / energy if energy else 1.0, lowest_ratio)
 
 
 @dataclass(frozen=True, slots=True)
-class Scheduled:
-    """A controller that follows a schedule: a compression factor for each step, whatever is measured.
+class ScheduledController:
+    """A controller that runs a given compression factor in each step, whatever is measured.
 
     Attributes:
         compressor: name of the compressor.
-        cf: compression factor, or a function of the step that returns it; ``None`` is dense.
+        cf: compression factor, or a function of the step that returns the compression factor; ``None``: dense float32.
     """
 
     name: ClassVar[str] = "scheduled"
@@ -134,20 +140,20 @@ class Scheduled:
     cf: float | Callable[[int], float | None] | None
 
     def candidate_at(self, step: int) -> Candidate:
-        """Return the candidate of a step."""
+        """Return the candidate to run in a step, counted from 0."""
         cf = self.cf(step) if callable(self.cf) else self.cf
-        return FLOAT32 if cf is None else Candidate("hook", self.compressor, cf)
+        return DENSE_FLOAT32 if cf is None else Candidate("hook", self.compressor, cf)
 
     def propose(self, cf_range: tuple[float, float], supported: Span | Sequence[float]) -> tuple[float, ...]:
-        """Return no CF: the schedule needs no candidates to choose from."""
+        """Return an empty tuple: the schedule needs no CFs to choose from."""
         return ()
 
     def start(self, forecasts: Sequence[Forecast]) -> tuple[int, Decision]:
-        """Return the decision for the first step, and for the second, before which nothing is measured."""
+        """Return state 0, and the decision for the first steps: the candidate of the last forecast."""
         return 0, Decision(forecasts[-1].candidate, reason="as scheduled")
 
     def observe(self, state: int, measurement: Measurement) -> tuple[int, Decision]:
-        """Return the decision for the step in which a decision on this measurement takes effect."""
+        """Return the decision for the step that is ``LATENCY`` steps after the measured step; the state stays."""
         return state, Decision(self.candidate_at(measurement.step + LATENCY), reason="as scheduled")
 
     def dump(self, state: int) -> dict[str, Any]:
@@ -155,9 +161,10 @@ class Scheduled:
         return {}
 
     def restore(self, dumped: dict[str, Any], forecasts: Sequence[Forecast]) -> tuple[int, Decision]:
-        """Return the decision for the first step: there is no state to restore."""
+        """Return what ``start`` returns: the controller has no state to restore."""
         return self.start(forecasts)
 
 
 def _averager(base: Compressor, feedback: float | None) -> Averager:
-    return Averager(base, base if isinstance(base, Dense) else dense, feedback, MIN_ELEMENTS, Feedback())
+    """Return the averager of one rank; see ``train`` for the arguments."""
+    return Averager(base, base if isinstance(base, Dense) else dense, feedback, MIN_COMPRESSED_ELEMENTS, Feedback())

@@ -1,3 +1,6 @@
 # SPDX-FileCopyrightText: 2026 The gravac developers
 # SPDX-License-Identifier: Apache-2.0
-"""The modes of a step, and the switch between them. ``outer``: ranks train on their own, and exchange now and then."""
+"""The modes of a training step, which differ in who exchanges, and the switch between them.
+
+``outer`` has the mode in which each rank trains its own weights, and ranks exchange only once in several steps.
+"""

@@ -1,12 +1,13 @@
 # SPDX-FileCopyrightText: 2026 The gravac developers
 # SPDX-License-Identifier: Apache-2.0
-"""Times native steps, in which DDP exchanges by itself, from outside, so that no Python runs in backward.
+"""Times native steps, in which DDP averages gradients by itself. Only forwards are hooked: no Python runs in backward.
 
-Steps are timed from forward to forward. At the end of a stretch of steps the ranks begin to average their median times,
-and continue to train. A step later the sums have arrived, and the controller decides by them. In a long stretch the
-ranks tell each other at intervals whether a step took far longer than earlier steps. If so, the stretch ends at once,
-since steps may take seconds if a link breaks down. All ranks count the same steps, since DDP's backward needs all
-ranks.
+A step is timed from its forward to the next step's. A *stretch* is a number of successive native steps that count as
+one measurement. At its end the ranks begin to average the medians of their step times, and continue to train. A step
+later the sums have arrived, and the controller decides by them. In a long stretch the ranks also make a *slow-step
+check* at intervals: each rank tells the others whether a step took far longer than the agreed time. If so, the stretch
+ends at once, since steps may take seconds if a link breaks down. All ranks count the same steps, since DDP's backward
+needs all ranks.
 """
 
 import math
@@ -15,40 +16,40 @@ import time
 from collections.abc import Callable, Sequence
 
 from gravac.candidate import Candidate
-from gravac.controllers.base import WATCH
+from gravac.controllers.base import DEFAULT_STRETCH_STEPS
 from gravac.engine.engine import Engine
 from gravac.engine.handle import RankSums
 from gravac.engine.inputs import StepInputs
 from gravac.engine.run_state import NativeState
 from gravac.measurement import LocalMeasurement
 
-SETTLING = 3
-"""Number of steps after a change of mode that are not timed: DDP rebuilds its buckets."""
+UNTIMED_STEPS = 3
+"""Number of steps after a change of mode that are not timed, since DDP rebuilds its buckets in them."""
 
-ANSWER_STEPS = 1
-"""Number of steps from the sending of numbers to the reading of their sum. By then DDP has averaged a step's gradients,
-so all ranks have sent their numbers: a rank that reads may wait for the link, but not for a slower rank."""
+SUM_DELAY_STEPS = 1
+"""Number of steps after which a rank reads a sum over the ranks. By then DDP has averaged a step's gradients, so all
+ranks have sent their numbers: the rank that reads may wait for the link, but not for a slower rank."""
 
 SLOW_STEP_RATIO = 2.0
-"""A step took far longer if its time is above this multiple of the time that the ranks agreed on."""
+"""Multiple of the agreed time of a step above which a step counts as far longer."""
 
 SLOW_END_RATIO = 1.5
-"""A rank sends the median time of a stretch's last steps if it is above this multiple of the whole stretch's."""
+"""Multiple of the whole stretch's median step time above which a rank sends the median of the last steps instead."""
 
 LAST_STEPS_COMPARED = 8
-"""Number of a stretch's last steps whose median time is compared with the whole stretch's."""
+"""Number of last steps of a stretch whose median time is compared with the whole stretch's."""
 
-QUESTION_S = 0.3
-"""Seconds of training after which the ranks ask each other again whether a step took far longer; if steps take longer
-than this, they ask after every step. A question costs each rank about 1 ms of processor time, mostly in other threads
-than the training loop's."""
+CHECK_INTERVAL_S = 0.3
+"""Seconds of training between two slow-step checks (see the top of this file); if a step takes longer than that, ranks
+check after every step. A check costs each rank about 1 ms of processor time, mostly in other threads than the training
+loop's."""
 
 
 class NativeWatch:
     """Counts and times this rank's native steps.
 
     Args:
-        engine: sums numbers over the ranks, and decides.
+        engine: sums numbers over the ranks, and asks the controller for decisions.
         learning_rate: returns the optimizers' learning rate; nan if not known.
         clock: returns the current time in seconds.
     """
@@ -58,12 +59,13 @@ class NativeWatch:
     ) -> None:
         self._engine, self._learning_rate, self._clock = engine, learning_rate, clock
         self._state: NativeState = engine.state.native
-        self._settling = SETTLING
-        self._seconds: list[float] = []
-        self._forward_began: float | None = None
-        self._length = WATCH
-        self._question: RankSums | None = None
-        self._question_step = self._checked = 0  # steps of the stretch when the question was sent; step times looked at
+        self._untimed_steps_left = UNTIMED_STEPS
+        self._step_seconds: list[float] = []
+        self._forward_began_s: float | None = None
+        self._stretch_steps = DEFAULT_STRETCH_STEPS
+        self._slow_step_check: RankSums | None = None
+        self._sent_at_step = 0  # number of the stretch's steps when the slow-step check was sent
+        self._times_checked = 0  # number of step times that earlier slow-step checks covered
 
     def start(self, may_resume: bool = False) -> None:
         """Begin native steps.
@@ -71,125 +73,138 @@ class NativeWatch:
         Args:
             may_resume: whether a checkpoint may have restored an unfinished stretch, which then continues.
         """
-        self._settling, self._seconds, self._forward_began = SETTLING, [], None
-        self._question, self._checked, self._length = None, 0, self._stretch_length()
+        self._untimed_steps_left, self._step_seconds, self._forward_began_s = UNTIMED_STEPS, [], None
+        self._slow_step_check, self._times_checked, self._stretch_steps = None, 0, self._decided_stretch_steps()
         if not may_resume:
             self._state.made, self._state.travels, self._state.uncounted = 0, False, False
         elif self._state.travels:
             self._engine.conclude()
 
-    def leave(self) -> None:
+    def stop(self) -> None:
         """End native steps: count the steps of the unfinished stretch as training steps."""
         self._engine.state.trained += self._state.made
         self._state.made = 0
 
     def pause(self) -> None:
-        """Leave the current step untimed: the model is evaluated, or saved."""
-        self._forward_began = None
+        """Leave the current step untimed, since the model is evaluated or saved within it."""
+        self._forward_began_s = None
 
-    def forward_starts(self, stepped: bool) -> Candidate | None:
-        """Count the previous step, and start or read sums over the ranks; a step's forward begins.
+    def forward_starts(self, averaged: bool) -> Candidate | None:
+        """Count the previous step, and send or read sums over the ranks. Called when a step's forward begins.
 
         Args:
-            stepped: whether DDP has averaged gradients since the last such forward.
+            averaged: whether DDP has averaged gradients since the last such forward.
 
         Returns:
-            The candidate of this step, if the ranks have just agreed on it.
+            The candidate of this step, if the controller has just decided; otherwise ``None``.
         """
-        moment = self._clock()
-        if stepped:
-            self._count(moment)
-        self._forward_began = moment
-        if not stepped:
+        now_s = self._clock()
+        if averaged:
+            self._count_step(now_s)
+        self._forward_began_s = now_s
+        if not averaged:
             return None
         if (
-            self._question is not None
-            and self._state.made >= self._question_step + ANSWER_STEPS
-            and self._read_answer()
+            self._slow_step_check is not None
+            and self._state.made >= self._sent_at_step + SUM_DELAY_STEPS
+            and self._read_slow_step_check()
         ):
             self._end_stretch(after_slow_step=True)
             return self._wait_for_decision()  # all ranks block here, so none blocks on a rank that still computes
         if self._state.travels:
-            return self._wait_for_decision() if self._state.made >= ANSWER_STEPS else None
-        if self._state.made >= self._length and self._question is None:
+            return self._wait_for_decision() if self._state.made >= SUM_DELAY_STEPS else None
+        if self._state.made >= self._stretch_steps and self._slow_step_check is None:
             self._end_stretch()
-        elif self._should_ask():
-            self._send_question()
+        elif self._should_check():
+            self._send_slow_step_check()
         return None
 
     def prepare_to_save(self) -> None:
-        """Wait for the answer to a question in flight, which a saved state does not contain. Called on every rank."""
-        if self._question is not None:
-            self._read_answer()
+        """Wait for a slow-step check in flight, which a saved state does not contain. Called on every rank."""
+        if self._slow_step_check is not None:
+            self._read_slow_step_check()
 
-    def _count(self, moment: float) -> None:
-        """Count a step that ended at a time, in seconds of the clock."""
-        self._state.made += 1
-        if self._settling:
-            self._settling -= 1
-        elif self._forward_began is not None:
-            self._seconds.append(moment - self._forward_began)
-
-    def _should_ask(self) -> bool:
-        """True if the ranks are to ask each other before this step; the same on all ranks."""
-        if self._question is not None or not self._state.made or self._state.made + ANSWER_STEPS >= self._length:
-            return False
-        agreed = self._engine.deciding.seconds
-        return agreed > 0 and self._state.made % max(1, round(QUESTION_S / agreed)) == 0
-
-    def _send_question(self) -> None:
-        """Start to count the ranks on which a step took far longer since the last question."""
-        agreed = self._engine.deciding.seconds
-        slow = max(self._seconds[self._checked :], default=0.0) > SLOW_STEP_RATIO * agreed
-        self._checked = len(self._seconds)
-        self._question = self._engine.sum_over_ranks("whether a native step took far longer", [float(slow)])
-        self._question.receive()  # already here: in native steps nothing else waits for the executor
-        self._question_step = self._state.made
-
-    def _read_answer(self) -> bool:
-        """Return whether a step took far longer on any rank; the same on all ranks."""
-        question, self._question = self._question, None
-        assert question is not None
-        (ranks,) = question.result()
-        return ranks > 0
-
-    def _end_stretch(self, after_slow_step: bool = False) -> None:
-        """End the stretch: start to agree with the other ranks on the time of its steps.
+    def _count_step(self, now_s: float) -> None:
+        """Count a step, and store its time.
 
         Args:
-            after_slow_step: whether the stretch ends because a step took far longer on some rank. If the last two steps
-                both did on this rank, only the last step's time is sent. A pause of one rank delays only a single step
-                of each rank, so it does not count.
+            now_s: reading of the clock at which the step ended, in seconds.
         """
-        seconds = median_of(self._seconds)
-        if after_slow_step and min(self._seconds[-2:], default=0.0) > SLOW_STEP_RATIO * self._engine.deciding.seconds:
-            seconds = self._seconds[-1]
+        self._state.made += 1
+        if self._untimed_steps_left:
+            self._untimed_steps_left -= 1
+        elif self._forward_began_s is not None:
+            self._step_seconds.append(now_s - self._forward_began_s)
 
-        def fill(measurement: LocalMeasurement) -> None:
-            measurement.watched = seconds
+    def _should_check(self) -> bool:
+        """True if the ranks are to make a slow-step check before this step; the same on all ranks."""
+        if (
+            self._slow_step_check is not None
+            or not self._state.made
+            or self._state.made + SUM_DELAY_STEPS >= self._stretch_steps
+        ):
+            return False
+        agreed_s = self._engine.deciding.seconds
+        return agreed_s > 0 and self._state.made % max(1, round(CHECK_INTERVAL_S / agreed_s)) == 0
+
+    def _send_slow_step_check(self) -> None:
+        """Begin a sum over the ranks: the number of ranks on which a step took far longer since the last check."""
+        agreed_s = self._engine.deciding.seconds
+        slow = max(self._step_seconds[self._times_checked :], default=0.0) > SLOW_STEP_RATIO * agreed_s
+        self._times_checked = len(self._step_seconds)
+        self._slow_step_check = self._engine.sum_over_ranks("whether a native step took far longer", [float(slow)])
+        self._slow_step_check.receive()  # already here: in native steps nothing else waits for the executor
+        self._sent_at_step = self._state.made
+
+    def _read_slow_step_check(self) -> bool:
+        """Wait for the slow-step check; return whether a step took far longer on any rank. The same on all ranks."""
+        rank_sums, self._slow_step_check = self._slow_step_check, None
+        assert rank_sums is not None
+        (slow_ranks,) = rank_sums.result()
+        return slow_ranks > 0
+
+    def _end_stretch(self, after_slow_step: bool = False) -> None:
+        """End the stretch: begin to average the ranks' median times of its steps.
+
+        Args:
+            after_slow_step: whether the stretch ends because a step took far longer on some rank. If each of this
+                rank's last two steps took far longer, the rank sends the last step's time in place of the median. (A
+                pause of one rank delays only a single step of each rank, so the median stands.)
+        """
+        step_s = median_of(self._step_seconds)
+        if (
+            after_slow_step
+            and min(self._step_seconds[-2:], default=0.0) > SLOW_STEP_RATIO * self._engine.deciding.seconds
+        ):
+            step_s = self._step_seconds[-1]
+
+        def add_step_time(measurement: LocalMeasurement) -> None:
+            measurement.native_step_s = step_s
 
         inputs = StepInputs(learning_rate=self._learning_rate(), mode="native", steps=self._state.made)
         self._engine.begin(inputs)
-        self._engine.end(fill)
+        self._engine.end(add_step_time)
         self._engine.conclude()
-        self._state.made, self._state.travels, self._seconds, self._checked = 0, True, [], 0
+        self._state.made, self._state.travels, self._step_seconds, self._times_checked = 0, True, [], 0
 
     def _wait_for_decision(self) -> Candidate:
-        """Wait for the controller's decision by the agreed times; return the candidate."""
+        """Wait until the ranks agreed on the time of a step and the controller decided; return the chosen candidate."""
         candidate = self._engine.concluded().result()
         self._state.travels = False
-        self._forward_began = self._clock()  # the time of deciding is no time of the step: it would seem a slow step
-        self._length = self._stretch_length()
+        self._forward_began_s = self._clock()  # without the time of the decision, which would make the step seem slow
+        self._stretch_steps = self._decided_stretch_steps()
         return candidate
 
-    def _stretch_length(self) -> int:
-        """Return the number of steps of the stretch that begins, as the controller decided."""
+    def _decided_stretch_steps(self) -> int:
+        """Return the number of steps that the controller decided for the stretch that now begins."""
         decision = self._engine.decision
-        return WATCH if decision is None else decision.watch
+        return DEFAULT_STRETCH_STEPS if decision is None else decision.watch
 
 
 def median_of(seconds: Sequence[float]) -> float:
-    """Return the median of steps' times; of the last steps alone if these took longer; nan without times.
+    """Return the median of a stretch's step times, in seconds; nan without times.
+
+    If the last ``LAST_STEPS_COMPARED`` steps took longer (``SLOW_END_RATIO``), return the median of these alone.
 
     Example:
         >>> median_of([0.1] * 20), median_of([0.1] * 20 + [0.4] * 8)
@@ -197,5 +212,5 @@ def median_of(seconds: Sequence[float]) -> float:
     """
     if not seconds:
         return math.nan
-    of_all, of_last = statistics.median(seconds), statistics.median(seconds[-LAST_STEPS_COMPARED:])
-    return of_last if of_last > SLOW_END_RATIO * of_all else of_all
+    median_s, last_median_s = statistics.median(seconds), statistics.median(seconds[-LAST_STEPS_COMPARED:])
+    return last_median_s if last_median_s > SLOW_END_RATIO * median_s else median_s

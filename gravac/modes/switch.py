@@ -2,16 +2,18 @@
 # SPDX-License-Identifier: Apache-2.0
 """Switches between the three modes of a step, as the controller decides: native, hook and outer.
 
+The modes differ in who exchanges: DDP itself (native), gravac in each step (hook), or gravac once in H steps (outer).
+
 The switch is called by hooks on the module and the optimizers, on the training loop's thread. A step is a synced
 backward: a backward in which DDP would exchange gradients. The mode changes at the forward that begins a step, at the
 same step on all ranks. Which event decides the change depends on the present mode:
 
-- native: the ranks have averaged the times of a stretch of steps (``gravac.modes.native``).
-- hook: the engine published the next candidate when the last step began.
-- outer: the last round ended with a decision. No exchange synchronizes the ranks between rounds, so each rank counts
-  its steps. A step counts when all optimizers have stepped after a synced backward. If a scaler skipped the optimizers,
-  or weights are changed without an optimizer, the step counts when the next forward begins. Each round counts from 0,
-  so a rank that lost a step by an exception makes one more step in that round.
+- native: the ranks have averaged the times of a stretch, a number of successive steps (``gravac.modes.native``).
+- hook: the engine chose the next candidate when the last step began.
+- outer: the controller decided at the end of the last round. No exchange synchronizes the ranks between rounds, so each
+  rank counts its steps. A step counts when all optimizers have stepped after a synced backward. If a scaler skipped the
+  optimizers, or weights are changed without an optimizer, the step counts when the next forward begins. Each round
+  counts from 0, so a rank that lost a step by an exception makes one more step in that round.
 
 The mode never changes within an optimizer's step, in which a closure may run forwards.
 """
@@ -33,32 +35,32 @@ from gravac.modes.outer.outer_steps import OuterSteps
 from gravac.modes.probe import Probe, ProbeLoss
 from gravac.policy import Policy
 from gravac.sources.ddp import learning_rate
-from gravac.sources.ddp_private import UncopiedHook, left_out_buffers
+from gravac.sources.ddp_private import UncopiedHook, ignored_buffers
 from gravac.sources.hooked import tensors_in
 from gravac.telemetry.records import ModeRecord
 
 
 class Source(Protocol):
-    """A source of gradients, as the switch sees it.
+    """Interface by which the switch steers the exchange of a module's gradients.
 
     Attributes:
-        outside: module that the training loop calls; its forwards begin steps.
-        inside: module without wrappers, whose weights are trained.
+        called_module: module that the training loop calls; its forwards begin steps.
+        inner_module: module without wrappers, whose weights are trained.
     """
 
-    outside: torch.nn.Module
-    inside: torch.nn.Module
+    called_module: torch.nn.Module
+    inner_module: torch.nn.Module
 
     @property
-    def decided(self) -> "Future[Candidate] | None":
+    def decided_candidate(self) -> "Future[Candidate] | None":
         """Candidate that the controller had chosen when the last hook step began; ``None`` before the first."""
 
-    @decided.setter
-    def decided(self, decided: "Future[Candidate] | None") -> None: ...
+    @decided_candidate.setter
+    def decided_candidate(self, candidate: "Future[Candidate] | None") -> None: ...
 
     @property
     def send_residuals(self) -> bool:
-        """True if the next hook step sends all residuals, dense."""
+        """True if the next hook step sends, dense, all residuals: what earlier steps did not send."""
 
     @send_residuals.setter
     def send_residuals(self, send_residuals: bool) -> None: ...
@@ -72,32 +74,32 @@ class Source(Protocol):
         """True if ranks copy rank 0's buffers in each training step."""
 
     @property
-    def synced(self) -> bool:
-        """True if ranks will exchange gradients in the backward that follows the forward that now begins."""
+    def will_exchange(self) -> bool:
+        """True if the backward of the forward that now begins is to exchange gradients, so it is no accumulation."""
 
     def use_hook(self) -> None:
-        """Exchange by gravac from the next forward on."""
+        """Let gravac exchange gradients from the next forward on."""
 
     def use_native(self, cf: float) -> None:
-        """Exchange by DDP itself from the next forward on, in float32 (``cf`` 1) or float16 (``cf`` 2)."""
+        """Let DDP itself average gradients from the next forward on, in float32 (``cf`` 1) or float16 (``cf`` 2)."""
 
     def stop_exchange(self) -> None:
         """Exchange nothing from the next forward on."""
 
-    def silence(self) -> None:
-        """Stop the exchange of a forward that begins in outer steps, and of its backward."""
+    def silence_exchange(self) -> None:
+        """Stop the exchange of the forward that now begins, and of its backward. Called in outer steps."""
 
-    def restore(self) -> None:
-        """Undo ``silence``, since the forward has ended."""
+    def restore_exchange(self) -> None:
+        """Undo ``silence_exchange``. Called when the forward has ended."""
 
     def has_averaged(self) -> bool:
-        """True if DDP itself has averaged gradients since the last call."""
+        """Return whether DDP itself has averaged gradients since the last call."""
 
     def forward_starts(self) -> None:
-        """Record that a forward with gradients begins, in a hook step."""
+        """Record that the forward of a hook step begins."""
 
     def step_ended(self) -> None:
-        """Record that an optimizer's step has ended, in a hook step."""
+        """Record that an optimizer's step has ended. Called in hook mode."""
 
 
 class Switch:
@@ -105,18 +107,18 @@ class Switch:
 
     Args:
         engine: asks the controller for decisions, and exchanges gradients.
-        source: source of the gradients.
+        source: steers the exchange of the module's gradients.
         policy: settings of the run.
         optimizers: all optimizers that train the module.
-        scaler: scaler of the loss; ``None`` if there is none.
+        scaler: gradient scaler of the loss; ``None`` if there is none.
         probe: computes the loss on this rank's fixed batches; ``None`` if the run has no probe.
 
     Attributes:
         mode: mode of the present step; ``None`` before the first forward with gradients.
         outer: outer steps under way; ``None`` in other modes.
-        changes: changes of mode so far.
-        earlier_rounds: number of rounds that ended in earlier periods of outer steps.
-        without_native: function called before the first decision if native steps are impossible.
+        changes: records of all changes of mode so far.
+        earlier_rounds: number of rounds in earlier periods of outer steps.
+        exclude_native: function called before the first decision if native steps are impossible.
     """
 
     def __init__(
@@ -132,86 +134,88 @@ class Switch:
         self.outer: OuterSteps | None = None
         self.changes: list[ModeRecord] = []
         self.earlier_rounds = 0
-        self.without_native: Callable[[], None] = lambda: None
+        self.exclude_native: Callable[[], None] = lambda: None
         self._engine, self._source, self._policy = engine, source, policy
         self._optimizers, self._scaler = tuple(optimizers), scaler
-        self._watch = NativeWatch(engine, self._learning_rate)
-        self._probe = None if probe is None else Probe(probe, innermost(source.inside))
-        self._probed: Future[Candidate] | None = None  # last decision of a hook step that was checked for a probe
+        self._native_watch = NativeWatch(engine, self._learning_rate)
+        self._probe = None if probe is None else Probe(probe, innermost(source.inner_module))
+        self._decision_probed: Future[Candidate] | None = (
+            None  # last decision in hook mode that was checked for a probe
+        )
         self._native_cf = 1.0
-        # since the last outer step was counted: a synced forward began, its backward began
+        # whether, since the last outer step was counted, the forward and the backward of a synced step have begun
         self._synced_forward = self._synced_backward = False
-        self._in_step: set[int] = set()  # optimizers in the middle of their step
-        self._stepped: set[int] = set()
-        self._residuals: dict[str, torch.Tensor] = {}
-        self._handles: list[Any] = []
+        self._optimizers_in_step: set[int] = set()  # ids of the optimizers in the middle of their step
+        self._stepped_optimizers: set[int] = set()
+        self._residuals_to_add: dict[str, torch.Tensor] = {}
+        self._hook_handles: list[Any] = []
 
     # hooks
 
-    def listen(self) -> None:
+    def register_hooks(self) -> None:
         """Register hooks on the module and the optimizers."""
-        outside, inside = self._source.outside, self._source.inside
-        model: Any = innermost(inside)
-        self._handles = [
-            inside.register_forward_pre_hook(UncopiedHook(self._module_starts)),
-            outside.register_forward_pre_hook(UncopiedHook(self._forward_starts)),
-            outside.register_forward_hook(UncopiedHook(self._forward_ended), always_call=True),
-            model.register_state_dict_post_hook(UncopiedHook(self._saved)),
-            model.register_load_state_dict_post_hook(UncopiedHook(self._loaded)),
+        called_module, inner_module = self._source.called_module, self._source.inner_module
+        model: Any = innermost(inner_module)
+        self._hook_handles = [
+            inner_module.register_forward_pre_hook(UncopiedHook(self._inner_forward_starts)),
+            called_module.register_forward_pre_hook(UncopiedHook(self._forward_starts)),
+            called_module.register_forward_hook(UncopiedHook(self._forward_ended), always_call=True),
+            model.register_state_dict_post_hook(UncopiedHook(self._state_dict_taken)),
+            model.register_load_state_dict_post_hook(UncopiedHook(self._state_dict_loaded)),
         ]
         for optimizer in self._optimizers:
-            self._handles.append(optimizer.register_step_pre_hook(self._step_starts))
-            self._handles.append(optimizer.register_step_post_hook(self._step_ended))
+            self._hook_handles.append(optimizer.register_step_pre_hook(self._step_starts))
+            self._hook_handles.append(optimizer.register_step_post_hook(self._step_ended))
 
-    def unlisten(self) -> None:
+    def remove_hooks(self) -> None:
         """Remove the hooks."""
-        for handle in self._handles:
+        for handle in self._hook_handles:
             handle.remove()
-        self._handles.clear()
+        self._hook_handles.clear()
 
-    def _module_starts(self, *_: object) -> None:
-        """Prepare an evaluation, when a forward without gradients begins of the module without DDP."""
+    def _inner_forward_starts(self, *_: object) -> None:
+        """Prepare an evaluation if the forward that begins computes no gradients. Called for the module inside DDP."""
         if torch.is_grad_enabled():
             return
-        self._watch.pause()
+        self._native_watch.pause()
         if self.outer is not None:
             self.outer.prepare_to_evaluate()
 
     def _forward_starts(self, *_: object) -> None:
-        """Change the mode if the controller decided so, and begin a step's forward."""
+        """Begin the forward of a step; change the mode first if the controller decided so."""
         if not torch.is_grad_enabled():
             return
         if self._source.in_join and self._policy.every != (1, 1):
             raise RuntimeError(
-                f"every: {self._policy.every}, but in join() a rank that runs out of inputs would miss exchanges; use "
-                "every=1, or train equally many steps on all ranks"
+                f"every: {self._policy.every} allows outer steps, but in join() a rank that runs out of inputs would "
+                "miss their exchanges; use every=1, or train equally many steps on all ranks"
             )
         if self.mode is None:
-            self._begin()
+            self._set_first_mode()
         if self.mode == "native":
-            self._native_starts()
+            self._native_step_starts()
         elif self.mode == "outer":
-            self._outer_starts()
+            self._outer_step_starts()
         if self.mode == "hook":
-            self._hook_starts()
+            self._hook_step_starts()
 
-    def _begin(self) -> None:
+    def _set_first_mode(self) -> None:
         """Set the mode of the first step."""
         if self._source.in_join:
-            self.without_native()
+            self.exclude_native()
         if self.outer is not None:  # restored from a checkpoint
             self._set_mode("outer")
             self._source.stop_exchange()
         elif self._policy.every[0] > 1:
-            self._start_outer(None)
+            self._start_outer_steps(None)
         else:
             self._change_to(self._engine.decide_first().result())
 
-    def _native_starts(self) -> None:
+    def _native_step_starts(self) -> None:
         """Begin a forward in native mode; change the mode if the controller decided so."""
-        if not self._source.synced or self._source.in_join:  # a rank without inputs has no forward to count
+        if not self._source.will_exchange or self._source.in_join:  # a rank without inputs has no forward to count
             return
-        candidate = self._watch.forward_starts(self._has_averaged())
+        candidate = self._native_watch.forward_starts(self._has_averaged())
         if candidate is not None:
             self._read_probe()
         if candidate is not None and (candidate.mode, candidate.cf) != ("native", self._native_cf):
@@ -221,55 +225,59 @@ class Switch:
         """Compute the loss on fixed batches, if the newest decision requests it."""
         if self._probe is None or not self._engine.probe_follows:
             return
-        self._watch.pause()
+        self._native_watch.pause()
         self._engine.probes.add(self._probe.read())
 
     def _has_averaged(self) -> bool:
-        """Return whether DDP has averaged since the last call, or in a step that a checkpoint did not count."""
+        """Return whether DDP has averaged gradients since the last call.
+
+        Also true for a step before the run was saved, if the saved count of steps lacks that step.
+        """
         native = self._engine.state.native
         averaged, native.uncounted = self._source.has_averaged() or native.uncounted, False
         return averaged
 
     def prepare_to_save(self) -> None:
-        """Complete the state, between two steps, so that it can be saved. Called on every rank."""
+        """Finish sums and exchanges in flight, so that the state can be saved. Called between steps, on every rank."""
         if self.mode == "native":
-            self._watch.prepare_to_save()
+            self._native_watch.prepare_to_save()
             self._engine.state.native.uncounted = self._has_averaged()
         if self.outer is not None:
             self.outer.prepare_to_save()
 
-    def _hook_starts(self) -> None:
-        """Begin a forward in hook mode, or change the mode if the decision was made when the last step began."""
-        decided = None if self._source.in_join else self._source.decided
-        if decided is not None and decided.done() and decided.exception() is None:
-            candidate = decided.result()
-            if decided is not self._probed:
-                self._probed = decided
+    def _hook_step_starts(self) -> None:
+        """Begin a forward in hook mode; or change the mode, if the controller decided so when the last step began."""
+        decision = None if self._source.in_join else self._source.decided_candidate
+        if decision is not None and decision.done() and decision.exception() is None:
+            candidate = decision.result()
+            if decision is not self._decision_probed:
+                self._decision_probed = decision
                 self._read_probe()
             if candidate.mode != "hook" and self._may_leave_hook(candidate):
                 self._change_to(candidate)
                 return
         self._source.forward_starts()
 
-    def _outer_starts(self) -> None:
-        """Begin a forward in outer steps; count the last step, and end outer steps if the controller decided so."""
+    def _outer_step_starts(self) -> None:
+        """Begin a forward in outer mode: count the last step, and end outer steps if the controller decided so."""
         assert self.outer is not None
         self.outer.restore_local()
         between_steps = not (self._synced_backward or self._synced_forward)
-        if self._synced_backward and not self._in_step:
-            self._count()
+        if self._synced_backward and not self._optimizers_in_step:
+            self._count_outer_step()
             between_steps = True
-        if between_steps and self.outer.closing:
+        if between_steps and self.outer.is_closing:
             self._change_to(self._engine.settled_candidate)
             if self.mode != "outer":
                 return
-        self._synced_forward = self._synced_forward or self._source.synced
-        self._source.silence()
+        self._synced_forward = self._synced_forward or self._source.will_exchange
+        self._source.silence_exchange()
 
     def _forward_ended(self, module: object, inputs: object, output: object = None) -> None:
+        """In outer steps, let the source exchange again, and register hooks that see the backward begin."""
         if self.mode != "outer" or not torch.is_grad_enabled():
             return
-        self._source.restore()
+        self._source.restore_exchange()
         if self._synced_forward:
             outputs: Iterator[Any] = tensors_in(output)
             for tensor in outputs:
@@ -280,70 +288,74 @@ class Switch:
         self._synced_backward = True
 
     def _step_starts(self, optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> Any:
-        """Add old residuals to the gradients, at once or when the optimizer's closure has computed the gradients."""
-        self._in_step.add(id(optimizer))  # already in the set if the optimizer's last step failed
+        """Add residuals of hook steps to the gradients: now, or after the closure that computes the gradients.
+
+        Returns:
+            Arguments of the optimizer's step, with the closure wrapped; ``None`` without a closure.
+        """
+        self._optimizers_in_step.add(id(optimizer))  # already in the set if the optimizer's last step failed
         closure = args[1] if len(args) > 1 else kwargs.get("closure")
         if closure is None:
             self._add_residuals(optimizer)
             return None
 
         def closure_and_residuals() -> Any:
-            loss = closure()  # in its forward outer steps may begin
+            loss = closure()  # outer steps may begin in the closure's forward
             self._add_residuals(optimizer)
             return loss
 
         return args[:1], {**kwargs, "closure": closure_and_residuals}
 
     def _step_ended(self, optimizer: torch.optim.Optimizer, *_: object) -> None:
-        self._in_step.discard(id(optimizer))
+        self._optimizers_in_step.discard(id(optimizer))
         if self.mode == "hook":
             self._source.step_ended()
         if self.mode != "outer":
             return
-        self._stepped.add(id(optimizer))
+        self._stepped_optimizers.add(id(optimizer))
         synced = self._synced_backward or self._synced_forward
-        if synced and len(self._stepped) == len(self._optimizers) and not self._in_step:
-            self._count()
+        if synced and len(self._stepped_optimizers) == len(self._optimizers) and not self._optimizers_in_step:
+            self._count_outer_step()
 
-    def _count(self) -> None:
-        """Count a step of outer steps."""
+    def _count_outer_step(self) -> None:
+        """Count a training step in outer mode."""
         assert self.outer is not None
         self._synced_forward = self._synced_backward = False
-        self._stepped.clear()
-        self._residuals.clear()
+        self._stepped_optimizers.clear()
+        self._residuals_to_add.clear()
         self.outer.step()
 
     # changes of mode
 
     def _may_leave_hook(self, candidate: Candidate) -> bool:
-        """Return whether hook mode may end now; if residuals must be sent first, let the next hook step send them."""
+        """Return whether hook mode may end now; if residuals must be sent before, let the next hook step send them."""
         last_candidate = self._engine.state.candidate
-        if candidate.mode != "native" or last_candidate is None or last_candidate.dense or not self._uses_residuals:
+        if candidate.mode != "native" or last_candidate is None or last_candidate.dense or not self._residuals_help:
             return True
         self._source.send_residuals = True
         return False
 
     @property
-    def _uses_residuals(self) -> bool:
-        """True if all optimizers are SGD, which residuals of earlier steps help; they harm adaptive optimizers."""
+    def _residuals_help(self) -> bool:
+        """True if all optimizers are SGD. Residuals of earlier steps help SGD, and harm adaptive optimizers."""
         return bool(self._optimizers) and all(isinstance(optimizer, torch.optim.SGD) for optimizer in self._optimizers)
 
     def _change_to(self, candidate: Candidate) -> None:
-        """Run steps in a candidate's mode, beginning with the present step. Called on every rank at the same step."""
+        """Change to a candidate's mode, beginning with the present step. Called on every rank at the same step."""
         self._engine.drain()
-        previous_mode, began, bytes_at_start = self.mode, time.perf_counter(), self._engine.ledger.wire_bytes
+        previous_mode, began_s, bytes_at_start = self.mode, time.perf_counter(), self._engine.ledger.wire_bytes
         if previous_mode == "outer":
-            self.end_outer()
+            self.end_outer_steps()
         elif previous_mode == "native":
-            self._watch.leave()
+            self._native_watch.stop()
         if candidate.mode == "outer":
-            self._start_outer(candidate)
+            self._start_outer_steps(candidate)
         elif candidate.mode == "native":
             self._engine.change_mode("native")
             self._source.use_native(candidate.cf)
             self._native_cf = candidate.cf
             self._source.has_averaged()
-            self._watch.start(may_resume=previous_mode is None)
+            self._native_watch.start(may_resume=previous_mode is None)
             self._set_mode("native")
         else:
             if previous_mode is not None:
@@ -352,52 +364,58 @@ class Switch:
             self._set_mode("hook")
         if previous_mode is not None:
             self._engine.drain()
-            seconds, sent = time.perf_counter() - began, self._engine.ledger.wire_bytes - bytes_at_start
-            change = ModeRecord(self._engine.state.trained, previous_mode, candidate.mode, seconds, sent)
-            self.changes.append(change)
-            self._engine.deciding.emit(change)
+            seconds, wire_bytes = time.perf_counter() - began_s, self._engine.ledger.wire_bytes - bytes_at_start
+            mode_record = ModeRecord(self._engine.state.trained, previous_mode, candidate.mode, seconds, wire_bytes)
+            self.changes.append(mode_record)
+            self._engine.deciding.emit(mode_record)
 
     def _set_mode(self, mode: Mode) -> None:
+        """Set the mode of the present step, and forget what was recorded of steps in the previous mode."""
         self.mode = mode
         self._synced_forward = self._synced_backward = False
-        self._stepped.clear()
-        self._source.decided = None
+        self._stepped_optimizers.clear()
+        self._source.decided_candidate = None
 
-    def _start_outer(self, candidate: Candidate | None) -> None:
+    def _start_outer_steps(self, candidate: Candidate | None) -> None:
         """Begin outer steps with the present step.
 
         Args:
             candidate: candidate that the controller chose; ``None`` before the first decision.
         """
         self._engine.drain()
-        if self.mode == "hook" and self._uses_residuals:
-            self._residuals = self._engine.residuals()
+        if self.mode == "hook" and self._residuals_help:
+            self._residuals_to_add = self._engine.residuals()
         self._engine.change_mode("outer")
-        self.outer = self.make_outer()
+        self.outer = self.make_outer_steps()
         self._engine.state.outer = self.outer.state
         if candidate is not None:
-            self.outer.follow(candidate)
+            self.outer.set_first_round(candidate)
         self._source.stop_exchange()
         self._set_mode("outer")
 
-    def make_outer(self) -> OuterSteps:
-        """Return new outer steps that begin at the current weights, which are the same on all ranks."""
-        policy, inside = self._policy, innermost(self._source.inside)
-        left_out = left_out_buffers(inside) if self._source.shares_buffers else tuple(dict(inside.named_buffers()))
+    def make_outer_steps(self) -> OuterSteps:
+        """Return new outer steps that begin at the current weights, which are the same on all ranks.
+
+        Called on every rank: averaged buffers are copied from rank 0.
+        """
+        policy, inner_module = self._policy, innermost(self._source.inner_module)
+        local_names = (
+            ignored_buffers(inner_module) if self._source.shares_buffers else tuple(dict(inner_module.named_buffers()))
+        )
         buffers = {
             name: buffer
-            for name, buffer in inside.named_buffers()
-            if torch.is_floating_point(buffer) and name not in left_out
+            for name, buffer in inner_module.named_buffers()
+            if torch.is_floating_point(buffer) and name not in local_names
         }
         settings = policy.outer
-        if left_out:
-            settings = settings(local_buffers=tuple({*settings.local_buffers, *left_out}))
+        if local_names:
+            settings = settings(local_buffers=tuple({*settings.local_buffers, *local_names}))
         if buffers:  # copied from rank 0, as DDP would do in its next forward
             job = equalizing.copy_from_first(list(buffers.values()), (), self._engine.device)
-            self._engine.run_between_steps("the buffers that ranks part with", job).result()
-        return OuterSteps(self._engine, inside, self._optimizers, settings, policy.every, policy.seed)
+            self._engine.run_between_steps("copying buffers from rank 0 before outer steps", job).result()
+        return OuterSteps(self._engine, inner_module, self._optimizers, settings, policy.every, policy.seed)
 
-    def outer_from(self, dumped: Mapping[str, Any], world: int | None) -> OuterSteps:
+    def outer_steps_from(self, dumped: Mapping[str, Any], world: int | None) -> OuterSteps:
         """Return new outer steps, after a check that they can restore a dumped state.
 
         Args:
@@ -407,16 +425,16 @@ class Switch:
         Raises:
             SettingsError: the state does not fit.
         """
-        outer = self.make_outer()
-        outer.check(dumped, world)
+        outer = self.make_outer_steps()
+        outer.check_saved_state(dumped, world)
         return outer
 
-    def adopt(self, outer: OuterSteps) -> None:
-        """Continue with outer steps that a checkpoint restored; called before the first forward with gradients."""
+    def continue_from(self, outer: OuterSteps) -> None:
+        """Continue with outer steps that a checkpoint restored. Called before the first forward with gradients."""
         self.outer = outer
         self._engine.state.outer = outer.state
 
-    def end_outer(self) -> None:
+    def end_outer_steps(self) -> None:
         """End outer steps, if they run: make weights, optimizers' states and loss scale the same on all ranks.
 
         Called on every rank before the same step.
@@ -425,21 +443,21 @@ class Switch:
             return
         self.outer.close_rounds()
         self.earlier_rounds += self.outer.state.ended
-        tensors = self.outer.tensors
+        tensors = self.outer.equal_tensors
         self.outer = self._engine.state.outer = None
         job = equalizing.equalize_ranks(tensors, self._optimizers, self._scaler, self._engine.device)
-        differing = self._engine.run_between_steps("what ranks share after outer steps", job).result()
-        if differing:
+        differing_ranks = self._engine.run_between_steps("making ranks equal after outer steps", job).result()
+        if differing_ranks:
             warnings.warn(
-                f"gravac: ranks {differing} differed from rank 0 after outer steps, and got copies of rank 0's weights "
-                "and optimizer state; please report this",
+                f"gravac: ranks {differing_ranks} differed from rank 0 after outer steps, which is a bug of gravac; "
+                "they got copies of rank 0's weights and optimizer states, and training continues; please report this",
                 RuntimeWarning,
                 stacklevel=2,
             )
 
     def _add_residuals(self, optimizer: torch.optim.Optimizer) -> None:
-        """Add the residuals that hook steps left before outer steps to this rank's gradients, once."""
-        if not self._residuals or self.outer is None:
+        """Add the residuals of hook steps before outer steps to this rank's gradients, once."""
+        if not self._residuals_to_add or self.outer is None:
             return
         names = {
             id(parameter): name
@@ -448,27 +466,28 @@ class Switch:
         }
         for group in optimizer.param_groups:
             for parameter in group["params"]:
-                residual = self._residuals.pop(names.get(id(parameter), ""), None)
+                residual = self._residuals_to_add.pop(names.get(id(parameter), ""), None)
                 if residual is not None and parameter.grad is not None:
                     flat = parameter.grad.as_strided((parameter.grad.numel(),), (1,))
                     flat.add_(residual.to(flat))
 
     def _learning_rate(self) -> float:
+        """Return the highest learning rate of all optimizers; nan if none is known."""
         rates = [rate for optimizer in self._optimizers if (rate := learning_rate(optimizer)) == rate]
         return max(rates, default=float("nan"))
 
     # saving and loading
 
-    def _saved(self, module: torch.nn.Module, state: dict[str, Any], prefix: str, *_: object) -> None:
-        """Put the weights that all ranks share into a state dict that the user asks the module for."""
-        self._watch.pause()
+    def _state_dict_taken(self, module: torch.nn.Module, state: dict[str, Any], prefix: str, *_: object) -> None:
+        """Put the weights that all ranks share into a state dict that the user asked the module for."""
+        self._native_watch.pause()
         if self.outer is None or self.outer.holds_anchors:
             return
-        self.outer.settle_to_save()
-        shared = self.outer.shared_of(module)
+        self.outer.wait_before_saving()
+        shared = self.outer.shared_tensors_of(module)
         state.update({prefix + name: tensor for name, tensor in shared.items() if prefix + name in state})
 
-    def _loaded(self, *_: object) -> None:
+    def _state_dict_loaded(self, *_: object) -> None:
         """In outer steps, begin a new round from the weights that the user loaded into the module."""
         if self.outer is not None:
             self.outer.start_from_module()
@@ -476,7 +495,7 @@ class Switch:
     @contextmanager
     def synced(self) -> Iterator[None]:
         """Return a context in which the module has the weights and buffers that all ranks share."""
-        self._watch.pause()
+        self._native_watch.pause()
         if self.outer is None:
             yield
             return
@@ -485,7 +504,7 @@ class Switch:
 
 
 def innermost(module: torch.nn.Module) -> torch.nn.Module:
-    """Return a module without the wrapper of ``torch.compile``."""
+    """Return a module without the wrapper of ``torch.compile``, if it has that."""
     inner = getattr(module, "_orig_mod", module)
     assert isinstance(inner, torch.nn.Module)
     return inner

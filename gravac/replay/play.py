@@ -1,13 +1,13 @@
 # SPDX-FileCopyrightText: 2026 The gravac developers
 # SPDX-License-Identifier: Apache-2.0
-"""Feeds a recorded run's measurements to a policy's controller, until it would run another candidate than the run.
+"""Feeds a recorded run's measurements to a policy's controller, until the controller decides otherwise than the run.
 
 A controller decides by measurements alone. If it gets the measurements of its own run, in the order and with the
 latency of training, it makes the decisions of the run.
 
 Another policy's controller gets measurements as long as it would run the same candidate and evaluate the same shadow
-CFs. From the first step that differs, the record has no measurement of the policy's candidate, so the replay ends.
-Nothing is estimated.
+CFs (compression factors that are evaluated without sending). From the first step that differs, the record has no
+measurement of the policy's candidate, so the replay ends. Nothing is estimated.
 """
 
 from __future__ import annotations
@@ -36,9 +36,9 @@ class Parting:
 
     Attributes:
         step: number of the training step, counted from 0.
-        ran: candidate that ran.
+        ran: candidate that the run executed in the step.
         would: candidate that the policy would run.
-        evaluated: shadow CFs that the run evaluated.
+        evaluated: shadow CFs (evaluated without sending) that the run evaluated.
         would_evaluate: shadow CFs that the policy would evaluate.
     """
 
@@ -51,12 +51,12 @@ class Parting:
 
 @dataclass(frozen=True, slots=True)
 class Replay:
-    """Decisions of a run and of a policy, up to the first step in which they would differ.
+    """Decisions of a run and of a policy, up to the first step in which run and policy differ.
 
     Attributes:
         trace: the recorded run.
         first: candidate that the policy begins with.
-        parting: first step in which run and policy differ; ``None``: they never do.
+        parting: first step in which run and policy differ; ``None``: no step.
         forecasts: forecasts of the candidates that the policy could choose from, dense first.
         recorded: the run's decisions, up to the last decision that the replay has measurements for.
         replayed: the policy's decisions, in the same form; ``step`` is the first step that a decision holds for.
@@ -73,13 +73,15 @@ class Replay:
 
     @property
     def steps(self) -> int:
-        """Number of training steps in which the policy would run the candidate that ran: those before the parting."""
+        """Number of training steps before ``parting``: in these the policy would run the candidate that ran."""
         return self.trace.trained if self.parting is None else self.parting.step - self.trace.steps[0].step
 
     @property
     def same(self) -> bool:
         """True if the policy made every decision at the same step, for the same candidate, as the run."""
-        return self.parting is None and [*map(_comparable, self.recorded)] == [*map(_comparable, self.replayed)]
+        return self.parting is None and [*map(_compared_fields, self.recorded)] == [
+            *map(_compared_fields, self.replayed)
+        ]
 
     def as_dict(self) -> dict[str, Any]:
         """Return the replay as plain values for JSON; a number that is not finite is ``None``."""
@@ -100,126 +102,128 @@ class Replay:
 
 
 def replay(trace: Trace, policy: Policy) -> Replay:
-    """Feed a run's measurements to a policy's controller until it would run something else.
+    """Feed a run's measurements to a policy's controller until the controller decides otherwise than the run.
 
-    The controller chooses from the run's own candidates, less those that the policy does not allow.
+    The controller chooses from the run's own candidates, without those that the policy does not allow.
 
     Args:
         trace: the recorded run.
-        policy: policy of the controller, the range and the base. Its base must be the recorded base, since a trace has
-            no measurement of another compressor.
+        policy: policy whose controller decides. Its base compressor must be the recorded one, since a trace has no
+            measurement of another compressor.
 
     Returns:
-        Both sets of decisions, and the first step in which run and policy differ.
+        The decisions of run and policy, and the first step in which run and policy differ.
 
     Raises:
         SettingsError: the policy has another base, decides by single tensors, does not choose how often ranks exchange
             although the run did, or has only choices that the run did not have; or steps are missing in the trace.
     """
     if not trace.steps:
-        raise SettingsError("trace: it has no step records, so there is nothing to replay")
+        raise SettingsError(
+            "trace: it has no step records, so there is nothing to replay; give a trace of a run with steps"
+        )
     if any(record.step + record.steps != following.step for record, following in pairwise(trace.steps)):
         raise SettingsError("trace: steps are missing between recorded steps; give a gravac.jsonl with every step")
     steps_per_epoch = trace.number("steps_per_epoch")
-    epoch = None if steps_per_epoch is None else int(steps_per_epoch)
-    policy = RunSettings(steps_per_epoch=epoch, policy=policy).policy
-    notes = _differing_settings(trace, policy)
-    forecasts, missing_notes = _forecasts(trace.run, policy)
-    admitted = {number: _forecasts(record, policy)[0] for number, record in trace.admitted}
+    epoch_steps = None if steps_per_epoch is None else int(steps_per_epoch)
+    policy = RunSettings(steps_per_epoch=epoch_steps, policy=policy).policy
+    notes = _notes_on_settings(trace, policy)
+    forecasts, missing_notes = _allowed_forecasts(trace.run, policy)
+    admitted = {number: _allowed_forecasts(record, policy)[0] for number, record in trace.admitted}
     controller = adapt_to_latency(policy.controller, trace.latency)
     state, first = controller.start(forecasts)
-    decisions, observed = [first], 0  # decisions[n]: after n measurements
-    replayed, changes = list[tuple[int, DecisionRecord]](), _ModeChange()
+    decisions, effective_count = [first], 0  # decisions[n]: after n measurements; decisions[effective]: in force
+    replayed, mode_change = list[tuple[int, DecisionRecord]](), _ModeChange()
     parting: Parting | None = None
-    previous: Candidate | None = None
+    previous_candidate: Candidate | None = None
     for index, (record, executed) in enumerate(zip(trace.steps, trace.choices(), strict=True)):
-        observed = max(observed, index + 1 - trace.latency)
-        in_force = decisions[observed]
-        _check_recorded(controller, in_force)
-        parting = changes.follow(index, record, executed, in_force, previous)
+        effective_count = max(effective_count, index + 1 - trace.latency)
+        in_force = decisions[effective_count]
+        _check_measurements_recorded(controller, in_force)
+        parting = mode_change.compare_step(index, record, executed, in_force, previous_candidate)
         if parting is not None:
             break
-        previous = replace(executed, every=record.every)
-        measurement = _measurement(trace, index, previous)
+        previous_candidate = replace(executed, every=record.every)
+        measurement = _measurement_of(trace, index, previous_candidate)
         state, decision = controller.observe(state, measurement)
-        changed = decision.runs != decisions[-1].runs
-        if changed or decision.summary is not None:
+        has_changed = decision.runs != decisions[-1].runs
+        if has_changed or decision.summary is not None:
             newest_gain, step = gain(measurement.error, measurement.energy), holds_from(measurement, trace.latency)
-            with_reason = with_cost(decision, forecasts, controller) if changed else decision
-            replayed.append((index, decision_record(step, with_reason, changed, newest_gain, steps_per_epoch)))
+            with_reason = with_cost(decision, forecasts, controller) if has_changed else decision
+            replayed.append((index, decision_record(step, with_reason, has_changed, newest_gain, steps_per_epoch)))
         if index + 1 in admitted:
             forecasts = admitted[index + 1]
             state, decision = controller.restore(controller.dump(state), forecasts)
         decisions.append(decision)
         if record.mode == "native":
-            observed = index + 1
-    count = len(trace.steps) if parting is None else changes.began
-    end = math.inf if parting is None else _decisions_end(trace, count)
-    recorded = tuple(decision for decision in trace.decisions if decision.step < end)
-    comparable = tuple(decision for index, decision in replayed if index < count)
-    return Replay(trace, first.candidate, parting, forecasts, recorded, comparable, (*notes, *missing_notes))
+            effective_count = index + 1
+    measurement_count = len(trace.steps) if parting is None else mode_change.began
+    end_step = math.inf if parting is None else _decisions_end(trace, measurement_count)
+    recorded = tuple(decision for decision in trace.decisions if decision.step < end_step)
+    comparable_decisions = tuple(decision for index, decision in replayed if index < measurement_count)
+    return Replay(trace, first.candidate, parting, forecasts, recorded, comparable_decisions, (*notes, *missing_notes))
 
 
 def _decisions_end(trace: Trace, count: int) -> int:
-    """Return the training step before which all decisions from a trace's first measurements have taken effect.
+    """Return the training step before which every decision from a trace's first ``count`` measurements takes effect.
 
     Args:
         trace: the recorded run.
-        count: number of the first measurements; each has a record.
+        count: number of measurements, from the trace's first on; each is a step record.
     """
     if count == 0:
         return trace.steps[0].step
-    newest = trace.steps[count - 1]
-    return newest.step + (1 if newest.mode == "native" else trace.latency) * newest.steps + 1
+    newest_record = trace.steps[count - 1]
+    return newest_record.step + (1 if newest_record.mode == "native" else trace.latency) * newest_record.steps + 1
 
 
-LONGEST_CHANGE = 3
-"""Largest number of the engine's steps that ranks still make in the old mode after a decision for another mode, until
+LONGEST_MODE_CHANGE = 3
+"""Largest number of the engine's steps that ranks still make in the old mode after a decision for another mode: until
 exchanges in flight have ended."""
 
 
 @dataclass(slots=True)
 class _ModeChange:
-    """Compares a policy with what ran, and allows for the few steps that ranks take to change modes.
+    """Compares a policy with the run step by step, and allows for the few steps that ranks take to change modes.
 
     Attributes:
-        began: index of the first record in which run and policy differ in mode; ``None`` if they do not.
+        began: index of the record from which on run and policy differ in mode; the newest record if modes agree.
     """
 
     began: int = 0
-    _parting: Parting | None = None
+    _mode_parting: Parting | None = None
 
-    def follow(
+    def compare_step(
         self, index: int, record: StepRecord, executed: Candidate, in_force: Decision, previous: Candidate | None
     ) -> Parting | None:
-        """Return how run and policy differ in a step; ``None`` if they do not, or if it is not certain yet.
+        """Return how run and policy differ in a step; ``None`` if they agree, or may only be changing modes.
 
         Args:
             index: index of the record.
             record: record of the step.
             executed: candidate that was decided for the step.
             in_force: the policy's decision for the step.
-            previous: candidate of the step before.
+            previous: candidate of the previous step; ``None`` in the first step.
         """
         if in_force.candidate.mode == record.mode:
-            self._parting, self.began = None, index
-            return _parting(record, executed, in_force)
+            self._mode_parting, self.began = None, index
+            return _find_parting(record, executed, in_force)
         same_mode = previous is not None and previous.mode == record.mode
         same_candidate = previous is not None and replace(executed, every=previous.every) == previous
-        if self._parting is None:
-            self._parting, self.began = _parting(record, executed, in_force), index
-        is_early = index - self.began < LONGEST_CHANGE
+        if self._mode_parting is None:
+            self._mode_parting, self.began = _find_parting(record, executed, in_force), index
+        is_early = index - self.began < LONGEST_MODE_CHANGE
         if same_mode and (same_candidate or executed.dense) and not record.shadow and is_early:
             return None
-        return self._parting
+        return self._mode_parting
 
 
-def _forecasts(run: RunRecord | ForecastsRecord, policy: Policy) -> tuple[tuple[Forecast, ...], list[str]]:
+def _allowed_forecasts(run: RunRecord | ForecastsRecord, policy: Policy) -> tuple[tuple[Forecast, ...], list[str]]:
     """Return forecasts of the run's candidates that a policy allows, and a note if the run lacked some others.
 
     Raises:
         SettingsError: the policy's choices are fixed, and the run lacked some of them; or its controller does not
-            choose how often ranks exchange, although the run's did; or the run has no candidates.
+            choose how often ranks exchange, although the run's did; or the run's first candidate is not dense.
     """
     controller, base = policy.controller, policy.base
     forecasts = run.forecasts
@@ -231,39 +235,40 @@ def _forecasts(run: RunRecord | ForecastsRecord, policy: Policy) -> tuple[tuple[
             "trace: the run's first candidate is not dense, as controllers need; give a gravac.jsonl as written"
         )
     first = candidates[0]
-    numbers = [candidate.every for candidate in candidates]
-    check_chooses_every(controller, min(numbers), max(numbers))
-    proposed = controller.propose(policy.cf_range, base.candidates(policy.cf_range)) if base.compresses else ()
+    intervals = [candidate.every for candidate in candidates]
+    check_chooses_every(controller, min(intervals), max(intervals))
+    proposed_cfs = controller.propose(policy.cf_range, base.candidates(policy.cf_range)) if base.compresses else ()
     dense_cfs = {first.cf, *(form.cf for form in policy.dense_formats)}
-    allowed = [
-        candidate for candidate in candidates[1:] if candidate.cf in (dense_cfs if candidate.dense else proposed)
+    allowed_candidates = [
+        candidate for candidate in candidates[1:] if candidate.cf in (dense_cfs if candidate.dense else proposed_cfs)
     ]
-    dropped = () if controller.keeps_all else (dropped.forecast.candidate for dropped in run.dropped)
-    unknown = (
-        {*proposed} - {1.0, first.cf} - {candidate.cf for candidate in (*candidates, *dropped) if not candidate.dense}
-    )
-    names = ", ".join(f"{base.name} {cf:g}x" for cf in sorted(unknown))
-    if unknown and controller.keeps_all:
+    dropped_candidates = () if controller.keeps_all else (dropped.forecast.candidate for dropped in run.dropped)
+    known_cfs = {candidate.cf for candidate in (*candidates, *dropped_candidates) if not candidate.dense}
+    unknown_cfs = {*proposed_cfs} - {1.0, first.cf} - known_cfs
+    names = ", ".join(f"{base.name} {cf:g}x" for cf in sorted(unknown_cfs))
+    if unknown_cfs and controller.keeps_all:
         raise SettingsError(
             f"controller: {controller.name} runs {names}, which the run could not choose, so its trace has no "
             "measurement; give a policy that chooses from the run's candidates"
         )
     note = f"the policy could also choose {names}, which the run did not have, and might then decide otherwise"
-    selected = tuple(forecast for forecast in forecasts if forecast.candidate in (first, *allowed))
-    return selected, [note] if unknown else []
+    selected_forecasts = tuple(forecast for forecast in forecasts if forecast.candidate in (first, *allowed_candidates))
+    return selected_forecasts, [note] if unknown_cfs else []
 
 
 def _without_native(forecasts: Sequence[Forecast]) -> tuple[Forecast, ...]:
-    """Return forecasts without native candidates: float32 is replaced by the hook's, float16 is dropped."""
-    others = (forecast for forecast in forecasts if forecast.candidate.mode != "native" or forecast.candidate.cf == 1)
+    """Return forecasts without native candidates: native float32 becomes dense in the hook, float16 is dropped."""
+    remaining_forecasts = (
+        forecast for forecast in forecasts if forecast.candidate.mode != "native" or forecast.candidate.cf == 1
+    )
     return tuple(
         replace(forecast, candidate=forecast.candidate.in_hook) if forecast.candidate.mode == "native" else forecast
-        for forecast in others
+        for forecast in remaining_forecasts
     )
 
 
-def _parting(record: StepRecord, executed: Candidate, in_force: Decision) -> Parting | None:
-    """Return how a recorded step and the policy's decision for it differ; ``None`` if they do not.
+def _find_parting(record: StepRecord, executed: Candidate, in_force: Decision) -> Parting | None:
+    """Return how a recorded step and the policy's decision for that step differ; ``None`` if they agree.
 
     Args:
         record: record of the step.
@@ -276,10 +281,10 @@ def _parting(record: StepRecord, executed: Candidate, in_force: Decision) -> Par
     return Parting(record.step, executed, in_force.candidate, evaluated, in_force.shadow)
 
 
-def _measurement(trace: Trace, index: int, candidate: Candidate) -> Measurement:
+def _measurement_of(trace: Trace, index: int, candidate: Candidate) -> Measurement:
     """Return the measurement from which a step's record was made.
 
-    The mean of the ranks' step times, which the record does not contain, is computed from the throughput.
+    ``seconds`` is computed from the throughput, since the record does not contain the mean of the ranks' step times.
 
     Args:
         trace: the recorded run.
@@ -288,14 +293,14 @@ def _measurement(trace: Trace, index: int, candidate: Candidate) -> Measurement:
     """
     record = trace.steps[index]
     samples = trace.number("samples_per_step") or float(trace.run.world_size)
-    timed = math.isfinite(record.t_system) and record.t_system > 0
+    has_throughput = math.isfinite(record.t_system) and record.t_system > 0
     energy = math.nan if record.energy is None else record.energy
     return Measurement(
         step=trace.steps[0].step + index,
         first=record.step,
         steps=record.steps,
         candidate=candidate,
-        seconds=samples / record.t_system if timed else record.seconds,
+        seconds=samples / record.t_system if has_throughput else record.seconds,
         samples=samples,
         error=math.nan if record.gain is None else energy * (1 - record.gain),
         energy=energy,
@@ -307,7 +312,7 @@ def _measurement(trace: Trace, index: int, candidate: Candidate) -> Measurement:
     )
 
 
-def _check_recorded(controller: Controller[Any], decision: Decision) -> None:
+def _check_measurements_recorded(controller: Controller[Any], decision: Decision) -> None:
     """Check that records contain all measurements that a decision requests.
 
     Raises:
@@ -320,11 +325,11 @@ def _check_recorded(controller: Controller[Any], decision: Decision) -> None:
         )
 
 
-def _differing_settings(trace: Trace, policy: Policy) -> Sequence[str]:
-    """Return notes about differing settings of run and policy, except for the controller's.
+def _notes_on_settings(trace: Trace, policy: Policy) -> Sequence[str]:
+    """Return notes, as text, on settings in which run and policy differ, except the controller's settings.
 
     Raises:
-        SettingsError: the policy has another base.
+        SettingsError: the policy has another base compressor.
     """
     recorded = trace.run.settings
     base = recorded.get("base", policy.base.name)
@@ -335,14 +340,14 @@ def _differing_settings(trace: Trace, policy: Policy) -> Sequence[str]:
         )
     notes = []
     for name, setting in policy.as_dict().items():
-        matters = name.startswith(("base.", "dense")) or name in ("error_feedback", "release")
-        if matters and name in recorded and str(recorded[name]) != str(setting):
+        affects_gain = name.startswith(("base.", "dense")) or name in ("error_feedback", "release")
+        if affects_gain and name in recorded and str(recorded[name]) != str(setting):
             notes.append(f"{name}: recorded with {recorded[name]}, the policy has {setting}; gains are the recording's")
     if trace.steps[0].step:
         notes.append(f"the run was resumed at step {trace.steps[0].step}; the controller starts afresh there")
     return notes
 
 
-def _comparable(record: DecisionRecord) -> tuple[Any, ...]:
-    """Return the fields of a decision by which decisions of run and policy are compared: no measured numbers."""
+def _compared_fields(record: DecisionRecord) -> tuple[Any, ...]:
+    """Return the fields by which decisions of run and policy are compared: those that are not measured."""
     return record.step, record.changed, record.mode, record.compressor, record.cf, record.every, record.delay

@@ -1,6 +1,6 @@
 # SPDX-FileCopyrightText: 2026 The gravac developers
 # SPDX-License-Identifier: Apache-2.0
-"""Reads a recorded run (a trace) from ``gravac.jsonl``; refuses records that a controller cannot compute with."""
+"""Reads a recorded run (a trace) from ``gravac.jsonl``; rejects records whose numbers a controller cannot use."""
 
 from __future__ import annotations
 
@@ -30,9 +30,10 @@ class Trace:
         run: settings, ranks and candidates of the run.
         steps: all recorded steps, in order.
         decisions: all recorded decisions, in order.
-        latency: number of the engine's steps from a measurement to the first step that its decision holds for; after a
-            native stretch a decision holds from the next step.
-        admitted: records of candidates that were admitted later, each with the number of step records before it.
+        latency: number of the engine's steps from a measurement to the first step that the decision based on it holds
+            for. After native steps (DDP exchanges by itself) a decision holds from the next step.
+        admitted: forecasts of candidates that were admitted during the run, each record with the number of step records
+            before it.
     """
 
     run: RunRecord
@@ -57,28 +58,29 @@ class Trace:
     def choices(self) -> list[Candidate]:
         """Return the candidate that was decided for each recorded step.
 
-        A recorded round may have more or fewer steps than decided. For the first round, ``every`` is the second
-        round's, since the first also contains the timed steps before its decision.
+        A recorded round (outer steps up to an exchange) may have more or fewer steps than decided, so ``every`` is the
+        decision's. For the first round ``every`` is the second round's, since the first also contains the timed steps
+        before its decision.
         """
         choices: list[Candidate] = []
-        forecasts, every, decided = self.forecasts, self.steps[:2][-1].every, 0
+        forecasts, every, position = self.forecasts, self.steps[:2][-1].every, 0
         for record in self.steps:
-            while decided < len(self.decisions) and self.decisions[decided].step <= record.step:
-                decision, decided = self.decisions[decided], decided + 1
+            while position < len(self.decisions) and self.decisions[position].step <= record.step:
+                decision, position = self.decisions[position], position + 1
                 every = decision.every if decision.mode == "outer" else record.every
             as_decided = replace(record, every=every) if record.mode == "outer" else record
             choices.append(forecast_of(as_decided, forecasts).candidate)
         return choices
 
     def number(self, setting: str) -> float | None:
-        """Return a setting of the run that is a number; ``None`` if it is missing or a text (``"auto"``)."""
+        """Return the number of a setting of the run; ``None`` if the setting is missing or a text (``"auto"``)."""
         number = self.run.settings.get(setting)
         return number if isinstance(number, (int, float)) else None
 
 
 @dataclass(slots=True)
-class _Run:
-    """Records of a run, while they are read."""
+class _PartialTrace:
+    """Records of a run, while the file is read; attributes are those of ``Trace``."""
 
     run: RunRecord
     steps: list[StepRecord] = field(default_factory=list)
@@ -87,18 +89,19 @@ class _Run:
     admitted: list[tuple[int, ForecastsRecord]] = field(default_factory=list)
 
     def add_decision(self, decision: DecisionRecord) -> None:
-        """Add a decision; the last added step is the step whose measurement led to the decision."""
+        """Add a decision that followed from the measurement of the last added step; the first sets ``latency``."""
         self.decisions.append(decision)
         if self.latency is None and self.steps and (measured := self.steps[-1]).mode != "native":
             self.latency = (decision.step - measured.step) // measured.steps
 
     @property
     def trace(self) -> Trace:
+        """The records as a ``Trace``."""
         latency = LATENCY if self.latency is None else self.latency
         if not 1 <= latency <= LONGEST_LATENCY:
             raise SettingsError(
-                f"trace: the first decision takes effect {latency} steps after its measurement, 1 to "
-                f"{LONGEST_LATENCY} steps expected; give a gravac.jsonl as it was written"
+                f"trace: the first decision takes effect {latency} steps after its measurement, and not within 1 to "
+                f"{LONGEST_LATENCY} steps as decisions do; give a gravac.jsonl as it was written"
             )
         return Trace(self.run, tuple(self.steps), tuple(self.decisions), latency, tuple(self.admitted))
 
@@ -125,10 +128,10 @@ def read_trace(path: str | Path, run: int = -1) -> Trace:
         raise SettingsError(f"trace: cannot read {str(path)!r} ({error.strerror}); give a gravac.jsonl") from None
     except ValueError as error:
         raise SettingsError(f"trace: {error}") from None
-    runs: list[_Run] = []
+    runs: list[_PartialTrace] = []
     for record in records:
         if isinstance(record, RunRecord):
-            runs.append(_Run(record))
+            runs.append(_PartialTrace(record))
         elif not runs:
             raise SettingsError(f"trace: {path} does not begin with a run record; give a whole gravac.jsonl")
         elif isinstance(record, ForecastsRecord):
@@ -137,56 +140,73 @@ def read_trace(path: str | Path, run: int = -1) -> Trace:
             runs[-1].steps.append(record)
         elif isinstance(record, DecisionRecord):
             runs[-1].add_decision(record)
-    with_steps = [run for run in runs if run.steps]
-    if not with_steps:
+    runs_with_steps = [run for run in runs if run.steps]
+    if not runs_with_steps:
         raise SettingsError(
             f"trace: {path} has no step records, so there is nothing to replay; record with log_dir, two steps or more"
         )
-    if not -len(with_steps) <= run < len(with_steps):
-        raise SettingsError(f"run: {run} is not one of the {len(with_steps)} runs with steps in {path}")
-    return with_steps[run].trace
+    if not -len(runs_with_steps) <= run < len(runs_with_steps):
+        raise SettingsError(
+            f"run: {run} is not one of the {len(runs_with_steps)} runs with steps in {path}; give a number from "
+            f"{-len(runs_with_steps)} to {len(runs_with_steps) - 1}"
+        )
+    return runs_with_steps[run].trace
 
 
-# ranges of numbers that controllers compute with
+# ranges of the recorded numbers that controllers use
 
 Range = tuple[Callable[[Any], bool], str]
-"""Function that tells whether a number is in a range, and a description of the range."""
+"""A range: the function that returns whether a number is in the range, and the range as text for messages."""
 
-COUNT: Range = (lambda number: number >= 0, "0 or more")
-POSITIVE: Range = (lambda number: number >= 1, "1 or more")
-FACTOR: Range = (lambda number: 1e-9 <= number <= 1e9, "a compression factor")
+NOT_NEGATIVE: Range = (lambda number: number >= 0, "0 or more")
+AT_LEAST_1: Range = (lambda number: number >= 1, "1 or more")
+COMPRESSION_FACTOR: Range = (lambda number: 1e-9 <= number <= 1e9, "a compression factor, 1e-9 to 1e9")
 ABOVE_0: Range = (lambda number: 0 < number < math.inf, "a finite number above 0")
 SECONDS: Range = (lambda number: number is None or 0 <= number < math.inf, "seconds, 0 or more")
-SHARE: Range = (lambda number: number is None or 0 <= number <= 1, "a share between 0 and 1")
+FRACTION: Range = (lambda number: number is None or 0 <= number <= 1, "a fraction, 0 to 1")
 
-CANDIDATE: Mapping[str, Range] = {"cf": FACTOR, "every": POSITIVE, "delay": COUNT}
-FORECAST: Mapping[str, Range] = {
+CANDIDATE_RANGES: Mapping[str, Range] = {"cf": COMPRESSION_FACTOR, "every": AT_LEAST_1, "delay": NOT_NEGATIVE}
+FORECAST_RANGES: Mapping[str, Range] = {
     "wire_ratio": ABOVE_0,
     "efficiency": (lambda number: 0 <= number < math.inf, "a finite number, 0 or more"),
     "coding_s": SECONDS,
     "exchange_s": SECONDS,
     "step_s": SECONDS,
     "compute_s": SECONDS,
-    "behind": SHARE,
+    "behind": FRACTION,
     "deviation": (lambda number: 0 <= number < math.inf, "a finite number, 0 or more"),
     "leaving_s": SECONDS,
-    "by_gain": (lambda points: all(low[0] < high[0] for low, high in pairwise(points)), "ascending gains"),
+    "by_gain": (lambda points: all(low[0] < high[0] for low, high in pairwise(points)), "points with ascending gains"),
 }
-STEP: Mapping[str, Range] = {
-    "step": COUNT,
-    "steps": POSITIVE,
-    "cf": FACTOR,
-    "every": POSITIVE,
-    "delay": COUNT,
-    "seconds": (lambda number: not (number < 0 or number > 1e12), "seconds"),
-    "t_system": (lambda number: not (number < 0 or number > 1e18), "samples per second"),
+STEP_RANGES: Mapping[str, Range] = {
+    "step": NOT_NEGATIVE,
+    "steps": AT_LEAST_1,
+    "cf": COMPRESSION_FACTOR,
+    "every": AT_LEAST_1,
+    "delay": NOT_NEGATIVE,
+    "seconds": (lambda number: not (number < 0 or number > 1e12), "seconds, 0 to 1e12"),
+    "t_system": (lambda number: not (number < 0 or number > 1e18), "samples per second, 0 to 1e18"),
     "energy": (lambda number: number is None or not number < 0, "0 or more"),
-    "shadow": (lambda pairs: all(FACTOR[0](cf) for cf, _ in pairs), "compression factors and their gains"),
+    "shadow": (
+        lambda pairs: all(COMPRESSION_FACTOR[0](cf) for cf, _ in pairs),
+        "pairs of a compression factor, 1e-9 to 1e9, and its gain",
+    ),
 }
-DECISION: Mapping[str, Range] = {"step": COUNT, "cf": FACTOR, "every": POSITIVE, "delay": COUNT}
-SETTINGS: Mapping[str, Range] = {
-    "samples_per_step": (lambda number: isinstance(number, str) or 1e-6 <= number <= 1e18, "samples, or a word"),
-    "steps_per_epoch": (lambda number: isinstance(number, str) or 1 <= number <= 1e18, "steps, or a word"),
+DECISION_RANGES: Mapping[str, Range] = {
+    "step": NOT_NEGATIVE,
+    "cf": COMPRESSION_FACTOR,
+    "every": AT_LEAST_1,
+    "delay": NOT_NEGATIVE,
+}
+SETTINGS_RANGES: Mapping[str, Range] = {
+    "samples_per_step": (
+        lambda number: isinstance(number, str) or 1e-6 <= number <= 1e18,
+        "a number of samples from 1e-6 to 1e18, or a word",
+    ),
+    "steps_per_epoch": (
+        lambda number: isinstance(number, str) or 1 <= number <= 1e18,
+        "a number of steps from 1 to 1e18, or a word",
+    ),
 }
 
 
@@ -200,29 +220,31 @@ def check_record(record: Record) -> None:
         ValueError: a number is out of its range; the message names field and number.
     """
     if isinstance(record, StepRecord):
-        _check(record, STEP, "")
+        _check_ranges(record, STEP_RANGES, "")
         if record.gain is not None and record.energy is None:
-            raise ValueError("energy: None, a number expected beside a gain")
+            raise ValueError("energy: None beside a gain; a record with a gain must have an energy")
     elif isinstance(record, DecisionRecord):
-        _check(record, DECISION, "")
+        _check_ranges(record, DECISION_RANGES, "")
     elif isinstance(record, RunRecord):
-        _check(record, {"world_size": POSITIVE}, "")
-        for name, (fits, description) in SETTINGS.items():
-            if name in record.settings and not fits(record.settings[name]):
-                raise ValueError(f"settings/{name}: {record.settings[name]!r:.80}, {description} expected")
+        _check_ranges(record, {"world_size": AT_LEAST_1}, "")
+        for name, (is_in_range, description) in SETTINGS_RANGES.items():
+            if name in record.settings and not is_in_range(record.settings[name]):
+                raise ValueError(
+                    f"settings/{name}: {record.settings[name]!r:.80} is out of range; must be {description}"
+                )
         _check_forecasts(record)
     elif isinstance(record, ForecastsRecord):
-        _check(record, {"step": COUNT}, "")
+        _check_ranges(record, {"step": NOT_NEGATIVE}, "")
         _check_forecasts(record)
 
 
 def _check_forecasts(record: RunRecord | ForecastsRecord) -> None:
     for index, forecast in enumerate(record.forecasts):
-        _check(forecast.candidate, CANDIDATE, f"forecasts/{index}/candidate/")
-        _check(forecast, FORECAST, f"forecasts/{index}/")
+        _check_ranges(forecast.candidate, CANDIDATE_RANGES, f"forecasts/{index}/candidate/")
+        _check_ranges(forecast, FORECAST_RANGES, f"forecasts/{index}/")
 
 
-def _check(record: Record | Candidate | Forecast, ranges: Mapping[str, Range], path: str) -> None:
-    for name, (fits, description) in ranges.items():
-        if not fits(number := getattr(record, name)):
-            raise ValueError(f"{path}{name}: {number!r:.80}, {description} expected")
+def _check_ranges(record: Record | Candidate | Forecast, ranges: Mapping[str, Range], path: str) -> None:
+    for name, (is_in_range, description) in ranges.items():
+        if not is_in_range(number := getattr(record, name)):
+            raise ValueError(f"{path}{name}: {number!r:.80} is out of range; must be {description}")

@@ -1,3 +1,6 @@
 # SPDX-FileCopyrightText: 2026 The gravac developers
 # SPDX-License-Identifier: Apache-2.0
-"""Sources of gradients: adapters that hand a module's gradients to the engine by name. ``ddp``: with DDP."""
+"""Sources of gradients: they hand a module's gradients, by name, to the engine, which averages them.
+
+``ddp`` is for DistributedDataParallel, ``module`` for a module without wrapper, ``fsdp2_source`` for models in shards.
+"""

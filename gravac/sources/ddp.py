@@ -1,10 +1,10 @@
 # SPDX-FileCopyrightText: 2026 The gravac developers
 # SPDX-License-Identifier: Apache-2.0
-"""The source for DistributedDataParallel: its communication hook, and the names, buckets and moments that it needs.
+"""The source for DistributedDataParallel: a communication hook, which hands buckets of gradients to the engine.
 
-DDP's reducer holds a lock while it calls the hook, so the hook only cuts the bucket into groups and enqueues them. It
-never raises and never returns None, since both would break the reducer for good. Errors are stored in the future that
-the hook returns, and ``backward()`` raises them.
+DDP's reducer holds a lock while it calls the hook, so the hook only cuts the bucket into exchange groups and enqueues
+the groups. The hook never raises and never returns ``None``, since either would break the reducer for good. Errors are
+stored in the future that the hook returns, and ``backward()`` raises them.
 """
 
 import math
@@ -28,15 +28,15 @@ from gravac.measurement import LocalMeasurement
 from gravac.sources.ddp_private import (
     UncopiedHook,
     averaged_parameters,
-    divides_by_those_with_inputs,
+    divides_by_ranks_with_inputs,
     has_hook,
     rebuild_reducer,
 )
 from gravac.sources.exchange_layout import ExchangeLayout, Names
 
 NO_BACKWARD = -1
-"""Autograd's number for "no backward is running". In ``join()``, a rank without inputs takes part in the others'
-exchanges without a backward."""
+"""Autograd's number for "no backward is running". In ``join()``, a rank without inputs takes part, without a backward,
+in the exchanges of the other ranks."""
 
 
 BucketMean = torch.futures.Future[torch.Tensor | None]
@@ -44,31 +44,31 @@ BucketMean = torch.futures.Future[torch.Tensor | None]
 
 
 class _Bucket:
-    """A bucket in flight; its future is completed when all its parameters hold the mean.
+    """A bucket in flight, whose future is completed when all of the bucket's gradients are the mean.
 
     Args:
         buffer: the bucket's flat buffer.
-        names: names of its parameters.
-        join: makes the present stream wait for earlier jobs.
+        names: names of the bucket's parameters.
+        wait_on_stream: makes the present stream wait for earlier jobs.
     """
 
-    def __init__(self, buffer: torch.Tensor, names: Names, join: Callable[[], None]) -> None:
+    def __init__(self, buffer: torch.Tensor, names: Names, wait_on_stream: Callable[[], None]) -> None:
         self.buffer = buffer
-        self.join = join
-        self.groups = 0
-        self.names = set(names)
+        self.wait_on_stream = wait_on_stream
+        self.group_count = 0
+        self.waiting_names = set(names)
         self.failure: BaseException | None = None
         devices = [buffer.device] if buffer.device.type != "cpu" else None
         self.future: BucketMean = torch.futures.Future(devices=devices)  # type: ignore[arg-type]
 
-    def done(self, names: Names) -> None:
-        """Record that some parameters hold the mean; complete the future if all do."""
-        self.names.difference_update(names)
-        self.groups += 1
-        if not self.names and not self.future.done():
-            if self.groups > 1:
-                self.join()
-            # the result must be the tensor itself: only of its result does a future know which stream wrote it
+    def mark_averaged(self, names: Names) -> None:
+        """Record that the gradients of some parameters are the mean; complete the future if all are."""
+        self.waiting_names.difference_update(names)
+        self.group_count += 1
+        if not self.waiting_names and not self.future.done():
+            if self.group_count > 1:
+                self.wait_on_stream()
+            # the result must be the tensor itself, since a future knows only of its result which stream wrote it
             self.future.set_result(self.buffer)
 
     def fail(self, failure: BaseException) -> None:
@@ -77,72 +77,82 @@ class _Bucket:
             self.failure = failure
             self.future.set_result(None)
 
-    def fails_with(self, decided: "Future[Candidate]") -> None:
-        """Let the bucket fail if the beginning of the step fails."""
-        if (failure := decided.exception()) is not None:
+    def fail_if_step_fails(self, candidate: "Future[Candidate]") -> None:
+        """Complete the future with the failure of a step's beginning, if the beginning failed.
+
+        Args:
+            candidate: result of ``Engine.begin``, which is done.
+        """
+        if (failure := candidate.exception()) is not None:
             self.fail(failure)
 
-    def outcome(self, _: BucketMean) -> torch.Tensor:
-        """Return the buffer to DDP, averaged in place; raise if the exchange failed."""
+    def averaged_buffer(self, _: BucketMean) -> torch.Tensor:
+        """Return the bucket's buffer, averaged in place, for DDP; raise the failure if the exchange failed."""
         if self.failure is not None:
             raise self.failure
         return self.buffer
 
 
 class DDPAdapter:
-    """Hands a DDP module's gradients over, bucket by bucket.
+    """Hands a DDP module's gradients to the engine, bucket by bucket.
 
     Args:
         engine: averages the gradients.
 
     Attributes:
-        decided: future of the candidate of the last step that began; ``None`` before the first.
-        send_residuals: whether the next step sends all residuals, dense, whatever the controller decided.
-        layout: exchange groups.
-        names: parameters' names, by ``id``.
-        loss_scale: returns the present loss scale; ``None`` without a scaler.
-        optimizer: optimizer whose learning rate the controller learns; ``None``: it learns none.
+        decided_candidate: future of the candidate that the controller had chosen when the last step began; ``None``
+            before the first step.
+        send_residuals: whether the next step sends, dense, all residuals (what earlier steps did not send), whatever
+            the controller decided.
+        layout: divides buckets into exchange groups.
+        names: parameters' names, by the parameters' ``id``.
+        loss_scale: function that returns the present loss scale; ``None`` without a scaler.
+        optimizer: optimizer whose learning rate the controller gets; ``None``: the controller gets none.
     """
 
     def __init__(self, engine: Engine) -> None:
-        self.decided: Future[Candidate] | None = None
+        self.decided_candidate: Future[Candidate] | None = None
         self.send_residuals = False
         self.layout = ExchangeLayout()
         self.names: dict[int, str] = {}
         self.loss_scale: Callable[[], Number] | None = None
         self.optimizer: torch.optim.Optimizer | None = None
         self._engine = engine
-        self._task: int | None = None  # autograd's number of the backward under way; NO_BACKWARD in a join
-        self._cuts: dict[int, tuple[torch.Tensor, list[Piece]]] = {}  # by bucket index
-        self._arrived: dict[str, tuple[Piece, _Bucket]] = {}
-        self._inputs: Mark | None = None
-        self._optimized: Mark | None = None
+        self._backward_id: int | None = None  # autograd's number of the backward under way; NO_BACKWARD in a join
+        self._pieces_by_bucket: dict[int, tuple[torch.Tensor, list[Piece]]] = {}  # by bucket index
+        self._arrived_pieces: dict[str, tuple[Piece, _Bucket]] = {}
+        self._forward_began: Mark | None = None
+        self._optimizer_ended: Mark | None = None
         self._ddp: weakref.ref[DistributedDataParallel] | None = None
-        self._watched: list[torch.utils.hooks.RemovableHandle] = []
+        self._hook_handles: list[torch.utils.hooks.RemovableHandle] = []
 
     def bind(self, module: torch.nn.Module) -> None:
-        """Store names (without wrappers' prefixes) and shapes of the parameters, except for those that DDP ignores.
+        """Store names and shapes of a module's parameters, except for those that DDP ignores.
 
         Raises:
             TypeError: a parameter to train is complex.
         """
         named = averaged_parameters(module)
-        self._engine.know({canonical(name): parameter for name, parameter in named.items() if parameter.requires_grad})
-        self.names = {id(parameter): canonical(name) for name, parameter in named.items()}
+        self._engine.know(
+            {canonical_name(name): parameter for name, parameter in named.items() if parameter.requires_grad}
+        )
+        self.names = {id(parameter): canonical_name(name) for name, parameter in named.items()}
 
-    def follow(self, ddp: DistributedDataParallel, optimizer: torch.optim.Optimizer | None) -> None:
+    def set_module(self, ddp: DistributedDataParallel, optimizer: torch.optim.Optimizer | None) -> None:
         """Set the module whose gradients are averaged, and the optimizer whose learning rate is read."""
         self._ddp, self.optimizer = weakref.ref(ddp), optimizer
 
     def watch(self) -> None:
-        """Register hooks that record when forward starts and when the optimizer's step ends."""
+        """Register hooks that record when a forward begins and when the optimizer's step ends."""
         assert self.ddp is not None
-        self._watched = [self.ddp.register_forward_pre_hook(UncopiedHook(self._sees_forward))]
+        self._hook_handles = [self.ddp.register_forward_pre_hook(UncopiedHook(self._forward_hook))]
         if self.optimizer is not None:
-            self._watched.append(self.optimizer.register_step_post_hook(self.step_ended))
+            self._hook_handles.append(self.optimizer.register_step_post_hook(self.step_ended))
 
     def detach(self) -> None:
-        """Remove the hook: give the module a new reducer. Names and groups stay, since residuals depend on them.
+        """Remove the communication hook: give the module a new reducer.
+
+        Names and exchange groups stay, since residuals depend on them.
 
         Raises:
             RuntimeError: no module is being watched, or ``rebuild_reducer`` raised; nothing was changed.
@@ -150,56 +160,58 @@ class DDPAdapter:
         ddp = self.ddp
         if ddp is None:
             raise RuntimeError(
-                "detach: this compressor is not attached by attach(); a hook that was registered by hand stays until a "
-                "new DistributedDataParallel is made around the model"
+                "detach: this compressor was not attached by attach(); a hook that was registered by hand stays until "
+                "you make a new DistributedDataParallel around the model"
             )
-        rebuild_reducer(ddp, forward_pending=self._inputs is not None)
-        for handle in self._watched:
+        rebuild_reducer(ddp, forward_pending=self._forward_began is not None)
+        for handle in self._hook_handles:
             handle.remove()
-        self._watched.clear()
+        self._hook_handles.clear()
         self.optimizer = None
         self.loss_scale = None
         self._ddp = None
-        self.decided = None
-        self.rest()
+        self.decided_candidate = None
+        self.forget_step()
 
     @property
     def ddp(self) -> DistributedDataParallel | None:
-        """The module being watched; ``None`` if there is none, or if it was deleted."""
+        """The attached DDP module; ``None`` if there is none, or if it was deleted."""
         return self._ddp() if self._ddp is not None else None
 
-    def rest(self) -> None:
-        """Forget the moments and buckets of the step under way, since the next steps exchange no gradients."""
-        self._inputs = self._optimized = None
-        self._cuts.clear()
+    def forget_step(self) -> None:
+        """Forget the times and buckets of the step under way. Called when the next steps exchange no gradients."""
+        self._forward_began = self._optimizer_ended = None
+        self._pieces_by_bucket.clear()
 
-    def _sees_forward(self, *_: object) -> None:
+    def _forward_hook(self, *_: object) -> None:
+        """Record when a forward begins, if it computes gradients."""
         if torch.is_grad_enabled():
             self.forward_starts()
 
     def forward_starts(self) -> None:
-        """Record the moment when a forward with gradients begins."""
-        if self._inputs is None:
-            self._inputs = self._engine.mark()
+        """Record the time at which the first forward of a step begins."""
+        if self._forward_began is None:
+            self._forward_began = self._engine.mark()
 
     def step_ended(self, *_: object) -> None:
-        """Record the moment when the optimizer's step has ended."""
-        self._optimized = self._engine.mark()
+        """Record the time at which the optimizer's step ended."""
+        self._optimizer_ended = self._engine.mark()
 
     def hook(self, bucket: GradBucket) -> torch.futures.Future[torch.Tensor]:
-        """Enqueue a bucket, as the communication hook.
+        """Enqueue a bucket for the exchange. DDP calls this method as its communication hook.
 
         Args:
             bucket: gradients that are ready, one after the other in a flat buffer.
 
         Returns:
-            Future of that buffer, flat, in which the mean over the ranks replaces the gradients.
+            Future of the bucket's flat buffer, in which the mean over the ranks has replaced the gradients. The future
+            fails if the exchange fails.
 
         Raises:
             TypeError: compiled autograd handed over a gradient by itself.
         """
         if isinstance(bucket, tuple):
-            # torch ignores the returned future here, so a failed one would let ranks differ in silence
+            # torch ignores the returned future here, so that ranks would differ in silence if it failed
             raise TypeError(
                 "compiled autograd hands over gradients one by one (python reducer), which gravac does not support; "
                 "compile without it: torch._dynamo.config.compiled_autograd = False, optimize_ddp = 'ddp_optimizer'"
@@ -207,71 +219,85 @@ class DDPAdapter:
         try:
             return self._enqueue(bucket)
         except BaseException as failure:
-            return failed(failure)
+            return failed_future(failure)
 
     def _enqueue(self, bucket: GradBucket) -> torch.futures.Future[torch.Tensor]:
+        """Enqueue a bucket; return the future of its averaged buffer. Unlike ``hook``, may raise."""
         buffer = bucket.buffer()
         if buffer.layout != torch.strided:
             raise TypeError(
                 "bucket: a sparse gradient (embedding with sparse=True) cannot be compressed; use sparse=False, or "
                 "leave that parameter out of DDP (_set_params_and_buffers_to_ignore_for_model)"
             )
-        pieces = self._cut(bucket, buffer)
+        pieces = self._pieces_of(bucket, buffer)
         names = tuple(piece.name for piece in pieces)
-        begins = self._task != torch._C._current_graph_task_id()
-        if begins:
+        step_begins = self._backward_id != torch._C._current_graph_task_id()
+        if step_begins:
             self._engine.device = buffer.device
             self._engine.open()  # first, since this may fail, and nothing is in flight yet
         in_flight = _Bucket(buffer, names, self._engine.executor.join)
-        averaged = in_flight.future.then(in_flight.outcome)
+        averaged_future = in_flight.future.then(in_flight.averaged_buffer)
         # only enqueue from here on: when the exchange thread has woken, a torch call would wait until it frees the GIL
-        if begins:
+        if step_begins:
             self._begin([(piece.shape, piece.flat.dtype) for piece in pieces], in_flight)
         for piece in pieces:
-            self._arrived[piece.name] = piece, in_flight
-        complete = self.layout.arrive(names)
-        for position, group in enumerate(complete, 1):
-            is_last = bucket.is_last() and position == len(complete)
+            self._arrived_pieces[piece.name] = piece, in_flight
+        complete_groups = self.layout.add_bucket(names)
+        for position, group in enumerate(complete_groups, 1):
+            is_last = bucket.is_last() and position == len(complete_groups)
             self._exchange(group, buffer if group == names else None, is_last)
-        if self._task == NO_BACKWARD and bucket.is_last():
+        if self._backward_id == NO_BACKWARD and bucket.is_last():
             self._end()
-        return averaged
+        return averaged_future
 
     def _begin(self, forms: list[Form], bucket: "_Bucket") -> None:
         """Begin the engine's step with the first bucket of a backward."""
-        self._task = torch._C._current_graph_task_id()
-        if self._task != NO_BACKWARD:
+        self._backward_id = torch._C._current_graph_task_id()
+        if self._backward_id != NO_BACKWARD:
             Variable._execution_engine.queue_callback(self._end)
-        counted = self.ddp is not None and divides_by_those_with_inputs(self.ddp)
+        counts_ranks = self.ddp is not None and divides_by_ranks_with_inputs(self.ddp)
         inputs = StepInputs(
             loss_scale=self.loss_scale() if self.loss_scale is not None else None,
             learning_rate=learning_rate(self.optimizer) if self.optimizer is not None else math.nan,
-            takes_part=self._task != NO_BACKWARD if counted else None,
+            takes_part=self._backward_id != NO_BACKWARD if counts_ranks else None,
             forms=forms,
             dense=self.send_residuals,
         )
         self.send_residuals = False
-        self.decided = self._engine.begin(inputs)
-        self.decided.add_done_callback(bucket.fails_with)
+        self.decided_candidate = self._engine.begin(inputs)
+        self.decided_candidate.add_done_callback(bucket.fail_if_step_fails)
 
     def _end(self) -> None:
-        """End the engine's step: backward and all hooks have run, and DDP has not yet waited for their futures."""
-        inputs, optimized, backward = self._inputs, self._optimized, self._engine.mark()
+        """End the engine's step. Called after backward and all hooks, before DDP waits for the hooks' futures."""
+        forward_began, optimizer_ended, backward_ended = (
+            self._forward_began,
+            self._optimizer_ended,
+            self._engine.mark(),
+        )
 
-        def fill(measurement: LocalMeasurement) -> None:
-            measurement.inputs, measurement.optimized, measurement.backward = inputs, optimized, backward
+        def add_times(measurement: LocalMeasurement) -> None:
+            measurement.forward_began = forward_began
+            measurement.optimizer_ended = optimizer_ended
+            measurement.backward_ended = backward_ended
 
         for group in self.layout.end():
             self._exchange(group, None)
-        self._arrived.clear()
-        self._inputs = None
-        self._task = None
-        self._engine.state.layout = self.layout.fixed
-        self._engine.end(fill)
+        self._arrived_pieces.clear()
+        self._forward_began = None
+        self._backward_id = None
+        self._engine.state.layout = self.layout.fixed_groups
+        self._engine.end(add_times)
 
     def _exchange(self, group: Names, buffer: torch.Tensor | None, is_last: bool = False) -> None:
-        pieces = [self._arrived[name][0] for name in group]
-        buckets = dict.fromkeys(self._arrived[name][1] for name in group)
+        """Hand an exchange group to the engine.
+
+        Args:
+            group: names of the group's parameters, whose gradients have arrived.
+            buffer: bucket's buffer that consists of the group's gradients; ``None`` if there is none.
+            is_last: whether the step has no further group.
+        """
+        pieces = [self._arrived_pieces[name][0] for name in group]
+        buckets = dict.fromkeys(self._arrived_pieces[name][1] for name in group)
 
         def ended(failure: BaseException | None) -> None:
             for bucket in buckets:
@@ -279,43 +305,48 @@ class DDPAdapter:
                     bucket.fail(failure)
                     continue
                 try:
-                    bucket.done(group)
+                    bucket.mark_averaged(group)
                 except BaseException as error:  # otherwise backward() would wait for the bucket for ever
                     bucket.fail(error)
 
         self._engine.exchange(pieces, buffer, is_last, ended)
 
-    def _cut(self, bucket: GradBucket, buffer: torch.Tensor) -> list[Piece]:
-        """Return the bucket's parameters as flat views of its buffer, cached until DDP rebuilds its buckets."""
-        cut_buffer, pieces = self._cuts.get(bucket.index(), (None, []))
+    def _pieces_of(self, bucket: GradBucket, buffer: torch.Tensor) -> list[Piece]:
+        """Return a bucket's gradients, one flat view of its buffer for each; cached until DDP rebuilds its buckets."""
+        cached_buffer, pieces = self._pieces_by_bucket.get(bucket.index(), (None, []))
         if (
-            cut_buffer is not None
-            and cut_buffer.data_ptr() == buffer.data_ptr()
-            and cut_buffer.numel() == buffer.numel()
+            cached_buffer is not None
+            and cached_buffer.data_ptr() == buffer.data_ptr()
+            and cached_buffer.numel() == buffer.numel()
         ):
-            return pieces  # they keep the buffer alive, so no other tensor can have its memory
+            return pieces  # these views keep the buffer alive, so no other tensor can have its memory
         pieces, offset = [], 0
         for parameter in bucket.parameters():
             name = self.names.setdefault(id(parameter), f"parameter{len(self.names)}")
-            refuse_complex({name: parameter})  # a complex gradient has two reals an element in the buffer
+            refuse_complex({name: parameter})  # the buffer has two real numbers for each complex element
             pieces.append(Piece(name, buffer[offset : offset + parameter.numel()], memory_shape(parameter)))
             offset += parameter.numel()
-        if cut_buffer is not None:
-            self._cuts.clear()
-        self._cuts[bucket.index()] = (buffer, pieces)
+        if cached_buffer is not None:
+            self._pieces_by_bucket.clear()
+        self._pieces_by_bucket[bucket.index()] = (buffer, pieces)
         return pieces
 
 
 def learning_rate(optimizer: torch.optim.Optimizer) -> float:
-    """Return the highest learning rate of the parameter groups; nan if reading it would wait for a device."""
+    """Return the highest learning rate of an optimizer's parameter groups; nan if only a device knows the rates."""
     rates = [group["lr"] for group in optimizer.param_groups if "lr" in group]
     if not rates or any(isinstance(rate, torch.Tensor) and rate.device.type != "cpu" for rate in rates):
         return math.nan
     return max(float(rate) for rate in rates)
 
 
-def refuse_unfit(ddp: object, base: Compressor, optimizer: torch.optim.Optimizer | None) -> None:
-    """Refuse a module that gravac cannot attach to, and an optimizer that would apply momentum a second time.
+def refuse_unfit_ddp(ddp: object, base: Compressor, optimizer: torch.optim.Optimizer | None) -> None:
+    """Raise if gravac cannot attach to a module, or if the optimizer would apply momentum a second time.
+
+    Args:
+        ddp: object that the user gave as the module.
+        base: the run's base compressor.
+        optimizer: the module's optimizer; ``None`` if not known.
 
     Raises:
         TypeError: ``ddp`` is not a DistributedDataParallel module.
@@ -336,7 +367,11 @@ def refuse_unfit(ddp: object, base: Compressor, optimizer: torch.optim.Optimizer
 
 
 def refuse_momentum(base: Compressor, optimizer: torch.optim.Optimizer | None) -> None:
-    """Refuse an optimizer that would apply momentum a second time.
+    """Raise if an optimizer would apply momentum a second time, after the compressor.
+
+    Args:
+        base: the run's base compressor.
+        optimizer: the module's optimizer; ``None`` if not known.
 
     Raises:
         ValueError: compressor and optimizer both apply momentum (SGD's momentum, or Adam's first moment).
@@ -350,8 +385,8 @@ def refuse_momentum(base: Compressor, optimizer: torch.optim.Optimizer | None) -
                 )
 
 
-def failed(failure: BaseException) -> torch.futures.Future[torch.Tensor]:
-    """Return a failed future of a flat buffer, since a hook that raises would break the reducer."""
+def failed_future(failure: BaseException) -> torch.futures.Future[torch.Tensor]:
+    """Return a future of a flat buffer that fails with an exception; a hook that raised would break the reducer."""
 
     def throw(_: object) -> torch.Tensor:
         raise failure
@@ -361,15 +396,15 @@ def failed(failure: BaseException) -> torch.futures.Future[torch.Tensor]:
     return future.then(throw)
 
 
-WRAPPERS = ("_orig_mod", "_checkpoint_wrapped_module")
-"""Components of names that torch.compile and activation checkpointing insert."""
+WRAPPER_NAMES = ("_orig_mod", "_checkpoint_wrapped_module")
+"""Components that torch.compile and activation checkpointing insert into parameters' names."""
 
 
-def canonical(name: str) -> str:
+def canonical_name(name: str) -> str:
     """Return a parameter's name without the components that torch.compile and activation checkpointing insert.
 
     Example:
-        >>> canonical("_orig_mod.block._checkpoint_wrapped_module.weight")
+        >>> canonical_name("_orig_mod.block._checkpoint_wrapped_module.weight")
         'block.weight'
     """
-    return ".".join(component for component in name.split(".") if component not in WRAPPERS)
+    return ".".join(component for component in name.split(".") if component not in WRAPPER_NAMES)

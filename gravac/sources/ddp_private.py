@@ -1,9 +1,9 @@
 # SPDX-FileCopyrightText: 2026 The gravac developers
 # SPDX-License-Identifier: Apache-2.0
-"""Uses private parts of DistributedDataParallel: to turn its exchange on and off, and to remove hooks.
+"""Functions that use private names of DistributedDataParallel: to turn its exchange on and off, and to remove hooks.
 
-All of DDP's private names that gravac uses are in this file, and each function checks that its names exist. Copies and
-pickles of a module do not get gravac's hooks.
+All of DDP's private names that gravac uses are in this file, and each function checks that the names which it needs
+exist. Copies and pickles of a module do not get gravac's hooks.
 """
 
 import weakref
@@ -19,7 +19,7 @@ from torch.nn.parallel import DistributedDataParallel
 from gravac.exchange.executor import Number
 from gravac.settings import SettingsError
 
-REBUILDING = (
+NAMES_FOR_REBUILD = (
     "_remove_autograd_hooks",
     "_build_params_for_reducer",
     "_build_debug_param_to_name_mapping",
@@ -29,8 +29,8 @@ REBUILDING = (
 )
 """Private names of DDP that ``rebuild_reducer`` needs."""
 
-STEERING = (
-    *REBUILDING,
+NAMES_FOR_REDUCER = (
+    *NAMES_FOR_REBUILD,
     "require_backward_grad_sync",
     "require_forward_param_sync",
     "_join_config",
@@ -40,10 +40,14 @@ STEERING = (
 )
 """Private names of DDP that ``Reducer`` needs."""
 
-STEERING_STATIC = ("_static_graph_delay_allreduce_enqueued", "reducer._set_static_graph", "logger._set_static_graph")
+NAMES_FOR_STATIC_GRAPH = (
+    "_static_graph_delay_allreduce_enqueued",
+    "reducer._set_static_graph",
+    "logger._set_static_graph",
+)
 """Private names of DDP that ``Reducer`` needs in addition if the module has ``static_graph``."""
 
-STEERING_TORCH = (
+TORCH_NAMES_FOR_REDUCER = (
     "torch._C._current_graph_task_id",
     "torch.distributed._register_builtin_comm_hook",
     "torch.distributed.BuiltinCommHookType.FP16_COMPRESS",
@@ -55,7 +59,7 @@ class UncopiedHook:
     """A module's hook that is not copied: copies and pickles of the module get a function that does nothing.
 
     Args:
-        function: called with the hook's arguments; its return value is not used.
+        function: function that is called with the hook's arguments; its return value is not used.
     """
 
     def __init__(self, function: Callable[..., object]) -> None:
@@ -67,24 +71,24 @@ class UncopiedHook:
         self._function(*arguments)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        # this method takes any arguments, returns None, and can be loaded without gravac
+        # nullcontext's __exit__ takes any arguments, returns None, and can be unpickled without gravac
         return getattr, (nullcontext(), "__exit__")
 
 
 class UncopiedHooks(list[Any]):
-    """DDP's list of communication hooks; its copies are empty, since a copied module's reducer has no hooks."""
+    """DDP's list of communication hooks, which is copied as an empty list: a copied module's reducer has no hooks."""
 
     def __reduce__(self) -> tuple[Any, ...]:
         return list, ()
 
 
 def has_hook(ddp: DistributedDataParallel) -> bool:
-    """True if a communication hook is registered."""
+    """True if the module has a communication hook."""
     return bool(ddp._comm_hooks)
 
 
-def register(ddp: DistributedDataParallel, hook: Callable[..., Any]) -> None:
-    """Register a communication hook that copies and pickles of the module do not have."""
+def register_hook(ddp: DistributedDataParallel, hook: Callable[..., Any]) -> None:
+    """Register a communication hook, which copies and pickles of the module will not have."""
     if ddp.static_graph and getattr(ddp, "_static_graph_delay_allreduce_enqueued", False):
         # this flag of a copied module says wrongly that its first backward, special with static_graph, has run
         rebuild_reducer(ddp, forward_pending=False)
@@ -93,18 +97,27 @@ def register(ddp: DistributedDataParallel, hook: Callable[..., Any]) -> None:
 
 
 def averaged_parameters(module: torch.nn.Module) -> dict[str, torch.nn.Parameter]:
-    """Return a model's parameters by name, except for those that DDP ignores; ``module`` is the model or its DDP."""
+    """Return the parameters that DDP averages, by name in the model.
+
+    Args:
+        module: the model, or the DDP module around it.
+    """
     model = module.module if isinstance(module, DistributedDataParallel) else module
-    return {name: parameter for name, parameter in model.named_parameters() if not _is_left_out(module, name)}
+    return {name: parameter for name, parameter in model.named_parameters() if not _is_ignored(module, name)}
 
 
-def left_out_buffers(module: torch.nn.Module) -> tuple[str, ...]:
-    """Return the names of a model's buffers that DDP ignores; ``module`` is the model or its DDP."""
+def ignored_buffers(module: torch.nn.Module) -> tuple[str, ...]:
+    """Return the names of the buffers that DDP ignores, such as by ``_set_params_and_buffers_to_ignore_for_model``.
+
+    Args:
+        module: the model, or the DDP module around it.
+    """
     model = module.module if isinstance(module, DistributedDataParallel) else module
-    return tuple(name for name, _ in model.named_buffers() if _is_left_out(module, name))
+    return tuple(name for name, _ in model.named_buffers() if _is_ignored(module, name))
 
 
-def _is_left_out(module: torch.nn.Module, name: str) -> bool:
+def _is_ignored(module: torch.nn.Module, name: str) -> bool:
+    """True if DDP ignores the parameter or buffer of a name in the model."""
     if isinstance(module, DistributedDataParallel):
         ignored = getattr(module, "parameters_to_ignore", ())
     else:
@@ -114,22 +127,22 @@ def _is_left_out(module: torch.nn.Module, name: str) -> bool:
 
 
 def rebuild_reducer(ddp: DistributedDataParallel, forward_pending: bool) -> None:
-    """Give a module a new reducer without a communication hook, as a new DistributedDataParallel has.
+    """Give a DDP module a new reducer without a communication hook, as a new DistributedDataParallel has.
 
-    No collective is needed. Called on every rank between the same two steps.
+    Called on every rank between the same two steps; starts no collective.
 
     Args:
         ddp: the module; its gradients stay as they are.
         forward_pending: whether a forward has run whose backward may still follow, and is to be averaged.
 
     Raises:
-        RuntimeError: a backward is running, or is pending and would not be averaged, or this torch's
-            DistributedDataParallel lacks a name that is needed; nothing was changed.
+        RuntimeError: a backward is running; or the pending backward would not be averaged; or this torch's
+            DistributedDataParallel lacks a name that is needed. Nothing was changed.
     """
-    missing = [name for name in REBUILDING if not hasattr(ddp, name)]
-    if missing:
+    missing_names = [name for name in NAMES_FOR_REBUILD if not hasattr(ddp, name)]
+    if missing_names:
         raise RuntimeError(
-            f"detach: DistributedDataParallel of torch {torch.__version__} has no {missing[0]}, which removing a "
+            f"detach: DistributedDataParallel of torch {torch.__version__} has no {missing_names[0]}, which removing a "
             "hook needs; wrap the model in a new DistributedDataParallel instead"
         )
     if torch._C._current_graph_task_id() != -1:
@@ -139,23 +152,29 @@ def rebuild_reducer(ddp: DistributedDataParallel, forward_pending: bool) -> None
             "detach: a forward with gradients has run whose backward has not, and with find_unused_parameters or "
             "static_graph that backward would not be averaged; detach between a backward and the next forward"
         )
-    private: Any = ddp
-    private._remove_autograd_hooks()
-    parameters, sparse = private._build_params_for_reducer()
-    names = private._build_debug_param_to_name_mapping(parameters)
-    private._ddp_init_helper(parameters, sparse, names, private.static_graph)
-    private._comm_hooks = []
-    private._has_rebuilt_buckets = False
-    if private.static_graph:
-        private._static_graph_delay_allreduce_enqueued = False
-        private.reducer._set_static_graph()
-        private.logger._set_static_graph()
+    private_ddp: Any = ddp
+    private_ddp._remove_autograd_hooks()
+    parameters, sparse = private_ddp._build_params_for_reducer()
+    names = private_ddp._build_debug_param_to_name_mapping(parameters)
+    private_ddp._ddp_init_helper(parameters, sparse, names, private_ddp.static_graph)
+    private_ddp._comm_hooks = []
+    private_ddp._has_rebuilt_buckets = False
+    if private_ddp.static_graph:
+        private_ddp._static_graph_delay_allreduce_enqueued = False
+        private_ddp.reducer._set_static_graph()
+        private_ddp.logger._set_static_graph()
     if forward_pending:
-        private.reducer.prepare_for_backward([])
+        private_ddp.reducer.prepare_for_backward([])
 
 
 def scale_of(scaler: torch.amp.GradScaler, device: bool) -> Callable[[], Number]:
-    """Return a function that returns a scaler's scale: a number, or on a ``device`` a tensor, without a wait."""
+    """Return a function that returns a gradient scaler's present scale.
+
+    Args:
+        scaler: the scaler.
+        device: whether the function returns the scale as a scalar tensor, without a wait for the device, and not as a
+            number.
+    """
 
     def scale() -> Number:
         tensor = scaler._get_scale_async()
@@ -164,14 +183,14 @@ def scale_of(scaler: torch.amp.GradScaler, device: bool) -> Callable[[], Number]
     return scale if device else scaler.get_scale
 
 
-def divides_by_those_with_inputs(ddp: DistributedDataParallel) -> bool:
-    """True if training runs under ``ddp.join(divide_by_initial_world_size=False)``; the same on all its ranks."""
+def divides_by_ranks_with_inputs(ddp: DistributedDataParallel) -> bool:
+    """True if training runs under ``ddp.join(divide_by_initial_world_size=False)``; the same on all of DDP's ranks."""
     config = getattr(ddp, "_join_config", None)
     return bool(config is not None and config.enable and not getattr(ddp, "_divide_by_initial_world_size", True))
 
 
-class _Flags(NamedTuple):
-    """Flags of DDP that a user has set, as they were when a forward began.
+class _UserFlags(NamedTuple):
+    """Flags of DDP as the user had set them when a forward began.
 
     Attributes:
         backward: DDP's ``require_backward_grad_sync``.
@@ -183,12 +202,10 @@ class _Flags(NamedTuple):
 
 
 class Reducer:
-    """Turns DDP's own exchange off in outer steps, and creates a new reducer afterwards.
-
-    The module is referred to by a weak reference.
+    """Turns a DDP module's own exchange off and on, gives the module new reducers, and detects its backwards.
 
     Args:
-        ddp: the module.
+        ddp: the module, to which this object keeps a weak reference.
 
     Raises:
         SettingsError: this torch's DistributedDataParallel lacks a name that is needed.
@@ -197,59 +214,62 @@ class Reducer:
     def __init__(self, ddp: DistributedDataParallel) -> None:
         _check_names(ddp)
         self._module = weakref.ref(ddp)
-        self._user_flags: _Flags | None = None  # while DDP is silenced
-        self._averaged = False
-        self._stats = _stats(ddp)
-        self._enqueued = _enqueued(ddp)
+        self._user_flags: _UserFlags | None = None  # ``None`` unless DDP's exchange is turned off
+        self._has_averaged = False
+        self._last_times_ns = _backward_times_ns(ddp)
+        self._static_began = _first_static_backward_began(ddp)
 
     @property
     def ddp(self) -> DistributedDataParallel:
-        """The module.
+        """The DDP module.
 
         Raises:
             RuntimeError: the module was deleted.
         """
         ddp = self._module()
         if ddp is None:
-            raise RuntimeError("the DistributedDataParallel module was deleted, so that its exchange cannot be steered")
+            raise RuntimeError(
+                "the DistributedDataParallel module that this compressor was attached to was deleted; keep the module, "
+                "or attach to a new module"
+            )
         return ddp
 
     @property
-    def synced(self) -> bool:
-        """The user's ``require_backward_grad_sync``: True if the next forward's gradients will be averaged."""
+    def will_average(self) -> bool:
+        """True if the user's ``require_backward_grad_sync`` lets DDP average the gradients of the next forward."""
         return bool(self.ddp.require_backward_grad_sync) if self._user_flags is None else self._user_flags.backward
 
     @property
-    def counts_surely(self) -> bool:
+    def detects_all_backwards(self) -> bool:
         """True if ``has_averaged`` detects every backward; False if the module has a single parameter.
 
-        In 40 000 measured backwards of some 25 us each, 78 with one parameter took exactly as many nanoseconds as the
-        backward before; with two parameters, none did.
+        In 40 000 measured backwards of some 25 us each, 78 backwards of a module with one parameter took exactly as
+        many nanoseconds as the backward before; with two parameters, no backward did.
         """
-        return len(self._stats) > 1
+        return len(self._last_times_ns) > 1
 
     @property
     def in_join(self) -> bool:
-        """True if training runs under ``ddp.join()``, or once did: DDP never resets its flag."""
+        """True if training runs, or once ran, under ``ddp.join()``: DDP never resets its flag."""
         return bool(self.ddp._join_config.enable)
 
-    def silence(self) -> None:
-        """Turn DDP's exchange off for the forward that begins, and for its backward. Called by a forward pre-hook.
+    def silence_exchange(self) -> None:
+        """Turn DDP's exchange off for the forward that now begins, and for its backward. Called by a forward pre-hook.
 
-        DDP reads its flags in forward only, so ``restore`` restores the user's flags as soon as forward ends. Before a
-        forward that exchanges again, each rank calls ``renew``.
+        DDP reads its flags in forward only, so ``restore_flags`` restores the user's flags as soon as forward ends.
+        Before a forward that exchanges again, each rank calls ``renew``.
         """
         ddp = self.ddp
-        self._look()
+        self._record_backwards()
         if self._user_flags is None:  # otherwise no hook was called after the last forward
-            self._user_flags = _Flags(ddp.require_backward_grad_sync, ddp.require_forward_param_sync)
+            self._user_flags = _UserFlags(ddp.require_backward_grad_sync, ddp.require_forward_param_sync)
         ddp.require_backward_grad_sync = ddp.require_forward_param_sync = False
         if ddp.static_graph:
             # otherwise DDP would add a node to the graph whose backward expects the reducer to exchange
-            ddp._static_graph_delay_allreduce_enqueued = self._enqueued = True
+            ddp._static_graph_delay_allreduce_enqueued = self._static_began = True
 
-    def restore(self) -> None:
-        """Restore the user's flags. Called by a forward hook that was registered with ``always_call=True``."""
+    def restore_flags(self) -> None:
+        """Set DDP's flags back to the user's. Called by a forward hook, registered with ``always_call=True``."""
         if self._user_flags is None:
             return
         flags, self._user_flags = self._user_flags, None
@@ -258,26 +278,26 @@ class Reducer:
         self.ddp.require_forward_param_sync = flags.backward if torch.is_grad_enabled() else flags.forward
 
     def has_averaged(self) -> bool:
-        """Return whether DDP has averaged gradients since the last call; no Python runs in backward.
+        """Return whether DDP has averaged gradients since the last call, detected without any Python in backward.
 
         The reducer records, for each parameter, the nanoseconds from forward to its gradient. These numbers change only
-        in a backward that averages. Two backwards with equal numbers for all parameters count as one: see
-        ``counts_surely``. A backward that failed halfway counts.
+        in a backward that averages. Two successive backwards with equal numbers for all parameters count as one
+        backward: see ``detects_all_backwards``. A backward that failed halfway counts.
         """
-        self._look()
-        averaged, self._averaged = self._averaged, False
-        return averaged
+        self._record_backwards()
+        has_averaged, self._has_averaged = self._has_averaged, False
+        return has_averaged
 
     def renew(self) -> None:
-        """Give the module a new reducer, without a hook, that averages in float32. Called on every rank between steps.
+        """Give the module a new reducer without a hook, which averages in float32. Called on every rank between steps.
 
         Raises:
             RuntimeError: a backward is running.
         """
-        self._look()
+        self._record_backwards()
         ddp = self.ddp
         rebuild_reducer(ddp, forward_pending=False)
-        self._stats, self._enqueued = _stats(ddp), _enqueued(ddp)
+        self._last_times_ns, self._static_began = _backward_times_ns(ddp), _first_static_backward_began(ddp)
 
     def use_float16(self) -> None:
         """Let the reducer average in float16, by torch's C++ hook, until ``renew``. Called on every rank.
@@ -285,41 +305,46 @@ class Reducer:
         Raises:
             RuntimeError: the reducer has a hook; ``renew`` removes it.
         """
-        private: Any = self.ddp
+        private_ddp: Any = self.ddp
         hooks: Any = dist
-        private._register_builtin_comm_hook(hooks.BuiltinCommHookType.FP16_COMPRESS)
+        private_ddp._register_builtin_comm_hook(hooks.BuiltinCommHookType.FP16_COMPRESS)
 
-    def _look(self) -> None:
-        """Record whether DDP has averaged gradients since this method was last called."""
+    def _record_backwards(self) -> None:
+        """Set ``_has_averaged`` if DDP has averaged gradients since this method was last called."""
         ddp = self.ddp
-        stats, enqueued = _stats(ddp), _enqueued(ddp)
+        times_ns, static_began = _backward_times_ns(ddp), _first_static_backward_began(ddp)
         # a new reducer begins with zeros; the first backward of a static graph sets no times, but a flag
-        self._averaged |= (any(stats) and stats != self._stats) or (enqueued and not self._enqueued)
-        self._stats, self._enqueued = stats, enqueued
+        self._has_averaged |= (any(times_ns) and times_ns != self._last_times_ns) or (
+            static_began and not self._static_began
+        )
+        self._last_times_ns, self._static_began = times_ns, static_began
 
 
-def _stats(ddp: DistributedDataParallel) -> list[int]:
+def _backward_times_ns(ddp: DistributedDataParallel) -> list[int]:
     """Return the nanoseconds from forward to each parameter's gradient in the last averaging backward; zeros before."""
     return list(ddp.reducer.get_backward_stats())
 
 
-def _enqueued(ddp: DistributedDataParallel) -> bool:
+def _first_static_backward_began(ddp: DistributedDataParallel) -> bool:
     """Return whether the first backward of a module with ``static_graph`` has begun."""
     return bool(ddp.static_graph and ddp._static_graph_delay_allreduce_enqueued)
 
 
 def _check_names(ddp: DistributedDataParallel) -> None:
-    """Refuse a torch that lacks a name which ``Reducer`` needs.
+    """Raise if this torch lacks a name that ``Reducer`` needs.
 
     Raises:
         SettingsError: a name is missing.
     """
-    of_ddp = (
-        *STEERING,
-        *(STEERING_STATIC if getattr(ddp, "static_graph", False) else ()),
+    ddp_names = (
+        *NAMES_FOR_REDUCER,
+        *(NAMES_FOR_STATIC_GRAPH if getattr(ddp, "static_graph", False) else ()),
         "_register_builtin_comm_hook",
     )
-    for owner, prefix, names in ((ddp, "DistributedDataParallel.", of_ddp), (torch, "torch.", STEERING_TORCH)):
+    for owner, prefix, names in (
+        (ddp, "DistributedDataParallel.", ddp_names),
+        (torch, "torch.", TORCH_NAMES_FOR_REDUCER),
+    ):
         for name in names:
             inner: Any = owner
             for component in name.removeprefix("torch.").split("."):
@@ -331,8 +356,8 @@ def _check_names(ddp: DistributedDataParallel) -> None:
                 inner = getattr(inner, component)
 
 
-def refuse_apart(module: torch.nn.Module, optimizers: Iterable[torch.optim.Optimizer]) -> None:
-    """Refuse modules and optimizers for which outer steps are impossible.
+def check_outer_steps_possible(module: torch.nn.Module, optimizers: Iterable[torch.optim.Optimizer]) -> None:
+    """Raise if outer steps are impossible with a module or with an optimizer.
 
     Args:
         module: module that is trained, with or without DistributedDataParallel.
@@ -344,27 +369,30 @@ def refuse_apart(module: torch.nn.Module, optimizers: Iterable[torch.optim.Optim
     """
     for optimizer in optimizers:
         name = type(optimizer).__name__
-        ancestors = {ancestor.__name__ for ancestor in type(optimizer).__mro__}  # importing the class takes long
+        ancestors = {
+            ancestor.__name__ for ancestor in type(optimizer).__mro__
+        }  # importing a class to compare takes long
         if isinstance(optimizer, torch.optim.LBFGS):
-            raise _cannot(f"{name} keeps its state in lists, which ranks cannot average", "another optimizer")
+            raise _no_outer_steps(f"{name} keeps its state in lists, which ranks cannot average", "another optimizer")
         if "ZeroRedundancyOptimizer" in ancestors:
-            raise _cannot(f"{name} exchanges parameters in each step", "the optimizer that it wraps")
+            raise _no_outer_steps(f"{name} exchanges parameters in each step", "the optimizer that it wraps")
     for path, child in module.named_modules():
         if isinstance(child, torch.nn.SyncBatchNorm):
-            raise _cannot(f"{path} is a SyncBatchNorm, which exchanges in each forward", "BatchNorm")
+            raise _no_outer_steps(f"{path} is a SyncBatchNorm, which exchanges in each forward", "BatchNorm")
     for path, parameter in module.named_parameters():
         if hasattr(parameter, "_in_backward_optimizers"):
-            raise _cannot(
-                f"the optimizer of {path} runs within backward (_apply_optimizer_in_backward), so that no step of it "
-                "can be seen",
+            raise _no_outer_steps(
+                f"the optimizer of {path} runs within backward (_apply_optimizer_in_backward), so that gravac "
+                "cannot see its steps",
                 "an optimizer whose step() is called",
             )
     if isinstance(module, DistributedDataParallel) and getattr(module, "mixed_precision", None) is not None:
-        raise _cannot(
+        raise _no_outer_steps(
             "DistributedDataParallel(mixed_precision=...) changes parameters in each forward and backward",
             "torch.autocast",
         )
 
 
-def _cannot(reason: str, remedy: str) -> SettingsError:
+def _no_outer_steps(reason: str, remedy: str) -> SettingsError:
+    """Return the error that says why outer steps are impossible, and what to use in place of the cause."""
     return SettingsError(f"every: outer steps are impossible here: {reason}; use {remedy}, or every=1")

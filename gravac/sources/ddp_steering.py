@@ -1,6 +1,6 @@
 # SPDX-FileCopyrightText: 2026 The gravac developers
 # SPDX-License-Identifier: Apache-2.0
-"""Steers a DDP module: gravac's hook exchanges its gradients, or DDP itself, or nobody; changeable at each step."""
+"""Steers a DDP module: gradients are exchanged by gravac's hook, by DDP itself, or not at all, as set for each step."""
 
 from collections.abc import Callable
 from concurrent.futures import Future
@@ -11,7 +11,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from gravac.candidate import Candidate
 from gravac.sources.ddp import DDPAdapter
-from gravac.sources.ddp_private import Reducer, register
+from gravac.sources.ddp_private import Reducer, register_hook
 
 
 class SteeredDDP:
@@ -20,30 +20,30 @@ class SteeredDDP:
     Args:
         adapter: hands gradients to the engine.
         ddp: module that is trained.
-        hook: communication hook, which is registered already.
+        hook: gravac's communication hook, which is registered already.
 
     Raises:
         SettingsError: this torch's DistributedDataParallel lacks a name that steering needs.
     """
 
     def __init__(self, adapter: DDPAdapter, ddp: DistributedDataParallel, hook: Callable[..., Any]) -> None:
-        self.outside: torch.nn.Module = ddp
-        self.inside: torch.nn.Module = ddp.module
+        self.called_module: torch.nn.Module = ddp
+        self.inner_module: torch.nn.Module = ddp.module
         self._adapter, self._ddp, self._hook = adapter, ddp, hook
         self._reducer = Reducer(ddp)
 
     @property
-    def decided(self) -> "Future[Candidate] | None":
-        """Future of the candidate of the last hook step that began."""
-        return self._adapter.decided
+    def decided_candidate(self) -> "Future[Candidate] | None":
+        """Candidate that the controller had chosen when the last hook step began; ``None`` before the first."""
+        return self._adapter.decided_candidate
 
-    @decided.setter
-    def decided(self, decided: "Future[Candidate] | None") -> None:
-        self._adapter.decided = decided
+    @decided_candidate.setter
+    def decided_candidate(self, candidate: "Future[Candidate] | None") -> None:
+        self._adapter.decided_candidate = candidate
 
     @property
     def send_residuals(self) -> bool:
-        """True if the next hook step sends all residuals, dense."""
+        """True if the next hook step sends, dense, all residuals: what earlier steps did not send."""
         return self._adapter.send_residuals
 
     @send_residuals.setter
@@ -51,9 +51,9 @@ class SteeredDDP:
         self._adapter.send_residuals = send_residuals
 
     @property
-    def synced(self) -> bool:
-        """True if DDP will average in the backward that follows the forward that now begins."""
-        return self._reducer.synced
+    def will_exchange(self) -> bool:
+        """True if DDP is to average gradients in the backward of the forward that now begins."""
+        return self._reducer.will_average
 
     @property
     def in_join(self) -> bool:
@@ -66,37 +66,41 @@ class SteeredDDP:
         return bool(self._ddp.broadcast_buffers)
 
     def use_hook(self) -> None:
-        """Exchange by gravac: give DDP a new reducer with the hook."""
+        """Let gravac exchange gradients: give DDP a new reducer with gravac's hook."""
         self._reducer.renew()
-        register(self._ddp, self._hook)
+        register_hook(self._ddp, self._hook)
 
     def use_native(self, cf: float) -> None:
-        """Exchange by DDP: give it a new reducer without gravac's hook; for CF 2, with torch's float16 hook."""
-        self._adapter.rest()
+        """Let DDP exchange gradients: give DDP a new reducer without gravac's hook.
+
+        Args:
+            cf: 1 for an exchange in float32, 2 for float16, by torch's own hook.
+        """
+        self._adapter.forget_step()
         self._reducer.renew()
         if cf == 2:
             self._reducer.use_float16()
 
     def stop_exchange(self) -> None:
-        """Exchange nothing from the next forward on: ``silence`` is called in each forward."""
-        self._adapter.rest()
+        """Forget the step under way. From now on the caller stops each exchange by ``silence_exchange``."""
+        self._adapter.forget_step()
 
-    def silence(self) -> None:
-        """Turn DDP's averaging off for the backward of the forward that begins."""
-        self._reducer.silence()
+    def silence_exchange(self) -> None:
+        """Turn DDP's averaging off for the forward that now begins, and for its backward."""
+        self._reducer.silence_exchange()
 
-    def restore(self) -> None:
-        """Restore DDP's flags to what the training loop had set."""
-        self._reducer.restore()
+    def restore_exchange(self) -> None:
+        """Set DDP's flags back to what the training loop had set. Called when the forward has ended."""
+        self._reducer.restore_flags()
 
     def has_averaged(self) -> bool:
-        """True if DDP has averaged gradients since the last call."""
+        """Return whether DDP itself has averaged gradients since the last call."""
         return self._reducer.has_averaged()
 
     def forward_starts(self) -> None:
-        """Record the moment when a forward with gradients begins, in a hook step."""
+        """Record the time at which the forward of a hook step begins."""
         self._adapter.forward_starts()
 
     def step_ended(self) -> None:
-        """Record the moment when an optimizer's step has ended, in a hook step."""
+        """Record the time at which an optimizer's step ended. Called in hook mode."""
         self._adapter.step_ended()

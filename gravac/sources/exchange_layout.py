@@ -1,9 +1,9 @@
 # SPDX-FileCopyrightText: 2026 The gravac developers
 # SPDX-License-Identifier: Apache-2.0
-"""Exchange groups: ordered lists of the names of parameters that are exchanged together.
+"""Divides DDP's buckets into exchange groups: fixed lists of the names of parameters that are exchanged together.
 
 DDP's first backward has one bucket with all gradients; DDP then rebuilds its buckets, also in a resumed run. Rounding
-depends on which gradients are summed together, so the groups are fixed to the first rebuilt buckets, and saved. Later
+depends on which gradients are summed together, so the first rebuilt buckets become the groups, which are saved. Later
 buckets are cut into these groups.
 """
 
@@ -12,66 +12,73 @@ from collections.abc import Sequence
 Names = tuple[str, ...]
 """Names of parameters, in order."""
 
-SETTLED_STEPS = 3
-"""Number of steps with the same buckets after which groups are fixed: with ``find_unused_parameters`` DDP never
-rebuilds.
-"""
+STEPS_UNTIL_FIXED = 3
+"""Number of steps with the same buckets after which these become the groups, since DDP never rebuilds buckets with
+``find_unused_parameters``."""
 
 
 class ExchangeLayout:
     """Collects the parameters of arriving buckets into complete exchange groups.
 
     Args:
-        fixed: groups of an earlier run; empty if they are to be learned.
+        fixed_groups: groups of an earlier run, in the order of their exchange; empty if there is no earlier run.
 
     Attributes:
-        fixed: the groups; empty while they are not known.
+        fixed_groups: the groups, in the order of their exchange; empty until they are fixed.
     """
 
-    def __init__(self, fixed: Sequence[Names] = ()) -> None:
-        self._first: tuple[Names, ...] = ()
-        self._arrived: list[Names] = []
-        self._waiting: set[str] = set()
+    def __init__(self, fixed_groups: Sequence[Names] = ()) -> None:
+        self._first_layout: tuple[Names, ...] = ()
+        self._arrived_buckets: list[Names] = []
+        self._waiting_names: set[str] = set()
         self._steps = 0
-        self._fix(tuple(tuple(names) for names in fixed))
+        self._fix_groups(tuple(tuple(names) for names in fixed_groups))
 
-    def arrive(self, names: Names) -> list[Names]:
-        """Add a bucket; return the groups that are complete, in fixed order, or the bucket until groups are fixed."""
-        self._arrived.append(names)
-        if not self.fixed:
+    def add_bucket(self, names: Names) -> list[Names]:
+        """Add an arrived bucket; return the groups that are now complete, in order.
+
+        Until groups are fixed, the bucket itself is a group.
+
+        Args:
+            names: names of the bucket's parameters.
+        """
+        self._arrived_buckets.append(names)
+        if not self.fixed_groups:
             return [names]
-        self._waiting.update(names)
-        ready = []
-        touched = sorted({self._group_of[name] for name in names if name in self._group_of})
-        for position in touched:
-            if self._waiting.issuperset(self.fixed[position]):
-                self._waiting.difference_update(self.fixed[position])
-                ready.append(self.fixed[position])
-        unknown = tuple(name for name in names if name not in self._group_of)
-        if unknown:
-            self._waiting.difference_update(unknown)
-            ready.append(unknown)
-        return ready
+        self._waiting_names.update(names)
+        complete_groups = []
+        positions = sorted({self._group_of[name] for name in names if name in self._group_of})
+        for position in positions:
+            if self._waiting_names.issuperset(self.fixed_groups[position]):
+                self._waiting_names.difference_update(self.fixed_groups[position])
+                complete_groups.append(self.fixed_groups[position])
+        ungrouped_names = tuple(name for name in names if name not in self._group_of)
+        if ungrouped_names:
+            self._waiting_names.difference_update(ungrouped_names)
+            complete_groups.append(ungrouped_names)
+        return complete_groups
 
     def end(self) -> list[Names]:
-        """End a backward: return the parameters that arrived of incomplete groups, and learn the groups."""
-        incomplete = [
-            tuple(name for name in group if name in self._waiting)
-            for group in self.fixed
-            if not self._waiting.isdisjoint(group)
+        """End a backward: fix the groups if they can be; return the arrived parameters of each incomplete group."""
+        incomplete_groups = [
+            tuple(name for name in group if name in self._waiting_names)
+            for group in self.fixed_groups
+            if not self._waiting_names.isdisjoint(group)
         ]
-        if self._arrived and not self.fixed:
-            self._learn(tuple(self._arrived))
-        self._arrived.clear()
-        self._waiting.clear()
-        return incomplete
+        if self._arrived_buckets and not self.fixed_groups:
+            self._learn_groups(tuple(self._arrived_buckets))
+        self._arrived_buckets.clear()
+        self._waiting_names.clear()
+        return incomplete_groups
 
-    def _learn(self, layout: tuple[Names, ...]) -> None:
+    def _learn_groups(self, layout: tuple[Names, ...]) -> None:
+        """Fix the groups to a backward's buckets if DDP has rebuilt these, or if enough steps had the same buckets."""
         self._steps += 1
-        self._first = self._first or layout
-        if layout != self._first or self._steps >= SETTLED_STEPS:
-            self._fix(layout)
+        self._first_layout = self._first_layout or layout
+        if layout != self._first_layout or self._steps >= STEPS_UNTIL_FIXED:
+            self._fix_groups(layout)
 
-    def _fix(self, layout: tuple[Names, ...]) -> None:
-        self.fixed = layout
+    def _fix_groups(self, layout: tuple[Names, ...]) -> None:
+        """Set the groups."""
+        self.fixed_groups = layout
         self._group_of = {name: position for position, names in enumerate(layout) for name in names}

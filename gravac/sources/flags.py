@@ -1,41 +1,50 @@
 # SPDX-FileCopyrightText: 2026 The gravac developers
 # SPDX-License-Identifier: Apache-2.0
-"""Packs flags into a few numbers, whose sums over the ranks count the ranks that set each flag."""
+"""Packs boolean flags into a few numbers; the numbers' sums over the ranks count the ranks that set each flag."""
 
 from collections.abc import Sequence
 
 EXACT_BITS = 52
-"""Number of bits of a float64 that packed counts may use, so that sums are exact."""
+"""Number of bits_per_count of a float64 that packed counts may use, so that sums over ranks are exact."""
 
 
 def pack(flags: Sequence[bool], world: int) -> list[float]:
-    """Return flags as numbers to sum over the ranks; see ``unpack``.
+    """Return this rank's flags, packed into numbers to be summed over the ranks; see ``unpack``.
 
     Args:
         flags: this rank's flags.
         world: number of ranks.
 
     Example:
-        >>> unpack([2 * number for number in pack([True, False, True], world=2)], number=3, world=2)
+        >>> unpack([2 * number for number in pack([True, False, True], world=2)], flag_count=3, world=2)
         [2, 0, 2]
     """
-    bits = world.bit_length()
-    flags_per_number = EXACT_BITS // bits
+    bits_per_count = world.bit_length()
+    flags_per_number = EXACT_BITS // bits_per_count
     return [
-        float(sum(1 << bits * n for n, flag in enumerate(flags[start : start + flags_per_number]) if flag))
+        float(
+            sum(
+                1 << bits_per_count * index
+                for index, flag in enumerate(flags[start : start + flags_per_number])
+                if flag
+            )
+        )
         for start in range(0, len(flags), flags_per_number)
     ]
 
 
-def unpack(sums: Sequence[float], number: int, world: int) -> list[int]:
-    """Return the number of ranks that set each flag, from sums over the ranks.
+def unpack(sums: Sequence[float], flag_count: int, world: int) -> list[int]:
+    """Return, for each flag, the number of ranks that set the flag.
 
     Args:
         sums: sums over the ranks of the numbers that ``pack`` returned.
-        number: number of flags.
+        flag_count: number of flags.
         world: number of ranks.
     """
-    bits = world.bit_length()
-    flags_per_number = EXACT_BITS // bits
-    mask = (1 << bits) - 1
-    return [int(sums[n // flags_per_number]) >> bits * (n % flags_per_number) & mask for n in range(number)]
+    bits_per_count = world.bit_length()
+    flags_per_number = EXACT_BITS // bits_per_count
+    mask = (1 << bits_per_count) - 1
+    return [
+        int(sums[index // flags_per_number]) >> bits_per_count * (index % flags_per_number) & mask
+        for index in range(flag_count)
+    ]

@@ -2,14 +2,15 @@
 # SPDX-License-Identifier: Apache-2.0
 """A source of gradients for models in shards by FSDP2: hooks on parameters hand gradients to the engine in backward.
 
-torch sets the gradients of a *unit*, the parameters that one ``fully_shard`` call holds, when backward has left that
-unit, and then calls their hooks. From these hooks the gradients go to the engine, unit by unit, while backward goes on:
+A model in shards has *units*: the parameters that one ``fully_shard`` call holds. When backward has left a unit, torch
+sets the gradients of the unit, and then calls the hooks on its parameters. These hooks hand the gradients to the
+engine, unit by unit, while backward continues:
 
 1. The engine's step begins with the first gradient of a backward.
-2. A unit's gradients are handed over together as soon as all have arrived, or when those of another unit arrive.
+2. A unit's gradients are handed over together, as soon as all have arrived, or when a gradient of another unit arrives.
 3. Backward ends, and the engine's step ends. ``.grad`` then holds the mean over the replicas.
 
-``gravac.sources.fsdp2`` has all that is known of torch's shards and replicas.
+``gravac.sources.fsdp2`` finds the model's shards, replicas and gradients.
 """
 
 import functools
@@ -29,7 +30,7 @@ from gravac.engine.handle import Handle
 from gravac.sources.ddp import NO_BACKWARD
 from gravac.sources.ddp_private import UncopiedHook
 from gravac.sources.fsdp2 import PaddedGradient, ShardedModel
-from gravac.sources.hooked import AtEnd, HookedSource
+from gravac.sources.hooked import EndCallback, HookedSource
 
 
 @dataclass(eq=False, slots=True)
@@ -37,14 +38,14 @@ class _Step:
     """A step under way.
 
     Attributes:
-        unit: number of the unit whose gradients arrive.
-        pending: gradients that have arrived and were not handed over.
-        gradients: all gradients that have arrived.
+        present_unit: number of the unit whose gradients arrive.
+        pending_pieces: gradients that have arrived, but were not handed to the engine yet.
+        gradients: all gradients that have arrived in the step.
         handles: handles of the exchanges in flight.
     """
 
-    unit: int = -1
-    pending: list[Piece] = field(default_factory=list)
+    present_unit: int = -1
+    pending_pieces: list[Piece] = field(default_factory=list)
     gradients: list[PaddedGradient] = field(default_factory=list)
     handles: list[Handle] = field(default_factory=list)
 
@@ -54,11 +55,12 @@ class FSDP2Source(HookedSource):
 
     When ``backward()`` returns, each ``.grad`` holds the mean over all ranks, as after torch's own exchange. Backwards
     after which torch would not exchange over the replicas (``set_requires_gradient_sync(False)``,
-    ``set_requires_all_reduce(False)``) are no steps. Where torch does not know the replicas, only ``accumulate`` tells.
+    ``set_requires_all_reduce(False)``) are no steps. If the mesh has no replicate dimension, all backwards are steps
+    except for those within ``accumulate``.
 
     Args:
         engine: averages over the replicas.
-        model: the model in shards.
+        model: the model in shards, with its replicas.
     """
 
     def __init__(self, engine: Engine, model: ShardedModel) -> None:
@@ -66,126 +68,130 @@ class FSDP2Source(HookedSource):
         self._model = model
         units = [*model.units.values()]
         self._unit_sizes = {unit: units.count(unit) for unit in units}
-        self._hooked: dict[str, tuple[torch.nn.Parameter, torch.utils.hooks.RemovableHandle]] = {}
-        self._accumulating = 0
-        self._backward: weakref.ref[AtEnd] | None = None
+        self._hooked_parameters: dict[str, tuple[torch.nn.Parameter, torch.utils.hooks.RemovableHandle]] = {}
+        self._accumulate_depth = 0
+        self._backward: weakref.ref[EndCallback] | None = None
         self._step: _Step | None = None
-        engine.know(model.forms)
+        engine.know(model.meta_tensors)
         engine.device = model.device
 
     @property
-    def accumulating(self) -> bool:
-        """True if a backward that begins now exchanges nothing over the replicas, by ``accumulate`` or by torch."""
-        return self._accumulating > 0 or not self._model.exchanges
+    def is_accumulating(self) -> bool:
+        """True if a backward that begins now exchanges nothing over replicas, by ``accumulate`` or torch's flags."""
+        return self._accumulate_depth > 0 or not self._model.will_exchange
 
     def watch(self, module: torch.nn.Module, optimizer: torch.optim.Optimizer | None) -> None:
-        """Average gradients over the replicas by gravac, beginning with the next backward.
+        """Register hooks, by which gravac averages gradients over the replicas from the next backward on.
 
         Args:
             module: the module that the training loop calls, compiled or not.
-            optimizer: optimizer whose steps and learning rate the engine learns; ``None``: neither is known.
+            optimizer: optimizer whose step times and learning rate the engine gets; ``None``: it gets neither.
         """
         starts, ended = UncopiedHook(self._forward_starts), UncopiedHook(self._forward_ended)
-        self._watched = [module.register_forward_pre_hook(starts), module.register_forward_hook(ended)]
+        self._hook_handles = [module.register_forward_pre_hook(starts), module.register_forward_hook(ended)]
         self._hook_parameters()
-        self._model.swallow()
+        self._model.suspend_torch_exchange()
         self.optimizer = optimizer
         if optimizer is not None:
-            self._watched.append(optimizer.register_step_pre_hook(self._step_starts))
-            self._watched.append(optimizer.register_step_post_hook(self._step_ended))
+            self._hook_handles.append(optimizer.register_step_pre_hook(self._step_starts))
+            self._hook_handles.append(optimizer.register_step_post_hook(self._step_ended))
 
     def detach(self) -> None:
-        """Undo ``watch``: torch averages over the replicas again. Called on every rank between the same two steps.
+        """Remove the hooks, so that torch averages over the replicas again.
+
+        Called on every rank between the same two steps.
 
         Raises:
-            RuntimeError: no module is being watched, or a backward is running; nothing was changed.
+            RuntimeError: ``watch`` was not called, or a backward is running; nothing was changed.
         """
         self._refuse_to_detach(backward_runs=self._running)
-        self._complete()
-        self._model.restore()
-        for handle in (*self._watched, *(handle for _, handle in self._hooked.values())):
+        self._complete_failed_backward()
+        self._model.restore_torch_exchange()
+        for handle in (*self._hook_handles, *(handle for _, handle in self._hooked_parameters.values())):
             handle.remove()
-        self._watched.clear()
-        self._hooked.clear()
+        self._hook_handles.clear()
+        self._hooked_parameters.clear()
         self.optimizer = self.loss_scale = None
-        self._inputs = self._optimized = self._backward = None
+        self._forward_began = self._optimizer_ended = self._backward = None
 
-    def rest(self) -> None:
-        """Exchange nothing from the next backward on; torch averages over the replicas again, if it knows them."""
-        super().rest()
-        self._model.restore()
+    def stop_exchange(self) -> None:
+        """Stop gravac's exchange from the next backward on; torch averages over the replicas again, if it would."""
+        super().stop_exchange()
+        self._model.restore_torch_exchange()
 
     @contextmanager
     def accumulate(self) -> Iterator[None]:
-        """Return a context whose backwards exchange nothing over the replicas; the next one outside exchanges the sum.
+        """Return a context whose backwards exchange nothing over the replicas; the next backward exchanges the sum.
 
         All ranks must enter the context for the same backwards.
         """
-        self._accumulating += 1
+        self._accumulate_depth += 1
         self._model.require_exchange(False)
         try:
             yield
         finally:
-            self._accumulating -= 1
-            if not self._accumulating:
+            self._accumulate_depth -= 1
+            if not self._accumulate_depth:
                 self._model.require_exchange(True)
 
     # hooks
 
     def _hook_parameters(self) -> None:
-        """Hook the present parameters, also those that took the place of others since."""
-        replaced = []
+        """Register hooks on all parameters that have none, such as those that ``load_state_dict`` has put in."""
+        replaced_names = []
         for name, parameter in self._model.parameters.items():
-            hooked, handle = self._hooked.get(name, (None, None))
-            if parameter is hooked:
+            hooked_parameter, handle = self._hooked_parameters.get(name, (None, None))
+            if parameter is hooked_parameter:
                 continue
             if handle is not None:
                 handle.remove()
-                replaced.append(name)
+                replaced_names.append(name)
             hookable: Any = parameter
-            handle = hookable.register_post_accumulate_grad_hook(functools.partial(self._reduced, name))
-            self._hooked[name] = parameter, handle
-        if replaced:
+            handle = hookable.register_post_accumulate_grad_hook(functools.partial(self._gradient_reduced, name))
+            self._hooked_parameters[name] = parameter, handle
+        if replaced_names:
             warnings.warn(
-                f"gravac: parameters were replaced since attach ({replaced[0]}, {len(replaced)} in all), as "
-                "load_state_dict(assign=True) does, and lost their hooks; the new parameters are hooked from here on",
+                f"gravac: parameters were replaced since attach ({replaced_names[0]}, {len(replaced_names)} in all), "
+                "as load_state_dict(assign=True) does; gravac averages the new parameters' gradients from now on; "
+                "to avoid this warning, load before attach",
                 RuntimeWarning,
                 stacklevel=2,
             )
 
     def _forward_starts(self, *_: object) -> None:
+        """Complete a failed backward, register missing hooks, and record when the forward begins."""
         if not torch.is_grad_enabled() or torch._C._current_graph_task_id() != NO_BACKWARD:
             return  # evaluation, or activation checkpointing, which computes a forward again
-        self._complete()
+        self._complete_failed_backward()
         self._hook_parameters()
-        if self._inputs is None and not self.quiet:
-            self._inputs = self._engine.mark()
+        if self._forward_began is None and not self.is_stopped:
+            self._forward_began = self._engine.mark()
 
     def _backward_starts(self, gradient: torch.Tensor) -> None:
-        self._enter()
+        self._watch_backward()
 
     def _step_starts(self, *_: object) -> None:
-        """End a step of a pipeline schedule that left parameters without a gradient."""
+        """End a step that is still open, of a pipeline schedule that left parameters without a gradient."""
         if self._step is not None and not self._running:
-            self._end(self._step)
+            self._end_step(self._step)
 
-    def _reduced(self, name: str, parameter: torch.nn.Parameter) -> None:
-        """Take a gradient that torch has reduced within this replica, and hand its unit over if that is complete."""
-        if self.quiet or (self._accumulating and not self._model.knows_replicas):
+    def _gradient_reduced(self, name: str, parameter: torch.nn.Parameter) -> None:
+        """Take a gradient that torch has reduced within this replica; hand its unit over if the unit is complete."""
+        if self.is_stopped or (self._accumulate_depth and not self._model.knows_replicas):
             return
-        self._enter()
-        step = self._step or self._begin()
+        self._watch_backward()
+        step = self._step or self._begin_step()
         unit = self._model.units[name]
-        if step.pending and unit != step.unit:
-            self._hand_over(step)
+        if step.pending_pieces and unit != step.present_unit:
+            self._send_unit(step)
         gradient = self._model.gradient(name, parameter)
-        step.unit = unit
+        step.present_unit = unit
         step.gradients.append(gradient)
-        step.pending.append(gradient.piece)
-        if len(step.pending) == self._unit_sizes[unit]:
-            self._hand_over(step)
+        step.pending_pieces.append(gradient.piece)
+        if len(step.pending_pieces) == self._unit_sizes[unit]:
+            self._send_unit(step)
         if self._backward is None and len(step.gradients) == len(self._model.units):
-            self._end(step)
+            self._end_step(step)
 
     # a backward
 
@@ -194,34 +200,36 @@ class FSDP2Source(HookedSource):
         """True if a backward is under way that has neither ended nor failed."""
         return self._backward is not None and self._backward() is not None
 
-    def _enter(self) -> None:
-        """Register a callback for the end of the outermost backward, if it has just begun.
+    def _watch_backward(self) -> None:
+        """Register a callback for the end of the outermost backward, if that backward has just begun.
 
-        A pipeline schedule reduces gradients after its backwards, outside of autograd: then there is no callback, and a
-        step ends with its last gradient.
+        A pipeline schedule reduces gradients after its backwards, outside of autograd. Then there is no callback, and
+        the step ends with its last gradient.
         """
         if self._running or torch._C._current_graph_task_id() == NO_BACKWARD:
             return
-        self._complete()
-        self._call_at_end(AtEnd(self._backward_ends))
+        self._complete_failed_backward()
+        self._call_at_end(EndCallback(self._backward_ends))
 
     def _backward_ends(self) -> None:
-        """Let the step end after torch's callback, which reduces units whose inputs require no gradient."""
-        self._call_at_end(AtEnd(self._backward_ended))
+        """Register a second callback, to run after torch's own, which reduces units whose inputs need no gradient."""
+        self._call_at_end(EndCallback(self._backward_ended))
 
-    def _call_at_end(self, at_end: AtEnd) -> None:
+    def _call_at_end(self, at_end: EndCallback) -> None:
+        """Let autograd call a callback at the end of the backward under way."""
         self._backward = weakref.ref(at_end)
         Variable._execution_engine.queue_callback(at_end)
 
     def _backward_ended(self) -> None:
+        """End the step of a backward that has just ended. Called by autograd."""
         self._backward = None
         if self._step is not None:
-            self._end(self._step)
+            self._end_step(self._step)
 
-    def _complete(self) -> None:
+    def _complete_failed_backward(self) -> None:
         """Complete the step of a backward that ended with an exception, with the gradients that had arrived.
 
-        Their means are not written: gradients may have been zeroed since.
+        Do nothing if no backward failed. The means are not written, since gradients may have been zeroed meanwhile.
         """
         if self._step is not None and not self._running:
             self._backward = None
@@ -229,22 +237,23 @@ class FSDP2Source(HookedSource):
 
     # a step
 
-    def _begin(self) -> _Step:
+    def _begin_step(self) -> _Step:
+        """Begin the engine's step, and return a new step."""
         self._engine.open()
         self._begin_engines_step()
         self._step = step = _Step()
         return step
 
-    def _hand_over(self, step: _Step) -> None:
-        """Hand the pending gradients over to the engine."""
-        pieces, step.pending = step.pending, []
+    def _send_unit(self, step: _Step) -> None:
+        """Hand the pending gradients, which are of one unit, to the engine."""
+        pieces, step.pending_pieces = step.pending_pieces, []
         buffer = _common_buffer(pieces)
-        if self._model.factor != 1:
+        if self._model.mean_factor != 1:
             flats = [piece.flat for piece in pieces] if buffer is None else [buffer]
-            torch._foreach_mul_(flats, self._model.factor)
+            torch._foreach_mul_(flats, self._model.mean_factor)
         step.handles.append(self._engine.exchange(pieces, buffer))
 
-    def _end(self, step: _Step) -> None:
+    def _end_step(self, step: _Step) -> None:
         """End the engine's step, and put the means into ``.grad``.
 
         Raises:
@@ -257,19 +266,19 @@ class FSDP2Source(HookedSource):
                 gradient.put_back()
 
     def _send_rest(self, step: _Step) -> None:
-        """Hand over the remaining gradients, end the engine's step, and wait for its exchanges."""
+        """Hand the remaining gradients to the engine, end the engine's step, and wait for its exchanges."""
         self._step = None
-        fill = self._take_moments()
-        if step.pending:
-            self._hand_over(step)
+        add_times = self._take_times()
+        if step.pending_pieces:
+            self._send_unit(step)
         self._engine.flush()
-        self._engine.end(fill)
+        self._engine.end(add_times)
         for handle in step.handles:
             handle.wait()
 
 
 def _common_buffer(pieces: list[Piece]) -> torch.Tensor | None:
-    """Return one flat view over pieces that lie in memory one after the other; ``None`` if they do not."""
+    """Return one flat view over gradients that lie in memory one after the other; ``None`` if they do not."""
     first = pieces[0].flat
     end = first.storage_offset()
     for piece in pieces:

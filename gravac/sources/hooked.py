@@ -1,6 +1,9 @@
 # SPDX-FileCopyrightText: 2026 The gravac developers
 # SPDX-License-Identifier: Apache-2.0
-"""What sources share that exchange gradients by hooks on parameters, and not by DistributedDataParallel."""
+"""Base class of sources that get gradients by hooks on parameters, without DistributedDataParallel.
+
+A source hands the gradients of a module to the engine, which averages them over the ranks.
+"""
 
 import math
 from abc import ABC, abstractmethod
@@ -20,97 +23,111 @@ from gravac.sources.ddp import NO_BACKWARD, learning_rate
 
 
 class HookedSource(ABC):
-    """Base class of sources that exchange gradients by hooks on parameters.
+    """Base class of sources that get gradients by hooks on parameters, and hand them to the engine.
 
     Args:
         engine: averages the gradients.
 
     Attributes:
-        quiet: whether nothing is exchanged. Changed on all ranks between two steps.
-        loss_scale: returns the factor that gradients were multiplied by; ``None`` without a scaler.
-        optimizer: optimizer that applies the gradients.
-        decided: future of the candidate of the last step that began; ``None`` before the first.
-        send_residuals: whether the next step sends all residuals, dense, whatever the controller decided.
+        is_stopped: whether nothing is exchanged. Changed on all ranks between two steps.
+        loss_scale: function that returns the present loss scale; ``None`` without a scaler.
+        optimizer: optimizer that applies the gradients; ``None`` if not known.
+        decided_candidate: future of the candidate that the controller had chosen when the last step began; ``None``
+            before the first step.
+        send_residuals: whether the next step sends, dense, all residuals (what earlier steps did not send), whatever
+            the controller decided.
     """
 
     def __init__(self, engine: Engine) -> None:
-        self.quiet = self.send_residuals = False
+        self.is_stopped = self.send_residuals = False
         self.loss_scale: Callable[[], Number] | None = None
         self.optimizer: torch.optim.Optimizer | None = None
-        self.decided: Future[Candidate] | None = None
+        self.decided_candidate: Future[Candidate] | None = None
         self._engine = engine
-        self._watched: list[torch.utils.hooks.RemovableHandle] = []
-        self._inputs: Mark | None = None
-        self._optimized: Mark | None = None
+        self._hook_handles: list[torch.utils.hooks.RemovableHandle] = []
+        self._forward_began: Mark | None = None
+        self._optimizer_ended: Mark | None = None
 
     @property
     @abstractmethod
-    def accumulating(self) -> bool:
-        """True if a backward that begins now exchanges nothing, since its gradients are only accumulated."""
+    def is_accumulating(self) -> bool:
+        """True if a backward that begins now only accumulates gradients, and exchanges nothing."""
 
     @abstractmethod
     def _backward_starts(self, gradient: torch.Tensor) -> None:
         """Record that a backward has reached an output of the module."""
 
-    def rest(self) -> None:
+    def stop_exchange(self) -> None:
         """Exchange nothing from the next backward on."""
-        self.quiet = True
+        self.is_stopped = True
 
     def _forward_ended(self, module: object, inputs: object, outputs: object) -> None:
-        if torch.is_grad_enabled() and not self.quiet:
+        """Register hooks on the outputs of a forward, which see its backward begin."""
+        if torch.is_grad_enabled() and not self.is_stopped:
             tensors: Iterator[Any] = tensors_in(outputs)
             for tensor in tensors:
                 if tensor.requires_grad:
                     tensor.register_hook(self._backward_starts)
 
     def _step_ended(self, *_: object) -> None:
-        self._optimized = self._engine.mark()
+        """Record the time at which the optimizer's step ended."""
+        self._optimizer_ended = self._engine.mark()
 
     def _begin_engines_step(self) -> None:
-        """Begin the engine's step; the engine is open."""
+        """Begin the engine's step. Called when the engine is open."""
         inputs = StepInputs(
             loss_scale=self.loss_scale() if self.loss_scale is not None else None,
             learning_rate=learning_rate(self.optimizer) if self.optimizer is not None else math.nan,
             dense=self.send_residuals,
         )
         self.send_residuals = False
-        self.decided = self._engine.begin(inputs)
+        self.decided_candidate = self._engine.begin(inputs)
 
-    def _take_moments(self) -> Callable[[LocalMeasurement], None]:
-        """Return a function that writes the moments of the present step into a measurement; backward ends now."""
-        inputs, optimized, backward = self._inputs, self._optimized, self._engine.mark()
-        self._inputs = None
+    def _take_times(self) -> Callable[[LocalMeasurement], None]:
+        """Return a function that writes the step's times into a measurement. Called when backward ends."""
+        forward_began, optimizer_ended, backward_ended = (
+            self._forward_began,
+            self._optimizer_ended,
+            self._engine.mark(),
+        )
+        self._forward_began = None
 
-        def fill(measurement: LocalMeasurement) -> None:
-            measurement.inputs, measurement.optimized, measurement.backward = inputs, optimized, backward
+        def add_times(measurement: LocalMeasurement) -> None:
+            measurement.forward_began = forward_began
+            measurement.optimizer_ended = optimizer_ended
+            measurement.backward_ended = backward_ended
 
-        return fill
+        return add_times
 
     def _raise_failure_of_begin(self) -> None:
-        """Raise the exception with which the engine's step failed to begin, if it did."""
-        if self.decided is not None and self.decided.done() and (failure := self.decided.exception()) is not None:
+        """Raise the exception of the beginning of the engine's step, if the beginning failed."""
+        if (
+            self.decided_candidate is not None
+            and self.decided_candidate.done()
+            and (failure := self.decided_candidate.exception()) is not None
+        ):
             raise failure
 
     def _refuse_to_detach(self, backward_runs: bool) -> None:
         """Raise if hooks cannot be removed now.
 
         Args:
-            backward_runs: whether a backward is under way.
+            backward_runs: whether a backward that this source saw begin is under way.
 
         Raises:
             RuntimeError: no module is being watched, or a backward is running.
         """
-        if not self._watched:
-            raise RuntimeError("detach: this compressor is not attached to a module")
+        if not self._hook_handles:
+            raise RuntimeError("detach: this compressor is not attached to a module; call detach() after attach() only")
         if backward_runs or torch._C._current_graph_task_id() != NO_BACKWARD:
             raise RuntimeError("detach: a backward is running; detach after it, between two steps")
 
 
-class AtEnd:
-    """Callback that autograd calls when a backward has ended; it is freed when the backward fails.
+class EndCallback:
+    """Callback that autograd calls when a backward has ended, and frees if the backward fails.
 
     Args:
-        function: called without arguments.
+        function: function without arguments that the callback calls.
     """
 
     def __init__(self, function: Callable[[], None]) -> None:
@@ -124,7 +141,7 @@ class AtEnd:
 def tensors_in(outputs: object) -> Iterator[torch.Tensor]:
     """Yield the tensors, of any shapes, in a forward's outputs.
 
-    The outputs are a tensor, or lists, tuples, dicts and dataclasses of tensors.
+    Outputs may be a tensor, or lists, tuples, dicts and dataclasses of tensors, nested or not.
 
     Example:
         >>> [tensor.numel() for tensor in tensors_in({"loss": torch.zeros(()), "parts": [torch.zeros(2)]})]
@@ -141,7 +158,7 @@ def tensors_in(outputs: object) -> Iterator[torch.Tensor]:
 
 
 def refuse_other_hooks(parameters: Mapping[str, torch.Tensor]) -> None:
-    """Refuse parameters whose gradients another hook would use before they hold the mean.
+    """Raise if another hook would use a parameter's gradient before the gradient is the mean over the ranks.
 
     Args:
         parameters: parameters to average, of any shapes, by name.
@@ -154,6 +171,6 @@ def refuse_other_hooks(parameters: Mapping[str, torch.Tensor]) -> None:
         if getattr(parameter, "_post_accumulate_grad_hooks", None):
             raise RuntimeError(
                 f"module: parameter {name} has a hook after accumulation already, which would see a gradient that "
-                "is not the mean yet: that of an optimizer that makes its steps within backward, or of another "
-                "compressor; remove it first"
+                "is not the mean yet: the hook of an optimizer that makes its steps within backward, or of another "
+                "compressor; remove that hook first"
             )

@@ -1,6 +1,6 @@
 # SPDX-FileCopyrightText: 2026 The gravac developers
 # SPDX-License-Identifier: Apache-2.0
-"""Steers a module without DDP: gravac exchanges its gradients, or nobody; changeable at each step."""
+"""Steers a module without DDP: gradients are exchanged by gravac, or not at all, as set for each step."""
 
 from concurrent.futures import Future
 
@@ -14,29 +14,29 @@ class SteeredModule:
     """A module without DDP as a source of gradients; see ``gravac.modes.switch.Source``.
 
     Args:
-        source: hands gradients to the engine.
+        source: hands the module's gradients to the engine.
         module: module that is trained.
         shares_buffers: whether ranks copy rank 0's buffers in each training step.
     """
 
     def __init__(self, source: HookedSource, module: torch.nn.Module, shares_buffers: bool = True) -> None:
-        self.outside = self.inside = module
+        self.called_module = self.inner_module = module
         self.in_join = False
         self.shares_buffers = shares_buffers
         self.source = source
 
     @property
-    def decided(self) -> "Future[Candidate] | None":
-        """Future of the candidate of the last exchanged step that began."""
-        return self.source.decided
+    def decided_candidate(self) -> "Future[Candidate] | None":
+        """Candidate that the controller had chosen when the last hook step began; ``None`` before the first."""
+        return self.source.decided_candidate
 
-    @decided.setter
-    def decided(self, decided: "Future[Candidate] | None") -> None:
-        self.source.decided = decided
+    @decided_candidate.setter
+    def decided_candidate(self, candidate: "Future[Candidate] | None") -> None:
+        self.source.decided_candidate = candidate
 
     @property
     def send_residuals(self) -> bool:
-        """True if the next exchanged step sends all residuals, dense."""
+        """True if the next hook step sends, dense, all residuals: what earlier steps did not send."""
         return self.source.send_residuals
 
     @send_residuals.setter
@@ -44,38 +44,41 @@ class SteeredModule:
         self.source.send_residuals = send_residuals
 
     @property
-    def synced(self) -> bool:
-        """True if the backward that follows the forward that now begins will exchange gradients."""
-        return not self.source.accumulating
+    def will_exchange(self) -> bool:
+        """True if the backward of the forward that now begins is to exchange gradients, so it is no accumulation."""
+        return not self.source.is_accumulating
 
     def use_hook(self) -> None:
-        """Exchange gradients by gravac from the next backward on."""
-        self.source.quiet = False
+        """Let gravac exchange gradients from the next backward on."""
+        self.source.is_stopped = False
 
     def use_native(self, cf: float) -> None:
-        """Refuse: a module without DDP has no native steps.
+        """Raise, since a module without DDP has no native steps.
 
         Raises:
-            RuntimeError: always, since only gravac exchanges the gradients of such a module.
+            RuntimeError: always.
         """
-        raise RuntimeError("a module without DistributedDataParallel has no exchange of its own")
+        raise RuntimeError(
+            "native: a module without DistributedDataParallel has no exchange of its own; wrap the module, or use "
+            "native=False"
+        )
 
     def stop_exchange(self) -> None:
         """Exchange nothing from the next backward on."""
-        self.source.quiet = True
+        self.source.is_stopped = True
 
-    def silence(self) -> None:
-        """Do nothing: after ``stop_exchange`` nothing is exchanged anyway."""
+    def silence_exchange(self) -> None:
+        """Do nothing, since ``stop_exchange`` has stopped the exchange of all forwards."""
 
-    def restore(self) -> None:
-        """Do nothing: ``silence`` changed nothing."""
+    def restore_exchange(self) -> None:
+        """Do nothing, since ``silence_exchange`` changed nothing."""
 
     def has_averaged(self) -> bool:
-        """Return ``False``: only gravac averages."""
+        """Return ``False``, since only gravac averages gradients."""
         return False
 
     def forward_starts(self) -> None:
-        """Do nothing: the source sees forwards by itself."""
+        """Do nothing, since the source has its own hook on forwards."""
 
     def step_ended(self) -> None:
-        """Do nothing: the source sees the optimizer by itself."""
+        """Do nothing, since the source has its own hook on the optimizer."""

@@ -1,6 +1,6 @@
 # SPDX-FileCopyrightText: 2026 The gravac developers
 # SPDX-License-Identifier: Apache-2.0
-"""Checks the memory layout of the tensors that ranks exchange, and copies rank 0's tensors at the start."""
+"""Checks the memory layout of the tensors that ranks exchange, and copies rank 0's weights to all ranks."""
 
 from collections.abc import Mapping
 from typing import NamedTuple
@@ -8,11 +8,11 @@ from typing import NamedTuple
 import torch
 import torch.distributed as dist
 
-from gravac.sources.ddp import canonical
+from gravac.sources.ddp import canonical_name
 
 
 def check_memory(module: torch.nn.Module) -> None:
-    """Refuse tensors of a module whose memory layout does not allow an exchange.
+    """Raise if the memory layout of a module's parameter or buffer does not allow an exchange.
 
     Raises:
         ValueError: a parameter or buffer is sparse or quantized, or several of its elements share memory; a parameter
@@ -21,11 +21,13 @@ def check_memory(module: torch.nn.Module) -> None:
     parameters, buffers = dict(module.named_parameters()), dict(module.named_buffers())
     for kind, named in (("parameter", parameters), ("buffer", buffers)):
         for name, tensor in named.items():
-            refuse_overlap(f"{kind} {canonical(name)}", tensor)
-    trained = {
-        f"parameter {canonical(name)}": parameter for name, parameter in parameters.items() if parameter.requires_grad
+            refuse_overlap(f"{kind} {canonical_name(name)}", tensor)
+    trained_parameters = {
+        f"parameter {canonical_name(name)}": parameter
+        for name, parameter in parameters.items()
+        if parameter.requires_grad
     }
-    for name, parameter in trained.items():
+    for name, parameter in trained_parameters.items():
         if not torch.ops.aten.is_non_overlapping_and_dense(parameter):
             raise ValueError(
                 f"module: {name} has shape {tuple(parameter.shape)} and strides {parameter.stride()}, which leave gaps "
@@ -33,37 +35,51 @@ def check_memory(module: torch.nn.Module) -> None:
             )
     with_buffers = {f"buffer {name}": buffer for name, buffer in buffers.items()}
     _refuse_shared(
-        {name: tensor for name, tensor in trained.items() if tensor.numel()},
+        {name: tensor for name, tensor in trained_parameters.items() if tensor.numel()},
         {name: tensor for name, tensor in with_buffers.items() if tensor.numel()},
     )
 
 
-def _refuse_shared(trained: Mapping[str, torch.Tensor], buffers: Mapping[str, torch.Tensor]) -> None:
-    """Refuse a parameter to train that shares memory with another parameter, or with a buffer."""
+def _refuse_shared(trained_parameters: Mapping[str, torch.Tensor], buffers: Mapping[str, torch.Tensor]) -> None:
+    """Raise a ``ValueError`` if a parameter to train shares memory with another parameter or with a buffer.
+
+    Args:
+        trained_parameters: parameters to train, of any shapes, by name for errors.
+        buffers: buffers, of any shapes, by name for errors.
+    """
     ranges = [
         _MemoryRange.of(name, tensor, is_trained)
-        for is_trained, named in ((True, trained), (False, buffers))
+        for is_trained, named in ((True, trained_parameters), (False, buffers))
         for name, tensor in named.items()
     ]
-    furthest: _MemoryRange | None = None  # of the ranges so far in this storage, the one with the highest end
-    for current in sorted(ranges):
-        same_storage = furthest is not None and furthest.storage == current.storage
+    furthest_range: _MemoryRange | None = None  # range with the highest end so far in its storage
+    for memory_range in sorted(ranges):
+        same_storage = furthest_range is not None and furthest_range.storage == memory_range.storage
         if (
-            furthest is not None
+            furthest_range is not None
             and same_storage
-            and current.start < furthest.end
-            and (current.is_trained or furthest.is_trained)
+            and memory_range.start < furthest_range.end
+            and (memory_range.is_trained or furthest_range.is_trained)
         ):
             raise ValueError(
-                f"module: {furthest.name} and {current.name} share memory, so that each exchange would change both; "
-                "tie parameters by giving one Parameter two names, and keep buffers in memory of their own"
+                f"module: {furthest_range.name} and {memory_range.name} share memory, so that each exchange would "
+                "change both tensors; tie parameters by giving one Parameter two names, and keep buffers in memory of "
+                "their own"
             )
-        if furthest is None or not same_storage or current.end > furthest.end:
-            furthest = current
+        if furthest_range is None or not same_storage or memory_range.end > furthest_range.end:
+            furthest_range = memory_range
 
 
 class _MemoryRange(NamedTuple):
-    """Range of bytes that a tensor covers in a storage, ``end`` excluded, with the tensor's name and use."""
+    """Range of bytes that a tensor covers in a storage.
+
+    Attributes:
+        storage: number that identifies the storage.
+        start: first byte.
+        end: byte after the last byte.
+        name: the tensor's name, for errors.
+        is_trained: whether the tensor is a parameter to train.
+    """
 
     storage: int
     start: int
@@ -73,17 +89,18 @@ class _MemoryRange(NamedTuple):
 
     @classmethod
     def of(cls, name: str, tensor: torch.Tensor, is_trained: bool) -> "_MemoryRange":
-        size, start = tensor.element_size(), tensor.element_size() * int(tensor.storage_offset())
+        """Return the range of a tensor of any shape."""
+        element_bytes, start = tensor.element_size(), tensor.element_size() * int(tensor.storage_offset())
         last_index = sum(stride * (number - 1) for stride, number in zip(tensor.stride(), tensor.shape, strict=True))
-        return cls(tensor.untyped_storage()._cdata, start, start + size * (1 + last_index), name, is_trained)
+        return cls(tensor.untyped_storage()._cdata, start, start + element_bytes * (1 + last_index), name, is_trained)
 
 
 def refuse_overlap(subject: str, tensor: torch.Tensor) -> None:
-    """Refuse a tensor several of whose elements share memory.
+    """Raise if several elements of a tensor share memory.
 
     Args:
         subject: text that names the tensor in errors.
-        tensor: any tensor.
+        tensor: tensor of any shape.
 
     Raises:
         ValueError: the tensor is sparse or quantized, or several of its elements share memory.
@@ -91,7 +108,7 @@ def refuse_overlap(subject: str, tensor: torch.Tensor) -> None:
     if tensor.layout != torch.strided or tensor.is_quantized:
         kind = "quantized" if tensor.is_quantized else f"of layout {tensor.layout}"
         raise ValueError(f"module: {subject} is {kind}, which ranks cannot exchange; use a dense tensor")
-    last_index = 0  # in memory, of the dimensions so far
+    last_index = 0  # offset of the last element, by the dimensions so far
     for stride, size in sorted(zip(tensor.stride(), tensor.shape, strict=True)):
         if size > 1 and tensor.numel() and stride <= last_index:
             raise ValueError(
@@ -103,24 +120,24 @@ def refuse_overlap(subject: str, tensor: torch.Tensor) -> None:
 
 
 def broadcast_weights(module: torch.nn.Module, group: dist.ProcessGroup | None) -> None:
-    """Copy rank 0's weights and buffers to all ranks, bit for bit, whatever their memory layout.
+    """Copy the first rank's parameters and buffers to all ranks, bit for bit, whatever their memory layout.
 
     Tensors are sent as bytes, so that a backend need not know their number formats.
 
     Args:
-        module: the module, on every rank.
-        group: ranks that get the weights of the group's first rank; ``None``: the default group.
+        module: this rank's module; called on every rank with a module of the same tensors.
+        group: process group whose first rank sends; ``None``: the default group.
 
     Raises:
         RuntimeError: there is no process group.
     """
     if not dist.is_initialized():
         raise RuntimeError("no process group: call torch.distributed.init_process_group first")
-    first = 0 if group is None else dist.get_global_rank(group, 0)
+    first_rank = 0 if group is None else dist.get_global_rank(group, 0)
     for tensor in (*module.parameters(), *module.buffers()):
         local = tensor.detach()
         contiguous = local.resolve_conj().resolve_neg().contiguous()
         if contiguous.numel():
-            dist.broadcast(contiguous.reshape(-1).view(torch.uint8), first, group=group)
+            dist.broadcast(contiguous.reshape(-1).view(torch.uint8), first_rank, group=group)
         if contiguous.data_ptr() != local.data_ptr() or local.is_conj() or local.is_neg():
             local.copy_(contiguous)

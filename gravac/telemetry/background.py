@@ -1,6 +1,6 @@
 # SPDX-FileCopyrightText: 2026 The gravac developers
 # SPDX-License-Identifier: Apache-2.0
-"""A sink that runs another sink on a thread, so that ranks do not wait for a slow sink."""
+"""A sink that calls another sink on a thread, so that ranks do not wait for a slow sink."""
 
 import queue
 import threading
@@ -12,20 +12,19 @@ from gravac.telemetry.records import Record, Sink
 
 
 class BackgroundSink:
-    """Hands records to another sink on a thread, in order, so that a slow sink delays no training step.
+    """A sink that passes records to another sink on a thread, in order, so that a slow sink delays no training step.
 
-    Without this class the exchange thread calls the sink, and all ranks wait meanwhile. Writing TensorBoard, JSONL and
-    CSV files takes microseconds; use this class for a tracker that sends to a server. If the sink cannot keep up,
-    records are dropped.
+    Without this class all ranks wait while a sink takes a record. Writing TensorBoard, JSONL and CSV files takes
+    microseconds; use this class for a tracker that sends to a server. If the sink cannot keep up, records are dropped.
 
     Args:
-        sink: sink that takes the records, on a thread of its own.
-        room: number of records that may wait, 1 or more; default: 1000. Further records are dropped.
+        sink: sink that takes the records; called on a thread of its own.
+        room: maximum number of records that wait for the sink, 1 or more; default: 1000. Further records are dropped.
         seconds: longest time, in seconds, that ``close`` waits for the sink to take the waiting records; 0 or more,
             default: 10.
 
     Attributes:
-        dropped: number of records dropped.
+        dropped: number of records that were dropped since too many were waiting.
 
     Raises:
         SettingsError: ``room`` is below 1, or ``seconds`` is negative.
@@ -44,50 +43,51 @@ class BackgroundSink:
             raise SettingsError(f"room: {room} records is below 1; use 1000")
         if not seconds >= 0:
             raise SettingsError(f"seconds: {seconds} is negative; use 10")
-        self._sink, self._seconds = sink, seconds
-        self._waiting: queue.Queue[Record | None] = queue.Queue(room)
-        self._closed = False
-        self._failed = False
+        self._sink, self._close_seconds = sink, seconds
+        self._waiting_records: queue.Queue[Record | None] = queue.Queue(room)
+        self._is_closed = False
+        self._has_failed = False
         self.dropped = 0
         self._thread = threading.Thread(target=self._run, name="gravac-sink", daemon=True)
         self._thread.start()
 
     def __call__(self, record: Record) -> None:
-        """Queue a record for the sink; never waits."""
-        if self._closed or self._failed:
+        """Put a record into the queue for the sink, or drop the record if the queue is full; never waits."""
+        if self._is_closed or self._has_failed:
             return
         try:
-            self._waiting.put_nowait(record)
+            self._waiting_records.put_nowait(record)
         except queue.Full:
             self.dropped += 1
 
     def close(self) -> None:
-        """Wait until the sink has taken the waiting records, and close it. May be called again.
+        """Wait until the sink has taken all waiting records, and close the sink. May be called again.
 
         Warns if records were dropped.
         """
-        if self._closed:
+        if self._is_closed:
             return
-        self._closed = True
-        deadline = time.monotonic() + self._seconds
+        self._is_closed = True
+        deadline = time.monotonic() + self._close_seconds
         try:
-            self._waiting.put(None, timeout=self._seconds)
+            self._waiting_records.put(None, timeout=self._close_seconds)
             self._thread.join(max(0.0, deadline - time.monotonic()))
         except queue.Full:
             pass
-        remaining = self._waiting.qsize() if self._thread.is_alive() else 0
-        if lost := self.dropped + remaining:
+        remaining_count = self._waiting_records.qsize() if self._thread.is_alive() else 0
+        if lost_count := self.dropped + remaining_count:
             warn_without_raising(
-                f"gravac: {self._sink!r} was too slow: {lost} records were dropped; write fewer (every=...), or give "
-                f"BackgroundSink more room or seconds"
+                f"gravac: {self._sink!r} was too slow: {lost_count} records were dropped; write fewer records "
+                "(every=...), or give BackgroundSink a larger room= or seconds="
             )
 
     def _run(self) -> None:
+        """Pass waiting records to the sink until ``None`` arrives or the sink fails, then close the sink (thread)."""
         try:
-            while (record := self._waiting.get()) is not None:
+            while (record := self._waiting_records.get()) is not None:
                 self._sink(record)
         except Exception as failure:
-            self._failed = True
+            self._has_failed = True
             warn_without_raising(f"gravac: {self._sink!r} failed and gets no more records: {failure!r}")
         try:
             close = getattr(self._sink, "close", None)

@@ -1,10 +1,10 @@
 # SPDX-FileCopyrightText: 2026 The gravac developers
 # SPDX-License-Identifier: Apache-2.0
-"""Describes a run and its decisions in words: Markdown for TensorBoard's text page. Records contain no such texts.
+"""Describes a run and its decisions as text, in Markdown for TensorBoard's text page; records have only data.
 
-A compression factor has a different meaning for each compressor: at 32 the default ladder runs low rank 16, which on
-small matrices sends only 15 times fewer bytes. So all pages and tables that people read show a candidate's method and
-bytes (``describe_candidate``).
+A compression factor (CF) has a different meaning for each compressor: at 32 the default ladder runs low rank 16, which
+on small matrices sends only 15 times fewer bytes. So all pages and tables that people read show a candidate's method
+and bytes (``describe_candidate``).
 """
 
 import math
@@ -20,63 +20,65 @@ MODES: Mapping[Mode, str] = {
     "hook": "gravac exchanges gradients in each step",
     "outer": "ranks train on their own between exchanges",
 }
-"""Description of each mode of a candidate."""
+"""Description of each mode of steps."""
 
-SAME_BYTES = 0.05
-"""Relative difference up to which two numbers of bytes count as equal."""
+EQUAL_BYTES_MARGIN = 0.05
+"""Largest difference of a wire ratio from 1 at which a candidate counts as sending as many bytes as dense float32."""
 
 
 def describe_candidate(forecast: Forecast) -> str:
-    """Describe a candidate: method, the method's setting, how many times fewer bytes it sends, and how often.
+    """Return a description of a candidate: its method, how many times fewer bytes it sends, and how often.
 
     Example:
         >>> describe_candidate(Forecast(Candidate("hook", "ladder", 32.0), 15.1, method="low rank 16"))
         'low rank 16, 15x fewer bytes'
         >>> describe_candidate(Forecast(Candidate("outer", "topk", 10.0, every=5, delay=2), 0.5))
-        'topk 10x, 2x more bytes, every 5 steps, behind 2'
+        'topk 10x, 2x more bytes, every 5 steps, applied 2 steps later'
         >>> describe_candidate(Forecast(Candidate("hook", "dense", 1.0), 1.0, method="dense float32"))
         'dense float32'
         >>> describe_candidate(Forecast(Candidate("native", "dense", 2.0), 2.0))
         'native float16, 2x fewer bytes'
     """
-    phrases = (_name(forecast), describe_bytes(forecast.wire_ratio), *_pace(forecast))
+    phrases = (_method_with_setting(forecast), describe_bytes(forecast.wire_ratio), *_pace_phrases(forecast))
     return ", ".join(phrase for phrase in phrases if phrase)
 
 
 def _in_sentence(forecast: Forecast) -> str:
-    """Describe a candidate for use within a sentence: bytes in parentheses, no commas.
+    """Return a description of a candidate for use within a sentence: bytes in parentheses, no commas.
 
     Example:
         >>> _in_sentence(Forecast(Candidate("outer", "topk", 10.0, every=5, delay=2), 0.5))
-        'topk 10x (2x more bytes) every 5 steps behind 2'
+        'topk 10x (2x more bytes) every 5 steps applied 2 steps later'
     """
-    saving = describe_bytes(forecast.wire_ratio)
-    return " ".join((_name(forecast), *([f"({saving})"] if saving else []), *_pace(forecast)))
+    bytes_text = describe_bytes(forecast.wire_ratio)
+    return " ".join(
+        (_method_with_setting(forecast), *([f"({bytes_text})"] if bytes_text else []), *_pace_phrases(forecast))
+    )
 
 
-def _name(forecast: Forecast) -> str:
-    """Return a candidate's method with the method's own setting."""
+def _method_with_setting(forecast: Forecast) -> str:
+    """Return the name of a candidate's method with its setting, such as ``low rank 16``."""
     candidate = forecast.candidate
     if candidate.mode == "native":
         return str(candidate)
     return forecast.method or f"{candidate.compressor} {candidate.cf:.4g}x"
 
 
-def _pace(forecast: Forecast) -> list[str]:
-    """Describe how often ranks exchange, and after which delay they apply a mean; empty if in each step, at once."""
+def _pace_phrases(forecast: Forecast) -> list[str]:
+    """Return phrases that say how often ranks exchange and how much later they apply the mean; empty if at once."""
     candidate = forecast.candidate
-    every = [f"every {candidate.every} steps"] if candidate.every > 1 else []
-    return [*every, *([f"behind {candidate.delay}"] if candidate.delay else [])]
+    every_phrase = [f"every {candidate.every} steps"] if candidate.every > 1 else []
+    return [*every_phrase, *([f"applied {candidate.delay} steps later"] if candidate.delay else [])]
 
 
 def describe_bytes(wire_ratio: float) -> str:
-    """Describe a wire ratio; return ``""`` if it is not known, or is that of dense float32.
+    """Return a wire ratio as text, such as ``"15x fewer bytes"``; ``""`` if not known, or if about 1.
 
     Example:
         >>> describe_bytes(15.06), describe_bytes(3.88), describe_bytes(2.0), describe_bytes(0.5)
         ('15x fewer bytes', '3.9x fewer bytes', '2x fewer bytes', '2x more bytes')
     """
-    if not (math.isfinite(wire_ratio) and wire_ratio > 0) or abs(wire_ratio - 1) <= SAME_BYTES:
+    if not (math.isfinite(wire_ratio) and wire_ratio > 0) or abs(wire_ratio - 1) <= EQUAL_BYTES_MARGIN:
         return ""
     times, comparative = (wire_ratio, "fewer") if wire_ratio > 1 else (1 / wire_ratio, "more")
     return f"{times:.0f}x {comparative} bytes" if times >= 10 else f"{round(times, 1):g}x {comparative} bytes"
@@ -85,27 +87,27 @@ def describe_bytes(wire_ratio: float) -> str:
 def forecast_of(record: DecisionRecord | StepRecord, forecasts: Sequence[Forecast]) -> Forecast:
     """Return the forecast of the candidate that a record names by mode, compressor, CF, ``every`` and ``delay``.
 
-    If the run has no forecast of that candidate, return a forecast of the same compressor and CF, preferably of the
-    same mode, with a wire ratio in proportion to ``every``.
+    If the run has no forecast of that candidate, the forecast of the same compressor and CF, preferably of the same
+    mode, is returned with the record's candidate and a wire ratio in proportion to ``every``.
     """
     candidate = Candidate(record.mode, record.compressor, record.cf, record.every, record.delay)
-    exact = next((forecast for forecast in forecasts if forecast.candidate == candidate), None)
-    if exact is not None:
-        return exact
-    similar = [
+    exact_forecast = next((forecast for forecast in forecasts if forecast.candidate == candidate), None)
+    if exact_forecast is not None:
+        return exact_forecast
+    similar_forecasts = [
         forecast
         for forecast in forecasts
         if (forecast.candidate.compressor, forecast.candidate.cf) == (record.compressor, record.cf)
     ]
-    similar.sort(key=lambda forecast: forecast.candidate.mode != record.mode)
-    nearest = similar[0] if similar else Forecast(candidate, math.nan)
-    ratio = nearest.wire_ratio / nearest.candidate.every * record.every
-    method = "" if "native" in (nearest.candidate.mode, record.mode) else nearest.method
-    return replace(nearest, candidate=candidate, wire_ratio=ratio, method=method)
+    similar_forecasts.sort(key=lambda forecast: forecast.candidate.mode != record.mode)
+    nearest_forecast = similar_forecasts[0] if similar_forecasts else Forecast(candidate, math.nan)
+    wire_ratio = nearest_forecast.wire_ratio / nearest_forecast.candidate.every * record.every
+    method = "" if "native" in (nearest_forecast.candidate.mode, record.mode) else nearest_forecast.method
+    return replace(nearest_forecast, candidate=candidate, wire_ratio=wire_ratio, method=method)
 
 
 def describe_reason(reason: str, forecasts: Iterable[Forecast]) -> str:
-    """Return a reason with descriptions in place of the candidates' names, which are those that ``str`` returns.
+    """Return the reason of a decision, with descriptions in place of the candidates' names (``str`` of a candidate).
 
     Example:
         >>> rank = Forecast(Candidate("hook", "ladder", 32.0), 15.1, method="low rank 16")
@@ -120,53 +122,56 @@ def describe_reason(reason: str, forecasts: Iterable[Forecast]) -> str:
 
 
 def describe_run(run: RunRecord) -> str:
-    """Describe a run: its ranks, candidates, dropped candidates with their reason, and settings."""
+    """Return a description of a run: ranks, candidates, dropped candidates and why, and settings."""
     paragraphs = [f"**{run.world_size} ranks**"]
     if run.forecasts:
-        candidates = "\n".join(f"- {describe_forecast(forecast)}" for forecast in run.forecasts)
-        paragraphs.append("**Candidates**\n\n" + candidates)
+        candidate_lines = "\n".join(f"- {describe_forecast(forecast)}" for forecast in run.forecasts)
+        paragraphs.append("**Candidates**\n\n" + candidate_lines)
     if run.timed:
         methods = {forecast.candidate.cf: forecast.method for forecast in run.forecasts if not forecast.candidate.dense}
-        timed = ", ".join(methods.get(cf) or f"{cf:g}x" for cf in run.timed)
-        paragraphs.append(f"Coding was timed where the gradients lie, at {timed}.")
+        timed_methods = ", ".join(methods.get(cf) or f"{cf:g}x" for cf in run.timed)
+        paragraphs.append(f"Encode and decode were timed on the gradients' device, at {timed_methods}.")
     if run.dropped:
-        dropped = "\n".join(f"- {describe_dropped(candidate, run.world_size)}" for candidate in run.dropped)
-        paragraphs.append("**Dropped**\n\n" + dropped)
+        dropped_lines = "\n".join(f"- {describe_dropped(candidate, run.world_size)}" for candidate in run.dropped)
+        paragraphs.append("**Dropped**\n\n" + dropped_lines)
     if run.settings:
         paragraphs.append("**Settings**\n\n" + _table(("setting", "value"), run.settings.items()))
     return "\n\n".join(paragraphs)
 
 
 def describe_forecast(forecast: Forecast) -> str:
-    """Describe a forecast: the candidate, predicted wire ratio, efficiency, CF, and coding and exchange in ms."""
+    """Return a description of a forecast: the candidate, wire ratio, efficiency, CF, and ms of coding and exchange."""
     text = f"{describe_candidate(forecast)} (predicted wire ratio {forecast.wire_ratio:.2f}, "
     text += f"efficiency {forecast.efficiency:g}, CF {forecast.candidate.cf:g}"
     if forecast.coding_s is not None and forecast.exchange_s is not None:
-        text += f", coding {1e3 * forecast.coding_s:.4g} ms, exchange {1e3 * forecast.exchange_s:.4g} ms"
+        text += f", encode and decode {1e3 * forecast.coding_s:.4g} ms, exchange {1e3 * forecast.exchange_s:.4g} ms"
     return text + ")"
 
 
 def describe_dropped(dropped: Dropped, world_size: int | None = None) -> str:
-    """Describe a dropped candidate, and why it was dropped.
+    """Return a description of a dropped candidate, and of the cause for which it may not be chosen.
 
     Args:
         dropped: the dropped candidate.
-        world_size: number of ranks; ``None``: the text does not mention it.
+        world_size: number of ranks; ``None``: the text does not mention the number.
     """
-    name, other = _method(dropped.forecast), _method(dropped.other)
+    name, other_name = _method_name(dropped.forecast), _method_name(dropped.other)
     if dropped.cause == "same_bytes":
-        return f"{name}: would send what {other} does"
+        return f"{name}: would send the same bytes as {other_name}"
     if dropped.cause == "too_little_progress":
-        bound = dropped.forecast.least_efficiency
-        return f"{name}: lower bound of efficiency {bound:.2g}, below least_efficiency {bound / dropped.ratio:.2g}"
-    over = "" if world_size is None else f" over {world_size} ranks"
-    return f"{name}: would send {dropped.ratio:.2f} times the bytes of {other}{over}"
+        efficiency_bound = dropped.forecast.least_efficiency
+        least_efficiency = efficiency_bound / dropped.ratio
+        return (
+            f"{name}: lower bound of efficiency {efficiency_bound:.2g}, below least_efficiency {least_efficiency:.2g}"
+        )
+    ranks_text = "" if world_size is None else f" over {world_size} ranks"
+    return f"{name}: would send {dropped.ratio:.2f} times the bytes of {other_name}{ranks_text}"
 
 
 def describe_decision(
     decision: DecisionRecord, previous: DecisionRecord | StepRecord | None, forecasts: Sequence[Forecast] = ()
 ) -> str:
-    """Describe a decision in a line: the candidate that runs, phase and reason of the decision, and measurements.
+    """Return a line about a decision: the candidate that runs, the decision's phase and reason, and measurements.
 
     Args:
         decision: the decision.
@@ -175,10 +180,10 @@ def describe_decision(
     """
     change = _describe_change(decision, previous, forecasts)
     phase = f" ({decision.phase})" if decision.phase else ""
-    measured = _describe_window(decision)
-    emphasized = f"**{change}**" if decision.changed else change
+    window_text = _describe_window(decision)
+    change_text = f"**{change}**" if decision.changed else change
     reason = describe_reason(decision.reason, forecasts)
-    return f"{emphasized}{phase}: {reason}" + (f" — {measured}" if measured else "")
+    return f"{change_text}{phase}: {reason}" + (f" — {window_text}" if window_text else "")
 
 
 def tabulate_changes(
@@ -186,7 +191,7 @@ def tabulate_changes(
     decisions: int,
     forecasts: Sequence[Forecast] = (),
 ) -> str:
-    """Return a table of all changes of the candidate, with a row for each.
+    """Return a Markdown table of all changes of the candidate that runs, with a row for each.
 
     Args:
         changes: decisions that changed the candidate, each with the record of the candidate that ran before.
@@ -201,14 +206,14 @@ def tabulate_changes(
         )
         for decision, previous in changes
     ]
-    title = f"{len(rows)} of {decisions} decisions changed what runs"
+    title = f"{len(rows)} of {decisions} decisions changed the candidate that runs"
     return title + ("\n\n" + _table(("change", "reason", "measured in the window before"), rows) if rows else "")
 
 
 def _describe_change(
     decision: DecisionRecord, previous: DecisionRecord | StepRecord | None, forecasts: Sequence[Forecast]
 ) -> str:
-    """Describe the candidate after a decision, and if it changed, also the candidate before."""
+    """Return a description of the candidate after a decision; if it changed, also of the candidate before."""
     after = describe_candidate(forecast_of(decision, forecasts))
     before = after if previous is None else describe_candidate(forecast_of(previous, forecasts))
     modes = (
@@ -219,17 +224,17 @@ def _describe_change(
     return after if before == after and not modes else f"{before} → {after}{modes}"
 
 
-def _method(forecast: Forecast) -> str:
+def _method_name(forecast: Forecast) -> str:
     """Return the name of a candidate's method, for texts that also state its bytes."""
     return forecast.method or str(forecast.candidate)
 
 
 def _describe_window(decision: DecisionRecord) -> str:
-    """Describe the measurements of the window that ended with a decision."""
+    """Return the gain and throughputs of the window that ended with a decision as text."""
     phrases = []
     if math.isfinite(decision.gain):
-        band = f" [{decision.gain_low:.3f}, {decision.gain_high:.3f}]" if math.isfinite(decision.gain_low) else ""
-        phrases.append(f"gain {decision.gain:.3f}{band}")
+        gain_band = f" [{decision.gain_low:.3f}, {decision.gain_high:.3f}]" if math.isfinite(decision.gain_low) else ""
+        phrases.append(f"gain {decision.gain:.3f}{gain_band}")
     if decision.t_system is not None:
         phrases.append(f"T_system {decision.t_system:.4g} samples/s")
     if decision.t_compression is not None:
@@ -237,26 +242,28 @@ def _describe_window(decision: DecisionRecord) -> str:
     return "; ".join(phrases)
 
 
-def _table(head: tuple[str, ...], rows: Iterable[tuple[object, ...]]) -> str:
-    lines = [head, tuple("---" for _ in head), *rows]
+def _table(headings: tuple[str, ...], rows: Iterable[tuple[object, ...]]) -> str:
+    """Return a table in Markdown."""
+    lines = [headings, tuple("---" for _ in headings), *rows]
     return "\n".join("| " + " | ".join(_cell(cell) for cell in line) + " |" for line in lines)
 
 
 def _cell(content: object) -> str:
+    """Return the text of a table's cell, with characters escaped that would end the cell."""
     return str(content).replace("|", "\\|").replace("\n", " ")
 
 
 def describe_mode_change(change: ModeRecord) -> str:
-    """Describe a change of mode, with its milliseconds and megabytes."""
-    sent = f", {change.wire_bytes / 1e6:.3g} MB sent" if change.wire_bytes else ""
+    """Return a description of a change of mode, with the milliseconds and megabytes that the change took."""
+    sent_text = f", {change.wire_bytes / 1e6:.3g} MB sent" if change.wire_bytes else ""
     return (
         f"from step {change.step} on: {MODES[change.before]} → {MODES[change.after]}; the change took "
-        f"{1000 * change.seconds:.3g} ms{sent}"
+        f"{1000 * change.seconds:.3g} ms{sent_text}"
     )
 
 
 def tag_name(candidate: Candidate) -> str:
-    """Return a candidate's name for a tag: only letters, digits, dots and underscores.
+    """Return a candidate's name for use in a tag: only letters, digits, dots and underscores.
 
     Example:
         >>> tag_name(Candidate("outer", "quantize", 16.0, every=10, delay=5))
@@ -266,10 +273,12 @@ def tag_name(candidate: Candidate) -> str:
 
 
 def describe_progress(progress: ProgressRecord, forecasts: Sequence[Forecast]) -> str:
-    """Describe the results of a candidate's trials, and the belief about its efficiency after them."""
-    compared = (
+    """Return a text about the results of a candidate's trials, and its assumed efficiency after these trials."""
+    comparison = (
         f"a step of {progress.candidate} made {progress.ratio:.2f} ± {progress.error:.2f} of the progress of a step of "
         f"{progress.reference} ({progress.trials} {'trial' if progress.trials == 1 else 'trials'})"
     )
-    believed = f"its efficiency is believed to be {progress.efficiency:.2f} [{progress.low:.2f}, {progress.high:.2f}]"
-    return f"{describe_reason(compared, forecasts)}; {believed}"
+    efficiency_text = (
+        f"its efficiency is assumed to be {progress.efficiency:.2f} [{progress.low:.2f}, {progress.high:.2f}]"
+    )
+    return f"{describe_reason(comparison, forecasts)}; {efficiency_text}"

@@ -1,6 +1,6 @@
 # SPDX-FileCopyrightText: 2026 The gravac developers
 # SPDX-License-Identifier: Apache-2.0
-"""Computes means over several steps: the numbers of one point of a curve."""
+"""Computes means over several steps: the numbers of one point of a run's curves."""
 
 import math
 import statistics
@@ -9,39 +9,41 @@ from collections.abc import Iterable, Sequence
 from gravac.telemetry.page import STEPS
 from gravac.telemetry.records import StepRecord
 
-MEANS = tuple(name for name in STEPS if name not in ("t_system", "t_compression"))
-"""Fields of ``StepRecord`` of which a point shows the arithmetic mean over steps (bytes per step, seconds per step).
+MEAN_FIELDS = tuple(name for name in STEPS if name not in ("t_system", "t_compression"))
+"""Fields of ``StepRecord`` that a point shows as arithmetic mean over steps: all fields in TensorBoard but throughputs.
 
-These are all fields that TensorBoard shows except throughputs. ``means`` computes the wire ratio in another way."""
+``means`` replaces the mean of the wire ratio by a ratio of sums."""
 
 
 def means(steps: Sequence[StepRecord]) -> dict[str, float]:
     """Return the means of consecutive steps that ran the same candidate, by the field names of ``StepRecord``.
 
-    Numbers that are not finite and gains that are not known are ignored; a field without any number is missing in the
-    result. Bytes and seconds are means per step; ``wire_ratio`` is the ratio of sums; ``t_system`` (samples/s) is the
-    harmonic mean, which is samples over time; ``t_compression`` is ``t_system * max(gain, 0)`` of these means. Bytes
-    are those of a training step: the bytes of a round, or of a native stretch, divided by its number of steps.
+    Numbers that are not finite and gains that are not known are ignored; the result lacks a field for which no number
+    remains. Bytes and seconds are means per step; ``wire_ratio`` is the ratio of sums; ``t_system`` (samples/s) is the
+    harmonic mean, which is samples over time; ``t_compression`` is ``t_system * max(gain, 0)`` of these means. If a
+    record stands for several training steps (outer steps, native steps), its bytes are divided by their number.
     """
-    result = {name: mean for name in MEANS if (mean := _mean(per_step(step, name) for step in steps)) is not None}
-    if result.get("wire_bytes"):
-        dense_wire_bytes = _mean(per_step(step, "dense_wire_bytes") for step in steps)
-        result["wire_ratio"] = (dense_wire_bytes or 0.0) / result["wire_bytes"]
-    seconds_per_sample = _mean(1 / step.t_system for step in steps if step.t_system > 0)
+    means_by_name = {
+        name: mean for name in MEAN_FIELDS if (mean := _finite_mean(per_step(step, name) for step in steps)) is not None
+    }
+    if means_by_name.get("wire_bytes"):
+        dense_wire_bytes = _finite_mean(per_step(step, "dense_wire_bytes") for step in steps)
+        means_by_name["wire_ratio"] = (dense_wire_bytes or 0.0) / means_by_name["wire_bytes"]
+    seconds_per_sample = _finite_mean(1 / step.t_system for step in steps if step.t_system > 0)
     if seconds_per_sample:
-        result["t_system"] = 1 / seconds_per_sample
-        if "gain" in result:
-            result["t_compression"] = result["t_system"] * max(result["gain"], 0.0)
-    return result
+        means_by_name["t_system"] = 1 / seconds_per_sample
+        if "gain" in means_by_name:
+            means_by_name["t_compression"] = means_by_name["t_system"] * max(means_by_name["gain"], 0.0)
+    return means_by_name
 
 
 def per_step(step: StepRecord, name: str) -> float | None:
-    """Return a field of a record; bytes are divided by the record's number of training steps."""
+    """Return a field of a record; divide bytes by the number of training steps that the record stands for."""
     number: float | None = getattr(step, name)
     return number if number is None or step.steps == 1 or not name.endswith("_bytes") else number / step.steps
 
 
-def _mean(numbers: Iterable[float | None]) -> float | None:
+def _finite_mean(numbers: Iterable[float | None]) -> float | None:
     """Return the mean of the numbers that are known and finite; ``None`` if there are no such numbers."""
-    finite = [number for number in numbers if number is not None and math.isfinite(number)]
-    return statistics.fmean(finite) if finite else None
+    finite_numbers = [number for number in numbers if number is not None and math.isfinite(number)]
+    return statistics.fmean(finite_numbers) if finite_numbers else None

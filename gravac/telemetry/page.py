@@ -1,17 +1,17 @@
 # SPDX-FileCopyrightText: 2026 The gravac developers
 # SPDX-License-Identifier: Apache-2.0
-"""The page of charts that gravac makes in TensorBoard: charts, their order, tags and units."""
+"""Layout of gravac's page of charts in TensorBoard: the charts in their order, with tags and units."""
 
 from collections.abc import Sequence
 from typing import Any
 
 PREFIX = "gravac/"
-"""Prefix of every tag, which keeps gravac's scalars apart from those of the training program."""
+"""Prefix of every tag, which tells gravac's scalars from those of the training program."""
 
 CF = PREFIX + "cf"
-"""Tag of the present compression factor: 1 is dense."""
+"""Tag of the compression factor (CF) that runs: 1 is dense."""
 OUTER_WIRE_RATIO = PREFIX + "wire_ratio_of_outer_steps"
-"""Tag of the wire ratio of outer steps, which is shown in place of a CF."""
+"""Tag of the wire ratio of outer steps, which outer steps have in place of a CF."""
 CF_LOG10 = PREFIX + "cf_log10"
 """Tag of the compression factor's decimal logarithm: 0 is dense."""
 GAIN = tuple(PREFIX + name for name in ("gain", "gain_low", "gain_high"))
@@ -36,19 +36,19 @@ STEPS = {
 """Tag of each mean over steps, by its name in ``StepRecord``."""
 
 EVERY = PREFIX + "every"
-"""Tag of the number of steps from one exchange to the next, of outer steps."""
+"""Tag of the number of training steps from one exchange to the next, of outer steps."""
 
 DELAY = PREFIX + "delay"
-"""Tag of the number of steps during which an exchange of outer steps is in flight."""
+"""Tag of the number of training steps for which an exchange of outer steps is in flight."""
 
 STEPS_OF_RANKS = PREFIX + "steps_of_ranks/"
-"""Prefix of the tags of the number of steps that each rank makes in a round; the rank follows."""
+"""Prefix of a tag for each rank, which ends with the rank: number of steps of the rank in a round of outer steps."""
 
 DRIFT = PREFIX + "drift"
-"""Tag of the drift of ranks in a round, see ``Measurement``."""
+"""Tag of the drift of ranks in a round of outer steps, see ``AgreedNumbers``."""
 
 STAIRS = ("achieved_cf", "wire_ratio", "payload_bytes", "wire_bytes")
-"""Fields that change with the CF: their curves are staircases too, with extra points when the CF changes."""
+"""Fields of ``StepRecord`` whose curves are staircases, as the CF's: points are added before and after each change."""
 
 WIRE_GIGABYTES = PREFIX + "wire_gigabytes"
 """Tag of the bytes that a rank has sent so far, GB."""
@@ -57,16 +57,16 @@ DENSE_WIRE_GIGABYTES = PREFIX + "dense_wire_gigabytes"
 """Tag of the bytes that a rank would have sent so far by dense float32 all-reduces, GB."""
 
 END = "gravac_end/"
-"""Prefix of the tags of a run's totals, which are apart from the curves, because a total is a single point."""
+"""Prefix of the tags of a run's totals. It differs from that of curves, because a total is a single point."""
 
 PROGRESS_TEXT = PREFIX + "progress"
-"""Tag of texts: results of a candidate's trials."""
+"""Tag of texts: results of the trials that measure a candidate's efficiency."""
 
 MODE_TEXT = PREFIX + "mode"
 """Tag of texts: changes of mode."""
 
 MODE_SECONDS = PREFIX + "seconds/change_of_mode"
-"""Tag of the seconds that a change of mode took."""
+"""Tag of the seconds that each change of mode took."""
 
 RUN_TEXT = PREFIX + "run"
 """Tag of a text: description of the run."""
@@ -79,6 +79,7 @@ CHANGES_TEXT = PREFIX + "changes"
 
 
 def _lines(*tags: str) -> list[Any]:
+    """Return the description of a chart with a line for each tag, for ``LAYOUT``."""
     # TensorBoard takes each tag as a regular expression, which it matches with the beginning of tags
     return ["Multiline", [tag + "$" for tag in tags]]
 
@@ -106,31 +107,36 @@ There are two categories, because within a category TensorBoard shows charts wit
 
 
 def efficiency_tags(name: str) -> tuple[str, str, str]:
-    """Return the tags of a candidate's statistical efficiency, and of its lower and upper bound.
+    """Return the tags of a candidate's statistical efficiency, of its lower bound and of its upper bound.
 
     Args:
-        name: name of the candidate.
+        name: name of the candidate, as ``descriptions.tag_name`` returns it.
     """
     tag = PREFIX + "efficiency/" + name
     return tag, tag + "/low", tag + "/high"
 
 
 def layout(outer: bool, measured: Sequence[str] = ()) -> dict[str, dict[str, list[Any]]]:
-    """Return the layout of a run.
+    """Return the layout of a run's charts, in the form of ``LAYOUT``.
 
     Args:
-        outer: whether the run may make outer steps: if so, with charts of rounds.
-        measured: names of the candidates whose progress was measured: each gets a chart of its efficiency.
+        outer: whether the run may make outer steps; if so, the layout has charts of their rounds.
+        measured: names of the candidates whose progress was measured; each has a chart of its efficiency.
     """
-    rounds = {
-        "Wire ratio of outer steps, which have no compression factor of a step": _lines(OUTER_WIRE_RATIO),
-        "Steps from one exchange to the next, and behind which it travels": _lines(EVERY, DELAY),
+    round_charts = {
+        "Wire ratio of outer steps (shown instead of a compression factor)": _lines(OUTER_WIRE_RATIO),
+        "Outer steps: steps from one exchange to the next, and steps for which it is in flight": _lines(EVERY, DELAY),
         "Steps of each rank in a round": _lines(STEPS_OF_RANKS + r"\d+"),
-        "Drift (1: ranks go the same way)": _lines(DRIFT),
+        "Drift (1: all ranks move the same way)": _lines(DRIFT),
     }
-    first, *others = LAYOUT.items()
-    bands: dict[str, list[Any]] = {
+    first_category, *other_categories = LAYOUT.items()
+    efficiency_charts: dict[str, list[Any]] = {
         f"Efficiency of {name}: progress of a step / of a dense step": ["Margin", list(efficiency_tags(name))]
         for name in measured
     }
-    return dict([(first[0], {**first[1], **(rounds if outer else {}), **bands}), *others])
+    return dict(
+        [
+            (first_category[0], {**first_category[1], **(round_charts if outer else {}), **efficiency_charts}),
+            *other_categories,
+        ]
+    )

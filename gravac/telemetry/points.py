@@ -1,6 +1,6 @@
 # SPDX-FileCopyrightText: 2026 The gravac developers
 # SPDX-License-Identifier: Apache-2.0
-"""Makes points of curves from records of steps, for TensorBoard and for trackers that take numbers by name."""
+"""Computes the points of a run's curves from records of steps, for TensorBoard and for other trackers."""
 
 import math
 from collections.abc import Callable
@@ -9,66 +9,66 @@ from gravac.telemetry import page
 from gravac.telemetry.means import means, per_step
 from gravac.telemetry.records import StepRecord
 
-Write = Callable[[dict[str, float], int], None]
-"""Function that takes numbers by tag, all finite, and the number of their training step."""
+WritePoint = Callable[[dict[str, float], int], None]
+"""Function that takes finite numbers by tag, and the number of the training step of these numbers."""
 
 
 class Points:
-    """Makes points from records of steps: means over ``every`` training steps that ran the same candidate.
+    """Computes points from records of steps: means over ``every`` training steps that ran the same candidate.
 
     ``gravac.telemetry.means`` defines the means. The CF, and fields that depend on the CF, are also written at the last
-    step before a change and at the first step after it, so that their curves are staircases.
+    step before the candidate changes and at the first step after the change, so that their curves are staircases.
 
     Args:
-        every: training steps per point, at least 1.
-        write: function that takes the points.
+        every: number of training steps per point, 1 or more.
+        write: function that writes a point, see ``WritePoint``.
     """
 
-    def __init__(self, every: int, write: Write) -> None:
+    def __init__(self, every: int, write: WritePoint) -> None:
         self._every, self._write = every, write
         self._steps: list[StepRecord] = []
-        self._previous: StepRecord | None = None
-        self._gigabytes = [0.0, 0.0]
+        self._previous_step: StepRecord | None = None
+        self._sent_gigabytes = [0.0, 0.0]
 
     def add(self, step: StepRecord) -> None:
-        """Add a step, and write the point that it completes, if it completes one."""
-        if self._previous is None or _identity(self._previous) != _identity(step):
+        """Add a step; write a point if the steps since the last point are ``every`` or more."""
+        if self._previous_step is None or _equal_fields(self._previous_step) != _equal_fields(step):
             self.flush()
-            stairs = {page.STEPS[name]: per_step(step, name) or 0.0 for name in page.STAIRS}
-            self._write_finite(_candidate_numbers(step) | stairs, step.step)
+            staircase_numbers = {page.STEPS[name]: per_step(step, name) or 0.0 for name in page.STAIRS}
+            self._write_finite(_candidate_numbers(step) | staircase_numbers, step.step)
         self._steps.append(step)
-        self._previous = step
-        self._gigabytes[0] += step.wire_bytes / 1e9
-        self._gigabytes[1] += step.dense_wire_bytes / 1e9
+        self._previous_step = step
+        self._sent_gigabytes[0] += step.wire_bytes / 1e9
+        self._sent_gigabytes[1] += step.dense_wire_bytes / 1e9
         if sum(step.steps for step in self._steps) >= self._every:
             self.flush()
 
     def flush(self) -> None:
-        """Write the means of the steps since the last point, at the last of these steps."""
+        """Write a point: the means of the steps since the last point, under the number of the newest step."""
         if not self._steps:
             return
         steps, self._steps = self._steps, []
         numbers = _candidate_numbers(steps[-1]) | {page.STEPS[name]: mean for name, mean in means(steps).items()}
-        numbers[page.WIRE_GIGABYTES], numbers[page.DENSE_WIRE_GIGABYTES] = self._gigabytes
+        numbers[page.WIRE_GIGABYTES], numbers[page.DENSE_WIRE_GIGABYTES] = self._sent_gigabytes
         self._write_finite(numbers, steps[-1].step)
 
     def _write_finite(self, numbers: dict[str, float], step: int) -> None:
-        """Write the numbers that are finite.
+        """Write those numbers that are finite.
 
         Args:
             numbers: numbers by tag.
-            step: number of their training step.
+            step: number of the training step of these numbers.
         """
         self._write({tag: number for tag, number in numbers.items() if math.isfinite(number)}, step)
 
 
-def _identity(step: StepRecord) -> tuple[object, ...]:
-    """Return what must be equal in all steps of a point: the candidate, and each rank's number of steps in a round."""
+def _equal_fields(step: StepRecord) -> tuple[object, ...]:
+    """Return the fields that are equal in all steps of a point: the candidate, and each rank's steps in a round."""
     return step.mode, step.compressor, step.cf, step.every, step.delay, step.steps_of_ranks
 
 
 def _candidate_numbers(step: StepRecord) -> dict[str, float]:
-    """Return a step's CF, or an outer step's wire ratio and number of steps of the round, by tag."""
+    """Return a step's CF and its logarithm, or the numbers of a round of outer steps, by tag."""
     if step.mode != "outer":
         return {page.CF: step.cf, page.CF_LOG10: math.log10(step.cf)}
     round_numbers = {page.EVERY: float(step.every), page.DELAY: float(step.delay), page.DRIFT: step.drift}

@@ -1,6 +1,6 @@
 # SPDX-FileCopyrightText: 2026 The gravac developers
 # SPDX-License-Identifier: Apache-2.0
-"""Records of a run: frozen dataclasses, which are handed to sinks. A sink is any callable that takes a record."""
+"""Records of what a run does: frozen dataclasses, which gravac passes to sinks (callables that take a record)."""
 
 import math
 from collections.abc import Callable
@@ -12,15 +12,15 @@ from gravac.candidate import Candidate, Dropped, Forecast, Mode
 
 @dataclass(frozen=True, slots=True)
 class RunRecord:
-    """Settings and candidates of a run: written once, before the first step.
+    """Settings of a run, and its candidates (ways to run steps); written once, before the first step.
 
     Attributes:
-        settings: every setting by dotted name, as plain values.
+        settings: value of every setting, by dotted name.
         world_size: number of ranks.
         forecasts: forecast of each candidate that the controller may choose, dense first.
         dropped: candidates that the controller may not choose, each with the cause.
-        timed: CFs of the candidates whose ``coding_s`` was timed on the gradients' device; ``coding_s`` of other
-            candidates is computed from what compressors cost on a CPU.
+        timed: compression factors (CFs) of the candidates whose encode and decode were timed on the gradients' device,
+            as ``coding_s``; of other candidates, ``coding_s`` is computed from the compressors' costs on a CPU.
     """
 
     settings: dict[str, str | int | float | bool]
@@ -32,7 +32,7 @@ class RunRecord:
 
 @dataclass(frozen=True, slots=True)
 class ForecastsRecord:
-    """Candidates of a run, admitted again during training by new measurements; they replace those of ``RunRecord``.
+    """Candidates of a run, selected anew during training by new measurements; they replace those in ``RunRecord``.
 
     Attributes:
         step: number of training steps made and measured before the record.
@@ -47,40 +47,41 @@ class ForecastsRecord:
 
 @dataclass(frozen=True, slots=True)
 class StepRecord(AgreedNumbers):
-    """Measurements of a step on this rank; ``gain`` and the fields of ``AgreedNumbers`` are agreed over the ranks.
+    """Measurements of a step on this rank; ``gain`` and the fields of ``AgreedNumbers`` are the same on all ranks.
 
-    A record may stand for several training steps: a round of outer steps, or a stretch of native steps. Its seconds are
-    then those of a single training step, and its bytes those of all.
+    A record may stand for several training steps: a round of outer steps, or native steps that were timed together. The
+    record's seconds are then those of a single training step, and its bytes those of all.
 
     Attributes:
-        step: number of the training step, counted from 0; if the record stands for several, number of the first.
+        step: number of the training step, counted from 0; if the record stands for several steps, number of the first.
         compressor: name of the compressor that ran.
-        cf: compression factor that was requested (1 is dense float32, 2 is 16 bit).
-        achieved_cf: dense elements / sent elements of the compressed tensors; 1 when none was compressed.
-        gain: ``1 - Σ‖g_ef - sent‖² / Σ‖g_ef‖²`` of this step, whole model, all ranks; ``None`` when not finite.
-        wire_ratio: wire bytes of a dense float32 all-reduce / wire bytes really sent, whole model.
-        payload_bytes: bytes handed to collectives by this rank.
-        wire_bytes: bytes that this rank sent, by each collective's formula.
+        cf: compression factor (CF) that was requested (1 is dense float32, 2 is 16 bit).
+        achieved_cf: elements / elements sent, of the compressed tensors; 1 if no tensor was compressed.
+        gain: ``1 - Σ‖g_ef - sent‖² / Σ‖g_ef‖²`` of this step, over the model and the ranks; ``None`` if not finite.
+            ``g_ef`` is the gradient plus the residual.
+        wire_ratio: wire bytes of a dense float32 all-reduce of the model / wire bytes that were sent.
+        payload_bytes: bytes that this rank handed to collectives.
+        wire_bytes: bytes that this rank sent, computed by each collective's formula.
         dense_wire_bytes: bytes that a dense float32 all-reduce of the model would have sent.
-        seconds: end-to-end step time, seconds.
+        seconds: end-to-end time of a step, seconds.
         compute_seconds: time of forward, backward and optimizer, seconds.
         compress_seconds: time of encode, decode and error feedback, seconds; overlaps with compute.
-        exchange_seconds: time in which collectives were in flight, seconds (on a GPU: time spent in waiting for
-            collectives); overlaps with compute.
-        input_wait_seconds: time from the end of the optimizer's step (of backward when no optimizer was given) to the
+        exchange_seconds: time in which collectives were in flight, seconds (on a GPU: time of waiting for collectives);
+            overlaps with compute.
+        input_wait_seconds: time from the end of the optimizer's step (of backward if no optimizer was given) to the
             next forward, seconds.
-        t_system: samples per second over all ranks, this step alone.
-        t_compression: ``t_system * max(gain, 0)``; ``None`` when the gain is not known.
-        shadow: each CF that was evaluated but did not run, with its gain, ``(cf, gain)``.
-        energy: ``Σ‖g_ef‖²`` over the model and the ranks, by which the step's gain is weighted in a window.
-        waited_seconds: time in which the step waited for bytes, mean over ranks; nan when not known.
-        coded_seconds: ``compress_seconds``, mean over ranks; nan when not known.
-        exchanged_seconds: ``exchange_seconds``, mean over ranks; nan when not known.
+        t_system: samples per second over all ranks, of this step alone.
+        t_compression: ``t_system * max(gain, 0)``, samples per second; ``None`` if the gain is not known.
+        shadow: ``(cf, gain)`` of each CF whose gain was computed beside the step, without sending anything.
+        energy: ``Σ‖g_ef‖²`` over the model and the ranks: weight of the step's gain in the gain of several steps.
+        waited_seconds: time in which the step waited for the exchange, seconds, mean over ranks; nan if not known.
+        coded_seconds: ``compress_seconds``, mean over ranks; nan if not known.
+        exchanged_seconds: ``exchange_seconds``, mean over ranks; nan if not known.
         every: number of training steps from one exchange to the next: 1, except for a round of outer steps.
-        delay: number of training steps during which the exchange is in flight; 0: training waits for the exchange.
-        steps_of_ranks: number of steps that each rank made in a round of outer steps; empty for any other step.
+        delay: number of training steps for which the exchange is in flight; 0: training waits for the exchange.
+        steps_of_ranks: number of steps that each rank made in a round of outer steps; empty in other modes.
         steps: number of training steps that the record stands for.
-        mode: who exchanged, see ``gravac.candidate.Mode``; of native steps only the times are known.
+        mode: mode of the step, see ``gravac.candidate.Mode``; of native steps only the times are measured.
     """
 
     step: int
@@ -113,25 +114,26 @@ class StepRecord(AgreedNumbers):
 
 @dataclass(frozen=True, slots=True)
 class DecisionRecord:
-    """A decision of the controller, even if it changes nothing: an entry of ``AdaptiveCompressor.history``.
+    """A decision of the controller, also if it changes nothing: an entry of ``AdaptiveCompressor.history``.
 
-    The controller decides at the end of a window, or when a trigger fires. The same on every rank.
+    The controller decides at the end of a window (a number of steps), or earlier if a trigger fires. The record is the
+    same on every rank.
 
     Attributes:
-        step: the first training step that the decision holds for.
+        step: number of the first training step that the decision holds for.
         compressor: name of the compressor that will run.
         cf: compression factor that will run.
-        changed: whether the decision changes the candidate.
-        gain: gain of the window that ended (ratio of sums).
-        gain_low: lowest gain of a step of that window.
-        gain_high: highest gain of a step of that window.
-        t_system: samples per second over all ranks, from the window's median step time.
-        t_compression: ``t_system * max(gain, 0)``.
+        changed: whether the decision changes the candidate that runs.
+        gain: gain of the window that ended, ``1 - Σ error / Σ energy`` over the window's steps.
+        gain_low: lowest gain of a step in that window.
+        gain_high: highest gain of a step in that window.
+        t_system: samples per second over all ranks, from the window's median step time; ``None`` if not known.
+        t_compression: ``t_system * max(gain, 0)``, samples per second; ``None`` if not known.
         phase: the controller's phase (such as search or hold) while the window was measured.
         reason: reason of the decision, as text.
-        every: number of training steps from one exchange to the next, as decided.
-        delay: number of training steps during which the exchange is in flight, as decided.
-        mode: who will exchange, see ``gravac.candidate.Mode``.
+        every: number of training steps from one exchange to the next, from now on.
+        delay: number of training steps for which an exchange is in flight, from now on.
+        mode: mode of the steps from now on, see ``gravac.candidate.Mode``.
     """
 
     step: int
@@ -152,7 +154,7 @@ class DecisionRecord:
 
 @dataclass(frozen=True, slots=True)
 class ModeRecord:
-    """A change of mode, and its cost.
+    """A change of the mode in which steps run, with the seconds and bytes that the change took.
 
     Attributes:
         step: number of training steps made before the change.
@@ -171,18 +173,20 @@ class ModeRecord:
 
 @dataclass(frozen=True, slots=True)
 class ProgressRecord:
-    """Results of a run's switchback trials of one candidate, after each trial.
+    """Results of all switchback trials of one candidate so far, written after each trial; the same on every rank.
 
-    The same on every rank. See ``gravac.controllers.progress``.
+    A switchback trial runs the candidate between steps of another candidate, the reference, and compares how fast the
+    loss falls; see ``gravac.controllers.progress``.
 
     Attributes:
-        step: number of training steps made before the newest stretch of the trial began.
+        step: number of training steps made before the measured step that completed the newest trial.
         candidate: candidate of the trials.
-        reference: candidate that the first was compared with.
+        reference: candidate that the trials compare ``candidate`` with.
         ratio: progress of a step of the candidate / progress of a step of the reference, as measured.
         error: standard error of ``ratio``.
         trials: number of trials so far.
-        efficiency: median of the belief about the candidate's statistical efficiency, after these trials.
+        efficiency: median of what gravac assumes, after these trials, about the candidate's statistical efficiency:
+            progress of a step / progress of a dense step.
         low: bound that the efficiency exceeds with a probability of 80 %.
         high: bound that the efficiency stays below with a probability of 80 %.
     """
@@ -204,10 +208,11 @@ class EndRecord:
 
     Attributes:
         steps: number of steps made.
-        metrics: totals and final values by name: ``steps``, ``wire_bytes``, ``wire_ratio``, ``gain``, ``cf``; the
-            shares of all training steps ``share_dense`` (16 bit included), ``share_lowest_cf``, ``share_higher_cf``,
+        metrics: totals and final values by name: ``steps``, ``wire_bytes``, ``wire_ratio``, ``gain``, ``cf``; fractions
+            of all training steps: ``share_dense`` (16 bit included), ``share_lowest_cf``, ``share_higher_cf``,
             ``share_native`` and ``share_outer``; and ``norm_bytes``, payload bytes in which ranks exchanged norms of
-            single tensors. ``wire_bytes`` includes neither these nor the bytes by which ranks agree on measurements.
+            single tensors. ``wire_bytes`` includes neither ``norm_bytes`` nor the bytes in which ranks exchange
+            measurements.
     """
 
     steps: int

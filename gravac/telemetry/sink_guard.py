@@ -1,34 +1,36 @@
 # SPDX-FileCopyrightText: 2026 The gravac developers
 # SPDX-License-Identifier: Apache-2.0
-"""Keeps training safe from failures of a sink: the first failure warns, and the sink then writes nothing more."""
+"""Protects training from failures of a sink: the first failure causes a warning, and the sink then writes no more."""
 
 from types import TracebackType
 
 from gravac.guarded import warn_without_raising
 
 
-class Quiet:
-    """A context manager that catches every ``Exception`` of its body, and warns about the first.
+class SinkGuard:
+    """A context manager that catches every ``Exception`` that a sink raises in the block, and warns about the first.
 
     Args:
         name: name of the sink and of the file or folder that it writes, for the warning.
 
     Attributes:
-        failed: whether a body has raised; the owner then stops writing.
+        has_failed: whether a block has raised; the sink must then stop writing.
     """
 
     def __init__(self, name: str) -> None:
-        self.failed = False
+        self.has_failed = False
         self._name = name
 
     def __enter__(self) -> None:
         return None
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None) -> bool:
+    def __exit__(
+        self, error_type: type[BaseException] | None, error: BaseException | None, _: TracebackType | None
+    ) -> bool:
         if not isinstance(error, Exception):
             return False
-        if not self.failed:
-            self.failed = True
+        if not self.has_failed:
+            self.has_failed = True
             message = f"{self._name}: {type(error).__name__}: {error}; telemetry stops here, training continues"
             warn_without_raising(message, stacklevel=3)
         return True

@@ -1,6 +1,6 @@
 # SPDX-FileCopyrightText: 2026 The gravac developers
 # SPDX-License-Identifier: Apache-2.0
-"""Hands records to all sinks of a run, on rank 0. A sink that fails gets no more records; training continues."""
+"""Passes records to all sinks of a run, on rank 0. A sink that fails gets no more records; training continues."""
 
 import atexit
 import os
@@ -15,44 +15,46 @@ from gravac.telemetry.tensorboard import TensorBoardSink
 
 
 class Sinks:
-    """Hands records to the user's sinks, and to TensorBoard and JSONL if there is a folder for logs.
+    """Passes records to the user's sinks, and to TensorBoard and JSONL sinks if there is a folder for logs.
 
     In a forked process records are ignored, since the sinks' files and threads belong to the parent process.
 
     Args:
         sinks: the user's sinks.
-        log_dir: folder for TensorBoard and JSONL; ``None``: neither is written. Only the rank that calls ``open`` uses
-            the folder.
+        log_dir: folder for TensorBoard and JSONL files; ``None``: no such files are written. Only the rank that calls
+            ``open`` uses the folder.
     """
 
     def __init__(self, sinks: Sequence[Sink], log_dir: Path | None) -> None:
         self._sinks: list[Sink] = []
         self._user_sinks = list(sinks)
         self._log_dir = log_dir
-        self._pid = 0
+        self._owner_pid = 0
 
     def open(self) -> None:
-        """Begin to hand records to the sinks; called on rank 0. Logs are closed at exit, also if interrupted.
+        """Create the sinks of ``log_dir``, and pass records to all sinks from now on; called on rank 0.
+
+        The sinks are closed when the process exits, also after an interrupt.
 
         Raises:
-            SettingsError: the folder cannot be written.
+            SettingsError: ``log_dir`` cannot be written to.
         """
-        self._pid = os.getpid()
+        self._owner_pid = os.getpid()
         self._sinks = list(self._user_sinks)
         if self._log_dir is not None:
             self._sinks.append(TensorBoardSink(self._log_dir))
             self._sinks.append(JSONLSink(self._log_dir / "gravac.jsonl"))
-        close = weakref.WeakMethod(self.close)
+        weak_close = weakref.WeakMethod(self.close)
 
         def at_exit() -> None:
-            if (close_if_alive := close()) is not None:
+            if (close_if_alive := weak_close()) is not None:
                 close_if_alive()
 
         atexit.register(at_exit)
 
     def __call__(self, record: Record) -> None:
-        """Hand a record to each sink; a sink that fails gets no more records."""
-        if os.getpid() != self._pid:
+        """Pass a record to each sink; a sink that fails gets no more records."""
+        if os.getpid() != self._owner_pid:
             return
         for sink in list(self._sinks):
             try:
@@ -64,8 +66,8 @@ class Sinks:
                 )
 
     def close(self) -> None:
-        """Close the sinks that have ``close``, even if one fails, and hand out no more records."""
-        if os.getpid() != self._pid:
+        """Close all sinks that have a method ``close``, also if some of them fail, and pass on no more records."""
+        if os.getpid() != self._owner_pid:
             return
         sinks, self._sinks = self._sinks, []
         for sink in sinks:

@@ -1,6 +1,6 @@
 # SPDX-FileCopyrightText: 2026 The gravac developers
 # SPDX-License-Identifier: Apache-2.0
-"""Records for experiment trackers: Weights & Biases, MLflow, a CSV file, or any function that takes numbers by name."""
+"""Sinks that pass a run's numbers to experiment trackers: Weights & Biases, MLflow, a CSV file, or any function."""
 
 import csv
 import importlib
@@ -12,24 +12,24 @@ from typing import Any
 from gravac.settings import SettingsError
 from gravac.telemetry import page
 from gravac.telemetry.jsonl import plain_settings
-from gravac.telemetry.points import Points, Write
+from gravac.telemetry.points import Points, WritePoint
 from gravac.telemetry.records import DecisionRecord, EndRecord, Record, RunRecord, StepRecord
-from gravac.telemetry.sink_guard import Quiet
+from gravac.telemetry.sink_guard import SinkGuard
 
-Settings = Callable[[dict[str, Any]], object]
-"""Function that takes a run's settings: plain values by dotted name."""
+LogSettings = Callable[[dict[str, Any]], object]
+"""Function that takes a run's settings: values by dotted name."""
 
 
 class TrackerSink:
-    """A sink that hands a run's numbers, with TensorBoard's tags and means, to functions of an experiment tracker.
+    """A sink that passes a run's numbers, with the tags and means of TensorBoard, to functions of a tracker.
 
-    Never raises while training: the first failure warns, and all later records are dropped.
+    Never raises while training: the first failure causes a warning, and later records are dropped.
 
     Args:
-        log: function that takes numbers by tag and the number of their training step, such as
+        log: function that takes numbers by tag, and the number of the training step of these numbers, such as
             ``lambda values, step: run.log(values, step)``.
         settings: function that takes the run's settings, before the first step; ``None``: settings are not logged.
-        every: training steps per point, at least 1.
+        every: number of training steps per point (mean), 1 or more.
 
     Raises:
         SettingsError: ``every`` is below 1.
@@ -41,71 +41,72 @@ class TrackerSink:
         >>> compressor = AdaptiveCompressor(sinks=[sink])
     """
 
-    def __init__(self, log: Write, settings: Settings | None = None, every: int = 10) -> None:
+    def __init__(self, log: WritePoint, settings: LogSettings | None = None, every: int = 10) -> None:
         if every < 1:
             raise SettingsError(f"every: {every} steps per point is below 1; use 10")
         self._log, self._settings = log, settings
         self._points = Points(every, log)
-        self._quiet = Quiet(f"TrackerSink({log!r})")
-        self._step = 0
+        self._guard = SinkGuard(f"TrackerSink({log!r})")
+        self._newest_step = 0
 
     def __call__(self, record: Record) -> None:
-        """Take a record."""
-        if not self._quiet.failed:
-            with self._quiet:
+        """Log the numbers of a record: steps as means, the run's settings and totals; decisions are not logged."""
+        if not self._guard.has_failed:
+            with self._guard:
                 self._log_record(record)
 
     def _log_record(self, record: Record) -> None:
+        """Log the numbers of a record; may raise."""
         if isinstance(record, StepRecord):
-            self._step = record.step
+            self._newest_step = record.step
             self._points.add(record)
         elif isinstance(record, DecisionRecord):
             pass  # a decision is of a future step, and a tracker's step cannot go back; the CF's curve shows the change
         elif isinstance(record, EndRecord):
             self._points.flush()
             totals = {page.END + name: total for name, total in record.metrics.items() if math.isfinite(total)}
-            self._log(totals, self._step)
+            self._log(totals, self._newest_step)
         elif isinstance(record, RunRecord) and self._settings is not None:
             self._settings({**plain_settings(record), "world_size": record.world_size})
 
     def close(self) -> None:
-        """Write the point of the steps since the last point."""
-        if not self._quiet.failed:
-            with self._quiet:
+        """Log the means of the steps since the last point."""
+        if not self._guard.has_failed:
+            with self._guard:
                 self._points.flush()
 
 
 def wandb_sink(run: Any = None, every: int = 10) -> TrackerSink:
     """Return a sink for a run of Weights & Biases.
 
-    Its charts count steps by ``gravac/step``, since the program's own logs may count steps in another way.
+    The charts of gravac's numbers count steps by ``gravac/step``, since the program's own logs may count otherwise.
 
     Args:
-        run: the run, as ``wandb.init`` returned it; ``None``: the active run.
-        every: training steps per point.
+        run: the run that ``wandb.init`` returned; ``None``: the active run.
+        every: number of training steps per point (mean).
 
     Raises:
         SettingsError: no run is active, or wandb is not installed.
     """
-    run = run or getattr(_module("wandb"), "run", None)
+    run = run or getattr(_import_tracker("wandb"), "run", None)
     if run is None:
-        raise SettingsError("run: no run of wandb is under way; call wandb.init() on rank 0 first, or give the run")
-    step = page.PREFIX + "step"
-    run.define_metric(step)
-    run.define_metric(page.PREFIX + "*", step_metric=step)
-    return TrackerSink(lambda numbers, number: run.log({**numbers, step: number}), run.config.update, every)
+        raise SettingsError("run: wandb has no active run; call wandb.init() on rank 0 first, or pass the run")
+    step_tag = page.PREFIX + "step"
+    run.define_metric(step_tag)
+    run.define_metric(page.PREFIX + "*", step_metric=step_tag)
+    return TrackerSink(lambda numbers, number: run.log({**numbers, step_tag: number}), run.config.update, every)
 
 
 def mlflow_sink(every: int = 10) -> TrackerSink:
-    """Return a sink for MLflow's active run, on rank 0.
+    """Return a sink for the active run of MLflow; call this function on rank 0.
 
     Args:
-        every: training steps per point.
+        every: number of training steps per point (mean).
 
     Raises:
         SettingsError: mlflow is not installed.
     """
-    mlflow = _module("mlflow")
+    mlflow = _import_tracker("mlflow")
 
     def log_settings(settings: dict[str, Any]) -> None:
         mlflow.log_params({page.PREFIX + name: setting for name, setting in settings.items()})
@@ -117,8 +118,8 @@ class CSVSink:
     """A sink that writes means over ``every`` training steps to a CSV file with a column for each tag.
 
     Args:
-        path: file to write; its folder is created when missing, and an existing file is replaced.
-        every: training steps per row, at least 1.
+        path: file to write; its folder is created if missing, and an existing file is replaced.
+        every: number of training steps per row, 1 or more.
 
     Raises:
         SettingsError: the file cannot be written, or ``every`` is below 1.
@@ -146,10 +147,10 @@ class CSVSink:
             raise SettingsError(
                 f"path: cannot write to {str(path)!r} ({error.strerror}); give a file in a folder you may write to"
             ) from None
-        self._quiet = Quiet(f"CSVSink({str(path)!r})")
+        self._guard = SinkGuard(f"CSVSink({str(path)!r})")
 
     def __call__(self, record: Record) -> None:
-        """Take a record; only records of steps are written."""
+        """Write a row if a record of a step completes the row; ignore all other records."""
         if isinstance(record, StepRecord):
             self._sink(record)
 
@@ -157,15 +158,16 @@ class CSVSink:
         """Write the row of the steps since the last row, and close the file. May be called again."""
         if not self._file.closed:
             self._sink.close()
-            with self._quiet:
+            with self._guard:
                 self._file.close()
 
     def _write_row(self, numbers: dict[str, float], step: int) -> None:
+        """Write a row of the file: numbers by tag, and the number of the training step."""
         self._writer.writerow({"step": step, **numbers})
 
 
-def _module(name: str) -> Any:
-    """Import a tracker's package.
+def _import_tracker(name: str) -> Any:
+    """Import and return a tracker's package.
 
     Raises:
         SettingsError: the package is not installed.

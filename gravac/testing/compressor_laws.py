@@ -1,6 +1,6 @@
 # SPDX-FileCopyrightText: 2026 The gravac developers
 # SPDX-License-Identifier: Apache-2.0
-"""Laws that every compressor must obey, also a user's own. They need no network: N ranks run in one process.
+"""Laws that every compressor must obey, as test functions, also for your own. N ranks run in one process.
 
 In a test suite::
 
@@ -8,7 +8,7 @@ In a test suite::
     def test_my_compressor(law):
         law(MyCompressor())
 
-Each law raises ``AssertionError`` with the numbers that break the law.
+Each law takes a compressor, and raises an ``AssertionError`` with the numbers that break the law.
 """
 
 import itertools
@@ -21,24 +21,28 @@ import torch
 from gravac.candidate import Span
 from gravac.compressors import Compressor, Context, Reduced
 from gravac.compressors.base import energy
-from gravac.compressors.sparse import laid_out
+from gravac.compressors.sparse import as_dense
 from gravac.engine.agreement import gain
 from gravac.exchange import memory
 from gravac.exchange.fuse import fuse
 from gravac.testing.trial import (
     average,
     averagers,
+    concatenate,
     error_of,
     gradients,
-    laid_side_by_side,
     ledgers,
     residual_of,
 )
 
 WORLDS = (1, 2, 3, 8)
+"""Numbers of ranks with which laws are checked."""
+
 SHAPES = ((48, 32), (7, 11, 3), (1, 1), (129, 1), (0, 4))
+"""Shapes of the tensors with which laws are checked."""
 
 Law = Callable[[Compressor], None]
+"""Function that raises an ``AssertionError`` if a compressor breaks a law."""
 
 
 def exchange(
@@ -48,29 +52,37 @@ def exchange(
 
     Args:
         compressor: compressor to run.
-        xs: one tensor per rank, all of one shape, float32 or float64.
+        xs: gradient of each rank, all of one shape, float32 or float64; not changed.
         cf: compression factor.
-        step: number of the step, which determines random numbers together with ``seed`` and ``name``.
+        step: number of the step; step, ``seed`` and ``name`` determine the compressor's random numbers.
         seed: seed of the run.
-        name: name of the tensor.
+        name: name of the parameter.
+
+    Raises:
+        AssertionError: the compressor changed a gradient.
 
     Example:
         >>> from gravac import topk
         >>> xs = [torch.tensor([4.0, 0.0, 1.0, 0.0]), torch.tensor([2.0, 0.0, 0.0, 1.0])]
-        >>> first, second = exchange(topk, xs, cf=4)  # each sends one of four
-        >>> laid_out(first.mean, xs[0]).tolist()
+        >>> first, second = exchange(topk, xs, cf=4)  # each rank sends one of four elements
+        >>> as_dense(first.mean, xs[0]).tolist()
         [3.0, 0.0, 0.0, 0.0]
     """
-    flats = [x.reshape(-1).clone() for x in xs]
+    flat_gradients = [x.reshape(-1).clone() for x in xs]
     contexts = [Context(name, step, rank, len(xs), seed, tuple(x.shape), x.dtype) for rank, x in enumerate(xs)]
-    ranks = [fuse([compressor.rounds(flat, cf, ctx)], finite=True) for flat, ctx in zip(flats, contexts, strict=True)]
+    ranks = [
+        fuse([compressor.rounds(flat, cf, ctx)], finite=True)
+        for flat, ctx in zip(flat_gradients, contexts, strict=True)
+    ]
     outcomes = memory.run(ranks)
-    assert all(torch.equal(flat, x.reshape(-1)) for flat, x in zip(flats, xs, strict=True)), "x was changed"
+    assert all(torch.equal(flat, x.reshape(-1)) for flat, x in zip(flat_gradients, xs, strict=True)), (
+        "the compressor changed the gradient x; rounds() must leave x as it is"
+    )
     return [outcome.reduced[0] for outcome in outcomes if outcome is not None]
 
 
 def cfs_of(compressor: Compressor) -> tuple[float, ...]:
-    """Return the CFs at which a compressor is tested: some of a span, all of a list.
+    """Return the compression factors (CFs) at which a compressor is tested: four of a span, or all of a list.
 
     Example:
         >>> from gravac import quantize
@@ -82,65 +94,77 @@ def cfs_of(compressor: Compressor) -> tuple[float, ...]:
 
 
 def the_mean_is_the_mean_of_what_was_sent(compressor: Compressor) -> None:
-    """Check that ``mean`` is the mean of ``sent`` over the ranks, within the compressor's ``rounding``."""
-    for case, xs, results in _runs(compressor):
-        sent = torch.stack([laid_out(result.sent, x).double() for result, x in zip(results, xs, strict=True)])
-        mean = laid_out(results[0].mean, xs[0]).double()
-        largest = float(sent.abs().max()) if sent.numel() else 0.0
-        bound = (len(xs) + 2) * compressor.rounding * sent.abs().mean(0) + 2.0**-21 * largest
-        assert bool(((mean - sent.mean(0)).abs() <= bound).all()), f"{case}: mean is off"
+    """Check that the result's ``mean`` is the mean of ``sent`` over the ranks, within the compressor's ``rounding``."""
+    for case, xs, results in _run_cases(compressor):
+        sent = torch.stack([as_dense(result.sent, x).double() for result, x in zip(results, xs, strict=True)])
+        mean = as_dense(results[0].mean, xs[0]).double()
+        largest_magnitude = float(sent.abs().max()) if sent.numel() else 0.0
+        bound = (len(xs) + 2) * compressor.rounding * sent.abs().mean(0) + 2.0**-21 * largest_magnitude
+        assert bool(((mean - sent.mean(0)).abs() <= bound).all()), (
+            f"{case}: mean is not the mean of sent over the ranks"
+        )
 
 
 def all_ranks_get_the_same_bits(compressor: Compressor) -> None:
-    """Check that ``mean`` is bitwise equal on all ranks."""
-    for case, xs, results in _runs(compressor):
-        means = [laid_out(result.mean, x) for result, x in zip(results, xs, strict=True)]
-        assert all(torch.equal(mean, means[0]) for mean in means), f"{case}: means differ"
+    """Check that the result's ``mean`` is bitwise equal on all ranks."""
+    for case, xs, results in _run_cases(compressor):
+        means = [as_dense(result.mean, x) for result, x in zip(results, xs, strict=True)]
+        assert all(torch.equal(mean, means[0]) for mean in means), f"{case}: the means on two ranks differ"
 
 
 def the_same_input_gives_the_same_bits(compressor: Compressor) -> None:
-    """Check that two runs with the same seed, name and step agree, so that all memory is in the context."""
-    for (case, xs, results), (_, _, repeated) in zip(_runs(compressor), _runs(compressor), strict=True):
-        for x, first, second in zip(xs, results, repeated, strict=True):
-            assert torch.equal(laid_out(first.mean, x), laid_out(second.mean, x)), f"{case}: mean differs"
-            assert torch.equal(laid_out(first.sent, x), laid_out(second.sent, x)), f"{case}: sent differs"
+    """Check that two runs with equal seed, name and step give equal results: all memory must be in the context."""
+    for (case, xs, results), (_, _, repeated_results) in zip(
+        _run_cases(compressor), _run_cases(compressor), strict=True
+    ):
+        for x, first, second in zip(xs, results, repeated_results, strict=True):
+            assert torch.equal(as_dense(first.mean, x), as_dense(second.mean, x)), (
+                f"{case}: a second run has another mean"
+            )
+            assert torch.equal(as_dense(first.sent, x), as_dense(second.sent, x)), (
+                f"{case}: a second run sends something else"
+            )
 
 
 def a_contractive_one_does_not_add_error(compressor: Compressor) -> None:
-    """Check that ``Σ‖x - sent‖² <= Σ‖x‖²`` over the ranks, so that gain is in [0, 1]."""
+    """Check that a contractive compressor has ``Σ‖x - sent‖² <= Σ‖x‖²`` over the ranks, so that gain is in [0, 1]."""
     if not compressor.contractive:
         return
-    for case, xs, results in _runs(compressor):
+    for case, xs, results in _run_cases(compressor):
         error = sum(error_of(result, x) for result, x in zip(results, xs, strict=True))
-        total = sum(float(energy(x.reshape(-1))) for x in xs)
-        assert error <= total * (1 + 1e-6), f"{case}: error {error} exceeds {total}"
+        total_energy = sum(float(energy(x.reshape(-1))) for x in xs)
+        assert error <= total_energy * (1 + 1e-6), (
+            f"{case}: the error {error} exceeds the energy {total_energy} of the gradients"
+        )
 
 
 def an_unbiased_one_has_the_gradient_as_expectation(compressor: Compressor) -> None:
-    """Check that the mean of ``sent`` over many steps approaches x, as fast as if errors were independent."""
+    """Check that the mean of ``sent`` over many steps approaches x as fast as if steps' errors were independent."""
     if not compressor.unbiased:
         return
     (x,) = gradients(1, (16, 16))
     flat = x.reshape(-1).double()
     for cf in cfs_of(compressor):
-        trials = [laid_out(exchange(compressor, [x], cf, step=step)[0].sent, x) for step in range(400)]
-        stacked = torch.stack(trials).double()
-        # over all elements: trials show no variance of an element that is rounded up once in thousands of trials
+        sent_by_step = [as_dense(exchange(compressor, [x], cf, step=step)[0].sent, x) for step in range(400)]
+        stacked = torch.stack(sent_by_step).double()
+        # over all elements: steps show no variance of an element that is rounded up once in thousands of steps
         bias = float(energy(stacked.mean(0) - flat))
-        variance = float((stacked - flat).square().sum(1).mean()) / len(trials)
-        assert bias <= 3 * variance + 1e-12 * float(energy(flat)), f"{cf}x: biased, {bias:.3g} against {variance:.3g}"
+        variance = float((stacked - flat).square().sum(1).mean()) / len(sent_by_step)
+        assert bias <= 3 * variance + 1e-12 * float(energy(flat)), (
+            f"{cf}x: sent is biased, squared bias {bias:.3g}, variance {variance:.3g}"
+        )
 
 
 def zeros_stay_zeros(compressor: Compressor) -> None:
-    """Check that for gradients of zeros, ``mean`` and ``sent`` are zeros."""
-    for case, xs, results in _runs(compressor, lambda world, shape: [torch.zeros(shape)] * world):
+    """Check that ``mean`` and ``sent`` are zero for gradients of zeros."""
+    for case, xs, results in _run_cases(compressor, lambda world, shape: [torch.zeros(shape)] * world):
         for x, result in zip(xs, results, strict=True):
-            assert not laid_out(result.mean, x).any(), f"{case}: mean of zeros is not zero"
-            assert not laid_out(result.sent, x).any(), f"{case}: sent something"
+            assert not as_dense(result.mean, x).any(), f"{case}: the mean of zeros is not zero"
+            assert not as_dense(result.sent, x).any(), f"{case}: sent is not zero for a gradient of zeros"
 
 
 def what_is_asked_of_the_wire_does_not_depend_on_data(compressor: Compressor) -> None:
-    """Check that a rank with zeros and a rank with outliers yield the same collectives."""
+    """Check that a rank with zeros and a rank with an outlier yield the same collectives."""
     for world, shape, cf in _cases(compressor):
         xs = gradients(world, shape)
         xs[0].zero_()
@@ -149,67 +173,74 @@ def what_is_asked_of_the_wire_does_not_depend_on_data(compressor: Compressor) ->
 
 
 def one_round_is_kept(compressor: Compressor) -> None:
-    """Check that a compressor yields only once for each tensor if its profile or its class has ``one_round``."""
+    """Check that a compressor yields one collective per tensor if its profile or its class has ``one_round``."""
     for world, shape, cf in _cases(compressor):
         if not compressor.profile(cf, world=world).one_round:
-            assert not compressor.one_round, f"{world} ranks, {cf}x: one_round, and not once"
+            assert not compressor.one_round, f"{world} ranks, {cf}x: the class has one_round, the profile has not"
             continue
         rounds = sum(ledgers(compressor, cf, world, shape)[0].calls.values())
-        assert rounds == 1, f"{world} ranks, {shape}, {cf}x: {rounds} rounds"
+        assert rounds == 1, f"{world} ranks, {shape}, {cf}x: {rounds} collectives in spite of one_round"
 
 
 def its_profile_is_possible(compressor: Compressor) -> None:
-    """Check that a profile's numbers are in range, and that only contractive compressors have error feedback."""
+    """Check that the numbers of the profile are in range, and that only contractive compressors have error feedback."""
     for world, cf in itertools.product(WORLDS, cfs_of(compressor)):
         profile = compressor.profile(cf, world=world, shapes=SHAPES)
         case = f"{world} ranks, {cf}x:"
-        assert 0 < profile.efficiency <= 1, (
-            f"{case} efficiency {profile.efficiency} is no share of a dense step's progress"
-        )
+        assert 0 < profile.efficiency <= 1, f"{case} efficiency {profile.efficiency} is not in (0, 1]"
         by_gain, by_steps = profile.efficiency_by_gain, profile.efficiency_apart
-        assert all(0 <= efficiency <= 1 for _, efficiency in by_gain), f"{case} {by_gain}"
+        assert all(0 <= efficiency <= 1 for _, efficiency in by_gain), (
+            f"{case} efficiency_by_gain {by_gain}: an efficiency is not in [0, 1]"
+        )
         steps, exponents = ([point[i] for point in by_steps] for i in (0, 1))
-        assert steps == sorted({*steps}), f"{case} {by_steps}: steps do not ascend"
-        assert all(exponent > 0 for exponent in exponents), f"{case} {by_steps}: a power is not above 0"
-        assert exponents == sorted(exponents), f"{case} {by_steps}: what waits longer loses no less"
-        assert 0 <= profile.error_feedback <= 1, f"{case} error feedback {profile.error_feedback} is no share"
-        assert compressor.contractive or not profile.error_feedback, f"{case} error feedback, and not contractive"
-        assert profile.pad_multiple >= 0, f"{case} padded to {profile.pad_multiple}"
+        assert steps == sorted({*steps}), f"{case} efficiency_apart {by_steps}: steps do not ascend"
+        assert all(exponent > 0 for exponent in exponents), (
+            f"{case} efficiency_apart {by_steps}: an exponent is not above 0"
+        )
+        assert exponents == sorted(exponents), f"{case} efficiency_apart {by_steps}: exponents do not ascend"
+        assert 0 <= profile.error_feedback <= 1, f"{case} error_feedback {profile.error_feedback} is not in [0, 1]"
+        assert compressor.contractive or not profile.error_feedback, (
+            f"{case} error_feedback is above 0, but the compressor is not contractive"
+        )
+        assert profile.pad_multiple >= 0, f"{case} pad_multiple {profile.pad_multiple} is negative"
         if profile.coding is not None:
-            assert profile.coding.encode >= 0, f"{case} {profile.coding}"
-            assert 0 <= profile.coding.fixed <= profile.coding.decode, f"{case} {profile.coding}"
+            assert profile.coding.encode >= 0, f"{case} coding {profile.coding}: encode is negative"
+            assert 0 <= profile.coding.fixed <= profile.coding.decode, (
+                f"{case} coding {profile.coding}: fixed is not between 0 and decode"
+            )
 
 
 def traffic_is_predicted(compressor: Compressor) -> None:
-    """Check that ``traffic`` predicts the bytes of the collectives, except for flags and padding."""
+    """Check that ``traffic`` predicts the payload bytes of the collectives, without flags and padding."""
     for world, shape, cf in _cases(compressor):
-        predicted = sum(traffic.payload_bytes for traffic in compressor.traffic(shape, cf, torch.float32, world))
+        predicted_bytes = sum(traffic.payload_bytes for traffic in compressor.traffic(shape, cf, torch.float32, world))
         for ledger in ledgers(compressor, cf, world, shape):
-            slack = 16 * sum(ledger.calls.values()) * (world if "AllToAll" in ledger.calls else 1)
-            assert predicted <= ledger.payload_bytes <= predicted + slack, (
-                f"{world} ranks, {shape}, {cf}x: {ledger.payload_bytes} bytes, predicted {predicted}"
+            slack_bytes = 16 * sum(ledger.calls.values()) * (world if "AllToAll" in ledger.calls else 1)
+            assert predicted_bytes <= ledger.payload_bytes <= predicted_bytes + slack_bytes, (
+                f"{world} ranks, {shape}, {cf}x: {ledger.payload_bytes} payload bytes, but {predicted_bytes} predicted"
             )
 
 
 def errors_foresee_what_is_lost(compressor: Compressor) -> None:
-    """Check that ``errors`` predicts the error of a run; for random compressors, the mean error over many steps."""
+    """Check that ``errors`` predicts ``‖x - sent‖²`` of a step; for random compressors, the mean over many steps."""
     (x,) = gradients(1, (64, 64))
     cfs = cfs_of(compressor)
     predictions = compressor.errors(x.reshape(-1), cfs, Context(shape=(64, 64)))
     for cf, expected in zip(cfs, predictions, strict=True):
-        runs = [exchange(compressor, [x], cf, step=step)[0] for step in range(30)]
-        errors = torch.tensor([error_of(reduced, x) for reduced in runs], dtype=torch.float64)
-        mean_error, noise = float(errors.mean()), float(errors.std()) / math.sqrt(len(runs))
-        bound = 0.03 * float(energy(x.reshape(-1))) + 4 * noise
+        results = [exchange(compressor, [x], cf, step=step)[0] for step in range(30)]
+        errors = torch.tensor([error_of(reduced, x) for reduced in results], dtype=torch.float64)
+        mean_error, standard_error = float(errors.mean()), float(errors.std()) / math.sqrt(len(results))
+        bound = 0.03 * float(energy(x.reshape(-1))) + 4 * standard_error
         assert abs(mean_error - float(expected)) <= bound, (
-            f"{cf}x: foreseen {float(expected):.4g}, lost {mean_error:.4g}"
+            f"{cf}x: predicted error {float(expected):.4g}, measured {mean_error:.4g}"
         )
 
 
 def together_each_comes_out_as_alone(compressor: Compressor) -> None:
-    """Check that tensors of equal ``batch_key`` get the same means in a batch as alone, up to rounding, in two steps.
+    """Check that tensors of equal ``batch_key`` get the same means in one batch as by themselves, up to rounding.
 
-    The sum over the ranks of ``sent`` must also be the same; each rank's own may differ. So must each tensor's state.
+    The sum of ``sent`` over the ranks must also be the same (a rank's ``sent`` may differ), and each tensor's state
+    must have the same keys. Two steps are made.
     """
     shape, ways = SHAPES[0], ("together", "alone")
     for world, cf in itertools.product((2, 3), cfs_of(compressor)):
@@ -230,64 +261,73 @@ def together_each_comes_out_as_alone(compressor: Compressor) -> None:
                     else:
                         ranks.append(fuse([compressor.rounds(x[i], cf, contexts[i]) for i in range(3)], True))
                 by_rank = [outcome.reduced for outcome in memory.run(ranks) if outcome is not None]
-                sent = [laid_side_by_side([reduced.sent for reduced in of_rank], xs[0]) for of_rank in by_rank]
-                mean = laid_side_by_side([reduced.mean for reduced in by_rank[-1]], xs[0])
+                sent = [concatenate([reduced.sent for reduced in of_rank], xs[0]) for of_rank in by_rank]
+                mean = concatenate([reduced.mean for reduced in by_rank[-1]], xs[0])
                 results.append((mean, torch.stack(sent).sum(0)))
-            batched, single = results
+            batch_results, single_results = results
             for i, quantity in enumerate(("mean", "sent")):
-                error, bound = float((batched[i] - single[i]).abs().max()), 1e-3 * world * float(xs[0].abs().max())
-                assert error <= bound, f"{world} ranks, {cf}x: {quantity} is off by {error:.3g}"
+                error, bound = (
+                    float((batch_results[i] - single_results[i]).abs().max()),
+                    1e-3 * world * float(xs[0].abs().max()),
+                )
+                assert error <= bound, f"{world} ranks, {cf}x: in a batch, {quantity} differs by {error:.3g}"
             for (_, rank, i), state in states.items():
-                assert state.keys() == states["alone", rank, i].keys(), f"{cf}x: together they keep {[*state]}"
+                assert state.keys() == states["alone", rank, i].keys(), (
+                    f"{cf}x: the state in a batch has other keys, {[*state]}"
+                )
 
 
 def cf_is_what_was_asked_for(compressor: Compressor) -> None:
-    """Check that the achieved CF of a large tensor is within 2 % of the requested CF."""
+    """Check that the achieved CF of a large tensor is within 2 % of the requested CF, if the class has ``exact_cf``."""
     if not compressor.exact_cf:
         return
     (x,) = gradients(1, (256, 256))
     for cf in cfs_of(compressor):
-        achieved = exchange(compressor, [x], cf)[0].cf
-        assert abs(achieved / cf - 1) < 0.02, f"asked for {cf}x, achieved {achieved:.2f}x"
+        achieved_cf = exchange(compressor, [x], cf)[0].cf
+        assert abs(achieved_cf / cf - 1) < 0.02, f"requested CF {cf:g}, achieved CF {achieved_cf:.2f}"
 
 
 def a_non_finite_gradient_reaches_every_rank(compressor: Compressor) -> None:
-    """Check that with NaN or inf on one rank every rank gets NaN, no residual changes, and the next step works.
+    """Check that if one rank has NaN or inf, all ranks get NaN, no residual changes, and the next step works.
 
-    A compressor that leaves nothing out only sums gradients: NaN or inf then reaches every rank at the same element,
-    and with overflow safety every rank gets NaN everywhere.
+    A dense compressor only sums gradients: NaN or inf then reaches every rank at the same element. With overflow safety
+    all elements are NaN on every rank.
     """
-    for bad, cf in itertools.product((math.nan, math.inf), cfs_of(compressor)):
+    for bad_number, cf in itertools.product((math.nan, math.inf), cfs_of(compressor)):
         ranks = averagers(compressor, 3)
         average(ranks, gradients(3, (40, 40)), cf, step=0)
         previous_residuals = [
             {name: residual.clone() for name, residual in averager.feedback.residual.items()} for averager in ranks
         ]
-        poisoned = gradients(3, (40, 40), seed=1)
-        poisoned[1].reshape(-1)[77] = bad
-        for safe in (False,) if compressor.compresses else (False, True):
-            for averager in ranks if safe else ():
-                averager.feedback.guard()
-            for out in average(ranks, poisoned, cf, step=1):
-                everywhere = safe or compressor.compresses
-                reached = out.isnan().all() if everywhere else ~out.reshape(-1)[77].isfinite()
-                assert bool(reached), f"{bad} did not reach every rank, overflow safety {safe}"
-        for averager, previous in zip(ranks, previous_residuals, strict=True):
+        bad_gradients = gradients(3, (40, 40), seed=1)
+        bad_gradients[1].reshape(-1)[77] = bad_number
+        for overflow_safe in (False,) if compressor.compresses else (False, True):
+            for averager in ranks if overflow_safe else ():
+                averager.feedback.turn_on_overflow_safety()
+            for out in average(ranks, bad_gradients, cf, step=1):
+                nan_everywhere = overflow_safe or compressor.compresses
+                has_reached = out.isnan().all() if nan_everywhere else ~out.reshape(-1)[77].isfinite()
+                assert bool(has_reached), (
+                    f"{bad_number} on one rank did not reach every rank, overflow safety {overflow_safe}"
+                )
+        for averager, previous_of_rank in zip(ranks, previous_residuals, strict=True):
             for name, residual in averager.feedback.residual.items():
-                assert torch.allclose(residual, previous[name], atol=1e-6), f"{bad} moved a residual"
+                assert torch.allclose(residual, previous_of_rank[name], atol=1e-6), (
+                    f"{bad_number} on one rank changed a residual"
+                )
         for out in average(ranks, gradients(3, (40, 40), seed=2), cf, step=2):
-            assert bool(out.isfinite().all()), f"{bad} poisoned the next step"
+            assert bool(out.isfinite().all()), f"{bad_number} on one rank made the next step's mean not finite"
 
 
 def what_is_sent_scales_with_the_gradient(compressor: Compressor) -> None:
-    """Check that means and gains scale with gradients; two steps are made, so that residuals are included.
+    """Check in two steps, with residuals, that means scale with the gradients and that gains do not change.
 
     Within ``magnitudes``, gradients times a power of two give means times that power, bit for bit except for subnormal
-    numbers. Beyond, all ranks must still get the same mean.
+    numbers. Outside ``magnitudes``, all ranks must still get the same mean.
     """
     smallest, largest = compressor.magnitudes
 
-    def steps(world: int, cf: float, power: int) -> list[tuple[list[torch.Tensor], float | None]]:
+    def two_steps(world: int, cf: float, power: int) -> list[tuple[list[torch.Tensor], float | None]]:
         ranks, results = averagers(compressor, world), []
         for step in range(2):
             xs = [x.double().mul(2.0**power).float() for x in gradients(world, (40, 40), seed=step)]
@@ -297,43 +337,51 @@ def what_is_sent_scales_with_the_gradient(compressor: Compressor) -> None:
         return results
 
     for world, cf in itertools.product((2, 3), cfs_of(compressor)):
-        unscaled = steps(world, cf, 0)
+        unscaled_results = two_steps(world, cf, 0)
         for power in (-100, -80, 60, 64, 100):
             case = f"{world} ranks, {cf}x, 2^{power}"
             for (expected_means, expected_gain), (means, scaled_gain) in zip(
-                unscaled, steps(world, cf, power), strict=True
+                unscaled_results, two_steps(world, cf, power), strict=True
             ):
-                alike = (torch.allclose(mean, means[0], rtol=0, atol=0, equal_nan=True) for mean in means)
-                assert all(alike), f"{case}: ranks' means differ"
+                equal_means = (torch.allclose(mean, means[0], rtol=0, atol=0, equal_nan=True) for mean in means)
+                assert all(equal_means), f"{case}: the means on two ranks differ"
                 if not smallest <= 2.0**power <= largest:
                     continue
                 tolerance = 1e-5 if power == -100 else 0.0  # some elements, and most residuals, are subnormal
                 error = float((means[0] - expected_means[0]).abs().max())
-                assert error <= tolerance, f"{case}: the mean is off by {error:.3g} times 2^{power}"
-                close = (
+                assert error <= tolerance, (
+                    f"{case}: the mean differs by {error:.3g} times 2^{power} from the scaled mean"
+                )
+                gains_equal = (
                     scaled_gain is not None
                     and expected_gain is not None
                     and abs(scaled_gain - expected_gain) <= 1e-5 * (1 + abs(expected_gain))
                 )
-                assert close, f"{case}: gain {scaled_gain}, else {expected_gain}"
+                assert gains_equal, f"{case}: gain {scaled_gain}, but {expected_gain} with unscaled gradients"
 
 
 def nothing_is_lost(compressor: Compressor) -> None:
-    """Check that all applied means plus the mean residual equal the sum of mean gradients, with full error feedback."""
+    """Check that with full error feedback, applied means plus the mean residual equal the sum of mean gradients."""
     if not compressor.contractive:
         return
     for dtype, cf in itertools.product((torch.float32, torch.float64), cfs_of(compressor)):
         ranks = averagers(compressor, 3, strength=1.0)
-        applied, total, terms = torch.zeros(1600).double(), torch.zeros(1600).double(), torch.zeros(1600).double()
+        applied_sum, gradient_sum, magnitude_sum = (
+            torch.zeros(1600).double(),
+            torch.zeros(1600).double(),
+            torch.zeros(1600).double(),
+        )
         for step in range(6):
             xs = [x.to(dtype) for x in gradients(3, (40, 40), seed=step)]
-            total += torch.stack(xs).double().mean(0).reshape(-1)
-            terms += torch.stack(xs).double().abs().mean(0).reshape(-1)
-            applied += average(ranks, xs, cf, step)[0].reshape(-1).double()
+            gradient_sum += torch.stack(xs).double().mean(0).reshape(-1)
+            magnitude_sum += torch.stack(xs).double().abs().mean(0).reshape(-1)
+            applied_sum += average(ranks, xs, cf, step)[0].reshape(-1).double()
         residuals = [residual_of(averager, 1600) for averager in ranks]
-        error = (applied + torch.stack(residuals).mean(0) - total).abs()
-        bound = 16 * max(compressor.rounding, 2.0**-24) * terms + 1e-6
-        assert bool((error <= bound).all()), f"{cf}x, {dtype}: {float(error.max()):.3g} was lost"
+        error = (applied_sum + torch.stack(residuals).mean(0) - gradient_sum).abs()
+        bound = 16 * max(compressor.rounding, 2.0**-24) * magnitude_sum + 1e-6
+        assert bool((error <= bound).all()), (
+            f"{cf}x, {dtype}: means and residuals differ by {float(error.max()):.3g} from the gradients"
+        )
 
 
 def gradients_of_any_dtype_work(compressor: Compressor) -> None:
@@ -342,10 +390,10 @@ def gradients_of_any_dtype_work(compressor: Compressor) -> None:
         xs = [x.to(dtype) for x in gradients(2, (40, 40))]
         means = average(averagers(compressor, 2), xs, cf, step=0)
         float32_means = average(averagers(compressor, 2), [x.float() for x in xs], cf, step=0)
-        assert means[0].dtype == dtype, f"{dtype} came back as {means[0].dtype}"
+        assert means[0].dtype == dtype, f"the mean of {dtype} gradients has dtype {means[0].dtype}"
         tolerance = 4 * torch.finfo(dtype).eps + 4 * compressor.rounding
         assert torch.allclose(means[0].double(), float32_means[0].double(), rtol=tolerance, atol=tolerance), (
-            f"{dtype}, {cf}x differs from float32"
+            f"{dtype}, {cf}x: the mean differs from the mean of float32 gradients"
         )
 
 
@@ -372,13 +420,14 @@ LAWS: tuple[Law, ...] = (
 
 
 def _cases(compressor: Compressor) -> list[tuple[int, tuple[int, ...], float]]:
+    """Return all cases that laws check: number of ranks, shape and CF."""
     return [(world, shape, cf) for world in WORLDS for shape in SHAPES for cf in cfs_of(compressor)]
 
 
-def _runs(
+def _run_cases(
     compressor: Compressor, make: Callable[[int, tuple[int, ...]], list[torch.Tensor]] = gradients
 ) -> Iterator[tuple[str, list[torch.Tensor], list[Reduced]]]:
-    """Exchange made-up gradients in several cases; yield each case as text, its gradients, and each rank's result."""
+    """Exchange random gradients in all cases; yield each case as text, and each rank's gradient and result."""
     for world, shape, cf in _cases(compressor):
         xs = make(world, shape)
         yield f"{world} ranks, {shape}, {cf}x", xs, exchange(compressor, xs, cf)

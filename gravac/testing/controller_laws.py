@@ -1,6 +1,6 @@
 # SPDX-FileCopyrightText: 2026 The gravac developers
 # SPDX-License-Identifier: Apache-2.0
-"""Laws that every controller must obey, also a user's own. They need no torch, no network and no clock.
+"""Laws that every controller must obey, as test functions, also for your own. Laws need no torch, network or clock.
 
 In a test suite, after ``from gravac.testing import controller_laws``::
 
@@ -8,8 +8,9 @@ In a test suite, after ``from gravac.testing import controller_laws``::
     def test_my_controller(law):
         law(MyController())
 
-Each law raises ``AssertionError`` with the decisions that break the law. Controllers run as in training: the decision
-by the measurement of step t applies from step t+2 on; a decision by a native stretch applies at once.
+Each law takes a controller, and raises an ``AssertionError`` with the decisions that break the law. Controllers run as
+in training: the decision from the measurement of step t applies from step t+2 on. Native steps in a row are measured as
+one; the decision from this measurement applies at once.
 """
 
 import itertools
@@ -27,23 +28,30 @@ STEPS = 400
 """Number of steps for which a law runs a controller: 20 windows of 20 steps."""
 
 RANGES = ((1.0, 1000.0), (10.0, 1000.0), (10.0, 10.0), (64.0, 100.0))
+"""Ranges of compression factors (CFs) of the user, lowest and highest, with which laws are checked."""
+
 SUPPORTED_CFS = (1.5, 4.0, 32.0, 70.0, 256.0)
+"""CFs of a made-up compressor that supports only some CFs."""
+
 TENSORS = ("blocks.0.weight", "blocks.1.weight", "head.weight")
+"""Names of the tensors of a made-up model."""
 
 Law = Callable[[Controller[Any]], None]
+"""Function that raises an ``AssertionError`` if a controller breaks a law."""
+
 Measure = Callable[[int, Decision], Measurement]
-"""Function that makes up a step's measurement from the number of earlier training steps and the step's decision."""
+"""Function of (number of earlier training steps, the step's decision) that returns the step's made-up measurement."""
 
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """One step in which a controller was run on a made-up measurement; see ``drive``.
+    """A step of a run in which a controller gets made-up measurements; see ``drive``.
 
     Attributes:
         applied: decision that applied in the step.
         measured: measurement of the step.
-        state: state of the controller after observing the measurement.
-        decision: decision made from the measurement; applies ``latency`` steps later.
+        state: state of the controller after the measurement.
+        decision: decision from the measurement; applies ``latency`` steps later (after native steps: at once).
     """
 
     applied: Decision
@@ -60,17 +68,18 @@ def drive(
     *,
     reload: bool = False,
 ) -> Iterator[Step]:
-    """Run a controller on made-up measurements, as in training.
+    """Run a controller on made-up measurements, with the latency of training; yield each step.
 
     Args:
         controller: controller to drive.
         forecasts: forecasts of the candidates that the controller may select; the first is of dense.
-        measure: makes up the measurement of a step.
-        steps: number of the engine's steps: each is a training step, a native stretch, or a round of outer steps.
-        reload: whether to dump the state to JSON, and restore it, after every step.
+        measure: function that returns the measurement of a step.
+        steps: number of measurements; each is of a training step, of native steps in a row, or of a round of outer
+            steps.
+        reload: whether the state is dumped to JSON and restored after every step.
 
     Yields:
-        Each step, with the decision that applied in the step and the decision made from its measurement.
+        Each step, with the decision that applied in the step and the decision from the step's measurement.
 
     Example:
         >>> from gravac.controllers.static import Static
@@ -80,34 +89,36 @@ def drive(
         {'any 10x'}
     """
     state, decision = controller.start(forecasts)
-    latency, trained = getattr(controller, "latency", LATENCY), 0
-    pending = deque([decision] * latency)
-    mode, previous = decision.candidate.mode, decision.candidate
+    latency, trained_steps = getattr(controller, "latency", LATENCY), 0
+    pending_decisions = deque([decision] * latency)
+    mode, previous_candidate = decision.candidate.mode, decision.candidate
     for step in range(steps):
-        current = pending.popleft()
-        # the ranks learn of another mode when this step begins, and change the mode when the step has ended
-        if current.candidate.mode != mode:
-            mode, current = current.candidate.mode, Decision(previous)
-        previous = current.candidate
-        measured = replace(measure(trained, current), step=step, first=trained, steps=_steps_of(current))
-        if previous.mode == "native":
+        applied_decision = pending_decisions.popleft()
+        # ranks learn of another mode at the beginning of a step, and change the mode after that step
+        if applied_decision.candidate.mode != mode:
+            mode, applied_decision = applied_decision.candidate.mode, Decision(previous_candidate)
+        previous_candidate = applied_decision.candidate
+        measured = replace(
+            measure(trained_steps, applied_decision), step=step, first=trained_steps, steps=_steps_of(applied_decision)
+        )
+        if previous_candidate.mode == "native":
             measured = replace(measured, error=0.0, energy=0.0, shadow=(), norms=())
             measured = replace(measured, waited=math.nan, coded=math.nan, exchanged=math.nan, drift=math.nan)
-        trained += measured.steps
+        trained_steps += measured.steps
         state, decision = controller.observe(state, measured)
-        yield Step(current, measured, state, decision)
-        pending.append(decision)
-        if previous.mode == "native":
-            pending, mode = deque([decision] * latency), decision.candidate.mode
+        yield Step(applied_decision, measured, state, decision)
+        pending_decisions.append(decision)
+        if previous_candidate.mode == "native":
+            pending_decisions, mode = deque([decision] * latency), decision.candidate.mode
         if reload:
-            state, restored = controller.restore(json.loads(json.dumps(controller.dump(state))), forecasts)
-            assert replace(restored, reason="", summary=None) == replace(decision, reason="", summary=None), (
-                f"step {step}: decided {decision}, after a restore {restored}"
+            state, restored_decision = controller.restore(json.loads(json.dumps(controller.dump(state))), forecasts)
+            assert replace(restored_decision, reason="", summary=None) == replace(decision, reason="", summary=None), (
+                f"step {step}: decided {decision}, after a restore {restored_decision}"
             )
 
 
 def _steps_of(decision: Decision) -> int:
-    """Return how many training steps the engine runs as one step, under a decision."""
+    """Return the number of training steps that are measured as one step, under a decision."""
     return decision.watch if decision.candidate.mode == "native" else decision.candidate.every
 
 
@@ -122,7 +133,7 @@ def forecast_of(compressor: str, cf: float, mode: Mode = "hook") -> Forecast:
 
 
 def forecasts_of(controller: Controller[Any], cf_range: tuple[float, float] = (10.0, 1000.0)) -> tuple[Forecast, ...]:
-    """Return forecasts of dense, and of a compressor that supports all CFs, at the CFs that the controller proposes.
+    """Return made-up forecasts: of dense, and of a compressor ``"any"`` at the CFs that the controller proposes.
 
     Example:
         >>> from gravac.controllers.static import Static
@@ -134,20 +145,24 @@ def forecasts_of(controller: Controller[Any], cf_range: tuple[float, float] = (1
 
 
 def turbulent(step: int, decision: Decision) -> Measurement:
-    """Make up a measurement whose gain falls with the CF and oscillates over hundreds of steps; times are noisy.
+    """Return a made-up measurement whose gain falls with the CF and oscillates over hundreds of steps; times are noisy.
 
-    These lead a controller to all kinds of decisions. The norms of three tensors also oscillate; the learning rate is
-    halved from time to time.
+    Such measurements lead a controller to many kinds of decisions. The norms of three tensors also oscillate; the
+    learning rate is halved every 90 steps.
+
+    Args:
+        step: number of earlier training steps.
+        decision: decision that applies in the step.
     """
-    swing = 0.55 + 0.45 * math.cos(step / 60)
+    gain_scale = 0.55 + 0.45 * math.cos(step / 60)
     energy = 3.0 + math.sin(step)
 
     def error(cf: float) -> float:
-        return energy * (1 - swing * math.pow(cf, -0.15))
+        return energy * (1 - gain_scale * math.pow(cf, -0.15))
 
     cf = decision.candidate.cf
-    reported = TENSORS if decision.sums == "report" else ()
-    norms = tuple((name, 2 + math.sin(step / 40 + 2 * i) + i * math.cos(step)) for i, name in enumerate(reported))
+    reported_names = TENSORS if decision.sums == "report" else ()
+    norms = tuple((name, 2 + math.sin(step / 40 + 2 * i) + i * math.cos(step)) for i, name in enumerate(reported_names))
     return Measurement(
         step=step,
         candidate=decision.candidate,
@@ -162,162 +177,190 @@ def turbulent(step: int, decision: Decision) -> Measurement:
 
 
 def broken(step: int, decision: Decision) -> Measurement:
-    """Make up a measurement as ``turbulent`` does, with a missing, zero or non-finite number in two of three steps."""
-    measured = turbulent(step, decision)
-    bad = (math.nan, math.inf, -math.inf)[step % 3]
+    """Return a measurement as ``turbulent`` does, with a missing, wrong or non-finite number in two of three steps.
+
+    Args:
+        step: number of earlier training steps.
+        decision: decision that applies in the step.
+    """
+    measurement = turbulent(step, decision)
+    bad_number = (math.nan, math.inf, -math.inf)[step % 3]
     faults: tuple[dict[str, Any], ...] = (
-        {"error": bad},
-        {"energy": bad},
-        {"error": bad, "energy": bad},
-        {"seconds": bad},
+        {"error": bad_number},
+        {"energy": bad_number},
+        {"error": bad_number, "energy": bad_number},
+        {"seconds": bad_number},
         {"seconds": 0.0},
         {"error": 0.0, "energy": 0.0, "shadow": tuple((cf, 0.0) for cf in decision.shadow)},
         {"shadow": ()},
-        {"shadow": tuple((cf, bad) for cf in decision.shadow)},
-        {"error": 4 * measured.energy},
-        {"learning_rate": bad, "norms": tuple((name, bad) for name, _ in measured.norms)},
-        {"learning_rate": 0.0, "norms": tuple((name, 0.0) for name, _ in measured.norms)},
+        {"shadow": tuple((cf, bad_number) for cf in decision.shadow)},
+        {"error": 4 * measurement.energy},
+        {"learning_rate": bad_number, "norms": tuple((name, bad_number) for name, _ in measurement.norms)},
+        {"learning_rate": 0.0, "norms": tuple((name, 0.0) for name, _ in measurement.norms)},
         {"norms": ()},
         {"seconds": 1e4},
     )
-    return replace(measured, **faults[(step * 7 // 3) % len(faults)]) if step % 3 else measured
+    return replace(measurement, **faults[(step * 7 // 3) % len(faults)]) if step % 3 else measurement
 
 
 def the_same_measurements_give_the_same_decisions(controller: Controller[Any]) -> None:
-    """Check that two equal runs of a controller decide the same, so that all its memory is in the state."""
+    """Check that a controller makes the same decisions in two equal runs, so that all its memory is in the state."""
     forecasts = forecasts_of(controller)
     expected_decisions = [step.decision for step in drive(controller, forecasts, turbulent)]
     other_drive = drive(controller, forecasts, broken)
     second_drive = drive(controller, forecasts, turbulent)
     for i, (step, expected) in enumerate(zip(second_drive, expected_decisions, strict=True)):
         next(other_drive)
-        assert step.decision == expected, f"step {i}: decided {expected}, the second time {step.decision}"
+        assert step.decision == expected, f"step {i}: decided {expected}, in an equal second run {step.decision}"
 
 
 def observing_leaves_the_state_alone(controller: Controller[Any]) -> None:
-    """Check that ``observe`` does not change the state: a second call decides the same, and the dump stays the same."""
+    """Check that ``observe`` leaves its argument, the state, unchanged: a second call returns the same decision."""
     forecasts = forecasts_of(controller)
-    previous = None
+    previous_state_and_dump = None
     for i, step in enumerate(drive(controller, forecasts, turbulent)):
-        if previous is not None:
-            state, dumped = previous
-            assert controller.dump(state) == dumped, f"step {i}: observing changed the state it was given"
+        if previous_state_and_dump is not None:
+            state, state_dump = previous_state_and_dump
+            assert controller.dump(state) == state_dump, f"step {i}: observe changed the state that it was called with"
             repeated = controller.observe(state, step.measured)[1]
-            assert repeated == step.decision, f"step {i}: decided {step.decision}, from the same state again {repeated}"
-        previous = step.state, controller.dump(step.state)
+            assert repeated == step.decision, (
+                f"step {i}: decided {step.decision}, in a second call with the same state {repeated}"
+            )
+        previous_state_and_dump = step.state, controller.dump(step.state)
 
 
 def only_given_candidates_are_decided(controller: Controller[Any]) -> None:
-    """Check that the controller selects only candidates that it was given, and names tensors once each, ascending.
+    """Check that decisions have only candidates that ``start`` got, and each tensor's name at most once, ascending.
 
-    If a native candidate was given, the controller may also select the same candidate in gravac's hook.
+    If ``start`` got a native candidate, the controller may also select the same candidate in mode ``hook``.
     """
     for forecasts, measure in _cases(controller):
-        allowed = {forecast.candidate for forecast in forecasts}
-        allowed |= {candidate.in_hook for candidate in allowed if candidate.mode == "native"}
+        allowed_candidates = {forecast.candidate for forecast in forecasts}
+        allowed_candidates |= {candidate.in_hook for candidate in allowed_candidates if candidate.mode == "native"}
         for decision in _decisions(controller, forecasts, measure):
-            assert decision.candidate in allowed, f"{decision.candidate} was not given"
+            assert decision.candidate in allowed_candidates, (
+                f"decided {decision.candidate}, which is not among the forecasts of start"
+            )
             names = [name for name, _ in decision.tensors]
-            assert set(TENSORS).issuperset(names), f"{names}: there are {TENSORS} only"
-            assert all(first < second for first, second in itertools.pairwise(names)), f"tensors {names} do not ascend"
+            assert set(TENSORS).issuperset(names), f"decision.tensors names {names}, but the tensors are {TENSORS}"
+            assert all(first < second for first, second in itertools.pairwise(names)), (
+                f"decision.tensors: the names {names} do not ascend"
+            )
             for name, candidate in decision.tensors:
-                assert candidate in allowed, f"{name}: {candidate} was not given"
-                assert candidate != decision.candidate, f"{name}: {candidate} is what it runs anyway"
+                assert candidate in allowed_candidates, (
+                    f"{name}: decided {candidate}, which is not among the forecasts of start"
+                )
+                assert candidate != decision.candidate, (
+                    f"{name}: {candidate} is the model's candidate; leave the tensor out"
+                )
 
 
 def a_change_is_told_with_its_reason(controller: Controller[Any]) -> None:
-    """Check that a decision has a reason if and only if it changes what runs or has a summary."""
+    """Check that a decision has a reason if and only if it changes a candidate that runs, or has a summary."""
     for forecasts, measure in _cases(controller):
         decisions = itertools.pairwise(_decisions(controller, forecasts, measure))
         for i, (previous, decision) in enumerate(decisions):
-            due = decision.runs != previous.runs or decision.summary is not None
-            assert bool(decision.reason) == due, f"step {i}: reason {decision.reason!r}, changed or summary {due}"
+            needs_reason = decision.runs != previous.runs or decision.summary is not None
+            assert bool(decision.reason) == needs_reason, (
+                f"step {i}: reason {decision.reason!r}, but a reason is needed: {needs_reason}"
+            )
 
 
 def shadows_are_few_ascending_and_given(controller: Controller[Any]) -> None:
-    """Check that shadow CFs ascend, are at most ``SHADOWS``, and belong to candidates that are not dense."""
+    """Check that a decision's shadow CFs ascend, are at most ``SHADOWS``, and are those of compressed candidates."""
     for forecasts, measure in _cases(controller):
-        allowed = {forecast.candidate.cf for forecast in forecasts if not forecast.candidate.dense}
+        allowed_cfs = {forecast.candidate.cf for forecast in forecasts if not forecast.candidate.dense}
         for decision in _decisions(controller, forecasts, measure):
             shadow = decision.shadow
-            assert len(shadow) <= SHADOWS, f"{len(shadow)} shadow CFs {shadow}; at most {SHADOWS} may be asked for"
+            assert len(shadow) <= SHADOWS, f"{len(shadow)} shadow CFs {shadow}; at most {SHADOWS} are allowed"
             assert all(low < high for low, high in itertools.pairwise(shadow)), f"shadow CFs {shadow} do not ascend"
-            assert allowed.issuperset(shadow), f"shadow CFs {shadow} are not all among {sorted(allowed)}"
+            assert allowed_cfs.issuperset(shadow), f"shadow CFs {shadow} are not all among {sorted(allowed_cfs)}"
 
 
 def the_state_dumps_as_plain_values(controller: Controller[Any]) -> None:
-    """Check that ``dump`` survives JSON unchanged, after every step, and contains neither NaN nor infinity."""
+    """Check that the result of ``dump``, after every step, stays equal through JSON, without NaN and infinity."""
     for forecasts, measure in _cases(controller):
         for i, step in enumerate(drive(controller, forecasts, measure)):
-            dumped = controller.dump(step.state)
-            assert json.loads(json.dumps(dumped, allow_nan=False)) == dumped, f"step {i}: {dumped} is not plain"
+            state_dump = controller.dump(step.state)
+            assert json.loads(json.dumps(state_dump, allow_nan=False)) == state_dump, (
+                f"step {i}: the dump {state_dump} changes in JSON; use lists and strings as keys"
+            )
 
 
 def a_restored_state_goes_on_identically(controller: Controller[Any]) -> None:
-    """Check that a run whose state is dumped and restored after every step decides as an uninterrupted run."""
+    """Check that a run whose state is dumped and restored after every step makes the decisions of a run without."""
     for forecasts, measure in _cases(controller):
-        uninterrupted = drive(controller, forecasts, measure)
-        reloaded = drive(controller, forecasts, measure, reload=True)
-        for i, (expected, step) in enumerate(zip(uninterrupted, reloaded, strict=True)):
+        uninterrupted_steps = drive(controller, forecasts, measure)
+        reloaded_steps = drive(controller, forecasts, measure, reload=True)
+        for i, (expected, step) in enumerate(zip(uninterrupted_steps, reloaded_steps, strict=True)):
             assert expected.decision == step.decision, (
-                f"step {i}: decided {expected.decision}, with restores {step.decision}"
+                f"step {i}: decided {expected.decision}, but {step.decision} if the state is restored after every step"
             )
 
 
 def a_state_restores_with_other_candidates(controller: Controller[Any]) -> None:
-    """Check that a state restored with fewer or more candidates (another number of ranks) selects one of them."""
-    full = forecasts_of(controller)
-    lists = [full[:1], full[:2], (full[0], *full[2:]), full]
+    """Check that after ``restore`` with fewer or more candidates, decisions have only these candidates."""
+    all_forecasts = forecasts_of(controller)
+    forecast_lists = [all_forecasts[:1], all_forecasts[:2], (all_forecasts[0], *all_forecasts[2:]), all_forecasts]
     if getattr(controller, "native", False):
-        lists += [(forecast_of(DENSE, 1.0, "native"), *full[1:]), (forecast_of(DENSE, 1.0, "native"),)]
-    for forecasts in lists:
+        forecast_lists += [
+            (forecast_of(DENSE, 1.0, "native"), *all_forecasts[1:]),
+            (forecast_of(DENSE, 1.0, "native"),),
+        ]
+    for forecasts in forecast_lists:
         for i, step in itertools.islice(enumerate(drive(controller, forecasts, turbulent, 200)), 0, None, 15):
-            dumped = json.loads(json.dumps(controller.dump(step.state)))
-            for forecasts_at_restore in lists:
-                allowed = {forecast.candidate for forecast in forecasts_at_restore}
-                allowed |= {candidate.in_hook for candidate in allowed if candidate.mode == "native"}
-                state, decision = controller.restore(dumped, forecasts_at_restore)
+            state_dump = json.loads(json.dumps(controller.dump(step.state)))
+            for forecasts_at_restore in forecast_lists:
+                allowed_candidates = {forecast.candidate for forecast in forecasts_at_restore}
+                allowed_candidates |= {
+                    candidate.in_hook for candidate in allowed_candidates if candidate.mode == "native"
+                }
+                state, decision = controller.restore(state_dump, forecasts_at_restore)
                 for j in range(40):
                     for candidate in (decision.candidate, *(candidate for _, candidate in decision.tensors)):
-                        assert candidate in allowed, f"dumped at step {i}: {candidate} is not given any more"
-                    cfs = {candidate.cf for candidate in allowed if not candidate.dense}
-                    assert cfs.issuperset(decision.shadow), f"dumped at step {i}: shadow CFs {decision.shadow}"
+                        assert candidate in allowed_candidates, (
+                            f"dumped at step {i}: decided {candidate}, which restore did not get"
+                        )
+                    cfs = {candidate.cf for candidate in allowed_candidates if not candidate.dense}
+                    assert cfs.issuperset(decision.shadow), (
+                        f"dumped at step {i}: not all shadow CFs {decision.shadow} are of candidates that restore got"
+                    )
                     state, decision = controller.observe(state, turbulent(i + j, decision))
 
 
 def broken_measurements_do_not_raise(controller: Controller[Any]) -> None:
-    """Check that energies, errors or seconds that are zero or not finite, and missing shadows, raise no exception."""
+    """Check that ``observe`` raises no exception if numbers of a measurement are zero, not finite or missing."""
 
-    def hopeless(step: int, decision: Decision) -> Measurement:
+    def always_broken(step: int, decision: Decision) -> Measurement:
         return broken(3 * step + 1 + step % 2, decision)
 
-    for measure in (broken, hopeless):
+    for measure in (broken, always_broken):
         for step in drive(controller, forecasts_of(controller), measure):
             json.dumps(controller.dump(step.state), allow_nan=False)
 
 
 def dense_alone_is_enough(controller: Controller[Any]) -> None:
-    """Check that dense runs, for all tensors and without shadow CFs, if it is the only candidate."""
-    only = forecasts_of(controller)[:1]
+    """Check that a controller runs dense, for all tensors and without shadow CFs, if dense is the only candidate."""
+    only_dense = forecasts_of(controller)[:1]
     for measure in (turbulent, broken):
-        runs = {(decision.runs, decision.shadow) for decision in _decisions(controller, only, measure)}
-        assert runs == {((only[0].candidate, ()), ())}, "dense was alone"
+        runs = {(decision.runs, decision.shadow) for decision in _decisions(controller, only_dense, measure)}
+        assert runs == {((only_dense[0].candidate, ()), ())}, f"decided {runs}, but dense is the only candidate"
 
 
 def proposals_are_in_reach(controller: Controller[Any]) -> None:
     """Check that proposed CFs ascend, are in the user's range (or 1 or 2), and are supported by the compressor."""
     for low, high in RANGES:
-        listed = tuple(cf for cf in SUPPORTED_CFS if low <= cf <= high)
-        for supported_cfs in (Span(low, high), listed):
+        cf_list = tuple(cf for cf in SUPPORTED_CFS if low <= cf <= high)
+        for supported_cfs in (Span(low, high), cf_list):
             cfs = controller.propose((low, high), supported_cfs)
             assert all(lower < higher for lower, higher in itertools.pairwise(cfs)), (
                 f"proposed {cfs}, which do not ascend"
             )
-            outside = [cf for cf in cfs if not (low <= cf <= high or cf in (1.0, 2.0))]
-            assert not outside, f"proposed {outside}, outside ({low:g}, {high:g})"
+            cfs_outside = [cf for cf in cfs if not (low <= cf <= high or cf in (1.0, 2.0))]
+            assert not cfs_outside, f"proposed {cfs_outside}, outside the range ({low:g}, {high:g})"
             if not isinstance(supported_cfs, Span):
                 assert set(supported_cfs).issuperset(cfs), (
-                    f"proposed {cfs}, of a compressor that can do {supported_cfs}"
+                    f"proposed {cfs}, but the compressor supports {supported_cfs}"
                 )
 
 
@@ -344,15 +387,18 @@ def _decisions(controller: Controller[Any], forecasts: Sequence[Forecast], measu
 
 
 def _cases(controller: Controller[Any]) -> list[tuple[tuple[Forecast, ...], Measure]]:
-    """Return forecasts of several ranges, with dense in 32 bit, 16 bit or both, and good or broken measurements."""
-    wide, narrow = forecasts_of(controller), forecasts_of(controller, (1.0, 100.0))
-    half = forecast_of(DENSE, 2.0)
-    cases = [wide, narrow, (half, *wide[1:])]
+    """Return (forecasts, measure) of all cases: ranges, dense in 32 bit, 16 bit or both, good or broken numbers."""
+    wide_range, narrow_range = forecasts_of(controller), forecasts_of(controller, (1.0, 100.0))
+    dense_16_bit = forecast_of(DENSE, 2.0)
+    cases = [wide_range, narrow_range, (dense_16_bit, *wide_range[1:])]
     if controller.sixteen_bit:
-        cases += [(wide[0], half, *wide[1:]), (wide[0], half)]
+        cases += [(wide_range[0], dense_16_bit, *wide_range[1:]), (wide_range[0], dense_16_bit)]
     if getattr(controller, "native", False):
-        native = forecast_of(DENSE, 1.0, "native")
-        cases += [(native, *wide[1:]), (native,)]
+        dense_native = forecast_of(DENSE, 1.0, "native")
+        cases += [(dense_native, *wide_range[1:]), (dense_native,)]
         if controller.sixteen_bit:
-            cases += [(native, half, forecast_of(DENSE, 2.0, "native"), *wide[1:]), (native, half)]
+            cases += [
+                (dense_native, dense_16_bit, forecast_of(DENSE, 2.0, "native"), *wide_range[1:]),
+                (dense_native, dense_16_bit),
+            ]
     return [(forecasts, measure) for forecasts in cases for measure in (turbulent, broken)]

@@ -1,6 +1,6 @@
 # SPDX-FileCopyrightText: 2026 The gravac developers
 # SPDX-License-Identifier: Apache-2.0
-"""Made-up gradients, and N ranks in this process that average them, for tests of averaging with residuals."""
+"""Random gradients, and N ranks in this process that average them with residuals, for tests of compressors."""
 
 from collections.abc import Sequence
 
@@ -13,14 +13,20 @@ from gravac.candidate import Candidate
 from gravac.collectives import Ledger
 from gravac.compressors import Compressor, Context, Reduced, dense
 from gravac.compressors.base import energy
-from gravac.compressors.sparse import Addend, laid_out
+from gravac.compressors.sparse import Addend, as_dense
 from gravac.exchange import memory
 from gravac.exchange.fuse import fuse
 from gravac.measurement import LocalMeasurement
 
 
 def averagers(compressor: Compressor, world: int, strength: float | None = None) -> list[Averager]:
-    """Return an averager for each rank."""
+    """Return an averager for each of ``world`` ranks.
+
+    Args:
+        compressor: compressor of all averagers.
+        world: number of ranks.
+        strength: fraction of the unsent rest that is kept as residual, in [0, 1]; ``None``: the compressor's default.
+    """
     averagers = [Averager(compressor, dense, strength, 0, Feedback()) for _ in range(world)]
     for rank, averager in enumerate(averagers):
         averager.rank, averager.world = rank, world
@@ -28,33 +34,47 @@ def averagers(compressor: Compressor, world: int, strength: float | None = None)
 
 
 def residual_of(averager: Averager, elements: int) -> torch.Tensor:
-    """Return the residual, plus the unsent rest that the compressor itself keeps; ``(elements,)``, float64."""
+    """Return a rank's residual plus the unsent rest that the compressor itself keeps; ``(elements,)``, float64."""
     residual = averager.feedback.residual.get("w", torch.zeros(elements)).double()
-    aside = averager.kept_aside("w")
-    return residual if aside is None else residual + aside.double()
+    kept_aside = averager.kept_aside("w")
+    return residual if kept_aside is None else residual + kept_aside.double()
 
 
 def average(ranks: Sequence[Averager], xs: Sequence[torch.Tensor], cf: float, step: int) -> list[torch.Tensor]:
-    """Average gradients over all ranks, with residuals; return each rank's mean, in its gradient's shape."""
-    outs = [x.clone() for x in xs]
+    """Average gradients over all ranks, with residuals; return the mean on each rank, in the gradients' shape.
+
+    Args:
+        ranks: averager of each rank.
+        xs: gradient of each rank, all of one shape; not changed.
+        cf: compression factor.
+        step: number of the step.
+    """
+    means = [x.clone() for x in xs]
     plan = ranks[0].plan(step, cf)
-    pieces = [Piece("w", out.view(-1), tuple(out.shape)) for out in outs]
+    pieces = [Piece("w", mean.view(-1), tuple(mean.shape)) for mean in means]
     for averager in ranks:
         averager.measure(LocalMeasurement(step, Candidate("hook", ranks[0].base.name, cf)))
     memory.run([averager.average([piece], plan) for averager, piece in zip(ranks, pieces, strict=True)])
     for averager in ranks:
         averager.commit()
-    return outs
+    return means
 
 
 def gradients(world: int, shape: tuple[int, ...], seed: int = 0) -> list[torch.Tensor]:
-    """Return made-up heavy-tailed gradients of a shape, different on every rank."""
+    """Return random heavy-tailed gradients of a shape, float32, a different gradient for each of ``world`` ranks."""
     generator = torch.Generator().manual_seed(seed)
     return [torch.randn(shape, generator=generator) * torch.rand(shape, generator=generator) ** 3 for _ in range(world)]
 
 
 def ledgers(compressor: Compressor, cf: float, world: int, shape: tuple[int, ...]) -> list[Ledger]:
-    """Return a ledger for each rank, with the bytes of its collectives for one tensor."""
+    """Compress and average one tensor on all ranks; return each rank's ledger of the bytes of its collectives.
+
+    Args:
+        compressor: compressor to run.
+        cf: compression factor.
+        world: number of ranks.
+        shape: shape of the tensor.
+    """
     by_rank = [Ledger(world) for _ in range(world)]
     ranks = [
         fuse([compressor.rounds(x.reshape(-1), cf, Context(rank=rank, world=world, shape=shape))], finite=True)
@@ -65,11 +85,11 @@ def ledgers(compressor: Compressor, cf: float, world: int, shape: tuple[int, ...
 
 
 def error_of(reduced: Reduced, x: torch.Tensor) -> float:
-    """Return ``‖x - sent‖²`` of x, any shape, as the gain counts it."""
-    error = energy(x.reshape(-1) - laid_out(reduced.sent, x)) if reduced.error is None else reduced.error
+    """Return the error ``‖x - sent‖²`` of a rank's result for ``x``, of any shape, as gain counts the error."""
+    error = energy(x.reshape(-1) - as_dense(reduced.sent, x)) if reduced.error is None else reduced.error
     return float(error)
 
 
-def laid_side_by_side(numbers: Sequence[torch.Tensor | Addend], rows: torch.Tensor) -> torch.Tensor:
-    """Return tensors one after another, flat; each is given as equally many ``rows``, ``[count, elements]``."""
-    return torch.cat([laid_out(tensor, rows.view(len(numbers), -1)[0]) for tensor in numbers])
+def concatenate(tensors: Sequence[torch.Tensor | Addend], rows: torch.Tensor) -> torch.Tensor:
+    """Return tensors concatenated, flat; together they have the elements of ``rows``, ``[count, elements]``."""
+    return torch.cat([as_dense(tensor, rows.view(len(tensors), -1)[0]) for tensor in tensors])

@@ -323,7 +323,7 @@ def test_small_and_one_dimensional_tensors_are_exact() -> None:
     out = world.step(grads, 200.0, 0, LAYOUTS[0])
     for name in ("bias", "tiny"):
         assert torch.allclose(out[0][name], torch.stack([g[name] for g in grads]).mean(0), atol=1e-6)
-        assert not world.averagers[0].feedback.has(name)
+        assert not world.averagers[0].feedback.has_residual(name)
 
 
 def test_a_change_of_loss_scale_keeps_residuals_in_proportion() -> None:
@@ -420,7 +420,7 @@ def test_a_mean_that_overflows_leaves_residuals_bit_for_bit_where_groups_are_ref
     ranks = averagers(topk, 2)
     if apart:
         for rank in ranks:
-            rank.feedback.refuse_by_group()
+            rank.feedback.check_each_group()
     for step in range(3):
         average(ranks, gradients(2, (64, 64), seed=step), 10.0, step)
     before = [rank.feedback.residual["w"].clone() for rank in ranks]

@@ -14,7 +14,7 @@ from hypothesis import given
 
 from gravac.averaging import average
 from gravac.averaging.average import Averager
-from gravac.averaging.batch import merged
+from gravac.averaging.batch import merge_batches
 from gravac.averaging.feedback import Feedback
 from gravac.averaging.plan import Piece
 from gravac.candidate import Candidate
@@ -220,7 +220,7 @@ def test_a_checkpoint_of_a_batch_goes_on_alone() -> None:
 def _batched(base: Compressor, cf: float, shapes: Sequence[Shape]) -> list[list[str]]:
     averager = Averager(base, dense, 1.0, 0, Feedback())
     pieces = [Piece(str(number), torch.zeros(shape).view(-1), shape) for number, shape in enumerate(shapes)]
-    batches = merged(averager._batch(piece, averager.plan(0, cf)) for piece in pieces)
+    batches = merge_batches(averager._batch(piece, averager.plan(0, cf)) for piece in pieces)
     assert all(batch.rows == (len(batch.pieces) > 1) for batch in batches)
     return [batch.names for batch in batches]
 

@@ -14,7 +14,7 @@ TRUE, FALSE = torch.tensor(True), torch.tensor(False)
 def feedback(host_looks: bool, safe: bool = False) -> Feedback:
     """Residuals of one parameter, 1 everywhere."""
     made = Feedback(safe=safe)
-    made.use(bool if host_looks else lambda flag: flag, host_looks)
+    made.adapt_to_executor(bool if host_looks else lambda flag: flag, host_looks)
     made.residual["w"] = torch.ones(8)
     return made
 
@@ -26,9 +26,9 @@ def test_settings_and_executor_choose_the_policy() -> None:
 
 def test_guard_turns_overflow_safety_on_unless_set_or_groups_are_refused() -> None:
     unset, off, by_group = Feedback(), Feedback(safe=False), Feedback(safe=True)
-    by_group.refuse_by_group()
+    by_group.check_each_group()
     for each in (unset, off, by_group):
-        each.guard()
+        each.turn_on_overflow_safety()
     assert [each.commits.by_step for each in (unset, off, by_group)] == [True, False, False]
     assert by_group.commits.by_group
 
@@ -45,7 +45,7 @@ def test_in_place_a_gradient_is_added_to_the_residual_itself_and_taken_off_again
 
 def test_refused_by_group_the_residual_is_never_touched_before_it_is_settled() -> None:
     kept = feedback(host_looks=True)
-    kept.refuse_by_group()
+    kept.check_each_group()
     assert kept.fold("w", torch.full((8,), 2.0), keep=True) is not kept.residual["w"]
     kept.commits.undo("w", torch.full((8,), 2.0))
     assert torch.equal(kept.residual["w"], torch.ones(8))
@@ -55,9 +55,9 @@ def test_a_mask_chooses_in_the_residuals_own_memory() -> None:
     kept = feedback(host_looks=False)
     residual = kept.residual["w"]
     for finite, expected in ((FALSE, 1.0), (TRUE, 5.0)):
-        kept.settle(["w"], torch.full((8,), 5.0), finite)
+        kept.store_unsent(["w"], torch.full((8,), 5.0), finite)
         assert kept.residual["w"] is residual and torch.equal(residual, torch.full((8,), expected))
-    kept.settle(["w"], None, TRUE)
+    kept.store_unsent(["w"], None, TRUE)
     assert kept.residual["w"] is residual and not residual.any()
 
 
@@ -67,7 +67,7 @@ def test_apart_a_step_changes_nothing_before_its_end(host_looks: bool, finite: b
     kept = feedback(host_looks, safe=True)
     for name in ("w", "new"):
         x = kept.fold(name, torch.full((8,), 2.0), keep=True)
-        kept.settle([name], x)
+        kept.store_unsent([name], x)
     assert torch.equal(kept.residual["w"], torch.ones(8)) and "new" not in kept.residual
     kept.commits.commit(finite if host_looks else torch.tensor(finite))
     assert torch.equal(kept.residual["w"], torch.full((8,), 3.0 if finite else 1.0))

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from gravac import AdaptiveCompressor, Static, quantize, topk
 from gravac.averaging.feedback import Feedback
-from gravac.averaging.residuals import rounded
+from gravac.averaging.residuals import round_to_bfloat16
 from gravac.compressors.draws import Draws
 from gravac.exchange.lockstep import Lockstep
 from gravac.settings import SettingsError
@@ -23,17 +23,17 @@ finite = st.floats(-(2.0**100), 2.0**100, width=32, allow_subnormal=False)
 @given(st.lists(finite, min_size=1, max_size=40), st.integers(0, 1000))
 def test_rounding_goes_to_a_neighbour(numbers: list[float], key: int) -> None:
     x = torch.tensor(numbers)
-    near = rounded(x, Draws(str(key)))
+    near = round_to_bfloat16(x, Draws(str(key)))
     assert near.dtype == torch.bfloat16
     assert bool(((near.float() - x).abs() <= 2.0**-7 * x.abs()).all())
     exact = near.float()
-    assert torch.equal(rounded(exact, Draws(str(key + 1))), near)  # what fits stays
-    assert torch.equal(rounded(x, Draws(str(key))), near)
+    assert torch.equal(round_to_bfloat16(exact, Draws(str(key + 1))), near)  # what fits stays
+    assert torch.equal(round_to_bfloat16(x, Draws(str(key))), near)
 
 
 def test_rounding_is_right_on_average() -> None:
     x = torch.full((1 << 16,), 1 + 2.0**-9)  # a quarter of the way from 1 to the next
-    up = (rounded(x, Draws("key")).float() > 1).double().mean()
+    up = (round_to_bfloat16(x, Draws("key")).float() > 1).double().mean()
     assert abs(up - 0.25) < 5 * (0.25 * 0.75 / x.numel()) ** 0.5
 
 
@@ -42,7 +42,7 @@ def piled(dtype: str, steps: int, draws: bool = True) -> torch.Tensor:
     feedback = Feedback(dtype=dtype)
     for step in range(steps):
         x = feedback.fold("w", torch.ones(256), keep=True)
-        feedback.settle(["w"], x, keys=[f"{step if draws else 0}"])
+        feedback.store_unsent(["w"], x, keys=[f"{step if draws else 0}"])
     return feedback.residual["w"].double()
 
 

@@ -13,7 +13,7 @@ from hypothesis import given
 
 from gravac.averaging import average as module
 from gravac.averaging.average import Averager
-from gravac.averaging.batch import LARGEST, merged
+from gravac.averaging.batch import MAX_JOINED_ELEMENTS, merge_batches
 from gravac.averaging.feedback import Feedback
 from gravac.averaging.plan import Piece
 from gravac.candidate import Candidate
@@ -125,11 +125,11 @@ def test_not_finite_on_one_rank_reaches_all_and_nothing_is_kept() -> None:
 
 
 def test_large_ones_stay_by_themselves_and_order_is_kept() -> None:
-    sizes = [10, LARGEST + 1, 20, 30]
+    sizes = [10, MAX_JOINED_ELEMENTS + 1, 20, 30]
     pieces = [Piece(str(i), torch.zeros(size), (size, 1)) for i, size in enumerate(sizes)]
     averager = Averager(quantize(4, block=8), dense, None, 0, Feedback())
     plan = averager.plan(0, 8.0, cfs={"2": None})
-    batches = merged(averager._batch(piece, plan) for piece in pieces)
+    batches = merge_batches(averager._batch(piece, plan) for piece in pieces)
     assert [batch.names for batch in batches] == [["0", "3"], ["1"], ["2"]]
     assert batches[0].lengths == [16, 32]
 
@@ -142,9 +142,9 @@ def test_where_launches_cost_most_all_go_together(sizes: list[int], padded: tupl
     base, cf, multiple = padded
     pieces = [Piece(str(i), torch.zeros(size), (size, 1)) for i, size in enumerate(sizes)]
     averager = Averager(base, dense, None, 0, Feedback())
-    with mock.patch.object(module, "LARGEST", 100):
+    with mock.patch.object(module, "MAX_JOINED_ELEMENTS", 100):
         averager.measure(LocalMeasurement(0, Candidate(base.name, cf, cf)), UNSEEN)
-        batches = merged(averager._batch(piece, averager.plan(0, cf)) for piece in pieces)
+        batches = merge_batches(averager._batch(piece, averager.plan(0, cf)) for piece in pieces)
     assert [batch.pieces for batch in batches] == ([pieces] if pieces else [])
     lengths = [-(-size // multiple) * multiple for size in sizes]
     assert all(batch.lengths == lengths for batch in batches[: len(sizes) > 1])
@@ -154,7 +154,7 @@ def test_where_launches_cost_most_all_go_together(sizes: list[int], padded: tupl
 def test_tensors_of_any_size_go_together_where_the_host_must_not_look(
     bits: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(module, "LARGEST", 100)
+    monkeypatch.setattr(module, "MAX_JOINED_ELEMENTS", 100)
     shapes: list[Shape] = [(7, 33), (5,), (40, 30), (129, 3), (60, 60)]
     outs: dict[bool, list[torch.Tensor]] = {}
     for look in (True, False):

@@ -119,7 +119,7 @@ def test_what_is_held_is_released_by_the_gradients_norm_at_any_magnitude(magnitu
     gradient = torch.full((100,), magnitude)
     folded = feedback.fold("w", gradient, keep=True)
     assert torch.allclose(folded, 2 * gradient)
-    feedback.settle(["w"], None)
+    feedback.store_unsent(["w"], None)
     feedback.commits.commit(True)
     assert torch.allclose(feedback.releasing["w"], 2 * gradient)
     assert all(float(size) > 0 for size in feedback.leftover(lambda _: False).values())

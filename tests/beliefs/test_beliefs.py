@@ -127,9 +127,12 @@ def test_other_beliefs_may_be_in_force_for_a_while() -> None:
 @pytest.mark.parametrize(
     ("wrong", "match"),
     [
-        ({"outer": {}}, "outer: name at least one number of ranks"),
+        ({"outer": {}}, "outer: no points; give the points of at least one number of ranks"),
         ({"outer": {2: ((5.0, 1.0), (2.0, 1.0))}}, "outer: points must ascend"),
-        ({"outer": {2: ((5.0, 0.0),)}}, "outer: points must ascend, and their second numbers be above 0"),
+        (
+            {"outer": {2: ((5.0, 0.0),)}},
+            "outer: points must ascend by their first number, and their second numbers must be above 0",
+        ),
         ({"doubts": {"quantized": {"least": -1.0}}}, "doubts.quantized: least: Input should be greater"),
         ({"doubts": {"guessed": {"least": 1.0}}}, "doubts.guessed"),
         ({"compressors": {"topk": {"by_cf": ((1.0, 1.0),), "colour": 1}}}, "compressors.topk: colour: unknown setting"),

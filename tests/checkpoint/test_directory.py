@@ -86,10 +86,10 @@ def spoil(directory: Path, how: str) -> None:
         ("no manifest", r"directory: .* holds no checkpoint \(gravac.json is missing\); give the directory that"),
         ("broken manifest", r"directory: .*gravac.json cannot be read"),
         ("later version", r"version: .*gravac.json has 9, this gravac reads 1"),
-        ("folder elsewhere", r"gravac\.json/folder: '\.\./gravac-step1-00000000',"),
-        ("negative step", r"gravac\.json/step: -5, it should be greater"),
+        ("folder elsewhere", r"gravac\.json/folder: is '\.\./gravac-step1-00000000';"),
+        ("negative step", r"gravac\.json/step: is -5; it should be greater"),
         ("unknown entry", r"gravac\.json/more: it is unknown here"),
-        ("manifest of a list", r"directory: .*gravac\.json holds \[\], a manifest's fields expected"),
+        ("manifest of a list", r"directory: .*gravac\.json holds \[\]; it should hold the fields of a manifest"),
         ("no file", r"directory: .*rank0.pt is missing, the state of rank 0 of 1"),
         ("broken file", r"directory: .*rank0.pt cannot be read"),
     ],
@@ -119,7 +119,7 @@ def test_what_was_not_gathered_is_refused() -> None:
     nothing: Any = None
     with pytest.raises(SettingsError, match="gathered: None holds no states; give every rank"):
         checkpoint.load_gathered(nothing, AdaptiveCompressor(topk))
-    with pytest.raises(SettingsError, match="version: what was gathered has None, this gravac reads 1"):
+    with pytest.raises(SettingsError, match="version: the dict of gathered states has None, this gravac reads 1"):
         checkpoint.load_gathered({}, AdaptiveCompressor(topk))
 
 

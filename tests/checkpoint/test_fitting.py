@@ -122,21 +122,29 @@ def test_spoilt_states_are_refused_in_words_or_train_on(kind: str, seed: int) ->
 @pytest.mark.parametrize(
     ("part", "wrong", "said"),
     [
-        ("residual", {"layer.weight": torch.ones(4)}, "residual/layer.weight: 4 elements, 2048 expected"),
-        ("residual", {"layer.weight": torch.ones(2048).int()}, "residual/layer.weight: int32 of shape .* float32 or"),
-        ("residual", {"layer.weight": torch.ones(2048).double()}, "residual/layer.weight: float64, float32 expected"),
-        ("residual", {"layer.weight": torch.ones(64, 32)}, "residual/layer.weight: .* one dimension expected"),
+        ("residual", {"layer.weight": torch.ones(4)}, "residual/layer.weight: has 4 elements; it should have 2048"),
+        (
+            "residual",
+            {"layer.weight": torch.ones(2048).int()},
+            "residual/layer.weight: is int32 of shape .* float32 or",
+        ),
+        (
+            "residual",
+            {"layer.weight": torch.ones(2048).double()},
+            "residual/layer.weight: is float64; it should be float32",
+        ),
+        ("residual", {"layer.weight": torch.ones(64, 32)}, "residual/layer.weight: .* it should have one dimension"),
         ("residual", {"other": torch.ones(4)}, "residual: the model has no parameter 'other'"),
         (
             "releasing",
             {"head.bias": torch.full((48,), torch.nan)},
             "releasing/head.bias: .* 48 of its 48 elements are not finite",
         ),
-        ("sums", {"head.bias": torch.ones(1)}, "sums/head.bias: 1 elements, 48 expected"),
-        ("step", -5, "step: -5, it should be greater than or equal to 0"),
-        ("loss_scale", 0.0, "loss_scale: 0.0, it should be greater than or equal to"),
-        ("loss_scale", torch.inf, "loss_scale: inf, it should be less than or equal to"),
-        ("rank", 1, "rank: 1 of 1 ranks"),
+        ("sums", {"head.bias": torch.ones(1)}, "sums/head.bias: has 1 elements; it should have 48"),
+        ("step", -5, "step: is -5; it should be greater than or equal to 0"),
+        ("loss_scale", 0.0, "loss_scale: is 0.0; it should be greater than or equal to"),
+        ("loss_scale", torch.inf, "loss_scale: is inf; it should be less than or equal to"),
+        ("rank", 1, "rank: is 1 of 1 ranks"),
         ("factors", {"cf": 10.0}, "factors/cfs: it is missing"),
         ("more", 1, "more: it is unknown here"),
         ("outer", {}, "outer: the state was saved in outer steps, which every=1 excludes; set every"),
@@ -176,7 +184,7 @@ def test_one_nan_in_a_residual_never_gets_in() -> None:
 def test_residuals_of_another_model_are_refused_when_the_model_is_known() -> None:
     compressor = unopened()
     compressor.load_state_dict({**compressor.state_dict(), "residual": {"layer.weight": torch.ones(4)}})
-    with pytest.raises(SettingsError, match=r"residual/layer\.weight: 4 elements, 2048 expected"):
+    with pytest.raises(SettingsError, match=r"residual/layer\.weight: has 4 elements; it should have 2048"):
         compressor.door(gradients(), executor=Lockstep(1).executors[0])
     with pytest.raises(SettingsError, match=r"residual: the model has no parameter 'layer\.weight'"):
         compressor.bind(torch.nn.Linear(2, 2))
@@ -189,7 +197,7 @@ def test_a_memory_of_another_shape_is_refused() -> None:
     for base, key in ((dgc, "velocity"), (powersgd, "q"), (quantize(2), "second")):
         one = opened(lambda base=base: unopened(base))
         state = {**one.compressor.state_dict(), "memory": {"layer.weight": {key: torch.ones(1)}}}
-        with pytest.raises(SettingsError, match=f"memory/layer.weight/{key}: float32 of shape"):
+        with pytest.raises(SettingsError, match=f"memory/layer.weight/{key}: is float32 of shape"):
             one.compressor.load_state_dict(state)
 
 
@@ -220,4 +228,6 @@ def test_a_controller_without_a_check_refuses_in_words_when_it_is_restored() -> 
     one.compressor.load_state_dict({**one.compressor.state_dict(), "controller_state": {"x": 1}})
     begun = one.engine.begin()
     one.ranks.run()
-    assert str(begun.exception(timeout=0)).startswith("controller_state: static cannot restore it (KeyError('window'))")
+    assert str(begun.exception(timeout=0)).startswith(
+        "controller_state: static cannot restore this state (KeyError('window'))"
+    )

@@ -186,7 +186,7 @@ def unwritable(rank: int, world: int, folder: Path) -> list[Any]:
 def test_all_ranks_are_told_which_one_could_not_write(tmp_path: Path) -> None:
     for said, unchanged, step in processes(unwritable, 2, tmp_path):
         assert "/file/directory/gravac-step2-" in said
-        assert "rank1.pt: could not be written, and the earlier checkpoint stays: NotADirectoryError: " in said
+        assert "rank1.pt: could not be written, so the earlier checkpoint stays: NotADirectoryError: " in said
         assert said.endswith("(on rank 1 of 2)")
         assert unchanged
         assert step == 2

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from gravac.compressors import rotation
 from gravac.compressors.codebook import Coded, Decoded, encode, mean
 from gravac.compressors.draws import Draws
-from gravac.compressors.levels import FITTED, GRID, Kind, levels
+from gravac.compressors.levels import FITTED_LEVELS, GRID_POINTS_PER_RMS, Kind, levels
 from gravac.compressors.packing import WIDTHS, pack, packed_bytes, unpack
 
 KINDS: tuple[Kind, ...] = ("fitted", "uniform")
@@ -48,7 +48,7 @@ def nearest(x: torch.Tensor, bits: int, kind: Kind, nudge: float = 0.0) -> torch
         up = torch.nextafter(rounded, torch.tensor(torch.inf, dtype=torch.bfloat16))
         reach = float(rounded if rounded >= x.abs().max() else up)
         return (moved / reach * most).round() / most
-    thresholds = ((every[1:] + every[:-1]) / 2 * GRID).round() / GRID
+    thresholds = ((every[1:] + every[:-1]) / 2 * GRID_POINTS_PER_RMS).round() / GRID_POINTS_PER_RMS
     root = x.double().square().mean().sqrt()
     return every[torch.bucketize(moved / root, thresholds, right=True)]
 
@@ -134,18 +134,18 @@ def test_the_error_is_the_same_whether_what_is_decoded_is_kept(seed: int, bits: 
     assert float(quick) == pytest.approx(float(exact), rel=1e-3)
 
 
-@pytest.mark.parametrize("bits", FITTED)
+@pytest.mark.parametrize("bits", FITTED_LEVELS)
 def test_fitted_levels_are_those_of_least_error(bits: int) -> None:
     """Each level is the mean of a normal law between its thresholds (Max 1960): moving any gains nothing."""
     x = torch.randn(1, 1 << 18, generator=torch.Generator().manual_seed(0)).double()
-    every = levels(bits, "fitted").double() * (FITTED[1][0] if bits == 1 else 1.0)
+    every = levels(bits, "fitted").double() * (FITTED_LEVELS[1][0] if bits == 1 else 1.0)
     which = torch.bucketize(x[0], (every[1:] + every[:-1]) / 2)
     for code, level in enumerate(every):
         assert abs(float(x[0][which == code].mean()) - float(level)) < 0.02
 
 
 @given(
-    st.one_of(st.integers(0, 3000), st.just(rotation.PIECE + 1500)),
+    st.one_of(st.integers(0, 3000), st.just(rotation.PIECE_NUMBERS + 1500)),
     st.sampled_from([16, 64, 1024, 4096]),
     st.integers(0, 10**6),
 )

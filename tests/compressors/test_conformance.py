@@ -11,7 +11,7 @@ import torch
 from gravac import compressors
 from gravac.collectives import AllReduce, Traffic
 from gravac.compressors import Compressor, Context, Reduced, Rounds, Sparse, TopK
-from gravac.compressors.sparse import laid_out
+from gravac.compressors.sparse import as_dense
 from gravac.testing import compressor_laws as conformance
 
 ALL = (
@@ -67,7 +67,7 @@ class KnowsItsRank(TopK):
 
     def rounds(self, x: torch.Tensor, cf: float, ctx: Context) -> Rounds:
         came = yield from super().rounds(x, cf, ctx)
-        return Reduced(laid_out(came.mean, x) + ctx.rank * 1e-9, came.sent, came.cf)
+        return Reduced(as_dense(came.mean, x) + ctx.rank * 1e-9, came.sent, came.cf)
 
 
 class LooksAtItsData(TopK):

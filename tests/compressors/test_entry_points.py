@@ -231,7 +231,7 @@ with warnings.catch_warnings(record=True) as caught:
     warnings.simplefilter("always")
     assert list(CONTROLLERS) == list(CONTROLLERS)
 assert "climb" in list(CONTROLLERS) and "comb" not in list(CONTROLLERS)
-assert ["is no controller" in str(one.message) for one in caught] == [True], caught
+assert ["is no controller class" in str(one.message) for one in caught] == [True], caught
 print(sorted(COMPRESSORS))
 """,
         told="always",

@@ -15,7 +15,7 @@ from gravac.candidate import Candidate
 from gravac.collectives import AllGather
 from gravac.compressors import Context, HardThreshold, Sparse, dense
 from gravac.compressors.base import energy, k_for
-from gravac.compressors.sparse import laid_out
+from gravac.compressors.sparse import as_dense
 from gravac.exchange import memory
 from gravac.measurement import LocalMeasurement
 from gravac.testing import compressor_laws as conformance
@@ -57,7 +57,7 @@ def test_the_error_of_a_coordinate_is_below_the_threshold() -> None:
     """The paper's absolute bound, where slots are enough."""
     x = gradient(50_000)
     (came,) = conformance.exchange(SOME, [x], 1.0)
-    left = x - laid_out(came.sent, x)
+    left = x - as_dense(came.sent, x)
     assert float(left.abs().max()) < 0.5
     assert float(energy(left)) <= 0.5**2 * x.numel()
 
@@ -74,7 +74,7 @@ def test_higher_cfs_select_among_what_the_lowest_did() -> None:
     foreseen = SOME.errors(x, (4.0, 10.0, 100.0), ctx)
     for cf, expected in zip((4.0, 10.0, 100.0), foreseen, strict=True):
         (came,) = conformance.exchange(SOME, [x], cf)
-        lost = energy(x - laid_out(came.sent, x))
+        lost = energy(x - as_dense(came.sent, x))
         assert float(lost) == pytest.approx(float(expected), rel=1e-4)
 
 

@@ -14,7 +14,7 @@ from gravac.collectives import Ledger
 from gravac.compressors import Addend, Context, Reduced
 from gravac.compressors.orthonormal import orthonormal
 from gravac.compressors.powersgd import PowerSGD, Product, powersgd
-from gravac.compressors.sparse import laid_out
+from gravac.compressors.sparse import as_dense
 from gravac.exchange import memory
 from gravac.exchange.fuse import fuse
 from gravac.settings import SettingsError
@@ -85,7 +85,7 @@ class Run:
 
 def dense_of(tensor: torch.Tensor | Addend, shape: tuple[int, int]) -> torch.Tensor:
     factor = tensor.left if isinstance(tensor, Product) else tensor
-    return laid_out(tensor, torch.zeros(shape, dtype=getattr(factor, "dtype", None)).view(-1)).view(shape)
+    return as_dense(tensor, torch.zeros(shape, dtype=getattr(factor, "dtype", None)).view(-1)).view(shape)
 
 
 def low_rank(n: int, m: int, rank: int, seed: int = 0) -> torch.Tensor:

@@ -16,7 +16,7 @@ from gravac.compressors.baselines.natural import natural
 from gravac.compressors.baselines.qsgd import QSGD, qsgd
 from gravac.compressors.baselines.signsgd import majority, signsgd
 from gravac.compressors.baselines.terngrad import terngrad
-from gravac.compressors.sparse import laid_out
+from gravac.compressors.sparse import as_dense
 from gravac.exchange import memory
 from gravac.exchange.fuse import fuse
 from gravac.settings import SettingsError
@@ -49,7 +49,7 @@ LAWS = tuple(law for law in conformance.LAWS if law is not conformance.an_unbias
 def sent(compressor: Compressor, x: torch.Tensor, step: int = 0) -> torch.Tensor:
     """What one rank alone sends of flat x."""
     cf = conformance.cfs_of(compressor)[0]
-    return laid_out(conformance.exchange(compressor, [x], cf, step=step)[0].sent, x)
+    return as_dense(conformance.exchange(compressor, [x], cf, step=step)[0].sent, x)
 
 
 def draws(elements: int, rank: int = 0, world: int = 1) -> list[float]:

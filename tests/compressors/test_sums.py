@@ -13,7 +13,7 @@ from gravac.collectives import AllReduce, Ledger
 from gravac.compressors import Compressor, Context, dense, rotation
 from gravac.compressors.base import energy
 from gravac.compressors.ladder import wire_ratio
-from gravac.compressors.sparse import laid_out
+from gravac.compressors.sparse import as_dense
 from gravac.exchange import memory
 from gravac.exchange.fuse import fuse
 from gravac.measurement import LocalMeasurement
@@ -29,7 +29,7 @@ def test_topkc_contracts_the_stacked_vector(ranks: int, elements: int, chunk: in
     """By the share of coordinates that travel in whole chunks, summed over the ranks (Han et al. 2024)."""
     xs = normal(ranks, elements, seed=seed)
     got = exchange(topkc(chunk=chunk, values=None), xs, cf)
-    lost = sum(float(energy(x - laid_out(r.sent, x))) for x, r in zip(xs, got, strict=True))
+    lost = sum(float(energy(x - as_dense(r.sent, x))) for x, r in zip(xs, got, strict=True))
     whole = sum(float(energy(x)) for x in xs)
     kept = int(elements / got[0].cf + 0.5) // chunk * chunk
     # energies travel in bfloat16, so near ties may fall either way
@@ -41,14 +41,14 @@ def test_topkc_takes_the_same_chunks_on_all_ranks() -> None:
     xs[0][64:128] = 3.0
     xs[1][192:] = 1.0
     for came in exchange(topkc(chunk=64, values=None), xs, 4.0):
-        assert laid_out(came.mean, xs[0]).nonzero().flatten().tolist() == list(range(64, 128))
+        assert as_dense(came.mean, xs[0]).nonzero().flatten().tolist() == list(range(64, 128))
 
 
 @given(st.floats(1, 300), st.integers(1, 3000), st.sampled_from([1, 16, 64]))
 def test_block_random_k_sends_as_many_as_asked_for(cf: float, elements: int, block: int) -> None:
     (x,) = normal(1, elements)
     (came,) = exchange(randomk(block=block), [x.abs() + 1], cf)
-    sent = int(laid_out(came.sent, x).count_nonzero())
+    sent = int(as_dense(came.sent, x).count_nonzero())
     wanted = -(-elements // cf)
     assert sent <= wanted
     assert sent >= wanted - block, "only a block at the tensor's end may be short"
@@ -60,7 +60,7 @@ def test_quantized_sums_are_close_at_any_number_of_ranks(bits: int) -> None:
         xs = normal(ranks, 5000)
         mean = torch.stack(xs).mean(0)
         came = exchange(quantize(bits), xs, 32 / bits)[0]
-        nmse = float(energy(laid_out(came.mean, mean) - mean) / energy(mean))
+        nmse = float(energy(as_dense(came.mean, mean) - mean) / energy(mean))
         assert nmse < {8: 0.001, 4: 0.03, 3: 0.09, 2: 0.27, 1: 0.75}[bits]
 
 
@@ -96,14 +96,14 @@ def test_thc_lanes_are_wide_enough(ranks: int) -> None:
     xs = [torch.ones(40, 26) for _ in range(ranks)]
     came = exchange(thc(exchange="lanes"), xs, 8.0)
     split = exchange(thc(sum_bits=8), xs, 8.0)
-    assert torch.allclose(laid_out(came[0].mean, xs[0]), torch.ones(1040), atol=0.6)
+    assert torch.allclose(as_dense(came[0].mean, xs[0]), torch.ones(1040), atol=0.6)
     if ranks <= 16:
-        assert torch.allclose(laid_out(split[0].mean, xs[0]), laid_out(came[0].mean, xs[0]), atol=1e-5)
+        assert torch.allclose(as_dense(split[0].mean, xs[0]), as_dense(came[0].mean, xs[0]), atol=1e-5)
 
 
 def test_thc_saturates_instead_of_wrapping() -> None:
     xs = [torch.ones(1024) * (1 if rank else 1.5) for rank in range(8)]
-    mean = laid_out(exchange(thc(bits=4, sum_bits=4), xs, 8.0)[0].mean, xs[0])
+    mean = as_dense(exchange(thc(bits=4, sum_bits=4), xs, 8.0)[0].mean, xs[0])
     assert float(torch.cosine_similarity(mean, xs[0], dim=0)) > 0.7, "sums wrapped around"
     assert float(mean.norm()) < 0.5 * float(xs[0].norm()), "nothing was cut off: the test proves nothing"
 
@@ -115,10 +115,10 @@ def test_thc_saturates_instead_of_wrapping() -> None:
 )
 def test_thc_remembers_all_it_lost(bits: int, sum_bits: int, ranks: int) -> None:
     """Rounded and saturated over several pieces of the rotation: mean and error are those of what was sent."""
-    xs = normal(ranks, rotation.PIECE + 1500)
+    xs = normal(ranks, rotation.PIECE_NUMBERS + 1500)
     got = exchange(thc(bits=bits, sum_bits=sum_bits), xs, 32 / bits)
-    sent = torch.stack([laid_out(r.sent, x) for r, x in zip(got, xs, strict=True)])
-    mean = laid_out(got[0].mean, xs[0])
+    sent = torch.stack([as_dense(r.sent, x) for r, x in zip(got, xs, strict=True)])
+    mean = as_dense(got[0].mean, xs[0])
     assert torch.allclose(mean, sent.mean(0), atol=1e-5)
     if sum_bits == 8 and bits == 4:
         for came, x, mine in zip(got, xs, sent, strict=True):
@@ -130,8 +130,8 @@ def test_artopk_takes_the_rank_in_turn_or_the_one_with_most() -> None:
     xs = [torch.zeros(64), torch.zeros(64)]
     xs[0][3], xs[1][9] = 1.0, 2.0
     for step, place in ((0, 3), (1, 9), (2, 3)):
-        assert laid_out(exchange(artopk, xs, 64.0, step=step)[0].mean, xs[0]).nonzero().item() == place
-    assert laid_out(exchange(artopk(choose="var"), xs, 64.0)[0].mean, xs[0]).nonzero().item() == 9
+        assert as_dense(exchange(artopk, xs, 64.0, step=step)[0].mean, xs[0]).nonzero().item() == place
+    assert as_dense(exchange(artopk(choose="var"), xs, 64.0)[0].mean, xs[0]).nonzero().item() == 9
 
 
 def ratio(compressor: Compressor, cf: float, ranks: int) -> float:

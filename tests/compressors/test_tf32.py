@@ -12,11 +12,11 @@ import torch
 from gravac.compressors import powersgd, rotation
 from gravac.compressors.draws import Draws
 from gravac.compressors.dtypes import rounds_products
-from gravac.compressors.powersgd import unrounded
+from gravac.compressors.powersgd import split_factors_for_tf32
 from gravac.testing import compressor_laws as conformance
 from tests.device.counting import DEVICE, counting
 
-MODULE = sys.modules[unrounded.__module__]
+MODULE = sys.modules[split_factors_for_tf32.__module__]
 
 
 def tf32(x: torch.Tensor) -> torch.Tensor:
@@ -48,7 +48,9 @@ def test_it_is_known_where_products_are_rounded(
 
 def test_nothing_is_widened_where_they_are_not() -> None:
     basis, factor = torch.randn(20, 4), torch.randn(30, 4)
-    assert [one is other for one, other in zip(unrounded(basis, factor), (basis, factor), strict=True)] == [True, True]
+    assert [
+        one is other for one, other in zip(split_factors_for_tf32(basis, factor), (basis, factor), strict=True)
+    ] == [True, True]
 
 
 @pytest.mark.parametrize("count", [(), (3,)])
@@ -59,7 +61,7 @@ def test_factors_multiply_as_in_float32(monkeypatch: pytest.MonkeyPatch, count: 
     factor = torch.randn(*count, 100, 8, generator=generator) * 10.0 ** torch.linspace(-10, 10, 8)
     exact = basis.double() @ factor.double().mT
     terms = basis.double().abs() @ factor.double().abs().mT
-    left, right = unrounded(basis, factor)
+    left, right = split_factors_for_tf32(basis, factor)
     off = ((tf32(left) @ tf32(right).mT).double() - exact).abs()
     assert bool((off <= 2.0**-19 * terms).all())
     assert bool((((tf32(basis) @ tf32(factor).mT).double() - exact).abs() > 2.0**-14 * terms).any())

@@ -14,7 +14,7 @@ from gravac.compressors.base import Context, Reduced, energy, k_for
 from gravac.compressors.baselines.redsync import redsync
 from gravac.compressors.baselines.sidco import sidco
 from gravac.compressors.dgc import DGC, dgc
-from gravac.compressors.sparse import Sparse, laid_out
+from gravac.compressors.sparse import Sparse, as_dense
 from gravac.compressors.threshold import ThresholdK
 from gravac.compressors.topk import topk
 from gravac.exchange import memory
@@ -274,7 +274,7 @@ def steps(
         for old, copy in zip(before, copies, strict=True):
             assert all(torch.equal(old[key], copy[key]) for key in old), "a state was written in place"
         came = [one.reduced[0] for one in done if one is not None]
-        means.append(laid_out(came[0].mean, by_rank[0]))
+        means.append(as_dense(came[0].mean, by_rank[0]))
     return means, came, states
 
 
@@ -309,7 +309,7 @@ def test_dgc_is_algorithm_1(changes: dict[str, Any], dtype: torch.dtype) -> None
         torch.testing.assert_close(state["velocity"].double(), v, rtol=1e-4, atol=1e-5)
         assert state["momentum"].dtype == state["velocity"].dtype == dtype
         assert one.target is not None
-        sent = laid_out(one.sent, one.target)
+        sent = as_dense(one.sent, one.target)
         torch.testing.assert_close(one.target - sent, state["velocity"])
     assert all(torch.equal(a, b) for xs, ys in zip(grads, originals, strict=True) for a, b in zip(xs, ys, strict=True))
 
@@ -328,7 +328,7 @@ def test_dgc_foresees_later_steps_too(compressor: DGC) -> None:
     assert ctx.state["velocity"] is state["velocity"]
     _, (came,), _ = steps(compressor, grads, 40.0)
     assert came.target is not None
-    lost = energy(came.target - laid_out(came.sent, came.target))
+    lost = energy(came.target - as_dense(came.sent, came.target))
     assert float(foreseen[1]) == pytest.approx(float(lost), rel=1e-4)
 
 
@@ -348,7 +348,7 @@ def test_dgc_without_an_exact_count_clears_only_what_was_sent() -> None:
 def test_dgc_keeps_what_the_wire_rounds() -> None:
     x = gradient("normal", 1000)
     _, (came,), (state,) = steps(dgc(values="bfloat16"), [[x]], 10.0)
-    torch.testing.assert_close(state["velocity"] + laid_out(came.sent, x), x)
+    torch.testing.assert_close(state["velocity"] + as_dense(came.sent, x), x)
 
 
 def test_dgc_warms_up() -> None:

@@ -17,11 +17,11 @@ from hypothesis import strategies as st
 from gravac import Goodput
 from gravac.candidate import Candidate, Forecast
 from gravac.controllers import Decision, Measurement
-from gravac.controllers.goodput import HARMLESS
+from gravac.controllers.goodput import HARMLESS_EFFICIENCY
 from gravac.controllers.goodput_state import GoodputEntry, GoodputState
 from gravac.controllers.window import Window
 from gravac.engine.admission import Admission
-from gravac.modes.outer.candidates import with_outer
+from gravac.modes.outer.candidates import with_outer_candidates
 from gravac.testing import controller_laws as conformance
 from gravac.testing.controller_laws import Step, drive
 
@@ -237,7 +237,7 @@ def test_an_unlucky_trial_is_made_up_for(monkeypatch: pytest.MonkeyPatch) -> Non
         return taken / (sum(EXPECTED[candidate].efficiency for candidate in ran) / cluster.best(0)) - 1
 
     believed = statistics.fmean(lost(seed) for seed in range(20))
-    monkeypatch.setattr("gravac.controllers.goodput_state.DOUBTS", 0)
+    monkeypatch.setattr("gravac.controllers.goodput_state.STANDARD_ERRORS", 0)
     blind = statistics.fmean(lost(seed) for seed in range(20))
     assert believed < blind / 2, (believed, blind)
 
@@ -314,7 +314,7 @@ def test_one_bit_is_left_for_what_gains_more_than_that_sets_training_back(
 
     Only of quantizers, whose efficiency goes by gain.
     """
-    monkeypatch.setattr("gravac.controllers.goodput.COARSE", 0.9)  # one bit of this ladder is worth 0.89
+    monkeypatch.setattr("gravac.controllers.goodput.COARSE_EFFICIENCY", 0.9)  # one bit of this ladder is worth 0.89
     cluster = Cluster(0.08, lambda step: 3.0 if step < at else 0.56, CODING, booked=True)
     points = [((0.0, c.efficiency), (1.0, c.efficiency)) if by_gain and c.family == "quantize" else () for c in LADDER]
     forecasts = tuple(replace(c, by_gain=own) for c, own in zip(LADDER, points, strict=True))
@@ -355,7 +355,7 @@ def test_what_follows_from_a_change_is_true(
     old, new = (Cluster(compute, lambda step, link=link: link, CODING, hidden) for link in (before, after))
     entries = tuple(GoodputEntry(at, old.seconds(c.candidate, 0), 1, c.efficiency) for at, c in enumerate(LADDER))
     state = GoodputState(LADDER, "hold", held, held, Window(LADDER[held].candidate), entries)
-    for at, floor in state.changed(new.seconds(LADDER[held].candidate, 0)).floors:
+    for at, floor in state.after_link_change(new.seconds(LADDER[held].candidate, 0)).floors:
         assert floor <= new.seconds(LADDER[at].candidate, 0) * (1 + 1e-9)
 
 
@@ -376,8 +376,10 @@ def test_what_may_set_training_back_is_tried_last(dense: float, booked: bool) ->
     cluster = Cluster(0.08, lambda step: dense, CODING, booked=booked)
     ran = [c for c, _ in itertools.groupby(s.applied.candidate for s in played(cluster, 120, cluster.foreseen()))]
     efficiencies = [EXPECTED[c].efficiency for c in ran]
-    harmful = [at for at, one in enumerate(efficiencies) if one < HARMLESS]
-    assert not harmful or all(one < HARMLESS or one in efficiencies[: harmful[0]] for one in efficiencies[harmful[0] :])
+    harmful = [at for at, one in enumerate(efficiencies) if one < HARMLESS_EFFICIENCY]
+    assert not harmful or all(
+        one < HARMLESS_EFFICIENCY or one in efficiencies[: harmful[0]] for one in efficiencies[harmful[0] :]
+    )
     assert bool(harmful) == (dense > 3)
 
 
@@ -386,7 +388,7 @@ def test_no_step_is_expected_to_be_shorter_than_what_it_computes() -> None:
     ladder = tuple(replace(c, coding_s=0.005, exchange_s=1.0 / c.wire_ratio) for c in LADDER)
     two_bits = GoodputEntry(5, 0.2, 1, 0.95, (0.165, 0.01, 0.17))
     state = GoodputState(ladder, "hold", 5, 5, Window(ladder[5].candidate), (two_bits,))
-    assert state.fastest(9, 40) >= 0.025 + 0.8 * 0.005
+    assert state.shortest_step_seconds(9, 40) >= 0.025 + 0.8 * 0.005
 
 
 @pytest.mark.parametrize(("behind", "least"), [(None, 0.8), (0.0, 0.95), (0.5, 0.9), (1.0, 0.85)])
@@ -406,7 +408,7 @@ def test_of_a_round_no_more_hides_than_may_travel(behind: float | None, least: f
 def test_rounds_are_found_at_once_where_the_link_is_as_foreseen(dense: float, delay: int) -> None:
     """What a search tries besides the best costs at most a fiftieth of thirty rounds."""
     cluster = Cluster(0.08, lambda step: dense, CODING, booked=True)
-    forecasts = with_outer(Admission(cluster.foreseen()), (2, 5, 10, 20, 50), 0.08, delay, False).forecasts
+    forecasts = with_outer_candidates(Admission(cluster.foreseen()), (2, 5, 10, 20, 50), 0.08, delay, False).forecasts
     expected = {forecast.candidate: forecast for forecast in forecasts}
 
     def goodput(forecast: Forecast) -> float:
@@ -453,7 +455,8 @@ def test_what_a_trial_may_cost_goes_by_what_the_exchange_took() -> None:
     """Two bits at 14x, coding for half of the step: dense sends 14 times as much, and takes little longer for that."""
     known, unknown = (GoodputEntry(5, 0.16, 1, 0.95, saved) for saved in ((0.0, 0.08, 0.002), None))
     bound, guess = (
-        GoodputState(LADDER, "hold", 5, 5, Window(LADDER[5].candidate), (e,)).slowest(0) for e in (known, unknown)
+        GoodputState(LADDER, "hold", 5, 5, Window(LADDER[5].candidate), (e,)).longest_step_seconds(0)
+        for e in (known, unknown)
     )
     assert bound == pytest.approx(0.16 + 13 * 0.002)
     assert guess == pytest.approx(14 * 0.16)
@@ -464,9 +467,9 @@ def test_coding_that_grows_with_what_is_sent_is_not_taken_for_the_link() -> None
     light, heavy = GoodputEntry(7, 0.05, 1, 0.5, (0.0, 0.02, 0.001)), GoodputEntry(6, 0.08, 1, 0.9, (0.0, 0.05, 0.001))
     forecasts = (*LADDER[:6], replace(LADDER[6], family="topkc"), *LADDER[7:])
     state = GoodputState(forecasts, "hold", 7, 7, Window(LADDER[7].candidate), (light, heavy))
-    assert state.fastest(0, 40) <= 0.05
+    assert state.shortest_step_seconds(0, 40) <= 0.05
     blind = replace(state, entries=(replace(light, saved=None), replace(heavy, saved=None)))
-    assert blind.fastest(0, 40) > 0.5
+    assert blind.shortest_step_seconds(0, 40) > 0.5
 
 
 def test_a_gain_that_was_measured_changes_what_is_held() -> None:

@@ -340,7 +340,7 @@ def test_shares_are_of_all_steps() -> None:
     count = end.cfs.count
     expected = {"dense": count(1) / 200, "theta_min": count(10) / 200}
     expected["candidate"] = 1 - sum(expected.values())
-    assert end.end.shares == pytest.approx(expected)
+    assert end.end.step_fractions == pytest.approx(expected)
 
 
 # what is measured

@@ -15,14 +15,14 @@ from hypothesis import strategies as st
 from gravac import Goodput, GraVAC
 from gravac.candidate import Candidate, Forecast
 from gravac.controllers import Decision, Measurement
-from gravac.controllers.base import WATCH
-from gravac.controllers.goodput import EXPOSED
+from gravac.controllers.base import DEFAULT_STRETCH_STEPS
+from gravac.controllers.goodput import LEAST_WAITING_FRACTION
 from gravac.controllers.goodput_reasons import Finding
 from gravac.controllers.goodput_state import GoodputEntry, GoodputState, exchange_fraction
-from gravac.controllers.native import LARGEST, LONGEST, LOOK_S, fits_float16
+from gravac.controllers.native import LARGEST_FLOAT16_NORM, LONGEST_STRETCH_S, LONGEST_STRETCH_STEPS, fits_float16
 from gravac.controllers.window import Window
 from gravac.engine.admission import Admission, with_native
-from gravac.modes.outer.candidates import with_outer
+from gravac.modes.outer.candidates import with_outer_candidates
 from gravac.testing.controller_laws import Step, drive
 from tests.controllers.test_goodput import LADDER
 
@@ -81,7 +81,9 @@ class Site:
         sixteen_bit = replace(known[1], candidate=Candidate("hook", "dense", 2.0))
         admission = Admission((known[0], sixteen_bit, *known[2:]))
         if self.every != (1,):
-            admission = with_outer(admission, self.every, self.compute, "auto", False, leaving_s=self.leaving_s)
+            admission = with_outer_candidates(
+                admission, self.every, self.compute, "auto", False, leaving_s=self.leaving_s
+            )
         return with_native(admission, (1.0, 2.0)).forecasts
 
     @functools.cached_property
@@ -114,7 +116,7 @@ class Site:
 
         def measured(step: int, holds: Decision) -> Measurement:
             seconds, waited, coded, exchanged = self.times(holds.candidate, step)
-            steps = 1 if holds.candidate.mode == "hook" else WATCH
+            steps = 1 if holds.candidate.mode == "hook" else DEFAULT_STRETCH_STEPS
             chance = math.exp(draw.gauss(0, self.noise / math.sqrt(steps))) if self.noise else 1.0
             error = 0.0 if holds.candidate.dense else 1.0
             made = Measurement(0, holds.candidate, chance * seconds, 16.0, error, self.energy)
@@ -197,7 +199,7 @@ def test_native_is_settled_on_where_the_hook_gains_nothing(exposed: float) -> No
 def test_a_slow_link_sees_native_steps_hardly_ever(exposed: float) -> None:
     steps = Site(0.5, exposed).run(600)
     native = sum(step.measured.steps for step in steps if step.measured.candidate.mode == "native")
-    assert native <= 2 * WATCH
+    assert native <= 2 * DEFAULT_STRETCH_STEPS
     assert steps[-1].measured.candidate.mode == "hook"
 
 
@@ -219,7 +221,7 @@ def test_native_is_never_left_for_what_cannot_be_better(native: float, others: l
     after, _ = goodput._try_or_hold(state, Finding(""))
     chosen = after.position
     if chosen != 0:
-        bound = after.least_efficiency(chosen) / after.fastest(chosen, goodput.expire)
+        bound = after.least_efficiency(chosen) / after.shortest_step_seconds(chosen, goodput.expire)
         assert bound > state.goodput(measured[0])
 
 
@@ -261,11 +263,11 @@ def test_stretches_grow_while_nothing_changes_and_start_again_after_a_surprise()
     steps = site.run(2000)
     lengths = [step.measured.steps for step in steps if step.measured.candidate == NATIVE]
     assert lengths[:5] == [8, 8, 16, 32, 64] or lengths[:4] == [8, 16, 32, 64]
-    assert max(lengths) <= min(LONGEST, LOOK_S / 0.01 + 1)
+    assert max(lengths) <= min(LONGEST_STRETCH_STEPS, LONGEST_STRETCH_S / 0.01 + 1)
     (surprised,) = [
         at for at, step in enumerate(steps) if " instead of " in step.decision.reason and step.decision.watch == 8
     ][:1]
-    assert steps[surprised + 1].measured.steps in (1, WATCH)
+    assert steps[surprised + 1].measured.steps in (1, DEFAULT_STRETCH_STEPS)
     assert steps[-1].measured.candidate == NATIVE
 
 
@@ -282,7 +284,7 @@ def test_a_link_that_breaks_down_under_native_steps_is_noticed_and_so_is_one_tha
     ran = {range(s.measured.first, s.measured.first + s.measured.steps): s.measured.candidate.mode for s in steps}
     at = {step: mode for covered, mode in ran.items() for step in covered}
     assert at[900] == "native"
-    assert at[1000 + LONGEST // 2] == "hook"
+    assert at[1000 + LONGEST_STRETCH_STEPS // 2] == "hook"
     assert at[2500] == "native"
 
 
@@ -342,16 +344,16 @@ def test_on_a_slower_link_larger_exchanges_are_risky_until_two_sizes_were_timed(
     native = forecasts[held].candidate.mode == "native"
     entry = GoodputEntry(held, seconds, 1, 1.0, None if native else (0.0, 0.0, 0.0))
     before = GoodputState(forecasts, "hold", held, held, Window(forecasts[held].candidate), (entry,))
-    after = before.changed(factor * seconds)
+    after = before.after_link_change(factor * seconds)
 
-    risky = [at for at in range(len(forecasts)) if after.risky(at)]
-    assert not any(before.risky(at) for at in range(len(forecasts)))
+    risky = [at for at in range(len(forecasts)) if after.has_unbounded_time(at)]
+    assert not any(before.has_unbounded_time(at) for at in range(len(forecasts)))
     larger = [at for at, f in enumerate(forecasts) if exchange_fraction(f) > exchange_fraction(forecasts[held])]
     assert risky == (larger if factor > 1 else [])
     others = [at for at, f in enumerate(forecasts) if f.candidate.every == 1 and f.candidate.mode == "hook"][:2]
     two = (*(GoodputEntry(at, 0.1, 1, 1.0, (0.0, 0.0, 0.0)) for at in others if at != held), entry)
     if len({forecasts[one.position].wire_ratio for one in two if forecasts[one.position].candidate.every == 1}) > 1:
-        assert not any(replace(after, entries=two).risky(at) for at in range(len(forecasts)))
+        assert not any(replace(after, entries=two).has_unbounded_time(at) for at in range(len(forecasts)))
 
 
 def test_the_price_of_leaving_outer_steps_grows_with_what_dense_exchanges_take() -> None:
@@ -359,20 +361,20 @@ def test_the_price_of_leaving_outer_steps_grows_with_what_dense_exchanges_take()
     apart = next(forecast for forecast in site.forecasts if forecast.candidate.mode == "outer")
     native, hook = GoodputEntry(0, 1.1, 1, 1.0), GoodputEntry(2, 0.1, 1, 1.0, (0.0, 0.0, 0.0))
     state = GoodputState(site.forecasts, "hold", 0, 0, Window(NATIVE), (native, hook))
-    assert state.leaving(apart) == 2.0
-    assert replace(state, moved=True).leaving(apart) == pytest.approx(2.0 * 1.0 / site.dense)
-    assert state.leaving(site.forecasts[0]) == 0.0
-    assert replace(state, moved=True, entries=(native,)).leaving(apart) == 2.0  # nothing tells of the link yet
-    assert replace(state, moved=True, entries=(replace(native, seconds=0.1), hook)).leaving(apart) == 2.0
+    assert state.leaving_seconds(apart) == 2.0
+    assert replace(state, moved=True).leaving_seconds(apart) == pytest.approx(2.0 * 1.0 / site.dense)
+    assert state.leaving_seconds(site.forecasts[0]) == 0.0
+    assert replace(state, moved=True, entries=(native,)).leaving_seconds(apart) == 2.0  # nothing tells of the link yet
+    assert replace(state, moved=True, entries=(replace(native, seconds=0.1), hook)).leaving_seconds(apart) == 2.0
     slow = replace(hook, saved=(0.0, 0.0, 7 * (site.forecasts[2].exchange_s or 0.0)))
-    assert replace(state, moved=True, entries=(slow,)).leaving(apart) == pytest.approx(14.0)
+    assert replace(state, moved=True, entries=(slow,)).leaving_seconds(apart) == pytest.approx(14.0)
 
 
 def test_float16_needs_gradients_that_are_far_from_too_large() -> None:
-    quiet, loud = (Site(0.05, 0.4, hides=0.0, energy=energy) for energy in (2.0, 2 * LARGEST**2))
+    quiet, loud = (Site(0.05, 0.4, hides=0.0, energy=energy) for energy in (2.0, 2 * LARGEST_FLOAT16_NORM**2))
     assert NATIVE16 in {step.measured.candidate for step in quiet.run(400)}
     assert NATIVE16 not in {step.measured.candidate for step in loud.run(400)}
-    assert loud.run(400)[-1].state.energy == 2 * LARGEST**2
+    assert loud.run(400)[-1].state.energy == 2 * LARGEST_FLOAT16_NORM**2
 
 
 def test_float16_is_not_begun_with() -> None:
@@ -387,7 +389,7 @@ def test_a_restored_native_hold_goes_on_with_its_stretch() -> None:
     last = site.run(600)[-1]
     state, decision = goodput.restore(goodput.dump(last.state), site.forecasts)
     assert (state, decision.watch) == (last.state, last.decision.watch)
-    assert decision.watch > WATCH
+    assert decision.watch > DEFAULT_STRETCH_STEPS
 
 
 def test_what_was_measured_stays_when_outer_steps_are_admitted_beside_it() -> None:
@@ -446,11 +448,11 @@ def test_gravac_comes_back_from_native_when_gains_do() -> None:
 def test_gravac_with_nothing_that_sends_less_is_native_for_good() -> None:
     steps = list(drive(GraVAC(), GRAVAC[:1], gains(lambda step: 1.0), 20))
     assert {step.measured.candidate for step in steps} == {NATIVE}
-    assert steps[-1].measured.steps == LONGEST
+    assert steps[-1].measured.steps == LONGEST_STRETCH_STEPS
 
 
 def test_gravac_goes_to_float16_only_where_gradients_fit() -> None:
-    steps = list(drive(ABSOLUTE, GRAVAC, gains(lambda step: 0.1, energy=2 * LARGEST**2), 600))
+    steps = list(drive(ABSOLUTE, GRAVAC, gains(lambda step: 0.1, energy=2 * LARGEST_FLOAT16_NORM**2), 600))
     assert "native" not in modes(steps)
 
 
@@ -464,9 +466,13 @@ def test_exposed_is_what_the_forecast_and_the_link_say() -> None:
     forecasts = Site(0.1, 0.1, hides=0.0).forecasts
     native, hook = GoodputEntry(0, 0.1, 1, 1.0), GoodputEntry(1, 0.2, 1, 1.0, (0.1, 0.01, 0.1))
     state = GoodputState(forecasts, "hold", 0, 0, Window(NATIVE), (native,))
-    assert state.exposed(native) == pytest.approx(0.1) and state.exposed(native) > EXPOSED
-    assert replace(state, entries=(native, hook)).exposed(native) == 1.0  # the link is 20 times slower than forecast
-    assert replace(state, moved=True).exposed(native) == 1.0
+    assert (
+        state.waiting_fraction(native) == pytest.approx(0.1) and state.waiting_fraction(native) > LEAST_WAITING_FRACTION
+    )
+    assert (
+        replace(state, entries=(native, hook)).waiting_fraction(native) == 1.0
+    )  # the link is 20 times slower than forecast
+    assert replace(state, moved=True).waiting_fraction(native) == 1.0
 
 
 def warming(site: Site, rise: int, seed: int = 0) -> Callable[[int, Decision], Measurement]:
@@ -475,7 +481,7 @@ def warming(site: Site, rise: int, seed: int = 0) -> Callable[[int, Decision], M
 
     def at_rate(step: int, holds: Decision) -> Measurement:
         now = measured(step, holds)
-        made[0] += WATCH if holds.candidate.mode == "native" else holds.candidate.every
+        made[0] += DEFAULT_STRETCH_STEPS if holds.candidate.mode == "native" else holds.candidate.every
         return replace(now, learning_rate=1e-3 * min(made[0] / rise, 1 - made[0] / 1e6))
 
     return at_rate
@@ -487,7 +493,7 @@ def test_no_outer_steps_while_the_learning_rate_warms_up(rise: int) -> None:
     made, ran = 0, []
     for step in drive(Goodput(), site.forecasts, warming(site, rise), 1500):
         ran.append((made, step.applied.candidate.mode))
-        made += WATCH if step.applied.candidate.mode == "native" else step.applied.candidate.every
+        made += DEFAULT_STRETCH_STEPS if step.applied.candidate.mode == "native" else step.applied.candidate.every
     first = next(at for at, mode in ran if mode == "outer")
     assert first >= rise
     assert first <= 2 * rise + 100, "afterwards they are not put off for long"
@@ -496,12 +502,12 @@ def test_no_outer_steps_while_the_learning_rate_warms_up(rise: int) -> None:
 def test_outer_steps_that_nothing_stands_beside_do_not_wait_for_the_learning_rate() -> None:
     outer = tuple(one for one in Site(7.0, 0.99, every=EVERY).forecasts if one.candidate.mode == "outer")
     state = GoodputState(outer, "hold", 0, 0, Window(outer[0].candidate), steps=10, rose_at=10)
-    assert state.warming_up and all(map(state.allowed, range(len(outer))))
+    assert state.warming_up and all(map(state.may_run, range(len(outer))))
 
 
 def test_a_learning_rate_that_is_not_known_or_stays_keeps_nobody_waiting() -> None:
     state = GoodputState(Site(1.0, 0.5).forecasts, "hold", 0, 0, Window(NATIVE))
     for rate in (math.nan, 0.1, 0.1, math.nan, 0.05, 0.0):
-        state = state.count(Measurement(0, NATIVE, 1.0, 1.0, 0.0, 1.0, learning_rate=rate))
+        state = state.count_steps(Measurement(0, NATIVE, 1.0, 1.0, 0.0, 1.0, learning_rate=rate))
         assert not state.warming_up
-    assert state.count(Measurement(0, NATIVE, 1.0, 1.0, 0.0, 1.0, learning_rate=0.2)).rose_at == 0, "it was 0"
+    assert state.count_steps(Measurement(0, NATIVE, 1.0, 1.0, 0.0, 1.0, learning_rate=0.2)).rose_at == 0, "it was 0"

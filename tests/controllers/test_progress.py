@@ -15,8 +15,8 @@ from gravac import Goodput
 from gravac.candidate import Candidate, Forecast
 from gravac.controllers import corrected_belief
 from gravac.controllers.goodput_state import GoodputState
-from gravac.controllers.measuring import BUDGET, NO_TRIALS, SHARE, expected_gain
-from gravac.controllers.progress import Learned, Line, Reading, estimate, value_of_trials
+from gravac.controllers.measuring import LARGEST_COST_FRACTION, LARGEST_STEP_FRACTION, NO_TRIALS_REASON, expected_gain
+from gravac.controllers.progress import Learned, Line, Reading, estimate_ratio, value_of_trials
 from gravac.settings import SettingsError
 from tests.controllers.progress_world import Played, World, play
 
@@ -64,8 +64,8 @@ def test_trials_keep_to_their_price_and_share() -> None:
     made_up = world(outer=0.99, believed=0.99)
     played = play(made_up)
     assert played.state.learned
-    assert 0 <= played.state.booked <= BUDGET * made_up.total
-    assert sum(learned.steps for learned in played.state.learned) <= SHARE * made_up.total
+    assert 0 <= played.state.booked <= LARGEST_COST_FRACTION * made_up.total
+    assert sum(learned.steps for learned in played.state.learned) <= LARGEST_STEP_FRACTION * made_up.total
     assert held(played) == OUTER
 
 
@@ -73,9 +73,9 @@ def test_a_run_too_short_to_learn_goes_by_its_beliefs() -> None:
     played = play(world(outer=0.6, believed=0.99, total=500))
     assert not played.state.learned
     assert not played.readings
-    assert any(decision.reason.endswith(f"; {NO_TRIALS}") for _, decision in played.decisions)
+    assert any(decision.reason.endswith(f"; {NO_TRIALS_REASON}") for _, decision in played.decisions)
     without_probe = play(replace(world(outer=0.6, believed=0.99, total=500), probe=False))
-    assert not any(NO_TRIALS in decision.reason for _, decision in without_probe.decisions)
+    assert not any(NO_TRIALS_REASON in decision.reason for _, decision in without_probe.decisions)
 
 
 def test_trials_that_leave_outer_steps_count_the_way_back() -> None:
@@ -109,9 +109,9 @@ def test_reasons_and_records_tell_what_was_measured() -> None:
 
 def test_beliefs_after_trials_are_computed_once_for_each_trial() -> None:
     """A decision asks for them thousands of times: it took 0.2 s where 85 candidates were hashed each time."""
-    corrected_belief._after_trials.cache_clear()
+    corrected_belief._beliefs_after_trials.cache_clear()
     played = play(world(outer=0.6, believed=0.99))
-    cached = corrected_belief._after_trials.cache_info()
+    cached = corrected_belief._beliefs_after_trials.cache_info()
     assert played.state.learned
     assert 0 < cached.misses < cached.hits / 100
 
@@ -161,8 +161,8 @@ def test_a_candidate_of_whose_time_nothing_is_known_is_not_tried(
 ) -> None:
     state = play(world(outer=0.6, believed=0.99), until=lambda played: played.state.phase == "hold").state
     state = replace(state, entries=tuple(entry for entry in state.entries if entry.position == state.best))
-    monkeypatch.setattr(GoodputState, "fastest", lambda *_: unknown)
-    monkeypatch.setattr(GoodputState, "slowest", lambda *_: unknown)
+    monkeypatch.setattr(GoodputState, "shortest_step_seconds", lambda *_: unknown)
+    monkeypatch.setattr(GoodputState, "longest_step_seconds", lambda *_: unknown)
     others = [at for at in range(len(state.forecasts)) if at != state.best]
     assert [expected_gain(state, at, state.best, 100, 5000, 40) for at in others] == [0.0] * len(others)
 
@@ -184,7 +184,7 @@ def test_a_trial_without_noise_measures_the_efficiency_where_the_loss_halves_in_
         return Line.through([Reading(first + at, loss(progress + at)) for at in (0, 5, 10, 90, 95, 100)])
 
     before, after = line(0, 0.0), line(100 + steps + others, 100 + share * steps + others)
-    ratio, error = estimate(before, after, steps, noise=0.0)
+    ratio, error = estimate_ratio(before, after, steps, noise=0.0)
     assert ratio == pytest.approx(share, abs=0.02 + 10 / half)
     assert error == pytest.approx(0.2)
 

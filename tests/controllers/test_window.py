@@ -9,7 +9,7 @@ import statistics
 import pytest
 
 from gravac.controllers import Measurement
-from gravac.controllers.window import GAP, SETTLING, Window
+from gravac.controllers.window import GAP_MEDIANS, SETTLING, Window
 from tests.controllers.script import topk
 
 pytestmark = pytest.mark.timeout(60)
@@ -59,7 +59,7 @@ def test_without_a_step_time_there_is_no_throughput() -> None:
 
 def test_gaps_are_left_out_of_the_median() -> None:
     # with the gaps the median would be 0.2, without them 0.15
-    times = (0.1, 0.15, 0.2, 0.2 * GAP + 1, 0.2 * GAP + 2)
+    times = (0.1, 0.15, 0.2, 0.2 * GAP_MEDIANS + 1, 0.2 * GAP_MEDIANS + 2)
     assert window(*(measured(s) for s in times)).t_system == pytest.approx(10 / 0.15)
 
 

@@ -12,7 +12,7 @@ import torch
 
 import gravac.opening
 from gravac.exchange.group import GroupTransport
-from gravac.exchange.opening import Opened
+from gravac.exchange.opening import OpenedExecutor
 from gravac.exchange.streams import StreamExecutor
 
 
@@ -74,9 +74,9 @@ def streams(rank: int, kind: type[Idle] = Idle) -> Iterator[list[StreamExecutor]
     made: list[StreamExecutor] = []
     moments = random.Random(rank)
 
-    def opened(device: Any, group: Any, *_: Any) -> Opened:
+    def opened(device: Any, group: Any, *_: Any) -> OpenedExecutor:
         made.append(StreamExecutor(GroupTransport(group), kind(torch.device("cpu"), lambda: moments.expovariate(1.0))))
-        return Opened(made[-1])
+        return OpenedExecutor(made[-1])
 
     with mock.patch.object(gravac.opening, "open_executor", opened):
         yield made

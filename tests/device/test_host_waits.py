@@ -23,7 +23,7 @@ from gravac.compressors import (
 )
 from gravac.engine.codec_timing import time_codecs
 from gravac.exchange.link_probe import LinkProbe
-from gravac.exchange.opening import Opened
+from gravac.exchange.opening import OpenedExecutor
 from tests.device.counting import DEVICE, counting
 from tests.device.idle import Idle
 from tests.device.steps import Counted, steps
@@ -80,7 +80,7 @@ def test_timing_waits_for_events_alone(base: Compressor) -> None:
         with counting() as seen:
             device = Idle(torch.device(DEVICE))
             executor = Agreeing(seen, 2)
-            found = time_codecs(policy, forms, Opened(executor, LinkProbe(1e-5, 1e10, 1e12), device))
+            found = time_codecs(policy, forms, OpenedExecutor(executor, LinkProbe(1e-5, 1e10, 1e12), device))
     assert found
     assert not seen.waits
     assert not seen.copies

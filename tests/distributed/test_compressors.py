@@ -11,7 +11,7 @@ import torch.distributed as dist
 from gravac import AdaptiveCompressor, Static
 from gravac.candidate import Span
 from gravac.compressors import COMPRESSORS, Compressor, Context, dgc, quantize, thc, topkc
-from gravac.compressors.sparse import laid_out
+from gravac.compressors.sparse import as_dense
 from gravac.exchange.fuse import fuse
 from gravac.exchange.group import GroupTransport
 from gravac.testing.compressor_laws import exchange
@@ -52,7 +52,7 @@ def alone(rank: int, compressor: Compressor) -> tuple[torch.Tensor, torch.Tensor
             requests = job.send(transport.finish(transport.launch(requests)))
         except StopIteration as done:
             (came,) = done.value.reduced
-            return laid_out(came.mean, x), laid_out(came.sent, x)
+            return as_dense(came.mean, x), as_dense(came.sent, x)
 
 
 def every(rank: int, world: int) -> list[Any]:
@@ -69,7 +69,7 @@ def every(rank: int, world: int) -> list[Any]:
             jitter(adaptive, rank, 0.002)
             train(ddp, optimizer, rank, range(5))
             adaptive.state_dict()
-            results.append((*means, weights(ddp), len(adaptive._adapter.layout.fixed), adaptive.gain))
+            results.append((*means, weights(ddp), len(adaptive._adapter.layout.fixed_groups), adaptive.gain))
     return results
 
 
@@ -84,8 +84,8 @@ def test_three_processes_agree_with_three_ranks_in_memory(ran: list[list[Any]], 
     for rank in range(WORLD):
         mean, sent, trained, groups, gain = ran[rank][position]
         x = gradients()[0]
-        assert torch.allclose(mean, laid_out(expected[rank].mean, x), rtol=0, atol=0.02), "mean"
-        assert torch.allclose(sent, laid_out(expected[rank].sent, x), rtol=0, atol=0.02), "sent"
+        assert torch.allclose(mean, as_dense(expected[rank].mean, x), rtol=0, atol=0.02), "mean"
+        assert torch.allclose(sent, as_dense(expected[rank].sent, x), rtol=0, atol=0.02), "sent"
         assert torch.equal(mean, ran[0][position][0])
         assert torch.equal(trained, ran[0][position][2]), "replicas differ"
         assert bool(trained.isfinite().all())

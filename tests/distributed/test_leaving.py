@@ -12,7 +12,7 @@ import torch
 from torch.nn.parallel import DistributedDataParallel
 
 from gravac import AdaptiveCompressor, Static, topk
-from gravac.sources.ddp_private import REBUILDING, rebuild_reducer
+from gravac.sources.ddp_private import NAMES_FOR_REBUILD, rebuild_reducer
 from tests.distributed.training import batch, parallel, sgd, telling, train, weights
 from tests.ranks import processes
 
@@ -215,13 +215,13 @@ def test_detach_refuses_what_it_cannot_do_and_says_what_to_do() -> None:
         assert "registered by hand" in by_hand
 
 
-@pytest.mark.parametrize("name", REBUILDING)
+@pytest.mark.parametrize("name", NAMES_FOR_REBUILD)
 def test_a_torch_without_what_detach_needs_is_told_by_name(name: str) -> None:
     class Lacking:
         pass
 
     ddp = Lacking()
-    for other in REBUILDING:
+    for other in NAMES_FOR_REBUILD:
         if other != name:
             setattr(ddp, other, None)
     with pytest.raises(RuntimeError, match=f"has no {name}, .* wrap the model in a new DistributedDataParallel"):

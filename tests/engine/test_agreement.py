@@ -25,8 +25,8 @@ def measured(shadow: tuple[float, ...], learning_rate: float = 0.01, **given: An
     """A rank's numbers of a step of 0.5 s that waited for 0.05 s of the exchange's 0.1 s, and coded for 0.2 s."""
     errors = [float(at) for at in range(len(shadow))]
     given = {"errors": [1.0, 2.0], "energies": [4.0], "shadow_errors": [errors], **given}
-    moments: dict[str, Any] = {"backward": 0.45, "exchanged": 0.5, "over": 0.5, "spent": lambda: (0.2, 0.1)}
-    moments["previous"] = LocalMeasurement(6, TOPK, exchanged=0.0, over=0.0)
+    moments: dict[str, Any] = {"backward_ended": 0.45, "exchange_ended": 0.5, "ended": 0.5, "spent": lambda: (0.2, 0.1)}
+    moments["previous"] = LocalMeasurement(6, TOPK, exchange_ended=0.0, ended=0.0)
     local = LocalMeasurement(7, TOPK, shadow=shadow, learning_rate=learning_rate, **moments, **given)
     local.read(Lockstep(1).executors[0])
     return local
@@ -76,7 +76,7 @@ def test_norms_of_tensors_are_of_gradients_without_their_loss_scale(world: int) 
 
 @pytest.mark.parametrize("size", [0, len(slots((10.0,))) - 1, len(slots((10.0,))) + 1])
 def test_a_vector_of_another_layout_is_refused(size: int) -> None:
-    with pytest.raises(ValueError, match=rf"vector: {size} numbers, and the slots are seconds, error, energy"):
+    with pytest.raises(ValueError, match=rf"vector: has {size} numbers; give one for each of seconds, error, energy"):
         agreed_measurement(measured((10.0,)), [[0.0] * size], 2, 16.0)
 
 

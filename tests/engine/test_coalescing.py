@@ -70,7 +70,7 @@ def test_parts_are_the_group_in_order_each_of_few_elements_or_one_tensor(sizes: 
 @given(st.lists(st.integers(1, 60), min_size=1, max_size=12), st.sampled_from([50, 120]))
 def test_what_goes_together_is_bounded_though_parts_wait_for_each_other(sizes: list[int], most: int) -> None:
     waiting, gone = Waiting(), list[ReadyGroup]()
-    waiting.enough, waiting.maximum = 10, most
+    waiting.enough_elements, waiting.max_elements = 10, most
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr(coalescing, "LARGEST", 40)
         for part in cut(group(*sizes), lambda: None):
@@ -93,5 +93,5 @@ def test_more_goes_together_where_coding_takes_less() -> None:
     assert narrow.coding_bytes(narrow.plan(0, 16.0)) > low_rank  # a residual is rounded as it is kept
     for on_cpu, most in ((False, TEMPORARIES // low_rank), (True, LARGEST + ALWAYS_ENOUGH)):
         waiting.set_limits(low_rank, 1 << 24, on_cpu=on_cpu)
-        assert waiting.maximum == most
+        assert waiting.max_elements == most
     assert ladder.profile(128.0).coding_bytes == powersgd.profile(128.0).coding_bytes  # that of what serves it

@@ -24,12 +24,19 @@ from gravac.compressors.base import Rounds
 from gravac.controllers.base import Controller
 from gravac.engine import codec_timing
 from gravac.engine.admission import Admission, admit, averager_of
-from gravac.engine.codec_timing import BUDGET_SECONDS, MAX_ELEMENTS, TIMED_STEPS, UNTIMED_STEPS, time_codecs, typical
+from gravac.engine.codec_timing import (
+    BUDGET_SECONDS,
+    MAX_ELEMENTS,
+    TIMED_STEPS,
+    UNTIMED_STEPS,
+    time_codecs,
+    typical_tensors,
+)
 from gravac.exchange.executor import Executor
 from gravac.exchange.fifo import Fifo
 from gravac.exchange.group import GroupTransport
 from gravac.exchange.link_probe import LinkProbe
-from gravac.exchange.opening import Opened, open_executor
+from gravac.exchange.opening import OpenedExecutor, open_executor
 from gravac.exchange.streams import StreamExecutor
 from gravac.telemetry.descriptions import describe_run
 from gravac.telemetry.records import RunRecord
@@ -61,9 +68,9 @@ class Echo:
         return [tensors_of(asked)[0].mul_(self.world) for asked in pending]
 
 
-def opened(passes: Callable[[], float] = lambda: 1.0) -> Opened:
+def opened(passes: Callable[[], float] = lambda: 1.0) -> OpenedExecutor:
     device = Idle(CPU, passes)
-    return Opened(StreamExecutor(Echo(), device), LINK, device)  # type: ignore[arg-type]
+    return OpenedExecutor(StreamExecutor(Echo(), device), LINK, device)  # type: ignore[arg-type]
 
 
 def policy_of(base: Compressor = topk, controller: Controller[Any] | None = None, **settings: Any) -> Policy:
@@ -185,16 +192,18 @@ UNUSED: Any = SimpleNamespace(rank=0, world=3)
 @pytest.mark.parametrize(
     ("policy", "forms", "there"),
     [
-        (policy_of(), FORMS, Opened(UNUSED)),
-        (policy_of(), FORMS, Opened(UNUSED, LINK)),
-        (policy_of(), FORMS, Opened(UNUSED, None, Idle(CPU))),
-        (policy_of(), [], Opened(UNUSED, LINK, Idle(CPU))),
-        (policy_of(), [((5,), torch.float32)], Opened(UNUSED, LINK, Idle(CPU))),
-        (policy_of(dense, cf_range=(1, 2)), FORMS, Opened(UNUSED, LINK, Idle(CPU))),
+        (policy_of(), FORMS, OpenedExecutor(UNUSED)),
+        (policy_of(), FORMS, OpenedExecutor(UNUSED, LINK)),
+        (policy_of(), FORMS, OpenedExecutor(UNUSED, None, Idle(CPU))),
+        (policy_of(), [], OpenedExecutor(UNUSED, LINK, Idle(CPU))),
+        (policy_of(), [((5,), torch.float32)], OpenedExecutor(UNUSED, LINK, Idle(CPU))),
+        (policy_of(dense, cf_range=(1, 2)), FORMS, OpenedExecutor(UNUSED, LINK, Idle(CPU))),
     ],
     ids=["an executor that was given", "CPU", "one rank", "no forms yet", "small tensors alone", "nothing compressed"],
 )
-def test_nothing_is_timed_where_it_would_tell_nothing(policy: Policy, forms: Sequence[Form], there: Opened) -> None:
+def test_nothing_is_timed_where_it_would_tell_nothing(
+    policy: Policy, forms: Sequence[Form], there: OpenedExecutor
+) -> None:
     assert time_codecs(policy, forms, there) == {}
 
 
@@ -204,7 +213,7 @@ sides = st.integers(1, 300) | st.sampled_from([1 << 13, 1 << 24, 1 << 25])
 @given(st.lists(st.lists(sides, min_size=2, max_size=4).map(tuple), min_size=1, max_size=5))
 def test_a_sample_is_of_the_shape_that_most_elements_have_and_bounded(shapes: list[tuple[int, ...]]) -> None:
     forms = [(shape, torch.float32) for shape in shapes]
-    sample = typical(forms)
+    sample = typical_tensors(forms)
     held = {shape: shapes.count(shape) * math.prod(shape) for shape in shapes}
     most = max(held.values())
     assert 0 < sample.elements <= min(most, MAX_ELEMENTS)
@@ -212,7 +221,7 @@ def test_a_sample_is_of_the_shape_that_most_elements_have_and_bounded(shapes: li
     if most <= MAX_ELEMENTS:
         assert sample.elements == most
         assert any((s[0], math.prod(s[1:])) == (sample.rows, sample.columns) for s in shapes if held[s] == most)
-    assert sample == typical(forms)
+    assert sample == typical_tensors(forms)
 
 
 # over real process groups
@@ -229,18 +238,18 @@ def executor_of(streams: bool, device: Idle) -> Executor:
 def measured(rank: int, world: int, streams: bool, fails: tuple[int, ...]) -> tuple[Numbers, Numbers]:
     """What is agreed on, and what this rank measured by a clock of its own."""
     moments, own = random.Random(rank), dict[float, float]()
-    by_cf = codec_timing._by_cf
+    by_cf = codec_timing._median_seconds_by_cf
 
     def noted(*given: Any) -> Any:
         seconds = by_cf(*given)
         own.update((cf, one) for cf, one in seconds.items() if one is not None)
         return seconds
 
-    codec_timing._by_cf = noted
+    codec_timing._median_seconds_by_cf = noted
     warnings.simplefilter("ignore")
     device = Idle(CPU, lambda: moments.expovariate(1.0))
     executor = executor_of(streams, device)
-    found = time_codecs(policy_of(Fails()(ranks=fails)), FORMS, Opened(executor, LINK, device))
+    found = time_codecs(policy_of(Fails()(ranks=fails)), FORMS, OpenedExecutor(executor, LINK, device))
     executor.close()
     return found, own
 
@@ -252,7 +261,7 @@ def strict(rank: int, world: int) -> str:
         device = Idle(CPU)
         executor = executor_of(True, device)
         try:
-            found = time_codecs(policy_of(Fails()(ranks=(1,))), FORMS, Opened(executor, LINK, device))
+            found = time_codecs(policy_of(Fails()(ranks=(1,))), FORMS, OpenedExecutor(executor, LINK, device))
         except UserWarning as raised:
             return str(raised)
         return str(max(found))
@@ -280,9 +289,9 @@ def test_ranks_go_by_the_mean_of_what_all_of_them_measured(streams: bool) -> Non
 def trained(rank: int, world: int, passes: float | None) -> tuple[str, str, list[RunRecord]]:
     """Candidates of a run, what it starts with, its record; with a device that has so many ms between two events."""
 
-    def there(device: torch.device, group: Any, *_: Any) -> Opened:
+    def there(device: torch.device, group: Any, *_: Any) -> OpenedExecutor:
         idle = Idle(CPU, lambda: passes or 0.0)
-        return Opened(StreamExecutor(GroupTransport(group), idle), LINK, idle)
+        return OpenedExecutor(StreamExecutor(GroupTransport(group), idle), LINK, idle)
 
     if passes is not None:
         gravac.opening.open_executor = there
@@ -300,7 +309,7 @@ def test_a_run_off_the_cpu_times_its_candidates_when_it_is_attached() -> None:
     (candidates, ran, (run,)), (others, other_ran, none) = processes(trained, 2, 1.0)
     assert (candidates, ran, none) == (others, other_ran, [])
     assert run.timed == tuple(forecast.candidate.cf for forecast in run.forecasts if not forecast.candidate.dense) != ()
-    assert f"Coding was timed where the gradients lie, at topk {run.timed[0]:g}x" in describe_run(run)
+    assert f"Encode and decode were timed on the gradients' device, at topk {run.timed[0]:g}x" in describe_run(run)
 
 
 def test_a_run_on_the_cpu_does_not() -> None:

@@ -27,7 +27,7 @@ def admitted(compute_s: float | None = None, at: tuple[float, ...] = (1.0, 2.0),
     averager = averager_of(policy)
     averager.world = 2
     link = LinkProbe(latency=1e-4, bandwidth=2e7, copy_bytes_per_s=5e9)
-    admission = RunAdmission(RunSettings(policy=policy), averager, link, native=at, leaving_bytes=10_000_000)
+    admission = RunAdmission(RunSettings(policy=policy), averager, link, native_cfs=at, leaving_bytes=10_000_000)
     state = RunState(world=2, compute_s=compute_s)
     forecasts: dict[Candidate, Forecast] = {f.candidate: f for f in admission(state, FORMS).forecasts}
     assert state.candidates == [[c.mode, c.compressor, c.cf, c.every, c.delay] for c in forecasts]

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from gravac import Accordion, GraVAC, Policy, SettingsError, Static, Warmup, dense, quantize, thc, topk, topkc
 from gravac.beliefs import shipped_beliefs, use_beliefs
-from gravac.exchange.comparing import compare, described, difference
+from gravac.exchange.comparing import compare, difference, texts_of_tensors
 from gravac.policy import OuterSettings, RunSettings
 from gravac.texts import text_of, texts_of
 
@@ -176,7 +176,7 @@ def test_objects_have_a_text_without_addresses_that_tells_settings_apart() -> No
 
 def test_parameters_are_told_apart_by_name_order_shape_dtype_and_memory() -> None:
     weight = torch.zeros(4, 4)
-    told = described({"a": weight, "b": torch.zeros(3)})
+    told = texts_of_tensors({"a": weight, "b": torch.zeros(3)})
     others = [
         {"b": torch.zeros(3), "a": weight},
         {"a": weight, "c": torch.zeros(3)},
@@ -185,12 +185,12 @@ def test_parameters_are_told_apart_by_name_order_shape_dtype_and_memory() -> Non
         {"a": weight.t(), "b": torch.zeros(3)},
         {"a": weight},
     ]
-    assert all(described(other) != told for other in others)
-    assert difference([told, described({"a": weight})]) == (
+    assert all(texts_of_tensors(other) != told for other in others)
+    assert difference([told, texts_of_tensors({"a": weight})]) == (
         "parameter 1: rank 0 has b [3] float32, rank 1 has none; give every rank the same"
     )
     flat = torch.zeros(4).view(4, 1)
-    assert described({"a": flat}) == described({"a": flat.t().contiguous().t()})
+    assert texts_of_tensors({"a": flat}) == texts_of_tensors({"a": flat.t().contiguous().t()})
 
 
 def test_a_dense_base_is_told_by_its_format() -> None:

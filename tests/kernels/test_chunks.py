@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from gravac.compressors.chunks import chunk_energies, gather, scatter, sending_order
 from gravac.compressors.dtypes import narrow
-from gravac.compressors.topkc import choose
+from gravac.compressors.topkc import select_chunks
 from tests.kernels import DEVICE, kernels
 
 chunks = kernels("chunks")
@@ -68,7 +68,7 @@ def test_values_taken_are_those_of_operators_and_what_is_not_sent_is_left(
     x = randn(max(1, chunks_of * chunk - seed % chunk), seed=seed) * 1e3
     k = max(1, int(share * len(x)))
     energies = chunk_energies(x, chunk)
-    chosen = choose(energies, k, chunk, len(x))
+    chosen = select_chunks(energies, k, chunk, len(x))
     want = gather(x, chosen, chunk, k)
     sent = narrow(want / world, dtype)
     left = scatter(sent.float() * world, chosen, chunk, len(x)).add_to(x.clone(), -1.0)

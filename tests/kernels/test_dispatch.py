@@ -17,7 +17,7 @@ from gravac.compressors.levels import Kind
 from gravac.compressors.messages import Messages
 from gravac.compressors.packing import packed_bytes
 from gravac.compressors.quantize import Quantize
-from gravac.compressors.sparse import laid_out
+from gravac.compressors.sparse import as_dense
 from gravac.exchange import memory
 from gravac.exchange.fuse import fuse
 from gravac.testing import compressor_laws as conformance
@@ -132,9 +132,9 @@ def test_ranks_get_the_same_bits_and_every_message_is_that_of_pytorch_s_operator
 ) -> None:
     xs = gradients(world)
     got = exchange(compressor, xs)
-    means = [laid_out(one.mean, xs[0]) for one in got]
+    means = [as_dense(one.mean, xs[0]) for one in got]
     assert all(torch.equal(mean, means[0]) for mean in means)
-    sent = torch.stack([laid_out(one.sent, x) for one, x in zip(got, xs, strict=True)]).mean(0)
+    sent = torch.stack([as_dense(one.sent, x) for one, x in zip(got, xs, strict=True)]).mean(0)
     assert torch.allclose(means[0], sent, atol=1e-5)
     assert codec.count("encode") == world * (1 if compressor.gathers(world) else 2)
     assert codec.count("add") == 2 * world
@@ -147,7 +147,7 @@ def test_messages_differ_on_thresholds_alone_and_decode_to_the_same_bits(
 ) -> None:
     (x,) = gradients(1)
     encoded = messages.encode(x, bits, "fitted", 128, shards)[0]
-    ours = Messages(encoded.unsqueeze(1), bits, "fitted", 128, more=(100, torch.ones(50, device=DEVICE)))
+    ours = Messages(encoded.unsqueeze(1), bits, "fitted", 128, extra_numbers=(100, torch.ones(50, device=DEVICE)))
     dense, exact = ours.add_to(torch.ones_like(x), -1.0), ours.decoded()
     by(False)
     theirs = messages.encode(x, bits, "fitted", 128, shards)[0]
@@ -177,11 +177,11 @@ def test_chunks_are_chosen_by_energies_of_the_kernel(chunk: int, by: Callable[[b
     with Launches() as launches:
         energies = chunk_energies(xs[0], chunk)
     assert launches.names == ["gravac.chunk_energies", "aten.clamp_", "aten._to_copy"]  # the latter of a number a chunk
-    got = laid_out(exchange(topkc(chunk=chunk), xs, 10.0)[0].mean, xs[0])
+    got = as_dense(exchange(topkc(chunk=chunk), xs, 10.0)[0].mean, xs[0])
     assert chunk_energies(xs[0].double(), chunk).dtype == torch.float64  # by PyTorch's operators
     by(False)
     assert torch.allclose(energies, chunk_energies(xs[0], chunk), rtol=1e-5)
-    assert torch.equal(got, laid_out(exchange(topkc(chunk=chunk), xs, 10.0)[0].mean, xs[0]))
+    assert torch.equal(got, as_dense(exchange(topkc(chunk=chunk), xs, 10.0)[0].mean, xs[0]))
 
 
 @pytest.mark.parametrize("law", LAWS, ids=lambda law: law.__name__)

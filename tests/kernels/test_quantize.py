@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from gravac.compressors import codebook
-from gravac.compressors.codebook import SCALE, Coded, Decoded
-from gravac.compressors.levels import GRID, Kind, levels
+from gravac.compressors.codebook import SCALE_DTYPE, Coded, Decoded
+from gravac.compressors.levels import GRID_POINTS_PER_RMS, Kind, levels
 from gravac.compressors.packing import WIDTHS, packed_bytes, unpack
 from tests.kernels import DEVICE, kernels
 
@@ -42,8 +42,8 @@ def padded(x: torch.Tensor, block: int, shards: int = 1) -> torch.Tensor:
 def split(message: torch.Tensor, bits: int, block: int) -> Coded:
     """What the messages ``[shards, bytes]`` say of all their blocks."""
     width = packed_bytes(block, bits)
-    per = message.shape[1] // (width + SCALE.itemsize)
-    scales = message[:, per * width :].clone(memory_format=torch.contiguous_format).view(SCALE)
+    per = message.shape[1] // (width + SCALE_DTYPE.itemsize)
+    scales = message[:, per * width :].clone(memory_format=torch.contiguous_format).view(SCALE_DTYPE)
     return Coded(message[:, : per * width].reshape(-1, width), scales.reshape(-1))
 
 
@@ -97,7 +97,7 @@ def test_given_the_cpu_s_scales_codes_are_its_own_bit_for_bit(bits: int, kind: K
     elif kind == "uniform":
         inverse = ((1 << (bits - 1)) - 1) / codebook.encode(x, 8, kind)[0].scales.float()
     else:
-        inverse = GRID * 128**0.5 / torch.linalg.vector_norm(x, dim=1)
+        inverse = GRID_POINTS_PER_RMS * 128**0.5 / torch.linalg.vector_norm(x, dim=1)
     codes = codes_given(x, inverse.nan_to_num(0, 0), bits, kind)
     assert torch.equal(codes, unpack(codebook.encode(x, bits, kind)[0].packed, bits, 128))
 
@@ -105,7 +105,7 @@ def test_given_the_cpu_s_scales_codes_are_its_own_bit_for_bit(bits: int, kind: K
 @pytest.mark.parametrize("bits", [2, 3, 4])
 def test_codes_change_on_the_grid_points_themselves(bits: int) -> None:
     every = levels(bits, "fitted").double()
-    points = ((every[1:] + every[:-1]) / 2 * GRID).round().float()
+    points = ((every[1:] + every[:-1]) / 2 * GRID_POINTS_PER_RMS).round().float()
     fine = torch.cat([points, points.nextafter(torch.tensor(-1e9)), points + 0.5, torch.tensor([-1e9, -0.0, 1e9])])
     codes = codes_given(fine.unsqueeze(0), torch.ones(1), bits, "fitted")
     assert torch.equal(codes[0].long(), torch.bucketize(fine, points, right=True))
@@ -232,7 +232,7 @@ def test_tensors_that_lie_otherwise_are_refused_by_name() -> None:
         quantize.encode(x[:32], 4, "fitted", 8, unsent=x)
     with pytest.raises(ValueError, match=r"gradient: .* give a contiguous tensor"):
         quantize.encode(x[::2], 4, "fitted", 8)
-    with pytest.raises(ValueError, match=r"residual: torch\.float16"):
+    with pytest.raises(ValueError, match=r"residual: its dtype is torch\.float16"):
         quantize.encode(x, 4, "fitted", 8, residual=x.half())
     with pytest.raises(ValueError, match="block: 12"):
         quantize.encode(x, 4, "fitted", 12)

@@ -29,7 +29,7 @@ from gravac.engine.admission import efficiency_belief
 from gravac.lab import calibrate
 from gravac.lab.advise import Advice, advise, shapes_of
 from gravac.lab.advise.option import Option
-from gravac.lab.advise.outer_steps import code
+from gravac.lab.advise.outer_steps import fixed_code
 from gravac.lab.calibrate import Calibration, fit_line, read_calibration
 from gravac.lab.shapes import MODELS as SHAPES
 from gravac.lab.tta.observations import hold_out, observations
@@ -64,10 +64,8 @@ def test_the_command_shows_a_table_and_writes_json_and_a_plot(
     said = capsys.readouterr().out
     lines = said.splitlines()
     assert lines[0].startswith("in each step: try 4 bits (7.7x fewer bytes): ")
-    assert (
-        lines[1].startswith("outer steps: ") and " steps: " in lines[1] and "as little progress as it may" in lines[1]
-    )
-    assert lines[2].startswith("expect outer steps: ") and "as little progress as it may" in lines[2]
+    assert lines[1].startswith("outer steps: ") and " steps: " in lines[1] and "progress (lower bound)" in lines[1]
+    assert lines[2].startswith("expect outer steps: ") and "progress (lower bound)" in lines[2]
     assert lines[3] == "in code: AdaptiveCompressor(every=(1, 100)).attach(ddp, optimizer)"
     assert "controller=Static(" in lines[4] and "a native step in 16 bit takes" in lines[5]
     assert "not measured" in lines[6]
@@ -82,7 +80,7 @@ def test_the_command_shows_a_table_and_writes_json_and_a_plot(
         f"outer steps: {content['outer']}",
         content["verdict"],
         f"in code: {content['code']}",
-        f"without deciding: {content['fixed']}",
+        f"in code, fixed choice: {content['fixed']}",
         f"why: {content['reason']}",
     ]
     assert content["mode"] == "outer"
@@ -160,8 +158,8 @@ def test_outer_steps_that_pay_only_if_beliefs_are_right_are_told_and_not_chosen(
     sure = max(choice.safe_progress for choice in advice.choices if choice.mode == "outer")
     assert hoped > 1.05 > sure, "what this test is about"
     assert advice.mode == "native" and "outer steps would bring 1." in advice.verdict
-    assert "times if a step makes as little progress as it may, 0." in advice.verdict
-    assert advice.verdict.endswith(" of a dense step's: too little to be chosen")
+    assert "times if a step makes only 0." in advice.verdict
+    assert advice.verdict.endswith(" of a dense step's progress (lower bound): too little to be chosen")
 
 
 @given(
@@ -225,7 +223,7 @@ def test_the_code_that_is_advised_makes_what_it_says(name: str, cf: float, every
 
     names = {"AdaptiveCompressor": Noting, "Static": Static, "dense": dense, "ddp": ddp, "optimizer": optimizer}
     text = (
-        code(option, "bfloat16")
+        fixed_code(option, "bfloat16")
         .replace(").attach", ", native=False).attach")
         .replace(", native=False, native", ", native")
     )
@@ -242,8 +240,8 @@ def test_the_code_that_is_advised_makes_what_it_says(name: str, cf: float, every
 
 def test_dense_in_each_step_is_advised_without_gravac() -> None:
     option = Option("dense", 2.0, 1.0, 0.0, 0.0, 1.0, 2.0, None, 1.0, None)
-    assert code(option, "bfloat16") == "ddp.register_comm_hook(None, bf16_compress_hook)"
-    assert code(replace(option, cf=1.0), "bfloat16") == "DDP, no hook"
+    assert fixed_code(option, "bfloat16") == "ddp.register_comm_hook(None, bf16_compress_hook)"
+    assert fixed_code(replace(option, cf=1.0), "bfloat16") == "DDP, no hook"
 
 
 def test_steps_worth_less_than_they_save_are_not_advised(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -310,8 +308,8 @@ def test_a_missing_calibration_fails(tmp_path: Path, capsys: pytest.CaptureFixtu
 
 @pytest.mark.parametrize("network", [Network(2e-4, 1e8), Network(0.0, 1e9)])
 def test_the_line_through_all_reduces_gives_latency_and_bandwidth(network: Network) -> None:
-    seconds = tuple(collective_seconds(AllReduce, size, 4, network) for size in calibrate.SIZES)
-    alpha, bandwidth = fit_line(calibrate.SIZES, seconds, 4)
+    seconds = tuple(collective_seconds(AllReduce, size, 4, network) for size in calibrate.ALL_REDUCE_BYTES)
+    alpha, bandwidth = fit_line(calibrate.ALL_REDUCE_BYTES, seconds, 4)
     assert alpha == pytest.approx(network.alpha, abs=1e-9)
     assert bandwidth == pytest.approx(network.bandwidth, rel=1e-3)
 
@@ -333,7 +331,7 @@ def test_the_labs_records_fit_on_a_third_and_are_predicted_on_the_rest() -> None
     assert len(steps) == len(runs)
     assert {step.dense for step in steps} == {"float32", "float16", "bfloat16"}
     held = hold_out(steps)
-    assert len(held.tried) == len(runs) * 2 // 3
+    assert len(held.held_out) == len(runs) * 2 // 3
     assert max(map(abs, held.errors)) < 0.01
     assert held.fit.networks["100mbit"].bandwidth == pytest.approx(1e8, rel=0.02)
     with pytest.raises(ValueError, match="steps: 8"):

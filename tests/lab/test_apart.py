@@ -15,12 +15,18 @@ from gravac.lab.training.attach import attach
 from gravac.lab.training.methods import Method
 from gravac.lab.training.run import TrainingRun, TrainingSettings
 from gravac.lab.training.session import Leg
-from gravac.lab.training.shuffled import BLOCK, Play, Shuffled, plays, shuffled
+from gravac.lab.training.shuffled import (
+    MAX_BLOCK_ROUNDS,
+    RunChoice,
+    ShuffledController,
+    choices_of_run,
+    shuffled_blocks,
+)
 from gravac.lab.tta.record import DecisionPoint
 from gravac.testing import controller_laws as conformance
 
 REASON = available()
-PLAYED = (Play("quantize", 8, 1, 12), Play("dense", 1, 1, 3))
+PLAYED = (RunChoice("quantize", 8, 1, 12), RunChoice("dense", 1, 1, 3))
 
 needs_torchft = pytest.mark.skipif(importlib.util.find_spec("torchft") is None, reason="torchft is not installed")
 
@@ -42,27 +48,29 @@ def test_what_is_shared_is_of_the_last_exchange_and_the_end_exchanges_the_rest(t
     model = torch.nn.Linear(64, 64)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     method = Method.parse(text)
-    exchange = attach(method, model, optimizer, samples_per_step=16, log_dir=None, played=[Play("quantize", 8, 2, 9)])
+    exchange = attach(
+        method, model, optimizer, samples_per_step=16, log_dir=None, choices=[RunChoice("quantize", 8, 2, 9)]
+    )
     seen, shared = [], []
     for _ in range(7):
         optimizer.zero_grad()
         exchange.module(torch.randn(16, 64)).square().mean().backward()
         optimizer.step()
-        exchange.settle()
+        exchange.wait_for_exchanges()
         seen.append(model.weight.detach().clone())
-        with exchange.shared():
+        with exchange.shared_weights():
             shared.append(model.weight.detach().clone())
         assert torch.equal(model.weight, seen[-1]), "the rank's own weights are back"
     assert torch.equal(shared[3], shared[4]) and not torch.equal(seen[3], seen[4])
     assert not torch.equal(shared[4], shared[5])
-    assert (exchange.every, exchange.exchanges()) == (2, 3)
-    exchange.finish()
-    with exchange.shared():
+    assert (exchange.every, exchange.exchange_count()) == (2, 3)
+    exchange.exchange_remainder()
+    with exchange.shared_weights():
         assert not torch.equal(model.weight, shared[-1])
-    assert exchange.exchanges() == 4
+    assert exchange.exchange_count() == 4
     first = exchange.decisions()[0]
     assert (first.step, first.every) == (0, 2)
-    assert exchange.exposed(0.0) >= 0 and exchange.wire_bytes(7, 1) == 0
+    assert exchange.exposed_seconds(0.0) >= 0 and exchange.wire_bytes(7, 1) == 0
     exchange.close()
 
 
@@ -70,26 +78,26 @@ def test_what_is_shared_is_of_the_last_exchange_and_the_end_exchanges_the_rest(t
 def test_nothing_to_play_is_refused() -> None:
     model = torch.nn.Linear(64, 64)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    with pytest.raises(ValueError, match="no choices of outer:ladder to play; run that first"):
+    with pytest.raises(ValueError, match="no choices of outer:ladder to repeat; run outer:ladder first"):
         attach(Method.parse("matched:outer:ladder"), model, optimizer, samples_per_step=16, log_dir=None)
 
 
 def test_a_missing_package_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
-    assert "needs torchft; pip install" in (Method.parse("torchft-diloco").missing or "")
-    assert Method.parse("outer:ladder").missing is None
+    assert "needs torchft; pip install" in (Method.parse("torchft-diloco").missing_package_message or "")
+    assert Method.parse("outer:ladder").missing_package_message is None
 
 
 @pytest.mark.parametrize("law", conformance.LAWS, ids=lambda law: law.__name__)
 def test_shuffled_is_a_controller(law: object) -> None:
-    law(Shuffled(Goodput(), PLAYED, seed=3))  # type: ignore[operator]
+    law(ShuffledController(Goodput(), PLAYED, seed=3))  # type: ignore[operator]
 
 
 @given(st.lists(st.integers(1, 20), min_size=1, max_size=5), st.integers(0, 5))
 def test_each_choice_is_played_for_as_many_rounds(rounds: list[int], seed: int) -> None:
-    played = [Play(f"c{at}", 2.0, 1, number) for at, number in enumerate(rounds)]
-    blocks = shuffled(played, seed)
-    assert all(1 <= one.rounds <= BLOCK for one in blocks) and blocks == shuffled(played, seed)
+    played = [RunChoice(f"c{at}", 2.0, 1, number) for at, number in enumerate(rounds)]
+    blocks = shuffled_blocks(played, seed)
+    assert all(1 <= one.rounds <= MAX_BLOCK_ROUNDS for one in blocks) and blocks == shuffled_blocks(played, seed)
     for one in played:
         assert sum(block.rounds for block in blocks if block.compressor == one.compressor) == one.rounds
 
@@ -99,7 +107,7 @@ def test_the_decisions_of_a_run_become_plays_of_its_rounds() -> None:
         DecisionPoint(step=step, compressor="quantize", cf=cf, every=every, changed=True, reason="")
         for step, cf, every in ((0, 8, 10), (20, 16, 5), (20, 4, 2), (27, 8, 10))
     ]
-    assert [(one.cf, one.every, one.rounds) for one in plays(turns, 32)] == [(8, 10, 2), (4, 2, 4), (8, 10, 1)]
+    assert [(one.cf, one.every, one.rounds) for one in choices_of_run(turns, 32)] == [(8, 10, 2), (4, 2, 4), (8, 10, 1)]
 
 
 @pytest.mark.skipif(REASON is not None, reason=f"no network namespaces here: {REASON}")

@@ -17,7 +17,7 @@ from gravac.cli import main
 from gravac.lab.bench.bench import Bench, Contender, contenders
 from gravac.lab.bench.display import run_bench
 from gravac.lab.bench.measure import BenchRow, Gradients, measure
-from gravac.lab.bench.ranks import TORCH
+from gravac.lab.bench.ranks import TORCH_RANKS
 from gravac.lab.shapes import MODELS
 
 
@@ -51,9 +51,11 @@ def test_rows_have_all_keys_and_sane_values(tmp_path: Path, capsys: pytest.Captu
 
 
 def test_torch_rows_do_what_their_names_say(tmp_path: Path) -> None:
-    rows = _run(tmp_path / "r.json", "--elements", "16384", "--workers", "3", "--cf", "8", "--only", "topk", *TORCH)
+    rows = _run(
+        tmp_path / "r.json", "--elements", "16384", "--workers", "3", "--cf", "8", "--only", "topk", *TORCH_RANKS
+    )
     by_name = {row["compressor"]: row for row in rows}
-    fp16, topk, power = (by_name[name] for name in TORCH)
+    fp16, topk, power = (by_name[name] for name in TORCH_RANKS)
     assert fp16["cf"] == 2 and fp16["wire_ratio"] == pytest.approx(2, rel=1e-4)
     assert fp16["vnmse"] < 1e-6 and fp16["gain"] > 0.999
     for key in ("achieved_cf", "gain", "vnmse"):

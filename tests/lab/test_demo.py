@@ -62,7 +62,7 @@ def test_demo_runs_through(paced: bool, tmp_path: Path) -> None:
     assert done.returncode == 0, done.stderr
     assert ("paced, not a real link" in done.stdout) == paced
     assert f"tensorboard --logdir {tmp_path / 'logs'}" in done.stdout.replace("\n", "")
-    for words in ("With every=1 ", "With every=(1, 100) ", "What every=(1, 100) decided"):
+    for words in ("With every=1 ", "With every=(1, 100) ", "Decisions of every=(1, 100)"):
         assert words in done.stdout
 
     result = json.loads((tmp_path / "result.json").read_text())

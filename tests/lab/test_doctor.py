@@ -15,7 +15,7 @@ from gravac.cli import main
 from gravac.exchange.link_probe import LinkProbe
 from gravac.lab import doctor, local_ranks
 from gravac.lab.doctor import Check, Facts, advice, in_words, memory_of_modes, memory_words
-from gravac.lab.doctor.ranks import lacking
+from gravac.lab.doctor.ranks import missing_torch_name
 
 
 def facts(**changes: object) -> Facts:
@@ -126,9 +126,9 @@ def test_words_of_what_is_not_here_are_whole() -> None:
 @pytest.mark.usefixtures("alone")
 def test_a_private_name_that_torch_lacks_is_named(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     ddp = DistributedDataParallel(torch.nn.Linear(2, 2))
-    assert lacking(ddp) is None
+    assert missing_torch_name(ddp) is None
     monkeypatch.delattr(DistributedDataParallel, name)
-    said = lacking(ddp) or ""
+    said = missing_torch_name(ddp) or ""
     assert name in said and torch.__version__ in said and "native=False" in said
 
 

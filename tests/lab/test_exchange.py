@@ -11,14 +11,14 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gravac.lab.training.exchange import Stopwatch, Tally, mean, median
+from gravac.lab.training.exchange import ExchangeTally, HookStopwatch, weighted_mean, weighted_median
 from gravac.lab.training.run import TrainingRun, TrainingSettings
 from gravac.lab.training.session import Leg
 
 
 def test_exchanges_are_steps_together_and_rounds_apart_and_native_steps_are_told_by_cf() -> None:
     compressor: Any = SimpleNamespace(mode="hook", cf=10.0, outer=None, changes=[])
-    tally = Tally(compressor)
+    tally = ExchangeTally(compressor)
 
     def steps(number: int, **now: Any) -> None:
         vars(compressor).update(now)
@@ -27,16 +27,16 @@ def test_exchanges_are_steps_together_and_rounds_apart_and_native_steps_are_told
 
     steps(3)
     steps(4, mode="native", cf=2.0, changes=["hook to native"])
-    assert (tally.exchanges, dict(tally.native_steps)) == (7, {2.0: 4})
+    assert (tally.exchange_count, dict(tally.native_steps)) == (7, {2.0: 4})
     first = SimpleNamespace(ended=0)
     steps(5, mode="outer", cf=32.0, outer=first, changes=[1, 2])
     first.ended = 2
-    assert tally.exchanges == 9
+    assert tally.exchange_count == 9
     first.ended = 3  # on the way out a round ends
     steps(1, mode="native", cf=1.0, outer=None, changes=[1, 2, 3])
-    assert (tally.exchanges, dict(tally.native_steps)) == (11, {2.0: 4, 1.0: 1})
+    assert (tally.exchange_count, dict(tally.native_steps)) == (11, {2.0: 4, 1.0: 1})
     steps(1, mode="outer", outer=SimpleNamespace(ended=1), changes=[1, 2, 3, 4])
-    assert tally.exchanges == 12
+    assert tally.exchange_count == 12
 
 
 def test_seconds_in_hooks_registered_between_are_told_once(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -48,7 +48,7 @@ def test_seconds_in_hooks_registered_between_are_told_once(monkeypatch: pytest.M
 
     module = torch.nn.Linear(2, 2)
     optimizer = torch.optim.SGD(module.parameters(), lr=0.1)
-    watch = Stopwatch()
+    watch = HookStopwatch()
     module.register_forward_pre_hook(takes(100.0))
     watch.start_before_hooks(module, optimizer)
     module.register_forward_pre_hook(takes(1.0))
@@ -58,7 +58,7 @@ def test_seconds_in_hooks_registered_between_are_told_once(monkeypatch: pytest.M
     module(torch.zeros(1, 2)).sum().backward()
     optimizer.step()
     assert watch.read_and_reset() == 3.0 and watch.read_and_reset() == 0.0
-    with watch.running():
+    with watch.timed_block():
         takes(5.0)()
     assert watch.read_and_reset() == 5.0
 
@@ -69,12 +69,12 @@ NUMBERS = st.lists(st.tuples(st.floats(0, 10), st.integers(1, 9)), min_size=1, m
 @given(NUMBERS)
 def test_mean_and_median_over_steps_are_those_of_each_step(numbers: list[tuple[float, int]]) -> None:
     each = torch.tensor([number for number, steps in numbers for _ in range(steps)], dtype=torch.float64)
-    assert mean(numbers) == pytest.approx(float(each.mean()))
-    assert median(numbers) == float(each.median())
+    assert weighted_mean(numbers) == pytest.approx(float(each.mean()))
+    assert weighted_median(numbers) == float(each.median())
 
 
 def test_of_nothing_known_nothing_is_told() -> None:
-    assert mean([]) is None and median([]) is None and mean([(float("nan"), 3)]) is None
+    assert weighted_mean([]) is None and weighted_median([]) is None and weighted_mean([(float("nan"), 3)]) is None
 
 
 def test_methods_of_all_modes_report_their_bytes_split_and_decisions(tmp_path: Any) -> None:

@@ -12,7 +12,14 @@ from hypothesis import strategies as st
 
 from gravac.lab.tasks import make
 from gravac.lab.tasks.characters import NO_TARGET
-from gravac.lab.tasks.language import BYTES, MASK, MASK_FRACTION, RANDOM_FRACTION, TARGET_FRACTION, mask_bytes
+from gravac.lab.tasks.language import (
+    BYTE_COUNT,
+    MASK_FRACTION,
+    MASK_TOKEN,
+    RANDOM_FRACTION,
+    TARGET_FRACTION,
+    mask_bytes,
+)
 from gravac.settings import SettingsError
 
 with_transformers = pytest.mark.skipif(
@@ -22,12 +29,12 @@ with_transformers = pytest.mark.skipif(
 
 @given(count=st.integers(1, 5), length=st.integers(1, 70), seed=st.integers(0, 2**32))
 def test_what_is_asked_for_was_there_and_nothing_else_is_changed(count: int, length: int, seed: int) -> None:
-    sequences = torch.from_numpy(np.random.default_rng(seed).integers(0, BYTES, (count, length)))
+    sequences = torch.from_numpy(np.random.default_rng(seed).integers(0, BYTE_COUNT, (count, length)))
     shown, targets = mask_bytes(sequences, np.random.default_rng(seed)).unbind(1)
     asked = targets != NO_TARGET
     assert torch.equal(asked.sum(1), torch.full((count,), max(1, round(TARGET_FRACTION * length))))
     assert torch.equal(targets[asked], sequences[asked]) and torch.equal(shown[~asked], sequences[~asked])
-    assert int(shown.min()) >= 0 and int(shown.max()) <= MASK
+    assert int(shown.min()) >= 0 and int(shown.max()) <= MASK_TOKEN
     assert torch.equal(mask_bytes(sequences, np.random.default_rng(seed))[:, 0], shown)
 
 
@@ -35,8 +42,8 @@ def test_most_are_shown_as_the_mask_some_as_another_byte_and_some_as_they_are() 
     sequences = torch.full((400, 100), 7)
     shown, targets = mask_bytes(sequences, np.random.default_rng(0)).unbind(1)
     hidden = shown[targets != NO_TARGET]
-    assert float((hidden == MASK).float().mean()) == pytest.approx(MASK_FRACTION, abs=0.02)
-    assert float(((hidden != MASK) & (hidden != 7)).float().mean()) == pytest.approx(RANDOM_FRACTION, abs=0.02)
+    assert float((hidden == MASK_TOKEN).float().mean()) == pytest.approx(MASK_FRACTION, abs=0.02)
+    assert float(((hidden != MASK_TOKEN) & (hidden != 7)).float().mean()) == pytest.approx(RANDOM_FRACTION, abs=0.02)
 
 
 @pytest.mark.framework

@@ -6,24 +6,32 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gravac.lab.links.link import LONGEST_DELAY, MAX_LOSS, SHORTEST_PHASE, SMALLEST, Link, Phase, parse_link
-from gravac.lab.links.rates import HIGHEST, LOWEST
+from gravac.lab.links.link import (
+    MAX_DELAY_MS,
+    MAX_LOSS_PERCENT,
+    MIN_IMPAIRMENT,
+    SHORTEST_PHASE_SECONDS,
+    Link,
+    Phase,
+    parse_link,
+)
+from gravac.lab.links.rates import HIGHEST_RATE, LOWEST_RATE
 
 pytestmark = pytest.mark.timeout(60)
 
-RATES = st.none() | st.floats(LOWEST, HIGHEST) | st.integers(64, 10**8).map(lambda kbit: kbit * 1e3)
+RATES = st.none() | st.floats(LOWEST_RATE, HIGHEST_RATE) | st.integers(64, 10**8).map(lambda kbit: kbit * 1e3)
 
 
 @st.composite
 def links(draw: st.DrawFn) -> Link:
-    waits = draw(st.lists(st.floats(SHORTEST_PHASE + 0.001, 1e4), max_size=4))
+    waits = draw(st.lists(st.floats(SHORTEST_PHASE_SECONDS + 0.001, 1e4), max_size=4))
     times = [0.0]
     for wait in waits:
         times.append(times[-1] + wait)
     return Link(
         tuple(Phase(time, draw(RATES), draw(RATES)) for time in times),
-        draw(st.just(0.0) | st.floats(SMALLEST, LONGEST_DELAY)),
-        draw(st.just(0.0) | st.floats(SMALLEST, MAX_LOSS)),
+        draw(st.just(0.0) | st.floats(MIN_IMPAIRMENT, MAX_DELAY_MS)),
+        draw(st.just(0.0) | st.floats(MIN_IMPAIRMENT, MAX_LOSS_PERCENT)),
         tuple((rank, Phase(0.0, draw(RATES), draw(RATES))) for rank in sorted(draw(st.sets(st.integers(0, 7))))),
     )
 
@@ -97,12 +105,12 @@ def test_link_is_read_from_words(words: str, link: Link, canonical: str) -> None
         ("100mbit/", "'' is no rate"),
         ("50mbit/10mbit/5mbit", "is no rate"),
         ("10", "outside 64 kbit/s to 100 Gbit/s"),
-        ("30s:50mbit", "must begin with what holds from the start"),
+        ("30s:50mbit", "must begin with the rates that hold from the start"),
         ("1gbit,50mbit", "does not say when"),
         ("1gbit,30:50mbit", "does not say when"),
         ("1gbit,-3s:50mbit", "does not say when"),
-        ("1gbit,30s:50mbit,20s:1gbit", "gives 20 s after 30 s"),
-        ("1gbit,0.1s:50mbit", "gives 0.1 s after 0 s"),
+        ("1gbit,30s:50mbit,20s:1gbit", "has a phase at 20 s after a phase at 30 s"),
+        ("1gbit,0.1s:50mbit", "has a phase at 0.1 s after a phase at 0 s"),
         ("1gbit,1000000s:50mbit", "up to 86400 s"),
         ("100mbit+20", "no delay or loss"),
         ("100mbit+20s", "no delay or loss"),

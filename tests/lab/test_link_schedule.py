@@ -42,8 +42,8 @@ def test_a_phase_is_in_force_no_sooner_than_it_is_due() -> None:
         schedule.follow()
         network.until(3)
     assert network.asked == list(network.link.phases)
-    assert [change.due for change in schedule.changes] == [0.5, 1]
-    assert all(change.applied >= change.due for change in schedule.changes)
+    assert [change.due_s for change in schedule.changes] == [0.5, 1]
+    assert all(change.applied_s >= change.due_s for change in schedule.changes)
 
 
 def test_schedule_begins_anew_with_each_run_and_ends_with_it() -> None:

@@ -18,7 +18,7 @@ from gravac.lab.links import network as links
 from gravac.lab.links.link import Phase, parse_link
 from gravac.lab.links.link_rate import Sample, stream, tcp_rate
 from gravac.lab.links.network import EmulatedNetwork, LinkError, available, netem_missing, remove_leftovers
-from gravac.lab.links.owner import mark, orphaned, pid_scope, start_ticks
+from gravac.lab.links.owner import is_orphaned, owner_mark, pid_scope, start_ticks
 
 HUNG = 120.0
 """Seconds after which a test gives up on what should have happened; no test passes by waiting for so long."""
@@ -249,7 +249,9 @@ def test_a_stream_tells_how_far_it_came() -> None:
     with EmulatedNetwork(2, 100e6) as network, stream(network, 0.3) as samples:
         assert not samples
     assert samples
-    assert all(later.time > one.time and later.received > one.received for one, later in pairwise(samples))
+    assert all(
+        later.time_s > one.time_s and later.received_bytes > one.received_bytes for one, later in pairwise(samples)
+    )
 
 
 def test_a_rate_is_taken_once_the_stream_has_settled(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -257,7 +259,7 @@ def test_a_rate_is_taken_once_the_stream_has_settled(monkeypatch: pytest.MonkeyP
     monkeypatch.setattr("gravac.lab.links.link_rate.stream", lambda network, seconds: nullcontext(told))
     assert tcp_rate(EmulatedNetwork(2, 1e8)) == pytest.approx(8e6)
     del told[2:]
-    with pytest.raises(LinkError, match="brought nothing to measure"):
+    with pytest.raises(LinkError, match="delivered too few bytes to measure"):
         tcp_rate(EmulatedNetwork(2, 1e8))
 
 
@@ -278,7 +280,7 @@ def test_interface_counters_grow_by_what_is_sent() -> None:
 @needs_namespaces
 def test_netem_is_tried_without_a_trace() -> None:
     reason = netem_missing()
-    assert not [name for name in namespaces() if name.startswith(f"{mark()}-")]
+    assert not [name for name in namespaces() if name.startswith(f"{owner_mark()}-")]
     assert reason is None or "netem" in reason
 
 
@@ -321,20 +323,20 @@ def test_reason_why_not_is_given_in_words(monkeypatch: pytest.MonkeyPatch) -> No
 
 
 def test_owner_is_told_by_pid_start_time_and_place() -> None:
-    living = f"{mark()}-0-hub"
-    assert not orphaned(living)
+    living = f"{owner_mark()}-0-hub"
+    assert not is_orphaned(living)
     _, pid, start, here, *_ = living.split("-")
     assert here == pid_scope()
-    assert orphaned(f"gravac-{pid}-{int(start) + 1}-{here}-0-hub")  # the pid is in use again
-    assert orphaned(f"gravac-{2**30}-{start}-{here}-0-hub")  # no such pid
-    assert not orphaned("gravac-something-else")
+    assert is_orphaned(f"gravac-{pid}-{int(start) + 1}-{here}-0-hub")  # the pid is in use again
+    assert is_orphaned(f"gravac-{2**30}-{start}-{here}-0-hub")  # no such pid
+    assert not is_orphaned("gravac-something-else")
 
 
 def test_what_belongs_to_another_machine_or_pid_namespace_is_left_alone() -> None:
     """There the pid may be alive: it says nothing here."""
-    _, pid, start, here = mark().split("-")
+    _, pid, start, here = owner_mark().split("-")
     other = f"{int(here, 16) ^ 1:08x}"
-    assert not orphaned(f"gravac-{pid}-{int(start) + 1}-{other}-0-hub")
-    assert not orphaned(f"gravac-{pid}-{int(start) + 1}-0-hub"), "of a version that did not tell the place"
-    assert not orphaned(f"gravac-{pid}-unknown-{here}-0-hub")
-    assert not orphaned(f"gravac-{pid}-{int(start) + 1}-unknown-0-hub")
+    assert not is_orphaned(f"gravac-{pid}-{int(start) + 1}-{other}-0-hub")
+    assert not is_orphaned(f"gravac-{pid}-{int(start) + 1}-0-hub"), "of a version that did not tell the place"
+    assert not is_orphaned(f"gravac-{pid}-unknown-{here}-0-hub")
+    assert not is_orphaned(f"gravac-{pid}-{int(start) + 1}-unknown-0-hub")

@@ -11,7 +11,7 @@ from gravac import GraVAC
 from gravac.compressors import quantize, topk, topkc
 from gravac.lab.training.attach import attach
 from gravac.lab.training.expression import compressor
-from gravac.lab.training.methods import Method, Modes
+from gravac.lab.training.methods import Method, ModeSettings
 
 
 @pytest.mark.parametrize(
@@ -44,9 +44,9 @@ def test_an_adaptive_method_is_a_controller_over_a_compressor_and_a_range() -> N
 def test_outer_steps_have_one_every_or_a_choice() -> None:
     chosen = Method.parse("outer(fragments=2, delay=1):ladder")
     assert (chosen.modes.every, chosen.modes.outer.delay, chosen.cf_range) == ((1, 100), 1, (2, 1000))
-    assert chosen.adaptive and chosen.local_steps and not chosen.factored
+    assert chosen.adaptive and chosen.has_local_steps and not chosen.can_be_factored
     fixed = Method.parse("outer(every=10):quantize(2)")
-    assert (fixed.cf, fixed.adaptive, fixed.factored) == (16, False, False)
+    assert (fixed.cf, fixed.adaptive, fixed.can_be_factored) == (16, False, False)
     assert Method.parse("outer(every=10):dense").cf == 1
     assert Method.parse("outer(every=10):quantize@2-16").adaptive, "the CF is a choice"
     assert Method.parse("outer(every=(5, 50)):ladder@2-64").cf_range == (2, 64)
@@ -61,8 +61,8 @@ def test_the_one_object_has_words_of_its_own() -> None:
         == Method.parse("goodput:ladder@2-1000").arguments
         == Method.parse("adaptive:ladder@2-1000").arguments
     )
-    assert (plain.modes, plain.local_steps, plain.adaptive) == (Modes(), False, True)
-    assert (often.modes.every, often.modes.native, often.local_steps) == ((1, 100), True, True)
+    assert (plain.modes, plain.has_local_steps, plain.adaptive) == (ModeSettings(), False, True)
+    assert (often.modes.every, often.modes.native, often.has_local_steps) == ((1, 100), True, True)
     assert often.modes.outer.optimizer([torch.zeros(2, requires_grad=True)]).param_groups[0]["lr"] == 0.7
     assert Method.parse("outer:ladder").arguments == Method.parse("adaptive(every=(1, 100))").arguments
     assert not Method.parse("adaptive(native=False)").arguments["native"]
@@ -91,7 +91,7 @@ def test_what_paces_itself_never_leaves_steps_to_ddp() -> None:
         ("adaptive(often=3)", "often: unknown setting"),
         ("adaptive@10", "there is no compressor 'adaptive'"),
         ("fp8", "there is no compressor 'fp8'"),
-        ("topk", "say which, such as topk@10"),
+        ("topk", "add the one to use, such as topk@10"),
         ("quantize", "several.*@4, @8"),
         ("topk@0.5", "greater than or equal to 1"),
         ("topk(zz=1)@10", "zz: unknown setting"),
@@ -107,9 +107,9 @@ def test_what_paces_itself_never_leaves_steps_to_ddp() -> None:
         ("torch-powersgd(0)", "rank must be at least 1"),
         ("outer(every=0):ladder", "every: give a number of steps"),
         ("outer(often=3):ladder", "often: unknown setting"),
-        ("outer(10):ladder", "name each, such as"),
-        ("outer:topk@10", "every is a choice of several"),
-        ("outer(every=10):topk", "say which, such as topk@10"),
+        ("outer(10):ladder", "write name=value, such as"),
+        ("outer:topk@10", "a range needs a range of CFs"),
+        ("outer(every=10):topk", "add the one to use, such as topk@10"),
         ("outer(every=10, momentum=1):topk@10", "momentum"),
         ("torchft-diloco(every=0)", "every"),
         ("torchft-localsgd(rate=1)", "rate: unknown setting"),
@@ -153,5 +153,5 @@ def test_every_kind_of_method_trains(text: str) -> None:
     if text in ("fp32", "fp16"):
         assert exchange.wire_bytes(4, 2) == {"fp32": 16, "fp16": 8}[text] * count
     else:
-        assert method.rank is not None or exchange.split() is not None
+        assert method.powersgd_rank is not None or exchange.phase_seconds() is not None
     exchange.close()

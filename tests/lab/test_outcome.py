@@ -14,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from rich.console import Console
 
-from gravac.lab.demo.decisions import change_words, longest_running
+from gravac.lab.demo.decisions import describe_change, describe_longest_running
 from gravac.lab.demo.display import show_result
 from gravac.lab.demo.outcome import Comparison, DemoOutcome
 from gravac.lab.demo.plot import in_terminal, spread
@@ -111,8 +111,8 @@ def test_shares_by_mode_and_what_ran_mostly_follow_the_changes() -> None:
     path = (change(0, "native", "dense", 2.0), change(8, "hook", "ladder", 28.444444444444443))
     run = replace(outcome("adaptive-100", 80, 2.0), cf_path=(*path, change(20, "outer", "ladder", 32.0, every=10)))
     assert run.fraction_by_mode() == {"native": 0.1, "hook": 0.15, "outer": 0.75}
-    assert longest_running(run) == "low rank 16, 320x fewer bytes, every 10 steps"
-    assert change_words(path[0]) == "  step     0  native float16, 2x fewer bytes: start"
+    assert describe_longest_running(run) == "low rank 16, 320x fewer bytes, every 10 steps"
+    assert describe_change(path[0]) == "  step     0  native float16, 2x fewer bytes: start"
 
 
 @given(

@@ -16,10 +16,10 @@ from rich.console import Console
 from gravac.cli import main
 from gravac.lab import provenance
 from gravac.lab.provenance import UNRECORDED, Stamp, commits_note, stamp
-from gravac.lab.report.markdown import tables
+from gravac.lab.report.markdown import markdown_tables
 from gravac.lab.tta import record
 from gravac.lab.tta.display import TtaLive
-from gravac.lab.tta.factored import factored, refactored
+from gravac.lab.tta.factored import factored_record, factored_record_of_seed
 from gravac.settings import SettingsError
 from tests.lab.made_up_runs import made_up
 from tests.measure import results
@@ -59,9 +59,11 @@ def test_a_checkout_gives_its_commit_and_whether_code_differs_from_it(tmp_path: 
     in_git(tmp_path, "commit", "-q", "-m", "one")
     commit = in_git(tmp_path, "rev-parse", "HEAD")
     (tmp_path / "docs" / "record.json").write_text("2\n")
-    assert provenance._checkout(tmp_path / "code.py") == (commit, True), "what a measurement writes is no change"
+    assert provenance._commit_and_clean(tmp_path / "code.py") == (commit, True), (
+        "what a measurement writes is no change"
+    )
     (tmp_path / "code.py").write_text("2\n")
-    assert provenance._checkout(tmp_path / "code.py") == (commit, False)
+    assert provenance._commit_and_clean(tmp_path / "code.py") == (commit, False)
 
 
 @pytest.mark.skipif(shutil.which("git") is None, reason="needs git")
@@ -69,11 +71,11 @@ def test_a_package_installed_inside_another_checkout_does_not_take_its_commit(tm
     in_git(tmp_path, "init", "-q")
     in_git(tmp_path, "commit", "-q", "--allow-empty", "-m", "one")
     (tmp_path / "code.py").write_text("1\n")
-    assert provenance._checkout(tmp_path / "code.py") == (None, None)
+    assert provenance._commit_and_clean(tmp_path / "code.py") == (None, None)
 
 
 def test_outside_git_and_without_git_there_is_no_commit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert provenance._checkout(tmp_path / "code.py") == (None, None)
+    assert provenance._commit_and_clean(tmp_path / "code.py") == (None, None)
     monkeypatch.setenv("PATH", str(tmp_path))
     made = stamp()
     assert (made.commit, made.clean, made.code) == (None, None, UNRECORDED)
@@ -92,7 +94,7 @@ def test_one_commit_is_nothing_to_speak_of_and_none_is_said() -> None:
 def test_several_commits_are_refused_and_with_mixed_told(stamps: tuple[Stamp | None, ...]) -> None:
     with pytest.raises(SettingsError, match=r"a\.json: holds what 2 commits measured: .*0123456789.*--mixed"):
         commits_note(stamps, "a.json")
-    assert commits_note(stamps, "a.json", mixed=True).startswith("runs of 2 commits: ")
+    assert commits_note(stamps, "a.json", allow_mixed=True).startswith("runs of 2 commits: ")
 
 
 def test_runs_keep_their_stamp_in_a_file_and_older_files_have_none(tmp_path: Path) -> None:
@@ -109,9 +111,9 @@ def test_a_factored_run_has_the_stamp_of_its_step_time() -> None:
     split = {"compute": 0.1, "exposed": 0.2, "input_wait": 0.0, "compress": None, "exchange": None}
     probe = {"steps_s": [0.4], "step": 5, "interface_bytes": 100, "split": split}
     run = made_up("topk@10", stamp=OLD)
-    made = factored(run, "20mbit", [probe], 60.0, run, CHANGED)
+    made = factored_record(run, "20mbit", [probe], 60.0, run, CHANGED)
     assert made.stamp == CHANGED
-    assert refactored(run, made, 60.0).stamp == CHANGED
+    assert factored_record_of_seed(run, made, 60.0).stamp == CHANGED
 
 
 def test_a_report_of_several_commits_is_refused_and_with_mixed_says_so(
@@ -132,7 +134,7 @@ def test_a_report_of_several_commits_is_refused_and_with_mixed_says_so(
 def test_markdown_tables_say_that_the_commit_is_not_known() -> None:
     runs = [made_up("fp32"), made_up()]
     made_with = record.commits_of([Path("runs.json")], runs)
-    assert tables(runs, made_with).startswith("The commit of these runs was not recorded.\n")
+    assert markdown_tables(runs, made_with).startswith("The commit of these runs was not recorded.\n")
 
 
 def test_rows_keep_the_stamps_of_those_who_measured_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -167,9 +169,9 @@ def test_what_a_bench_writes_is_stamped(tmp_path: Path, capfd: pytest.CaptureFix
 
 def test_a_bench_that_goes_on_in_a_file_of_other_code_says_so(capsys: pytest.CaptureFixture[str]) -> None:
     with TtaLive(Console(width=300), paced=False) as live:
-        live.stamped("abc", ["abc"])
-        live.stamped("abc", [])
+        live.show_commits("abc", ["abc"])
+        live.show_commits("abc", [])
         assert capsys.readouterr().out == ""
-        live.stamped("abc", ["abc", UNRECORDED])
+        live.show_commits("abc", ["abc", UNRECORDED])
     said = capsys.readouterr().out
-    assert f"runs of other code ({UNRECORDED}; this is abc): new ones are added" in said and "--mixed" in said
+    assert f"runs of other code ({UNRECORDED}; this is abc): new runs are added" in said and "--mixed" in said

@@ -14,8 +14,8 @@ from typing import Any
 
 import pytest
 
-from gravac.lab.report.numbers import DENSE, ReportRow, amount, bytes_per_step, faster
-from gravac.lab.report.sentences import times
+from gravac.lab.report.numbers import DENSE, ReportRow, amount, bytes_per_step, speedup_interval
+from gravac.lab.report.sentences import ratio_text
 from gravac.lab.report.summary import Section, link_order, sections
 from gravac.lab.tta.record import DecisionPoint, Split, TrainingRecord
 from gravac.settings import SettingsError
@@ -59,12 +59,12 @@ def test_medians_and_range_over_seeds() -> None:
 
 def test_a_median_is_exact_while_most_seeds_reach_the_target_and_a_bound_otherwise() -> None:
     most = row(only(seeds("fp16", 10.0, 12.0, None)), "fp16")
-    assert (most.tta.exact, most.tta.median, most.reached, most.tta.high_sense) == (True, 12.0, 2, ">")
+    assert (most.tta.exact, most.tta.median, most.reached, most.tta.high_sign) == (True, 12.0, 2, ">")
     none = row(only(seeds("fp16", None, None)), "fp16")
-    assert (none.tta.sense, none.tta.median, none.reached) == (">", 24.0, 0)
-    assert (none.tta.low_sense, none.tta.high_sense) == (">", ">")
+    assert (none.tta.median_sign, none.tta.median, none.reached) == (">", 24.0, 0)
+    assert (none.tta.low_sign, none.tta.high_sign) == (">", ">")
     half = row(only(seeds("fp16", 10.0, None)), "fp16")
-    assert (half.tta.sense, half.tta.median) == (">", 17.0)
+    assert (half.tta.median_sign, half.tta.median) == (">", 17.0)
 
 
 def test_speedups_are_paired_by_seed() -> None:
@@ -78,22 +78,22 @@ def test_speedup_over_a_baseline_that_did_not_reach_the_target_is_a_lower_bound(
     section = only(seeds("fp16", None) + seeds("topk@10", 12.0))
     speedup = row(section, "topk@10").speedup
     assert speedup is not None
-    assert (speedup.sense, speedup.median) == (">", 2.0)
+    assert (speedup.median_sign, speedup.median) == (">", 2.0)
     assert "more than 2.00x as fast as fp16" in section.verdict
 
 
 def test_speedup_of_what_did_not_reach_the_target_is_an_upper_bound() -> None:
     speedup = row(only(seeds("fp16", 12.0) + seeds("topk@10", None)), "topk@10").speedup
     assert speedup is not None
-    assert (speedup.sense, speedup.median) == ("<", 0.5)
-    assert faster(made_up(tta_s=None), made_up(tta_s=None)) is None
+    assert (speedup.median_sign, speedup.median) == ("<", 0.5)
+    assert speedup_interval(made_up(tta_s=None), made_up(tta_s=None)) is None
 
 
 def test_the_ends_of_a_range_are_bounds_where_they_are_not_known() -> None:
     found = amount([(2.0, 2.0), (0.0, 0.5)])
     assert found is not None
-    assert (found.sense, found.median) == ("<", 1.25)
-    assert (found.low_sense, found.low, found.high_sense, found.high) == ("<", 0.5, "", 2.0)
+    assert (found.median_sign, found.median) == ("<", 1.25)
+    assert (found.low_sign, found.low, found.high_sign, found.high) == ("<", 0.5, "", 2.0)
 
 
 def test_fp32s_steps_come_from_the_free_network_where_it_did_not_get_there() -> None:
@@ -200,7 +200,7 @@ def test_mixed_targets_are_told() -> None:
 def test_links_are_ordered_by_rate() -> None:
     links = ["unthrottled", "1gbit,30s:50mbit", "10mbit", "100mbit"]
     assert sorted(links, key=link_order) == ["10mbit", "100mbit", "1gbit,30s:50mbit", "unthrottled"]
-    assert (times(1.5), times(12.0), times(100.0)) == ("1.50x", "12.0x", "100x")
+    assert (ratio_text(1.5), ratio_text(12.0), ratio_text(100.0)) == ("1.50x", "12.0x", "100x")
 
 
 def test_bytes_follow_the_decisions() -> None:
@@ -228,7 +228,7 @@ def test_pictures_keep_the_colours_of_methods() -> None:
     drawn = style.assign_looks(list(METHODS), [run.method for run in runs if run.adaptive])
     for figure in (curves.metric_against_time(section, drawn), plots.frontier(section, drawn)):
         assert figure is not None
-        with Image.open(io.BytesIO(style.png(figure))) as opened:
+        with Image.open(io.BytesIO(style.png_bytes(figure))) as opened:
             picture = opened.convert("RGB")
         colours = {colour for _, colour in picture.getcolors(picture.width * picture.height) or []}
         strong = [look.colour for method, look in drawn.items() if method not in DENSE]
@@ -310,7 +310,7 @@ def test_paced_and_factored_runs_are_marked(report: Path) -> None:
 
 def test_reasons_are_listed_by_number(report: Path) -> None:
     text = report.read_text(encoding="utf-8")
-    changed = plots.changes(realistic("charlm", "unthrottled", "gravac:topk", 0))
+    changed = plots.changed_decisions(realistic("charlm", "unthrottled", "gravac:topk", 0))
     section = text[text.index('<h2 id="charlm-unthrottled"') :]
     assert f'<th scope="row">{len(changed)}</th>' in section
     assert "&lt; ε" in section
@@ -355,7 +355,7 @@ def test_places_that_differ_in_workers_alone_have_files_of_their_own(tmp_path: P
 
 
 def test_no_runs_and_a_file_in_the_way_are_refused(tmp_path: Path) -> None:
-    with pytest.raises(SettingsError, match=r"none to report; give files of"):
+    with pytest.raises(SettingsError, match=r"no runs to report; give files of"):
         write_report([], tmp_path)
     there = tmp_path / "there"
     there.write_text("")

@@ -119,7 +119,7 @@ def test_sixty_dense_steps_improve_the_metric(task: Task) -> None:
     (steps, after), *more = train_dense(task, 1, [60])
     gain = IMPROVEMENT[task.name] * (1 if task.metric.higher_is_better else -1)
     assert steps == 60 and not more
-    assert task.metric.reached(after, before + gain), (before, after)
+    assert task.metric.is_reached(after, before + gain), (before, after)
 
 
 def test_denoising_beats_its_noisy_input() -> None:
@@ -135,8 +135,8 @@ def test_metric_values_and_targets() -> None:
     assert loss.compute(Score(6.0, 4)) == 1.5
     assert psnr.compute(Score(0.4, 40)) == pytest.approx(20)
     assert math.isnan(psnr.compute(Score(0.0, 40)))
-    assert [loss.reached(value, 1.5) for value in (1.4, 1.5, 1.6, math.nan)] == [True, True, False, False]
-    assert [psnr.reached(value, 20) for value in (21, 20, 19, math.nan)] == [True, True, False, False]
+    assert [loss.is_reached(value, 1.5) for value in (1.4, 1.5, 1.6, math.nan)] == [True, True, False, False]
+    assert [psnr.is_reached(value, 20) for value in (21, 20, 19, math.nan)] == [True, True, False, False]
 
 
 @pytest.mark.parametrize(

@@ -17,9 +17,9 @@ import pytest
 from gravac.cli import main
 from gravac.lab.links.network import available
 from gravac.lab.training.run import RunFailed, TrainingSettings
-from gravac.lab.training.session import ALONE, Leg, Spec
+from gravac.lab.training.session import ALONE, Leg, SessionSpec
 from gravac.lab.tta import record
-from gravac.lab.tta.factored import factored, refactored
+from gravac.lab.tta.factored import factored_record, factored_record_of_seed
 from gravac.lab.tta.matrix import Matrix
 from gravac.lab.tta.record import CurvePoint, TrainingRecord, first_reached
 from gravac.lab.tta.runner import run_matrix, target_of
@@ -42,23 +42,23 @@ class Notes:
         self.labels: list[str] = []
         self.codes: tuple[str, Sequence[str]] = ("", ())
 
-    def planned(self, records: int, existing: int) -> None:
-        self.plan = (records, existing)
+    def show_plan(self, record_count: int, existing_count: int) -> None:
+        self.plan = (record_count, existing_count)
 
-    def stamped(self, code: str, existing: Sequence[str]) -> None:
-        self.codes = (code, existing)
+    def show_commits(self, code: str, existing_codes: Sequence[str]) -> None:
+        self.codes = (code, existing_codes)
 
-    def starting(self, cell: str, leg: Leg) -> None:
+    def show_start(self, cell: str, leg: Leg) -> None:
         self.started.append(leg.method)
         self.labels.append(leg.label)
 
-    def event(self, cell: str, leg: Leg, event: dict[str, object]) -> None:
+    def show_event(self, cell: str, leg: Leg, event: dict[str, object]) -> None:
         pass
 
-    def finished(self, run: TrainingRecord) -> None:
+    def show_finished_run(self, run: TrainingRecord) -> None:
         self.made.append(run)
 
-    def failed(self, cell: str, leg: Leg, error: RunFailed) -> None:
+    def show_failed_leg(self, cell: str, leg: Leg, error: RunFailed) -> None:
         self.failures.append(leg.method)
 
 
@@ -275,12 +275,12 @@ def test_first_reached_is_linear_between_evaluations_for_losses_and_scores() -> 
 def test_factored_time_is_steps_times_the_step_time(run: TrainingRecord) -> None:
     split = {"compute": 0.1, "exposed": 0.2, "input_wait": 0.0, "compress": None, "exchange": None}
     probe = {"steps_s": [0.5, 0.3, 0.4], "step": 5, "interface_bytes": 100, "split": split}
-    made = factored(run, "20mbit", [probe, {**probe, "steps_s": [0.4, 0.4]}], 60.0, run)
+    made = factored_record(run, "20mbit", [probe, {**probe, "steps_s": [0.4, 0.4]}], 60.0, run)
     assert made.factored and made.link == "20mbit" and made.step_s == 0.4
     assert made.tta_s == pytest.approx(15 * 0.4) and made.steps_to_target == 15
     assert made.interface_bytes == 200 * run.steps / 10
     assert made.samples_per_s == pytest.approx(run.samples_per_s * run.step_s / 0.4)
-    other = refactored(run.model_copy(update={"seed": 1, "steps": 10}), made, 60.0)
+    other = factored_record_of_seed(run.model_copy(update={"seed": 1, "steps": 10}), made, 60.0)
     assert (other.seed, other.link, other.step_s) == (1, "20mbit", 0.4)
     assert other.interface_bytes == made.interface_bytes * 10 / 20
 
@@ -298,5 +298,5 @@ def run() -> TrainingRecord:
 
 def test_a_session_travels_as_json() -> None:
     legs = (Leg(ALONE, ALONE, steps=3), Leg("topk@10", "a/b", seconds=1.5, target=2.0, every_steps=5))
-    spec = Spec("lstm", 0.5, 3, "", 2, "folder", None, None, None, 1e8, "100mbit", legs)
-    assert Spec.from_json(spec.to_json()) == spec
+    spec = SessionSpec("lstm", 0.5, 3, "", 2, "folder", None, None, None, 1e8, "100mbit", legs)
+    assert SessionSpec.from_json(spec.to_json()) == spec

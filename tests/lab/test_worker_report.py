@@ -21,7 +21,7 @@ def test_a_leg_is_one_row_of_hyperparameters_also_where_its_method_tells_of_its_
     report = WorkerReport(spec, 0, rank=0)
     sink = TensorBoardSink(tmp_path / "runs" / "gravac")
     sink(RunRecord({"base": "topk"}, 2))
-    report.compare({"task": "lstm"}, {"run/metric": 0.5})
+    report.write_hparams({"task": "lstm"}, {"run/metric": 0.5})
     sink(EndRecord(5, {"wire_ratio": 9.0}))
     sink.close()
     report.close()

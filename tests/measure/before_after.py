@@ -30,7 +30,7 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import IO, Any, NoReturn
 
-from gravac.lab.training.run import MALLOC
+from gravac.lab.training.run import MALLOC_ENVIRONMENT
 from tests.measure import results
 from tests.worktrees import commit, worktree
 
@@ -87,7 +87,7 @@ class Side:
 
     def __enter__(self) -> "Side":
         self._place = Path(tempfile.mkdtemp(dir=self._folder))
-        environment = {**MALLOC, **os.environ, "PYTHONPATH": str(self._code), "OMP_NUM_THREADS": "1"}
+        environment = {**MALLOC_ENVIRONMENT, **os.environ, "PYTHONPATH": str(self._code), "OMP_NUM_THREADS": "1"}
         command = [sys.executable, "-m", ".".join(DRIVER.with_suffix("").parts)]
         self._ranks: list[subprocess.Popen[str]] = []
         for rank in range(WORLD):

@@ -16,7 +16,7 @@ import statistics
 import torch
 
 from gravac.compressors import Compressor, topk, topkc
-from gravac.compressors.sparse import laid_out
+from gravac.compressors.sparse import as_dense
 from gravac.lab.tasks.charlm import CharLM
 from gravac.testing.compressor_laws import exchange
 from tests.measure.results import write
@@ -51,7 +51,7 @@ def gradients() -> list[list[torch.Tensor]]:
 
 def vnmse(compressor: Compressor, cf: float, xs: list[torch.Tensor]) -> float:
     mean = torch.stack(xs).mean(0)
-    off = laid_out(exchange(compressor, xs, cf)[0].mean, mean) - mean
+    off = as_dense(exchange(compressor, xs, cf)[0].mean, mean) - mean
     return float(off.square().sum() / mean.square().sum())
 
 

@@ -19,7 +19,7 @@ from typing import Any
 
 from gravac.lab.links.link import UNTHROTTLED
 from gravac.lab.tta import record
-from gravac.lab.tta.matrix import REFERENCE
+from gravac.lab.tta.matrix import REFERENCE_METHOD
 from tests.measure.results import write
 
 
@@ -42,7 +42,7 @@ def main() -> None:
     there = record.read([arguments.runs])
     print(record.commits_of([arguments.runs], there, arguments.mixed))
     runs = [run for run in there if run.link == UNTHROTTLED and not run.adaptive]
-    dense = {(run.task, run.seed): run.steps_to_target for run in runs if run.method == REFERENCE}
+    dense = {(run.task, run.seed): run.steps_to_target for run in runs if run.method == REFERENCE_METHOD}
     worths: dict[str, dict[str, list[float]]] = defaultdict(lambda: defaultdict(list))
     gains: dict[str, dict[str, list[float]]] = defaultdict(lambda: defaultdict(list))
     for run in runs:
@@ -51,7 +51,9 @@ def main() -> None:
         worths[run.task][run.method].append(of / (run.steps_to_target or run.steps))
         if run.gain is not None:
             gains[run.task][run.method].append(run.gain)
-    worth = {t: {m: statistics.geometric_mean(v) for m, v in by.items() if m != REFERENCE} for t, by in worths.items()}
+    worth = {
+        t: {m: statistics.geometric_mean(v) for m, v in by.items() if m != REFERENCE_METHOD} for t, by in worths.items()
+    }
     rows: list[dict[str, Any]] = []
     for task, own in worth.items():
         others = [worth[other] for other in worth if other != task]

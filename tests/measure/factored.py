@@ -14,7 +14,7 @@ from rich.console import Console
 from gravac.lab.links.link import UNTHROTTLED
 from gravac.lab.tta import record
 from gravac.lab.tta.display import TtaLive
-from gravac.lab.tta.matrix import REFERENCE, Matrix
+from gravac.lab.tta.matrix import REFERENCE_METHOD, Matrix
 from gravac.lab.tta.runner import run_matrix
 from tests.measure.results import write
 
@@ -39,7 +39,9 @@ def main() -> None:
         own = [run for run in there if (run.task, run.method, run.seed) == (task, method, 0)]
         parts = next(run for run in own if run.link == link and run.factored)
         reference = next(
-            run for run in there if (run.task, run.method, run.link, run.seed) == (task, REFERENCE, UNTHROTTLED, 0)
+            run
+            for run in there
+            if (run.task, run.method, run.link, run.seed) == (task, REFERENCE_METHOD, UNTHROTTLED, 0)
         )
         with tempfile.TemporaryDirectory() as folder, TtaLive(Console(), paced=False) as live:
             path = Path(folder, "runs.json")

@@ -23,7 +23,7 @@ from rich.console import Console
 from gravac.lab.links.link import UNTHROTTLED
 from gravac.lab.tta import record
 from gravac.lab.tta.display import TtaLive
-from gravac.lab.tta.matrix import REFERENCE, Matrix
+from gravac.lab.tta.matrix import REFERENCE_METHOD, Matrix
 from gravac.lab.tta.record import TrainingRecord
 from gravac.lab.tta.runner import run_matrix
 from tests.measure.rendering import Estimate, render
@@ -133,7 +133,7 @@ def main() -> None:
             if time_is_up():
                 break
             reference = next(
-                run for run in picked_from if (run.task, run.method, run.link) == (task, REFERENCE, UNTHROTTLED)
+                run for run in picked_from if (run.task, run.method, run.link) == (task, REFERENCE_METHOD, UNTHROTTLED)
             )
             with TtaLive(Console(), paced=False) as live:
                 matrix = Matrix(

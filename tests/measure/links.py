@@ -221,7 +221,7 @@ def followed(words: str) -> Iterator[dict[str, Any]]:
             began = time.monotonic()
             schedule.follow()
         changes = schedule.changes
-    ends = [phase.at_seconds for phase in link.phases[1:]] + [samples[-1].time - began - WINDOW]
+    ends = [phase.at_seconds for phase in link.phases[1:]] + [samples[-1].time_s - began - WINDOW]
     for phase, change, end in zip(link.phases[1:], changes, ends[1:], strict=True):
         settled = rate_between(samples, began + (phase.at_seconds + end) / 2, began + end)
         yield {
@@ -230,23 +230,23 @@ def followed(words: str) -> Iterator[dict[str, Any]]:
             "at_seconds": phase.at_seconds,
             "rate_mbit": (phase.down or 0) / 1e6,
             "settled_mbit": round(settled / 1e6, 2),
-            "applied_after_seconds": round(change.applied - change.due, 4),
+            "applied_after_seconds": round(change.applied_s - change.due_s, 4),
             "lag_seconds": round(lag(samples, began + phase.at_seconds, began + end, settled), 3),
         }
 
 
 def rate_between(samples: list[Sample], start: float, end: float) -> float:
-    within = [sample for sample in samples if start <= sample.time <= end]
-    return (within[-1].received - within[0].received) * 8 / (within[-1].time - within[0].time)
+    within = [sample for sample in samples if start <= sample.time_s <= end]
+    return (within[-1].received_bytes - within[0].received_bytes) * 8 / (within[-1].time_s - within[0].time_s)
 
 
 def lag(samples: list[Sample], due: float, end: float, settled: float) -> float:
     for position, first in enumerate(samples):
-        later = next((sample for sample in samples[position + 1 :] if sample.time >= first.time + WINDOW), None)
-        if first.time >= due and later is not None and later.time <= end:
-            rate = (later.received - first.received) * 8 / (later.time - first.time)
+        later = next((sample for sample in samples[position + 1 :] if sample.time_s >= first.time_s + WINDOW), None)
+        if first.time_s >= due and later is not None and later.time_s <= end:
+            rate = (later.received_bytes - first.received_bytes) * 8 / (later.time_s - first.time_s)
             if abs(rate / settled - 1) <= 0.1:
-                return first.time - due
+                return first.time_s - due
     return float("inf")
 
 

@@ -26,7 +26,7 @@ import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
 from gravac import AdaptiveCompressor, Static, topk
-from gravac.controllers.native import longer
+from gravac.controllers.native import next_stretch_length
 from gravac.lab.tasks import make
 from gravac.lab.training.methods import Method, bucket_mb
 from tests.measure.rank_lines import RANK, Say, lines_of, rank_main
@@ -104,7 +104,7 @@ def trains(rank: int, world: int, argument: dict[str, Any], say: Say) -> None:
     trial = model_of("native", task, scale, rank, 8)
     typical = torch.tensor(statistics.median(trial.seconds(12)[4:]))
     dist.all_reduce(typical)
-    watch = longer(400, float(typical) / world, 8)
+    watch = next_stretch_length(400, float(typical) / world, 8)
     models = {name: model_of(name, task, scale, rank, watch) for name in NAMES}
     for model in models.values():
         model.seconds(WARM_UP)

@@ -117,7 +117,7 @@ def train(work: tuple[Case, float]) -> dict[str, Any]:
         with outer[0].synced():
             value = task.metric.compute(task.validate(models[0]))
         curve.append((sum(made) // case.ranks, value))
-        if not math.isfinite(value) or task.metric.reached(value, target):
+        if not math.isfinite(value) or task.metric.is_reached(value, target):
             break
     shares = outer[0].steps_of_ranks
     return {**case._asdict(), "steps_of_ranks": shares, "target": target, "reached": crossing(curve, target)}

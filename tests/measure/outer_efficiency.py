@@ -153,7 +153,7 @@ def trained(case: Case, steps: int, between: int = 10, target: float | None = No
         if (step + 1) % evaluate == 0:
             value = task.metric.compute(task.validate(models[0]))
             curve.append((step + 1, value))
-            if not math.isfinite(value) or (target is not None and task.metric.reached(value, target)):
+            if not math.isfinite(value) or (target is not None and task.metric.is_reached(value, target)):
                 break
     gains = [record.gain for record in outer[0].history]
     return {

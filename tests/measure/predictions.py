@@ -35,7 +35,7 @@ def main() -> None:
     tried = [hold_out(steps, seed=seed) for seed in range(SPLITS)]
     for link in LINKS:
         off = [
-            [abs(error) for step, error in zip(held.tried, held.errors, strict=True) if step.link == link]
+            [abs(error) for step, error in zip(held.held_out, held.errors, strict=True) if step.link == link]
             for held in tried
         ]
         shares = [statistics.fmean(error <= CLOSE for error in split) for split in off]
@@ -56,7 +56,7 @@ def main() -> None:
         {
             "link": "all",
             "steps": len(steps),
-            "tried_on": len(tried[0].tried),
+            "tried_on": len(tried[0].held_out),
             "within_15_percent": statistics.fmean(shares),
             "least_of_a_draw": min(shares),
             "most_of_a_draw": max(shares),

@@ -27,7 +27,7 @@ from typing import Any
 import torch
 
 from gravac.lab.training.expression import compressor
-from gravac.testing.compressor_laws import exchange, laid_out
+from gravac.testing.compressor_laws import as_dense, exchange
 from tests.measure.programs import PROGRAMS, shortened
 from tests.measure.progress import NATIVE, RANKS, Case, Ranks, Way, best_rates
 from tests.measure.results import read, todays
@@ -97,7 +97,7 @@ class Gradients:
         sums = torch.zeros(4, dtype=torch.float64)
         for gradient, square in zip(of_ranks[0], self._squares, strict=True):
             flat = gradient.flatten()
-            error = flat - laid_out(exchange(self._bits, [flat], 32.0)[0].sent, flat)
+            error = flat - as_dense(exchange(self._bits, [flat], 32.0)[0].sent, flat)
             weights = 1 / (square.flatten().sqrt() + 1e-8)
             parts = (error.square(), flat.square(), weights * error.square(), weights * flat.square())
             sums += torch.stack([part.sum() for part in parts]).double()

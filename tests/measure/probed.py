@@ -21,7 +21,7 @@ from gravac.lab.probe import probe
 from gravac.lab.tasks import make
 from gravac.lab.training.methods import Method
 from gravac.lab.tta import record
-from gravac.lab.tta.matrix import REFERENCE
+from gravac.lab.tta.matrix import REFERENCE_METHOD
 from tests.measure.efficiency import spearman
 from tests.measure.results import write
 
@@ -39,10 +39,10 @@ def main() -> None:
     rows: list[dict[str, Any]] = []
     for name in dict.fromkeys(run.task for run in runs):
         own = [run for run in runs if run.task == name]
-        dense = {run.seed: run.steps_to_target for run in own if run.method == REFERENCE}
+        dense = {run.seed: run.steps_to_target for run in own if run.method == REFERENCE_METHOD}
         needed: dict[str, list[float]] = {}
         for run in own:
-            if Method.parse(run.method).ours:
+            if Method.parse(run.method).uses_gravac:
                 needed.setdefault(run.method, []).append((dense[run.seed] or 0) / (run.steps_to_target or run.steps))
         task = make(name, scale=own[0].scale)
         model = task.model()

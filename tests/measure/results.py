@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from gravac.lab.json_file import write_whole
+from gravac.lab.json_file import write_atomically
 from gravac.lab.provenance import Stamp, commits_note, stamp
 
 Rows = list[dict[str, Any]]
@@ -42,7 +42,7 @@ def keep(rows: Rows, path: str) -> None:
         kept.append({**row, STAMP: None if own is None else stamps.index(own)})
     lines = ",\n".join(json.dumps(row) for row in kept)
     known = ",\n".join(one.model_dump_json() for one in stamps)
-    write_whole(file, f'{{"stamps": [\n{known}\n], "rows": [\n{lines}\n]}}\n')
+    write_atomically(file, f'{{"stamps": [\n{known}\n], "rows": [\n{lines}\n]}}\n')
 
 
 def read(path: str | Path) -> Rows:

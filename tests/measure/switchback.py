@@ -26,7 +26,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 
-from gravac.controllers.progress import Learned, Line, Reading, estimate
+from gravac.controllers.progress import Learned, Line, Reading, estimate_ratio
 from gravac.lab import simulate
 from gravac.lab.tasks.base import Task
 from gravac.lab.training.expression import compressor
@@ -231,7 +231,7 @@ def learned(row: dict[str, Any], longer: int = 0) -> Learned:
         steps = [step for step in sorted(probes) if settled <= step <= start + plan.stretch]
         stretches.append(Line.through([Reading(step, probes[step]) for step in (*steps[:2], *steps[-2:])]))
     noise = math.sqrt(statistics.fmean(line.noise**2 for line in stretches))
-    found = [estimate(before, after, plan.trial, noise) for before, after in itertools.pairwise(stretches)]
+    found = [estimate_ratio(before, after, plan.trial, noise) for before, after in itertools.pairwise(stretches)]
     return Learned(1, 0, tuple(one for one in found if math.isfinite(one[1])))
 
 

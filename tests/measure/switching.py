@@ -109,7 +109,7 @@ def steps_to_target(row: dict[str, Any], dense: dict[str, Any]) -> int | None:
     """First evaluated step at what dense reaches; ``None``: not in the steps it had."""
     _, aim, _ = TASKS[row["task"]]
     metric, target = tasks.TASKS[row["task"]].metric, dict(map(tuple, dense["curve"]))[aim]
-    return next((step for step, value in row["curve"] if metric.reached(value, target)), None)
+    return next((step for step, value in row["curve"] if metric.is_reached(value, target)), None)
 
 
 def table(rows: Sequence[dict[str, Any]]) -> str:

@@ -5,7 +5,7 @@
 import json
 from typing import Any
 
-from gravac.lab.demo.decisions import runs_words
+from gravac.lab.demo.decisions import describe_new_candidate
 from gravac.lab.demo.outcome import Comparison, DemoOutcome
 from gravac.lab.tta.record import CurvePoint
 from tests.measure.published import FOLDER
@@ -31,7 +31,11 @@ def demo() -> str:
     record = demo_record()
     comparison = Comparison(tuple(record["runs"].values()))
     return render(
-        "tables/demo", **record, equal_steps=comparison.equal_steps, target=comparison.target, runs_words=runs_words
+        "tables/demo",
+        **record,
+        equal_steps=comparison.equal_steps,
+        target=comparison.target,
+        runs_words=describe_new_candidate,
     )
 
 

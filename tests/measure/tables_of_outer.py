@@ -13,8 +13,8 @@ from gravac.lab.links.link import UNTHROTTLED
 from gravac.lab.provenance import Stamp
 from gravac.lab.tasks import make
 from gravac.lab.training.expression import compressor
-from gravac.lab.training.methods import MATCHED
-from gravac.lab.tta.matrix import REFERENCE
+from gravac.lab.training.methods import MATCHED_PREFIX
+from gravac.lab.tta.matrix import REFERENCE_METHOD
 from gravac.lab.tta.record import TrainingRecord
 from tests.measure import nanogpt as of_nanogpt
 from tests.measure import outer_efficiency as outer_steps
@@ -173,7 +173,9 @@ def _over_free(record: Sequence[TrainingRecord], case: tuple[str, str, str]) -> 
     Nothing if the record lacks the case, which is a task, a link and a method.
     """
     free = {
-        (run.task, run.seed): run.tta_s or 0.0 for run in record if (run.link, run.method) == (UNTHROTTLED, REFERENCE)
+        (run.task, run.seed): run.tta_s or 0.0
+        for run in record
+        if (run.link, run.method) == (UNTHROTTLED, REFERENCE_METHOD)
     }
     raced = [run for run in record if (run.task, run.link, run.method) == case]
     if not raced:
@@ -193,8 +195,8 @@ ADAPTIVE = "outer:ladder@2-1000"
 
 AGAINST = (
     ("the best fixed (H, CF) of each cell, in hindsight", "outer(every=", None),
-    ("its own choices at random times, where links change", MATCHED, True),
-    ("the same, where they do not", MATCHED, False),
+    ("its own choices at random times, where links change", MATCHED_PREFIX, True),
+    ("the same, where they do not", MATCHED_PREFIX, False),
     ("torchft, the better of its two", "torchft", None),
     ("DDP's hook with goodput", DEFAULT, None),
 )

@@ -217,7 +217,7 @@ def probed() -> str:
 
 
 def matrix() -> str:
-    return markdown.tables(runs("tta"), commits("tta"))
+    return markdown.markdown_tables(runs("tta"), commits("tta"))
 
 
 def schedule() -> str:

@@ -20,7 +20,7 @@ from rich.console import Console
 
 from gravac.lab.tta import record
 from gravac.lab.tta.display import TtaLive
-from gravac.lab.tta.matrix import REFERENCE, Matrix
+from gravac.lab.tta.matrix import REFERENCE_METHOD, Matrix
 from gravac.lab.tta.record import TrainingRecord
 from gravac.lab.tta.runner import run_matrix
 
@@ -81,16 +81,18 @@ def missed(runs: Sequence[TrainingRecord], needed: float) -> str:
 
 def table(runs: Sequence[TrainingRecord]) -> str:
     """As Markdown; medians over seeds. Speed-up is relative to top-k at 10x, as in the paper, and to native float32."""
-    said = {method: f"`{method}`" for method in (REFERENCE, *STATIC)} | {m: label for label, m in ADAPTIVE.items()}
+    said = {method: f"`{method}`" for method in (REFERENCE_METHOD, *STATIC)} | {
+        m: label for label, m in ADAPTIVE.items()
+    }
     adaptive = set(ADAPTIVE.values())
     lines = []
     for task, link in dict.fromkeys((run.task, run.link) for run in runs if run.method in adaptive):
         own = [run for run in runs if (run.task, run.link) == (task, link)]
-        dense_bytes = next(r.wire_bytes / r.steps for r in runs if (r.task, r.method) == (task, REFERENCE))
+        dense_bytes = next(r.wire_bytes / r.steps for r in runs if (r.task, r.method) == (task, REFERENCE_METHOD))
         by_method = {method: [run for run in own if run.method == method] for method in said}
         times = {method: statistics.median(run.tta_s or math.inf for run in by_method[method]) for method in said}
-        seeds = len(by_method[REFERENCE])
-        needed = statistics.median(run.steps_to_target or run.steps for run in by_method[REFERENCE])
+        seeds = len(by_method[REFERENCE_METHOD])
+        needed = statistics.median(run.steps_to_target or run.steps for run in by_method[REFERENCE_METHOD])
         lines += [
             "",
             f"{task}, {link}, {seeds} seed{'s' * (seeds > 1)}:",
@@ -106,7 +108,7 @@ def table(runs: Sequence[TrainingRecord]) -> str:
             cells = (
                 said[method],
                 f"{time:.1f}" if time < math.inf else missed(mine, needed),
-                *(f"{times[other] / time:.2f}" if time < math.inf else "" for other in ("topk@10", REFERENCE)),
+                *(f"{times[other] / time:.2f}" if time < math.inf else "" for other in ("topk@10", REFERENCE_METHOD)),
                 f"{statistics.median(reached):.0f}" if time < math.inf else f"> {min(run.steps for run in mine)}",
                 f"{statistics.median(known):.1f}" if known else "",
                 f"{statistics.median(dense_bytes * run.steps / run.wire_bytes for run in mine):.1f}",
@@ -133,7 +135,7 @@ def main() -> None:
             matrix = Matrix(
                 tasks=(task,),
                 links=(arguments.link,),
-                methods=(REFERENCE, *STATIC, *ADAPTIVE.values()),
+                methods=(REFERENCE_METHOD, *STATIC, *ADAPTIVE.values()),
                 seeds=tuple(range(arguments.seeds)),
                 scale=scale,
                 budget=budget,

@@ -25,7 +25,7 @@ from gravac.modes.equalizing import (
     copy_from_first,
     differing_ranks,
     equalize_ranks,
-    share_scaler,
+    equalize_scaler,
 )
 from gravac.settings import SettingsError
 from gravac.sources.ddp_private import Reducer
@@ -317,7 +317,7 @@ def test_all_ranks_have_the_smallest_scale(ranks: list[tuple[float, int, bool]])
     for scaler, (_, _, used) in zip(scalers, ranks, strict=True):
         if used:  # the scale is a tensor from the first use on
             scaler.scale(torch.ones(()))
-    memory.run([share_scaler(scaler, CPU) for scaler in scalers])
+    memory.run([equalize_scaler(scaler, CPU) for scaler in scalers])
     for scaler in scalers:
         state = scaler.state_dict()
         assert state["scale"] == min(scale for scale, *_ in ranks)
@@ -327,7 +327,7 @@ def test_all_ranks_have_the_smallest_scale(ranks: list[tuple[float, int, bool]])
 
 def test_a_scaler_that_is_disabled_changes_none() -> None:
     scalers = [scaler_of(8.0, 3), scaler_of(1.0, 0, enabled=False), scaler_of(4.0, 5)]
-    memory.run([share_scaler(scaler, CPU) for scaler in scalers])
+    memory.run([equalize_scaler(scaler, CPU) for scaler in scalers])
     assert [s.get_scale() for s in scalers] == [4.0, 1.0, 4.0]
     assert scalers[1].state_dict() == {}
 
@@ -347,7 +347,7 @@ def test_engines_in_memory_run_a_job_between_steps() -> None:
     results: list[Any] = []
     for engine, optimizer, scaler in zip(engines, optimizers, scalers, strict=True):
         for pending in results:
-            with pytest.raises(RuntimeError, match="not every rank in memory has handed over the optimizers"):
+            with pytest.raises(RuntimeError, match="not every simulated rank has handed over the optimizers"):
                 pending.result()
         job = equalize_ranks([], [optimizer], scaler, engine.device)
         results.append(engine.run_between_steps("the optimizers' states", job))
@@ -361,8 +361,8 @@ def returned(rank: int, world: int, make: str, case: str) -> dict[str, Any]:
     module = Net()
     ddp = DistributedDataParallel(module, find_unused_parameters=True)
     reducer, silent = Reducer(ddp), [True]
-    ddp.register_forward_pre_hook(lambda *_: reducer.silence() if silent else None)
-    ddp.register_forward_hook(lambda *_: reducer.restore(), always_call=True)
+    ddp.register_forward_pre_hook(lambda *_: reducer.silence_exchange() if silent else None)
+    ddp.register_forward_hook(lambda *_: reducer.restore_flags(), always_call=True)
     optimizer = MAKES[make](module.parameters())
     scaler = scaler_of(2.0 ** (10 - rank), 7 + rank) if case == "scaler" else None
     if not (case == "never stepped" and rank == 1):
@@ -431,7 +431,7 @@ def test_over_gloo_a_rank_that_differs_is_told_and_given_what_rank_0_has() -> No
 
 @pytest.mark.parametrize("make", ["AdamW", "SGD, momentum"])
 def test_on_streams_nothing_races_for_the_states(make: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(equalizing, "BLOCK", 16)  # the fake device looks at each place in memory
+    monkeypatch.setattr(equalizing, "BLOCK_WORDS", 16)  # the fake device looks at each place in memory
     device = FakeDevice()
     with device:
         module = torch.nn.ParameterList([torch.ones(8, 16) for _ in range(3)])

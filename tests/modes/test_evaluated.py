@@ -59,12 +59,12 @@ def paused(rank: int, world: int) -> list[float]:
     step(ddp, trains, rank, 0)
     assert compressor._switch is not None and compressor._switch.outer is not None
     rounds = compressor._switch.outer._rounds
-    left_out = [rounds._paused]
+    left_out = [rounds._paused_s]
     with torch.no_grad():
         ddp(batch(7, 7)[0])
     for number in range(1, 5):
         step(ddp, trains, rank, number)
-        left_out.append(rounds._paused)
+        left_out.append(rounds._paused_s)
     compressor.close()
     return left_out
 

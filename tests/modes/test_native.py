@@ -21,7 +21,7 @@ from gravac.controllers.base import Decision, Measurement
 from gravac.engine.inputs import StepInputs
 from gravac.engine.run_state import NativeState
 from gravac.measurement import LocalMeasurement
-from gravac.modes.native import QUESTION_S, SLOW_END_RATIO, NativeWatch, median_of
+from gravac.modes.native import CHECK_INTERVAL_S, SLOW_END_RATIO, NativeWatch, median_of
 from gravac.telemetry.records import Record, StepRecord
 from tests.distributed.training import batch, parallel
 from tests.modes.scripted import NATIVE, Scripted, script
@@ -77,7 +77,7 @@ def slowed(rank: int, world: int) -> tuple[list[int], list[int], int]:
 
 def test_a_stretch_ends_soon_after_steps_became_far_slower_on_any_rank() -> None:
     (changes, steps, left), (_, _, other_left) = processes(slowed, 2)
-    # a question after at most 60 steps, its answer, what is under way
+    # a slow-step check after at most 60 steps, its sum, what is under way
     assert left == other_left and 280 < left < 280 + 60 + 8
     assert changes == [left]  # all steps are counted, those of the last answer too
     assert sum(steps) <= left
@@ -107,8 +107,8 @@ class AgreesAlone:
     def end(self, fill: Callable[[LocalMeasurement], None]) -> None:
         measurement = LocalMeasurement(step=0, candidate=NATIVE)
         fill(measurement)
-        assert measurement.watched is not None
-        self.told.append(measurement.watched)
+        assert measurement.native_step_s is not None
+        self.told.append(measurement.native_step_s)
 
     def conclude(self) -> None:
         """All is known already."""
@@ -132,12 +132,12 @@ def test_a_single_slow_step_tells_of_nothing_and_two_tell_what_the_last_took(sec
     engine, now = AgreesAlone(0.1), 0.0
     watch = NativeWatch(engine, lambda: math.nan, lambda: now)  # type: ignore[arg-type]
     watch.start()
-    watch.forward_starts(stepped=False)
+    watch.forward_starts(averaged=False)
     for step, each in enumerate([0.1] * 3 + seconds):
         now += each
-        decided = watch.forward_starts(stepped=True)
+        decided = watch.forward_starts(averaged=True)
         if decided is not None:
-            assert 1 <= step - (3 + 20) <= round(QUESTION_S / 0.1)  # soon after the slow one
+            assert 1 <= step - (3 + 20) <= round(CHECK_INTERVAL_S / 0.1)  # soon after the slow one
             break
     assert engine.told == [pytest.approx(told)]
 
@@ -156,8 +156,8 @@ def test_the_time_of_deciding_ends_no_stretch(deciding: float) -> None:
     engine.decision = Decision(NATIVE, watch=20)
     watch = NativeWatch(engine, lambda: math.nan, lambda: clock.now)  # type: ignore[arg-type]
     watch.start()
-    watch.forward_starts(stepped=False)
+    watch.forward_starts(averaged=False)
     for _ in range(100):
         clock.now += 0.1
-        watch.forward_starts(stepped=True)
+        watch.forward_starts(averaged=True)
     assert engine.told == [pytest.approx(0.1)] * 5

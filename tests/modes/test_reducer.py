@@ -18,13 +18,13 @@ from torch.utils.checkpoint import checkpoint
 
 from gravac.settings import SettingsError
 from gravac.sources.ddp_private import (
-    STEERING,
-    STEERING_STATIC,
-    STEERING_TORCH,
+    NAMES_FOR_REDUCER,
+    NAMES_FOR_STATIC_GRAPH,
+    TORCH_NAMES_FOR_REDUCER,
     Reducer,
+    check_outer_steps_possible,
     has_hook,
-    refuse_apart,
-    register,
+    register_hook,
 )
 from tests.ranks import processes
 
@@ -128,8 +128,8 @@ class Trained:
 
     def steer(self) -> None:
         """Let hooks of forward silence the module while ranks train apart."""
-        self.ddp.register_forward_pre_hook(lambda *_: self.reducer.silence() if self.apart else None)
-        self.ddp.register_forward_hook(lambda *_: self.reducer.restore(), always_call=True)
+        self.ddp.register_forward_pre_hook(lambda *_: self.reducer.silence_exchange() if self.apart else None)
+        self.ddp.register_forward_hook(lambda *_: self.reducer.restore_flags(), always_call=True)
 
     def train(self, rank: int, steps: range) -> None:
         """Steps of SGD; after each ``seen`` has whether the reducer averaged."""
@@ -144,7 +144,7 @@ class Trained:
                 with self.ddp.no_sync() if quiet else nullcontext():
                     x = torch.randn(4, WIDTH, generator=torch.Generator().manual_seed(100 * step + 10 * part + rank))
                     loss = self.called(x, not (self.case.skips and step % 2)).square().mean()
-                    assert self.reducer.synced == (last or self.case.accumulates == "")
+                    assert self.reducer.will_average == (last or self.case.accumulates == "")
                     loss.backward()
             optimizer.step()
             self.seen.append(self.reducer.has_averaged())
@@ -280,7 +280,7 @@ def float16_and_back(rank: int, world: int) -> list[bool]:
         if to == "float16":
             trained.reducer.use_float16()
         elif to == "hook":
-            register(trained.ddp, summed)
+            register_hook(trained.ddp, summed)
         fresh.module.load_state_dict(trained.module.state_dict())
         for each in (trained, fresh):
             each.train(rank, range(10 * number, 10 * number + 3))
@@ -288,7 +288,7 @@ def float16_and_back(rank: int, world: int) -> list[bool]:
         seen.append(same == (to != "float16") and torch.allclose(trained.bits(), fresh.bits(), atol=1e-3))
         seen.append(has_hook(trained.ddp) == (to == "hook"))
     with pytest.raises(RuntimeError, match="can only be called once"):
-        register(trained.ddp, summed)
+        register_hook(trained.ddp, summed)
         trained.reducer.use_float16()
     return [*seen, *trained.seen]
 
@@ -388,16 +388,16 @@ class TestHasAveraged:
         ddp = DistributedDataParallel(Plain(), **options)  # type: ignore[arg-type]
         reducer = Reducer(ddp)
         ddp(X).sum().backward()
-        reducer.silence()
+        reducer.silence_exchange()
         out = ddp(X)
-        reducer.restore()
+        reducer.restore_flags()
         assert reducer.has_averaged()
         out.sum().backward()
         assert not reducer.has_averaged()
 
     def test_a_single_parameter_is_not_enough_to_be_sure(self) -> None:
-        assert not Reducer(DistributedDataParallel(torch.nn.Linear(2, 2, bias=False))).counts_surely
-        assert Reducer(DistributedDataParallel(torch.nn.Linear(2, 2))).counts_surely
+        assert not Reducer(DistributedDataParallel(torch.nn.Linear(2, 2, bias=False))).detects_all_backwards
+        assert Reducer(DistributedDataParallel(torch.nn.Linear(2, 2))).detects_all_backwards
 
     def test_buckets_in_another_order_are_none(self) -> None:
         ddp = DistributedDataParallel(Plain())
@@ -415,26 +415,26 @@ class TestFlags:
     def test_they_come_back_from_a_forward_that_fails(self) -> None:
         ddp = DistributedDataParallel(Plain())
         reducer = Reducer(ddp)
-        ddp.register_forward_pre_hook(lambda *_: reducer.silence())
-        ddp.register_forward_hook(lambda *_: reducer.restore(), always_call=True)
+        ddp.register_forward_pre_hook(lambda *_: reducer.silence_exchange())
+        ddp.register_forward_hook(lambda *_: reducer.restore_flags(), always_call=True)
         for users in (True, False, True):
             ddp.require_backward_grad_sync = users
             with pytest.raises(RuntimeError, match="shapes"):
                 ddp(torch.ones(2, WIDTH + 1))
-            assert ddp.require_backward_grad_sync == users == reducer.synced
+            assert ddp.require_backward_grad_sync == users == reducer.will_average
             ddp(X)
-            assert ddp.require_backward_grad_sync == users == reducer.synced
+            assert ddp.require_backward_grad_sync == users == reducer.will_average
             assert ddp.require_forward_param_sync == users
 
     def test_a_forward_whose_hook_was_never_called_keeps_the_users_flags(self) -> None:
         ddp = DistributedDataParallel(Plain())
         reducer = Reducer(ddp)
-        reducer.silence()
-        reducer.silence()
+        reducer.silence_exchange()
+        reducer.silence_exchange()
         assert not ddp.require_backward_grad_sync
-        assert reducer.synced
-        reducer.restore()
-        reducer.restore()
+        assert reducer.will_average
+        reducer.restore_flags()
+        reducer.restore_flags()
         assert ddp.require_backward_grad_sync
         assert ddp.require_forward_param_sync
 
@@ -444,9 +444,9 @@ class TestFlags:
         for before in (True, False):
             ddp.require_forward_param_sync = before
             with torch.no_grad():
-                reducer.silence()
+                reducer.silence_exchange()
                 ddp(X)
-                reducer.restore()
+                reducer.restore_flags()
             assert ddp.require_forward_param_sync == before
 
     def test_join_is_known(self) -> None:
@@ -462,14 +462,14 @@ class TestFlags:
         reducer = Reducer(DistributedDataParallel(Plain()))
         gc.collect()
         with pytest.raises(RuntimeError, match="deleted"):
-            reducer.silence()
+            reducer.silence_exchange()
 
 
 @pytest.mark.usefixtures("one_rank")
 class TestNames:
     """Private names of torch are looked up when a ``Reducer`` is made."""
 
-    @pytest.mark.parametrize("name", [*STEERING, *STEERING_STATIC, "_register_builtin_comm_hook"])
+    @pytest.mark.parametrize("name", [*NAMES_FOR_REDUCER, *NAMES_FOR_STATIC_GRAPH, "_register_builtin_comm_hook"])
     def test_each_that_ddp_lacks_is_named(self, name: str) -> None:
         ddp = DistributedDataParallel(Plain(), static_graph=True)
         Reducer(ddp)
@@ -480,7 +480,7 @@ class TestNames:
             for part in (f" no DistributedDataParallel.{name}", torch.__version__, "every=1 and native=False")
         )
 
-    @pytest.mark.parametrize("name", STEERING_TORCH)
+    @pytest.mark.parametrize("name", TORCH_NAMES_FOR_REDUCER)
     def test_each_that_torch_lacks_is_named(self, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
         ddp = DistributedDataParallel(Plain())
         if "BuiltinCommHookType" in name:
@@ -515,13 +515,13 @@ class TestRefused:
 
     def refused(self, module: torch.nn.Module, *optimizers: torch.optim.Optimizer) -> str:
         with pytest.raises(SettingsError, match="every=1") as refused:
-            refuse_apart(module, optimizers)
+            check_outer_steps_possible(module, optimizers)
         return str(refused.value)
 
     def test_what_can(self) -> None:
         ddp = DistributedDataParallel(Normed())
-        refuse_apart(ddp, [torch.optim.AdamW(ddp.parameters()), torch.optim.SGD(ddp.parameters(), lr=1)])
-        refuse_apart(Normed(), [])
+        check_outer_steps_possible(ddp, [torch.optim.AdamW(ddp.parameters()), torch.optim.SGD(ddp.parameters(), lr=1)])
+        check_outer_steps_possible(Normed(), [])
 
     def test_lbfgs(self) -> None:
         ddp = DistributedDataParallel(Plain())

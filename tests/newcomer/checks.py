@@ -179,7 +179,7 @@ def trained(steps: int, waits: bool = False, **settings: Any) -> tuple[list[torc
     for rank, one in enumerate(averaged) if waits else ():
 
         def fill(measurement: LocalMeasurement, inputs: float = 0.1 + 0.2 * rank) -> None:
-            measurement.inputs, measurement.optimized = inputs, 0.0
+            measurement.forward_began, measurement.optimizer_ended = inputs, 0.0
             measurement.learning_rate = LEARNING_RATE
 
         one.door.end = lambda end=one.door.end, fill=fill: end(fill)  # type: ignore[method-assign, misc]

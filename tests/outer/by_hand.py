@@ -51,16 +51,19 @@ class ApartAlone:
         given = self._admission
         policy, outer = given.settings.policy, given.settings.policy.outer
         in_each_step = admit(policy, given.averager, forms, given.link, given.coding)
-        before = candidates.offered(state.candidates if outer.delay == "auto" else ())
+        before = candidates.delays_by_candidate(state.candidates if outer.delay == "auto" else ())
         forecasts = []
-        for every in candidates.choices(*policy.every):
+        for every in candidates.every_choices(*policy.every):
             for forecast in in_each_step.forecasts:
                 measured = candidates.delays(forecast, every, state.compute_s, outer.delay, outer.fragments)
                 behind = candidates.delays_if_continued(before, forecast, every, measured)
-                ways = [candidates.at_every(forecast, every, state.compute_s, delay, state.world) for delay in behind]
+                ways = [
+                    candidates.forecast_at_every(forecast, every, state.compute_s, delay, state.world)
+                    for delay in behind
+                ]
                 chooses = getattr(policy.controller, "chooses_every", False)
                 forecasts += ways if chooses else [candidates.most_promising(ways)]
-        screened = candidates.screened(forecasts, policy.controller.keeps_all)
+        screened = candidates.without_dominated(forecasts, policy.controller.keeps_all)
         state.candidates = identify(forecast.candidate for forecast in screened)
         return in_each_step._replace(forecasts=screened)
 
@@ -100,14 +103,14 @@ class OuterByHand(Closeable):
         engine.deciding._admit = ApartAlone(self.compressor._admission)
         self.inner = inner
         self.steps = OuterSteps(engine, module, [inner], given, policy.every, policy.seed)
-        self._engine = self.compressor.door(self.steps.like_pieces, executor=executor)
+        self._engine = self.compressor.door(self.steps.piece_templates, executor=executor)
         self._engine.change_mode("outer")
         self._state = self._engine.state.outer = self.steps.state
         self._rounds = self.steps._rounds
         self._fragments = self.steps.state.fragments
         self._buffers = self.steps.state.buffers
         self._anchors = self.steps._anchors
-        self.outer = self.steps.outer
+        self.outer = self.steps.outer_optimizer
         self._closed = False
 
     def step(self) -> None:
@@ -215,14 +218,14 @@ class OuterByHand(Closeable):
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Go on where ``state_dict`` was taken."""
-        if self._rounds.begun:
+        if self._rounds.has_stepped:
             raise RuntimeError(
                 "load_state_dict: this has made steps already, and goes on; load into a new one, before its first step"
             )
         plain = state.get("outer") if isinstance(state, Mapping) else None
         if plain is None:
             raise SettingsError("outer: the state is of ranks that do not train apart")
-        self.steps.check(plain, state.get("world"))
+        self.steps.check_saved_state(plain, state.get("world"))
         with self.steps.restoring(plain, merged=state.get("world") is None):
             self.compressor.load_state_dict({**state, "outer": None})
         self.steps.restore_local()

@@ -148,12 +148,12 @@ class Ranks:
 def at_speed(outer: OuterByHand, seconds: float) -> None:
     """Have a rank's clock say that a step takes so long."""
     shares = outer._state.shares
-    shares.clock, shares._since = itertools.count(0.0, seconds).__next__, None
+    shares.clock, shares._step_began_s = itertools.count(0.0, seconds).__next__, None
 
 
 def _left(outer: OuterByHand) -> int:
     """Number of fragments that left so far."""
-    return outer.rounds * len(outer._fragments) + len(outer._rounds._sent)
+    return outer.rounds * len(outer._fragments) + len(outer._rounds._sent_fragments)
 
 
 def equal(tensors: Sequence[torch.Tensor]) -> bool:

@@ -21,7 +21,7 @@ from gravac.controllers.window import Window
 from gravac.engine.admission import Admission
 from gravac.exchange.lockstep import Lockstep
 from gravac.measurement import LocalMeasurement
-from gravac.modes.outer.candidates import delays, delays_if_continued, offered, with_outer
+from gravac.modes.outer.candidates import delays, delays_by_candidate, delays_if_continued, with_outer_candidates
 from tests.outer.ranks import Ranks, averaged, equal
 from tests.outer.test_outer import MOMENTUM, saved
 
@@ -173,8 +173,8 @@ def test_who_does_not_choose_gets_what_promises_more() -> None:
     quick = Forecast(Candidate("hook", "topk", 64.0), 30.0, 0.5, "topk", coding_s=0.0, exchange_s=0.001)
     with mock.patch("gravac.modes.outer.candidates.delays", delays):
         admission = Admission((slow, quick))
-        both = with_outer(admission, (10,), 0.2, "auto", keep_all=True).forecasts
-        one = with_outer(admission, (10,), 0.2, "auto", keep_all=True, chooses=False).forecasts
+        both = with_outer_candidates(admission, (10,), 0.2, "auto", keep_all=True).forecasts
+        one = with_outer_candidates(admission, (10,), 0.2, "auto", keep_all=True, chooses=False).forecasts
     assert [(it.candidate.cf, it.candidate.delay) for it in both] == [(8, 0), (8, 5), (64, 0), (64, 1)]
     assert [(it.candidate.cf, it.candidate.delay) for it in one] == [(8, 5), (64, 0)]
 
@@ -184,11 +184,11 @@ def test_delays_that_a_continued_run_had_stay_whatever_the_link_promises_now(cho
     bases = tuple(
         Forecast(Candidate("hook", "topk", cf), cf / 2, 0.9, "topk", coding_s=0.0, exchange_s=1.0) for cf in (8.0, 64.0)
     )
-    before = offered([["outer", "topk", 8.0, 10, 3]] + [["outer", "topk", 8.0, 10, 0]] * chooses)
+    before = delays_by_candidate([["outer", "topk", 8.0, 10, 3]] + [["outer", "topk", 8.0, 10, 0]] * chooses)
     with mock.patch("gravac.modes.outer.candidates.delays", delays):
         how: tuple[Any, ...] = (0.2, "auto", True, 1, chooses, 2, before)
-        auto = with_outer(Admission(bases), (10,), *how).forecasts
-        fixed = with_outer(Admission(bases), (10,), 0.2, 7, True, checkpointed=before).forecasts
+        auto = with_outer_candidates(Admission(bases), (10,), *how).forecasts
+        fixed = with_outer_candidates(Admission(bases), (10,), 0.2, 7, True, checkpointed=before).forecasts
     found, given = ([forecast.candidate for forecast in forecasts] for forecasts in (auto, fixed))
     assert [one.delay for one in found if one.cf == 8] == ([0, 3] if chooses else [3])
     assert max(one.delay for one in found if one.cf == 64) == 5
@@ -211,11 +211,11 @@ def test_times_of_rounds_are_what_passed_and_each_has_the_waiting_for_its_own_ex
         idle_since = left + trains / 2 if hides and exchange > trains / 2 else None
         stood = exchange if not hides else max(0.0, exchange - trains / 2) if idle_since else 0.0
         measurement = LocalMeasurement(
-            len(measurements), candidate, overlaps=hides, idle_since=idle_since, paused=pause
+            len(measurements), candidate, overlaps=hides, waits_since=idle_since, paused=pause
         )
         measurement.previous = measurements[-1] if measurements else None
-        measurement.backward, measurement.exchanged = left, ended
-        measurement.over = left if hides else ended
+        measurement.backward_ended, measurement.exchange_ended = left, ended
+        measurement.ended = left if hides else ended
         measurement.spent = lambda: (0.0, 100.0)
         measurements.append(measurement)
         told.append((trains, stood))
@@ -239,11 +239,11 @@ def test_more_is_tried_behind_steps_where_less_was_waited_for(hidden: bool) -> N
     entry = GoodputEntry(ran, 0.2, 0, 0.9, saved=(0.0 if hidden else 0.1, 0.0, 0.1))
     state = GoodputState((dense, *choices), SEARCH, ran, ran, Window(choices[ran - 1].candidate), (entry,), windows=1)
     if hidden:  # waiting for it takes no less, and at most all of the exchange more
-        assert state.fastest(1, 10) >= 0.2
-        assert state.slowest(1) == pytest.approx(0.3)
+        assert state.shortest_step_seconds(1, 10) >= 0.2
+        assert state.longest_step_seconds(1) == pytest.approx(0.3)
     else:
-        assert state.fastest(2, 10) <= 0.1 + 1e-9
-        assert state.slowest(2) == pytest.approx(0.2)
+        assert state.shortest_step_seconds(2, 10) <= 0.1 + 1e-9
+        assert state.longest_step_seconds(2) == pytest.approx(0.2)
 
 
 def test_goodput_takes_what_hides() -> None:
@@ -253,7 +253,7 @@ def test_goodput_takes_what_hides() -> None:
         Forecast(Candidate("hook", "quantize", 16.0), 15.0, 0.96, "quantize", coding_s=0.0, exchange_s=0.3),
     )
     with mock.patch("gravac.modes.outer.candidates.delays", delays):
-        forecasts = with_outer(Admission(bases), (1, 10, 100), 0.1, "auto", keep_all=False).forecasts
+        forecasts = with_outer_candidates(Admission(bases), (1, 10, 100), 0.1, "auto", keep_all=False).forecasts
     exchange_s = {forecast.candidate: forecast.exchange_s or 0.0 for forecast in forecasts}
     controller = Goodput()
     state, decision = controller.start(forecasts)
@@ -283,8 +283,8 @@ def test_less_is_tried_where_what_travels_slows_the_steps() -> None:
     dense = Forecast(Candidate("hook", "dense", 1.0), 1.0)
     window = Window(often.candidate)
     state = GoodputState((dense, often, seldom), SEARCH, 1, 1, window, (entry,), windows=1)
-    assert state.fastest(2, 10) == pytest.approx(0.1)
-    assert state.efficiency(2) / state.fastest(2, 10) > 1.1 * state.goodput(entry)
+    assert state.shortest_step_seconds(2, 10) == pytest.approx(0.1)
+    assert state.efficiency(2) / state.shortest_step_seconds(2, 10) > 1.1 * state.goodput(entry)
 
 
 @pytest.mark.parametrize(("promised", "tried"), [(1.05, False), (1.2, True)])

@@ -88,24 +88,32 @@ def test_spoilt_states_are_refused_in_words_or_train_on(kind: str, seed: int) ->
         (
             ("fragments", 0, "anchors", "0.weight"),
             torch.ones(1),
-            r"outer/fragments/0/anchors/0\.weight: shape \(1,\), ",
+            r"outer/fragments/0/anchors/0\.weight: has shape \(1,\); ",
         ),
         (
             ("fragments", 0, "own", "2.bias"),
             torch.full((40,), torch.nan),
             r"outer/fragments/0/own/2\.bias: .* not finite",
         ),
-        (("ended",), -5, "outer/ended: -5, it should be greater than or equal to 0"),
+        (("ended",), -5, "outer/ended: is -5; it should be greater than or equal to 0"),
         (("compression",), 1, "outer/compression: it is unknown here"),
         (
             ("inner", 0, "state", 0, "exp_avg"),
             torch.ones(1),
-            r"outer/inner/0/state/0/exp_avg: shape \(1,\), \(32, 48\) expected",
+            r"outer/inner/0/state/0/exp_avg: has shape \(1,\); it should have \(32, 48\)",
         ),
-        (("inner", 0, "param_groups", 0, "lr"), torch.nan, "outer/inner/0/param_groups/0/lr: nan, one like 0.001 "),
-        (("inner", 0, "param_groups", 0, "betas"), (0.9, 3), "outer/inner/0/param_groups/0/betas: .*, numbers from 0 "),
+        (
+            ("inner", 0, "param_groups", 0, "lr"),
+            torch.nan,
+            "outer/inner/0/param_groups/0/lr: is nan; it should be of the kind of 0.001",
+        ),
+        (
+            ("inner", 0, "param_groups", 0, "betas"),
+            (0.9, 3),
+            "outer/inner/0/param_groups/0/betas: .*; it should have numbers from 0 ",
+        ),
         (("inner", 0, "param_groups", 0, "amsgrad"), True, "outer/inner/0/state/0/max_exp_avg_sq: it is missing"),
-        (("optimizer", "param_groups"), [], "outer/optimizer/param_groups: .*, 1 groups"),
+        (("optimizer", "param_groups"), [], "outer/optimizer/param_groups: .*; it should have 1 groups"),
         (("buffers", "anchors"), {"x": torch.ones(2)}, "outer/buffers/anchors/x: it is unknown here"),
     ],
 )

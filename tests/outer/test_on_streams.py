@@ -51,15 +51,15 @@ def test_the_host_waits_for_no_verdict(base: Compressor, cf: float, settings: di
 @pytest.mark.parametrize("spoilt", [False, True])
 def test_streams_race_for_nothing_and_the_host_reads_verdicts_that_are_there(fragments: int, spoilt: bool) -> None:
     device = FakeDevice()
-    read, read_verdicts = [0], Rounds._read_verdicts
+    read, read_verdicts = [0], Rounds._read_flags
 
     def looked_at(rounds: Rounds, newest: int) -> None:
-        there = [pending.verdicts for _, pending in rounds._unread if pending.number <= newest]
+        there = [pending.flags_on_host for _, pending in rounds._unread_fragments if pending.round_number <= newest]
         device.access(HOST, _places(there), set(), "the host reads verdicts")
         read[0] += len(there)
         read_verdicts(rounds, newest)
 
-    with device, mock.patch.object(Rounds, "_read_verdicts", looked_at):
+    with device, mock.patch.object(Rounds, "_read_flags", looked_at):
         module = torch.nn.ParameterList([torch.zeros(8, 16) for _ in range(4)])
         outer = outer_of(module, topk, 10.0, executor=StreamExecutor(Alike(device), device), fragments=fragments)
         for step in range(6 * EVERY):

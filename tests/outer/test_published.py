@@ -4,7 +4,7 @@
 
 import pytest
 
-from gravac.lab.training.methods import MATCHED
+from gravac.lab.training.methods import MATCHED_PREFIX
 from tests.lab.made_up_runs import made_up
 from tests.measure import tables_of_outer
 from tests.measure.judgement import interval, student
@@ -48,8 +48,8 @@ def test_a_race_is_told_over_the_free_network_of_its_seed(monkeypatch: pytest.Mo
 
 def test_random_times_are_told_apart_by_whether_the_link_changes(monkeypatch: pytest.MonkeyPatch) -> None:
     runs = [made_up("outer:ladder@2-1000", link=link, seed=seed) for link in ("20mbit", CHANGING) for seed in range(2)]
-    runs += [made_up(MATCHED + "outer:ladder@2-1000", link="20mbit", seed=seed, tta_s=40.0) for seed in range(2)]
-    runs += [made_up(MATCHED + "outer:ladder@2-1000", link=CHANGING, seed=seed, tta_s=80.0) for seed in range(2)]
+    runs += [made_up(MATCHED_PREFIX + "outer:ladder@2-1000", link="20mbit", seed=seed, tta_s=40.0) for seed in range(2)]
+    runs += [made_up(MATCHED_PREFIX + "outer:ladder@2-1000", link=CHANGING, seed=seed, tta_s=80.0) for seed in range(2)]
     monkeypatch.setattr(tables_of_outer, "runs", lambda name: runs)
     *_, changes, does_not = tables_of_outer.outer_judged().splitlines()
     assert "| 1 | 0.25 |  | 0.25, 0.25 |" in changes

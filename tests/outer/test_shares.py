@@ -84,7 +84,7 @@ def test_steps_of_each_rank_are_told_and_drawn(tmp_path: Path) -> None:
 def test_the_anchor_goes_to_the_mean_over_samples() -> None:
     trained = Ranks(2, every=4, samples=16)
     for outer, samples in zip(trained.outer, (24, 8), strict=True):
-        outer._state.shares._count = samples
+        outer._state.shares._samples_per_step = samples
     weights = trained.train(8).anchors[0]
     own = [_alone(weights, rank, 8) for rank in range(2)]
     trained.train(4)
@@ -113,7 +113,7 @@ def test_anchors_are_the_same_on_all_ranks(
     settings: dict[str, Any] = {"every": every, "fragments": fragments, "delay": delay, "outer": MOMENTUM, "make": make}
     trained = Ranks(len(seconds), by_speed=True, **settings, **FOUR_BITS).at_speeds(seconds).train_rounds(5)
     for outer in trained.outer:
-        outer._rounds.settle()
+        outer._rounds.wait_for_exchanges()
     anchors = [{**outer._anchors, **outer._buffers.anchors}.values() for outer in trained.outer]
     assert all(map(equal, zip(*anchors, strict=True)))
     assert {outer.rounds for outer in trained.outer} == {5}

@@ -36,7 +36,6 @@ ALLOWED = {
     ("gravac/compressors/thc.py", "reach"): "setting that users write",
     ("gravac/controllers/progress.py", "asked"): "key of checkpoints",
     ("gravac/controllers/progress.py", "before"): "stretch before the candidate's, beside the one after",
-    ("gravac/controllers/progress.py", "last"): "last step of a line, beside its first",
     ("gravac/controllers/progress.py", "made"): "key of checkpoints",
     ("gravac/engine/run_state.py", "made"): "key of checkpoints",
     ("gravac/lab/calibrate.py", "where"): "key of calibrations",

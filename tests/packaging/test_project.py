@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from gravac.modes.native import ANSWER_STEPS
+from gravac.modes.native import SUM_DELAY_STEPS
 from gravac.telemetry import DecisionRecord, StepRecord, read_jsonl
 
 ROOT = Path(__file__).parents[2]
@@ -97,7 +97,7 @@ def test_the_example_runs(tmp_path: Path) -> None:
         # record tells of
         unrecorded = after.step - (before.step + before.steps)
         left_native = before.mode == "native" and (after.mode, after.cf) != ("native", before.cf)
-        assert 0 <= unrecorded <= (ANSWER_STEPS if left_native else 0)
+        assert 0 <= unrecorded <= (SUM_DELAY_STEPS if left_native else 0)
     assert steps[-1].step + steps[-1].steps <= 100  # what the ranks agree on last never comes
     changes = [record for record in records if isinstance(record, DecisionRecord) and record.changed]
     told = [f"from step {change.step}: CF {change.cf:g}, since {change.reason}" for change in changes]

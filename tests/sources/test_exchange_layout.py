@@ -12,32 +12,32 @@ REBUILT: list[Names] = [("d", "c"), ("b", "a")]
 
 
 def step(groups: ExchangeLayout, buckets: list[Names]) -> tuple[list[Names], list[Names]]:
-    ready = [group for bucket in buckets for group in groups.arrive(bucket)]
+    ready = [group for bucket in buckets for group in groups.add_bucket(bucket)]
     return ready, groups.end()
 
 
 def test_groups_are_fixed_from_the_first_rebuilt_layout() -> None:
     groups = ExchangeLayout()
     assert step(groups, FIRST) == (FIRST, [])
-    assert groups.fixed == ()
+    assert groups.fixed_groups == ()
     assert step(groups, REBUILT) == (REBUILT, [])
-    assert groups.fixed == tuple(REBUILT)
+    assert groups.fixed_groups == tuple(REBUILT)
 
 
 def test_a_layout_that_stays_is_taken_after_three_steps() -> None:
     groups = ExchangeLayout()
     for _ in range(2):
         step(groups, REBUILT)
-        assert groups.fixed == ()
+        assert groups.fixed_groups == ()
     step(groups, REBUILT)
-    assert groups.fixed == tuple(REBUILT)
+    assert groups.fixed_groups == tuple(REBUILT)
 
 
 def test_static_graph_rebuilds_one_step_later() -> None:
     groups = ExchangeLayout()
     for buckets in (FIRST, FIRST, REBUILT):
         step(groups, buckets)
-    assert groups.fixed == tuple(REBUILT)
+    assert groups.fixed_groups == tuple(REBUILT)
 
 
 def test_a_resumed_run_cuts_its_one_bucket_into_the_stored_groups() -> None:
@@ -46,8 +46,8 @@ def test_a_resumed_run_cuts_its_one_bucket_into_the_stored_groups() -> None:
 
 def test_a_group_over_two_buckets_waits_for_both() -> None:
     groups = ExchangeLayout([("a", "b", "c")])
-    assert groups.arrive(("a", "b")) == []
-    assert groups.arrive(("c",)) == [("a", "b", "c")]
+    assert groups.add_bucket(("a", "b")) == []
+    assert groups.add_bucket(("c",)) == [("a", "b", "c")]
     assert groups.end() == []
 
 

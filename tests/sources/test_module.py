@@ -104,8 +104,8 @@ def test_gradients_are_the_mean_in_groups_of_any_size(
     ranks: int, host_looks: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for size in (1, 50_000, 1 << 30):
-        monkeypatch.setattr(source_of_module, "FIRST_GROUP", size)
-        monkeypatch.setattr(source_of_module, "GROUP", 2 * size)
+        monkeypatch.setattr(source_of_module, "FIRST_GROUP_BYTES", size)
+        monkeypatch.setattr(source_of_module, "GROUP_BYTES", 2 * size)
         group = Ranks(ranks=ranks, host_looks=host_looks)
         for step in range(3):
             found = group.step(lambda module, rank, step=step: plain(module, rank, step))  # type: ignore[misc]
@@ -116,10 +116,10 @@ def test_gradients_are_the_mean_in_groups_of_any_size(
 
 
 def test_groups_have_all_parameters_once_the_last_first(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(source_of_module, "FIRST_GROUP", 5000)
-    monkeypatch.setattr(source_of_module, "GROUP", 80_000)
+    monkeypatch.setattr(source_of_module, "FIRST_GROUP_BYTES", 5000)
+    monkeypatch.setattr(source_of_module, "GROUP_BYTES", 80_000)
     module = network()
-    groups = source_of_module._grouped(dict(module.named_parameters()))
+    groups = source_of_module._exchange_groups(dict(module.named_parameters()))
     assert [name for names in groups for name in names] == [name for name, _ in module.named_parameters()][::-1]
     sizes = [sum(module.get_parameter(name).numel() * 4 for name in names) for names in groups]
     assert len(groups) > 2
@@ -128,15 +128,15 @@ def test_groups_have_all_parameters_once_the_last_first(monkeypatch: pytest.Monk
 
 
 def test_groups_leave_while_backward_runs_from_the_second_step_on(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(source_of_module, "FIRST_GROUP", 1)
-    monkeypatch.setattr(source_of_module, "GROUP", 1)
+    monkeypatch.setattr(source_of_module, "FIRST_GROUP_BYTES", 1)
+    monkeypatch.setattr(source_of_module, "GROUP_BYTES", 1)
     group = Ranks(ranks=1)
     left: list[int] = []
     first = next(group.modules[0].parameters())
 
     def note(_: torch.Tensor) -> None:
         step = group.sources[0]._step
-        left.append(0 if step is None else step.groups)
+        left.append(0 if step is None else step.groups_sent)
 
     first.register_hook(note)
     for step in range(3):
@@ -285,12 +285,12 @@ def test_a_gradient_penalty_by_autograd_grad_is_no_step_of_its_own() -> None:
 def test_quiet_leaves_gradients_local() -> None:
     group = Ranks()
     for source in group.sources:
-        source.quiet = True
+        source.is_stopped = True
     found = group.step(plain)
     assert not ranks_agree(found)
-    assert group.sources[0].decided is None
+    assert group.sources[0].decided_candidate is None
     for source in group.sources:
-        source.quiet = False
+        source.is_stopped = False
     assert ranks_agree(group.step(plain))
     assert group.steps == 1
 
@@ -302,7 +302,7 @@ def test_evaluation_and_a_backward_that_reaches_no_parameter_exchange_nothing() 
         loss(module, 0)
     x = torch.ones(2, 96, requires_grad=True)
     torch.autograd.grad(module(x).sum(), x)
-    assert group.sources[0].decided is None
+    assert group.sources[0].decided_candidate is None
     assert ranks_agree(group.step(plain))
 
 
@@ -443,8 +443,8 @@ def of_ones(module: torch.nn.Module, rank: int) -> None:
 @pytest.mark.parametrize("twice", [False, True])
 @pytest.mark.parametrize("reentrant", [False, True])
 def test_activation_checkpointing(reentrant: bool, twice: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(source_of_module, "FIRST_GROUP", 1)
-    monkeypatch.setattr(source_of_module, "GROUP", 1)
+    monkeypatch.setattr(source_of_module, "FIRST_GROUP_BYTES", 1)
+    monkeypatch.setattr(source_of_module, "GROUP_BYTES", 1)
 
     def make() -> torch.nn.Module:
         return Checkpointed(reentrant, twice)
@@ -453,12 +453,12 @@ def test_activation_checkpointing(reentrant: bool, twice: bool, monkeypatch: pyt
     for _ in range(3):
         assert all(alike(found, mean(make, of_ones, 2), exact=False) for found in group.step(of_ones))
     assert group.steps == 3
-    assert group.sources[0]._late is reentrant
+    assert group.sources[0]._next_sends_at_end is reentrant
 
 
 def test_a_gradient_that_comes_again_after_it_left_fails_that_step_alone(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(source_of_module, "FIRST_GROUP", 1)
-    monkeypatch.setattr(source_of_module, "GROUP", 1)
+    monkeypatch.setattr(source_of_module, "FIRST_GROUP_BYTES", 1)
+    monkeypatch.setattr(source_of_module, "GROUP_BYTES", 1)
 
     class Turned(torch.nn.Module):
         """A last part that is used before, too, and later under checkpointing."""
@@ -574,8 +574,8 @@ def test_buffers_stay_each_ranks_own_if_asked_for() -> None:
     group = Ranks(Averaging, broadcast_buffers=False)
     group.step(of_random)
     assert not torch.equal(*(module.running for module in group.modules))
-    assert group.sources[0].same == {}
-    assert Ranks(Averaging).sources[0].same["buffer 2"] == "rebound [3] float32"
+    assert group.sources[0].texts_to_compare == {}
+    assert Ranks(Averaging).sources[0].texts_to_compare["buffer 2"] == "rebound [3] float32"
 
 
 # failures, and the end
@@ -601,8 +601,8 @@ class Breaks(torch.autograd.Function):
 def test_a_backward_that_breaks_on_all_ranks_is_a_step_that_counts_for_nothing(
     again: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(source_of_module, "FIRST_GROUP", 1)
-    monkeypatch.setattr(source_of_module, "GROUP", 1)
+    monkeypatch.setattr(source_of_module, "FIRST_GROUP_BYTES", 1)
+    monkeypatch.setattr(source_of_module, "GROUP_BYTES", 1)
 
     def make() -> torch.nn.Module:
         torch.manual_seed(0)
@@ -621,7 +621,7 @@ def test_a_backward_that_breaks_on_all_ranks_is_a_step_that_counts_for_nothing(
         with pytest.raises(ArithmeticError, match="broken"):
             value.backward(retain_graph=True)
         module.zero_grad()
-    assert group.sources[0]._running is None
+    assert group.sources[0]._running_backward is None
     monkeypatch.setattr(Breaks, "broken", False)
 
     def backward(module: torch.nn.Module, rank: int) -> None:
@@ -705,10 +705,10 @@ def test_moments_and_the_learning_rate_are_told() -> None:
         group.step(lambda module, rank, step=step: plain(module, rank, step))  # type: ignore[misc]
         for optimizer in optimizers:
             optimizer.step()
-    measurement = group.sources[0]._engine._ended
+    measurement = group.sources[0]._engine._last_measurement
     assert measurement is not None
     assert (measurement.learning_rate, measurement.loss_scale) == (0.25, 8.0)
-    assert None not in (measurement.inputs, measurement.optimized, measurement.backward)
+    assert None not in (measurement.forward_began, measurement.optimizer_ended, measurement.backward_ended)
 
 
 # what is refused

@@ -34,7 +34,7 @@ def attached(
     module: torch.nn.Module, optimizer: torch.optim.Optimizer, chosen: Settings, group: dist.ProcessGroup | None = None
 ) -> tuple[AdaptiveCompressor, ModuleSource]:
     """Share rank 0's weights, and average the module's gradients over gloo; in small groups."""
-    source_of_module.FIRST_GROUP, source_of_module.GROUP = 10_000, 50_000
+    source_of_module.FIRST_GROUP_BYTES, source_of_module.GROUP_BYTES = 10_000, 50_000
     compressor = AdaptiveCompressor(**chosen)
     engine = compressor.door(dict(module.named_parameters()), group=group)
     source = ModuleSource(engine)
@@ -220,7 +220,7 @@ def left_alone(rank: int, world: int, path: Path) -> None:
             value.backward()
         except Exception as failure:
             said = f"{type(failure).__name__}: {failure}"
-            assert source._running is None
+            assert source._running_backward is None
             with pytest.raises(type(failure)):  # and so in each backward that follows
                 cross_entropy(module(x), y).backward()  # type: ignore[no-untyped-call]
             break

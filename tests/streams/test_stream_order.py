@@ -21,9 +21,9 @@ from gravac.engine import coalescing
 from gravac.engine.codec_timing import time_codecs
 from gravac.engine.inputs import StepInputs
 from gravac.exchange.link_probe import LinkProbe
-from gravac.exchange.opening import Opened
+from gravac.exchange.opening import OpenedExecutor
 from gravac.exchange.streams import StreamExecutor
-from gravac.lab.simulate import Scheduled
+from gravac.lab.simulate import ScheduledController
 from tests.streams.sanitized import COMPUTE, HOST, Alike, FakeDevice, FakeEvent, _places
 
 SHAPES = {f"layer{number}.weight": (8, 8 * (1 + number % 3)) for number in range(6)} | {"bias": (8,)}
@@ -38,7 +38,7 @@ LARGEST = (100, 1 << 20)
 CFS = (4.0, 16.0, None)
 
 
-class Restless(Scheduled):
+class Restless(ScheduledController):
     """Goes from one compression factor to another, and to dense, all the time; adds up gradients meanwhile."""
 
     def propose(self, cf_range: tuple[float, float], reach: object) -> tuple[float, ...]:
@@ -156,7 +156,7 @@ def test_timing_codecs_reads_no_moment_that_is_not_past(base: Compressor) -> Non
         executor = StreamExecutor(Alike(device), device)
         policy = Policy(base=base, controller=GraVAC(), dense_below=16)
         forms = [(shape, torch.float32) for shape in SHAPES.values()]
-        assert time_codecs(policy, forms, Opened(executor, LinkProbe(1e-5, 1e10, 1e10), device))
+        assert time_codecs(policy, forms, OpenedExecutor(executor, LinkProbe(1e-5, 1e10, 1e10), device))
     assert device.errors == []
 
 

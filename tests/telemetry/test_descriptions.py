@@ -76,7 +76,7 @@ def test_a_decision_and_its_reason_name_methods_and_bytes() -> None:
 
 def test_a_decision_of_outer_steps_counts_bytes_by_its_own_number_of_steps() -> None:
     ran = forecast_of(decision(28.44, every=10, delay=5), [RANK, BIT])
-    assert describe_candidate(ran) == "1 bit, 234x fewer bytes, every 10 steps, behind 5"
+    assert describe_candidate(ran) == "1 bit, 234x fewer bytes, every 10 steps, applied 5 steps later"
 
 
 def test_what_a_record_does_not_know_is_left_out() -> None:

@@ -134,8 +134,14 @@ def test_a_wire_ratio_that_is_not_finite_comes_back_as_nan(tmp_path: Path) -> No
 @pytest.mark.parametrize(
     ("line", "said"),
     [
-        ('{"kind":"run","settings":{},"world_size":2}', "line 1: .* version: None, and this gravac reads 6"),
-        ('{"kind":"run","version":9,"settings":{},"world_size":2}', "line 1: .* version: 9, and this gravac reads 6"),
+        (
+            '{"kind":"run","settings":{},"world_size":2}',
+            "line 1: .* version: None cannot be read; this gravac reads version 6",
+        ),
+        (
+            '{"kind":"run","version":9,"settings":{},"world_size":2}',
+            "line 1: .* version: 9 cannot be read; this gravac reads version 6",
+        ),
         ('{"kind":"run","version":6,"settings":{},"world_size":2,"forecasts":["topk 10x"]}', "line 1: not a record"),
         ('{"kind":"run","version":6,"settings":{},"world_size":2,"forecasts":[{"cf":2}]}', "line 1: not a record"),
         (

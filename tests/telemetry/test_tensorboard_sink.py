@@ -136,7 +136,7 @@ def test_every_decision_is_told_with_its_reason(events: Any, run: list[Record]) 
     assert told[2][1].startswith(f"{change} (explore): gain 0.92, above ε 0.70: try the next — gain 0.92")
     ((step, table),) = texts(events, "gravac/changes")
     assert step == 599
-    assert table.startswith("4 of 29 decisions changed what runs\n\n| change |")
+    assert table.startswith("4 of 29 decisions changed the candidate that runs\n\n| change |")
     assert table.count("\n| step ") == 4
     assert "| step 420: topk 160x, 89x fewer bytes → topk 40x, 22x fewer bytes | gain" in table
 
@@ -148,7 +148,7 @@ def test_run_is_told_with_its_candidates_and_the_dropped_ones(events: Any) -> No
     assert "**Candidates**\n\n- dense 1x (predicted wire ratio 1.00, efficiency 1, CF 1)\n- topk 10x, 5.6x" in text
     assert "- topk 160x, 89x fewer bytes (predicted wire ratio 88.89, efficiency 0.9, CF 160)" in text
     assert "**Dropped**\n\n- topk 2x: would send 1.11 times the bytes of dense 1x over 2 ranks\n" in text
-    assert "- topk 320x: would send what topk 160x does" in text
+    assert "- topk 320x: would send the same bytes as topk 160x" in text
     assert "| controller.window | 20 |" in text
 
 

@@ -46,7 +46,7 @@ class ARTopK(Compressor):
 
     @property
     def host_waits(self) -> bool:
-        """True if on a GPU the host waits while encoding: with ``"var"``, to learn which rank is the root."""
+        """True if the host waits for a GPU while it encodes: with ``"var"``, to learn which rank selects."""
         return self.choose == "var"
 
     @property
@@ -55,7 +55,10 @@ class ARTopK(Compressor):
         return magnitudes_in(dtype_of(self.values, torch.float32))
 
     def traffic(self, shape: tuple[int, ...], cf: float, dtype: torch.dtype, world: int = 2) -> tuple[Traffic, ...]:
-        """Predict the bytes of one rank's indices and all ranks' values; with ``"var"``, 4 more bytes for an energy."""
+        """Return the predicted traffic in bytes: a broadcast of indices, and an all-reduce of values.
+
+        With ``"var"``, an all-gather of a number per rank comes first.
+        """
         elements = torch.Size(shape).numel()
         k = k_for(elements, cf)
         energies = (Traffic(AllGather, torch.float32.itemsize),) if self.choose == "var" else ()
@@ -74,13 +77,13 @@ class ARTopK(Compressor):
         3. Broadcast the root's indices.
         4. All-reduce every rank's values at these indices.
         """
-        local = multilevel.select_at(topk.select, x, cf, ctx)
+        local_selection = multilevel.select_at(topk.select, x, cf, ctx)
         root = ctx.step % ctx.world
         if self.choose == "var":
-            (norms,) = yield AllGather(norm(local.values).float().reshape(1))
+            (norms,) = yield AllGather(norm(local_selection.values).float().reshape(1))
             root = int(norms.argmax())
-        packed = yield Broadcast(pack_indices(local.indices, x.numel()), root)
-        indices = unpack_indices(packed, x.numel())
+        packed_indices = yield Broadcast(pack_indices(local_selection.indices, x.numel()), root)
+        indices = unpack_indices(packed_indices, x.numel())
         values = narrow(x[indices] / ctx.world, dtype_of(self.values, ctx.dtype))
         total = yield AllReduce(values)
         return Reduced(
@@ -90,7 +93,7 @@ class ARTopK(Compressor):
         )
 
     def errors(self, x: torch.Tensor, cfs: Sequence[float], ctx: Context) -> list[torch.Tensor]:
-        """Return the squared errors of flat x if this rank selects the coordinates; too low if another rank does."""
+        """Return the squared error of flat x at each CF, 0-d, if this rank selects; too low if another rank does."""
         return topk.errors(x, cfs, ctx)
 
     @property

@@ -52,7 +52,7 @@ class HardThreshold(TopK):
 
     @property
     def host_waits(self) -> bool:
-        """True: on a GPU the host waits while encoding, to learn how many coordinates reach the threshold."""
+        """True: the host waits for a GPU while it encodes, to learn how many coordinates reach the threshold."""
         return True
 
     def select(self, x: torch.Tensor, k: int) -> Selection:

@@ -5,7 +5,7 @@
 Source: Mishchenko et al., "IntSGD: Adaptive Floatless Compression of Stochastic Gradients", ICLR 2022, for integers
 whose sum cannot overflow; the scale is the largest magnitude over the ranks, block by block, as in Xin et al.,
 "Global-QSGD: Practical Floatless Quantization for Distributed Learning with Theoretical Guarantees", 2023. Unbiased;
-not contractive: with many ranks, each rank has few integers to choose from.
+not contractive: the more ranks, the fewer different integers each rank may send.
 """
 
 from collections.abc import Sequence
@@ -19,10 +19,10 @@ from gravac.compressors.base import Compressor, Context, Reduced, Rounds
 from gravac.compressors.baselines.qsgd import (
     block_count,
     block_largest,
-    relative,
+    relative_magnitudes,
+    repeat_for_elements,
     round_randomly,
     rounding_variance,
-    spread,
 )
 from gravac.compressors.dtypes import working
 from gravac.compressors.profile import CostPoints
@@ -56,7 +56,7 @@ class IntSGD(Compressor):
         return 32 / self.bits
 
     def traffic(self, shape: tuple[int, ...], cf: float, dtype: torch.dtype, world: int = 2) -> tuple[Traffic, ...]:
-        """Predict the bytes of a magnitude per block, then of an integer per element."""
+        """Return the predicted traffic, in bytes: an all-gather of magnitudes, and an all-reduce of integers."""
         elements = torch.Size(shape).numel()
         scale_bytes = block_count(elements, self.block) * working(dtype).itemsize
         return (Traffic(AllGather, scale_bytes), Traffic(AllReduce, lane_bytes(elements, lane_bits(self.bits, world))))
@@ -71,18 +71,18 @@ class IntSGD(Compressor):
         bits = lane_bits(self.bits, ctx.world)
         limit = integer_limit(bits, ctx.world)
         (all_largest,) = yield AllGather(block_largest(x, self.block))
-        largest = spread(all_largest.amax(dim=0), self.block, x.numel())
-        integers = round_randomly(relative(x, largest).mul_(limit), ctx.draws(per_rank=True)).mul_(x.sign())
+        largest = repeat_for_elements(all_largest.amax(dim=0), self.block, x.numel())
+        integers = round_randomly(relative_magnitudes(x, largest).mul_(limit), ctx.draws(per_rank=True)).mul_(x.sign())
         total = yield AllReduce(to_lanes(integers.to(torch.int32), bits))
         step = largest / limit
         mean = from_lanes(total, bits, x.numel()).to(x.dtype).mul_(step).div_(ctx.world)
         return Reduced(mean=mean, sent=integers.mul_(step), cf=32 / bits)
 
     def errors(self, x: torch.Tensor, cfs: Sequence[float], ctx: Context) -> list[torch.Tensor]:
-        """Return the expected squared error of flat x by this rank's scales: too low if other ranks' are larger."""
+        """Return the expected squared error of flat x, 0-d; too low if other ranks have larger magnitudes."""
         limit = integer_limit(lane_bits(self.bits, ctx.world), ctx.world)
-        largest = spread(block_largest(x, self.block), self.block, x.numel())
-        variance = rounding_variance(relative(x, largest).mul_(limit))
+        largest = repeat_for_elements(block_largest(x, self.block), self.block, x.numel())
+        variance = rounding_variance(relative_magnitudes(x, largest).mul_(limit))
         return [energy(variance.sqrt_() * (largest / limit))] * len(cfs)
 
 
@@ -92,8 +92,8 @@ def integer_limit(bits: int, world: int) -> int:
 
 
 def lane_bits(bits: int, world: int) -> int:
-    """Return ``bits``; 16 or 32 if fewer bits leave some of ``world`` ranks without the integers -1, 0 and 1."""
-    return next(wide for wide in (bits, 16, 32) if integer_limit(wide, world))
+    """Return the bits per integer on the wire: ``bits``, or 16 or 32 if ``world`` ranks could only send zeros."""
+    return next(candidate_bits for candidate_bits in (bits, 16, 32) if integer_limit(candidate_bits, world))
 
 
 def lane_bytes(elements: int, bits: int) -> int:

@@ -16,17 +16,17 @@ import torch
 
 from gravac.collectives import AllGather, Traffic
 from gravac.compressors.base import Compressor, Context, Rounds
-from gravac.compressors.baselines.qsgd import block_largest, exchanged, round_randomly, rounding_variance
+from gravac.compressors.baselines.qsgd import block_largest, exchange_codes, round_randomly, rounding_variance
 from gravac.compressors.draws import Draws
 from gravac.compressors.profile import CostPoints
 from gravac.compressors.squares import energy, power_of_two
 
-SPAN = 126
-"""Binary orders of magnitude between the largest and the smallest power of two that are sent."""
+EXPONENT_SPAN = 126
+"""Difference of the exponents of the largest and the smallest power of two that a rank sends for a tensor."""
 
 
 class Natural(Compressor):
-    """Natural compression: a sign, and a 7-bit exponent relative to the tensor's lowest; exchanged by all-gather."""
+    """Natural compression: a sign and a 7-bit exponent per element, relative to the tensor's lowest; by all-gather."""
 
     name: ClassVar[str] = "natural"
     cf: ClassVar[float] = 4.0
@@ -36,7 +36,7 @@ class Natural(Compressor):
     coding_costs: ClassVar[CostPoints] = ((4, 73.30, 88.18),)
 
     def traffic(self, shape: tuple[int, ...], cf: float, dtype: torch.dtype, world: int = 2) -> tuple[Traffic, ...]:
-        """Predict an all-gather of one byte per element, and two bytes for the lowest exponent."""
+        """Return the predicted traffic: an all-gather of a byte per element, and two bytes for the lowest exponent."""
         elements = torch.Size(shape).numel()
         return (Traffic(AllGather, elements + bool(elements) * torch.int16.itemsize),)
 
@@ -44,10 +44,10 @@ class Natural(Compressor):
         """Average flat x by one all-gather of each rank's codes and lowest exponent."""
         lowest = lowest_exponent(x)
         codes = encode(x, lowest, ctx.draws(per_rank=True))
-        return (yield from exchanged(codes, lowest, 8, partial(decode, dtype=x.dtype), ctx))
+        return (yield from exchange_codes(codes, lowest, 8, partial(decode, dtype=x.dtype), ctx))
 
     def errors(self, x: torch.Tensor, cfs: Sequence[float], ctx: Context) -> list[torch.Tensor]:
-        """Return the expected squared error: the sum of ``(|x| - below) (above - |x|)`` over the elements.
+        """Return the expected squared error of flat x, 0-d: the sum of ``(|x| - below) (above - |x|)``.
 
         ``below`` and ``above`` are the powers of two around an element.
         """
@@ -57,36 +57,38 @@ class Natural(Compressor):
 
 
 def lowest_exponent(x: torch.Tensor) -> torch.Tensor:
-    """Return the exponent of the smallest power of two that is sent: int16, ``[1]``; ``[0]`` if flat x is empty."""
+    """Return the exponent of the smallest power of two that is sent for flat x: int16, ``[1]``; empty if x is empty."""
     exponent = block_largest(x, 0).frexp().exponent
-    return (exponent - SPAN).clamp(min=_min_exponent(x.dtype)).to(torch.int16)
+    return (exponent - EXPONENT_SPAN).clamp(min=_min_exponent(x.dtype)).to(torch.int16)
 
 
 def encode(x: torch.Tensor, lowest: torch.Tensor, draws: Draws) -> torch.Tensor:
-    """Return flat x as codes: the sign in the highest bit; in the others 0 for zero, else exponent - lowest + 1.
+    """Round flat x to powers of two at random, and return their codes.
+
+    A code has the sign in its highest bit. The other bits are 0 for zero, else exponent - lowest + 1.
 
     Args:
         x: numbers to code: flat, float32 or float64.
-        lowest: ``lowest_exponent`` of x.
+        lowest: exponent of the smallest power that is sent, as ``lowest_exponent`` returns it.
         draws: random numbers that decide the rounding.
 
     Returns:
         Codes: uint8, flat, of x's length.
     """
-    below, position, _ = _neighbours(x, lowest)
-    magnitude = below.add_(round_randomly(position, draws))
+    lower_code, position, _ = _neighbours(x, lowest)
+    magnitude = lower_code.add_(round_randomly(position, draws))
     return magnitude.to(torch.uint8).add_(x.signbit().to(torch.uint8), alpha=128)
 
 
 def decode(codes: torch.Tensor, lowest: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-    """Return the numbers that codes stand for, the inverse of ``encode``: flat, of the codes' length, in ``dtype``."""
+    """Return the numbers that flat codes of ``encode`` represent: flat, of the codes' length, in ``dtype``."""
     magnitude = codes & 127
     power = power_of_two(magnitude.to(torch.int32) - 1 + lowest, dtype).mul_(magnitude > 0)
     return torch.where(codes > 127, -power, power)
 
 
 def _neighbours(x: torch.Tensor, lowest: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Return the neighbouring powers of two of each magnitude.
+    """Return the powers of two below and above each magnitude of flat x.
 
     The neighbours of a magnitude below the lowest power are zero (code 0) and the lowest power (code 1).
 
@@ -96,10 +98,10 @@ def _neighbours(x: torch.Tensor, lowest: torch.Tensor) -> tuple[torch.Tensor, to
     """
     mantissa, exponent = x.abs().frexp()
     code = exponent - lowest  # code of the lower neighbour, if at least 1
-    small = (code < 1) | (x == 0)
-    step = power_of_two(torch.where(small, lowest.to(torch.int32), exponent - 1), x.dtype)
-    position = torch.where(small, x.abs() / step, 2 * mantissa - 1)
-    return torch.where(small, 0, code).to(x.dtype), position, step
+    is_small = (code < 1) | (x == 0)
+    step = power_of_two(torch.where(is_small, lowest.to(torch.int32), exponent - 1), x.dtype)
+    position = torch.where(is_small, x.abs() / step, 2 * mantissa - 1)
+    return torch.where(is_small, 0, code).to(x.dtype), position, step
 
 
 def _min_exponent(dtype: torch.dtype) -> int:

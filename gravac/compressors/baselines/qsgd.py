@@ -60,48 +60,51 @@ class QSGD(Compressor):
         return int(2 ** (self.bits - 1) - 1)
 
     def traffic(self, shape: tuple[int, ...], cf: float, dtype: torch.dtype, world: int = 2) -> tuple[Traffic, ...]:
-        """Predict an all-gather of packed codes and a norm per bucket, in bytes."""
+        """Return the predicted traffic: an all-gather of packed codes and a norm per bucket, in bytes."""
         elements = torch.Size(shape).numel()
         norm_bytes = block_count(elements, self.bucket) * working(dtype).itemsize
         return (Traffic(AllGather, packed_bytes(elements, self.bits) + norm_bytes),)
 
     def norms(self, x: torch.Tensor) -> torch.Tensor:
-        """Return the norm of each bucket of flat x: ``[buckets]``, dtype of x; no magnitude exceeds it."""
+        """Return the norm of each bucket of flat x, at least its largest magnitude: ``[buckets]``, dtype of x."""
         largest = block_largest(x, self.bucket)
         if self.norm == "max":
             return largest
         # rounding and underflow may leave the l2 norm below the largest magnitude
-        return norms_of_rows(in_rows(x, self.bucket)).maximum(largest)
+        return norms_of_rows(as_block_rows(x, self.bucket)).maximum(largest)
 
     def rounds(self, x: torch.Tensor, cf: float, ctx: Context) -> Rounds:
         """Average flat x by one all-gather of codes and norms."""
         norms = self.norms(x)
         codes = self.encode(x, norms, ctx.draws(per_rank=True))
-        return (yield from exchanged(codes, norms, self.bits, self.decode, ctx))
+        return (yield from exchange_codes(codes, norms, self.bits, self.decode, ctx))
 
     def encode(self, x: torch.Tensor, norms: torch.Tensor, draws: Draws) -> torch.Tensor:
-        """Return flat x as codes: a code is the signed level plus the number of levels, uint8, of x's length."""
+        """Round flat x to levels at random; return codes, signed level + number of levels: uint8, of x's length."""
         level = round_randomly(self._exact_levels(x, norms), draws)
         return level.mul_(x.sign()).add_(self.levels).to(torch.uint8)
 
     def decode(self, codes: torch.Tensor, norms: torch.Tensor) -> torch.Tensor:
-        """Return the numbers that flat codes stand for: of the codes' length, in the norms' dtype."""
+        """Return the numbers that flat codes represent: flat, of the codes' length, in the norms' dtype."""
         signed = codes.to(norms.dtype) - self.levels
-        return signed * spread(norms / self.levels, self.bucket, codes.numel())
+        return signed * repeat_for_elements(norms / self.levels, self.bucket, codes.numel())
 
     def errors(self, x: torch.Tensor, cfs: Sequence[float], ctx: Context) -> list[torch.Tensor]:
-        """Return the expected squared error: the sum over elements of ``p (1 - p)`` times the squared step; 0-d."""
+        """Return the expected squared error of flat x, 0-d: the sum of ``p (1 - p)`` times the squared level distance.
+
+        p is the probability that an element is rounded up.
+        """
         norms = self.norms(x)
         variance = rounding_variance(self._exact_levels(x, norms))
-        error = energy(variance.sqrt_() * spread(norms / self.levels, self.bucket, x.numel()))
+        error = energy(variance.sqrt_() * repeat_for_elements(norms / self.levels, self.bucket, x.numel()))
         return [error for _ in cfs]
 
     def _exact_levels(self, x: torch.Tensor, norms: torch.Tensor) -> torch.Tensor:
-        """Return magnitudes in units of ``norm / levels``, before rounding; in [0, levels]."""
-        return relative(x, spread(norms, self.bucket, x.numel())).mul_(self.levels)
+        """Return the magnitudes of flat x in units of ``norm / levels``, before they are rounded: in [0, levels]."""
+        return relative_magnitudes(x, repeat_for_elements(norms, self.bucket, x.numel())).mul_(self.levels)
 
 
-def exchanged(
+def exchange_codes(
     codes: torch.Tensor,
     scales: torch.Tensor,
     bits: int,
@@ -126,31 +129,31 @@ def exchanged(
 
 
 def block_count(elements: int, size: int) -> int:
-    """Return the number of blocks of ``size`` elements in ``elements``, the last maybe partial; size 0: one block."""
+    """Return how many blocks of ``size`` elements a tensor has, counting a last partial block; size 0: one block."""
     return -(-elements // (size or max(1, elements)))
 
 
-def in_rows(x: torch.Tensor, size: int) -> torch.Tensor:
-    """Return flat x in rows, ``[block_count, at most size]``, the last row padded with zeros."""
+def as_block_rows(x: torch.Tensor, size: int) -> torch.Tensor:
+    """Return flat x as a matrix with a row per block of ``size`` elements (0: all), the last row padded with zeros."""
     elements = x.numel()
     size = max(1, min(size or elements, elements))
     return torch.nn.functional.pad(x, (0, -elements % size)).view(-1, size)
 
 
 def block_largest(x: torch.Tensor, size: int) -> torch.Tensor:
-    """Return the largest magnitude of each block of flat x: ``[block_count]``."""
-    largest: torch.Tensor = torch.linalg.vector_norm(in_rows(x, size), ord=float("inf"), dim=1)
+    """Return the largest magnitude of each block of ``size`` elements of flat x: ``[block_count]``, dtype of x."""
+    largest: torch.Tensor = torch.linalg.vector_norm(as_block_rows(x, size), ord=float("inf"), dim=1)
     return largest
 
 
-def spread(values: torch.Tensor, size: int, elements: int) -> torch.Tensor:
-    """Repeat each block's value for each element of the block: ``[block_count]`` to ``[elements]``."""
+def repeat_for_elements(values: torch.Tensor, size: int, elements: int) -> torch.Tensor:
+    """Repeat each block's value for each of the block's ``size`` elements: ``[block_count]`` becomes ``[elements]``."""
     size = min(size or elements, elements)
     return values.unsqueeze(1).expand(-1, size).reshape(-1)[:elements]
 
 
-def relative(x: torch.Tensor, norm: torch.Tensor) -> torch.Tensor:
-    """Return ``|x| / norm``, a new tensor in the shape of x; 0 for norms of 0."""
+def relative_magnitudes(x: torch.Tensor, norm: torch.Tensor) -> torch.Tensor:
+    """Return ``|x| / norm``, in the shape of x, and 0 if the norm is 0; ``norm`` is one number per element."""
     return x.abs().div_(torch.where(norm > 0, norm, 1))
 
 
@@ -161,7 +164,7 @@ def round_randomly(x: torch.Tensor, draws: Draws) -> torch.Tensor:
 
 
 def rounding_variance(x: torch.Tensor) -> torch.Tensor:
-    """Return the expected squared error of ``round_randomly``, element by element."""
+    """Return the expected squared error of each element, in the shape of x, if ``round_randomly`` rounds it."""
     fraction = x - x.floor()
     return fraction * (1 - fraction)
 

@@ -1,6 +1,6 @@
 # SPDX-FileCopyrightText: 2026 The gravac developers
 # SPDX-License-Identifier: Apache-2.0
-"""RedSync: a threshold between the mean and the largest magnitude, found by lowering steps or by bisection.
+"""RedSync: top-k by a threshold between the mean and the largest magnitude, lowered in steps or found by bisection.
 
 Source: Fang et al., "RedSync: Reducing Synchronization Bandwidth for Distributed Deep Learning Training System", JPDC
 2019 (arXiv 1808.04357), section 5.2: trimmed top-k and threshold binary search. If exactly k coordinates are sent,
@@ -48,7 +48,7 @@ class RedSync(ThresholdK):
         return self.exact_count or self.search == "trimmed"
 
     def threshold(self, magnitudes: torch.Tensor, k: int) -> float:
-        """Return a threshold that about k of flat ``magnitudes`` reach, found by ``search``."""
+        """Return a threshold that about k of flat ``magnitudes`` reach, found as the setting ``search`` says."""
         mean, maximum = float(magnitudes.mean(dtype=torch.float64)), float(magnitudes.max())
 
         def threshold_and_count(ratio: float) -> tuple[float, int]:

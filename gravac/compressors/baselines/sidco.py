@@ -1,6 +1,6 @@
 # SPDX-FileCopyrightText: 2026 The gravac developers
 # SPDX-License-Identifier: Apache-2.0
-"""SIDCo: a threshold from a probability law that is fitted to the magnitudes, in stages for high CFs.
+"""SIDCo: top-k by a threshold from a probability law that is fitted to the magnitudes, in stages for high CFs.
 
 Source: Abdelmoniem et al., "An Efficient Statistical-based Gradient Compression Technique for Distributed Training
 Systems", MLSys 2021 (arXiv 2101.10761), sections 3.1 to 3.3. In the paper, the number of stages follows the ratio
@@ -20,10 +20,10 @@ STAGE_FRACTION = 0.25
 """Fraction of magnitudes that pass each stage except the last (the paper's delta_1)."""
 
 TOLERANCE = 0.2
-"""Relative error of the sent fraction above which more stages are tried (the paper's epsilon)."""
+"""Relative error of the fraction of magnitudes sent, above which more stages are tried (the paper's epsilon)."""
 
 MAX_STAGES = 8
-"""Maximum number of stages."""
+"""Maximum number of stages in which a threshold is computed."""
 
 
 class SIDCo(ThresholdK):
@@ -46,26 +46,28 @@ class SIDCo(ThresholdK):
     law: Literal["exponential", "gpareto", "gamma"] = "exponential"
 
     def threshold(self, magnitudes: torch.Tensor, k: int) -> float:
-        """Return the threshold of the number of stages at which the count of larger magnitudes is closest to k.
+        """Return a threshold that about k magnitudes reach.
+
+        Thresholds of more and more stages are tried; the one that comes closest to k is returned.
 
         Args:
-            magnitudes: flat.
+            magnitudes: magnitudes of a tensor, flat.
             k: requested number of magnitudes that reach the threshold.
         """
         magnitudes = magnitudes[magnitudes > 0]
         if magnitudes.numel() <= k:
             return 0.0
         fraction = k / magnitudes.numel()
-        best, smallest_error = 0.0, math.inf
+        best_threshold, smallest_error = 0.0, math.inf
         for stages in range(max(1, math.floor(math.log(fraction) / math.log(STAGE_FRACTION))), MAX_STAGES + 1):
             threshold = self._staged(magnitudes, fraction, stages)
             count = int((magnitudes >= threshold).sum())
             error = abs(math.log(max(count, 0.5) / k))
             if error < smallest_error:
-                best, smallest_error = threshold, error
+                best_threshold, smallest_error = threshold, error
             if abs(count / k - 1) <= TOLERANCE or STAGE_FRACTION**stages < fraction:
                 break
-        return best
+        return best_threshold
 
     def _staged(self, magnitudes: torch.Tensor, fraction: float, stages: int) -> float:
         """Return the threshold, computed in ``stages`` stages, that ``fraction`` of flat magnitudes should reach."""
@@ -89,7 +91,7 @@ class SIDCo(ThresholdK):
         Args:
             excess: numbers to which the law is fitted, flat.
             fraction: the probability, in (0, 1].
-            first: whether this is the first stage.
+            first: whether this is the first stage, which fits ``law``; later stages fit its tail.
         """
         mean = float(excess.mean(dtype=torch.float64))
         if mean <= 0:
@@ -97,8 +99,8 @@ class SIDCo(ThresholdK):
         if self.law == "exponential":
             return -mean * math.log(fraction)
         if self.law == "gamma" and first:
-            logs = float(excess.clamp(min=torch.finfo(excess.dtype).tiny).log().mean(dtype=torch.float64))
-            s = max(math.log(mean) - logs, 1e-6)
+            mean_log = float(excess.clamp(min=torch.finfo(excess.dtype).tiny).log().mean(dtype=torch.float64))
+            s = max(math.log(mean) - mean_log, 1e-6)
             shape = (3 - s + math.sqrt((s - 3) ** 2 + 24 * s)) / (12 * s)
             return max(0.0, -mean / shape * (math.log(fraction) + math.lgamma(shape)))
         variance = float((excess / mean).var(correction=0)) * mean * mean

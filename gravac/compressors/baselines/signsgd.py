@@ -18,7 +18,7 @@ from pydantic import Field
 from gravac.collectives import AllGather, AllReduce, Traffic
 from gravac.compressors.base import Compressor, Context, Reduced, Rounds
 from gravac.compressors.baselines.intsgd import from_lanes, lane_bits, lane_bytes, to_lanes
-from gravac.compressors.baselines.qsgd import block_count, exchanged, in_rows, spread
+from gravac.compressors.baselines.qsgd import as_block_rows, block_count, exchange_codes, repeat_for_elements
 from gravac.compressors.dtypes import working
 from gravac.compressors.packing import packed_bytes
 from gravac.compressors.profile import CostPoints
@@ -48,19 +48,21 @@ class SignSGD(Compressor):
     block: int = Field(default=0, ge=0)
 
     def traffic(self, shape: tuple[int, ...], cf: float, dtype: torch.dtype, world: int = 2) -> tuple[Traffic, ...]:
-        """Predict the bytes of packed signs and a magnitude per block."""
+        """Return the predicted traffic: an all-gather of packed signs and a magnitude per block, in bytes."""
         elements = torch.Size(shape).numel()
         scale_bytes = block_count(elements, self.block) * working(dtype).itemsize
         return (Traffic(AllGather, packed_bytes(elements, 1) + scale_bytes),)
 
     def rounds(self, x: torch.Tensor, cf: float, ctx: Context) -> Rounds:
-        """Average flat x by one all-gather of signs and magnitudes."""
-        positive = (x >= 0).to(torch.uint8)
-        return (yield from exchanged(positive, block_means(x, self.block), 1, partial(decode, block=self.block), ctx))
+        """Average flat x by one all-gather of each element's sign and each block's mean magnitude."""
+        sign_bits = (x >= 0).to(torch.uint8)
+        return (
+            yield from exchange_codes(sign_bits, block_means(x, self.block), 1, partial(decode, block=self.block), ctx)
+        )
 
     def errors(self, x: torch.Tensor, cfs: Sequence[float], ctx: Context) -> list[torch.Tensor]:
-        """Return the exact squared error: the squared distances of magnitudes from their block's mean, summed; 0-d."""
-        return [scatter(x, self.block) for _ in cfs]
+        """Return the exact squared error, 0-d: that of replacing magnitudes of flat x by their block's mean."""
+        return [sign_error(x, self.block) for _ in cfs]
 
 
 class MajorityVote(Compressor):
@@ -84,7 +86,7 @@ class MajorityVote(Compressor):
     block: int = Field(default=0, ge=0)
 
     def traffic(self, shape: tuple[int, ...], cf: float, dtype: torch.dtype, world: int = 2) -> tuple[Traffic, ...]:
-        """Predict the bytes of votes, of one or two bytes each, then of a magnitude per block."""
+        """Return the predicted traffic: an all-reduce of votes, 1 or 2 bytes each, and one of a magnitude per block."""
         elements = torch.Size(shape).numel()
         scale_bytes = block_count(elements, self.block) * working(dtype).itemsize
         return (Traffic(AllReduce, lane_bytes(elements, lane_bits(8, world))), Traffic(AllReduce, scale_bytes))
@@ -100,17 +102,17 @@ class MajorityVote(Compressor):
         total = yield AllReduce(to_lanes(x.sign().to(torch.int32), bits))
         votes = from_lanes(total, bits, x.numel())
         scales = yield AllReduce(block_means(x, self.block))
-        decision = votes.sign().to(x.dtype).mul_(spread(scales / ctx.world, self.block, x.numel()))
+        decision = votes.sign().to(x.dtype).mul_(repeat_for_elements(scales / ctx.world, self.block, x.numel()))
         return Reduced(mean=decision, sent=decision, cf=self.cf)
 
     def errors(self, x: torch.Tensor, cfs: Sequence[float], ctx: Context) -> list[torch.Tensor]:
-        """Return the squared error if all ranks had this rank's flat x; too low if ranks differ."""
-        return [scatter(x, self.block) for _ in cfs]
+        """Return the squared error, 0-d, if all ranks had this rank's flat x; too low if ranks differ."""
+        return [sign_error(x, self.block) for _ in cfs]
 
 
 def block_means(x: torch.Tensor, size: int) -> torch.Tensor:
-    """Return the mean magnitude of each block of flat x: ``[block_count]``, dtype of x."""
-    magnitudes = in_rows(x, size).abs()
+    """Return the mean magnitude of each block of ``size`` elements of flat x: ``[block_count]``, dtype of x."""
+    magnitudes = as_block_rows(x, size).abs()
     sums = magnitudes.sum(dim=1)
     if sums.is_cpu and x.dtype == torch.float32 and not sums.isfinite().all():
         sums = magnitudes.sum(dim=1, dtype=torch.float64)
@@ -119,15 +121,15 @@ def block_means(x: torch.Tensor, size: int) -> torch.Tensor:
     return sums.div_(counts).to(x.dtype)
 
 
-def decode(positive: torch.Tensor, scales: torch.Tensor, block: int) -> torch.Tensor:
-    """Return the block's scale for a 1 in flat ``positive``, minus the scale for a 0: flat, dtype of the scales."""
-    signs = positive.to(scales.dtype).mul_(2).sub_(1)  # several times faster than torch.where
-    return signs.mul_(spread(scales, block, positive.numel()))
+def decode(sign_bits: torch.Tensor, scales: torch.Tensor, block: int) -> torch.Tensor:
+    """Return the block's scale for each 1 in flat ``sign_bits``, its negative for each 0: flat, dtype of the scales."""
+    signs = sign_bits.to(scales.dtype).mul_(2).sub_(1)  # several times faster than torch.where
+    return signs.mul_(repeat_for_elements(scales, block, sign_bits.numel()))
 
 
-def scatter(x: torch.Tensor, block: int) -> torch.Tensor:
-    """Return ``‖x - sign(x) scale‖²`` of flat x, 0-d; the scale is each block's mean magnitude."""
-    return energy(x.abs().sub_(spread(block_means(x, block), block, x.numel())))
+def sign_error(x: torch.Tensor, block: int) -> torch.Tensor:
+    """Return ``‖x - sign(x) scale‖²`` of flat x, 0-d; each block's scale is its mean magnitude."""
+    return energy(x.abs().sub_(repeat_for_elements(block_means(x, block), block, x.numel())))
 
 
 signsgd = SignSGD()

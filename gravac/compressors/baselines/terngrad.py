@@ -21,7 +21,7 @@ from gravac.compressors.profile import CostPoints
 from gravac.compressors.squares import energy, power_of_two
 
 TERNARY = QSGD(bits=2, bucket=sys.maxsize, norm="max")
-"""TernGrad without clipping: one level above zero, one bucket, and the bucket's largest magnitude as the level."""
+"""QSGD with the settings that make it TernGrad without clipping: levels -1, 0 and 1 times the largest magnitude."""
 
 
 class TernGrad(Compressor):
@@ -48,11 +48,11 @@ class TernGrad(Compressor):
         return self.clip == 0
 
     def traffic(self, shape: tuple[int, ...], cf: float, dtype: torch.dtype, world: int = 2) -> tuple[Traffic, ...]:
-        """Predict the bytes of packed codes and a scale."""
+        """Return the predicted traffic: an all-gather of packed codes and a scale, in bytes."""
         return TERNARY.traffic(shape, cf, dtype, world)
 
     def rounds(self, x: torch.Tensor, cf: float, ctx: Context) -> Rounds:
-        """Average flat x by one all-gather of codes and scales."""
+        """Average flat x by one all-gather of each rank's codes and scale."""
         return (yield from TERNARY.rounds(self.clipped(x), cf, ctx))
 
     def clipped(self, x: torch.Tensor) -> torch.Tensor:
@@ -65,7 +65,7 @@ class TernGrad(Compressor):
         return x.clamp(-limit, limit)
 
     def errors(self, x: torch.Tensor, cfs: Sequence[float], ctx: Context) -> list[torch.Tensor]:
-        """Return the expected squared error: the sum of ``|c| (scale - |c|) + (x - c)²``; c is flat x, clipped."""
+        """Return the expected squared error, 0-d: the sum of ``|c| (scale - |c|) + (x - c)²``; c is flat x, clipped."""
         clipped = self.clipped(x)
         return [error + energy(x - clipped) for error in TERNARY.errors(clipped, cfs, ctx)]
 

@@ -3,10 +3,10 @@
 """Triton kernels for compressors: one pass over the numbers replaces many small operators.
 
 Compressors use kernels if tensors are on a CUDA device and triton, which PyTorch for CUDA installs, can be imported.
-Otherwise they compute the same with PyTorch's operators, and import no kernel. Decoded numbers have the same bits as on
-a CPU, so that ranks with and without kernels can train in one run.
+Otherwise compressors compute the same with PyTorch's operators, and import no kernel. Decoded numbers have the same
+bits as on a CPU, so that ranks with and without kernels can train in one run.
 
-Every function is one operator, ``torch.ops.gravac....``, so that tools that record operators see it.
+Every function calls one custom operator, ``torch.ops.gravac....``, so that tools that record operators see the call.
 
 ``make test-kernels`` runs the kernels on a CPU, by triton's interpreter.
 """
@@ -19,7 +19,7 @@ import torch
 
 @functools.cache
 def usable(device_type: str) -> bool:
-    """True if kernels can run on devices of a type: CUDA's, with triton installed and a GPU that triton supports."""
+    """True if kernels can run on a type of device: ``"cuda"``, if triton is installed and supports the GPU."""
     if device_type != "cuda":
         return False
     try:

@@ -66,20 +66,22 @@ def decode(
     chunk: int,
     alpha: float | None = None,
 ) -> None:
-    """Write values of selected chunks into tensors, with zeros elsewhere, or add them.
+    """Overwrite tensors with the values of selected chunks, and zeros elsewhere; or add the values to the tensors.
 
-    Each launch is for up to ``MAX_TENSORS`` tensors.
+    Each launch writes up to ``MAX_TENSORS`` tensors.
 
     Args:
         denses: equally long tensors, each flat, ``[elements]``, contiguous: float32, float16 or bfloat16; changed.
-        values: ``[count, width]``, contiguous, in any dtype, as ``take`` returns them; the first k of a row are used.
-        order: chunk numbers of each tensor, as for ``take``; all but the last ascend: int64, ``[count, m]``.
+        values: values of each tensor's selected chunks: ``[count, width]``, contiguous, any dtype, as ``take`` returns
+            them; the first k of a row are used.
+        order: numbers of each tensor's selected chunks, in the order of the values; all but the last ascend: int64,
+            ``[count, m]``.
         k: number of values per tensor.
         chunk: numbers per chunk.
         alpha: number by which values are multiplied before they are added; ``None``: values replace all numbers.
 
     Raises:
-        ValueError: a tensor is not as described.
+        ValueError: a tensor in ``denses`` has another shape or dtype, or is not contiguous.
     """
     for dense in denses:
         require_flat(denses[0].numel(), GRADIENTS, dense=dense)

@@ -1,6 +1,8 @@
 # SPDX-FileCopyrightText: 2026 The gravac developers
 # SPDX-License-Identifier: Apache-2.0
-"""Kernels for chunks of consecutive numbers: their energies, and the values of selected chunks; see ``chunk_decode``.
+"""Kernels for chunks of consecutive numbers: chunks' sums of squares, and the values of selected chunks.
+
+``chunk_decode`` has the kernel that writes such values back.
 
 Each launch processes several tensors of equal length, each in its own memory. The kernels compute the same as PyTorch's
 operators in ``compressors/topkc.py``, number by number in the same order; only energies are summed in another order.
@@ -22,13 +24,13 @@ from gravac.compressors.kernels.tiles import MAX_TENSORS, pick, tiling
 from gravac.compressors.squares import MAX_SENT_ENERGY
 
 UP, DOWN, UNDO_UP, UNDO_DOWN = (tl.constexpr(2.0**power) for power in (84, -70, -168, 140))
-"""Powers of two that scale small or large numbers before squaring, and factors that undo this for the squares."""
+"""Powers of two: numbers are multiplied by ``UP`` or ``DOWN`` before squaring, their squares by ``UNDO_...``."""
 
 MIN_SAFE_ENERGY = tl.constexpr(2.0**-80)
-"""Sum of squares below which squares may have underflowed."""
+"""Sum of squares of unscaled numbers below which some squares may have underflowed."""
 
 MAX_WIRE_ENERGY = tl.constexpr(MAX_SENT_ENERGY)
-"""Largest energy that is sent."""
+"""Largest energy (sum of squares) that is sent; larger energies are clamped."""
 
 
 @triton.jit
@@ -37,8 +39,8 @@ def energy_of(squares: tl.tensor, large: tl.tensor, small: tl.tensor) -> tl.tens
 
     Args:
         squares: sums of squares of the numbers themselves, ``[rows, columns]``, float32.
-        large: sums of squares of the numbers times ``DOWN``, likewise.
-        small: sums of squares of the numbers times ``UP``, likewise.
+        large: sums of squares of the numbers times ``DOWN``, ``[rows, columns]``, float32.
+        small: sums of squares of the numbers times ``UP``, ``[rows, columns]``, float32.
     """
     unscaled = tl.sum(squares, axis=1)
     overflowed = tl.sum(large, axis=1).to(tl.float64) * UNDO_DOWN
@@ -149,24 +151,24 @@ def energies(
     sums_out: torch.Tensor | None = None,
     world: int | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Compute the sum of squares of each chunk of ``residual + gradient``; each launch is for ``MAX_TENSORS`` tensors.
+    """Return the sum of squares of each chunk of ``residual + gradient``, by a launch per ``MAX_TENSORS`` tensors.
 
     Args:
         gradients: equally long tensors, each flat, ``[elements]``, contiguous: float32, float16 or bfloat16. Several
             tensors must have whole chunks.
         chunk: numbers per chunk; the last chunk of a single tensor may have fewer.
-        residuals: a residual for each gradient, float32 or bfloat16, likewise; empty: zeros.
-        sums_out: float32, ``[count * elements]``, and may be a residual; overwritten with the sums of residuals and
-            gradients. ``None``: these are not stored.
-        world: number of ranks; ``None``: energies are not sent.
+        residuals: a residual for each gradient, flat, ``[elements]``, contiguous: float32 or bfloat16; empty: zeros.
+        sums_out: memory for the sums of residuals and gradients: float32, ``[count * elements]``; may be the memory of
+            a residual. ``None``: sums are not stored.
+        world: number of ranks, by which energies are divided before they are sent; ``None``: energies are not sent.
 
     Returns:
-        The energies: float64, ``[count * chunks]``, not finite if a number of the chunk is not. Their form on the wire,
-        at most ``squares.MAX_SENT_ENERGY`` and divided by ``world``: bfloat16, ``[count * chunks]``, 0 for energies
-        that are not finite; an empty tensor if ``world`` is ``None``.
+        The energies: float64, ``[count * chunks]``, not finite if a number of the chunk is not. And the energies as
+        they are sent, clamped to ``squares.MAX_SENT_ENERGY`` and divided by ``world``: bfloat16, ``[count * chunks]``,
+        0 for energies that are not finite; empty if ``world`` is ``None``.
 
     Raises:
-        ValueError: a tensor is not as described.
+        ValueError: a tensor has another shape or dtype, or is not contiguous; or several tensors have partial chunks.
     """
     elements = gradients[0].numel()
     for gradient in gradients:
@@ -175,12 +177,14 @@ def energies(
         require_flat(elements, RESIDUALS, residual=residual)
     require_flat(len(gradients) * elements, sums_out=sums_out)
     if len(gradients) > 1 and elements % chunk:
-        raise ValueError(f"chunk: {chunk} does not divide {elements} elements; several tensors must have whole chunks")
+        raise ValueError(f"chunk: {chunk} does not divide {elements} elements; give several tensors whole chunks")
     results: list[tuple[torch.Tensor, torch.Tensor]] = []
     for start in range(0, len(gradients), MAX_TENSORS):
-        launched = gradients[start : start + MAX_TENSORS]
-        sums = None if sums_out is None else sums_out[start * elements : (start + len(launched)) * elements]
-        results.append(_energies_op(launched, residuals[start : start + MAX_TENSORS], sums, chunk, world or 0))
+        launched_gradients = gradients[start : start + MAX_TENSORS]
+        sums = None if sums_out is None else sums_out[start * elements : (start + len(launched_gradients)) * elements]
+        results.append(
+            _energies_op(launched_gradients, residuals[start : start + MAX_TENSORS], sums, chunk, world or 0)
+        )
     if len(results) == 1:
         return results[0]
     return torch.cat([energies for energies, _ in results]), torch.cat([wire for _, wire in results])
@@ -223,6 +227,7 @@ def _outputs(
     chunk: int,
     world: int,
 ) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return memory for the energies, float64, and for the energies that are sent, bfloat16."""
     first, chunks = gradients[0], len(gradients) * -(-gradients[0].numel() // chunk)
     return first.new_empty(chunks, dtype=torch.float64), first.new_empty(chunks if world else 0, dtype=torch.bfloat16)
 
@@ -240,9 +245,10 @@ def take(
     """Return the values of selected chunks as they are sent, and subtract them from the tensors: one launch.
 
     Args:
-        x: the tensors side by side: float32, ``[count * elements]``; ``world`` times the sent values are subtracted.
-        energies: sums of squares of the tensors' chunks: float64, ``[count * chunks]``; overwritten with the energies
-            of the rest, for selected chunks.
+        x: the concatenated tensors: float32, ``[count * elements]``; ``world`` times the returned values are
+            subtracted.
+        energies: sums of squares of the tensors' chunks: float64, ``[count * chunks]``; updated for the chunks from
+            which values are subtracted.
         order: chunk numbers of each tensor, none twice, in the order in which they are sent: int64, ``[count, m]``.
         k: number of values per tensor; values beyond a tensor's end are zeros.
         chunk: numbers per chunk.
@@ -251,15 +257,15 @@ def take(
         multiple: each tensor's k values are padded with zeros to a multiple of this number.
 
     Returns:
-        ``[count, k]`` in ``dtype``, k rounded up to the multiple.
+        The values, divided by ``world`` and rounded: ``[count, k]`` in ``dtype``, k rounded up to the multiple.
 
     Raises:
-        ValueError: a tensor is not as described.
+        ValueError: ``x`` or ``energies`` has another shape or dtype, or is not contiguous; or ``dtype`` is another.
     """
     require_flat(x.numel(), x=x)
     require_flat(energies.numel(), (torch.float64,), energies=energies)
     if dtype not in GRADIENTS:
-        raise ValueError(f"dtype: {dtype}; use one of {', '.join(map(str, GRADIENTS))}")
+        raise ValueError(f"dtype: {dtype} cannot be sent; use one of {', '.join(map(str, GRADIENTS))}")
     values: torch.Tensor = _take_op(
         x, energies, order.contiguous(), k, -(-k // multiple) * multiple, chunk, dtype, world
     )
@@ -311,4 +317,5 @@ def _values(
     dtype: torch.dtype,
     world: int,
 ) -> torch.Tensor:
+    """Return memory for the values: ``[count, width]`` in ``dtype``."""
     return x.new_empty(len(order), width, dtype=dtype)

@@ -12,19 +12,19 @@ from typing import NamedTuple
 import triton
 import triton.language as tl
 
-from gravac.compressors.levels import FITTED, points_between
+from gravac.compressors.levels import FITTED_LEVELS, points_between
 
-TILE = 2048
-"""Numbers that one program of a kernel processes, unless a block is longer."""
+TILE_NUMBERS = 2048
+"""How many numbers one program of a kernel processes, unless a block is longer."""
 
 
 class CodeTable(NamedTuple):
-    """Constants for which a kernel is compiled: thresholds and levels of codes.
+    """Constants with which a kernel is compiled: thresholds and levels of codes.
 
     Attributes:
         positive: positive levels, ascending; empty for even levels.
         points: thresholds between neighbouring positive levels, as grid points, ascending; one fewer than levels.
-        max_step: outermost even level, counted from the middle; 0 for fitted levels.
+        max_step: number of even levels above 0; 0 for fitted levels.
         group_size: smallest number of codes that fill whole bytes.
     """
 
@@ -35,27 +35,33 @@ class CodeTable(NamedTuple):
 
 
 def code_for(bits: int, kind: str) -> CodeTable:
-    """Return the constants of codes of ``bits`` bits; codes of one bit are signs."""
+    """Return the constants for codes of ``bits`` bits and levels of a kind; codes of one bit are signs."""
     group_size = 8 if bits == 3 else 8 // bits
     if bits == 1:
         return CodeTable((1.0,), (), 0, group_size)
     if kind == "uniform" or bits == 8:
         return CodeTable((), (), (1 << (bits - 1)) - 1, group_size)
     points = (float(point) for point in points_between(bits, "fitted") if point > 0)
-    return CodeTable(FITTED[bits], tuple(points), 0, group_size)
+    return CodeTable(FITTED_LEVELS[bits], tuple(points), 0, group_size)
 
 
 def tiling(block: int, group_size: int) -> dict[str, int]:
-    """Return the shape of the numbers that a program processes, in powers of two, and its number of warps."""
+    """Return keyword arguments of a launch: the shape of the numbers of a program, and its number of warps.
+
+    The shape is ``[rows, groups, group_size]``, in powers of two; each row is a block of ``block`` numbers.
+    """
     groups = triton.next_power_of_2(block // group_size)
-    rows = max(1, TILE // (groups * group_size))
+    rows = max(1, TILE_NUMBERS // (groups * group_size))
     warps = min(16, rows * groups * group_size // 256)
     return {"rows": rows, "groups": groups, "group_size": group_size, "num_warps": warps}
 
 
 @triton.jit
 def codes_of(fine: tl.tensor, bits: tl.constexpr, points: tl.constexpr, max_step: tl.constexpr) -> tl.tensor:
-    """Return the codes of numbers, any shape, in units of grid points or of even levels: int32; signed for 8 bits."""
+    """Return the codes of numbers, any shape: int32; signed for 8 bits.
+
+    Numbers are in units of the grid's points, or of the distance of even levels.
+    """
     if max_step > 0:
         clamped = tl.minimum(tl.maximum(fine, -max_step * 1.0), max_step * 1.0)
         # adding 1.5 * 2 ** 23 leaves no bits for a fraction: rounds to nearest, half to even
@@ -75,7 +81,7 @@ def codes_of(fine: tl.tensor, bits: tl.constexpr, points: tl.constexpr, max_step
 
 @triton.jit
 def levels_of(code: tl.tensor, bits: tl.constexpr, positive: tl.constexpr, max_step: tl.constexpr) -> tl.tensor:
-    """Return the levels of codes, in units of a scale: float32."""
+    """Return the levels of codes, any shape, in units of a block's scale: float32."""
     if bits == 8:
         level = code.to(tl.float32) * (1 / 127)
     elif max_step > 0:
@@ -92,14 +98,17 @@ def levels_of(code: tl.tensor, bits: tl.constexpr, positive: tl.constexpr, max_s
 
 @triton.jit
 def inverse_of(scale: tl.tensor, factor: tl.tensor) -> tl.tensor:
-    """Return ``factor / scale``; 0 for a scale that is 0 or too small to divide by."""
+    """Return ``factor / scale``, any shape; 0 for a scale that is 0 or too small to divide by."""
     inverse = tl.div_rn(tl.zeros_like(scale) + 1.0, scale) * factor
     return tl.where(tl.abs(inverse) < float("inf"), inverse, 0.0)
 
 
 @triton.jit
 def narrowed(x: tl.tensor, up: tl.constexpr) -> tl.tensor:
-    """Return numbers as bfloat16 in the lowest bits of int32, rounded to nearest (half to even) or away from zero."""
+    """Return numbers, any shape, as bfloat16 in the lowest 16 bits of int32.
+
+    Numbers are rounded away from zero if ``up``, otherwise to nearest (half to even).
+    """
     word = x.to(tl.int32, bitcast=True)
     rounded = ((word & 0x7FFFFFFF) + (0xFFFF if up else 0x7FFF + ((word >> 16) & 1))) >> 16
     return tl.where(x == x, rounded | ((word >> 16) & 0x8000), 0x7FC0)
@@ -113,7 +122,10 @@ def widened(narrow: tl.tensor) -> tl.tensor:
 
 @triton.jit
 def powers_near(peak: tl.tensor) -> tuple[tl.tensor, tl.tensor]:
-    """Return powers of two, any shape, by which normal magnitudes are scaled to [1, 4), and the powers' inverses."""
+    """Return powers of two that scale magnitudes ``peak``, any shape, to [1, 4), and the inverse powers.
+
+    A subnormal magnitude is scaled to less than 1.
+    """
     exponent = tl.minimum(tl.maximum((peak.to(tl.int32, bitcast=True) >> 23) & 0xFF, 1), 253)
     return ((254 - exponent) << 23).to(tl.float32, bitcast=True), (exponent << 23).to(tl.float32, bitcast=True)
 
@@ -133,12 +145,12 @@ def program_layout(
     groups: tl.constexpr,
     group_size: tl.constexpr,
 ) -> tuple[tl.tensor, tl.tensor, tl.tensor, tl.tensor, tl.tensor, tl.tensor]:
-    """Return the positions of a program's numbers, and which of them are not padding.
+    """Return the positions of the numbers that a program processes, and which positions are not padding.
 
     Returns:
-        The blocks' numbers, ``[rows]``; the groups' numbers in a block, ``[groups]``; the position of the first number,
-        a scalar; the offsets of all numbers from the first, ``[rows, groups, group_size]``; whether each group exists,
-        ``[rows, groups]``; whether each number exists, shaped like the offsets.
+        The index of each block, ``[rows]``; the index of each group in its block, ``[groups]``; the position of the
+        first number, a scalar; the offsets of all numbers from the first, ``[rows, groups, group_size]``; whether each
+        group exists, ``[rows, groups]``; whether each number exists, shaped like the offsets.
     """
     row = tl.program_id(0).to(tl.int64) * rows + tl.arange(0, rows)
     group = tl.arange(0, groups)

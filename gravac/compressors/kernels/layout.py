@@ -17,7 +17,7 @@ RESIDUALS = (torch.float32, torch.bfloat16)
 def require_flat(
     elements: int, dtypes: tuple[torch.dtype, ...] = (torch.float32,), **tensors: torch.Tensor | None
 ) -> None:
-    """Check that all tensors, given by name, are flat and contiguous; ``None`` is allowed.
+    """Check that all tensors, given by name, have shape ``[elements]`` and are contiguous; ``None`` is allowed.
 
     Raises:
         ValueError: a tensor's shape is not ``[elements]``, it is not contiguous, or its dtype is not among ``dtypes``.
@@ -30,7 +30,7 @@ def require_flat(
                 f"{name}: its shape is {list(tensor.shape)}; give a contiguous tensor of shape [{elements}]"
             )
         if tensor.dtype not in dtypes:
-            raise ValueError(f"{name}: {tensor.dtype}; use one of {', '.join(map(str, dtypes))}")
+            raise ValueError(f"{name}: its dtype is {tensor.dtype}; use one of {', '.join(map(str, dtypes))}")
 
 
 def on_device_of(tensor: torch.Tensor) -> AbstractContextManager[Any]:

@@ -12,7 +12,7 @@ import triton
 import triton.language as tl
 from torch.library import triton_op, wrap_triton
 
-from gravac.compressors.codebook import SCALE
+from gravac.compressors.codebook import SCALE_DTYPE
 from gravac.compressors.kernels.codes import (
     code_for,
     codes_of,
@@ -28,18 +28,19 @@ from gravac.compressors.kernels.codes import (
     widened,
 )
 from gravac.compressors.kernels.layout import GRADIENTS, RESIDUALS, on_device_of, require_flat
-from gravac.compressors.levels import GRID, Kind
+from gravac.compressors.levels import GRID_POINTS_PER_RMS, Kind
 from gravac.compressors.packing import packed_bytes
 
-LONGEST = 1 << 14
-"""Longest block, in numbers, that a program can process."""
+MAX_BLOCK = 1 << 14
+"""Largest size of a block, in numbers, that a program can process."""
 
 BYTES_OF_SCALE = tl.constexpr(2)
+"""Bytes of a block's scale in a message."""
 
 
 def fits(dtype: torch.dtype, block: int) -> bool:
-    """True if the kernels can code numbers of a dtype in blocks of ``block`` numbers."""
-    return dtype in GRADIENTS and 8 <= block <= LONGEST and block % 8 == 0
+    """True if the kernels can encode and decode numbers of a dtype in blocks of ``block`` numbers."""
+    return dtype in GRADIENTS and 8 <= block <= MAX_BLOCK and block % 8 == 0
 
 
 @triton.jit
@@ -160,30 +161,32 @@ def encode(
     decoded: torch.Tensor | None = None,
     unsent: torch.Tensor | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Make the messages of a tensor to which a residual is added: two launches.
+    """Quantize the sum of a gradient and a residual to messages, by two launches.
 
     Args:
         gradient: flat, ``[elements]``, contiguous: float32, float16 or bfloat16. The kernel codes
             ``residual + gradient`` in float32, padded with zeros to whole blocks, equally many in each shard.
         bits: bits per code: 1, 2, 3, 4 or 8.
         kind: placement of the levels; 8 bits are always uniform.
-        block: numbers per scale, a multiple of 8, at most ``LONGEST``.
+        block: numbers per scale, a multiple of 8, at most ``MAX_BLOCK``.
         shards: number of messages, each of consecutive blocks.
         residual: float32 or bfloat16, flat, ``[elements]``, contiguous; ``None``: zeros.
-        decoded: float32, likewise; overwritten with the decoded numbers. ``None``: they are not stored.
-        unsent: float32, likewise, and may be the residual; overwritten with ``residual + gradient`` minus the decoded
-            numbers. ``None``: the difference is not stored.
+        decoded: memory for the decoded numbers: float32, flat, ``[elements]``, contiguous. ``None``: they are not
+            stored.
+        unsent: memory for ``residual + gradient`` minus the decoded numbers: float32, flat, ``[elements]``, contiguous;
+            may be the residual's memory. ``None``: the difference is not stored.
 
     Returns:
         The messages: uint8, ``[shards, bytes]``. The squared error, the energy of ``residual + gradient``, and the
         number of its elements that are not finite: float64, ``[3]``. Codes of blocks with such elements are arbitrary.
 
     Raises:
-        ValueError: a tensor or the block's size is not as described.
+        ValueError: a tensor has another shape or dtype, or is not contiguous; or ``block`` is not as described.
     """
     if not fits(gradient.dtype, block):
         raise ValueError(
-            f"block: {block} numbers in {gradient.dtype} do not fit a kernel; use a multiple of 8 up to {LONGEST}"
+            f"block: {block} numbers of {gradient.dtype} do not fit a kernel; use a multiple of 8 up to {MAX_BLOCK}, "
+            f"in one of {', '.join(map(str, GRADIENTS))}"
         )
     require_flat(gradient.numel(), GRADIENTS, gradient=gradient)
     require_flat(gradient.numel(), RESIDUALS, residual=residual)
@@ -221,7 +224,7 @@ def _encode_op(
             shards * shard_blocks,
             max(1, shard_blocks),
             message.stride(0),
-            float(code.max_step or GRID * block**0.5),
+            float(code.max_step or GRID_POINTS_PER_RMS * block**0.5),
             block=block,
             bits=bits,
             width=packed_bytes(block, bits),
@@ -246,11 +249,11 @@ def _outputs(
     bits: int,
     kind: str,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return memory for the messages, and for a partial sum of each program."""
-    programs = triton.cdiv(shards * shard_blocks, tiling(block, code_for(bits, kind).group_size)["rows"])
-    message_bytes = shard_blocks * (packed_bytes(block, bits) + SCALE.itemsize)
+    """Return memory for the messages, and for the three sums of each program: uint8, and float64 ``[programs, 3]``."""
+    program_count = triton.cdiv(shards * shard_blocks, tiling(block, code_for(bits, kind).group_size)["rows"])
+    message_bytes = shard_blocks * (packed_bytes(block, bits) + SCALE_DTYPE.itemsize)
     message = gradient.new_empty(shards, message_bytes, dtype=torch.uint8)
-    return message, gradient.new_empty(programs, 3, dtype=torch.float64)
+    return message, gradient.new_empty(program_count, 3, dtype=torch.float64)
 
 
 def decode(
@@ -261,14 +264,14 @@ def decode(
     block: int,
     alpha: float | None = None,
 ) -> torch.Tensor:
-    """Write the mean of messages into a tensor, or add it: one launch.
+    """Overwrite a tensor with the mean of the ranks' messages, or add the mean to the tensor: one launch.
 
     Args:
         dense: flat, ``[elements]``, contiguous: float32, float16 or bfloat16; changed in place. Numbers beyond the end
             of ``dense`` are ignored; if the messages have fewer numbers, the end of ``dense`` does not change.
-        messages: messages of the ranks: uint8, ``[shards, parts, bytes]``, a message's bytes side by side. Shards
-            follow one another; each is the mean of its parts, one from each rank, added in order. Each part is rounded
-            before it is added.
+        messages: messages of the ranks: uint8, ``[shards, parts, bytes]``, a message's bytes contiguous. The tensor
+            consists of the shards, one after another. Each shard is the mean of its parts, one from each rank, added in
+            order. Each part is rounded to float32 before it is added.
         bits: bits per code, as encoded.
         kind: placement of the levels, as encoded.
         block: numbers per scale, as encoded.
@@ -278,12 +281,13 @@ def decode(
         ``dense``.
 
     Raises:
-        ValueError: a tensor is not as described.
+        ValueError: ``dense`` or ``messages`` has another shape or dtype, or is not contiguous.
     """
     require_flat(dense.numel(), GRADIENTS, dense=dense)
     if messages.dim() != 3 or (messages.numel() and messages.stride(2) != 1):
         raise ValueError(
-            f"messages: shape {list(messages.shape)}; give [shards, parts, bytes], with the bytes side by side"
+            f"messages: shape {list(messages.shape)}, strides {list(messages.stride())}; "
+            "give [shards, parts, bytes], with a stride of 1 between the bytes of a message"
         )
     _decode_op(dense, messages, bits, kind, block, alpha)
     return dense
@@ -293,9 +297,9 @@ def decode(
 def _decode_op(
     dense: torch.Tensor, messages: torch.Tensor, bits: int, kind: str, block: int, alpha: float | None
 ) -> None:
-    shards, ranks, length = messages.shape
+    shards, ranks, message_bytes = messages.shape
     width, code = packed_bytes(block, bits), code_for(bits, kind)
-    shard_blocks, tiles = length // (width + SCALE.itemsize), tiling(block, code.group_size)
+    shard_blocks, tiles = message_bytes // (width + SCALE_DTYPE.itemsize), tiling(block, code.group_size)
     blocks = min(shards * shard_blocks, triton.cdiv(dense.numel(), block))
     if blocks == 0:
         return

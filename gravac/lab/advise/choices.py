@@ -1,9 +1,9 @@
 # SPDX-FileCopyrightText: 2026 The gravac developers
 # SPDX-License-Identifier: Apache-2.0
-"""Predicts the step time of every compressor and CF for a model, and says whether compressing is worth it.
+"""Predicts step times of a model for every compressor and compression factor (CF), and says if compression pays.
 
-``gravac.costmodel`` predicts time. The progress that a compressed step loses is only a belief, from measurements on
-other tasks; ``gravac bench tta`` measures the loss.
+``gravac.costmodel`` predicts time. How much progress a compressed step loses is only assumed, from measurements on
+other tasks; ``gravac bench tta`` measures this loss of progress.
 """
 
 from __future__ import annotations
@@ -21,26 +21,26 @@ from gravac.compressors import COMPRESSORS, Compressor, Dense, ladder
 from gravac.costmodel import Format, Machine, Network, Prediction, break_even, load
 from gravac.engine.admission import efficiency_belief
 from gravac.lab.advise.option import Option
-from gravac.lab.advise.outer_steps import CompressorLoad, bandwidth_below, code, outer_steps
+from gravac.lab.advise.outer_steps import CompressorLoad, bandwidth_below, fixed_code, outer_steps
 from gravac.lab.advise.verdict import adaptive_code, each_step_verdict, expected_choice, outer_steps_verdict
 from gravac.lab.shapes import MODELS, Shape
 
 CF_RANGE = (1.0, 1000.0)
-"""Lowest and highest CF considered."""
+"""Lowest and highest compression factor (CF) that is considered, unless the user names a lower or higher CF."""
 
 USUAL_CFS = (10.0, 100.0, 1000.0)
 """CFs predicted for a compressor that supports any CF, unless the user names others."""
 
 LATENCY = 50e-6
-"""Latency of a message in seconds, without a calibration: TCP in a data centre."""
+"""Latency of a message in seconds that is assumed without a calibration: that of TCP in a data centre."""
 
 COPY = 14e9
-"""Bytes per second of a copy, without a calibration: one core of the CPU that coding costs were measured on."""
+"""Bytes per second of a copy, assumed without a calibration: one core of the CPU on which coding was measured."""
 
 
 @dataclass(frozen=True, slots=True)
 class Advice:
-    """Predictions for a model, and the verdict that follows from them.
+    """Predictions for a model, and the recommendations that follow from them.
 
     Attributes:
         choices: float32 and 16 bit by DDP itself, then every compressor and CF in each step, then outer steps.
@@ -48,13 +48,13 @@ class Advice:
         outer: text that names the best choice with outer steps.
         verdict: text that names the mode that gravac is expected to run, and the reason.
         mode: mode that gravac is expected to run.
-        reason: text about the times of steps with an exchange in each, and about choices that are nearly as good.
-        code: line of code to paste, by which gravac decides while training.
-        fixed: line of code that fixes the expected choice.
+        reason: text that explains ``each_step``: predicted step times, and choices that are nearly as good.
+        code: line of code to paste, with which gravac chooses while training.
+        fixed: line of code to paste instead, which runs the expected choice from start to end.
         workers: number of ranks.
         network: network between the workers.
         machine: speed of each worker.
-        batch_s: seconds of forward, backward and optimizer.
+        batch_s: seconds of forward, backward and optimizer for one batch.
         elements: number of elements of the model.
     """
 
@@ -74,19 +74,21 @@ class Advice:
 
     @property
     def by_progress(self) -> tuple[Option, ...]:
-        """All choices; first the choice that is expected to reach an accuracy soonest."""
+        """All choices, sorted by ``progress``: first the choice that is expected to reach an accuracy soonest."""
         return tuple(sorted(self.choices, key=lambda choice: -choice.progress))
 
     def best(self, count: int) -> tuple[Option, ...]:
-        """Return the best choices by progress, always with DDP's own and the best that compresses in each step.
+        """Return the choices of most ``progress``, and always DDP's own and the best that compresses in each step.
 
         Args:
-            count: number of choices, unless fewer than those that are always returned.
+            count: number of choices to return; more are returned if those that are always included are more.
         """
-        always = [choice for choice in self.by_progress if choice.reference]
-        always += [choice for choice in self.by_progress if choice.mode == "hook"][:1]
-        others = [choice for choice in self.by_progress if choice not in always][: max(0, count - len(always))]
-        return tuple(choice for choice in self.by_progress if choice in (*always, *others))
+        always_included = [choice for choice in self.by_progress if choice.reference]
+        always_included += [choice for choice in self.by_progress if choice.mode == "hook"][:1]
+        other_choices = [choice for choice in self.by_progress if choice not in always_included][
+            : max(0, count - len(always_included))
+        ]
+        return tuple(choice for choice in self.by_progress if choice in (*always_included, *other_choices))
 
 
 def shapes_of(model: str | torch.nn.Module | Sequence[Shape]) -> list[Shape]:
@@ -114,7 +116,7 @@ def shapes_of(model: str | torch.nn.Module | Sequence[Shape]) -> list[Shape]:
 def candidates(
     names: Sequence[str] | None, cfs: Sequence[float] | None, machine: Machine
 ) -> list[tuple[Compressor, float]]:
-    """Return the compressors and CFs to predict, in the order of the names.
+    """Return pairs of a compressor and a CF to predict, in the order of the names.
 
     Args:
         names: names of compressors; ``None`` for all with known costs except ``ladder``, whose members are among them.
@@ -123,36 +125,36 @@ def candidates(
         machine: machine whose table has the compressors' costs.
 
     Raises:
-        ValueError: a compressor is unknown, a CF is below 1, or no compressor supports any of the CFs.
+        ValueError: a compressor is unknown or not measured, a CF is below 1, or no compressor supports any of the CFs.
     """
-    measured = {
+    measured_compressors = {
         name: compressor
         for name, compressor in COMPRESSORS.items()
         if compressor.compresses and machine.coding(compressor, 1.0)
     }
     for name in names or ():
-        if COMPRESSORS.get(name) is None or name not in measured:
-            available = ", ".join(measured)
-            raise ValueError(f"compressors: {name!r} is unknown or its cost was never measured; known: {available}")
+        if COMPRESSORS.get(name) is None or name not in measured_compressors:
+            known_names = ", ".join(measured_compressors)
+            raise ValueError(f"compressors: {name!r} is unknown or its cost was never measured; known: {known_names}")
     for cf in cfs or ():
         if not (math.isfinite(cf) and cf >= 1):
             raise ValueError(f"cf: {cf!r} is no compression factor; give 1 or more, such as 10")
-    selection: list[tuple[Compressor, float]] = []
-    for name in dict.fromkeys(names or (name for name in measured if name != ladder.name)):
-        compressor = measured[name]
-        low, high = min(CF_RANGE[0], *(cfs or CF_RANGE)), max(CF_RANGE[1], *(cfs or CF_RANGE))
-        supported_cfs = compressor.candidates((low, high))
+    selected_pairs: list[tuple[Compressor, float]] = []
+    for name in dict.fromkeys(names or (name for name in measured_compressors if name != ladder.name)):
+        compressor = measured_compressors[name]
+        lowest_cf, highest_cf = min(CF_RANGE[0], *(cfs or CF_RANGE)), max(CF_RANGE[1], *(cfs or CF_RANGE))
+        supported_cfs = compressor.candidates((lowest_cf, highest_cf))
         if isinstance(supported_cfs, Span):
-            within = [cf for cf in sorted(cfs or USUAL_CFS) if supported_cfs.low <= cf <= supported_cfs.high]
-            selection += [(compressor, cf) for cf in within]
+            cfs_in_span = [cf for cf in sorted(cfs or USUAL_CFS) if supported_cfs.low <= cf <= supported_cfs.high]
+            selected_pairs += [(compressor, cf) for cf in cfs_in_span]
         else:
-            near = [
+            nearby_cfs = [
                 cf for cf in supported_cfs if cfs is None or any(abs(cf / requested - 1) <= 0.1 for requested in cfs)
             ]
-            selection += [(compressor, cf) for cf in near]
-    if not selection:
-        raise ValueError(f"cf: none of the compressors does any of {list(cfs or USUAL_CFS)}; try --cf 10 32 100")
-    return selection
+            selected_pairs += [(compressor, cf) for cf in nearby_cfs]
+    if not selected_pairs:
+        raise ValueError(f"cf: none of the compressors supports any of {list(cfs or USUAL_CFS)}; try --cf 10 32 100")
+    return selected_pairs
 
 
 def advise(
@@ -166,7 +168,7 @@ def advise(
     price_per_hour: float | None = None,
     dense: Format = "bfloat16",
 ) -> Advice:
-    """Predict the step time of every choice, and name the best.
+    """Return the predicted step time of every choice, and the best choices as text.
 
     Args:
         model: name of a model of ``gravac.lab.shapes.MODELS``, a module, or shapes.
@@ -174,8 +176,8 @@ def advise(
         workers: number of ranks, 1 or more.
         network: network between the workers.
         machine: speed of each worker; ``None`` for one CPU core.
-        compressors: names of compressors; ``None`` for all.
-        cfs: compression factors; ``None`` for some usual factors.
+        compressors: names of compressors; ``None`` for all with known costs.
+        cfs: compression factors; ``None`` for 10, 100 and 1000, and for all factors of a compressor with a list.
         price_per_hour: price of one worker's hour, in any currency.
         dense: the 16-bit format of the baseline.
 
@@ -188,30 +190,32 @@ def advise(
     if workers < 1:
         raise ValueError(f"workers: {workers!r} is out of range; give 1 or more")
     if price_per_hour is not None and not (math.isfinite(price_per_hour) and price_per_hour >= 0):
-        raise ValueError(f"price_per_hour: {price_per_hour!r} is out of range; give the price of one worker, 0 or more")
+        raise ValueError(f"price_per_hour: {price_per_hour!r} is out of range; give a price of 0 or more")
     shapes = shapes_of(model)
     elements = sum(math.prod(shape) for shape in shapes)
-    full = AllReduce.wire_bytes(4 * elements, workers)
+    dense_wire_bytes = AllReduce.wire_bytes(4 * elements, workers)
 
-    def cost(step_s: float) -> float | None:
+    def cost_of_1000_steps(step_s: float) -> float | None:
         return None if price_per_hour is None else 1000 * step_s / 3600 * workers * price_per_hour
 
-    def choice(name: str, cf: float, predicted: Prediction, belief: Belief, threshold: float | None = None) -> Option:
+    def option_in_each_step(
+        name: str, cf: float, prediction: Prediction, belief: Belief, threshold: float | None = None
+    ) -> Option:
         return Option(
             compressor=name,
             cf=cf,
-            step_s=predicted.step_s,
-            compress_s=predicted.compress_s,
-            exposed_s=predicted.exposed_s,
-            speed_up=sixteen_bit.step_s / predicted.step_s,
-            wire_ratio=wire_ratio(full, predicted.wire_bytes),
+            step_s=prediction.step_s,
+            compress_s=prediction.compress_s,
+            exposed_s=prediction.exposed_s,
+            speed_up=sixteen_bit.step_s / prediction.step_s,
+            wire_ratio=wire_ratio(dense_wire_bytes, prediction.wire_bytes),
             break_even=threshold,
             efficiency=belief.efficiency,
             deviation=belief.deviation,
-            cost=cost(predicted.step_s),
+            cost=cost_of_1000_steps(prediction.step_s),
         )
 
-    def outer_choice(compressor_load: CompressorLoad, forecast: Forecast) -> Option:
+    def outer_option(compressor_load: CompressorLoad, forecast: Forecast) -> Option:
         assert forecast.step_s is not None
         assert forecast.coding_s is not None
         candidate = forecast.candidate
@@ -226,10 +230,10 @@ def advise(
             exposed_s=forecast.step_s - forecast.coding_s - batch_s,
             speed_up=sixteen_bit.step_s / forecast.step_s,
             wire_ratio=forecast.wire_ratio,
-            break_even=_always_or_never(threshold, forecast.step_s < sixteen_bit.step_s),
+            break_even=_break_even_bandwidth(threshold, forecast.step_s < sixteen_bit.step_s),
             efficiency=forecast.efficiency,
             deviation=forecast.deviation,
-            cost=cost(forecast.step_s),
+            cost=cost_of_1000_steps(forecast.step_s),
             every=candidate.every,
         )
 
@@ -240,8 +244,8 @@ def advise(
         CompressorLoad(Dense(), 1.0, float32_load),
         CompressorLoad(Dense(dtype=dense), 2.0, sixteen_bit_load),
     ]
-    in_each = [
-        choice(
+    each_step_options = [
+        option_in_each_step(
             DENSE,
             dense_load.cf,
             dense_load.load.over(network, machine),
@@ -253,23 +257,27 @@ def advise(
     for compressor, cf in candidates(compressors, cfs, machine):
         compressed_load = load(shapes, compressor, cf, batch_s, workers, machine, dense=dense)
         compressed_loads.append(CompressorLoad(compressor, cf, compressed_load))
-        predicted = compressed_load.over(network, machine)
+        prediction = compressed_load.over(network, machine)
         threshold = break_even(shapes, compressor, cf, batch_s, workers, machine, network.alpha, dense=dense)
-        threshold = _always_or_never(threshold, predicted.step_s < sixteen_bit.step_s)
-        in_each.append(choice(compressor.name, cf, predicted, efficiency_belief(compressor.profile(cf)), threshold))
-    forecasts = outer_steps(dense_loads, compressed_loads, full, network, machine, workers) if workers > 1 else []
-    outer = [outer_choice(compressor_load, forecast) for compressor_load, forecast in forecasts]
-    best, reason = each_step_verdict(in_each[2:], sixteen_bit)
-    expected, verdict = expected_choice(in_each, outer)
+        threshold = _break_even_bandwidth(threshold, prediction.step_s < sixteen_bit.step_s)
+        each_step_options.append(
+            option_in_each_step(compressor.name, cf, prediction, efficiency_belief(compressor.profile(cf)), threshold)
+        )
+    forecasts = (
+        outer_steps(dense_loads, compressed_loads, dense_wire_bytes, network, machine, workers) if workers > 1 else []
+    )
+    outer_options = [outer_option(compressor_load, forecast) for compressor_load, forecast in forecasts]
+    each_step_text, reason = each_step_verdict(each_step_options[2:], sixteen_bit)
+    expected_option, verdict = expected_choice(each_step_options, outer_options)
     return Advice(
-        choices=(*in_each, *outer),
-        each_step=best,
-        outer=outer_steps_verdict(outer),
+        choices=(*each_step_options, *outer_options),
+        each_step=each_step_text,
+        outer=outer_steps_verdict(outer_options),
         verdict=verdict,
-        mode=expected.mode,
+        mode=expected_option.mode,
         reason=reason,
-        code=adaptive_code(expected),
-        fixed=code(expected, dense),
+        code=adaptive_code(expected_option),
+        fixed=fixed_code(expected_option, dense),
         workers=workers,
         network=network,
         machine=machine,
@@ -278,11 +286,11 @@ def advise(
     )
 
 
-def _always_or_never(threshold: float | None, wins: bool) -> float:
-    """Return a bandwidth for ``Option.break_even``, in bits per second.
+def _break_even_bandwidth(threshold: float | None, is_faster: bool) -> float:
+    """Return ``Option.break_even``, in bits per second: the threshold, or without a threshold inf or 0.
 
     Args:
-        threshold: bandwidth below which an option is faster than 16 bit; ``None``: the same holds at every bandwidth.
-        wins: whether the option is faster at the bandwidth of the network.
+        threshold: bandwidth below which an option is faster than 16 bit; ``None``: always, or never.
+        is_faster: whether the option is faster than 16 bit at the bandwidth of the network.
     """
-    return threshold if threshold is not None else math.inf if wins else 0.0
+    return threshold if threshold is not None else math.inf if is_faster else 0.0

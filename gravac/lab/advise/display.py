@@ -30,14 +30,18 @@ BANDWIDTHS = tuple(10 ** (7 + step / 10) for step in range(41))
 WORKERS = tuple(2**power for power in range(1, 13))
 """Numbers of workers on the plot's axis: 2 to 4096."""
 
-SHOWN = 10
-"""Number of choices in the table, unless the user requests all."""
+MAX_ROWS = 10
+"""Number of choices (rows) in the table, unless the user requests all."""
 
-CHECK = "Predicted, not measured. The first line of code finds it out while training; gravac bench tta measures it."
+NOT_MEASURED = (
+    "All numbers are predicted, not measured. With the first line of code gravac measures them while training; "
+    "gravac bench tta measures the time to an accuracy."
+)
+"""Note on where the numbers come from."""
 
 
-def show(advice: Advice, console: Console | None = None, count: int | None = SHOWN) -> None:
-    """Print the verdicts, the code to paste and the reason, a line each, then a table of the best choices. Needs rich.
+def show(advice: Advice, console: Console | None = None, count: int | None = MAX_ROWS) -> None:
+    """Print recommendations, code to paste and the reason, a line each; then a table of the best choices. Needs rich.
 
     Args:
         advice: advice to show.
@@ -55,27 +59,29 @@ def show(advice: Advice, console: Console | None = None, count: int | None = SHO
         f"outer steps: {advice.outer}",
         advice.verdict,
         f"in code: {advice.code}",
-        f"without deciding: {advice.fixed}",
+        f"in code, fixed choice: {advice.fixed}",
         f"why: {advice.reason}",
-        CHECK,
+        NOT_MEASURED,
     ):
         console.print(line, highlight=False, soft_wrap=True)
     network, machine = advice.network, advice.machine
-    shown = advice.by_progress if count is None else advice.best(count)
-    hidden = len(advice.choices) - len(shown)
+    shown_choices = advice.by_progress if count is None else advice.best(count)
+    hidden_count = len(advice.choices) - len(shown_choices)
     table = Table(
         box=SIMPLE_HEAVY,
         title=f"{advice.elements / 1e6:.1f} M parameters, {advice.workers} workers, "
         f"{1e3 * advice.batch_s:g} ms a batch, {format_rate(float(f'{network.bandwidth:.4g}'))}, "
         f"{1e6 * network.alpha:.4g} µs a message",
-        caption=f"Soonest to an accuracy first{f'; {hidden} more with --all' if hidden else ''}. Coding costs as many "
-        f"copies as on a CPU, at {machine.copy_bytes_per_s / 1e9:.4g} GB/s; {machine.overlap:.0%} of backward hides "
+        caption="Sorted by time to an accuracy, soonest first"
+        f"{f'; {hidden_count} more with --all' if hidden_count else ''}. "
+        "Coding (encode and decode) is assumed to take the time of as many copies as on a CPU, at"
+        f" {machine.copy_bytes_per_s / 1e9:.4g} GB/s; {machine.overlap:.0%} of backward hides "
         "exchange. H: steps from one exchange to the next; native: by DDP itself.",
     )
     table.add_column("compressor")
     table.add_column("mode")
-    priced = any(choice.cost is not None for choice in advice.choices)
-    heads = [
+    has_costs = any(choice.cost is not None for choice in advice.choices)
+    headings = [
         "CF",
         "H",
         "progress",
@@ -87,9 +93,9 @@ def show(advice: Advice, console: Console | None = None, count: int | None = SHO
         "wire ratio",
         "break-even",
     ]
-    for head in [*heads, *(["cost / 1000 steps"] if priced else [])]:
-        table.add_column(head, justify="right")
-    for choice in shown:
+    for heading in [*headings, *(["cost / 1000 steps"] if has_costs else [])]:
+        table.add_column(heading, justify="right")
+    for choice in shown_choices:
         cells = [
             choice.mode,
             f"{choice.cf:.4g}",
@@ -118,14 +124,14 @@ def _break_even_text(bandwidth: float | None) -> str:
 
 
 def as_json(advice: Advice) -> dict[str, Any]:
-    """Return advice as JSON values; ``break_even`` is bits per second, ``"always"`` or ``"never"``."""
+    """Return advice as JSON values; ``break_even`` is in bits per second, or ``"always"`` or ``"never"``."""
 
-    def row(choice: Option) -> dict[str, Any]:
-        threshold: float | str | None = choice.break_even
-        if threshold in (0.0, math.inf):
-            threshold = "never" if threshold == 0.0 else "always"
+    def fields_of(choice: Option) -> dict[str, Any]:
+        bandwidth: float | str | None = choice.break_even
+        if bandwidth in (0.0, math.inf):
+            bandwidth = "never" if bandwidth == 0.0 else "always"
         fields = {name: getattr(choice, name) for name in (*Option.__slots__, "mode", "safe_progress")}
-        return {**fields, "break_even": threshold}
+        return {**fields, "break_even": bandwidth}
 
     return {
         **{
@@ -138,21 +144,21 @@ def as_json(advice: Advice) -> dict[str, Any]:
         "bandwidth": advice.network.bandwidth,
         "copy_bytes_per_s": advice.machine.copy_bytes_per_s,
         "overlap": advice.machine.overlap,
-        "choices": [row(choice) for choice in advice.choices],
+        "choices": [fields_of(choice) for choice in advice.choices],
     }
 
 
 def save(advice: Advice, path: Path) -> None:
-    """Write ``as_json`` to a file."""
+    """Write advice to a JSON file, as ``as_json`` returns it."""
     write_json(path, as_json(advice))
 
 
 def plot(
     advice: Advice, model: str | torch.nn.Module | Sequence[Shape], path: Path, dense: Format = "bfloat16"
 ) -> None:
-    """Plot the speed-up over 16 bit by bandwidth, and by number of workers. Needs matplotlib.
+    """Write a PNG of the speed-up over 16 bit, by bandwidth and by number of workers. Needs matplotlib.
 
-    Each compressor has a curve for its best choice in each step.
+    Each of the eight best compressors has a curve: that of its best CF, with an exchange in each step.
 
     Args:
         advice: predictions for the model.
@@ -164,46 +170,49 @@ def plot(
 
     shapes = shapes_of(model)
     machine, network = advice.machine, advice.network
-    best: dict[str, Option] = {}
+    best_by_compressor: dict[str, Option] = {}
     for choice in advice.choices:
         if choice.mode != "hook":
             continue
-        if choice.compressor not in best or choice.progress > best[choice.compressor].progress:
-            best[choice.compressor] = choice
-    shown = sorted(best.values(), key=lambda choice: -choice.progress)[:8]
+        if (
+            choice.compressor not in best_by_compressor
+            or choice.progress > best_by_compressor[choice.compressor].progress
+        ):
+            best_by_compressor[choice.compressor] = choice
+    plotted_choices = sorted(best_by_compressor.values(), key=lambda choice: -choice.progress)[:8]
 
     def load_of(choice: Option | None, workers: int) -> Load:
         compressor, cf = (None, 1.0) if choice is None else (COMPRESSORS[choice.compressor], choice.cf)
         return load(shapes, compressor, cf, advice.batch_s, workers, machine, dense=dense)
 
-    def speed_ups(compressed: Load, sixteen_bit: Load, networks: Sequence[Network]) -> list[float]:
-        return [sixteen_bit.over(net, machine).step_s / compressed.over(net, machine).step_s for net in networks]
+    def speed_ups(compressed_load: Load, sixteen_bit: Load, networks: Sequence[Network]) -> list[float]:
+        return [sixteen_bit.over(net, machine).step_s / compressed_load.over(net, machine).step_s for net in networks]
 
     figure = Figure(figsize=(11, 4.5), layout="constrained")
-    by_bandwidth, by_workers = figure.subplots(1, 2)
+    bandwidth_axes, workers_axes = figure.subplots(1, 2)
     networks = [Network(network.alpha, bandwidth) for bandwidth in BANDWIDTHS]
     sixteen_bit = load_of(None, advice.workers)
     dense_by_workers = {workers: load_of(None, workers) for workers in WORKERS}
-    gbits = [bandwidth / 1e9 for bandwidth in BANDWIDTHS]
-    for choice in shown:
-        compressed = load_of(choice, advice.workers)
-        by_bandwidth.plot(gbits, speed_ups(compressed, sixteen_bit, networks), label=str(choice))
-        curve = [speed_ups(load_of(choice, n), dense_by_workers[n], [network])[0] for n in WORKERS]
-        by_workers.plot(WORKERS, curve, label=str(choice))
-    _axes(by_bandwidth, f"{advice.workers} workers", "bandwidth, Gbit/s", network.bandwidth / 1e9)
+    gbit_per_s = [bandwidth / 1e9 for bandwidth in BANDWIDTHS]
+    for choice in plotted_choices:
+        compressed_load = load_of(choice, advice.workers)
+        bandwidth_axes.plot(gbit_per_s, speed_ups(compressed_load, sixteen_bit, networks), label=str(choice))
+        curve = [speed_ups(load_of(choice, workers), dense_by_workers[workers], [network])[0] for workers in WORKERS]
+        workers_axes.plot(WORKERS, curve, label=str(choice))
+    _format_axes(bandwidth_axes, f"{advice.workers} workers", "bandwidth, Gbit/s", network.bandwidth / 1e9)
     rate = format_rate(float(f"{network.bandwidth:.3g}"))
-    _axes(by_workers, rate, "workers", advice.workers)
-    by_bandwidth.set_ylabel("step time of 16 bit / step time")
-    by_workers.legend(fontsize=8)
+    _format_axes(workers_axes, rate, "workers", advice.workers)
+    bandwidth_axes.set_ylabel("step time of 16 bit / step time")
+    workers_axes.legend(fontsize=8)
     figure.savefig(path, format="png", dpi=120)
 
 
-def _axes(axes: Axes, title: str, label: str, current: float) -> None:
-    """Format axes; a dotted line marks the bandwidth or number of workers that the advice is about."""
+def _format_axes(axes: Axes, title: str, label: str, marked_x: float) -> None:
+    """Format axes; a dotted line at ``marked_x`` marks the bandwidth or number of workers that the advice is about."""
     axes.set_xscale("log")
     axes.set_yscale("log")
     axes.axhline(1, color="black", linewidth=0.8)
-    axes.axvline(current, color="black", linewidth=0.8, linestyle=":")
+    axes.axvline(marked_x, color="black", linewidth=0.8, linestyle=":")
     axes.set_title(title)
     axes.set_xlabel(label)
     axes.grid(alpha=0.3)

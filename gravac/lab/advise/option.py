@@ -1,6 +1,6 @@
 # SPDX-FileCopyrightText: 2026 The gravac developers
 # SPDX-License-Identifier: Apache-2.0
-"""One way of exchanging gradients, and the predictions for it."""
+"""A way to exchange gradients, and its predicted speed and progress."""
 
 from dataclasses import dataclass
 
@@ -12,10 +12,10 @@ from gravac.telemetry.descriptions import describe_bytes
 
 @dataclass(frozen=True, slots=True)
 class Option:
-    """One way of exchanging gradients, and the predictions for it.
+    """A way to exchange gradients, and its predicted speed and progress.
 
     Attributes:
-        compressor: name of the compressor; ``"dense"`` if nothing is compressed.
+        compressor: name of the compressor; ``"dense"`` if the option does not compress.
         cf: compression factor.
         step_s: predicted seconds of a step.
         compress_s: seconds of a step spent on encode and decode.
@@ -26,8 +26,8 @@ class Option:
             bandwidth, 0: at none, ``None``: not computed, for DDP's own exchange.
         efficiency: expected progress of a step, as a fraction of a dense step's progress.
         deviation: uncertainty of the efficiency: standard deviation of its natural logarithm.
-        cost: price of 1000 steps, in the price's currency; ``None`` without a price.
-        every: number of steps from one exchange to the next; 1 exchanges gradients in each step.
+        cost: price of 1000 steps of all workers, in the currency of ``price_per_hour``; ``None`` if no price was given.
+        every: number of steps from one exchange to the next; 1: ranks exchange gradients in each step.
     """
 
     compressor: str
@@ -45,35 +45,35 @@ class Option:
 
     @property
     def mode(self) -> Mode:
-        """Mode: DDP exchanges dense gradients, gravac's hook compressed gradients in each step, or gravac in rounds."""
+        """Mode: ``"native"`` if DDP exchanges, ``"hook"`` if gravac exchanges in each step, otherwise ``"outer"``."""
         if self.every > 1:
             return "outer"
         return "native" if self.compressor == DENSE else "hook"
 
     @property
     def reference(self) -> bool:
-        """True for DDP's own exchange, the baseline of all comparisons."""
+        """True if DDP exchanges dense gradients without gravac: a baseline that other options are compared with."""
         return self.mode == "native"
 
     @property
     def progress(self) -> float:
-        """Expected progress per second / progress per second of 16 bit."""
+        """Expected progress per second / progress per second of DDP's exchange in 16 bit."""
         return self.speed_up * self.efficiency
 
     @property
     def safe_progress(self) -> float:
-        """Like ``progress``, by the lower bound of efficiency, which gravac decides by."""
+        """Lower bound of ``progress``, computed with ``least_efficiency``; gravac chooses by this number."""
         return self.speed_up * self.least_efficiency
 
     @property
     def least_efficiency(self) -> float:
-        """Lower bound of ``efficiency``; see ``gravac.beliefs.Belief``."""
+        """Lower bound of ``efficiency``, exceeded with a probability of 80 %; see ``gravac.beliefs.Belief``."""
         return Belief(self.efficiency, self.deviation).lower_bound
 
     def __str__(self) -> str:
-        interval = f" every {self.every} steps" if self.every > 1 else ""
+        every_text = f" every {self.every} steps" if self.every > 1 else ""
         compressor = COMPRESSORS.get(self.compressor)
-        dense = {1.0: "dense float32", 2.0: "dense in 16 bit"}.get(self.cf) if self.compressor == DENSE else None
-        method = dense or (compressor.method_at(self.cf) if compressor else f"{self.compressor} {self.cf:.4g}x")
-        saving = describe_bytes(self.wire_ratio)
-        return method + (f" ({saving})" if saving else "") + interval
+        dense_name = {1.0: "dense float32", 2.0: "dense in 16 bit"}.get(self.cf) if self.compressor == DENSE else None
+        method = dense_name or (compressor.method_at(self.cf) if compressor else f"{self.compressor} {self.cf:.4g}x")
+        bytes_text = describe_bytes(self.wire_ratio)
+        return method + (f" ({bytes_text})" if bytes_text else "") + every_text

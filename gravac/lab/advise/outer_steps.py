@@ -1,6 +1,6 @@
 # SPDX-FileCopyrightText: 2026 The gravac developers
 # SPDX-License-Identifier: Apache-2.0
-"""Outer steps among the choices: candidates that gravac would admit with ``every=(1, 100)``, and their forecasts."""
+"""Forecasts of outer steps (several training steps for each exchange), which ``every=(1, 100)`` would choose from."""
 
 from __future__ import annotations
 
@@ -13,17 +13,17 @@ from gravac.compressors import Compressor
 from gravac.costmodel import Load, Machine, Network, crossing
 from gravac.engine.admission import Admission, efficiency_belief
 from gravac.lab.advise.option import Option
-from gravac.modes.outer.candidates import at_every, choices, with_outer
+from gravac.modes.outer.candidates import every_choices, forecast_at_every, with_outer_candidates
 
 MAX_EVERY = 100
 """Largest number of steps from one exchange to the next."""
 
-EVERY = choices(1, MAX_EVERY)[1:]
-"""Numbers of steps from one exchange to the next that ``every=(1, 100)`` chooses from, without 1."""
+EVERY = every_choices(1, MAX_EVERY)[1:]
+"""Numbers of steps from one exchange to the next that ``every=(1, 100)`` chooses from, except 1."""
 
 MAX_CF = 32.0
-"""Highest CF considered: that of one bit. Fewer bits were never measured with several steps between exchanges
-(``docs/evidence/outer.md``)."""
+"""Highest compression factor of outer steps that is considered: 32, that of one bit per element. Fewer bits were never
+measured with several steps between exchanges (``docs/evidence/outer.md``)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,36 +33,36 @@ class CompressorLoad:
     Attributes:
         compressor: the compressor; a ``Dense`` if nothing is compressed.
         cf: compression factor.
-        load: load of a step that exchanges.
+        load: work of a step with an exchange: seconds of compute, bytes to encode and bytes to send.
     """
 
     compressor: Compressor
     cf: float
     load: Load
 
-    def forecast(self, full: int, network: Network, machine: Machine) -> Forecast:
-        """Return the forecast of an exchange in each step that backward does not hide.
+    def forecast(self, dense_wire_bytes: int, network: Network, machine: Machine) -> Forecast:
+        """Return the forecast of a step with an exchange, no part of which overlaps with backward.
 
         Args:
-            full: wire bytes of a dense float32 all-reduce of the model.
+            dense_wire_bytes: wire bytes of a dense float32 all-reduce of the model.
             network: network between the workers.
             machine: speed of each worker.
         """
-        predicted, profile = self.load.over(network, machine), self.compressor.profile(self.cf)
+        prediction, profile = self.load.over(network, machine), self.compressor.profile(self.cf)
         belief = efficiency_belief(profile)
         return Forecast(
             Candidate("hook", self.compressor.name if self.compressor.compresses else DENSE, self.cf),
-            wire_ratio(full, predicted.wire_bytes),
+            wire_ratio(dense_wire_bytes, prediction.wire_bytes),
             belief.efficiency,
             profile.family,
-            coding_s=predicted.compress_s,
-            exchange_s=predicted.exchange_s,
+            coding_s=prediction.compress_s,
+            exchange_s=prediction.exchange_s,
             apart=profile.efficiency_apart,
             deviation=belief.deviation,
         )
 
     def step_s(self, every: int, delay: int, network: Network, machine: Machine) -> float:
-        """Return the seconds of a step if ranks exchange every ``every`` steps.
+        """Return the mean seconds of a training step if ranks exchange every ``every`` steps.
 
         Args:
             every: number of steps from one exchange to the next.
@@ -70,7 +70,7 @@ class CompressorLoad:
             network: network between the workers.
             machine: speed of each worker.
         """
-        seconds = at_every(self.forecast(1, network, machine), every, self.load.compute_s, delay).step_s
+        seconds = forecast_at_every(self.forecast(1, network, machine), every, self.load.compute_s, delay).step_s
         assert seconds is not None
         return seconds
 
@@ -78,47 +78,52 @@ class CompressorLoad:
 def outer_steps(
     dense: Sequence[CompressorLoad],
     compressed: Sequence[CompressorLoad],
-    full: int,
+    dense_wire_bytes: int,
     network: Network,
     machine: Machine,
     workers: int,
 ) -> list[tuple[CompressorLoad, Forecast]]:
-    """Return the outer steps that gravac would choose from with any base compressor, each with its forecast.
+    """Return ``(load, forecast)`` of all outer steps that gravac would choose from, with any of the compressors.
 
     CFs above ``MAX_CF`` are left out.
 
     Args:
-        dense: float32 and 16 bit.
-        compressed: compressors at compression factors.
-        full: wire bytes of a dense float32 all-reduce of the model.
+        dense: loads of dense float32 and 16 bit.
+        compressed: loads of compressors at compression factors.
+        dense_wire_bytes: wire bytes of a dense float32 all-reduce of the model.
         network: network between the workers.
         machine: speed of each worker.
         workers: number of ranks.
     """
-    outer: dict[tuple[str, float, int], tuple[CompressorLoad, Forecast]] = {}
-    for base in dict.fromkeys(load.compressor.name for load in (*compressed, *dense)):
-        loads = [*dense, *(load for load in compressed if load.compressor.name == base and load.cf <= MAX_CF)]
-        forecasts = [load.forecast(full, network, machine) for load in loads]
+    by_candidate: dict[tuple[str, float, int], tuple[CompressorLoad, Forecast]] = {}
+    for compressor_name in dict.fromkeys(load.compressor.name for load in (*compressed, *dense)):
+        loads = [
+            *dense,
+            *(load for load in compressed if load.compressor.name == compressor_name and load.cf <= MAX_CF),
+        ]
+        forecasts = [load.forecast(dense_wire_bytes, network, machine) for load in loads]
         load_of = {forecast.candidate: load for forecast, load in zip(forecasts, loads, strict=True)}
-        dense_ratio = max(forecast.wire_ratio for forecast in forecasts if forecast.candidate.dense)
+        dense_wire_ratio = max(forecast.wire_ratio for forecast in forecasts if forecast.candidate.dense)
         compute_s = loads[0].load.compute_s
-        saving = tuple(
-            forecast for forecast in forecasts if forecast.candidate.dense or forecast.wire_ratio > dense_ratio
+        admissible_forecasts = tuple(
+            forecast for forecast in forecasts if forecast.candidate.dense or forecast.wire_ratio > dense_wire_ratio
         )
-        admission = with_outer(
-            Admission(saving), EVERY, compute_s, "auto", keep_all=False, chooses=False, world=workers
+        admission = with_outer_candidates(
+            Admission(admissible_forecasts), EVERY, compute_s, "auto", keep_all=False, chooses=False, world=workers
         )
         for forecast in admission.forecasts:
             candidate = forecast.candidate
             load = load_of[Candidate("hook", candidate.compressor, candidate.cf)]
-            outer[candidate.compressor, candidate.cf, candidate.every] = load, forecast
-    return list(outer.values())
+            by_candidate[candidate.compressor, candidate.cf, candidate.every] = load, forecast
+    return list(by_candidate.values())
 
 
 def bandwidth_below(
     load: CompressorLoad, every: int, delay: int, sixteen_bit: Load, network: Network, machine: Machine
 ) -> float | None:
-    """Return the bandwidth below which an outer step is shorter than DDP's step in 16 bit; see ``break_even``.
+    """Return the bandwidth, bits per second, below which an outer step is shorter than DDP's step in 16 bit.
+
+    ``None`` if it is shorter at every bandwidth, or at none.
 
     Args:
         load: compressor and CF of the outer steps.
@@ -129,30 +134,35 @@ def bandwidth_below(
         machine: speed of each worker.
     """
 
-    def wins(bandwidth: float) -> bool:
-        varied = Network(network.alpha, bandwidth)
-        return load.step_s(every, delay, varied, machine) < sixteen_bit.over(varied, machine).step_s
+    def is_faster(bandwidth: float) -> bool:
+        varied_network = Network(network.alpha, bandwidth)
+        return load.step_s(every, delay, varied_network, machine) < sixteen_bit.over(varied_network, machine).step_s
 
-    return crossing(wins)
+    return crossing(is_faster)
 
 
-def code(option: Option, dense: str) -> str:
-    """Return the line of code that fixes an option, without deciding while training.
+def fixed_code(option: Option, dense: str) -> str:
+    """Return the line of code that runs an option in all steps, without decisions while training.
 
     Args:
-        option: option to fix.
-        dense: the 16-bit format.
+        option: option to run.
+        dense: name of the 16-bit format.
 
     Example:
         >>> numbers = dict(step_s=1, compress_s=0, exposed_s=0, speed_up=1, wire_ratio=1, break_even=0, efficiency=1)
-        >>> code(Option("topk", 100.0, cost=None, every=20, **numbers), "bfloat16")
+        >>> fixed_code(Option("topk", 100.0, cost=None, every=20, **numbers), "bfloat16")
         'AdaptiveCompressor(base="topk", controller=Static(cf=100), every=20).attach(ddp, optimizer)'
     """
     if option.mode == "native":
-        short = {"bfloat16": "bf16", "float16": "fp16"}.get(dense)
-        return f"ddp.register_comm_hook(None, {short}_compress_hook)" if option.cf == 2 and short else "DDP, no hook"
-    base = f'base="{option.compressor}"'
+        short_name = {"bfloat16": "bf16", "float16": "fp16"}.get(dense)
+        return (
+            f"ddp.register_comm_hook(None, {short_name}_compress_hook)"
+            if option.cf == 2 and short_name
+            else "DDP, no hook"
+        )
+    base_argument = f'base="{option.compressor}"'
     if option.compressor == DENSE:
-        base = f'base=dense(dtype="{"float32" if option.cf == 1 else dense}"), cf_range=(1, 2)'
-    argument = f"every={option.every}" if option.every > 1 else "native=False"
-    return f"AdaptiveCompressor({base}, controller=Static(cf={option.cf:.6g}), {argument}).attach(ddp, optimizer)"
+        base_argument = f'base=dense(dtype="{"float32" if option.cf == 1 else dense}"), cf_range=(1, 2)'
+    mode_argument = f"every={option.every}" if option.every > 1 else "native=False"
+    arguments = f"{base_argument}, controller=Static(cf={option.cf:.6g}), {mode_argument}"
+    return f"AdaptiveCompressor({arguments}).attach(ddp, optimizer)"

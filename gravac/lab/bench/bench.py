@@ -1,6 +1,6 @@
 # SPDX-FileCopyrightText: 2026 The gravac developers
 # SPDX-License-Identifier: Apache-2.0
-"""Settings of the compressor bench: sizes, factors, names, and the list of compressors to measure."""
+"""Settings of ``gravac bench compressors``: tensor sizes, compression factors, and the compressors to measure."""
 
 from __future__ import annotations
 
@@ -12,32 +12,33 @@ from pathlib import Path
 
 from gravac.candidate import Span
 from gravac.compressors import COMPRESSORS, Compressor
-from gravac.lab.bench.ranks import TORCH, GravacRank, MakeRank, Rank, Shape
+from gravac.lab.bench.ranks import TORCH_RANKS, GravacRank, MakeRank, Rank, Shape
 from gravac.lab.shapes import MODELS
 from gravac.lab.training.expression import compressor
 
-SMALL = 1024
-"""Number of elements below which the bench omits a tensor, as it omits vectors: training sends both dense."""
+MIN_ELEMENTS = 1024
+"""Number of elements below which the bench omits a tensor, since training sends small tensors and vectors dense."""
 
 MAX_CF = 1e6
+"""Highest compression factor (CF) that the bench measures."""
 
-MAX_LISTED = 8
-"""Length of a compressor's list of CFs above which the bench measures only the CFs nearest to the requested CFs."""
+MAX_LISTED_CFS = 8
+"""Length of a compressor's list of CFs above which only the CFs nearest to the requested CFs are measured."""
 
 
 @dataclass(frozen=True)
 class Bench:
-    """Settings of the bench; wrong values are refused at construction.
+    """Settings of the bench; the constructor refuses wrong settings.
 
     Attributes:
-        elements: number of elements of the tensor, which is about square; rounded down to complete rows.
-        model: name of a model whose tensors are compressed instead, each by itself.
-        cfs: compression factors for compressors that support any.
+        elements: number of elements of the tensor to compress, an almost square matrix; rounded down to complete rows.
+        model: name of a model whose tensors are compressed instead, each by itself; ``None`` for the one matrix.
+        cfs: compression factors for compressors that support any CF.
         workers: number of ranks, 2 to 64.
-        repeats: number of timed calls.
+        repeats: number of timed calls of each compressor.
         only: compressors to measure, by name or, with settings, as in Python (``"randomk(block=64)"``); empty for all.
         also: additional compressors to measure, written in the same way.
-        json: file for the rows; ``None`` writes no file.
+        json: file to write the results to; ``None`` writes no file.
 
     Raises:
         ValueError: names the argument, the value and what is allowed.
@@ -64,23 +65,23 @@ class Bench:
             raise ValueError(f"workers: {self.workers} is outside 2 to 64; use 2")
         if self.repeats < 1:
             raise ValueError(f"repeats: {self.repeats} is below 1; use 7")
-        for argument, names in (("only", self.only), ("also", self.also)):
-            for name in names:
-                _check(argument, name)
+        for argument, compressor_names in (("only", self.only), ("also", self.also)):
+            for name in compressor_names:
+                _check_compressor(argument, name)
         if self.json is not None:
             folder = self.json.absolute().parent
             if self.json.is_dir():
                 raise ValueError(f"json: {self.json} is a folder; name a file in it")
             if not folder.is_dir() or not os.access(folder, os.W_OK):
-                raise ValueError(f"json: {folder} is not a folder that can be written to; name another")
+                raise ValueError(f"json: {folder} is not a folder that can be written to; name another folder")
 
     @property
     def shapes(self) -> list[Shape]:
         """Shapes of the tensors to compress."""
         if self.model is None:
-            side = math.isqrt(self.elements)
-            return [(side, self.elements // side)]
-        return [shape for shape in MODELS[self.model]() if len(shape) > 1 and math.prod(shape) >= SMALL]
+            side_length = math.isqrt(self.elements)
+            return [(side_length, self.elements // side_length)]
+        return [shape for shape in MODELS[self.model]() if len(shape) > 1 and math.prod(shape) >= MIN_ELEMENTS]
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,8 +91,8 @@ class Contender:
     Attributes:
         name: name of the compressor.
         cf: requested compression factor.
-        make: function that makes a rank of the compressor.
-        host_waits: whether on a GPU the host waits for the encoder; ``None``: not known.
+        make: function that creates a rank of the compressor.
+        host_waits: whether the host waits for the GPU while encoding; ``None``: not known.
     """
 
     name: str
@@ -101,39 +102,47 @@ class Contender:
 
 
 def contenders(bench: Bench) -> list[Contender]:
-    """Return all compressors to measure, each at each of its CFs; gravac's come before PyTorch's."""
-    requested = {*(bench.only or (*COMPRESSORS, *TORCH)), *bench.also}
-    ordered = [*COMPRESSORS, *(name for name in (*bench.only, *bench.also) if name not in TORCH), *TORCH]
-    selection = []
-    for name in dict.fromkeys(name for name in ordered if name in requested):
-        if name in TORCH:
+    """Return all compressors to measure, each at each of its CFs: first gravac's compressors, then PyTorch's."""
+    requested_names = {*(bench.only or (*COMPRESSORS, *TORCH_RANKS)), *bench.also}
+    ordered_names = [
+        *COMPRESSORS,
+        *(name for name in (*bench.only, *bench.also) if name not in TORCH_RANKS),
+        *TORCH_RANKS,
+    ]
+    all_contenders = []
+    for name in dict.fromkeys(name for name in ordered_names if name in requested_names):
+        if name in TORCH_RANKS:
             cfs = (2.0,) if name == "torch fp16" else bench.cfs
-            selection += [Contender(name, cf, _torch_rank(TORCH[name], cf)) for cf in cfs]
+            all_contenders += [Contender(name, cf, _torch_rank(TORCH_RANKS[name], cf)) for cf in cfs]
         else:
-            base = compressor(name)
-            selection += [Contender(name, cf, _gravac_rank(base, cf), base.host_waits) for cf in _cfs(base, bench)]
-    return selection
+            base_compressor = compressor(name)
+            all_contenders += [
+                Contender(name, cf, _gravac_rank(base_compressor, cf), base_compressor.host_waits)
+                for cf in _cfs(base_compressor, bench)
+            ]
+    return all_contenders
 
 
-def _check(argument: str, name: str) -> None:
+def _check_compressor(argument: str, name: str) -> None:
     """Raise a ``ValueError`` unless ``name`` is a compressor, or a call of a compressor with valid settings."""
-    if name in TORCH:
+    if name in TORCH_RANKS:
         return
     try:
         compressor(name)
     except ValueError as error:
-        available = ", ".join(map(repr, (*COMPRESSORS, *TORCH)))
+        known_names = ", ".join(map(repr, (*COMPRESSORS, *TORCH_RANKS)))
         if name in COMPRESSORS:
             raise ValueError(f"{argument}: {error}") from None
         reason = f": {error}" if "(" in name else ""
-        raise ValueError(f"{argument}: {name!r} is unknown{reason}; known: {available}") from None
+        raise ValueError(f"{argument}: {name!r} is unknown{reason}; known: {known_names}") from None
 
 
 def _cfs(compressor: Compressor, bench: Bench) -> tuple[float, ...]:
+    """Return the CFs at which the bench measures a compressor."""
     supported_cfs = compressor.candidates((1.0, MAX_CF))
     if isinstance(supported_cfs, Span):
         return tuple(cf for cf in bench.cfs if supported_cfs.low <= cf <= supported_cfs.high)
-    if len(supported_cfs) <= MAX_LISTED:
+    if len(supported_cfs) <= MAX_LISTED_CFS:
         return supported_cfs
     return tuple(sorted({min(supported_cfs, key=lambda listed: abs(math.log(listed / cf))) for cf in bench.cfs}))
 

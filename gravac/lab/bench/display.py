@@ -1,6 +1,6 @@
 # SPDX-FileCopyrightText: 2026 The gravac developers
 # SPDX-License-Identifier: Apache-2.0
-"""Runs the compressor bench and shows it: progress while it runs, a table afterwards. Needs rich."""
+"""Runs the compressor bench; shows progress while the bench runs, and a table of results afterwards. Needs rich."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from gravac.lab.provenance import stamp
 
 
 def run_bench(bench: Bench, console: Console | None = None) -> list[BenchRow]:
-    """Measure all contenders, one after another; show, write and return the rows.
+    """Measure all compressors, one after another; show the rows, write them to ``bench.json``, and return them.
 
     An interrupted bench shows and writes the finished rows.
     """
@@ -39,31 +39,37 @@ def run_bench(bench: Bench, console: Console | None = None) -> list[BenchRow]:
 
 
 def _measure_all(bench: Bench, console: Console, rows: list[BenchRow]) -> None:
-    pending = contenders(bench)
+    all_contenders = contenders(bench)
     gradients = Gradients(bench.workers)
     if not console.is_terminal:
-        for number, contender in enumerate(pending, 1):
+        for number, contender in enumerate(all_contenders, 1):
             rows.append(measure(bench, contender, gradients))
-            console.print(f"{number}/{len(pending)} {_line(rows[-1])}", highlight=False, soft_wrap=True, markup=False)
+            console.print(
+                f"{number}/{len(all_contenders)} {_result_line(rows[-1])}",
+                highlight=False,
+                soft_wrap=True,
+                markup=False,
+            )
         return
     columns = (TextColumn("{task.description}"), BarColumn(bar_width=24), MofNCompleteColumn())
     # auto_refresh starts a thread, which would run while a compressor is timed.
     with Progress(*columns, console=console, auto_refresh=False, transient=True) as progress:
-        task = progress.add_task("", total=len(pending))
-        for contender in pending:
-            progress.update(task, description=_title(contender), refresh=True)
+        task = progress.add_task("", total=len(all_contenders))
+        for contender in all_contenders:
+            progress.update(task, description=_contender_title(contender), refresh=True)
             rows.append(measure(bench, contender, gradients))
             progress.update(task, advance=1, refresh=True)
 
 
 def table(bench: Bench, rows: Sequence[BenchRow]) -> Table:
-    """Return a table with a line per row; its unit of time is a copy of the tensors."""
-    subject = bench.model or " x ".join(map(str, bench.shapes[0]))
+    """Return a table with a line for each row; times are multiples of the time of a copy of the tensors."""
+    tensors_text = bench.model or " x ".join(map(str, bench.shapes[0]))
     title = (
-        f"{subject}: {rows[0].elements:,} elements, {bench.workers} workers, one thread; times in copies of the tensor"
+        f"{tensors_text}: {rows[0].elements:,} elements, {bench.workers} workers, one thread; times in copies of the "
+        "tensor"
     )
-    shown = Table(title=title, box=SIMPLE_HEAVY, pad_edge=False, collapse_padding=True)
-    shown.add_column("\ncompressor", no_wrap=True)
+    rich_table = Table(title=title, box=SIMPLE_HEAVY, pad_edge=False, collapse_padding=True)
+    rich_table.add_column("\ncompressor", no_wrap=True)
     for heading in (
         "\nCF",
         "CF\nachieved",
@@ -76,11 +82,11 @@ def table(bench: Bench, rows: Sequence[BenchRow]) -> Table:
         "\nquartiles",
         "extra\nMiB",
         "\nGB/s",
-        "waits\non GPU",
+        "host waits\nfor GPU",
     ):
-        shown.add_column(heading, justify="right", no_wrap=True)
+        rich_table.add_column(heading, justify="right", no_wrap=True)
     for row in rows:
-        shown.add_row(
+        rich_table.add_row(
             row.compressor,
             f"{row.cf:.4g}",
             f"{row.achieved_cf:.4g}",
@@ -95,14 +101,14 @@ def table(bench: Bench, rows: Sequence[BenchRow]) -> Table:
             f"{row.gb_per_s:.2f}",
             "?" if row.host_waits is None else "yes" if row.host_waits else "no",
         )
-    return shown
+    return rich_table
 
 
-def _title(contender: Contender) -> str:
+def _contender_title(contender: Contender) -> str:
     return f"{contender.name} {contender.cf:.4g}x"
 
 
-def _line(row: BenchRow) -> str:
+def _result_line(row: BenchRow) -> str:
     return (
         f"{row.compressor} {row.cf:.4g}x: {row.total_over_copy:.1f} copies "
         f"({row.total_over_copy_low:.1f} to {row.total_over_copy_high:.1f}), "

@@ -1,9 +1,9 @@
 # SPDX-FileCopyrightText: 2026 The gravac developers
 # SPDX-License-Identifier: Apache-2.0
-"""Ranks that the compressor bench times: each averages one tensor, by a compressor of gravac or by plain PyTorch code.
+"""Ranks that the compressor bench times: each averages one tensor, with a gravac compressor or with plain PyTorch code.
 
-The PyTorch ranks repeat the arithmetic of ``torch.distributed.algorithms.ddp_comm_hooks`` (fp16_compress_hook,
-powerSGD_hook), and of a usual top-k by ``torch.topk``, over gravac's collectives.
+The PyTorch ranks do the same arithmetic as ``torch.distributed.algorithms.ddp_comm_hooks`` (fp16_compress_hook,
+powerSGD_hook), and as a usual top-k by ``torch.topk``, over gravac's collectives.
 """
 
 from collections.abc import Callable, Generator
@@ -23,17 +23,20 @@ from gravac.compressors.base import energy, k_for
 from gravac.measurement import LocalMeasurement
 
 Shape = tuple[int, ...]
-Steps = Generator[list[Collective], list[Any], None]
+"""Shape of a tensor."""
+
+Rounds = Generator[list[Collective], list[Any], None]
+"""Generator that averages a tensor: yields collectives, and is resumed with the list of their results."""
 
 
 @dataclass(frozen=True, slots=True)
 class Loss:
-    """Loss of a tensor on a rank.
+    """Error and sent elements of a tensor on a rank; ``x`` is the gradient, ``sent`` what the rank contributed.
 
     Attributes:
         error: ``‖x - sent‖²``.
         energy: ``‖x‖²``.
-        sent: number of elements sent, as the achieved CF counts them.
+        sent: number of elements sent, as the achieved compression factor (CF) counts them.
     """
 
     error: float
@@ -42,10 +45,10 @@ class Loss:
 
 
 class Rank(Protocol):
-    """A rank that averages a tensor, with its memory of previous steps."""
+    """A rank that averages a tensor, and keeps a compressor's state (such as a residual) between steps."""
 
-    def average(self, flat: torch.Tensor, shape: Shape, step: int) -> Steps:
-        """Average a tensor over the ranks in place; the generator yields collectives and receives their results.
+    def average(self, flat: torch.Tensor, shape: Shape, step: int) -> Rounds:
+        """Average a tensor over the ranks, in place; return a generator of the collectives, to be run to its end.
 
         Args:
             flat: this rank's gradient, ``(elements,)``, float32; the mean afterwards.
@@ -54,10 +57,10 @@ class Rank(Protocol):
         """
 
     def commit(self) -> None:
-        """End the step: retain the error of the sent gradient for the next step."""
+        """End the step: keep the unsent rest of the gradient as residual for the next step."""
 
     def loss(self, x: torch.Tensor, shape: Shape) -> Loss:
-        """Return the loss of the first step, right after that step.
+        """Return error and sent elements of the first step; called right after that step.
 
         Args:
             x: the gradient, ``(elements,)``, float32.
@@ -66,28 +69,28 @@ class Rank(Protocol):
 
 
 MakeRank = Callable[[int, int], Rank]
-"""Function of (rank, world) that makes a rank."""
+"""Function of (rank, world) that creates a rank."""
 
 
 class GravacRank:
-    """A compressor of gravac on a flat tensor, as training runs it, with the compressor's default error feedback."""
+    """A rank that averages with a gravac compressor as training does, with the compressor's default error feedback."""
 
     def __init__(self, compressor: Compressor, cf: float, rank: int, world: int) -> None:
         self._cf = cf
         self._averager = Averager(compressor, dense, compressor.error_feedback, 0, Feedback())
         self._averager.rank, self._averager.world = rank, world
 
-    def average(self, flat: torch.Tensor, shape: Shape, step: int) -> Steps:
-        """See ``Rank``."""
+    def average(self, flat: torch.Tensor, shape: Shape, step: int) -> Rounds:
+        """Average a tensor over the ranks, in place; see ``Rank.average``."""
         self._averager.measure(LocalMeasurement(step, Candidate("hook", self._averager.base.name, self._cf)))
         return self._averager.average([Piece("w", flat, shape)], self._averager.plan(step, self._cf))
 
     def commit(self) -> None:
-        """See ``Rank``."""
+        """End the step; see ``Rank.commit``."""
         self._averager.commit()
 
     def loss(self, x: torch.Tensor, shape: Shape) -> Loss:
-        """Return the loss that the averager measured on the flat ``x``; 0 if the compressor sends all of ``x``."""
+        """Return the loss that the averager measured on the flat ``x``; the error is 0 if the compressor is dense."""
         measurement = self._averager.measurement
         if not self._averager.base.compresses:
             return Loss(0.0, float(energy(x)), x.numel() / self._cf)
@@ -95,30 +98,30 @@ class GravacRank:
 
 
 class _TorchRank:
-    """Base class of plain PyTorch's ranks."""
+    """Base class of ranks that average with plain PyTorch code."""
 
     def __init__(self, cf: float, world: int) -> None:
         self._cf = cf
         self._world = world
 
     def commit(self) -> None:
-        """Do nothing: ``average`` retains the error itself, if at all."""
+        """Do nothing: ``average`` keeps the residual itself, if the method has error feedback."""
 
     def loss(self, x: torch.Tensor, shape: Shape) -> Loss:
-        """Compute the loss from ``x`` and the tensor that was sent, both flat."""
+        """Return the loss of the flat gradient ``x``, computed from ``x`` and the tensor that was sent."""
         sent, elements = self._sent(x, shape)
         return Loss(float(energy(x - sent)), float(energy(x)), elements)
 
     def _sent(self, x: torch.Tensor, shape: Shape) -> tuple[torch.Tensor, float]:
-        """Return the tensor that was sent, decoded, and the number of elements sent."""
+        """Return the tensor that was sent for ``x``, decoded, ``(elements,)``, and the number of elements sent."""
         raise NotImplementedError
 
 
 class TorchFp16(_TorchRank):
-    """``fp16_compress_hook`` on a flat tensor: to float16, divided by the world size, summed, copied back."""
+    """A rank that averages as ``fp16_compress_hook`` does: to float16, divide by the world size, sum, copy back."""
 
-    def average(self, flat: torch.Tensor, shape: Shape, step: int) -> Steps:
-        """See ``Rank``."""
+    def average(self, flat: torch.Tensor, shape: Shape, step: int) -> Rounds:
+        """Average a tensor over the ranks, in place; see ``Rank.average``."""
         (total,) = yield [AllReduce(flat.to(torch.float16).div_(self._world))]
         flat.copy_(total)
 
@@ -127,10 +130,10 @@ class TorchFp16(_TorchRank):
 
 
 class TorchTopK(_TorchRank):
-    """``x.abs().topk(k)`` on a flat tensor, and an all-gather of values and int32 indices; no error feedback."""
+    """A rank that averages by ``x.abs().topk(k)`` and an all-gather of values and int32 indices; no error feedback."""
 
-    def average(self, flat: torch.Tensor, shape: Shape, step: int) -> Steps:
-        """See ``Rank``."""
+    def average(self, flat: torch.Tensor, shape: Shape, step: int) -> Rounds:
+        """Average a tensor over the ranks, in place; see ``Rank.average``."""
         self._selected = flat.abs().topk(k_for(flat.numel(), self._cf), sorted=False).indices
         ((values, indices),) = yield [AllGather(flat[self._selected], self._selected.to(torch.int32))]
         flat.zero_()
@@ -143,10 +146,10 @@ class TorchTopK(_TorchRank):
 
 
 class TorchPowerSGD(_TorchRank):
-    """``powerSGD_hook`` on a tensor M as a matrix, with the hook's defaults: error feedback, warm start, no epsilon.
+    """A rank that averages as ``powerSGD_hook`` does, with its defaults: error feedback, warm start, no epsilon.
 
-    P = MQ is summed and made orthogonal, Q = MᵀP is averaged, and the mean is PQᵀ. The rank is the largest with a CF,
-    elements / (rank (rows + columns)), no lower than the requested CF, and at least 1.
+    The tensor is a matrix M. P = MQ is summed and made orthogonal, Q = MᵀP is averaged, and the mean is PQᵀ. The matrix
+    rank r is as large as the requested CF allows, CF = elements / (r (rows + columns)), and at least 1.
     """
 
     def __init__(self, cf: float, world: int) -> None:
@@ -154,11 +157,11 @@ class TorchPowerSGD(_TorchRank):
         self._residual: torch.Tensor | None = None
         self._p = self._q = torch.empty(0)
 
-    def average(self, flat: torch.Tensor, shape: Shape, step: int) -> Steps:
-        """See ``Rank``."""
+    def average(self, flat: torch.Tensor, shape: Shape, step: int) -> Rounds:
+        """Average a tensor over the ranks, in place; see ``Rank.average``."""
         matrix = flat.view(1, shape[0], -1)
         if self._residual is None:
-            self._start(matrix)
+            self._draw_first_q(matrix)
         else:
             flat.add_(self._residual)
         with_residual = flat.clone()
@@ -170,7 +173,8 @@ class TorchPowerSGD(_TorchRank):
         torch.bmm(self._p, self._q.transpose(1, 2), out=matrix)
         self._residual = torch.sub(with_residual, flat, out=self._residual)
 
-    def _start(self, matrix: torch.Tensor) -> None:
+    def _draw_first_q(self, matrix: torch.Tensor) -> None:
+        """Draw the first Q, of the rank that the requested CF allows, for a matrix ``[1, rows, columns]``."""
         _, rows, columns = matrix.shape
         rank = max(1, min(rows, columns, int(matrix.numel() / (self._cf * (rows + columns)))))
         self._q = torch.randn(1, columns, rank, generator=torch.Generator().manual_seed(0))
@@ -185,9 +189,9 @@ def _orthogonalize(matrices: torch.Tensor) -> None:
     orthogonalize(matrices)
 
 
-TORCH: dict[str, Callable[[float, int], Rank]] = {
+TORCH_RANKS: dict[str, Callable[[float, int], Rank]] = {
     "torch fp16": TorchFp16,
     "torch.topk": TorchTopK,
     "torch PowerSGD": TorchPowerSGD,
 }
-"""Classes of plain PyTorch's ranks by name; each is called with (cf, world)."""
+"""Classes of the ranks with plain PyTorch code, by the bench's name; each is called with (cf, world)."""

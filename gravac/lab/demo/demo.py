@@ -30,26 +30,26 @@ METHODS = {
     "adaptive": "adaptive",
     "adaptive-100": "adaptive(every=(1, 100))",
 }
-"""Methods to compare, by the demo's names; see ``gravac.lab.training.methods``."""
+"""Text of each method to compare, as ``gravac.lab.training.methods`` reads it, by the demo's name of the method."""
 
 CHANGE_FIELDS = ("step", "mode", "compressor", "cf", "every", "delay", "reason")
-"""Fields of a decision that the result records, if the decision changed the candidate."""
+"""Fields that the result records of each decision that changes the candidate (the way to run steps)."""
 
-EVALUATE_SECONDS = 5.0
-"""Seconds of training between evaluations; a short run is evaluated twice, besides before training."""
+EVALUATION_SECONDS = 5.0
+"""Seconds of training between evaluations; in a run of less than 10 s, half of the run's time."""
 
 
 @dataclass(frozen=True)
 class Demo:
-    """Settings of the demo; wrong values are refused at construction.
+    """Settings of the demo; the constructor refuses wrong settings.
 
     Attributes:
-        seconds: training time of each method.
+        seconds: training time of each method, in seconds.
         workers: number of workers, 2 to 8.
         rate: bits per second of each worker's link.
-        log_dir: TensorBoard logs; ``None`` makes a new folder below ``runs/demo``.
-        json: file for the result; ``None`` writes none.
-        paced: whether the exchange slows itself down instead of using emulated links.
+        log_dir: folder for TensorBoard logs; ``None`` creates a new folder below ``runs/demo``.
+        json: file to write the result to; ``None`` writes no file.
+        paced: whether each exchange sleeps to imitate a slow link, instead of using emulated links.
 
     Raises:
         ValueError: names the argument, the value and the remedy.
@@ -70,9 +70,11 @@ class Demo:
         parse_rate(self.rate)
         if self.log_dir is not None:
             _check_folder("log-dir", _existing_folder(self.log_dir))
-            earlier = [method for method in METHODS if (self.log_dir / method).exists()]
-            if earlier:
-                raise ValueError(f"log-dir: {self.log_dir} holds an earlier run ({earlier[0]}); use a new folder")
+            logged_methods = [method for method in METHODS if (self.log_dir / method).exists()]
+            if logged_methods:
+                raise ValueError(
+                    f"log-dir: {self.log_dir} contains an earlier run ({logged_methods[0]}); use a new folder"
+                )
         if self.json is not None:
             if self.json.is_dir():
                 raise ValueError(f"json: {self.json} is a folder; name a file in it")
@@ -88,10 +90,10 @@ def run_demo(demo: Demo, console: Console | None = None) -> Comparison:
 
     Raises:
         RunFailed: a worker failed.
-        LinkError: making the links failed, although ``available`` could make links.
+        LinkError: the links could not be emulated, although ``available`` found that this machine can.
     """
     console = console or Console()
-    reason = "asked for with --paced" if demo.paced else available()
+    reason = "requested by --paced" if demo.paced else available()
     paced = reason is not None
     log_dir = demo.log_dir or Path("runs", "demo", time.strftime("%Y%m%d-%H%M%S"))
     log_dir.mkdir(parents=True, exist_ok=True)
@@ -113,15 +115,15 @@ def run_demo(demo: Demo, console: Console | None = None) -> Comparison:
 
 
 def _introduce(console: Console, demo: Demo, reason: str | None) -> None:
-    """Print a description of the demo; ``reason`` says why no links are emulated, ``None`` if they are."""
+    """Print a description of the demo; ``reason`` says why links are not emulated, and is ``None`` if they are."""
     link = f"{format_rate(demo.rate)} per worker, {demo.workers} workers"
     if reason is None:
         console.print(f"Link: {link}, in network namespaces shaped by tc.", highlight=False, soft_wrap=True)
     else:
         console.print(f"Link: {link}: {PACED} ({reason}).", highlight=False, soft_wrap=True, markup=False)
     console.print(
-        f"Training a character-level transformer on Python's own source, {demo.seconds:g} s with each of "
-        f"{', '.join(LABELS.values())}. Ctrl-C stops and cleans up.",
+        f"Training a character-level transformer on Python's own source, {demo.seconds:g} s with each of these "
+        f"methods: {', '.join(LABELS.values())}. Ctrl-C stops the demo and removes the links.",
         highlight=False,
         soft_wrap=True,
     )
@@ -130,30 +132,40 @@ def _introduce(console: Console, demo: Demo, reason: str | None) -> None:
 def _train(
     name: str, seconds: float, settings: TrainingSettings, network: EmulatedNetwork | None, live: DemoLive
 ) -> DemoOutcome:
-    """Train by one method for a number of seconds, show the progress and return the outcome."""
-    leg = Leg(METHODS[name], name, seconds=seconds, every_seconds=min(EVALUATE_SECONDS, seconds / 2))
-    curve: list[CurvePoint] = []
+    """Train with one method, show the progress, and return the outcome.
+
+    Args:
+        name: the demo's name of the method.
+        seconds: training time, in seconds.
+        settings: settings that all methods share.
+        network: emulated network between the workers; ``None`` if links are not emulated.
+        live: display of the progress.
+    """
+    leg = Leg(METHODS[name], name, seconds=seconds, every_seconds=min(EVALUATION_SECONDS, seconds / 2))
+    loss_curve: list[CurvePoint] = []
     outcome = None
-    live.starting(name)
+    live.show_start(name)
     with TrainingRun([leg], settings, network) as run:
-        samples = 0
+        samples_per_step = 0
         for event in run.events():
-            live.event(name, event)
+            live.show_event(name, event)
             if event["event"] == "start":
-                samples = event["samples_per_step"]
+                samples_per_step = event["samples_per_step"]
             elif event["event"] == "evaluation":
-                curve.append(CurvePoint(step=event["step"], seconds=event["seconds"], metric=event["metric"]))
+                loss_curve.append(CurvePoint(step=event["step"], seconds=event["seconds"], metric=event["metric"]))
             elif event["event"] == "end":
                 decisions = enumerate(event["turns"])
-                changes = [decision for index, decision in decisions if decision["changed"] or index == 0]
+                changing_decisions = [decision for index, decision in decisions if decision["changed"] or index == 0]
                 outcome = DemoOutcome(
                     method=name,
                     steps=event["step"],
                     seconds=event["seconds"],
-                    samples_per_s=event["step"] * samples / event["seconds"],
+                    samples_per_s=event["step"] * samples_per_step / event["seconds"],
                     wire_bytes=event["wire_bytes"] if event["interface_bytes"] is None else event["interface_bytes"],
-                    curve=tuple(curve),
-                    cf_path=tuple({key: change[key] for key in CHANGE_FIELDS} for change in changes),
+                    curve=tuple(loss_curve),
+                    cf_path=tuple(
+                        {key: decision_fields[key] for key in CHANGE_FIELDS} for decision_fields in changing_decisions
+                    ),
                 )
     assert outcome is not None  # events() ends with an "end" or raises
     return outcome
@@ -168,7 +180,8 @@ def _existing_folder(path: Path) -> Path:
 
 
 def _check_folder(argument: str, folder: Path) -> None:
+    """Raise a ``ValueError`` that names the argument, unless files can be written to the folder."""
     if not folder.is_dir():
-        raise ValueError(f"{argument}: {folder} is not a folder; make it first, or name another")
+        raise ValueError(f"{argument}: {folder} is not a folder; create it first, or name another folder")
     if not os.access(folder, os.W_OK):
-        raise ValueError(f"{argument}: {folder} is not writable; name another")
+        raise ValueError(f"{argument}: {folder} is not writable; name another folder")

@@ -1,6 +1,6 @@
 # SPDX-FileCopyrightText: 2026 The gravac developers
 # SPDX-License-Identifier: Apache-2.0
-"""Shows the demo: live progress while runs train, a table afterwards. Needs rich."""
+"""Shows the progress of the demo's runs while they train, and a table of results afterwards. Needs rich."""
 
 from __future__ import annotations
 
@@ -17,33 +17,33 @@ from rich.table import Table
 
 from gravac.candidate import Mode
 from gravac.lab.console import PROGRESS_SECONDS, ProgressDisplay
-from gravac.lab.demo.decisions import change_words, running_words
+from gravac.lab.demo.decisions import describe_change, describe_running_candidate
 from gravac.lab.demo.outcome import LABELS, Comparison, DemoOutcome
 from gravac.lab.demo.plot import in_terminal
 from gravac.lab.links.link import PACED
 from gravac.lab.links.rates import format_rate
 
 MAX_CHANGES = 10
-"""Maximum number of a run's changes to print; the middle of a longer list is left out."""
+"""Maximum number of a run's changes of candidate to print; of a longer list the middle is left out."""
 
-MODES: Mapping[Mode, str] = {"native": "by DDP itself", "hook": "by gravac's hook", "outer": "apart"}
-"""Text about each mode, which follows the fraction of steps in that mode."""
+MODE_TEXTS: Mapping[Mode, str] = {"native": "by DDP itself", "hook": "by gravac's hook", "outer": "in outer steps"}
+"""Text about each mode of steps, printed after the fraction of steps in that mode."""
 
 
 class DemoLive(ProgressDisplay):
-    """Progress of the runs: on a terminal a line with a bar for each, otherwise a line of text every few seconds.
+    """Display of the runs' progress: a bar for each run on a terminal, else a line of text every few seconds.
 
     Args:
         console: console to print on.
-        seconds: training time of each run.
-        methods: names of all runs, in order.
-        paced: whether the exchange slows itself down, which every line then mentions.
+        seconds: training time of each run, in seconds.
+        methods: names of all runs' methods, in order.
+        paced: whether exchanges sleep to imitate a slow link, which every line then mentions.
     """
 
     def __init__(self, console: Console, seconds: float, methods: list[str], paced: bool) -> None:
         self._console = console
         self._seconds = seconds
-        self._note = f" ({PACED})" if paced else ""
+        self._link_note = f" ({PACED})" if paced else ""
         self._tasks: dict[str, TaskID] = {}
         self._last_shown = 0.0
         self._val_loss = "-"
@@ -52,17 +52,17 @@ class DemoLive(ProgressDisplay):
             self._progress = Progress(*columns, console=console)
             for method in methods:
                 self._tasks[method] = self._progress.add_task(
-                    LABELS[method] + self._note, total=seconds, state="waiting"
+                    LABELS[method] + self._link_note, total=seconds, state="waiting"
                 )
 
-    def starting(self, method: str) -> None:
-        """Show that a run's processes have been started."""
+    def show_start(self, method: str) -> None:
+        """Show that the processes of a method's run have been started."""
         self._val_loss = "-"
         self._last_shown = 0.0
         self._show(method, 0.0, "starting: importing torch, connecting")
 
-    def event(self, method: str, event: dict[str, Any]) -> None:
-        """Show an event that a run's rank 0 reported."""
+    def show_event(self, method: str, event: dict[str, Any]) -> None:
+        """Show an event that rank 0 of a method's run reported: an evaluation, a step or the end; ignore others."""
         kind = event["event"]
         if kind == "evaluation":
             self._val_loss = f"{event['metric']:.3f}"
@@ -70,25 +70,25 @@ class DemoLive(ProgressDisplay):
             self._last_shown = 0.0
             self._show(method, event["seconds"], f"done: {event['step']} steps, validation loss {self._val_loss}")
         elif kind == "step":
-            gain = "-" if event["gain"] is None else f"{event['gain']:.3f}"
-            remaining = max(0.0, self._seconds - event["seconds"])
+            gain_text = "-" if event["gain"] is None else f"{event['gain']:.3f}"
+            remaining_s = max(0.0, self._seconds - event["seconds"])
             state = (
                 f"step {event['step']:>4}  loss {event['loss']:.3f}  validation {self._val_loss}  "
-                f"{running_words(event)}  gain {gain}  "
-                f"{event['samples_per_s']:.1f} samples/s  {remaining:.0f} s left"
+                f"{describe_running_candidate(event)}  gain {gain_text}  "
+                f"{event['samples_per_s']:.1f} samples/s  {remaining_s:.0f} s left"
             )
             self._show(method, event["seconds"], state)
 
-    def _show(self, method: str, done: float, state: str) -> None:
+    def _show(self, method: str, elapsed_s: float, state: str) -> None:
         if self._progress:
-            self._progress.update(self._tasks[method], completed=min(done, self._seconds), state=state)
+            self._progress.update(self._tasks[method], completed=min(elapsed_s, self._seconds), state=state)
         elif time.monotonic() - self._last_shown >= PROGRESS_SECONDS:
             self._last_shown = time.monotonic()
-            self._console.print(f"{LABELS[method]}{self._note}: {state}", highlight=False, soft_wrap=True)
+            self._console.print(f"{LABELS[method]}{self._link_note}: {state}", highlight=False, soft_wrap=True)
 
 
 def result_table(comparison: Comparison, *, rate: float, workers: int, paced: bool) -> Table:
-    """Return a table of each method's results after the same time.
+    """Return a table of the results of all methods, after equal training time.
 
     Args:
         comparison: runs to compare.
@@ -109,31 +109,32 @@ def result_table(comparison: Comparison, *, rate: float, workers: int, paced: bo
         f"s to f16's\n{comparison.target:.3f}",
     ):
         table.add_column(heading, justify="right", no_wrap=True)
-    best = min(outcome.at_time(comparison.equal_seconds) for outcome in comparison.outcomes)
+    best_loss = min(outcome.at_time(comparison.equal_seconds) for outcome in comparison.outcomes)
     for outcome in comparison.outcomes:
-        table.add_row(*_row(comparison, outcome, best))
+        table.add_row(*_row(comparison, outcome, best_loss))
     return table
 
 
-def _row(comparison: Comparison, outcome: DemoOutcome, best: float) -> list[str]:
+def _row(comparison: Comparison, outcome: DemoOutcome, best_loss: float) -> list[str]:
+    """Return a run's cells of the table; a loss equal to ``best_loss`` (nats) is bold."""
     loss = outcome.at_time(comparison.equal_seconds)
-    reached = outcome.time_to(comparison.target)
+    target_s = outcome.time_to(comparison.target)
     return [
         outcome.label,
         str(outcome.steps),
         f"{outcome.samples_per_s:.1f}",
         f"{outcome.bytes_per_step / 1e6:.3f}",
         f"{comparison.wire_ratio(outcome):.2f}",
-        f"[bold]{loss:.3f}[/bold]" if loss == best else f"{loss:.3f}",
+        f"[bold]{loss:.3f}[/bold]" if loss == best_loss else f"{loss:.3f}",
         f"{outcome.at_step(comparison.equal_steps):.3f}",
-        "not reached" if reached is None else f"{reached:.1f}",
+        "not reached" if target_s is None else f"{target_s:.1f}",
     ]
 
 
 def show_result(
     console: Console, comparison: Comparison, *, rate: float, workers: int, paced: bool, logs: Path
 ) -> None:
-    """Print the plot, the table, the verdicts, the decisions, and the paths of picture and logs.
+    """Print the plot, the table, who won, the decisions of gravac, and the paths of picture and logs.
 
     Args:
         console: console to print on.
@@ -149,7 +150,10 @@ def show_result(
     for verdict in (comparison.verdict(), comparison.verdict_of_outer_steps()):
         console.print(verdict + suffix, style="bold", highlight=False, soft_wrap=True, markup=False)
     if comparison.equal_seconds < 30:
-        console.print("Too short a run to judge by: compression pays off, or not, over minutes.", highlight=False)
+        console.print(
+            "The runs are too short to compare: whether compression pays shows after minutes. Use --seconds 60.",
+            highlight=False,
+        )
     for method in ("adaptive", "adaptive-100"):
         _show_changes(console, comparison[method], suffix)
     console.print(f"\nThe plot as a picture{suffix}: {escape(str(logs / 'loss.png'))}", highlight=False, soft_wrap=True)
@@ -158,16 +162,16 @@ def show_result(
 
 
 def _show_changes(console: Console, outcome: DemoOutcome, suffix: str) -> None:
-    """Print the changes of a run's candidate, a line each."""
+    """Print each change of candidate in a run, a line each; ``suffix`` is a note on the link."""
     fractions = outcome.fraction_by_mode()
-    modes = ", ".join(f"{fractions[mode]:.0%} {text}" for mode, text in MODES.items() if fractions.get(mode))
-    heading = f"\nWhat {outcome.label} decided{suffix}, one entry per change; of its steps {modes}:"
+    modes = ", ".join(f"{fractions[mode]:.0%} {text}" for mode, text in MODE_TEXTS.items() if fractions.get(mode))
+    heading = f"\nDecisions of {outcome.label}{suffix} that changed the candidate; of its steps {modes}:"
     console.print(heading, highlight=False, soft_wrap=True, markup=False)
-    changes, half = outcome.cf_path, MAX_CHANGES // 2
-    too_long = len(changes) > MAX_CHANGES
-    for change in changes[:half] if too_long else changes:
-        console.print(escape(change_words(change)), highlight=False, soft_wrap=True)
-    if too_long:
-        console.print(f"  ... {len(changes) - 2 * half} more ...", highlight=False)
-        for change in changes[-half:]:
-            console.print(escape(change_words(change)), highlight=False, soft_wrap=True)
+    changes, half_count = outcome.cf_path, MAX_CHANGES // 2
+    is_too_long = len(changes) > MAX_CHANGES
+    for change in changes[:half_count] if is_too_long else changes:
+        console.print(escape(describe_change(change)), highlight=False, soft_wrap=True)
+    if is_too_long:
+        console.print(f"  ... {len(changes) - 2 * half_count} more ...", highlight=False)
+        for change in changes[-half_count:]:
+            console.print(escape(describe_change(change)), highlight=False, soft_wrap=True)

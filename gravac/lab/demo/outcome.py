@@ -20,25 +20,25 @@ LABELS = {
     "adaptive": "every=1",
     "adaptive-100": "every=(1, 100)",
 }
-"""Labels of methods: the number format of dense runs, the argument of ``AdaptiveCompressor`` otherwise."""
+"""Label of each method: the number format of dense runs, the argument of ``AdaptiveCompressor`` of other runs."""
 
-DRAW = 0.01
-"""Difference of validation losses (nats) below which they count as equal: another seed changes them as much."""
+DRAW_MARGIN = 0.01
+"""Difference of two validation losses (nats) below which they count as equal: another seed changes a loss as much."""
 
 
 @dataclass(frozen=True)
 class DemoOutcome:
-    """Result of a run.
+    """Result of the run of one method.
 
     Attributes:
         method: name of the method.
         steps: number of steps.
-        seconds: training time without evaluation.
+        seconds: training time without evaluations, in seconds.
         samples_per_s: samples per second over all ranks.
         wire_bytes: bytes that a rank sent in the run, mean over the ranks.
-        curve: validation loss over the run, from its start to its end.
-        cf_path: the first candidate and each later candidate, as ``{"step", "mode", "compressor", "cf", "every",
-            "delay", "reason"}``; ``"step"`` is the candidate's first step.
+        curve: validation losses (nats) from the start to the end of the run.
+        cf_path: the first candidate (way to run steps) and each later candidate, as ``{"step", "mode", "compressor",
+            "cf", "every", "delay", "reason"}``; ``"step"`` is the candidate's first step.
     """
 
     method: str
@@ -51,20 +51,20 @@ class DemoOutcome:
 
     @property
     def label(self) -> str:
-        """Label of the method, for people."""
+        """Label of the method in tables and plots."""
         return LABELS.get(self.method, self.method)
 
     def fraction_by_mode(self) -> dict[Mode, float]:
         """Return the fraction of steps in each mode."""
-        ends = [*(change["step"] for change in self.cf_path[1:]), self.steps]
+        end_steps = [*(change["step"] for change in self.cf_path[1:]), self.steps]
         steps_by_mode: Counter[Mode] = Counter()
-        for change, end in zip(self.cf_path, ends, strict=True):
+        for change, end in zip(self.cf_path, end_steps, strict=True):
             steps_by_mode[change["mode"]] += max(0, min(end, self.steps) - change["step"])
         return {mode: steps / self.steps for mode, steps in steps_by_mode.items()}
 
     @property
     def bytes_per_step(self) -> float:
-        """Bytes that a rank sent per step."""
+        """Bytes that a rank sent per step, mean over the run."""
         return self.wire_bytes / self.steps
 
     @property
@@ -73,22 +73,22 @@ class DemoOutcome:
         return self.curve[-1].metric
 
     def at_step(self, step: float) -> float:
-        """Validation loss at a step, linear between evaluations."""
+        """Return the validation loss (nats) at a step, linear between evaluations."""
         return _interpolate([(point.step, point.metric) for point in self.curve], step)
 
     def at_time(self, seconds: float) -> float:
-        """Validation loss after ``seconds`` of training, linear between evaluations."""
+        """Return the validation loss (nats) after ``seconds`` of training, linear between evaluations."""
         return _interpolate([(point.seconds, point.metric) for point in self.curve], seconds)
 
     def time_to(self, loss: float) -> float | None:
         """Return the seconds until the validation loss first reached ``loss``; ``None`` if the loss never did."""
-        reached = first_reached(self.curve, loss, higher_is_better=False)
-        return reached[0] if reached else None
+        first_point = first_reached(self.curve, loss, higher_is_better=False)
+        return first_point[0] if first_point else None
 
 
 @dataclass(frozen=True)
 class Comparison:
-    """Comparison of runs that trained for the same time. ``outcomes`` has a run of each method in ``LABELS``."""
+    """Comparison of runs that trained for the same time; ``outcomes`` has the result of each method in ``LABELS``."""
 
     outcomes: tuple[DemoOutcome, ...]
 
@@ -97,16 +97,16 @@ class Comparison:
 
     @property
     def equal_steps(self) -> int:
-        """Number of steps that every run made."""
+        """Number of steps that every run made at least."""
         return min(outcome.steps for outcome in self.outcomes)
 
     @property
     def equal_seconds(self) -> float:
-        """Training time that every run had, in seconds."""
+        """Training time that every run had at least, in seconds."""
         return min(outcome.seconds for outcome in self.outcomes)
 
     def wire_ratio(self, outcome: DemoOutcome) -> float:
-        """Return bytes per step of dense float32 / bytes per step of a run, counted in the same way."""
+        """Return bytes per step of the dense float32 run / bytes per step of a run; inf if the run sent nothing."""
         return self["dense-fp32"].bytes_per_step / outcome.bytes_per_step if outcome.bytes_per_step else float("inf")
 
     @property
@@ -115,29 +115,36 @@ class Comparison:
         return self["dense-fp16"].val_loss
 
     def verdict(self) -> str:
-        """Return a text that says whether compressed gradients won against dense gradients."""
-        adaptive = self["adaptive"].at_time(self.equal_seconds)
-        best = min((self["dense-fp32"], self["dense-fp16"]), key=lambda outcome: outcome.at_time(self.equal_seconds))
-        rival = best.at_time(self.equal_seconds)
-        after = f"after {self.equal_seconds:.0f} s"
-        figures = f"validation loss {adaptive:.3f} against {rival:.3f} of {best.label} {after}"
-        if abs(adaptive - rival) < DRAW:
-            return f"With every=1 a draw: {figures}. The simpler one is then the better choice: {best.label}."
-        if adaptive > rival:
-            return f"With every=1 it LOST: {figures}. On this link, with this model and in this time, use {best.label}."
+        """Return a text that says whether compressed gradients reached a lower loss than dense gradients."""
+        adaptive_loss = self["adaptive"].at_time(self.equal_seconds)
+        best_dense = min(
+            (self["dense-fp32"], self["dense-fp16"]), key=lambda outcome: outcome.at_time(self.equal_seconds)
+        )
+        dense_loss = best_dense.at_time(self.equal_seconds)
+        after_text = f"after {self.equal_seconds:.0f} s"
+        loss_text = f"validation loss {adaptive_loss:.3f} against {dense_loss:.3f} of {best_dense.label} {after_text}"
+        if abs(adaptive_loss - dense_loss) < DRAW_MARGIN:
+            return (
+                f"With every=1 a draw: {loss_text}. The simpler method is then the better choice: {best_dense.label}."
+            )
+        if adaptive_loss > dense_loss:
+            advice = f"On this link, with this model and in this time, use {best_dense.label}."
+            return f"With every=1 gravac LOST: {loss_text}. {advice}"
         adaptive_s, dense_s = self["adaptive"].time_to(self.target), self["dense-fp16"].time_to(self.target)
         if not adaptive_s or not dense_s:
-            return f"With every=1 it won: {figures}."
-        faster = f"{dense_s / adaptive_s:.1f} times as fast"
-        return f"With every=1 it won: {figures}. It reached the final loss of float16 {faster}."
+            return f"With every=1 gravac won: {loss_text}."
+        speed_up_text = f"{dense_s / adaptive_s:.1f} times as fast"
+        return f"With every=1 gravac won: {loss_text}. It reached the final loss of float16 {speed_up_text}."
 
     def verdict_of_outer_steps(self) -> str:
-        """Return a text that compares the run that may take outer steps with the run that exchanges in each step."""
+        """Return a text that says whether the run with outer steps reached a lower loss than the run without them."""
         losses = [self[method].at_time(self.equal_seconds) for method in ("adaptive-100", "adaptive")]
-        figures = f"validation loss {losses[0]:.3f} against {losses[1]:.3f} of every=1 after {self.equal_seconds:.0f} s"
-        if abs(losses[0] - losses[1]) < DRAW:
-            return f"With every=(1, 100) a draw: {figures}."
-        return f"With every=(1, 100) it {'won' if losses[0] < losses[1] else 'LOST'}: {figures}."
+        loss_text = (
+            f"validation loss {losses[0]:.3f} against {losses[1]:.3f} of every=1 after {self.equal_seconds:.0f} s"
+        )
+        if abs(losses[0] - losses[1]) < DRAW_MARGIN:
+            return f"With every=(1, 100) a draw: {loss_text}."
+        return f"With every=(1, 100) gravac {'won' if losses[0] < losses[1] else 'LOST'}: {loss_text}."
 
     def to_json(self, *, rate: float, workers: int, paced: bool, log_dir: Path) -> dict[str, Any]:
         """Return the content of the JSON file: bytes are per rank and run, losses in nats.
@@ -145,7 +152,7 @@ class Comparison:
         Args:
             rate: bits per second of each worker's link.
             workers: number of workers.
-            paced: whether the exchange slowed itself down instead of using emulated links.
+            paced: whether exchanges slept to imitate a slow link, instead of using emulated links.
             log_dir: folder of the TensorBoard logs.
         """
         runs = [
@@ -166,7 +173,7 @@ class Comparison:
 
 
 def _interpolate(points: Sequence[tuple[float, float]], x: float) -> float:
-    """Return y at ``x``, linear between the points (x, y), which ascend by x, and constant outside."""
+    """Return y at ``x``, interpolated linearly between points (x, y), which ascend by x; constant outside."""
     for (x0, y0), (x1, y1) in itertools.pairwise(points):
         if x0 <= x <= x1:
             return y0 + (y1 - y0) * (x - x0) / (x1 - x0) if x1 > x0 else y1

@@ -1,6 +1,6 @@
 # SPDX-FileCopyrightText: 2026 The gravac developers
 # SPDX-License-Identifier: Apache-2.0
-"""``gravac doctor``: reports packages and devices, checks that ranks connect and train alike, and gives advice."""
+"""``gravac doctor``: reports packages and devices, checks that ranks train to equal weights, and gives advice."""
 
 from gravac.lab.doctor.descriptions import advice, in_words, memory_words
 from gravac.lab.doctor.facts import Facts, facts

@@ -1,6 +1,6 @@
 # SPDX-FileCopyrightText: 2026 The gravac developers
 # SPDX-License-Identifier: Apache-2.0
-"""Runs one of the ranks that ``check_here`` starts."""
+"""Runs one of the ranks that ``check_here`` starts: checks it, and writes the result to a file on rank 0."""
 
 import sys
 from pathlib import Path
@@ -9,7 +9,7 @@ from gravac.lab import local_ranks
 from gravac.lab.doctor.ranks import check
 
 folder, workers, rank = Path(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3])
-with local_ranks.joined(folder, rank, workers):
+with local_ranks.joined_group(folder, rank, workers):
     result = check(loopback=True)
     if rank == 0:
         (folder / "check.json").write_text(result.model_dump_json())

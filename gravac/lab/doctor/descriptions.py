@@ -1,90 +1,99 @@
 # SPDX-FileCopyrightText: 2026 The gravac developers
 # SPDX-License-Identifier: Apache-2.0
-"""Describes the facts about a machine and the result of a check as text, and gives advice."""
+"""Describes as text what ``gravac doctor`` found: facts about a machine, a check of ranks, memory and advice."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
-from gravac.lab.doctor.facts import OPTIONAL, Facts
+from gravac.lab.doctor.facts import OPTIONAL_PACKAGES, Facts
 from gravac.lab.doctor.memory import Memory
 from gravac.lab.doctor.memory import describe as describe_memory
 from gravac.lab.doctor.ranks import Check
 from gravac.lab.links.rates import format_rate
 
 EXAMPLE_PARAMETERS = 100e6
-"""Number of parameters of an example model, whose exchange time illustrates a bandwidth."""
+"""Number of parameters of an example model: advice states how long their exchange takes at the measured bandwidth."""
 
-BY_SETTINGS = (
+MEMORY_SETTINGS = (
     'OuterSettings(anchor_dtype="bfloat16") halves the anchor, offload=True keeps it in CPU memory, fragments=8 sends '
     "an eighth at a time"
 )
-"""Text about the settings that reduce the memory of outer steps."""
+"""Text about settings that reduce the memory of outer steps."""
 
 
 def in_words(facts: Facts, check: Check | None) -> str:
-    """Return a text with a line for each fact.
+    """Return the facts and the result of the check as text, a line each.
 
     Args:
         facts: facts about this machine.
         check: result of the check of ranks; ``None`` if the check failed.
     """
-    missing = [name for name in OPTIONAL if facts.optional.get(name) is None]
-    present = [f"{name} {version}" for name, version in facts.optional.items() if version is not None]
-    built = "built without CUDA" if facts.cuda is None else f"built for CUDA {facts.cuda}"
-    variables = [f"{name}={setting}" for name, setting in facts.variables.items()]
+    missing_packages = [name for name in OPTIONAL_PACKAGES if facts.optional.get(name) is None]
+    installed_packages = [f"{name} {version}" for name, version in facts.optional.items() if version is not None]
+    cuda_build = "built without CUDA" if facts.cuda is None else f"built for CUDA {facts.cuda}"
+    variable_settings = [f"{name}={setting}" for name, setting in facts.variables.items()]
     lines = [
         ("python", facts.python),
         ("packages", ", ".join(f"{name} {version}" for name, version in facts.packages.items())),
-        ("optional", (", ".join(present) or "none") + (f"; not installed: {', '.join(missing)}" if missing else "")),
+        (
+            "optional",
+            (", ".join(installed_packages) or "none")
+            + (f"; not installed: {', '.join(missing_packages)}" if missing_packages else ""),
+        ),
         ("backends", ", ".join(facts.backends) or "none"),
-        ("GPUs", ", ".join(facts.devices) or f"none that torch can use ({built})"),
+        ("GPUs", ", ".join(facts.devices) or f"none that torch can use ({cuda_build})"),
         ("NCCL", facts.nccl or "none"),
         ("cores", str(facts.cores)),
-        ("environment", ", ".join(variables) or "nothing set that matters"),
-        ("emulated links", "yes, for gravac demo and bench" if facts.links is None else f"no: {facts.links}"),
+        ("environment", ", ".join(variable_settings) or "no variable is set that changes how ranks connect"),
+        (
+            "emulated links",
+            "possible, for gravac demo and bench" if facts.links is None else f"impossible: {facts.links}",
+        ),
     ]
     if check is not None:
         location = f"{check.hosts} machine{'s' if check.hosts > 1 else ''}, {check.backend}, {check.device}"
         weights = "the same weights" if check.same else "DIFFERENT weights"
-        lines.append(("ranks", f"{check.ranks} on {location}; {weights} after a few steps"))
+        lines.append(("ranks", f"{check.ranks} on {location}; {weights} after a few compressed steps"))
         if check.wire_ratio is not None:
             lines.append(("compressed step", f"{check.wire_ratio:.1f} times fewer bytes than a dense one"))
-        lacks = "all that native and outer steps need" if check.lacks is None else f"not all: {check.lacks}"
-        lines.append(("torch has", lacks))
+        names_text = (
+            "all names that native and outer steps need" if check.lacks is None else f"not all names: {check.lacks}"
+        )
+        lines.append(("torch has", names_text))
         if check.link is not None:
             rate = format_rate(float(f"{check.link.bandwidth:.3g}"))
-            path = "loopback, no network" if check.loopback else "between the ranks"
-            lines.append(("link", f"{rate}, {1e6 * check.link.latency:.0f} µs a message ({path})"))
+            link_path = "loopback, no network" if check.loopback else "between the ranks"
+            lines.append(("link", f"{rate}, {1e6 * check.link.latency:.0f} µs a message ({link_path})"))
     width = max(len(name) for name, _ in lines)
     return "\n".join(f"{name:<{width}}  {text}" for name, text in lines)
 
 
 def memory_words(memories: Sequence[Memory], model: str | None, elements: int | None) -> str:
-    """Return a text about the memory that each mode takes on a rank, with a line for each purpose.
+    """Return the memory that each mode of steps takes on a rank as text, with a line for each purpose.
 
     Args:
         memories: memory of all modes.
-        model: name of the model; ``None`` for any model.
-        elements: number of the model's parameters; ``None`` gives multiples of the model's size.
+        model: name of the model; ``None``: no particular model.
+        elements: number of the model's parameters; ``None``: memory is given in multiples of the model's size.
     """
-    unit = "in sizes of the model" if elements is None else f"of {model}, {elements / 1e6:.1f} M parameters"
+    unit = "in multiples of the model's size" if elements is None else f"of {model}, {elements / 1e6:.1f} M parameters"
     lines = [f"Memory that gravac takes on a rank, {unit}, float32:"]
-    previous = ""
+    previous_mode = ""
     for memory in memories:
-        lines.append(f"  {memory.mode if memory.mode != previous else '':<7} {describe_memory(memory, elements)}")
-        previous = memory.mode
-    lines.append(f"  {'':<7} {BY_SETTINGS}")
+        lines.append(f"  {memory.mode if memory.mode != previous_mode else '':<7} {describe_memory(memory, elements)}")
+        previous_mode = memory.mode
+    lines.append(f"  {'':<7} {MEMORY_SETTINGS}")
     return "\n".join(lines)
 
 
 def advice(facts: Facts, check: Check | None, failure: str | None = None) -> list[str]:
-    """Return recommendations, each of a sentence or two; an empty list if there are none.
+    """Return recommendations that follow from facts and check, each a sentence or two; empty if there are none.
 
     Args:
         facts: facts about this machine.
         check: result of the check of ranks; ``None`` if the check failed.
-        failure: reason of the failure.
+        failure: reason why the check failed; ``None`` if the check did not fail.
     """
     recommendations = []
     if failure is not None:
@@ -98,7 +107,8 @@ def advice(facts: Facts, check: Check | None, failure: str | None = None) -> lis
             recommendations.append(check.lacks)
     if facts.devices and "nccl" not in facts.backends:
         recommendations.append(
-            "there are GPUs and no NCCL: gradients would travel by gloo, staged in host memory, which is slow"
+            "there are GPUs and no NCCL: gloo would send gradients through host memory, which is slow; install a "
+            "torch that has NCCL"
         )
     if facts.devices and facts.optional.get("triton") is None:
         recommendations.append("triton is missing: on a GPU, quantizers run as many small kernels; pip install triton")
@@ -110,7 +120,7 @@ def advice(facts: Facts, check: Check | None, failure: str | None = None) -> lis
 
 
 def _rank_advice(check: Check) -> list[str]:
-    """Return recommendations that follow from the check of ranks."""
+    """Return recommendations that follow from the check of ranks: wrong weights, or when compression may pay."""
     if not check.same:
         return [
             "ranks hold different weights after the same steps, which must not be: please report it, with this output "
@@ -120,15 +130,16 @@ def _rank_advice(check: Check) -> list[str]:
         return ["one rank exchanges nothing, so there is nothing to compress: launch two or more"]
     if check.loopback:
         return [
-            "gravac works on this machine. Of your network this says nothing: run it the way you train, such as "
-            "torchrun --nnodes 2 --nproc-per-node 1 --rdzv-backend c10d --rdzv-endpoint HOST:29500 -m gravac doctor"
+            "gravac works on this machine. Of your network this says nothing: run gravac doctor the way you train, "
+            "such as torchrun --nnodes 2 --nproc-per-node 1 --rdzv-backend c10d --rdzv-endpoint HOST:29500 "
+            "-m gravac doctor"
         ]
     if check.link is None:
         return []
-    seconds = 8 * 4 * EXAMPLE_PARAMETERS * 2 * (check.ranks - 1) / check.ranks / check.link.bandwidth
+    exchange_s = 8 * 4 * EXAMPLE_PARAMETERS * 2 * (check.ranks - 1) / check.ranks / check.link.bandwidth
     rate = format_rate(float(f"{check.link.bandwidth:.3g}"))
     return [
-        f"at {rate} a dense float32 exchange of 100 M parameters takes {seconds:.3g} s: where that is more than your "
-        "backward takes, compressing may pay. "
-        f"gravac advise --link {check.link.bandwidth / 1e6:.4g}mbit --model ... --batch-seconds ... predicts it"
+        f"at {rate} a dense float32 exchange of 100 M parameters takes {exchange_s:.3g} s. If a backward of "
+        "yours takes less, compression may save time; to predict how much, run "
+        f"gravac advise --link {check.link.bandwidth / 1e6:.4g}mbit --model ... --batch-seconds ..."
     ]

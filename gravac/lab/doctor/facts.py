@@ -15,11 +15,13 @@ from gravac.lab.links import network as links
 from gravac.settings import Settings
 
 PACKAGES = ("gravac", "torch", "numpy", "pydantic", "tensorboard")
+"""Packages that gravac needs."""
 
-OPTIONAL = ("rich", "matplotlib", "scikit-learn", "triton", "lightning", "accelerate", "transformers", "wandb")
+OPTIONAL_PACKAGES = ("rich", "matplotlib", "scikit-learn", "triton", "lightning", "accelerate", "transformers", "wandb")
+"""Packages that extras and integrations need."""
 
 VARIABLES = ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME", "NCCL_LAUNCH_ORDER_IMPLICIT", "OMP_NUM_THREADS")
-"""Environment variables that change how ranks connect, or how fast they are."""
+"""Environment variables that change how ranks connect, or how fast ranks are."""
 
 
 class Facts(Settings):
@@ -28,14 +30,14 @@ class Facts(Settings):
     Attributes:
         python: version of Python.
         packages: versions of the packages that gravac needs, by name.
-        optional: versions of the packages that extras and integrations need; ``None`` if a package is not installed.
-        backends: torch.distributed's backends that this torch has.
+        optional: versions of the packages that extras and integrations need, by name; ``None`` if not installed.
+        backends: backends of ``torch.distributed`` that this torch was built with.
         cuda: version of CUDA that torch was built for; ``None`` if torch was built without CUDA.
         nccl: version of NCCL; ``None`` without NCCL or without a GPU.
-        devices: names of the GPUs, with their compute capability.
+        devices: name and compute capability of each GPU.
         cores: number of cores that the process may use.
         variables: environment variables that matter and are set, by name.
-        links: reason why this machine cannot emulate links; ``None`` if it can.
+        links: reason why this machine cannot emulate slow links; ``None`` if it can.
     """
 
     python: str
@@ -51,34 +53,34 @@ class Facts(Settings):
 
 
 def facts() -> Facts:
-    """Return the facts about this machine. This takes a moment, since it tries to emulate links."""
+    """Return the facts about this machine; tries to emulate links, which takes a moment."""
     has_gpu = torch.cuda.is_available()
     return Facts(
         python=platform.python_version(),
         packages={name: metadata.version(name) for name in PACKAGES},
-        optional={name: _version(name) for name in OPTIONAL},
+        optional={name: _version_of(name) for name in OPTIONAL_PACKAGES},
         backends=tuple(name for name in ("gloo", "nccl", "mpi", "ucc") if getattr(dist, f"is_{name}_available")()),
         cuda=torch.version.cuda,
-        nccl=_nccl() if has_gpu and dist.is_nccl_available() else None,
-        devices=tuple(_device(index) for index in range(torch.cuda.device_count())) if has_gpu else (),
+        nccl=_nccl_version() if has_gpu and dist.is_nccl_available() else None,
+        devices=tuple(_device_name(index) for index in range(torch.cuda.device_count())) if has_gpu else (),
         cores=len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1,
         variables={name: os.environ[name] for name in VARIABLES if name in os.environ},
         links=links.available(),
     )
 
 
-def _version(name: str) -> str | None:
+def _version_of(name: str) -> str | None:
     try:
         return metadata.version(name)
     except metadata.PackageNotFoundError:
         return None
 
 
-def _nccl() -> str:
+def _nccl_version() -> str:
     numbers: tuple[int, ...] = torch.cuda.nccl.version()  # type: ignore[no-untyped-call]
     return ".".join(str(number) for number in numbers)
 
 
-def _device(index: int) -> str:
+def _device_name(index: int) -> str:
     major, minor = torch.cuda.get_device_capability(index)
     return f"{torch.cuda.get_device_name(index)} ({major}.{minor})"

@@ -1,6 +1,6 @@
 # SPDX-FileCopyrightText: 2026 The gravac developers
 # SPDX-License-Identifier: Apache-2.0
-"""Checks that ranks connect and train alike, by a few compressed steps of a small model, and probes the link."""
+"""Trains a small model for a few compressed steps to check that ranks connect and stay equal; measures the link."""
 
 from __future__ import annotations
 
@@ -20,23 +20,24 @@ from gravac.settings import Settings, SettingsError
 from gravac.sources.ddp_private import Reducer
 
 WIDTH, STEPS, CF = 256, 4, 10.0
+"""Width of the small model's layers, number of its training steps, and its compression factor (top-k)."""
 
-PATIENCE = 60.0
+PATIENCE_SECONDS = 60.0
 """Seconds after which ``check_here`` gives up waiting for its two ranks."""
 
 
 class Check(Settings):
-    """Result of a check of ranks.
+    """Result of training a small model on several ranks, to check that gravac works on them.
 
     Attributes:
         ranks: number of ranks.
         hosts: number of machines that the ranks run on.
         backend: backend that carries the gradients' bytes.
         device: type of the device that holds the gradients.
-        link: latency (s), bandwidth (bit/s) and bytes per second of a copy; ``None`` for a single rank.
+        link: latency (s) and bandwidth (bit/s) between ranks, and bytes per second of a copy; ``None`` for one rank.
         wire_ratio: wire bytes of a dense step / wire bytes of a compressed step.
         same: whether all ranks hold the same weights after the steps.
-        loopback: whether the check started the ranks on this machine, so that the link is no network.
+        loopback: whether the check started the ranks on this machine, so that no network links them.
         lacks: text that names what this torch lacks for native and outer steps, and the remedy; ``None`` if it lacks
             nothing.
     """
@@ -53,32 +54,34 @@ class Check(Settings):
 
 
 def check_launched() -> Check | None:
-    """Check the ranks that a launcher started; return ``None`` on all ranks but rank 0.
+    """Check the ranks that a launcher such as torchrun started; return the result on rank 0, ``None`` on other ranks.
 
     Raises:
         RuntimeError: ranks cannot connect, or the exchange failed.
     """
-    with local_ranks.launched() as rank:
+    with local_ranks.launched_group() as rank:
         result = check()
         return result if rank == 0 else None
 
 
 def check_here() -> Check:
-    """Start two ranks on this machine and check them, over loopback.
+    """Start two ranks on this machine, check them over loopback, and return the result.
 
     Raises:
-        RuntimeError: a rank failed, or the ranks took longer than ``PATIENCE``.
+        RuntimeError: a rank failed, or the ranks took longer than ``PATIENCE_SECONDS``.
     """
-    with tempfile.TemporaryDirectory(prefix="gravac-doctor-") as name:
-        local_ranks.spawn("gravac.lab.doctor", Path(name), 2, patience=PATIENCE)
-        return Check.model_validate_json(Path(name, "check.json").read_text())
+    with tempfile.TemporaryDirectory(prefix="gravac-doctor-") as folder:
+        local_ranks.spawn("gravac.lab.doctor", Path(folder), 2, timeout_s=PATIENCE_SECONDS)
+        return Check.model_validate_json(Path(folder, "check.json").read_text())
 
 
 def check(loopback: bool = False) -> Check:
-    """Train a small model for a few steps over the default group, all of whose ranks must call this function.
+    """Train a small model for a few compressed steps, and return whether ranks stay equal, with facts about the link.
+
+    All ranks of the default process group must call this function.
 
     Args:
-        loopback: whether the ranks were started on this machine, for the result.
+        loopback: value of ``Check.loopback`` in the result.
     """
     device = torch.device("cuda", torch.cuda.current_device()) if dist.get_backend() == "nccl" else torch.device("cpu")
     world = dist.get_world_size()
@@ -89,7 +92,7 @@ def check(loopback: bool = False) -> Check:
     model = torch.nn.Sequential(*[torch.nn.Linear(WIDTH, WIDTH) for _ in range(3)]).to(device)
     ddp = DistributedDataParallel(model)
     optimizer = torch.optim.SGD(ddp.parameters(), lr=0.1)
-    lacks = lacking(ddp)
+    lacks = missing_torch_name(ddp)
     with AdaptiveCompressor(topk, controller=Static(cf=CF), native=False) as compressor:
         compressor.attach(ddp, optimizer)
         generator = torch.Generator().manual_seed(dist.get_rank())
@@ -97,10 +100,10 @@ def check(loopback: bool = False) -> Check:
             optimizer.zero_grad()
             ddp(torch.randn(8, WIDTH, generator=generator).to(device)).square().mean().backward()
             optimizer.step()
-        ratio = compressor.wire_ratio
-    flat = torch.cat([parameter.detach().flatten() for parameter in model.parameters()])
-    weights = [torch.empty_like(flat) for _ in range(world)]
-    dist.all_gather(weights, flat)
+        wire_ratio = compressor.wire_ratio
+    flat_weights = torch.cat([parameter.detach().flatten() for parameter in model.parameters()])
+    weights_of_ranks = [torch.empty_like(flat_weights) for _ in range(world)]
+    dist.all_gather(weights_of_ranks, flat_weights)
     hostnames: list[str] = [""] * world
     dist.all_gather_object(hostnames, socket.gethostname())
     return Check(
@@ -109,17 +112,17 @@ def check(loopback: bool = False) -> Check:
         backend=backend_of(None, device),
         device=device.type,
         link=link,
-        wire_ratio=ratio,
-        same=all(torch.equal(rank_weights, flat) for rank_weights in weights),
+        wire_ratio=wire_ratio,
+        same=all(torch.equal(rank_weights, flat_weights) for rank_weights in weights_of_ranks),
         loopback=loopback,
         lacks=lacks,
     )
 
 
-def lacking(ddp: DistributedDataParallel) -> str | None:
-    """Return a text that names a private name of torch that native and outer steps need and this torch lacks.
+def missing_torch_name(ddp: DistributedDataParallel) -> str | None:
+    """Return a text that says which private name of torch is missing in this version, and the remedy.
 
-    The text names the remedy, too. ``None`` if torch lacks no name.
+    Native and outer steps need these names. ``None`` if no name is missing.
     """
     try:
         Reducer(ddp)

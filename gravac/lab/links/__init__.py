@@ -1,3 +1,3 @@
 # SPDX-FileCopyrightText: 2026 The gravac developers
 # SPDX-License-Identifier: Apache-2.0
-"""Emulated links between workers: descriptions of links, and the network namespaces that emulate them."""
+"""Emulates slow links between workers on one machine: descriptions of links, and network namespaces."""

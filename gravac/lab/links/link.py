@@ -1,8 +1,8 @@
 # SPDX-FileCopyrightText: 2026 The gravac developers
 # SPDX-License-Identifier: Apache-2.0
-"""Links and their text: rates, changes of rates over time, delay and loss; ``network`` emulates a link.
+"""Descriptions of links and their text form: rates, changes of rates over time, delay and loss.
 
-A link as text::
+``gravac.lab.links.network`` emulates a link. A link as text::
 
     100mbit                        both directions
     50mbit/10mbit                  download/upload of each worker
@@ -18,34 +18,36 @@ import re
 from dataclasses import dataclass, replace
 from itertools import pairwise
 
-from gravac.lab.links.rates import HIGHEST, LOWEST, UNITS, format_rate, parse_rate
+from gravac.lab.links.rates import HIGHEST_RATE, LOWEST_RATE, UNITS, format_rate, parse_rate
 
 UNTHROTTLED = "unthrottled"
+"""Text of a link or direction without a limit of its rate."""
 
 PACED = "paced, not a real link"
-"""Note on every result that was measured without an emulated link."""
+"""Note on every result for which exchanges slept to imitate a slow link, without an emulated link."""
 
 EXAMPLES = "such as 100mbit, 50mbit/10mbit, 1gbit,30s:50mbit, 100mbit,rank1:20mbit, 100mbit+20ms+0.1% or unthrottled"
+"""Examples of links, for messages."""
 
-SHORTEST_PHASE = 0.5
-"""Minimum seconds of a phase: the commands that change rates take up to 0.2 s on a busy machine."""
+SHORTEST_PHASE_SECONDS = 0.5
+"""Minimum seconds between two changes of rates: the commands that change rates take up to 0.2 s on a busy machine."""
 
-LONGEST = 86_400.0
-"""Maximum seconds of a schedule."""
+MAX_SCHEDULE_SECONDS = 86_400.0
+"""Latest time of a change of rates, in seconds since training began."""
 
-SMALLEST, LONGEST_DELAY, MAX_LOSS = 0.001, 10_000.0, 50.0
-"""Smallest delay (ms) and loss (%) above 0, longest delay in milliseconds, and maximum loss in percent."""
+MIN_IMPAIRMENT, MAX_DELAY_MS, MAX_LOSS_PERCENT = 0.001, 10_000.0, 50.0
+"""Smallest delay (ms) and loss (%) above 0, largest delay in milliseconds, and largest loss in percent."""
 
-_RANK = re.compile(r"\s*rank(\d+)\s*:(.*)")
+_RANK_ENTRY = re.compile(r"\s*rank(\d+)\s*:(.*)")
 _NUMBER = re.compile(r"[0-9]*\.?[0-9]+")
 
 
 @dataclass(frozen=True)
 class Phase:
-    """Rates of a link from a time on.
+    """Rates of a link, from a time until the next phase begins.
 
     Attributes:
-        at_seconds: time since training began from which the rates hold, in seconds of wall time.
+        at_seconds: time at which the phase begins, in seconds of wall time since training began.
         down: bits per second towards the worker; ``None`` if unthrottled.
         up: bits per second from the worker; ``None`` if unthrottled.
     """
@@ -63,16 +65,17 @@ class Phase:
 
 @dataclass(frozen=True)
 class Link:
-    """Link of every worker.
+    """Link that every worker has: rates over time, delay and loss.
 
     Attributes:
-        phases: phases by ascending time; the first begins at 0.
+        phases: rates over time, by ascending time; the first phase begins at 0.
         delay_ms: milliseconds by which each packet is delayed, in each direction; two links lie between two workers.
         loss_percent: percentage of packets lost in each direction.
-        of_ranks: ``(rank, rates)`` of ranks that have rates of their own, by ascending rank; their ``at_seconds`` is 0.
+        of_ranks: ``(rank, rates)`` of ranks that have rates of their own, all the time, by ascending rank; their
+            ``at_seconds`` is 0.
 
     Raises:
-        ValueError: a rate, time, delay or loss is out of range; names the number and the remedy.
+        ValueError: a rate, time, delay or loss is out of range; the message has the number and the remedy.
     """
 
     phases: tuple[Phase, ...]
@@ -91,26 +94,27 @@ class Link:
             )
         times = [phase.at_seconds for phase in self.phases]
         for previous, time in pairwise(times):
-            if not previous + SHORTEST_PHASE <= time <= LONGEST:
+            if not previous + SHORTEST_PHASE_SECONDS <= time <= MAX_SCHEDULE_SECONDS:
                 raise ValueError(
-                    f"link: {str(self)!r} gives {_number_text(time)} s after {_number_text(previous)} s; use "
-                    f"ascending times at least {SHORTEST_PHASE:g} s apart and up to {LONGEST:g} s, such as "
-                    "1gbit,30s:50mbit"
+                    f"link: {str(self)!r} has a phase at {_number_text(time)} s after a phase at "
+                    f"{_number_text(previous)} s; use "
+                    f"ascending times at least {SHORTEST_PHASE_SECONDS:g} s apart and up to "
+                    f"{MAX_SCHEDULE_SECONDS:g} s, such as 1gbit,30s:50mbit"
                 )
-        for rate in self._rates():
-            if not LOWEST <= rate <= HIGHEST:
+        for rate in self._limited_rates():
+            if not LOWEST_RATE <= rate <= HIGHEST_RATE:
                 raise ValueError(
-                    f"link: {str(self)!r} has a rate of {rate:g} bit/s, outside {format_rate(LOWEST)} to "
-                    f"{format_rate(HIGHEST)}; use one in that range, {EXAMPLES}"
+                    f"link: {str(self)!r} has a rate of {rate:g} bit/s, outside {format_rate(LOWEST_RATE)} to "
+                    f"{format_rate(HIGHEST_RATE)}; use a rate in that range, {EXAMPLES}"
                 )
         for impairment, maximum, description in (
-            (self.delay_ms, LONGEST_DELAY, "a delay in milliseconds"),
-            (self.loss_percent, MAX_LOSS, "a loss in percent"),
+            (self.delay_ms, MAX_DELAY_MS, "a delay in milliseconds"),
+            (self.loss_percent, MAX_LOSS_PERCENT, "a loss in percent"),
         ):
-            if impairment != 0 and not SMALLEST <= impairment <= maximum:
+            if impairment != 0 and not MIN_IMPAIRMENT <= impairment <= maximum:
                 raise ValueError(
-                    f"link: {str(self)!r} has {description} outside {SMALLEST:g} to {maximum:g}; use one in that "
-                    "range, such as 100mbit+20ms+0.1%"
+                    f"link: {str(self)!r} has {description} outside {MIN_IMPAIRMENT:g} to {maximum:g}; use a number in "
+                    "that range, such as 100mbit+20ms+0.1%"
                 )
 
     def __str__(self) -> str:
@@ -123,11 +127,11 @@ class Link:
 
     @property
     def slowest(self) -> float | None:
-        """Lowest rate of any rank, phase and direction, bits per second; ``None`` if none is throttled."""
-        return min(self._rates(), default=None)
+        """Lowest rate of any rank, phase and direction, bits per second; ``None`` if no rate is limited."""
+        return min(self._limited_rates(), default=None)
 
     def phase_at(self, seconds: float) -> Phase:
-        """Return the phase that holds at a time; before 0, the first phase.
+        """Return the phase whose rates hold at a time; for a negative time, the first phase.
 
         Args:
             seconds: time since training began, in seconds.
@@ -139,7 +143,7 @@ class Link:
         return next((phase for phase in reversed(self.phases) if phase.at_seconds <= seconds), self.phases[0])
 
     def rates_of_rank(self, rank: int, phase: Phase) -> Phase:
-        """Return the rates of a rank while a phase holds.
+        """Return the rates of a rank's link in a phase: its own rates, or else those of the phase.
 
         Example:
             >>> link = parse_link("100mbit,rank1:20mbit")
@@ -148,13 +152,14 @@ class Link:
         """
         return dict(self.of_ranks).get(rank, phase)
 
-    def _rates(self) -> list[float]:
+    def _limited_rates(self) -> list[float]:
+        """Return all rates of the link that are limited, in bits per second."""
         phases = (*self.phases, *(phase for _, phase in self.of_ranks))
         return [rate for phase in phases for rate in (phase.down, phase.up) if rate is not None]
 
 
 def parse_link(text: str) -> Link:
-    """Return the link that a text describes; ``str`` of a link returns its text.
+    """Return the link that a text describes, such as ``"100mbit+20ms"``; ``str`` of a link returns such a text.
 
     Example:
         >>> parse_link("50mbit/10mbit+20ms").phases
@@ -163,42 +168,43 @@ def parse_link(text: str) -> Link:
         '1gbit,30s:50mbit'
 
     Raises:
-        ValueError: the text describes no link; names the text, the error and an example.
+        ValueError: the text describes no link; the message has the text, the error and an example.
     """
-    rates, *additions = text.strip().lower().split("+")
+    rates, *impairment_texts = text.strip().lower().split("+")
     impairments: dict[str, float] = {}
-    for addition in additions:
-        unit = "ms" if addition.strip().endswith("ms") else "%"
-        number = addition.strip().removesuffix(unit).strip()
-        if not addition.strip().endswith(unit) or not _NUMBER.fullmatch(number) or unit in impairments:
+    for impairment_text in impairment_texts:
+        unit = "ms" if impairment_text.strip().endswith("ms") else "%"
+        number = impairment_text.strip().removesuffix(unit).strip()
+        if not impairment_text.strip().endswith(unit) or not _NUMBER.fullmatch(number) or unit in impairments:
             raise ValueError(
-                f"link: in {text!r}, {'+' + addition!r} is no delay or loss, or the second of its kind; use "
+                f"link: in {text!r}, {'+' + impairment_text!r} is no delay or loss, or the second of its kind; use "
                 "milliseconds and percent, each once, such as 100mbit+20ms+0.1%"
             )
         impairments[unit] = float(number)
-    phase_entries = [entry for entry in rates.split(",") if not _RANK.fullmatch(entry)]
-    phases = tuple(_phase(entry, position == 0, text) for position, entry in enumerate(phase_entries))
-    rank_matches = [match for entry in rates.split(",") if (match := _RANK.fullmatch(entry))]
-    rank_rates = [(int(match[1]), _rates_of(match[2], text)) for match in rank_matches]
+    phase_entries = [entry for entry in rates.split(",") if not _RANK_ENTRY.fullmatch(entry)]
+    phases = tuple(_parse_phase(entry, position == 0, text) for position, entry in enumerate(phase_entries))
+    rank_matches = [match for entry in rates.split(",") if (match := _RANK_ENTRY.fullmatch(entry))]
+    rank_rates = [(int(match[1]), _parse_rates(match[2], text)) for match in rank_matches]
     of_ranks = tuple(sorted(rank_rates, key=lambda pair: pair[0]))
     return Link(phases, impairments.get("ms", 0.0), impairments.get("%", 0.0), of_ranks)
 
 
-def _phase(entry: str, is_first: bool, text: str) -> Phase:
-    """Return the phase that an entry of a schedule describes; errors name the ``text`` of the link."""
+def _parse_phase(entry: str, is_first: bool, text: str) -> Phase:
+    """Return the phase that an entry such as ``30s:50mbit`` describes; errors quote the whole ``text`` of the link."""
     time, colon, rates = entry.rpartition(":")
     time = time.strip()
     if is_first and colon:
-        raise ValueError(f"link: {text!r} must begin with what holds from the start, such as 1gbit,30s:50mbit")
+        raise ValueError(f"link: {text!r} must begin with the rates that hold from the start, such as 1gbit,30s:50mbit")
     if not is_first and not (time.endswith("s") and _NUMBER.fullmatch(time[:-1].strip())):
         raise ValueError(
-            f"link: in {text!r}, {entry!r} does not say when; use seconds and a colon, such as 1gbit,30s:50mbit"
+            f"link: in {text!r}, {entry!r} does not say when its rates begin; write seconds and a colon before "
+            "the rates, such as 1gbit,30s:50mbit"
         )
-    return replace(_rates_of(rates, text), at_seconds=float(time[:-1]) if time else 0.0)
+    return replace(_parse_rates(rates, text), at_seconds=float(time[:-1]) if time else 0.0)
 
 
-def _rates_of(rates: str, text: str) -> Phase:
-    """Return a phase at 0 s with the rates of ``rates``, such as ``50mbit/10mbit``; errors name the link's ``text``."""
+def _parse_rates(rates: str, text: str) -> Phase:
+    """Return a phase at 0 s with rates such as ``50mbit/10mbit``; errors quote the whole ``text`` of the link."""
     down, slash, up = rates.partition("/")
     try:
         rate = _parse_rate(down)
@@ -208,7 +214,7 @@ def _rates_of(rates: str, text: str) -> Phase:
 
 
 def _parse_rate(text: str) -> float | None:
-    """Return a rate in bits per second; ``None`` if unthrottled."""
+    """Return the rate that a text describes, in bits per second; ``None`` if unthrottled."""
     return None if text.strip() == UNTHROTTLED else parse_rate(text)
 
 

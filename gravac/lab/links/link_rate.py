@@ -1,6 +1,6 @@
 # SPDX-FileCopyrightText: 2026 The gravac developers
 # SPDX-License-Identifier: Apache-2.0
-"""Measures the rate of an emulated link by a TCP stream from worker 1 to worker 0; only payload bytes count."""
+"""Measures the rate of an emulated link by a TCP stream from worker 1 to worker 0, in payload bits per second."""
 
 from __future__ import annotations
 
@@ -14,14 +14,15 @@ from typing import IO, NamedTuple
 from gravac.lab.links.network import EmulatedNetwork, LinkError
 
 PORT = 5077
+"""TCP port of worker 0 on which the receiver of a stream listens."""
 
-SETTLE = 0.3
+SETTLING_SECONDS = 0.3
 """Seconds at the start of a stream that ``tcp_rate`` leaves out, while TCP adapts to the rate."""
 
-SAMPLE = 0.05
+SAMPLE_SECONDS = 0.05
 """Seconds between two samples of a stream."""
 
-_RECEIVE = """
+_RECEIVER_PROGRAM = """
 import json, socket, sys, time
 address, port, interval = sys.argv[1], int(sys.argv[2]), float(sys.argv[3])
 with socket.create_server((address, port)) as listener:
@@ -40,7 +41,7 @@ with connection:
 print(json.dumps(samples), flush=True)
 """
 
-_SEND = """
+_SENDER_PROGRAM = """
 import socket, sys, time
 address, port, seconds = sys.argv[1], int(sys.argv[2]), float(sys.argv[3])
 with socket.create_connection((address, port), timeout=20) as connection:
@@ -52,33 +53,33 @@ with socket.create_connection((address, port), timeout=20) as connection:
 
 
 class Sample(NamedTuple):
-    """Progress of a stream: a time of ``time.monotonic()``, and the bytes received until that time."""
+    """Progress of a stream: a time of ``time.monotonic()`` in seconds, and the bytes received until that time."""
 
-    time: float
-    received: int
+    time_s: float
+    received_bytes: int
 
 
 @contextmanager
 def stream(network: EmulatedNetwork, seconds: float) -> Iterator[list[Sample]]:
-    """Send from worker 1 to worker 0 while the block runs.
+    """Send a TCP stream from worker 1 to worker 0 while the block runs.
 
     Args:
-        network: network that was entered.
-        seconds: seconds during which the sender sends; the block's end waits for bytes that are still queued.
+        network: emulated network, which was entered.
+        seconds: seconds for which the sender sends; the block's end waits until all bytes have arrived.
 
     Yields:
-        A list that holds the stream's samples once the block has ended.
+        A list, to which the stream's samples are appended when the block ends.
 
     Raises:
-        LinkError: sender or receiver failed; contains its output.
+        LinkError: sender or receiver failed; the message has the output of the process that failed.
     """
     samples: list[Sample] = []
-    listening = [_RECEIVE, network.address(0), str(PORT), str(SAMPLE)]
-    sending = [_SEND, network.address(0), str(PORT), str(seconds)]
-    with _python(network, 0, listening) as receiver:
-        if not _pipe(receiver).readline():
-            raise _failed("receiver", receiver)
-        with _python(network, 1, sending) as sender:
+    receiver_arguments = [_RECEIVER_PROGRAM, network.address(0), str(PORT), str(SAMPLE_SECONDS)]
+    sender_arguments = [_SENDER_PROGRAM, network.address(0), str(PORT), str(seconds)]
+    with _python(network, 0, receiver_arguments) as receiver:
+        if not _output_of(receiver).readline():
+            raise _failure("receiver", receiver)
+        with _python(network, 1, sender_arguments) as sender:
             yield samples
             for name, process in (("sender", sender), ("receiver", receiver)):
                 output, _ = process.communicate(timeout=seconds + 60)
@@ -88,21 +89,27 @@ def stream(network: EmulatedNetwork, seconds: float) -> Iterator[list[Sample]]:
 
 
 def tcp_rate(network: EmulatedNetwork, seconds: float = 2.0) -> float:
-    """Return the payload bits per second of a TCP stream from worker 1 to worker 0, once its rate has settled.
+    """Return the payload bits per second of a TCP stream from worker 1 to worker 0, without the start of the stream.
 
     Args:
-        network: network that was entered.
+        network: emulated network, which was entered.
         seconds: seconds to measure.
 
     Raises:
         LinkError: the stream failed, or delivered too little to measure.
     """
-    with stream(network, SETTLE + seconds) as samples:
+    with stream(network, SETTLING_SECONDS + seconds) as samples:
         pass
-    settled = [sample for sample in samples if sample.time >= samples[0].time + SETTLE]
-    if len(settled) < 2:
-        raise LinkError(f"a test stream brought nothing to measure within {seconds:g} s; measure for more seconds")
-    return (settled[-1].received - settled[0].received) * 8 / (settled[-1].time - settled[0].time)
+    settled_samples = [sample for sample in samples if sample.time_s >= samples[0].time_s + SETTLING_SECONDS]
+    if len(settled_samples) < 2:
+        raise LinkError(
+            f"a test stream delivered too few bytes to measure within {seconds:g} s; measure for more seconds"
+        )
+    return (
+        (settled_samples[-1].received_bytes - settled_samples[0].received_bytes)
+        * 8
+        / (settled_samples[-1].time_s - settled_samples[0].time_s)
+    )
 
 
 @contextmanager
@@ -116,10 +123,12 @@ def _python(network: EmulatedNetwork, worker: int, arguments: list[str]) -> Iter
             process.kill()
 
 
-def _pipe(process: subprocess.Popen[str]) -> IO[str]:
+def _output_of(process: subprocess.Popen[str]) -> IO[str]:
+    """Return the standard output of a process that ``_python`` started."""
     assert process.stdout is not None
     return process.stdout
 
 
-def _failed(name: str, process: subprocess.Popen[str]) -> LinkError:
+def _failure(name: str, process: subprocess.Popen[str]) -> LinkError:
+    """Return an error about a sender or receiver that ended too early, with its exit status."""
     return LinkError(f"the {name} of a test stream ended with exit status {process.wait(timeout=30)}")

@@ -1,6 +1,6 @@
 # SPDX-FileCopyrightText: 2026 The gravac developers
 # SPDX-License-Identifier: Apache-2.0
-"""Rates of links as text and in bits per second."""
+"""Converts rates of links between text, such as ``100mbit``, and bits per second."""
 
 from __future__ import annotations
 
@@ -8,9 +8,10 @@ import math
 import re
 
 UNITS = {"": 1.0, "bit": 1.0, "kbit": 1e3, "mbit": 1e6, "gbit": 1e9}
+"""Bits per second of each unit of a rate."""
 
-LOWEST, HIGHEST = 64e3, 100e9
-"""Lowest and highest rate of a link, bits per second. Below the lowest a packet takes a quarter of a second."""
+LOWEST_RATE, HIGHEST_RATE = 64e3, 100e9
+"""Lowest and highest rate of a link, bits per second. At the lowest rate, a packet of 1500 bytes takes 0.19 s."""
 
 _RATE = re.compile(r"\s*([0-9]*\.?[0-9]+(?:e[0-9]+)?)\s*([a-z]*)\s*", re.IGNORECASE)
 
@@ -23,7 +24,7 @@ def parse_rate(text: str | float) -> float:
         100000000.0
 
     Raises:
-        ValueError: the text is no rate, has an unknown unit, or is out of range; names the text and the remedy.
+        ValueError: the text is no rate, has an unknown unit, or is out of range; the message has text and remedy.
     """
     match = _RATE.fullmatch(str(text))
     if match is None or match[2].lower() not in UNITS:
@@ -32,16 +33,16 @@ def parse_rate(text: str | float) -> float:
             f"rate: {text!r} is no rate; use a number and a unit ({units}), such as 100mbit, or plain bits per second"
         )
     rate = float(match[1]) * UNITS[match[2].lower()]
-    if not (math.isfinite(rate) and LOWEST <= rate <= HIGHEST):
+    if not (math.isfinite(rate) and LOWEST_RATE <= rate <= HIGHEST_RATE):
         raise ValueError(
-            f"rate: {text!r} is {rate:g} bit/s, outside {format_rate(LOWEST)} to {format_rate(HIGHEST)}; use a rate "
-            "in that range, such as 100mbit"
+            f"rate: {text!r} is {rate:g} bit/s, outside {format_rate(LOWEST_RATE)} to {format_rate(HIGHEST_RATE)}; use "
+            "a rate in that range, such as 100mbit"
         )
     return rate
 
 
 def format_rate(rate: float) -> str:
-    """Return the text of a rate in bits per second, for people.
+    """Return the text of a rate, which is given in bits per second, with a unit.
 
     Example:
         >>> format_rate(1e8)

@@ -1,3 +1,3 @@
 # SPDX-FileCopyrightText: 2026 The gravac developers
 # SPDX-License-Identifier: Apache-2.0
-"""``gravac report``: makes tables, figures and a page of the runs of ``bench tta``. Figures need matplotlib."""
+"""``gravac report``: tables, figures and an HTML page of runs of ``gravac bench tta``. Figures need matplotlib."""

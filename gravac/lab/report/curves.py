@@ -1,6 +1,6 @@
 # SPDX-FileCopyrightText: 2026 The gravac developers
 # SPDX-License-Identifier: Apache-2.0
-"""Figures of the metric against time, steps and bytes: each seed's run, and the median over seeds. Needs matplotlib."""
+"""Draws the metric against time, steps and bytes: each seed's run, and the median over seeds. Needs matplotlib."""
 
 from __future__ import annotations
 
@@ -14,37 +14,37 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from gravac.lab.report.style import (
-    INK,
+    INK_COLOUR,
     Looks,
+    add_title_and_legend,
     escape_formula,
-    finish,
+    figure_title,
     label_log_axis,
-    label_of,
+    legend_label,
     single_axes,
-    title,
 )
 from gravac.lab.report.summary import Section
 from gravac.lab.tta.record import CurvePoint, TrainingRecord
 
 
 def metric_against_time(section: Section, looks: Looks) -> Figure:
-    """Draw the metric of each method over training time."""
+    """Return a figure of each method's validation metric over seconds of training."""
     figure, axes = single_axes(4.6)
     _plot_curves(axes, section, looks, lambda run: [point.seconds for point in run.curve])
     axes.set_xlabel("training time, without evaluation [s]")
-    return finish(figure, axes, title(section, "Metric against time"))
+    return add_title_and_legend(figure, axes, figure_title(section, "Metric against time"))
 
 
 def metric_against_steps(section: Section, looks: Looks) -> Figure:
-    """Draw the metric of each method over steps: the progress lost by compression, whatever the link."""
+    """Return a figure of each method's validation metric over steps, which shows the progress lost by compression."""
     figure, axes = single_axes(4.6)
     _plot_curves(axes, section, looks, lambda run: [float(point.step) for point in run.curve])
     axes.set_xlabel("steps")
-    return finish(figure, axes, title(section, "Metric against steps"))
+    return add_title_and_legend(figure, axes, figure_title(section, "Metric against steps"))
 
 
 def metric_against_bytes(section: Section, looks: Looks) -> Figure | None:
-    """Draw the metric of each method over the bytes that a rank sent; ``None`` if no method's bytes are known."""
+    """Return a figure of each method's validation metric over megabytes that a rank sent; ``None`` if not known."""
     if not any(row.bytes_per_step for row in section.rows):
         return None
     figure, axes = single_axes(4.6)
@@ -52,39 +52,40 @@ def metric_against_bytes(section: Section, looks: Looks) -> Figure | None:
     axes.set_xscale("log")
     axes.set_xlabel("sent by one rank [MB]")
     label_log_axis(axes, "x")
-    return finish(figure, axes, title(section, "Metric against bytes sent"))
+    return add_title_and_legend(figure, axes, figure_title(section, "Metric against bytes sent"))
 
 
 def bytes_sent(run: TrainingRecord) -> list[float]:
-    """Return megabytes sent at each point of the curve: the run's total, divided over steps by 1 / (CF * every).
+    """Return the megabytes that a rank had sent at each point of a run's curve; an empty list if they are not known.
 
-    Nan before the first step: a logarithmic axis has no zero.
+    The run's total is known, and each step's part is estimated in proportion to 1 / (CF x every). The number before
+    the first step is nan, since a logarithmic axis has no zero.
     """
     if run.wire_bytes is None:
         return []
     weights = np.ones(max(run.steps, 1))
     for decision in sorted(run.turns, key=lambda decision: decision.step):
         weights[decision.step :] = 1 / (decision.cf * decision.every) if decision.cf > 0 else 1.0
-    total = np.concatenate([[0.0], np.cumsum(weights)])
-    total *= run.wire_bytes / 1e6 / total[-1]
-    return [float(total[min(point.step, run.steps)]) if point.step else math.nan for point in run.curve]
+    sent_mb = np.concatenate([[0.0], np.cumsum(weights)])
+    sent_mb *= run.wire_bytes / 1e6 / sent_mb[-1]
+    return [float(sent_mb[min(point.step, run.steps)]) if point.step else math.nan for point in run.curve]
 
 
 def _plot_curves(
-    axes: Axes, section: Section, looks: Looks, along: Callable[[TrainingRecord], Sequence[float]]
+    axes: Axes, section: Section, looks: Looks, x_of_run: Callable[[TrainingRecord], Sequence[float]]
 ) -> None:
-    """Plot each seed's run thin and the median over seeds thick, adaptive methods above the others.
+    """Plot each seed's run as a thin line, and the median over seeds thicker; adaptive methods cover other methods.
 
     Args:
         axes: axes to plot into.
-        section: section of the report.
-        looks: looks of the methods.
-        along: function that returns the x coordinate of each point of a run's curve.
+        section: section of the report, which has the runs.
+        looks: colour, line style and marker of each method.
+        x_of_run: function that returns the x coordinate of each point of a run's curve.
     """
     metrics: list[float] = []
     for row in section.rows:
         look, layer = looks[row.method], 2.2 if row.adaptive else 2.1
-        tracks = [_track(run.curve, along(run)) for run in row.runs]
+        tracks = [_track(run.curve, x_of_run(run)) for run in row.runs]
         tracks = [track for track in tracks if len(track.steps)]
         for track in tracks:
             metrics += [float(metric) for metric in track.metric if math.isfinite(metric)]
@@ -104,22 +105,22 @@ def _plot_curves(
                 color=look.colour,
                 linestyle=look.dash,
                 linewidth=look.width,
-                label=label_of(row),
+                label=legend_label(row),
                 zorder=layer,
             )
     run = section.run
-    axes.axhline(run.target, color=INK, linewidth=1, linestyle=(0, (1, 2)), label="target", zorder=2.3)
+    axes.axhline(run.target, color=INK_COLOUR, linewidth=1, linestyle=(0, (1, 2)), label="target", zorder=2.3)
     axes.set_ylabel(escape_formula(run.metric))
     _set_y_limits(axes, metrics, section)
 
 
 class Track(NamedTuple):
-    """The curve of one run.
+    """The curve of one run to plot, arrays of shape ``(points,)``.
 
     Attributes:
-        steps: number of steps of each point.
+        steps: number of steps at each point.
         x: x coordinate of each point.
-        metric: metric of each point.
+        metric: validation metric at each point.
     """
 
     steps: npt.NDArray[np.float64]
@@ -127,8 +128,9 @@ class Track(NamedTuple):
     metric: npt.NDArray[np.float64]
 
 
-def _track(curve: Sequence[CurvePoint], along: Sequence[float]) -> Track:
-    points = [(point, x) for point, x in zip(curve, along, strict=False) if math.isfinite(x)]
+def _track(curve: Sequence[CurvePoint], xs: Sequence[float]) -> Track:
+    """Return a run's curve with the x coordinates ``xs``, without points whose coordinate is not finite."""
+    points = [(point, x) for point, x in zip(curve, xs, strict=False) if math.isfinite(x)]
     return Track(
         np.array([point.step for point, _ in points], dtype=float),
         np.array([x for _, x in points], dtype=float),
@@ -137,7 +139,10 @@ def _track(curve: Sequence[CurvePoint], along: Sequence[float]) -> Track:
 
 
 def _median(tracks: Sequence[Track]) -> tuple[npt.NDArray[np.float64], npt.NDArray[np.float64]]:
-    """Return median x coordinates and metrics over seeds, step by step, up to the end of the shortest run."""
+    """Return the medians over runs of x coordinates and of metrics, at the steps of the first run.
+
+    Steps after the end of the shortest run are left out.
+    """
     steps = tracks[0].steps
     steps = steps[steps <= min(track.steps[-1] for track in tracks)]
     return (
@@ -147,20 +152,20 @@ def _median(tracks: Sequence[Track]) -> tuple[npt.NDArray[np.float64], npt.NDArr
 
 
 def _set_y_limits(axes: Axes, metrics: Sequence[float], section: Section) -> None:
-    """Set the y limits from a little beyond the best metric to the initial metric; diverging curves leave the figure.
+    """Set the y limits to the best and the initial metric, with a margin; curves that diverge leave the figure.
 
     Args:
         axes: axes to set the limits of.
         metrics: all metrics in the figure.
-        section: section of the report.
+        section: section of the report, which has the runs.
     """
     run = section.run
-    initial = [each.curve[0].metric for row in section.rows for each in row.runs if each.curve]
-    initial = [metric for metric in initial if math.isfinite(metric)]
-    if not metrics or not initial:
+    initial_metrics = [each.curve[0].metric for row in section.rows for each in row.runs if each.curve]
+    initial_metrics = [metric for metric in initial_metrics if math.isfinite(metric)]
+    if not metrics or not initial_metrics:
         return
     best = (max if run.higher_is_better else min)([*metrics, run.target])
-    begin = float(np.median(initial))
+    begin = float(np.median(initial_metrics))
     margin = 0.05 * abs(best - begin) or 1.0
-    ends = (begin - margin, best + margin) if run.higher_is_better else (best - margin, begin + margin)
-    axes.set_ylim(*ends)
+    limits = (begin - margin, best + margin) if run.higher_is_better else (best - margin, begin + margin)
+    axes.set_ylim(*limits)

@@ -1,6 +1,6 @@
 # SPDX-FileCopyrightText: 2026 The gravac developers
 # SPDX-License-Identifier: Apache-2.0
-"""The report's numbers as Markdown tables, inserted into a document between two marks."""
+"""Writes the report's numbers as Markdown tables, and inserts the tables into a document between two marks."""
 
 from __future__ import annotations
 
@@ -12,18 +12,19 @@ from gravac.lab.report.summary import Section, methods, sections
 from gravac.lab.tta.record import TrainingRecord
 from gravac.settings import SettingsError
 
-BEGIN, END = "<!-- gravac report: begin -->", "<!-- gravac report: end -->"
-"""Marks in a document, between which the tables are inserted."""
+BEGIN_MARK, END_MARK = "<!-- gravac report: begin -->", "<!-- gravac report: end -->"
+"""Lines of a Markdown document between which the tables are inserted."""
 
 
-def tables(runs: Sequence[TrainingRecord], commits_note: str = "") -> str:
-    """Return a Markdown table for each task, and the verdicts: times to target relative to the limit.
+def markdown_tables(runs: Sequence[TrainingRecord], commits_note: str = "") -> str:
+    """Return a Markdown table for each task, and below the table a sentence per link on the fastest method.
 
-    A table has a row per method and a column per link; the cells also have the speed-up over fp16.
+    A table has a row per method and a column per link. Cells have the time to the target, relative to the limit if the
+    limit is known, and the speed-up over fp16.
 
     Args:
-        runs: runs to report.
-        commits_note: sentence on the runs' commits, which stands before the tables; empty: no sentence.
+        runs: records of the runs to report.
+        commits_note: sentence on the runs' commits, without full stop, to put before the tables; empty: no sentence.
     """
     by_task: dict[tuple[str, float, int], list[Section]] = {}
     for section in sections(runs):
@@ -33,27 +34,33 @@ def tables(runs: Sequence[TrainingRecord], commits_note: str = "") -> str:
     return "\n\n".join(opening + [_task_tables(task_sections) for task_sections in by_task.values()])
 
 
-def insert(path: Path, runs: Sequence[TrainingRecord], commits_note: str = "") -> None:
-    """Replace the text between the two marks of a Markdown file by the tables.
+def insert_tables(path: Path, runs: Sequence[TrainingRecord], commits_note: str = "") -> None:
+    """Replace the text between the two marks of a Markdown file by the tables of runs.
 
     Args:
-        path: Markdown file.
-        runs: see ``tables``.
-        commits_note: see ``tables``.
+        path: Markdown file to change.
+        runs: records of the runs to report.
+        commits_note: sentence on the runs' commits, see ``markdown_tables``.
 
     Raises:
-        SettingsError: the file does not have each mark exactly once, the beginning before the end.
+        SettingsError: the file does not have each mark exactly once, ``BEGIN_MARK`` before ``END_MARK``.
     """
     text = path.read_text(encoding="utf-8")
-    if text.count(BEGIN) != 1 or text.count(END) != 1 or text.index(BEGIN) > text.index(END):
-        raise SettingsError(f"{path}: needs the two lines {BEGIN!r} and {END!r}, once and in this order")
-    text_before, rest = text.split(BEGIN)
-    text_after = rest.split(END)[1]
-    path.write_text(f"{text_before}{BEGIN}\n\n{tables(runs, commits_note)}\n\n{END}{text_after}", encoding="utf-8")
+    if text.count(BEGIN_MARK) != 1 or text.count(END_MARK) != 1 or text.index(BEGIN_MARK) > text.index(END_MARK):
+        raise SettingsError(
+            f"{path}: the two lines around the tables are missing, repeated or in wrong order; write {BEGIN_MARK!r} "
+            f"and then {END_MARK!r}, each once"
+        )
+    text_before, rest = text.split(BEGIN_MARK)
+    text_after = rest.split(END_MARK)[1]
+    path.write_text(
+        f"{text_before}{BEGIN_MARK}\n\n{markdown_tables(runs, commits_note)}\n\n{END_MARK}{text_after}",
+        encoding="utf-8",
+    )
 
 
 def _task_tables(task_sections: Sequence[Section]) -> str:
-    """Return heading, table and verdicts of a task, from its sections, which differ in their links alone."""
+    """Return the heading, table and verdicts of a task as text; ``task_sections`` has its sections, one per link."""
     setup, first, limit = task_sections[0].setup, task_sections[0].run, task_sections[0].limit
     runs = [run for section in task_sections for row in section.rows for run in row.runs]
     seeds = sorted({run.seed for run in runs})
@@ -73,16 +80,16 @@ def _task_tables(task_sections: Sequence[Section]) -> str:
 
 
 def _cell(row: ReportRow) -> str:
-    """Return time to target in multiples of the limit, with its range over seeds; then the speed-up over fp16."""
+    """Return a cell of a table: time to target / limit (or seconds), range over seeds, and speed-up over fp16."""
     amount = row.relative or row.tta
-    text = f"{amount.sense}{amount.median:.2f}"
+    text = f"{amount.median_sign}{amount.median:.2f}"
     if amount.runs > 1:
-        text += f" [{_bound(amount, low=True)}, {_bound(amount, low=False)}]"
+        text += f" [{_range_end(amount, low=True)}, {_range_end(amount, low=False)}]"
     if row.speedup is not None and row.method != "fp16":
-        text += f", {row.speedup.sense}{row.speedup.median:.2f}x"
+        text += f", {row.speedup.median_sign}{row.speedup.median:.2f}x"
     return text + ("†" if row.factored else "")
 
 
-def _bound(amount: Amount, *, low: bool) -> str:
-    """Return the low or the high end of an amount's range as text."""
-    return f"{amount.low_sense}{amount.low:.2f}" if low else f"{amount.high_sense}{amount.high:.2f}"
+def _range_end(amount: Amount, *, low: bool) -> str:
+    """Return the low end of an amount's range over seeds as text if ``low``, otherwise the high end."""
+    return f"{amount.low_sign}{amount.low:.2f}" if low else f"{amount.high_sign}{amount.high:.2f}"

@@ -1,6 +1,6 @@
 # SPDX-FileCopyrightText: 2026 The gravac developers
 # SPDX-License-Identifier: Apache-2.0
-"""Numbers of runs: amounts over seeds with their range, and a method's row of numbers."""
+"""Computes the report's numbers: medians and ranges over seeds, speed-ups, and each method's row of numbers."""
 
 from __future__ import annotations
 
@@ -12,44 +12,46 @@ from dataclasses import dataclass
 from gravac.lab.tta.record import TrainingRecord
 
 LIMIT_METHOD, LIMIT_LINK = "fp32", "unthrottled"
-"""Method and link whose median time to target is the limit: the time on a network that costs nothing."""
+"""Method and link whose median time to the target is the limit: the time as if the network cost nothing."""
 
 
 BASELINE = "fp16"
-"""Method to which speed-ups are relative: the compression that everybody has."""
+"""Method that speed-ups are relative to: 16-bit gradients, which DDP users have without gravac."""
 
 
 DENSE = ("fp32", "fp16", "bf16")
-"""Texts of the dense methods."""
+"""Texts of the methods that do not compress, except to 16 bit."""
 
 
 @dataclass(frozen=True)
 class Amount:
-    """A number over seeds; of a seed, only a lower or an upper bound may be known.
+    """Median and range of a number over runs with several seeds.
+
+    For a run that was stopped before the target, only a lower bound of the number may be known.
 
     Attributes:
-        median: median over seeds; a bound of the median if ``sense`` is not empty.
-        low: lowest number of a seed.
-        high: highest number of a seed.
+        median: median over seeds, or a bound of the median if ``median_sign`` is not empty.
+        low: lowest number of any seed, or a bound.
+        high: highest number of any seed, or a bound.
         runs: number of seeds.
-        sense: ``">"`` if the median is only known to be above ``median``, ``"<"`` if below, otherwise empty.
-        low_sense: ``">"``, ``"<"`` or empty, likewise for ``low``.
-        high_sense: ``">"``, ``"<"`` or empty, likewise for ``high``.
+        median_sign: ``">"`` if the number is only known to be above ``median``, ``"<"`` if below, otherwise empty.
+        low_sign: ``">"``, ``"<"`` or empty, in the same sense for ``low``.
+        high_sign: ``">"``, ``"<"`` or empty, in the same sense for ``high``.
     """
 
     median: float
     low: float
     high: float
     runs: int
-    sense: str = ""
-    low_sense: str = ""
-    high_sense: str = ""
+    median_sign: str = ""
+    low_sign: str = ""
+    high_sign: str = ""
 
-    def over(self, unit: float) -> Amount:
-        """Return the amount in multiples of ``unit``.
+    def in_units_of(self, unit: float) -> Amount:
+        """Return a copy of the amount in multiples of ``unit``.
 
         Example:
-            >>> Amount(30.0, 20.0, 40.0, runs=3).over(10.0).median
+            >>> Amount(30.0, 20.0, 40.0, runs=3).in_units_of(10.0).median
             3.0
         """
         return Amount(
@@ -57,35 +59,35 @@ class Amount:
             self.low / unit,
             self.high / unit,
             self.runs,
-            self.sense,
-            self.low_sense,
-            self.high_sense,
+            self.median_sign,
+            self.low_sign,
+            self.high_sign,
         )
 
     @property
     def exact(self) -> bool:
-        """True if the median is known, not only a bound of it."""
-        return not self.sense
+        """True if the median itself is known, not only a bound."""
+        return not self.median_sign
 
     @property
     def spread(self) -> float:
-        """Spread over seeds, (high - low) / median."""
+        """Spread over seeds, (high - low) / median; 0 if the median is 0."""
         return (self.high - self.low) / self.median if self.median else 0.0
 
 
 Interval = tuple[float, float]
-"""Lower and upper bound of a number; both are the same if the number is known."""
+"""Lower and upper bound of a number; two equal bounds if the number is known."""
 
 
 def amount(intervals: Sequence[Interval]) -> Amount | None:
-    """Return median and range of a number over seeds; ``None`` if nothing is known about its median.
+    """Return median and range of a number over seeds; ``None`` if nothing is known about the median.
 
     Args:
-        intervals: interval of each seed; ``(x, x)`` if the number is known to be x.
+        intervals: lower and upper bound of each seed's number; ``(x, x)`` if the number is known to be x.
 
     Example:
         >>> amount([(10.0, 10.0), (60.0, math.inf)])
-        Amount(median=35.0, low=10.0, high=60.0, runs=2, sense='>', low_sense='', high_sense='>')
+        Amount(median=35.0, low=10.0, high=60.0, runs=2, median_sign='>', low_sign='', high_sign='>')
     """
     if not intervals:
         return None
@@ -93,41 +95,41 @@ def amount(intervals: Sequence[Interval]) -> Amount | None:
     median_low, median_high = statistics.median(lower_bounds), statistics.median(upper_bounds)
     if math.isinf(median_high) and median_low == 0:
         return None
-    sense = "" if median_low == median_high else ">" if math.isinf(median_high) else "<"
+    median_sign = "" if median_low == median_high else ">" if math.isinf(median_high) else "<"
     lowest, highest = min(intervals), max(intervals, key=lambda interval: (interval[1], interval[0]))
     return Amount(
-        median=median_high if sense == "<" else median_low,
+        median=median_high if median_sign == "<" else median_low,
         low=lowest[0] or min(upper_bounds),
         high=highest[0] if math.isinf(highest[1]) else highest[1],
         runs=len(intervals),
-        sense=sense,
-        low_sense="" if lowest[0] == lowest[1] else ">" if lowest[0] else "<",
-        high_sense="" if highest[0] == highest[1] else ">" if math.isinf(highest[1]) else "<",
+        median_sign=median_sign,
+        low_sign="" if lowest[0] == lowest[1] else ">" if lowest[0] else "<",
+        high_sign="" if highest[0] == highest[1] else ">" if math.isinf(highest[1]) else "<",
     )
 
 
 @dataclass(frozen=True)
 class ReportRow:
-    """The numbers of one method in one setup; ``None``: not measured.
+    """The numbers of one method in one setup (task, scale, link, workers); ``None`` if not measured.
 
     Attributes:
         method: text of the method.
-        adaptive: whether a controller decides.
-        runs: runs of the method, by seed.
+        adaptive: whether a controller chooses candidates during a run.
+        runs: records of the method's runs, by ascending seed.
         reached: number of runs that reached the target.
         tta: seconds to the target.
-        relative: ``tta`` in multiples of the limit.
-        speedup: time to target of fp16 / time to target of the method, paired by seed.
+        relative: ``tta`` / the limit; ``None`` if the limit is not known.
+        speedup: time to target of fp16 / time to target of the method, for each seed; then median and range.
         steps: number of steps to the target.
         every: mean number of steps from one exchange to the next.
         samples_per_s: samples per second over all ranks.
-        efficiency: samples per second over all ranks / samples per second of as many workers alone; 1 is linear
-            scaling.
-        bytes_per_step: bytes on the wire, per rank and step.
+        efficiency: scaling efficiency: samples per second over all ranks / (ranks x samples per second of one worker
+            alone).
+        bytes_per_step: wire bytes that a rank sends in a step.
         wire_ratio: bytes per step of fp32 / bytes per step of the method.
         gain: mean gain over the steps.
         compress_fraction: seconds of compression / seconds of a step.
-        spread: note if seeds differ too much; otherwise empty.
+        spread: note that asks for more seeds if times differ too much between seeds; otherwise empty.
     """
 
     method: str
@@ -149,27 +151,27 @@ class ReportRow:
 
     @property
     def paced(self) -> bool:
-        """True if a run was paced, without a real link."""
+        """True if a run of the row was paced: gravac limited its exchange to the link's rate, without a real link."""
         return any(run.paced for run in self.runs)
 
     @property
     def factored(self) -> bool:
-        """True if a run was factored, with steps from another link."""
+        """True if a run of the row is factored: its number of steps was measured on another link."""
         return any(run.factored for run in self.runs)
 
 
 def time_to_target(run: TrainingRecord) -> Interval:
-    """Return a run's seconds to the target; if it did not reach the target, the run's length is a lower bound."""
+    """Return bounds of a run's seconds to the target; two equal bounds if the run reached the target."""
     return (run.tta_s, run.tta_s) if run.tta_s is not None else (run.seconds, math.inf)
 
 
 def steps_to_target(run: TrainingRecord) -> Interval:
-    """Return a run's steps to the target; if it did not reach the target, the run's steps are a lower bound."""
+    """Return bounds of a run's number of steps to the target; two equal bounds if the run reached the target."""
     return (run.steps_to_target, run.steps_to_target) if run.steps_to_target is not None else (run.steps, math.inf)
 
 
-def faster(run: TrainingRecord, other: TrainingRecord) -> Interval | None:
-    """Return how many times faster than ``other`` a run reached the target; ``None`` if nothing is known about it."""
+def speedup_interval(run: TrainingRecord, other: TrainingRecord) -> Interval | None:
+    """Return bounds of time to target of ``other`` / time to target of ``run``; ``None`` if nothing is known."""
     (low, high), (other_low, other_high) = time_to_target(run), time_to_target(other)
     if low <= 0 or (math.isinf(high) and math.isinf(other_high)):
         return None
@@ -177,31 +179,33 @@ def faster(run: TrainingRecord, other: TrainingRecord) -> Interval | None:
 
 
 def bytes_per_step(run: TrainingRecord) -> float | None:
-    """Return the bytes on the wire, per rank and step; ``None`` if they are not known."""
+    """Return the mean wire bytes that a rank sent in a step; ``None`` if they are not known."""
     return run.wire_bytes / run.steps if run.wire_bytes is not None and run.steps else None
 
 
 def compress_fraction(run: TrainingRecord) -> float | None:
-    """Return seconds of compression / seconds of a step; compression overlaps with compute. ``None`` if not known."""
+    """Return seconds of compression / seconds of a step; ``None`` if not known. Compression overlaps with compute."""
     if run.split is None or run.split.compress is None or run.step_s <= 0:
         return None
     return run.split.compress / run.step_s
 
 
-def paired(runs: Sequence[TrainingRecord], others: Sequence[TrainingRecord]) -> Amount | None:
-    """Return how many times faster a method is than another, paired by seed; ``None`` without a common seed.
+def paired_speedup(runs: Sequence[TrainingRecord], other_runs: Sequence[TrainingRecord]) -> Amount | None:
+    """Return time to target of another method / time to target of a method: for each seed, then median and range.
+
+    ``None`` if the methods have no seed in common, or nothing is known.
 
     Args:
-        runs: runs of the method.
-        others: runs of the other method.
+        runs: records of the method.
+        other_runs: records of the other method.
     """
-    by_seed = {run.seed: run for run in others}
-    ratios = [faster(run, by_seed[run.seed]) for run in runs if run.seed in by_seed]
+    by_seed = {run.seed: run for run in other_runs}
+    ratios = [speedup_interval(run, by_seed[run.seed]) for run in runs if run.seed in by_seed]
     return amount([ratio for ratio in ratios if ratio is not None])
 
 
 def inside_spread(speedup: Amount) -> bool:
-    """True if seeds disagree on which method is faster; false for a single seed."""
-    low = 0.0 if speedup.low_sense == "<" else speedup.low
-    high = math.inf if speedup.high_sense == ">" else speedup.high
+    """True if 1 lies in the range of a speed-up: seeds disagree on which method is faster. False for a single seed."""
+    low = 0.0 if speedup.low_sign == "<" else speedup.low
+    high = math.inf if speedup.high_sign == ">" else speedup.high
     return speedup.runs > 1 and low <= 1 <= high

@@ -1,6 +1,6 @@
 # SPDX-FileCopyrightText: 2026 The gravac developers
 # SPDX-License-Identifier: Apache-2.0
-"""Writes a report as a self-contained HTML page, and its figures as PNG files beside the page.
+"""Writes a report as an HTML page that contains its figures, and the figures as PNG files beside the page.
 
 Needs matplotlib and jinja2. ``page.html`` is the page's template.
 """
@@ -23,25 +23,25 @@ from gravac.candidate import Candidate, Forecast
 from gravac.lab.links.link import PACED
 from gravac.lab.report import curves, plots, style
 from gravac.lab.report.numbers import BASELINE, LIMIT_LINK, LIMIT_METHOD, inside_spread
-from gravac.lab.report.sentences import times
+from gravac.lab.report.sentences import ratio_text
 from gravac.lab.report.style import Looks
 from gravac.lab.report.summary import Section, Setup, link_order, methods, sections
-from gravac.lab.training.methods import running
+from gravac.lab.training.methods import compression_name
 from gravac.lab.tta.record import DecisionPoint, TrainingRecord
 from gravac.settings import SettingsError
 from gravac.telemetry.descriptions import describe_reason
 
 
 class CandidateChange(NamedTuple):
-    """A decision that changed something, for a table.
+    """A decision that changed the candidate, as a row of a table on the page.
 
     Attributes:
         step: first step for which the decision holds.
-        seconds: training time at the step; ``None`` if it was not recorded.
-        method: name of the compression that runs from the step on.
-        cf: compression factor.
-        gain: gain of the window that ended; ``None`` at the start.
-        reason: reason of the decision.
+        seconds: seconds of training before the step; ``None`` if they were not recorded.
+        method: what runs from the step on, as text such as ``low rank 16``.
+        cf: compression factor from the step on.
+        gain: gain of the window of steps before the decision; ``None`` if not known.
+        reason: reason of the decision, as text.
     """
 
     step: int
@@ -57,12 +57,12 @@ class PageFigure:
     """A figure of the page, with its caption.
 
     Attributes:
-        file: name of the figure's file.
-        png: the file's content in base64.
-        title: text for readers who do not see the figure.
+        file: name of the figure's PNG file, beside the page.
+        png: content of the file in base64.
+        title: text for readers who do not see the figure (``alt``).
         caption: text below the figure.
-        changes: changes to list below the caption; ``None`` for no list.
-        collapsed: whether the page shows the caption alone until a reader opens it.
+        changes: decisions that changed something, to list below the caption; ``None`` for no list.
+        collapsed: whether the page hides the figure until a reader clicks on its caption.
     """
 
     file: str
@@ -75,12 +75,12 @@ class PageFigure:
 
 @dataclass(frozen=True)
 class PageSection:
-    """A section of the report, for the page.
+    """A section of the page: the comparison of methods in one setup, with its figures.
 
     Attributes:
-        section: the section.
-        name: anchor of the section, with which the names of its figures' files begin.
-        label: name of the task, with scale and workers if the page's sections differ in them.
+        section: numbers of the section.
+        name: anchor of the section, which is also the beginning of its figures' file names.
+        label: name of the task, with scale and number of workers if these differ between sections of the page.
         figures: figures in the order of the page.
     """
 
@@ -94,18 +94,20 @@ def write_report(runs: Sequence[TrainingRecord], out: Path, commits_note: str = 
     """Write ``index.html`` and its figures into a folder, and return the page's path.
 
     Args:
-        runs: runs to report.
-        out: folder of the page; it is made if it does not exist.
-        commits_note: sentence on the runs' commits, for the page; empty: no sentence.
+        runs: records of the runs to report.
+        out: folder for the page, which is created if it does not exist.
+        commits_note: sentence on the runs' commits, to show on the page; empty: no sentence.
 
     Raises:
-        SettingsError: there are no runs, or ``out`` is a file; names the remedy.
+        SettingsError: there are no runs, or ``out`` is a file.
         OSError: ``out`` cannot be written to.
     """
     if not runs:
-        raise SettingsError("runs: there are none to report; give files of `gravac bench tta --json` that hold runs")
+        raise SettingsError(
+            "runs: the files have no runs to report; give files of `gravac bench tta --json` that have runs"
+        )
     if out.exists() and not out.is_dir():
-        raise SettingsError(f"out: {out} is a file; give a folder, or the name of one to be made")
+        raise SettingsError(f"out: {out} is a file; give a folder, which may be a new one")
     out.mkdir(parents=True, exist_ok=True)
     all_sections = sections(runs)
     adaptive = {row.method for section in all_sections for row in section.rows if row.adaptive}
@@ -121,23 +123,28 @@ def write_report(runs: Sequence[TrainingRecord], out: Path, commits_note: str = 
 
 
 def file_names(all_sections: Iterable[Section]) -> list[str]:
-    """Return a file name for each section: task and link; scale, workers and a number only if necessary."""
+    """Return a name without spaces for each section, all different, to begin file names with.
+
+    A name has task and link; scale, number of workers and a number only if names would be the same otherwise.
+    """
     names: list[str] = []
     for section in all_sections:
         setup = section.setup
-        short = f"{_slug(setup.task)}-{_slug(setup.link)}"
-        full = f"{short}-scale_{_slug(f'{setup.scale:g}')}-workers_{setup.workers}"
-        numbered = (f"{full}-{number}" for number in itertools.count(2))
-        names.append(next(name for name in itertools.chain((short, full), numbered) if name not in names))
+        short_name = f"{_slug(setup.task)}-{_slug(setup.link)}"
+        full_name = f"{short_name}-scale_{_slug(f'{setup.scale:g}')}-workers_{setup.workers}"
+        numbered_names = (f"{full_name}-{number}" for number in itertools.count(2))
+        candidates = itertools.chain((short_name, full_name), numbered_names)
+        names.append(next(name for name in candidates if name not in names))
     return names
 
 
 def _slug(text: str) -> str:
+    """Return a text for a file name: characters other than letters, digits and dots become ``_``."""
     return re.sub(r"[^A-Za-z0-9.]+", "_", text).strip("_.") or "x"
 
 
 def _label(section: Section, all_sections: Sequence[Section]) -> str:
-    """Return the task's name, with scale and workers if the page's sections differ in them."""
+    """Return a section's task name, with scale and number of workers if these differ between sections of the page."""
     setup, text = section.setup, section.setup.task
     if len({each.setup.scale for each in all_sections}) > 1:
         text += f", scale {setup.scale:g}"
@@ -151,8 +158,8 @@ def _render(page_sections: Sequence[PageSection], count: int, commits_note: str)
 
     Args:
         page_sections: sections of the page.
-        count: number of runs.
-        commits_note: see ``write_report``.
+        count: number of runs on the page.
+        commits_note: sentence on the runs' commits, see ``write_report``.
     """
     environment = Environment(
         loader=FileSystemLoader(Path(__file__).parent),
@@ -161,7 +168,7 @@ def _render(page_sections: Sequence[PageSection], count: int, commits_note: str)
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    by_setup: dict[Setup, PageSection] = {entry.section.setup: entry for entry in page_sections}
+    by_setup: dict[Setup, PageSection] = {page_section.section.setup: page_section for page_section in page_sections}
     links = sorted({setup.link for setup in by_setup}, key=link_order)
     tasks = dict.fromkeys(setup._replace(link="") for setup in by_setup)
     return environment.get_template("page.html").render(
@@ -170,9 +177,9 @@ def _render(page_sections: Sequence[PageSection], count: int, commits_note: str)
         matrix=[[by_setup.get(task._replace(link=link)) for link in links] for task in tasks],
         count=count,
         commits_note=commits_note,
-        times=times,
-        seconds=_seconds,
-        size=_size,
+        times=ratio_text,
+        seconds=_seconds_text,
+        size=_bytes_text,
         inside_spread=inside_spread,
         BASELINE=BASELINE,
         LIMIT_LINK=LIMIT_LINK,
@@ -181,11 +188,13 @@ def _render(page_sections: Sequence[PageSection], count: int, commits_note: str)
     )
 
 
-def _seconds(seconds: float) -> str:
+def _seconds_text(seconds: float) -> str:
+    """Return seconds as text without the unit: integers from 100 on, otherwise three digits."""
     return f"{seconds:,.0f}" if seconds >= 100 else f"{seconds:.3g}"
 
 
-def _size(count: float) -> str:
+def _bytes_text(count: float) -> str:
+    """Return a number of bytes as text, with a unit."""
     for unit, size in (("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
         if count >= size:
             return f"{count / size:.3g} {unit}"
@@ -193,68 +202,81 @@ def _size(count: float) -> str:
 
 
 def _figures(section: Section, name: str, looks: Looks, out: Path) -> Iterator[PageFigure]:
-    """Draw a section's figures and write their files, except those for which the records have no numbers.
+    """Draw a section's figures, write their PNG files, and yield the figures for the page.
+
+    Figures for which the records have no numbers are left out.
 
     Args:
-        section: the section.
+        section: numbers of the section.
         name: beginning of the files' names.
-        looks: looks of the methods.
+        looks: colour, line style and marker of each method.
         out: folder of the page.
     """
 
-    def written(
+    def write_figure(
         kind: str, figure: Figure, caption: str, changes: list[CandidateChange] | None = None, collapsed: bool = False
     ) -> PageFigure:
-        picture, file = style.png(figure), f"{name}-{kind}.png"
+        picture, file = style.png_bytes(figure), f"{name}-{kind}.png"
         (out / file).write_bytes(picture)
         encoded = base64.b64encode(picture).decode("ascii")
-        return PageFigure(file, encoded, style.title(section, caption), caption, changes, collapsed)
+        return PageFigure(file, encoded, style.figure_title(section, caption), caption, changes, collapsed)
 
-    seeds = "Thin lines are single seeds, thick coloured ones adaptive methods; the rest are medians over seeds."
-    unknown = [row.method for row in section.rows if not row.bytes_per_step]
-    not_drawn = f" Not drawn, since what they send is not known: {', '.join(unknown)}." if unknown else ""
+    seeds = "Thin lines are runs of single seeds; other lines are medians over seeds, the thickest of adaptive methods."
+    methods_without_bytes = [row.method for row in section.rows if not row.bytes_per_step]
+    not_drawn = (
+        f" Not drawn, since what they send is not known: {', '.join(methods_without_bytes)}."
+        if methods_without_bytes
+        else ""
+    )
     figures: list[tuple[str, Figure | None, str]] = [
         (
             "tta",
             plots.time_to_target(section, looks),
-            "Logarithmic. Shorter is better; nothing can be expected left of the limit but by chance.",
+            "Logarithmic. Shorter is better. No method can be expected left of the limit, except by chance.",
         ),
         ("time", curves.metric_against_time(section, looks), seeds),
-        ("steps", curves.metric_against_steps(section, looks), f"What compression costs in progress. {seeds}"),
+        (
+            "steps",
+            curves.metric_against_steps(section, looks),
+            f"Shows how much progress per step compression costs. {seeds}",
+        ),
         (
             "bytes",
             curves.metric_against_bytes(section, looks),
-            "Within a run, bytes are shared out over steps by 1/CF of its decisions." + not_drawn,
+            "The bytes of each step are estimated: a run's total, divided in proportion to 1/CF." + not_drawn,
         ),
         (
             "frontier",
             plots.frontier(section, looks),
-            "Down and left is better. The line joins methods that no other beats in both. Hollow: target not reached, "
-            "placed at the steps made, and left out where those are fewer than fp32 needs." + not_drawn,
+            "Down and left is better. The line joins the methods that no other method beats in both bytes and steps. A "
+            "hollow mark is a method that did not reach the target, at the number of steps of its run; it is left out "
+            "if fp32 needs more steps than that." + not_drawn,
         ),
         (
             "timeline",
             plots.timeline(section),
-            "Compress and exchange run while backward computes; they are known for gravac's own methods only.",
+            "Compression and exchange run while backward computes; their times are known for gravac's methods only.",
         ),
     ]
     for kind, figure, caption in figures:
         if figure is not None:
-            yield written(kind, figure, caption)
+            yield write_figure(kind, figure, caption)
     for row in section.rows:
         for number, run in enumerate(row.runs if row.adaptive else ()):
-            figure = plots.decisions(section, run, looks)
+            figure = plots.decision_figure(section, run, looks)
             if figure is not None:
                 kind = f"decisions-{_slug(run.method)}-seed_{run.seed}"
-                caption = f"{run.method}, seed {run.seed}: dotted lines are changes, numbered as in the list below."
-                yield written(kind, figure, caption, _changes(run), collapsed=number > 0)
+                caption = (
+                    f"{run.method}, seed {run.seed}: dotted lines are changes, with their numbers in the list below."
+                )
+                yield write_figure(kind, figure, caption, _changes(run), collapsed=number > 0)
 
 
 def _changes(run: TrainingRecord) -> list[CandidateChange]:
-    """Return a run's changes with their reasons, in which names of candidates are described."""
+    """Return the decisions of a run that changed something, with candidates described in words."""
 
     def method(decision: DecisionPoint) -> str:
-        return running(run.method, decision.compressor, decision.cf, decision.mode or "hook")
+        return compression_name(run.method, decision.compressor, decision.cf, decision.mode or "hook")
 
     forecasts = [
         Forecast(
@@ -263,9 +285,9 @@ def _changes(run: TrainingRecord) -> list[CandidateChange]:
         for decision in run.turns
     ]
     changes = []
-    for change in plots.changes(run):
+    for change in plots.changed_decisions(run):
         every = f" every {change.every} steps" * (change.every > 1) + f", behind {change.delay}" * (change.delay > 0)
         reason = describe_reason(change.reason, forecasts)
-        shown = method(change) + every
-        changes.append(CandidateChange(change.step, change.seconds, shown, change.cf, change.gain, reason))
+        method_text = method(change) + every
+        changes.append(CandidateChange(change.step, change.seconds, method_text, change.cf, change.gain, reason))
     return changes

@@ -1,6 +1,9 @@
 # SPDX-FileCopyrightText: 2026 The gravac developers
 # SPDX-License-Identifier: Apache-2.0
-"""The report's other figures, one function each, without matplotlib's global state. Needs matplotlib."""
+"""Draws times, bytes, decisions and phases of steps, a function for each figure. Needs matplotlib.
+
+``curves.py`` draws the validation metric. No function uses matplotlib's global state.
+"""
 
 from __future__ import annotations
 
@@ -14,23 +17,23 @@ from matplotlib.patches import Patch
 
 from gravac.lab.report.numbers import BASELINE, ReportRow
 from gravac.lab.report.style import (
-    INK,
-    PALE,
+    INK_COLOUR,
+    PALE_COLOUR,
     Looks,
+    add_title_and_legend,
     empty_figure,
-    finish,
+    figure_title,
     label_log_axis,
-    label_of,
+    legend_label,
     single_axes,
-    tidy,
-    title,
+    tidy_axes,
 )
 from gravac.lab.report.summary import Section
 from gravac.lab.tta.record import DecisionPoint, Split, TrainingRecord
 
 
 def time_to_target(section: Section, looks: Looks) -> Figure:
-    """Draw times to target as bars, shortest on top, relative to the limit, or in seconds if the limit is not known."""
+    """Return a figure of times to target as bars, shortest on top: time / limit, or seconds if no limit is known."""
     rows = section.rows
     unit_s = section.limit or 1.0
     figure, axes = single_axes(1.6 + 0.34 * len(rows))
@@ -38,40 +41,44 @@ def time_to_target(section: Section, looks: Looks) -> Figure:
     left_end = (min(0.8, 0.8 * lowest) if section.limit else 0.6 * lowest) or 0.1
     for position, row in enumerate(rows):
         _draw_bar(axes, position, row, unit_s, left_end, looks[row.method].colour)
-    axes.set_yticks(range(len(rows)), [label_of(row) for row in rows])
+    axes.set_yticks(range(len(rows)), [legend_label(row) for row in rows])
     axes.invert_yaxis()
     axes.set_xscale("log")
     highest = max(2 * left_end, *(row.tta.high / unit_s for row in rows))
     axes.set_xlim(left_end, highest * (highest / left_end) ** 0.16)
     label_log_axis(axes, "x")
     if section.limit:
-        axes.axvline(1, color=INK, linewidth=1.4, label=f"the limit: {section.limit:.3g} s")
+        axes.axvline(1, color=INK_COLOUR, linewidth=1.4, label=f"the limit: {section.limit:.3g} s")
     baseline = section.row(BASELINE)
     if baseline is not None and baseline.tta.exact:
-        axes.axvline(baseline.tta.median / unit_s, color=PALE, linewidth=1.4, linestyle="--", label=f"{BASELINE} here")
+        axes.axvline(
+            baseline.tta.median / unit_s, color=PALE_COLOUR, linewidth=1.4, linestyle="--", label=f"{BASELINE} here"
+        )
     handles, _ = axes.get_legend_handles_labels()
     if any(not row.tta.exact for row in rows):
-        handles.append(Patch(facecolor="white", edgecolor=PALE, hatch="////", label="> target not reached"))
+        handles.append(Patch(facecolor="white", edgecolor=PALE_COLOUR, hatch="////", label="> target not reached"))
     axes.set_xlabel("time to target / the limit" if section.limit else "time to target [s] (the limit was not run)")
     axes.grid(axis="y", visible=False)
-    axes.set_title(title(section, "Time to target: median, whiskers from least to most"), fontsize=11, loc="left")
+    axes.set_title(
+        figure_title(section, "Time to target: median, whiskers from least to most"), fontsize=11, loc="left"
+    )
     if handles:
         figure.legend(handles=handles, loc="outside lower center", ncols=3, frameon=False, fontsize=9)
     return figure
 
 
 def _draw_bar(axes: Axes, position: int, row: ReportRow, unit_s: float, left_end: float, colour: str) -> None:
-    """Draw a method's bar, with whiskers over seeds, hatched if the target was not reached.
+    """Draw a method's time to target as a bar, with a whisker over seeds; hatched if the target was not reached.
 
     Args:
         axes: axes to draw into.
         position: y coordinate of the bar.
-        row: row of the method.
-        unit_s: seconds to which times are relative.
+        row: numbers of the method.
+        unit_s: seconds that are 1 on the x axis.
         left_end: x coordinate at which the bar begins.
         colour: colour of the method.
     """
-    tta = row.tta.over(unit_s)
+    tta = row.tta.in_units_of(unit_s)
     open_end = not tta.exact
     axes.barh(
         position,
@@ -85,9 +92,9 @@ def _draw_bar(axes: Axes, position: int, row: ReportRow, unit_s: float, left_end
         linewidth=1.0,
     )
     if row.tta.runs > 1:
-        axes.plot([tta.low, tta.high], [position, position], color=INK, linewidth=1.3, marker="|", markersize=8)
+        axes.plot([tta.low, tta.high], [position, position], color=INK_COLOUR, linewidth=1.3, marker="|", markersize=8)
     axes.annotate(
-        f"{tta.sense}{tta.median:.3g}",
+        f"{tta.median_sign}{tta.median:.3g}",
         (max(tta.median, tta.high), position),
         xytext=(7, 0),
         textcoords="offset points",
@@ -99,7 +106,10 @@ def _draw_bar(axes: Axes, position: int, row: ReportRow, unit_s: float, left_end
 
 
 def frontier(section: Section, looks: Looks) -> Figure | None:
-    """Draw steps to the target against bytes per step; ``None`` if steps of fp32, or all bytes, are not known."""
+    """Return a figure of steps to the target against bytes per step, a mark for each method.
+
+    ``None`` if the steps of fp32 are not known, or no method's bytes are.
+    """
     rows = [row for row in section.rows if row.bytes_per_step]
     if not section.dense_steps or not rows:
         return None
@@ -117,7 +127,7 @@ def frontier(section: Section, looks: Looks) -> Figure | None:
             color=look.colour,
             markerfacecolor=face,
             linestyle="",
-            label=label_of(row) if row.steps.exact else f"{label_of(row)}: not reached",
+            label=legend_label(row) if row.steps.exact else f"{legend_label(row)}: not reached",
             zorder=3,
         )
         if not row.steps.exact:
@@ -125,19 +135,21 @@ def frontier(section: Section, looks: Looks) -> Figure | None:
                 ">", (megabytes, steps), xytext=(0, 7), textcoords="offset points", ha="center", rotation=90, fontsize=9
             )
     best = pareto([(megabytes, steps) for row, megabytes, steps in spots if row.steps.exact])
-    axes.plot([x for x, _ in best], [y for _, y in best], color=INK, linewidth=1, label="frontier", zorder=1)
-    axes.axhline(1, color=PALE, linewidth=1, linestyle="--", zorder=0)
+    axes.plot([x for x, _ in best], [y for _, y in best], color=INK_COLOUR, linewidth=1, label="frontier", zorder=1)
+    axes.axhline(1, color=PALE_COLOUR, linewidth=1, linestyle="--", zorder=0)
     axes.set_xscale("log")
     label_log_axis(axes, "x")
     axes.set_xlabel("bytes sent by one rank in a step [MB]")
     axes.set_ylabel("steps to target / those of fp32")
     low, high = axes.get_ylim()
     axes.set_ylim(low, high + 0.06 * (high - low))
-    return finish(figure, axes, title(section, "Rate and distortion: fewer bytes against more steps"))
+    return add_title_and_legend(
+        figure, axes, figure_title(section, "Rate and distortion: fewer bytes against more steps")
+    )
 
 
 def pareto(spots: Iterable[tuple[float, float]]) -> list[tuple[float, float]]:
-    """Return the spots that no other spot beats in both numbers, ascending by the first number.
+    """Return the pairs of numbers that no other pair undercuts in both numbers, ascending by the first number.
 
     Example:
         >>> pareto([(1, 3), (2, 2), (3, 2.5)])
@@ -150,23 +162,26 @@ def pareto(spots: Iterable[tuple[float, float]]) -> list[tuple[float, float]]:
     return efficient
 
 
-def changes(run: TrainingRecord) -> list[DecisionPoint]:
-    """Return the decisions that changed something, in order; the figure numbers them from 1."""
+def changed_decisions(run: TrainingRecord) -> list[DecisionPoint]:
+    """Return the decisions of a run that changed something, in order; the figure numbers them from 1."""
     return [decision for decision in run.turns if decision.changed]
 
 
-def decisions(section: Section, run: TrainingRecord, looks: Looks) -> Figure | None:
-    """Draw CF and gain of an adaptive run over time, with its changes numbered; ``None`` if it has no decisions."""
+def decision_figure(section: Section, run: TrainingRecord, looks: Looks) -> Figure | None:
+    """Return a figure of an adaptive run's CF and gain over time, with its changes numbered.
+
+    ``None`` if the run has no decisions.
+    """
     if not run.turns:
         return None
     figure = empty_figure(4.8)
     upper, lower = figure.subplots(2, 1, sharex=True, height_ratios=(3, 2))
-    timed = all(decision.seconds is not None for decision in run.turns)
+    has_times = all(decision.seconds is not None for decision in run.turns)
 
     def x_of(decision: DecisionPoint) -> float:
-        return float(decision.step) if not timed or decision.seconds is None else decision.seconds
+        return float(decision.step) if not has_times or decision.seconds is None else decision.seconds
 
-    end = run.seconds if timed else float(run.steps)
+    end = run.seconds if has_times else float(run.steps)
     colour = looks[run.method].colour
     positions = [x_of(decision) for decision in run.turns]
     cfs = [decision.cf for decision in run.turns]
@@ -182,25 +197,28 @@ def decisions(section: Section, run: TrainingRecord, looks: Looks) -> Figure | N
     ]
     lower.plot([x for x, _ in gains], [y for _, y in gains], color=colour, marker="o", markersize=4, linewidth=1.2)
     lower.set_ylabel("gain of the window")
-    lower.set_xlabel("training time, without evaluation [s]" if timed else "steps")
+    lower.set_xlabel("training time, without evaluation [s]" if has_times else "steps")
     for axes in (upper, lower):
-        tidy(axes)
-        for decision in changes(run):
-            axes.axvline(x_of(decision), color=PALE, linewidth=0.8, linestyle=":", zorder=0)
-    _number_changes(upper, [x_of(decision) for decision in changes(run)], max(end, positions[-1]))
+        tidy_axes(axes)
+        for decision in changed_decisions(run):
+            axes.axvline(x_of(decision), color=PALE_COLOUR, linewidth=0.8, linestyle=":", zorder=0)
+    _number_changes(upper, [x_of(decision) for decision in changed_decisions(run)], max(end, positions[-1]))
     figure.suptitle(
-        title(section, f"Decisions of {run.method}, seed {run.seed}"), fontsize=11, x=0.01, horizontalalignment="left"
+        figure_title(section, f"Decisions of {run.method}, seed {run.seed}"),
+        fontsize=11,
+        x=0.01,
+        horizontalalignment="left",
     )
     return figure
 
 
 def _number_changes(axes: Axes, positions: Sequence[float], end: float) -> None:
-    """Write the numbers of changes above the axes, in up to three rows; leave out numbers that would still touch.
+    """Write numbers from 1 above changes, in up to three rows; leave out numbers that would still touch others.
 
     Args:
-        axes: axes of the changes.
+        axes: axes to write above.
         positions: x coordinate of each change.
-        end: x coordinate at which the axis ends.
+        end: highest x coordinate of the axes.
     """
     latest_x = [-math.inf] * 3  # in each row
     for number, x in enumerate(positions, start=1):
@@ -216,21 +234,21 @@ def _number_changes(axes: Axes, positions: Sequence[float], end: float) -> None:
             textcoords="offset points",
             ha="center",
             fontsize=8,
-            color=INK,
+            color=INK_COLOUR,
         )
 
 
 Phase = tuple[str, str, Callable[[Split], float | None]]
-"""A phase of a step: its colour, its label, and a function that returns its seconds."""
+"""A phase of a step: its colour, its label, and a function that returns its seconds; ``None`` if not known."""
 
-_WAITED_FOR: tuple[Phase, ...] = (
+_SEQUENTIAL_PHASES: tuple[Phase, ...] = (
     ("#56b4e9", "compute", lambda split: split.compute),
     ("#d55e00", "exposed exchange", lambda split: split.exposed),
     ("#999999", "input wait", lambda split: split.input_wait),
 )
-"""Phases that add up to the step."""
+"""Phases whose seconds add up to those of the step."""
 
-_OVERLAPPING: tuple[Phase, ...] = (
+_OVERLAPPING_PHASES: tuple[Phase, ...] = (
     ("#009e73", "compress (overlaps)", lambda split: split.compress),
     ("#f0b68a", "exchange (overlaps)", lambda split: split.exchange),
 )
@@ -238,30 +256,39 @@ _OVERLAPPING: tuple[Phase, ...] = (
 
 
 def timeline(section: Section) -> Figure | None:
-    """Draw the seconds of each phase of a median step as bars, by method; ``None`` if no run has them."""
+    """Return a figure of the milliseconds of each phase of a typical step, bars for each method.
+
+    ``None`` if no run has the times of phases.
+    """
     rows = [row for row in section.rows if any(run.split for run in row.runs)]
     if not rows:
         return None
     figure, axes = single_axes(1.7 + 0.42 * len(rows))
     positions, longest = np.arange(len(rows)), 0.0
-    for phases, offset, height in ((_WAITED_FOR, -0.12, 0.44), (_OVERLAPPING, 0.25, 0.2)):
+    for phases, offset, height in ((_SEQUENTIAL_PHASES, -0.12, 0.44), (_OVERLAPPING_PHASES, 0.25, 0.2)):
         ends = np.zeros(len(rows))
-        for colour, label, seconds in phases:
-            widths = np.array([_median_ms(row, seconds) for row in rows])
+        for colour, label, get_seconds in phases:
+            widths = np.array([_median_ms(row, get_seconds) for row in rows])
             axes.barh(positions + offset, widths, left=ends, height=height, color=colour, linewidth=0, label=label)
             ends += widths
         longest = max(longest, *ends)
-    axes.set_yticks(positions, [label_of(row) for row in rows])
+    axes.set_yticks(positions, [legend_label(row) for row in rows])
     axes.invert_yaxis()
     axes.set_xlim(0, longest * 1.03 or 1)
     axes.set_xlabel("time of a median step on rank 0 [ms]")
     axes.grid(axis="y", visible=False)
-    axes.set_title(title(section, "A step: above what it waits for, below what overlaps"), fontsize=11, loc="left")
+    axes.set_title(
+        figure_title(section, "A step: above the phases it waits for, below the phases that overlap"),
+        fontsize=11,
+        loc="left",
+    )
     figure.legend(loc="outside lower center", ncols=5, frameon=False, fontsize=9)
     return figure
 
 
-def _median_ms(row: ReportRow, seconds: Callable[[Split], float | None]) -> float:
-    """Return the median of a phase over a method's runs in milliseconds; 0 if no run has the phase."""
-    measured = [phase for run in row.runs if run.split is not None and (phase := seconds(run.split)) is not None]
-    return float(np.median(measured)) * 1e3 if measured else 0.0
+def _median_ms(row: ReportRow, get_seconds: Callable[[Split], float | None]) -> float:
+    """Return the median over a method's runs of a phase in milliseconds; 0 if no run has the phase."""
+    phase_seconds = [
+        phase for run in row.runs if run.split is not None and (phase := get_seconds(run.split)) is not None
+    ]
+    return float(np.median(phase_seconds)) * 1e3 if phase_seconds else 0.0

@@ -1,6 +1,6 @@
 # SPDX-FileCopyrightText: 2026 The gravac developers
 # SPDX-License-Identifier: Apache-2.0
-"""The looks of the report's figures: colours and marks of methods, axes, legends, PNGs. Needs matplotlib."""
+"""Sets the looks of the report's figures: colours and marks of methods, axes, legends, PNG files. Needs matplotlib."""
 
 from __future__ import annotations
 
@@ -20,13 +20,15 @@ from gravac.lab.report.numbers import DENSE, ReportRow
 from gravac.lab.report.summary import Section
 
 DPI = 130
+"""Pixels per inch of the figures."""
 
 
-WIDTH = 8.6
-"""Width of a figure in inches; about 1100 pixels, shown at 800."""
+FIGURE_WIDTH = 8.6
+"""Width of a figure in inches; about 1100 pixels, which the page shows 860 wide."""
 
 
-INK, PALE = "#222222", "#8a8a8a"
+INK_COLOUR, PALE_COLOUR = "#222222", "#8a8a8a"
+"""Colours of lines that belong to no method: important lines, and lines in the background."""
 
 
 _DENSE_COLOURS = {"fp32": "#000000", "fp16": "#6b6b6b", "bf16": "#a6a6a6"}
@@ -36,25 +38,28 @@ _ADAPTIVE_COLOURS = ("#d55e00", "#0072b2", "#882255", "#e69f00")
 
 
 _FIXED_COLOURS = ("#117733", "#88ccee", "#aa4499", "#999933", "#332288", "#44aa99", "#cc6677", "#c9b23c")
-"""Colours of Okabe and Ito, and of Tol's muted scheme. People with any kind of colour blindness can tell them apart;
-lines and marks differ, too."""
+"""Colours of methods without a controller. All colours are those of Okabe and Ito, and of Tol's muted scheme.
+
+People with any kind of colour blindness can tell these colours apart; lines and marks differ, too.
+"""
 
 
 DASHES: tuple[tuple[float, tuple[float, ...]], ...] = ((0, ()), (0, (4, 2)), (0, (6, 2, 1, 2)), (0, (1, 1.5)))
-"""Line styles, as matplotlib takes them: solid, dashed, dash-dot, dotted."""
+"""Line styles in matplotlib's form: solid, dashed, dash-dot, dotted."""
 
 
-MARKS = ("o", "s", "^", "D", "v", "P", "X", "<", ">", "*", "h", "p")
+MARKERS = ("o", "s", "^", "D", "v", "P", "X", "<", ">", "*", "h", "p")
+"""Markers of methods, by matplotlib's names."""
 
 
 @dataclass(frozen=True)
 class Look:
-    """The look of a method, the same in every figure.
+    """Colour, line and marker of a method, the same in every figure.
 
     Attributes:
         colour: colour as ``"#rrggbb"``.
-        dash: line style, as matplotlib takes it.
-        mark: marker, as matplotlib takes it.
+        dash: line style in matplotlib's form.
+        mark: marker by matplotlib's name.
         width: width of lines in points.
     """
 
@@ -69,11 +74,11 @@ Looks = Mapping[str, Look]
 
 
 def assign_looks(methods: Sequence[str], adaptive: Iterable[str]) -> dict[str, Look]:
-    """Return a look for each method, by its position in the list.
+    """Return a look for each method; looks depend on the order of ``methods``.
 
     Args:
         methods: texts of all methods.
-        adaptive: texts of the adaptive methods, whose lines are thick, in the strongest colours.
+        adaptive: texts of the adaptive methods, which get thick lines in the strongest colours.
     """
     thick = set(adaptive)
     adaptive_numbers, fixed_numbers = itertools.count(), itertools.count()
@@ -87,11 +92,11 @@ def assign_looks(methods: Sequence[str], adaptive: Iterable[str]) -> dict[str, L
         else:
             number = next(fixed_numbers)
             colour, dash = _FIXED_COLOURS[number % 8], DASHES[(1 + number // 8) % len(DASHES) if number >= 8 else 0]
-        looks[method] = Look(colour, dash, MARKS[position % len(MARKS)], 2.8 if method in thick else 1.4)
+        looks[method] = Look(colour, dash, MARKERS[position % len(MARKERS)], 2.8 if method in thick else 1.4)
     return looks
 
 
-def title(section: Section, subject: str) -> str:
+def figure_title(section: Section, subject: str) -> str:
     """Return the title of a figure: its subject, the section's setup, and a note if the runs were paced."""
     setup = section.setup
     text = f"{subject}\n{setup.task} on {setup.link}, {setup.workers} workers"
@@ -99,39 +104,40 @@ def title(section: Section, subject: str) -> str:
     return text + (f" ({PACED})" if section.paced else "")
 
 
-def png(figure: Figure) -> bytes:
-    """Return a figure as PNG of its 256 most frequent colours, which include those of lines and marks.
+def png_bytes(figure: Figure) -> bytes:
+    """Return the content of a PNG file of a figure, with 256 colours.
 
-    The PNG has a third of the size.
+    These are the most frequent colours, which include those of lines and marks. The file has about a third of the size
+    of one with all colours.
     """
-    full, small = io.BytesIO(), io.BytesIO()
-    figure.savefig(full, format="png", pil_kwargs={"compress_level": 1})
-    with Image.open(full) as opened:
-        pixels = np.asarray(opened.convert("RGB"), dtype=np.int32)
+    full_png, small_png = io.BytesIO(), io.BytesIO()
+    figure.savefig(full_png, format="png", pil_kwargs={"compress_level": 1})
+    with Image.open(full_png) as image:
+        pixels = np.asarray(image.convert("RGB"), dtype=np.int32)
     codes, inverse, counts = np.unique(pixels @ (65536, 256, 1), return_inverse=True, return_counts=True)
     shades = np.stack([codes >> 16, codes >> 8 & 255, codes & 255], axis=1)
     frequent = np.argsort(-counts, kind="stable")[:256]
-    nearest = np.abs(shades[:, None] - shades[None, frequent]).sum(axis=2).argmin(axis=1).astype(np.uint8)
-    picture = Image.fromarray(nearest[inverse.reshape(pixels.shape[:2])])
+    nearest_colours = np.abs(shades[:, None] - shades[None, frequent]).sum(axis=2).argmin(axis=1).astype(np.uint8)
+    picture = Image.fromarray(nearest_colours[inverse.reshape(pixels.shape[:2])])
     picture.putpalette(shades[frequent].astype(np.uint8).tobytes())
-    picture.save(small, "PNG")
-    return small.getvalue()
+    picture.save(small_png, "PNG")
+    return small_png.getvalue()
 
 
 def empty_figure(height: float) -> Figure:
     """Return an empty figure, ``height`` inches high."""
-    return Figure(figsize=(WIDTH, height), dpi=DPI, layout="constrained", facecolor="white")
+    return Figure(figsize=(FIGURE_WIDTH, height), dpi=DPI, layout="constrained", facecolor="white")
 
 
 def single_axes(height: float) -> tuple[Figure, Axes]:
     """Return a figure with a single pair of axes, ``height`` inches high."""
     figure = empty_figure(height)
     axes = figure.add_subplot()
-    tidy(axes)
+    tidy_axes(axes)
     return figure, axes
 
 
-def tidy(axes: Axes) -> None:
+def tidy_axes(axes: Axes) -> None:
     """Add a pale grid to axes, and remove the top and the right edge of their frame."""
     axes.grid(color="#dddddd", linewidth=0.7)
     axes.set_axisbelow(True)
@@ -139,33 +145,33 @@ def tidy(axes: Axes) -> None:
     axes.tick_params(labelsize=9)
 
 
-def finish(figure: Figure, axes: Axes, text: str) -> Figure:
-    """Add a title, and to the right of the axes a legend of all that has a label."""
+def add_title_and_legend(figure: Figure, axes: Axes, text: str) -> Figure:
+    """Add a title above the axes, and a legend of all labels to the right; return the figure."""
     axes.set_title(text, fontsize=11, loc="left")
     figure.legend(loc="outside right center", frameon=False, fontsize=9, handlelength=2.6)
     return figure
 
 
-def label_of(row: ReportRow) -> str:
-    """Return a method's text for a legend, cut if too long, with a dagger if the row has factored runs."""
+def legend_label(row: ReportRow) -> str:
+    """Return a method's text for a legend, cut to 30 characters, with a dagger if the row has factored runs."""
     name = row.method if len(row.method) <= 30 else row.method[:29] + "…"
     return escape_formula(name) + ("†" if row.factored else "")
 
 
 def escape_formula(text: str) -> str:
-    """Escape a text so that matplotlib does not read any of it as a formula."""
+    """Return a text with dollar signs escaped, so that matplotlib finds no formula in the text."""
     return text.replace("$", r"\$")
 
 
-def label_log_axis(axes: Axes, which: str) -> None:
-    """Label a logarithmic axis with numbers instead of powers of ten; a short axis between the powers, too.
+def label_log_axis(axes: Axes, axis_name: str) -> None:
+    """Label a logarithmic axis with plain numbers: at powers of ten, and on a short axis between these, too.
 
     Args:
-        axes: axes that have the axis.
-        which: ``"x"`` or ``"y"``.
+        axes: axes to label.
+        axis_name: axis to label, ``"x"`` or ``"y"``.
     """
-    axis = axes.xaxis if which == "x" else axes.yaxis
-    low, high = axes.get_xlim() if which == "x" else axes.get_ylim()
+    axis = axes.xaxis if axis_name == "x" else axes.yaxis
+    low, high = axes.get_xlim() if axis_name == "x" else axes.get_ylim()
     axis.set_major_formatter("{x:g}")
     is_short = low > 0 and high / low < 12
     axis.set_minor_locator(LogLocator(subs=(2.0, 3.0, 5.0)))

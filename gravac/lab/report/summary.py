@@ -1,6 +1,6 @@
 # SPDX-FileCopyrightText: 2026 The gravac developers
 # SPDX-License-Identifier: Apache-2.0
-"""The report's tables: a section for each setup in which methods ran, with a row per method."""
+"""Makes the report's tables of records: a section for each setup in which methods ran, with a row per method."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from gravac.lab.report.numbers import (
     amount,
     bytes_per_step,
     compress_fraction,
-    paired,
+    paired_speedup,
     steps_to_target,
     time_to_target,
 )
@@ -30,11 +30,11 @@ from gravac.lab.tta.record import TrainingRecord
 
 
 class Setup(NamedTuple):
-    """The task, link and number of workers with which methods are compared: one section of the page.
+    """What all runs have in common that a section of the report compares: task, scale, link and number of workers.
 
     Attributes:
         task: name of the task.
-        scale: scale of the task.
+        scale: scale of the task's model.
         link: text of the link.
         workers: number of ranks.
     """
@@ -45,8 +45,8 @@ class Setup(NamedTuple):
     workers: int
 
 
-UNKNOWN = Amount(0.0, 0.0, 0.0, 0, ">")
-"""Time and steps to the target of runs without any step."""
+UNKNOWN_AMOUNT = Amount(0.0, 0.0, 0.0, 0, ">")
+"""Seconds or steps to the target if nothing is known of them: more than 0."""
 
 
 @dataclass(frozen=True)
@@ -54,13 +54,13 @@ class Section:
     """The comparison of all methods in one setup.
 
     Attributes:
-        setup: task, scale, link and workers.
-        rows: methods, fastest first; methods that did not reach the target last.
-        limit: seconds to the target on a network that costs nothing; ``None`` if not known.
-        dense_steps: steps of fp32 to the target in the setup or, if it did not reach the target, on the limit's link;
+        setup: task, scale, link and number of workers.
+        rows: numbers of each method, fastest first; methods that did not reach the target last.
+        limit: the limit: median seconds to the target of fp32 on an unthrottled link; ``None`` if not known.
+        dense_steps: median number of steps to the target of fp32 on this link, or otherwise on the unthrottled link;
             ``None`` if not known.
         verdict: sentence on which method is fastest.
-        notes: sentences that a reader must know before believing the numbers.
+        notes: sentences on how far the numbers can be trusted.
     """
 
     setup: Setup
@@ -72,31 +72,34 @@ class Section:
 
     @property
     def run(self) -> TrainingRecord:
-        """A run of the section, for fields that all its runs share."""
+        """Record of one run of the section, for fields that are the same in all runs, such as the metric's name."""
         return self.rows[0].runs[0]
 
     @property
     def paced(self) -> bool:
-        """True if a run was paced, without a real link."""
+        """True if a run of the section was paced: gravac limited its exchange to a rate, without a real link."""
         return any(row.paced for row in self.rows)
 
     @property
     def factored(self) -> bool:
-        """True if a run was factored, with steps from another link."""
+        """True if a run of the section is factored: its number of steps was measured on another link."""
         return any(row.factored for row in self.rows)
 
     @property
     def fastest(self) -> ReportRow | None:
-        """Row of the fastest method; ``None`` if no method reached the target."""
+        """Numbers of the fastest method; ``None`` if no method reached the target."""
         return self.rows[0] if self.rows[0].tta.exact else None
 
     def row(self, method: str) -> ReportRow | None:
-        """Return the row of a method; ``None`` if the method did not run."""
+        """Return the numbers of a method; ``None`` if the method did not run in this setup."""
         return next((row for row in self.rows if row.method == method), None)
 
 
 def sections(runs: Sequence[TrainingRecord]) -> list[Section]:
-    """Group runs by task, scale, workers and link, slow links first; of duplicate runs the later counts."""
+    """Return the sections of a report, one for each task, scale, number of workers and link, slow links first.
+
+    If two records are of the same method, setup and seed, the later record counts.
+    """
     latest = {(run.cell, run.method): run for run in runs}
     by_setup: dict[Setup, list[TrainingRecord]] = {}
     for run in latest.values():
@@ -106,7 +109,7 @@ def sections(runs: Sequence[TrainingRecord]) -> list[Section]:
 
 
 def link_order(link: str) -> tuple[float, str]:
-    """Return a sort key of links: slowest first; ``unthrottled`` and other texts without a rate last."""
+    """Return the sort key of a link's text: slowest first; ``unthrottled`` and other texts without a rate last."""
     try:
         return parse_rate(link.split(",")[0]), link
     except ValueError:
@@ -114,12 +117,13 @@ def link_order(link: str) -> tuple[float, str]:
 
 
 def methods(sections: Iterable[Section]) -> list[str]:
-    """Return the texts of all methods: dense methods first, then other static methods, then adaptive methods."""
+    """Return the texts of all methods in sections: dense methods, then other static methods, then adaptive ones."""
     is_adaptive = {row.method: row.adaptive for section in sections for row in section.rows}
     return sorted(is_adaptive, key=lambda name: (is_adaptive[name], _dense_order(name), name))
 
 
 def _dense_order(method: str) -> int:
+    """Return the position of a method among the dense methods; the number of dense methods for other methods."""
     return DENSE.index(method) if method in DENSE else len(DENSE)
 
 
@@ -128,8 +132,8 @@ def _section(setup: Setup, runs: Sequence[TrainingRecord], by_setup: dict[Setup,
 
     Args:
         setup: setup of the section.
-        runs: runs in the setup.
-        by_setup: runs in all setups, among them those of the limit.
+        runs: records in the setup.
+        by_setup: records in all setups, among which are the runs that set the limit.
     """
     limit_runs = [run for run in by_setup.get(setup._replace(link=LIMIT_LINK), []) if run.method == LIMIT_METHOD]
     limit_tta = amount([time_to_target(run) for run in limit_runs])
@@ -152,7 +156,7 @@ def _section(setup: Setup, runs: Sequence[TrainingRecord], by_setup: dict[Setup,
 
 
 def _exact_steps(runs: Sequence[TrainingRecord]) -> float | None:
-    """Return the median steps to the target; ``None`` if they are not known exactly."""
+    """Return the median number of steps to the target; ``None`` if only a bound is known, or nothing."""
     steps = amount([steps_to_target(run) for run in runs])
     return steps.median if steps and steps.exact else None
 
@@ -160,8 +164,16 @@ def _exact_steps(runs: Sequence[TrainingRecord]) -> float | None:
 def _row(
     runs: Sequence[TrainingRecord], limit: float | None, dense_bytes: float | None, baseline: Sequence[TrainingRecord]
 ) -> ReportRow:
-    tta = amount([time_to_target(run) for run in runs]) or UNKNOWN
-    steps = amount([steps_to_target(run) for run in runs]) or UNKNOWN
+    """Return the numbers of a method in a setup.
+
+    Args:
+        runs: records of the method.
+        limit: the limit in seconds; ``None`` if not known.
+        dense_bytes: wire bytes that a rank sends in a step of fp32; ``None`` if not known.
+        baseline: records of fp16 in the setup.
+    """
+    tta = amount([time_to_target(run) for run in runs]) or UNKNOWN_AMOUNT
+    steps = amount([steps_to_target(run) for run in runs]) or UNKNOWN_AMOUNT
     method_bytes = _median(runs, bytes_per_step)
     return ReportRow(
         method=runs[0].method,
@@ -169,8 +181,8 @@ def _row(
         runs=tuple(runs),
         reached=sum(run.tta_s is not None for run in runs),
         tta=tta,
-        relative=tta.over(limit) if limit else None,
-        speedup=paired(runs, baseline),
+        relative=tta.in_units_of(limit) if limit else None,
+        speedup=paired_speedup(runs, baseline),
         steps=steps,
         every=statistics.median(run.every or 1 for run in runs),
         samples_per_s=statistics.median(run.samples_per_s for run in runs),
@@ -184,6 +196,6 @@ def _row(
 
 
 def _median(runs: Iterable[TrainingRecord], get: Callable[[TrainingRecord], float | None]) -> float | None:
-    """Return the median of a number over the runs that have it; ``None`` if no run has it."""
+    """Return the median over runs of the number that ``get`` returns, without ``None``; ``None`` if none is left."""
     numbers = [number for number in map(get, runs) if number is not None]
     return statistics.median(numbers) if numbers else None

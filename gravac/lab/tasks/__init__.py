@@ -1,6 +1,6 @@
 # SPDX-FileCopyrightText: 2026 The gravac developers
 # SPDX-License-Identifier: Apache-2.0
-"""The lab's reference tasks, by name: one file each, on real data that every machine has, except for ``cifar``."""
+"""Reference tasks (model, data, optimizer, metric) by name. Data come with Python or scikit-learn, except for CIFAR."""
 
 from __future__ import annotations
 
@@ -17,24 +17,25 @@ from gravac.lab.tasks.lstm import LSTM
 TASKS: dict[str, type[Task]] = {
     task.name: task for task in (CharLM, LSTM, Denoise, GPT2, ModernBERT, Digits, ResNet101, VGG16)
 }
-"""Class of every task, by its name."""
+"""Class of each task, by the task's name."""
 
 MAX_SCALE = 1000.0
-"""Maximum scale; a larger scale is taken for a mistake."""
+"""Maximum scale of a task's model; a larger scale is probably a mistake."""
 
 
 def make(name: str, *, scale: float = 1.0, seed: int = 0, learning_rate: float | None = None, data: str = "") -> Task:
-    """Make a task by name.
+    """Return a reference task, by its name.
 
     Args:
         name: key of ``TASKS``.
-        scale: scale of the model; 1 suits two cores.
+        scale: scale of the model; 1 suits two cores. The number of parameters grows about linearly with the scale.
         seed: seed of the initial weights and of the batches.
         learning_rate: learning rate; ``None``: the rate that is best for dense training at that scale.
         data: folder of the data, for tasks that need a folder.
 
     Raises:
-        ValueError: the name is unknown, the scale or the learning rate out of range, or the data missing or unwanted.
+        ValueError: the name is unknown, the scale or the learning rate is out of range, a needed folder of data is
+            missing, or a folder is given that the task does not need.
 
     Example:
         >>> task = make("charlm", scale=0.4)
@@ -47,7 +48,7 @@ def make(name: str, *, scale: float = 1.0, seed: int = 0, learning_rate: float |
         raise ValueError(f"task: {name!r} is unknown; choose from {', '.join(TASKS)}")
     if not 0 < scale <= MAX_SCALE:
         raise ValueError(f"scale: {scale!r} is not in (0, {MAX_SCALE:g}]; 1 suits two cores")
-    settings: dict[str, Any] = {"scale": scale, "seed": seed, "learning_rate": TASKS[name].tuned(scale)}
+    settings: dict[str, Any] = {"scale": scale, "seed": seed, "learning_rate": TASKS[name].tuned_learning_rate(scale)}
     if learning_rate is not None:
         if not 0 < learning_rate < float("inf"):
             raise ValueError(f"learning_rate: {learning_rate!r} is not a positive number; leave it out for the default")
@@ -55,5 +56,5 @@ def make(name: str, *, scale: float = 1.0, seed: int = 0, learning_rate: float |
     if issubclass(TASKS[name], Cifar):
         settings["data"] = data
     elif data:
-        raise ValueError(f"data: {data!r} given for the task {name!r}, which needs none; leave it out")
+        raise ValueError(f"data: {data!r} is given, but the task {name!r} needs no folder of data; leave data out")
     return TASKS[name](**settings)

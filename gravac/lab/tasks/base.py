@@ -1,6 +1,6 @@
 # SPDX-FileCopyrightText: 2026 The gravac developers
 # SPDX-License-Identifier: Apache-2.0
-"""The interface of a task: model, data, optimizer, schedule, and the metric by which runs are compared."""
+"""The interface of a reference task: model, data, optimizer, learning rates, and the metric that compares runs."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from torch.optim import Optimizer
 
 @dataclass(frozen=True)
 class Score:
-    """A sum over validation data and the number of its terms; the scores of several ranks add up.
+    """A sum over validation data, and the number of its terms. The scores of several ranks may be added.
 
     Attributes:
-        total: sum of losses, squared errors or hits.
-        count: number of characters, pixels or pictures that the sum is over.
+        total: sum of losses, squared errors or correct predictions.
+        count: number of characters, pixels or pictures in the sum.
     """
 
     total: float
@@ -29,17 +29,17 @@ class Score:
 
 @dataclass(frozen=True)
 class Metric:
-    """The metric by which runs of a task are compared, on data that is never trained on.
+    """The validation metric by which runs of a task are compared.
 
     Attributes:
         name: name of the metric, for tables and axes.
         unit: unit of the metric, such as ``"nats a character"``, ``"dB"`` or ``"%"``.
         higher_is_better: whether a higher metric is better; false for a loss.
-        decibels: whether the metric is ``-10 log10`` of the score's mean, instead of the mean.
+        decibels: whether the metric is ``-10 log10(total / count)`` of a score, instead of ``total / count``.
 
     Example:
         >>> loss = Metric("loss", "nats", higher_is_better=False)
-        >>> loss.compute(Score(total=6.0, count=4)), loss.reached(1.5, target=2.0)
+        >>> loss.compute(Score(total=6.0, count=4)), loss.is_reached(1.5, target=2.0)
         (1.5, True)
     """
 
@@ -49,27 +49,29 @@ class Metric:
     decibels: bool = False
 
     def compute(self, score: Score) -> float:
-        """Return the metric of a score, in ``unit``."""
+        """Return the metric for a score, in ``unit``; nan if it is not defined."""
         mean = score.total / max(score.count, 1)
         if not self.decibels:
             return mean
         return -10 * math.log10(mean) if mean > 0 else math.nan
 
-    def reached(self, reading: float, target: float) -> bool:
-        """True if a reading of the metric is at the target, or better."""
+    def is_reached(self, reading: float, target: float) -> bool:
+        """True if ``reading``, a metric of a model, is at the target or better."""
         return reading >= target if self.higher_is_better else reading <= target
 
 
 @dataclass(frozen=True)
 class Task(ABC):
-    """A reference task with frozen settings: with the same seed, a method's run is the same on every link.
+    """A reference task: model, data, optimizer and validation metric.
+
+    With the same settings and seed, a method with a fixed compressor trains in the same way on every link.
 
     Attributes:
         scale: scale of the model; 1 suits two cores, 10 and more a GPU. The number of parameters and the compute grow
             about linearly with the scale.
         seed: seed of the initial weights and of the batches.
-        learning_rate: learning rate after the warm-up; the default is the best for *dense* training, which
-            ``train_dense`` finds, and every method trains with it.
+        learning_rate: learning rate after the warm-up, for every method. The default is the best rate for training
+            without compression; ``train_dense`` compares rates.
     """
 
     scale: float = 1.0
@@ -79,65 +81,65 @@ class Task(ABC):
     name: ClassVar[str]
     metric: ClassVar[Metric]
     budget: ClassVar[int]
-    """Number of steps of dense training; the default target is dense training's metric at 80 % of these steps."""
+    """Number of steps of the reference run, which is not compressed; its metric at 80 % of them is the target."""
     every: ClassVar[int]
     """Number of steps from one evaluation to the next, the same for every method and link."""
     warmup: ClassVar[int] = 20
     """Number of steps over which the learning rate rises linearly."""
 
     @classmethod
-    def tuned(cls, scale: float) -> float:
-        """Return the learning rate that is best for dense training at a scale."""
+    def tuned_learning_rate(cls, scale: float) -> float:
+        """Return the learning rate that is best for training without compression, at a scale of the model."""
         return cls.learning_rate
 
     @property
     @abstractmethod
     def batch_size(self) -> int:
-        """Samples per rank and step."""
+        """Number of samples that a rank trains in a step."""
 
     @abstractmethod
     def model(self) -> nn.Module:
-        """Make a model with the same weights on every rank, without changing torch's global random state."""
+        """Return a new model with the same weights on every rank; leave torch's global random state as it is."""
 
     @abstractmethod
     def optimizer(self, model: nn.Module) -> Optimizer:
-        """Return the optimizer over the model's parameters, at ``learning_rate``."""
+        """Return a new optimizer of the model's parameters, with ``learning_rate``."""
 
     @abstractmethod
     def batch(self, step: int, rank: int) -> Any:
-        """Return the training batch of a step on a rank; it depends on (seed, step, rank) alone."""
+        """Return the training batch of a step on a rank, which depends on seed, step and rank alone."""
 
     @abstractmethod
     def loss(self, model: nn.Module, batch: Any) -> Tensor:
-        """Return the mean training loss of a batch, a scalar."""
+        """Return the mean training loss of a batch from ``batch``, a scalar tensor."""
 
     @abstractmethod
     def validate(self, model: nn.Module, shard: int = 0, shards: int = 1) -> Score:
-        """Return the score of a shard of the validation data, without gradients.
+        """Return the score of a model on a shard of the validation data; no gradients are computed.
 
         Args:
             model: model to evaluate.
-            shard: number of the shard, from 0 on.
+            shard: number of the shard, from 0.
             shards: number of shards into which the validation data is split.
         """
 
     def learning_rate_at(self, step: int) -> float:
         """Return the learning rate of a step, counted from 0.
 
-        Constant after the warm-up: the task does not know how many steps a run will make.
+        The rate is constant after the warm-up, since the task does not know how many steps a run will have.
         """
         return self.learning_rate * min(1.0, (step + 1) / self.warmup)
 
 
 def train_dense(task: Task, workers: int, steps: Sequence[int]) -> Iterator[tuple[int, float]]:
-    """Train in one process as all ranks without compression would; yield step and metric after each number of steps.
+    """Train in one process as several ranks would without compression; yield ``(step, metric)`` at given steps.
 
-    An untuned baseline flatters compression, so learning rates are tuned for dense training.
+    It serves to find the best learning rate: compression looks too good against a baseline that is not tuned.
 
     Args:
-        task: what is trained; its ``learning_rate`` is the rate to try.
-        workers: number of ranks, whose gradients are averaged.
-        steps: numbers of steps after which the metric is computed, ascending.
+        task: task to train, with the learning rate to try.
+        workers: number of ranks whose gradients are averaged.
+        steps: numbers of steps after which the validation metric is computed.
     """
     model = task.model()
     optimizer = task.optimizer(model)

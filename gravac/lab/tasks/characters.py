@@ -1,6 +1,6 @@
 # SPDX-FileCopyrightText: 2026 The gravac developers
 # SPDX-License-Identifier: Apache-2.0
-"""Base class of tasks on text: sequences of Python source, evaluated by cross-entropy per character."""
+"""Base class of tasks on text: sequences of Python source code, evaluated by cross-entropy per character."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ NO_TARGET = -100
 
 @dataclass(frozen=True)
 class Characters(Task):
-    """A task of predicting the next character, whose model a subclass makes. A *sample* is one sequence.
+    """Base class of tasks that predict the next character; subclasses make the model. A *sample* is one sequence.
 
     Attributes:
         learning_rate: learning rate of AdamW.
-        sequences: number of sequences per rank and step.
-        context: number of characters per sequence.
-        validation_sequences: number of sequences in the mean validation loss; always the same sequences.
+        sequences: number of sequences that a rank trains in a step.
+        context: number of characters that the model sees of a sequence.
+        validation_sequences: number of sequences for the validation loss; they are the same in every evaluation.
     """
 
     metric: ClassVar[Metric] = Metric("validation loss", "nats a character")
@@ -40,30 +40,30 @@ class Characters(Task):
 
     @property
     def batch_size(self) -> int:
-        """Sequences per rank and step."""
+        """Number of sequences that a rank trains in a step."""
         return self.sequences
 
     @property
     def text(self) -> Text:
-        """Text to train on and to validate on; read once per process."""
-        return _text()
+        """Texts to train on and to validate on; the files are read once per process."""
+        return _library_text()
 
     def optimizer(self, model: nn.Module) -> torch.optim.Optimizer:
         """Return an AdamW optimizer of the model's parameters."""
         return torch.optim.AdamW(model.parameters(), lr=self.learning_rate, betas=(0.9, 0.98), weight_decay=0.01)
 
     def batch(self, step: int, rank: int) -> Tensor:
-        """Return the training sequences of a step on a rank: ``(batch_size, context + 1)``, int64."""
+        """Return the training sequences of a step on a rank, character codes ``(batch_size, context + 1)``, int64."""
         generator = np.random.default_rng((self.seed, rank, step))
         starts = generator.integers(0, len(self.text.train) - self.context - 1, self.batch_size)
         return self._sequences(self.text.train, starts)
 
     def loss(self, model: nn.Module, batch: Tensor) -> Tensor:
-        """Return the mean cross-entropy of the next character in nats, a scalar."""
+        """Return the mean cross-entropy of the next character in nats, a scalar tensor."""
         return self._cross_entropy(model, batch, "mean")
 
     def validate(self, model: nn.Module, shard: int = 0, shards: int = 1) -> Score:
-        """Return the summed loss of a shard of the validation sequences, without gradients; see ``Task``."""
+        """Return the summed loss in nats over a shard of the validation sequences; see ``Task``."""
         starts = np.linspace(0, len(self.text.validation) - self.context - 2, self.validation_sequences, dtype=np.int64)
         total, count = 0.0, 0
         training = model.training
@@ -77,27 +77,31 @@ class Characters(Task):
         return Score(total, count)
 
     def _cross_entropy(self, model: nn.Module, batch: Tensor, reduction: str) -> Tensor:
+        """Return the cross-entropy of a batch in nats; ``reduction``: ``"mean"`` or ``"sum"`` over positions."""
         inputs, targets = self._inputs_and_targets(batch)
         return F.cross_entropy(
             self._logits(model, inputs).flatten(0, 1), targets.flatten(), ignore_index=NO_TARGET, reduction=reduction
         )
 
     def _validation_batch(self, starts: npt.NDArray[np.int64]) -> Tensor:
-        """Return the validation sequences that start at ``starts``, in the form of a training batch."""
+        """Return validation sequences as a batch: those that start at the positions ``starts`` of the text."""
         return self._sequences(self.text.validation, starts)
 
     def _inputs_and_targets(self, batch: Tensor) -> tuple[Tensor, Tensor]:
-        """Return the model's inputs and the target at each position, both ``(sequences, context)``."""
+        """Return the model's inputs, and the character to predict at each position; both ``(sequences, context)``."""
         return batch[:, :-1], batch[:, 1:]
 
     def _logits(self, model: nn.Module, characters: Tensor) -> Tensor:
+        """Return the model's logits, ``(sequences, context, VOCABULARY)``, for its inputs."""
         logits: Tensor = model(characters)
         return logits
 
     def _sequences(self, text: npt.NDArray[np.uint8], starts: npt.NDArray[np.int64]) -> Tensor:
+        """Return the sequences of a text that start at ``starts``: ``(len(starts), context + 1)``, int64."""
         return torch.from_numpy(text[starts[:, None] + np.arange(self.context + 1)].astype(np.int64))
 
 
 @lru_cache(maxsize=1)
-def _text() -> Text:
+def _library_text() -> Text:
+    """Return the text of all tasks on text; read the files once per process."""
     return library_text()

@@ -2,9 +2,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """The task ``charlm``: a small character-level transformer on the source text of Python's standard library.
 
-A causal convolution over the latest characters comes before the attention layers. Without the convolution, such a
-model spends its first few hundred steps on learning to look at the previous character, and a demo of a minute would
-show little else.
+A causal convolution over the latest characters comes before the attention layers. Without the convolution, the model
+would spend its first few hundred steps on learning to look at the previous character, and a demo of a minute would show
+little else.
 """
 
 from __future__ import annotations
@@ -20,8 +20,13 @@ from gravac.lab.tasks.characters import Characters
 from gravac.lab.tasks.text import VOCABULARY
 
 
-class Block(nn.Module):
-    """Pre-norm causal attention, then a feed-forward layer of four times the width."""
+class TransformerBlock(nn.Module):
+    """Block of a transformer: pre-norm causal attention, then a pre-norm feed-forward layer, four times as wide.
+
+    Args:
+        width: number of features of a position.
+        heads: number of attention heads.
+    """
 
     def __init__(self, width: int, heads: int) -> None:
         super().__init__()
@@ -34,7 +39,7 @@ class Block(nn.Module):
         self.narrow = nn.Linear(4 * width, width)
 
     def forward(self, x: Tensor) -> Tensor:
-        """Map ``(batch, length, width)``, float32, to the same shape."""
+        """Return the block's output for ``x``; both ``(batch, length, width)``, float32."""
         batch, length, width = x.shape
         qkv = self.qkv(self.attention_norm(x)).view(batch, length, 3, self.heads, width // self.heads)
         q, k, v = qkv.permute(2, 0, 3, 1, 4)
@@ -44,22 +49,29 @@ class Block(nn.Module):
         return out
 
 
-HEAD = 32
-"""Width of an attention head."""
+HEAD_WIDTH = 32
+"""Number of features of an attention head."""
 
-NEIGHBOURS = 4
-"""Number of characters in the window of the convolution at the entry, the current character included."""
+CONVOLUTION_LENGTH = 4
+"""Number of characters that the convolution before the attention layers sees, the current character included."""
 
 
 class CharTransformer(nn.Module):
-    """Transformer from characters ``(batch, length)``, int64, to logits ``(batch, length, VOCABULARY)``, float32."""
+    """Transformer from characters ``(batch, length)``, int64, to logits ``(batch, length, VOCABULARY)``, float32.
+
+    Args:
+        width: number of features of a position.
+        layers: number of blocks.
+        heads: number of attention heads.
+        context: maximum length of a sequence.
+    """
 
     def __init__(self, width: int, layers: int, heads: int, context: int) -> None:
         super().__init__()
         self.characters = nn.Embedding(VOCABULARY, width)
-        self.entry = nn.Conv1d(width, width, NEIGHBOURS)
+        self.entry = nn.Conv1d(width, width, CONVOLUTION_LENGTH)
         self.positions = nn.Parameter(torch.randn(context, width) * 0.02)
-        blocks = [Block(width, heads) for _ in range(layers)]
+        blocks = [TransformerBlock(width, heads) for _ in range(layers)]
         self.blocks = nn.Sequential(*blocks)
         self.norm = nn.LayerNorm(width)
         self.head = nn.Linear(width, VOCABULARY)
@@ -69,9 +81,9 @@ class CharTransformer(nn.Module):
                 nn.init.normal_(branch.weight, std=0.02 / (2 * layers) ** 0.5)
 
     def forward(self, characters: Tensor) -> Tensor:
-        """Map characters ``(batch, length)`` to logits; see the class."""
+        """Return the logits for characters ``(batch, length)``; see the class."""
         embedded = self.characters(characters)
-        padded = F.pad(embedded.transpose(1, 2), (NEIGHBOURS - 1, 0))
+        padded = F.pad(embedded.transpose(1, 2), (CONVOLUTION_LENGTH - 1, 0))
         x = embedded + self.entry(padded).transpose(1, 2) + self.positions[: characters.shape[1]]
         logits: Tensor = self.head(self.norm(self.blocks(x)))
         return logits
@@ -79,10 +91,10 @@ class CharTransformer(nn.Module):
 
 @dataclass(frozen=True)
 class CharLM(Characters):
-    """Model, data, optimizer and metric of ``charlm``; see ``Characters``.
+    """The task ``charlm``: a small transformer that predicts the next character. See ``Characters``.
 
     Attributes:
-        width: width of the embedding at scale 1, a multiple of 32.
+        width: width of the embedding at scale 1, a multiple of ``HEAD_WIDTH``.
         layers: number of blocks, each of an attention and a feed-forward layer.
     """
 
@@ -96,13 +108,13 @@ class CharLM(Characters):
     validation_sequences: int = 64
 
     @classmethod
-    def tuned(cls, scale: float) -> float:
-        """Return the learning rate that is best at a scale: 4e-3 at 0.4, 2e-3 at 1; narrower models take more."""
+    def tuned_learning_rate(cls, scale: float) -> float:
+        """Return the best learning rate at a scale: 4e-3 at scale 0.4, and 2e-3 at 1 (narrower models need more)."""
         return 4e-3 if scale < 0.7 else 2e-3
 
     def model(self) -> nn.Module:
-        """Return a freshly initialised model with the same weights on every rank."""
+        """Return a new model with the same weights on every rank."""
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(self.seed)
-            heads = max(1, round(self.width / HEAD * self.scale**0.5))
-            return CharTransformer(heads * HEAD, self.layers, heads, self.context)
+            heads = max(1, round(self.width / HEAD_WIDTH * self.scale**0.5))
+            return CharTransformer(heads * HEAD_WIDTH, self.layers, heads, self.context)

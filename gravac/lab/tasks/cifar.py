@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """The tasks ``resnet101`` and ``vgg16``: the usual networks on a local copy of CIFAR-10 or CIFAR-100.
 
-They read only the *binary version* of the data (records of label bytes and 3072 pixel bytes), so nothing is unpickled,
-and nothing is downloaded. Scale 1 is the usual width, which needs a GPU; on two cores, use 0.01.
+The tasks read only the *binary version* of the data, whose records are label bytes and 3072 pixel bytes. So nothing is
+unpickled, and nothing is downloaded. Scale 1 is the usual width, which needs a GPU; on two cores, use 0.01.
 """
 
 from __future__ import annotations
@@ -22,18 +22,29 @@ from torch import Tensor, nn
 
 from gravac.lab.tasks.base import Metric, Score, Task
 
-SIDE = 32
-PIXELS = 3 * SIDE * SIDE
-PAD = 4
-MEAN = np.array([0.491, 0.482, 0.447], np.float32).reshape(3, 1, 1)
-DEVIATION = np.array([0.247, 0.243, 0.262], np.float32).reshape(3, 1, 1)
+PICTURE_SIDE = 32
+"""Width and height of a picture, in pixels."""
+
+PIXEL_BYTES = 3 * PICTURE_SIDE * PICTURE_SIDE
+"""Number of bytes of a picture: a byte for each pixel and colour."""
+
+CROP_PADDING = 4
+"""Number of black pixels added at each side of a training picture before it is cropped at random."""
+
+COLOUR_MEAN = np.array([0.491, 0.482, 0.447], np.float32).reshape(3, 1, 1)
+"""Mean of each colour over CIFAR, for pixels in [0, 1]."""
+
+COLOUR_DEVIATION = np.array([0.247, 0.243, 0.262], np.float32).reshape(3, 1, 1)
+"""Standard deviation of each colour over CIFAR, for pixels in [0, 1]."""
 
 
 class ArchiveLayout(NamedTuple):
-    """Layout of a data set's binary version: records of label bytes, whose last is the class, then pixel bytes.
+    """Layout of the binary version of a data set: files of records of label bytes, then pixel bytes.
+
+    The last label byte of a record is the class of the picture.
 
     Attributes:
-        folder: name of the folder in the archive.
+        folder: name of the folder in the archive that has the files.
         train: names of the files with training records.
         test: name of the file with test records.
         labels: number of label bytes of a record.
@@ -58,32 +69,33 @@ LAYOUTS = (
     ArchiveLayout(folder="cifar-100-binary", train=("train.bin",), test="test.bin", labels=2, classes=100),
 )
 
-REMEDY = (
+DATA_REMEDY = (
     'download and unpack the "binary version" of CIFAR-10 or CIFAR-100 yourself, and give the folder that has '
     f"{' or '.join(layout.folder for layout in LAYOUTS)} in it; nothing is downloaded for you"
 )
+"""End of error messages about the data: what the user is to do."""
 
 
-def locate(folder: str) -> tuple[Path, ArchiveLayout]:
-    """Return the folder of the records, and their layout.
+def locate_records(folder: str) -> tuple[Path, ArchiveLayout]:
+    """Find the files of CIFAR-10 or CIFAR-100; return their folder and their layout.
 
     Args:
-        folder: the folder of the records, or its parent folder.
+        folder: folder that has the files, or its parent folder.
 
     Raises:
-        ValueError: neither folder has a complete binary version.
+        ValueError: the folder is not given, or has no complete binary version.
     """
     if not folder:
-        raise ValueError(f"data: {folder!r} names no folder; {REMEDY}")
+        raise ValueError(f"data: {folder!r} names no folder; {DATA_REMEDY}")
     for layout in LAYOUTS:
         for records_folder in (Path(folder), Path(folder, layout.folder)):
             if all((records_folder / name).is_file() for name in (*layout.train, layout.test)):
                 return records_folder, layout
-    raise ValueError(f"data: {folder!r} has no CIFAR in it; {REMEDY}")
+    raise ValueError(f"data: {folder!r} has no CIFAR in it; {DATA_REMEDY}")
 
 
 class Pictures(NamedTuple):
-    """Pictures ``(count, 3, SIDE, SIDE)``, uint8, and their classes ``(count,)``, int64."""
+    """Pictures ``(count, 3, PICTURE_SIDE, PICTURE_SIDE)``, uint8, and their classes ``(count,)``, int64."""
 
     images: npt.NDArray[np.uint8]
     classes: npt.NDArray[np.int64]
@@ -91,38 +103,48 @@ class Pictures(NamedTuple):
 
 @lru_cache(maxsize=4)
 def pictures(folder: Path, layout: ArchiveLayout, train: bool) -> Pictures:
-    """Read the training or the test records.
+    """Read all training pictures if ``train``, otherwise all test pictures; return them with their classes.
+
+    Args:
+        folder: folder that has the files.
+        layout: layout of the files.
+        train: whether to read the training pictures.
 
     Raises:
-        ValueError: a file is empty or is no sequence of complete records, or a class is out of range.
+        ValueError: a file is empty or has incomplete records, or a class is out of range.
     """
     records_of_files = []
     for path in (folder / name for name in (layout.train if train else (layout.test,))):
         content = np.frombuffer(path.read_bytes(), np.uint8)
-        if not content.size or content.size % (layout.labels + PIXELS):
-            raise ValueError(f"data: {path} is not made of records of {layout.labels + PIXELS} bytes; {REMEDY}")
-        records_of_files.append(content.reshape(-1, layout.labels + PIXELS))
+        if not content.size or content.size % (layout.labels + PIXEL_BYTES):
+            raise ValueError(
+                f"data: {path} is not made of records of {layout.labels + PIXEL_BYTES} bytes; {DATA_REMEDY}"
+            )
+        records_of_files.append(content.reshape(-1, layout.labels + PIXEL_BYTES))
     records = np.concatenate(records_of_files)
     classes = records[:, layout.labels - 1].astype(np.int64)
     if classes.max() >= layout.classes:
-        raise ValueError(f"data: {folder} has class {classes.max()}, of {layout.classes}; {REMEDY}")
-    return Pictures(records[:, layout.labels :].reshape(-1, 3, SIDE, SIDE), classes)
+        raise ValueError(f"data: {folder} has the class {classes.max()}, not below {layout.classes}; {DATA_REMEDY}")
+    return Pictures(records[:, layout.labels :].reshape(-1, 3, PICTURE_SIDE, PICTURE_SIDE), classes)
 
 
-def normalised(images: npt.NDArray[np.uint8]) -> Tensor:
-    """Return pictures ``(count, 3, SIDE, SIDE)`` as float32, each colour with about zero mean and unit deviation."""
-    return torch.from_numpy((images.astype(np.float32) / 255 - MEAN) / DEVIATION)
+def normalised_images(images: npt.NDArray[np.uint8]) -> Tensor:
+    """Return pictures as float32, each colour with a mean of about 0 and a standard deviation of about 1.
+
+    Argument and result have the shape ``(count, 3, PICTURE_SIDE, PICTURE_SIDE)``.
+    """
+    return torch.from_numpy((images.astype(np.float32) / 255 - COLOUR_MEAN) / COLOUR_DEVIATION)
 
 
 @dataclass(frozen=True)
 class Cifar(Task):
-    """Data, augmentation, optimizer and metric of the tasks on CIFAR; see ``Task``. A *sample* is one picture.
+    """Base class of the tasks on CIFAR; subclasses make the model. A *sample* is one picture. See ``Task``.
 
     Attributes:
         learning_rate: learning rate of SGD with momentum 0.9 and weight decay 5e-4; the usual rate, not tuned here.
         data: folder with the binary version of CIFAR-10 or CIFAR-100.
-        pictures: number of pictures per rank and step.
-        validation_pictures: maximum number of test pictures for the accuracy; always the same pictures.
+        pictures: number of pictures that a rank trains in a step.
+        validation_pictures: maximum number of test pictures for the accuracy; the same pictures in every evaluation.
     """
 
     metric: ClassVar[Metric] = Metric("test accuracy", "%", higher_is_better=True)
@@ -136,76 +158,95 @@ class Cifar(Task):
     validation_pictures: int = 10_000
 
     def __post_init__(self) -> None:
-        locate(self.data)  # raises for a wrong folder now, not in the first step of a rank
+        locate_records(self.data)  # raises for a wrong folder now, not in the first step of a rank
 
     @property
     def batch_size(self) -> int:
-        """Pictures per rank and step."""
+        """Number of pictures that a rank trains in a step."""
         return self.pictures
 
     @property
     def classes(self) -> int:
         """Number of classes of the data, 10 or 100."""
-        return locate(self.data)[1].classes
+        return locate_records(self.data)[1].classes
 
     @cached_property
     def train(self) -> Pictures:
-        """Pictures to train on."""
-        return pictures(*locate(self.data), train=True)
+        """All training pictures, with their classes."""
+        return pictures(*locate_records(self.data), train=True)
 
     @cached_property
     def test(self) -> Pictures:
-        """Pictures to evaluate a run on."""
-        images, classes = pictures(*locate(self.data), train=False)
+        """Test pictures for the accuracy, with their classes."""
+        images, classes = pictures(*locate_records(self.data), train=False)
         return Pictures(images[: self.validation_pictures], classes[: self.validation_pictures])
 
     def optimizer(self, model: nn.Module) -> torch.optim.Optimizer:
-        """Return SGD with momentum and weight decay over the model's parameters."""
+        """Return an SGD optimizer of the model's parameters, with momentum and weight decay."""
         return torch.optim.SGD(model.parameters(), lr=self.learning_rate, momentum=0.9, weight_decay=5e-4)
 
     def batch(self, step: int, rank: int) -> tuple[Tensor, Tensor]:
-        """Return one rank's pictures of a step, padded, cropped and flipped at random, and their classes.
+        """Return the training pictures of a step on a rank, cropped and flipped at random, and their classes.
 
-        Pictures are ``(batch_size, 3, SIDE, SIDE)``, float32; classes ``(batch_size,)``, int64.
+        Pictures are ``(batch_size, 3, PICTURE_SIDE, PICTURE_SIDE)``, float32; classes ``(batch_size,)``, int64.
         """
         generator = np.random.default_rng((self.seed, rank, step))
-        sampled = generator.integers(0, len(self.train.classes), self.batch_size)
-        rows, columns = (generator.integers(0, 2 * PAD + 1, (len(sampled), 1)) + np.arange(SIDE) for _ in range(2))
-        columns = np.where(generator.random((len(sampled), 1)) < 0.5, columns[:, ::-1], columns)
-        padded = np.pad(self.train.images[sampled], ((0, 0), (0, 0), (PAD, PAD), (PAD, PAD)))
-        picture, colour = np.arange(len(sampled))[:, None, None, None], np.arange(3)[:, None, None]
+        sampled_indices = generator.integers(0, len(self.train.classes), self.batch_size)
+        rows, columns = (
+            generator.integers(0, 2 * CROP_PADDING + 1, (len(sampled_indices), 1)) + np.arange(PICTURE_SIDE)
+            for _ in range(2)
+        )
+        columns = np.where(generator.random((len(sampled_indices), 1)) < 0.5, columns[:, ::-1], columns)
+        padded = np.pad(
+            self.train.images[sampled_indices],
+            ((0, 0), (0, 0), (CROP_PADDING, CROP_PADDING), (CROP_PADDING, CROP_PADDING)),
+        )
+        picture, colour = np.arange(len(sampled_indices))[:, None, None, None], np.arange(3)[:, None, None]
         images = padded[picture, colour, rows[:, None, :, None], columns[:, None, None, :]]
-        return normalised(images), torch.from_numpy(self.train.classes[sampled])
+        return normalised_images(images), torch.from_numpy(self.train.classes[sampled_indices])
 
     def loss(self, model: nn.Module, batch: tuple[Tensor, Tensor]) -> Tensor:
-        """Return the mean cross-entropy in nats, a scalar."""
+        """Return the mean cross-entropy in nats, a scalar tensor."""
         return F.cross_entropy(model(batch[0]), batch[1])
 
     def validate(self, model: nn.Module, shard: int = 0, shards: int = 1) -> Score:
-        """Return the score of a shard of the test pictures, 100 for each correct class; see ``Task``."""
+        """Return the score of a model on a shard of the test pictures: 100 for each correct class. See ``Task``."""
         images, classes = self.test.images[shard::shards], self.test.classes[shard::shards]
         hits = 0
         training = model.training
         model.eval()
         with torch.no_grad():
             for start in range(0, len(classes), 250):
-                predicted = model(normalised(images[start : start + 250])).argmax(1)
+                predicted = model(normalised_images(images[start : start + 250])).argmax(1)
                 hits += int((predicted == torch.from_numpy(classes[start : start + 250])).sum())
         model.train(training)
         return Score(100.0 * hits, len(classes))
 
-    def _widened(self, channels: int) -> int:
-        """Return the number of channels at this scale of a layer with ``channels`` channels at scale 1."""
+    def _scaled_channels(self, channels: int) -> int:
+        """Return the number of channels at ``scale`` of a layer that has ``channels`` at scale 1."""
         return max(4, round(channels * math.sqrt(self.scale)))
 
 
 def convolution(inputs: int, outputs: int, side: int, stride: int = 1) -> list[nn.Module]:
-    """Return a convolution of ``inputs`` to ``outputs`` channels, and the normalisation after it."""
+    """Return a convolution and a batch norm.
+
+    Args:
+        inputs: number of input channels.
+        outputs: number of output channels.
+        side: width and height of the kernel.
+        stride: stride of the convolution.
+    """
     return [nn.Conv2d(inputs, outputs, side, stride, side // 2, bias=False), nn.BatchNorm2d(outputs)]
 
 
 class Bottleneck(nn.Module):
-    """Convolutions of side 1, 3 and 1, added to their input; the output has four times ``narrow`` channels."""
+    """Bottleneck of a ResNet: a 1x1, a 3x3 and a 1x1 convolution, whose output is added to the input.
+
+    Args:
+        inputs: number of input channels.
+        narrow: number of channels of the 3x3 convolution; the output has four times as many.
+        stride: stride of the 3x3 convolution.
+    """
 
     def __init__(self, inputs: int, narrow: int, stride: int) -> None:
         super().__init__()
@@ -219,25 +260,31 @@ class Bottleneck(nn.Module):
         self.shortcut = nn.Identity() if same_shape else nn.Sequential(*convolution(inputs, outputs, 1, stride))
 
     def forward(self, x: Tensor) -> Tensor:
-        """Map ``(batch, inputs, side, side)`` to ``(batch, 4 narrow, side / stride, side / stride)``, float32."""
+        """Return the output for ``x``, float32.
+
+        ``x`` is ``(batch, inputs, side, side)``, the output ``(batch, 4 narrow, side / stride, side / stride)``.
+        """
         out: Tensor = F.relu(self.branch(x) + self.shortcut(x))
         return out
 
 
 @dataclass(frozen=True)
 class ResNet101(Cifar):
-    """ResNet-101 for pictures of 32x32: the first layer has side 3 and stride 1, without pooling. See ``Cifar``."""
+    """The task ``resnet101``: ResNet-101 for pictures of 32x32 pixels. See ``Cifar``.
+
+    The first convolution is 3x3 with stride 1, without pooling after it.
+    """
 
     name: ClassVar[str] = "resnet101"
 
     def model(self) -> nn.Module:
-        """Return a freshly initialised model: the same weights on every rank."""
+        """Return a new model with the same weights on every rank."""
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(self.seed)
-            channels = self._widened(64)
+            channels = self._scaled_channels(64)
             layers = [*convolution(3, channels, 3), nn.ReLU()]
             for stage, blocks in enumerate((3, 4, 23, 3)):
-                narrow = self._widened(64 << stage)
+                narrow = self._scaled_channels(64 << stage)
                 for block in range(blocks):
                     layers.append(Bottleneck(channels, narrow, 2 if stage and not block else 1))
                     channels = 4 * narrow
@@ -246,24 +293,24 @@ class ResNet101(Cifar):
 
 @dataclass(frozen=True)
 class VGG16(Cifar):
-    """VGG-16 with normalisation for pictures of 32x32, with its three fully connected layers. See ``Cifar``."""
+    """The task ``vgg16``: VGG-16 with batch norms, for pictures of 32x32 pixels. See ``Cifar``."""
 
     name: ClassVar[str] = "vgg16"
 
     def model(self) -> nn.Module:
-        """Return a freshly initialised model: the same weights on every rank."""
+        """Return a new model with the same weights on every rank."""
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(self.seed)
             channels = 3
             layers: list[nn.Module] = []
             for width, count in ((64, 2), (128, 2), (256, 3), (512, 3), (512, 3)):
                 for _ in range(count):
-                    layers += [*convolution(channels, self._widened(width), 3), nn.ReLU()]
-                    channels = self._widened(width)
+                    layers += [*convolution(channels, self._scaled_channels(width), 3), nn.ReLU()]
+                    channels = self._scaled_channels(width)
                 layers.append(nn.MaxPool2d(2))
             return nn.Sequential(
                 *layers, nn.Flatten(),
-                nn.Linear(channels, self._widened(4096)), nn.ReLU(),
-                nn.Linear(self._widened(4096), self._widened(4096)), nn.ReLU(),
-                nn.Linear(self._widened(4096), self.classes),
+                nn.Linear(channels, self._scaled_channels(4096)), nn.ReLU(),
+                nn.Linear(self._scaled_channels(4096), self._scaled_channels(4096)), nn.ReLU(),
+                nn.Linear(self._scaled_channels(4096), self.classes),
             )  # fmt: skip

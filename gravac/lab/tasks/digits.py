@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The task ``digits``: a small convolutional net on scikit-learn's 8x8 handwritten digits.
 
-A smoke test only: accuracy saturates at 99 % within seconds, and differences between methods are noise from then on.
+For quick tests only: after some seconds accuracy stays at 99 %, and differences between methods are noise.
 """
 
 from __future__ import annotations
@@ -19,12 +19,15 @@ from torch import Tensor, nn
 from gravac.lab.tasks.base import Metric, Score, Task
 
 VALIDATION_PICTURES = 500
-"""Number of pictures for validation, of 1797."""
+"""Number of pictures for validation; the other 1297 are for training."""
 
 
 @lru_cache(maxsize=1)
-def pictures() -> tuple[Tensor, Tensor]:
-    """Return all pictures, ``(1797, 1, 8, 8)`` in [0, 1], and their digits, in a fixed random order."""
+def all_pictures() -> tuple[Tensor, Tensor]:
+    """Return all pictures and their digits, in a fixed random order.
+
+    Pictures are ``(1797, 1, 8, 8)``, float32 in [0, 1]; digits ``(1797,)``, int64.
+    """
     from sklearn.datasets import load_digits
 
     digits = load_digits()
@@ -33,9 +36,9 @@ def pictures() -> tuple[Tensor, Tensor]:
     return images.unsqueeze(1), torch.from_numpy(digits.target[order].astype(np.int64))
 
 
-def net(factor: float) -> nn.Sequential:
-    """Return three convolutions and two linear layers, ``factor`` times as wide as at scale 1."""
-    narrow, wide, linear = (max(4, round(width * factor)) for width in (32, 64, 128))
+def digit_net(width_factor: float) -> nn.Sequential:
+    """Return a net of three convolutions and two linear layers, ``width_factor`` times as wide as at scale 1."""
+    narrow, wide, linear = (max(4, round(width * width_factor)) for width in (32, 64, 128))
     return nn.Sequential(
         nn.Conv2d(1, narrow, 3, padding=1), nn.ReLU(),
         nn.Conv2d(narrow, wide, 3, padding=1), nn.ReLU(), nn.MaxPool2d(2),
@@ -46,11 +49,11 @@ def net(factor: float) -> nn.Sequential:
 
 @dataclass(frozen=True)
 class Digits(Task):
-    """Model, data, optimizer and metric of ``digits``, a smoke test only; see ``Task``. A *sample* is one picture.
+    """The task ``digits``: classify handwritten digits, for quick tests only. A *sample* is one picture. See ``Task``.
 
     Attributes:
         learning_rate: learning rate of SGD with momentum 0.9.
-        pictures: number of pictures per rank and step.
+        pictures: number of pictures that a rank trains in a step.
     """
 
     name: ClassVar[str] = "digits"
@@ -63,33 +66,33 @@ class Digits(Task):
 
     @property
     def batch_size(self) -> int:
-        """Pictures per rank and step."""
+        """Number of pictures that a rank trains in a step."""
         return self.pictures
 
     def model(self) -> nn.Module:
-        """Return a freshly initialised model with the same weights on every rank."""
+        """Return a new model with the same weights on every rank."""
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(self.seed)
-            return net(self.scale**0.5)
+            return digit_net(self.scale**0.5)
 
     def optimizer(self, model: nn.Module) -> torch.optim.Optimizer:
-        """Return SGD with momentum over the model's parameters."""
+        """Return an SGD optimizer of the model's parameters, with momentum."""
         return torch.optim.SGD(model.parameters(), lr=self.learning_rate, momentum=0.9)
 
     def batch(self, step: int, rank: int) -> tuple[Tensor, Tensor]:
-        """Return one rank's pictures of a step, ``(batch_size, 1, 8, 8)``, and their digits, ``(batch_size,)``."""
-        images, targets = pictures()
+        """Return the pictures of a step on a rank, ``(batch_size, 1, 8, 8)``, and their digits, ``(batch_size,)``."""
+        images, targets = all_pictures()
         generator = np.random.default_rng((self.seed, rank, step))
-        sampled = generator.integers(VALIDATION_PICTURES, len(images), self.batch_size)
-        return images[sampled], targets[sampled]
+        sampled_indices = generator.integers(VALIDATION_PICTURES, len(images), self.batch_size)
+        return images[sampled_indices], targets[sampled_indices]
 
     def loss(self, model: nn.Module, batch: tuple[Tensor, Tensor]) -> Tensor:
-        """Return the mean cross-entropy in nats, a scalar."""
+        """Return the mean cross-entropy in nats, a scalar tensor."""
         return F.cross_entropy(model(batch[0]), batch[1])
 
     def validate(self, model: nn.Module, shard: int = 0, shards: int = 1) -> Score:
-        """Return the summed cross-entropy over a shard of the validation pictures; see ``Task``."""
-        images, targets = (tensor[:VALIDATION_PICTURES][shard::shards] for tensor in pictures())
+        """Return the summed cross-entropy in nats over a shard of the validation pictures; see ``Task``."""
+        images, targets = (tensor[:VALIDATION_PICTURES][shard::shards] for tensor in all_pictures())
         training = model.training
         model.eval()
         with torch.no_grad():

@@ -1,11 +1,11 @@
 # SPDX-FileCopyrightText: 2026 The gravac developers
 # SPDX-License-Identifier: Apache-2.0
-"""The tasks ``gpt2`` and ``modernbert``: small models of transformers, from scratch, on ``charlm``'s text in bytes.
+"""The tasks ``gpt2`` and ``modernbert``: small models of the package transformers, from scratch, on bytes of text.
 
-Tied embeddings, positions of the norms, and activations are those of the models that people train. Depth, width, batch
-and length are so small that two cores make a step in a fraction of a second. Dropout is off, so a run depends on its
-seed alone. BERT is not among the tasks: at this size, and in a few hundred steps, BERT learns little more than the
-frequency of each byte.
+The text is that of ``charlm``. Tied embeddings, positions of the norms, and activations are those of the large models.
+Depth, width, batch and length are so small that two cores make a step in a fraction of a second. Dropout is off, so a
+run depends on its seed alone. BERT is not among the tasks: at this size, and in a few hundred steps, BERT learns little
+more than the frequency of each byte.
 """
 
 from __future__ import annotations
@@ -24,34 +24,37 @@ from gravac.lab.tasks.base import Metric
 from gravac.lab.tasks.characters import NO_TARGET, Characters
 from gravac.settings import SettingsError
 
-BYTES = 256
-"""Number of different bytes."""
+BYTE_COUNT = 256
+"""Number of different bytes, the vocabulary of ``gpt2``."""
 
-MASK = BYTES
-"""Token that replaces a byte to predict."""
+MASK_TOKEN = BYTE_COUNT
+"""Token that replaces a byte that ``modernbert`` is to predict; not a byte itself."""
 
 TARGET_FRACTION = 0.15
-"""Fraction of a sequence's bytes that ``modernbert`` is to predict."""
+"""Fraction of the bytes of a sequence that ``modernbert`` is to predict."""
 
 MASK_FRACTION, RANDOM_FRACTION = 0.8, 0.1
-"""Fractions of the bytes to predict that are replaced by ``MASK`` and by a random byte; the others stay (Devlin et al.,
-https://arxiv.org/abs/1810.04805, section 3.1)."""
+"""Fraction of the bytes to predict that ``MASK_TOKEN`` replaces, and fraction that a random byte replaces.
 
-HEAD = 32
-"""Width of an attention head."""
+The remaining bytes to predict stay (Devlin et al., https://arxiv.org/abs/1810.04805, section 3.1).
+"""
+
+HEAD_WIDTH = 32
+"""Number of features of an attention head."""
 
 VALIDATION_SEED = 2**32
-"""Seed of the masks of validation, above the seeds of runs: the same masks for every seed, step and rank."""
+"""Seed of the masks for validation, which are the same for every seed, step and rank; above the seeds of runs."""
 
 
 @dataclass(frozen=True)
 class Language(Characters):
-    """A task with a model of the package transformers, which a subclass chooses.
+    """Base class of tasks with a model of the package transformers; subclasses make the model. See ``Characters``.
 
     Attributes:
-        width: width of the embedding at scale 1, a multiple of 32.
+        width: width of the embedding at scale 1, a multiple of ``HEAD_WIDTH``.
         layers: number of transformer blocks.
-        initializer_range: standard deviation of initial weights; the default of transformers, 0.02, suits wider models.
+        initializer_range: standard deviation of initial weights. The default of transformers, 0.02, is for wider
+            models.
 
     Raises:
         SettingsError: transformers is not installed.
@@ -70,14 +73,14 @@ class Language(Characters):
             raise SettingsError(f"task: {self.name!r} needs transformers; pip install 'gravac[transformers]'")
 
     def model(self) -> nn.Module:
-        """Return a freshly initialised model with the same weights on every rank."""
+        """Return a new model with the same weights on every rank."""
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(self.seed)
-            return self._model(max(1, round(self.width / HEAD * self.scale**0.5)))
+            return self._model(max(1, round(self.width / HEAD_WIDTH * self.scale**0.5)))
 
     @abstractmethod
     def _model(self, heads: int) -> nn.Module:
-        """Return the model with ``heads`` attention heads of width ``HEAD``."""
+        """Return a new model with ``heads`` attention heads of ``HEAD_WIDTH`` features each."""
 
     def _logits(self, model: nn.Module, characters: Tensor) -> Tensor:
         logits: Tensor = model(input_ids=characters).logits
@@ -86,7 +89,7 @@ class Language(Characters):
 
 @dataclass(frozen=True)
 class GPT2(Language):
-    """Model, data, optimizer and metric of ``gpt2``: predict the next byte. See ``Language`` and ``Characters``."""
+    """The task ``gpt2``: a small GPT-2 predicts the next byte. See ``Language`` and ``Characters``."""
 
     name: ClassVar[str] = "gpt2"
     metric: ClassVar[Metric] = Metric("validation loss", "nats a byte")
@@ -97,9 +100,9 @@ class GPT2(Language):
         from transformers import GPT2Config, GPT2LMHeadModel
 
         config = GPT2Config(
-            vocab_size=BYTES,
+            vocab_size=BYTE_COUNT,
             n_positions=self.context,
-            n_embd=heads * HEAD,
+            n_embd=heads * HEAD_WIDTH,
             n_layer=self.layers,
             n_head=heads,
             initializer_range=self.initializer_range,
@@ -116,7 +119,7 @@ class GPT2(Language):
 
 @dataclass(frozen=True)
 class ModernBERT(Language):
-    """Model, data, optimizer and metric of ``modernbert``: predict masked bytes. See ``Language`` and ``Characters``.
+    """The task ``modernbert``: a small ModernBERT predicts masked bytes. See ``Language`` and ``Characters``.
 
     Each sequence has the same number of masked bytes, so the mean over ranks is the mean over all masked bytes.
     """
@@ -129,8 +132,11 @@ class ModernBERT(Language):
     layers: int = 4
 
     def batch(self, step: int, rank: int) -> Tensor:
-        """Return inputs and targets of a step on a rank, ``(batch_size, 2, context)``, int64; see ``mask_bytes``."""
-        return mask_bytes(super().batch(step, rank)[:, :-1], np.random.default_rng((self.seed, rank, step, MASK)))
+        """Return the masked inputs and the targets of a step on a rank, ``(batch_size, 2, context)``, int64.
+
+        See ``mask_bytes``.
+        """
+        return mask_bytes(super().batch(step, rank)[:, :-1], np.random.default_rng((self.seed, rank, step, MASK_TOKEN)))
 
     def _validation_batch(self, starts: npt.NDArray[np.int64]) -> Tensor:
         sequences = super()._validation_batch(starts)[:, :-1]
@@ -148,12 +154,12 @@ class ModernBERT(Language):
         from transformers import ModernBertConfig, ModernBertForMaskedLM
 
         config = ModernBertConfig(
-            vocab_size=BYTES + 1,
+            vocab_size=BYTE_COUNT + 1,
             max_position_embeddings=self.context,
-            hidden_size=heads * HEAD,
+            hidden_size=heads * HEAD_WIDTH,
             num_hidden_layers=self.layers,
             num_attention_heads=heads,
-            intermediate_size=heads * HEAD * 3 // 2,
+            intermediate_size=heads * HEAD_WIDTH * 3 // 2,
             initializer_range=self.initializer_range,
             pad_token_id=None,
             bos_token_id=None,
@@ -166,15 +172,18 @@ class ModernBERT(Language):
 
 
 def mask_bytes(sequences: Tensor, generator: np.random.Generator) -> Tensor:
-    """Choose a random ``TARGET_FRACTION`` of each sequence's bytes, at least one, and mask most of the chosen bytes.
+    """Mask random bytes of sequences, for masked language modelling; return inputs and targets.
+
+    A fraction ``TARGET_FRACTION`` of the bytes of each sequence is to be predicted, at least one byte.
 
     Args:
         sequences: bytes, shape ``(n, length)``, int64.
         generator: source of random numbers.
 
     Returns:
-        Inputs and targets, shape ``(n, 2, length)``, int64. The inputs are the bytes, with ``MASK`` or another byte at
-        most of the chosen positions. The targets are the bytes at the chosen positions, and ``NO_TARGET`` elsewhere.
+        Inputs and targets, shape ``(n, 2, length)``, int64. Inputs ``[:, 0]`` are the bytes, of which most of those to
+        predict are replaced by ``MASK_TOKEN`` or a random byte. Targets ``[:, 1]`` are the bytes to predict, and
+        ``NO_TARGET`` elsewhere.
 
     Example:
         >>> inputs, targets = mask_bytes(torch.arange(20)[None], np.random.default_rng(0))[0]
@@ -187,8 +196,8 @@ def mask_bytes(sequences: Tensor, generator: np.random.Generator) -> Tensor:
     )
     originals = sequences.gather(1, positions)
     uniform = torch.from_numpy(generator.random(positions.shape))
-    random_bytes = torch.from_numpy(generator.integers(0, BYTES, positions.shape))
+    random_bytes = torch.from_numpy(generator.integers(0, BYTE_COUNT, positions.shape))
     replaced = originals.where(uniform >= MASK_FRACTION + RANDOM_FRACTION, random_bytes)
-    inputs = sequences.scatter(1, positions, replaced.masked_fill(uniform < MASK_FRACTION, MASK))
+    inputs = sequences.scatter(1, positions, replaced.masked_fill(uniform < MASK_FRACTION, MASK_TOKEN))
     targets = torch.full_like(sequences, NO_TARGET).scatter(1, positions, originals)
     return torch.stack((inputs, targets), dim=1)

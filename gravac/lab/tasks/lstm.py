@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """The task ``lstm``: a two-layer character LSTM on the same text as ``charlm``.
 
-A recurrent net applies a few wide matrices at every character, and has many more parameters per computation than a
-convolutional net. It is one of the kinds of model whose training waits for communication.
+A recurrent net has many more parameters than a convolutional net that computes as much. So its training often waits for
+communication.
 """
 
 from __future__ import annotations
@@ -19,7 +19,12 @@ from gravac.lab.tasks.text import VOCABULARY
 
 
 class CharLSTM(nn.Module):
-    """LSTM from characters ``(batch, length)``, int64, to logits ``(batch, length, VOCABULARY)``, float32."""
+    """LSTM from characters ``(batch, length)``, int64, to logits ``(batch, length, VOCABULARY)``, float32.
+
+    Args:
+        width: number of features of the embedding and of each layer.
+        layers: number of layers.
+    """
 
     def __init__(self, width: int, layers: int) -> None:
         super().__init__()
@@ -30,7 +35,7 @@ class CharLSTM(nn.Module):
             getattr(self.lstm, f"bias_ih_l{layer}").data[width : 2 * width] = 1.0
 
     def forward(self, characters: Tensor) -> Tensor:
-        """Map characters ``(batch, length)`` to logits; see the class."""
+        """Return the logits for characters ``(batch, length)``; see the class."""
         hidden, _ = self.lstm(self.characters(characters))
         logits: Tensor = self.head(hidden)
         return logits
@@ -38,7 +43,7 @@ class CharLSTM(nn.Module):
 
 @dataclass(frozen=True)
 class LSTM(Characters):
-    """Model, data, optimizer and metric of ``lstm``; see ``Characters``.
+    """The task ``lstm``: a character LSTM that predicts the next character. See ``Characters``.
 
     Attributes:
         width: width of the embedding and of the LSTM's layers at scale 1.
@@ -56,7 +61,7 @@ class LSTM(Characters):
     layers: int = 2
 
     def model(self) -> nn.Module:
-        """Return a freshly initialised model with the same weights on every rank."""
+        """Return a new model with the same weights on every rank."""
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(self.seed)
             return CharLSTM(max(1, round(self.width * self.scale**0.5 / 8)) * 8, self.layers)

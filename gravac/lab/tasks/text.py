@@ -1,6 +1,6 @@
 # SPDX-FileCopyrightText: 2026 The gravac developers
 # SPDX-License-Identifier: Apache-2.0
-"""Real text that every machine has: the source of Python's standard library, split for training and validation."""
+"""Reads a text that every machine has, the source of Python's standard library, for training and for validation."""
 
 from __future__ import annotations
 
@@ -13,20 +13,21 @@ import numpy as np
 import numpy.typing as npt
 
 VOCABULARY = 128
-"""Number of different characters: ASCII; every byte of a character outside ASCII counts as character 0."""
+"""Number of different character codes: those of ASCII. Each byte of a character outside ASCII has code 0."""
 
 EXCLUDED_FOLDERS = frozenset({"site-packages", "dist-packages", "test", "tests", "idle_test", "lib2to3", "__pycache__"})
-"""Folders that do not belong to the library, or have repetitive test data."""
+"""Names of folders to skip: they do not belong to the library, or have repetitive test data."""
 
 VALIDATION_EVERY = 12
-"""Each twelfth file is for validation, so that no validation text is ever trained on."""
+"""Number of files from one file for validation to the next; all files between these are for training."""
 
 _TO_CHARACTERS = bytes(byte if byte < VOCABULARY else 0 for byte in range(256))
+"""Table for ``bytes.translate`` from bytes to character codes."""
 
 
 @dataclass(frozen=True)
 class Text:
-    """Two disjoint texts as character codes in ``[0, VOCABULARY)``.
+    """A text to train on and a text to validate on, as character codes in ``[0, VOCABULARY)``, without overlap.
 
     Attributes:
         train: training text, shape ``(characters,)``, uint8.
@@ -40,12 +41,12 @@ class Text:
 
 
 def library_text(folder: Path | None = None, limit: int = 8_000_000) -> Text:
-    """Read the ``*.py`` files of the standard library, sorted by path, up to a total of ``limit`` bytes.
+    """Return the text of the ``*.py`` files of the standard library, by ascending path, up to ``limit`` bytes in all.
 
     The same machine and Python version always give the same text; other versions give slightly different text.
 
     Args:
-        folder: folder to read; by default ``sysconfig.get_paths()["stdlib"]``.
+        folder: folder to read; ``None``: ``sysconfig.get_paths()["stdlib"]``.
         limit: maximum number of bytes to read.
 
     Raises:
@@ -71,6 +72,7 @@ def library_text(folder: Path | None = None, limit: int = 8_000_000) -> Text:
 
 
 def _sources(root: Path) -> list[Path]:
+    """Return the ``*.py`` files in a folder and its subfolders, except ``EXCLUDED_FOLDERS``, by ascending path."""
     paths = []
     for folder, subfolders, names in os.walk(root):
         subfolders[:] = [name for name in subfolders if name not in EXCLUDED_FOLDERS]  # os.walk skips removed folders
@@ -79,4 +81,5 @@ def _sources(root: Path) -> list[Path]:
 
 
 def _characters(source: bytes) -> npt.NDArray[np.uint8]:
+    """Return the character codes of a source text, shape ``(characters,)``."""
     return np.frombuffer(bytearray(source.translate(_TO_CHARACTERS)), dtype=np.uint8)

@@ -1,6 +1,6 @@
 # SPDX-FileCopyrightText: 2026 The gravac developers
 # SPDX-License-Identifier: Apache-2.0
-"""Reads compressors, controllers and settings from a command line, written as in Python."""
+"""Makes compressors, controllers and settings from text on a command line, which is written as in Python."""
 
 from __future__ import annotations
 
@@ -13,16 +13,17 @@ from gravac.settings import SettingsError
 
 
 def compressor(text: str) -> Compressor:
-    """Return the compressor that a text describes as a Python expression.
+    """Return the compressor for a text, which is a Python expression such as ``topk`` or ``topkc(chunk=64)``.
 
-    The text may have names of compressors, literals, and calls with settings; nothing else is evaluated.
+    The text may have names of compressors, literals, and calls with settings; anything else is an error, and is not
+    evaluated.
 
     Example:
         >>> compressor("topkc(values=quantize(4), chunk=64)").name
         'topkc'
 
     Raises:
-        ValueError: there is no such compressor, or a setting is unknown or not allowed.
+        ValueError: the text is no expression, names no compressor, or has an unknown or wrong setting.
     """
     try:
         return _compressor(ast.parse(text.strip(), mode="eval").body)
@@ -33,7 +34,7 @@ def compressor(text: str) -> Compressor:
 
 
 def controller(text: str) -> Any:
-    """Return the controller that a text describes by name and settings.
+    """Return the controller for a text, which is a name with or without settings, such as ``gravac(epsilon=0.9)``.
 
     Example:
         >>> controller("gravac(epsilon=0.9)").epsilon
@@ -42,39 +43,40 @@ def controller(text: str) -> Any:
         'gravac'
 
     Returns:
-        The name if the text has no settings, so that defaults that depend on the run stay; otherwise the controller.
+        The name as ``str`` if the text has no settings, since defaults may depend on the run; otherwise the
+        controller.
 
     Raises:
-        ValueError: there is no such controller, or a setting is unknown or not allowed.
+        ValueError: the text is no expression, names no controller, or has an unknown or wrong setting.
     """
     try:
         node = ast.parse(text.strip(), mode="eval").body
     except SyntaxError:
         raise ValueError(f"{text!r} is no controller; use its name, such as gravac, or gravac(epsilon=0.9)") from None
-    called = node.func if isinstance(node, ast.Call) else node
-    if not isinstance(called, ast.Name) or called.id not in CONTROLLERS or called.id == "static":
+    name_node = node.func if isinstance(node, ast.Call) else node
+    if not isinstance(name_node, ast.Name) or name_node.id not in CONTROLLERS or name_node.id == "static":
         available = ", ".join(sorted(set(CONTROLLERS) - {"static"}))
-        raise ValueError(f"there is no controller {ast.unparse(called)!r}; there are {available}")
+        raise ValueError(f"there is no controller {ast.unparse(name_node)!r}; use one of {available}")
     if not isinstance(node, ast.Call):
-        return called.id
+        return name_node.id
     if node.args:
-        raise ValueError(f"{text!r}: name its settings, such as gravac(epsilon=0.9)")
+        raise ValueError(f"{text!r}: a setting has no name; name its settings, such as gravac(epsilon=0.9)")
     try:
         settings = {keyword.arg: ast.literal_eval(keyword.value) for keyword in node.keywords if keyword.arg}
-        return CONTROLLERS[called.id](**settings)
+        return CONTROLLERS[name_node.id](**settings)
     except SettingsError as error:
         raise ValueError(f"{text!r}: {error}") from None
 
 
 def settings(text: str) -> dict[str, Any]:
-    """Return the settings in a text in parentheses, by name.
+    """Return settings by name, from a text in parentheses such as ``(every=10)``.
 
     Example:
         >>> settings("(every=(1, 50), delay=2)")
         {'every': (1, 50), 'delay': 2}
 
     Raises:
-        ValueError: the text has anything but settings by name.
+        ValueError: the text has anything but named settings with literal values.
     """
     try:
         node = ast.parse(f"settings{text}", mode="eval").body
@@ -82,13 +84,14 @@ def settings(text: str) -> dict[str, Any]:
             return {str(keyword.arg): ast.literal_eval(keyword.value) for keyword in node.keywords}
     except (SyntaxError, ValueError):
         pass
-    raise ValueError(f"{text!r} are no settings; name each, such as (every=10, fragments=2)")
+    raise ValueError(f"{text!r} are not named settings; write name=value, such as (every=10, fragments=2)")
 
 
 def _compressor(node: ast.expr) -> Compressor:
+    """Return the compressor for a node of a parsed expression: a name, or a call of a compressor with settings."""
     if isinstance(node, ast.Name):
         if node.id not in COMPRESSORS:
-            raise ValueError(f"there is no compressor {node.id!r}; there are {', '.join(sorted(COMPRESSORS))}")
+            raise ValueError(f"there is no compressor {node.id!r}; use one of {', '.join(sorted(COMPRESSORS))}")
         return COMPRESSORS[node.id]()
     if isinstance(node, ast.Call):
         settings = {keyword.arg: _setting(keyword.value) for keyword in node.keywords if keyword.arg}
@@ -97,7 +100,7 @@ def _compressor(node: ast.expr) -> Compressor:
 
 
 def _setting(node: ast.expr) -> Any:
-    """Return a compressor, or a literal."""
+    """Return the setting for a node of a parsed expression: a compressor for a name or a call, otherwise a literal."""
     if isinstance(node, (ast.Name, ast.Call)):
         return _compressor(node)
     return ast.literal_eval(node)

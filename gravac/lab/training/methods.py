@@ -1,28 +1,28 @@
 # SPDX-FileCopyrightText: 2026 The gravac developers
 # SPDX-License-Identifier: Apache-2.0
-"""The methods that the lab compares: ways of exchanging gradients or pseudo-gradients, each written as text.
+"""The methods that the lab compares: ways of exchanging gradients or pseudo-gradients, each named by a text.
 
 =============================== ================================================================================
 ``fp32``                        native DDP
-``fp16``, ``bf16``              torch's hooks of that name; on gloo, where torch has no bf16 hook, our dense exchange
+``fp16``, ``bf16``              torch's hooks of that name; bf16 on gloo, which torch lacks, by gravac's dense exchange
 ``torch-powersgd(4)``           torch's ``powerSGD_hook`` at rank 4, in one bucket: with more it aborts on gloo
-``topk@10``                     one of gravac's compressors at one compression factor, by the hook in each step
-``quantize(4)``                 a compressor with settings, as in Python; without ``@``, at the only CF that it supports
-``adaptive``                    ``AdaptiveCompressor`` by default: native or compressed in each step, as it decides
-``adaptive(native=False)``      ``adaptive`` with the hook in every step
+``topk@10``                     one of gravac's compressors at one compression factor (CF), in every step
+``quantize(4)``                 a compressor with settings, as in Python; without ``@``, at its only CF
+``adaptive``                    ``AdaptiveCompressor`` by default: each step is native or compressed, as decided
+``adaptive(native=False)``      ``adaptive`` with gravac's communication hook in every step
 ``adaptive(every=(1, 100))``    ``adaptive`` that may also decide for up to 100 local steps. Further settings:
                                 ``controller="gravac"``, those of ``OuterSettings``, and ``rate`` and ``momentum`` of
                                 the outer SGD
 ``adaptive:topk@10-1000``       ``adaptive`` with a compressor instead of the ladder, in a range of CFs (the default)
 ``gravac:topk@10-1000``         a controller over a compressor, from CF 10 to 1000 (the default range); with settings:
                                 ``gravac(epsilon=0.9):topk``. ``goodput:ladder@2-1000`` is ``adaptive``
-``outer:ladder@2-1000``         ``adaptive(every=(1, 100))``, by the name in older records (the default range)
-``outer(every=10):topk@9``      one compressor, or ``dense``, after every ten steps; with a range of CFs, goodput
-                                chooses a CF. Settings are those of ``adaptive``
+``outer:ladder@2-1000``         ``adaptive(every=(1, 100))``, by its name in older records (the default range)
+``outer(every=10):topk@9``      one compressor, or ``dense``, after every ten steps; with a range of CFs, the
+                                controller ``goodput`` chooses a CF. Settings are those of ``adaptive``
 ``torchft-diloco``              torchft's ``DiLoCo``, dense; with settings:
                                 ``torchft-diloco(every=10, rate=1, momentum=0)``
 ``torchft-localsgd``            torchft's ``LocalSGD``, dense; with ``every``
-``matched:`` an adaptive method the method's choices in the same cell, each for as many steps, in random order
+``matched:`` an adaptive method the choices of that method's run, each for as many steps, in random order
 =============================== ================================================================================
 
 ``attach.py`` attaches a method to a model.
@@ -47,20 +47,20 @@ from gravac.modes.outer.sgd import OuterSGD
 from gravac.policy import OuterSettings, Policy
 from gravac.settings import Settings, SettingsError, short_repr
 
-RANGE = (10.0, 1000.0)
-"""Lowest and highest compression factor of an adaptive method whose text has no range."""
+DEFAULT_CF_RANGE = (10.0, 1000.0)
+"""Lowest and highest compression factor of an adaptive method whose text has no range of CFs."""
 
-LADDER_RANGE = (2.0, 1000.0)
-"""Lowest and highest compression factor of ``adaptive`` and of outer steps whose text has no range."""
+LADDER_CF_RANGE = (2.0, 1000.0)
+"""Lowest and highest compression factor of ``adaptive`` and ``outer`` methods whose text has no range of CFs."""
 
-OUTER_EVERY = (1, 100)
-"""Lowest and highest number of steps from one exchange to the next, of outer steps whose text has no ``every``."""
+DEFAULT_OUTER_EVERY = (1, 100)
+"""Lowest and highest number of steps from one exchange to the next, for ``outer`` methods without ``every``."""
 
-NATIVE = {"fp32": (1.0, "float32"), "fp16": (2.0, "float16"), "bf16": (2.0, "bfloat16")}
-"""CF and number format of torch's own exchanges."""
+TORCH_FORMATS = {"fp32": (1.0, "float32"), "fp16": (2.0, "float16"), "bf16": (2.0, "bfloat16")}
+"""CF and number format of each dense method of torch, by the method's text."""
 
-MATCHED = "matched:"
-"""Beginning of the text of matched random methods."""
+MATCHED_PREFIX = "matched:"
+"""Prefix of methods that repeat the choices of an adaptive run in random order."""
 
 _POWERSGD = re.compile(r"torch-powersgd\((\d+)\)")
 _CONTROLLER = re.compile(r"(?P<controller>\w+(?:\([^:]*\))?):(?P<base>[^@]+)(?:@(?P<low>[\d.]+)-(?P<high>[\d.]+))?")
@@ -70,8 +70,8 @@ _OUTER = re.compile(r"outer(?P<settings>\([^:]*\))?:(?P<base>[^@]+)(?:@(?P<low>[
 _TORCHFT = re.compile(r"torchft-(?P<name>diloco|localsgd)(?P<settings>\(.*\))?")
 
 
-class AnchorSgd(Settings):
-    """Settings of the SGD that makes the outer step.
+class OuterSgdSettings(Settings):
+    """Settings of the outer optimizer, an SGD that applies averaged pseudo-gradients.
 
     Attributes:
         rate: learning rate; the default is that of ``OuterSGD``.
@@ -83,12 +83,12 @@ class AnchorSgd(Settings):
 
 
 @dataclass(frozen=True)
-class Modes:
-    """The modes in which ``AdaptiveCompressor`` may run steps, from the settings in a method's parentheses.
+class ModeSettings:
+    """Settings of ``AdaptiveCompressor`` on the modes in which it may run steps.
 
     Attributes:
-        every: lowest and highest number of steps from one exchange to the next.
-        native: whether DDP itself may exchange in a step.
+        every: lowest and highest number of steps from one exchange to the next; above 1: outer steps.
+        native: whether steps may be native: DDP averages the gradients, without gravac's communication hook.
         outer: settings of outer steps.
     """
 
@@ -102,53 +102,56 @@ class Modes:
         return self.every[0] < self.every[1]
 
     @classmethod
-    def from_settings(cls, by_name: dict[str, Any], every: tuple[int, int]) -> Modes:
-        """Return the modes for the settings in a method's parentheses.
+    def from_settings(cls, setting_by_name: dict[str, Any], every: tuple[int, int]) -> ModeSettings:
+        """Return the settings on modes, from the settings in the parentheses of a method's text.
 
         Args:
-            by_name: settings by name.
-            every: lowest and highest number of steps from one exchange to the next, unless the settings have ``every``.
+            setting_by_name: settings in the parentheses, by name.
+            every: lowest and highest number of steps from one exchange to the next, if ``setting_by_name`` has no
+                ``every``.
 
         Raises:
             SettingsError: a setting is unknown or not allowed.
         """
-        native = by_name.get("native", True)
+        native = setting_by_name.get("native", True)
         if not isinstance(native, bool):
             raise SettingsError(f"native: give True or False (got {short_repr(native)})")
-        low, high = Policy(every=by_name.get("every", every)).every
-        sgd = AnchorSgd(**{name: by_name[name] for name in AnchorSgd.model_fields if name in by_name})
-        not_outer = ("every", "native", *AnchorSgd.model_fields)
-        outer = {name: setting for name, setting in by_name.items() if name not in not_outer}
-        if sgd != AnchorSgd():
+        low, high = Policy(every=setting_by_name.get("every", every)).every
+        sgd = OuterSgdSettings(
+            **{name: setting_by_name[name] for name in OuterSgdSettings.model_fields if name in setting_by_name}
+        )
+        not_outer = ("every", "native", *OuterSgdSettings.model_fields)
+        outer = {name: setting for name, setting in setting_by_name.items() if name not in not_outer}
+        if sgd != OuterSgdSettings():
             outer["optimizer"] = partial(OuterSGD, rate=sgd.rate, momentum=sgd.momentum)
-        # if ranks always make local steps no step is native, and a single rank trains like several
+        # if all steps are outer steps, none is native, so that a single rank trains as several do
         return cls((low, high), native and low == 1, OuterSettings(**outer))
 
     @property
     def arguments(self) -> dict[str, Any]:
-        """The modes as arguments of ``AdaptiveCompressor``."""
+        """The settings as keyword arguments of ``AdaptiveCompressor``."""
         return {"every": self.every, "native": self.native, "outer": self.outer}
 
 
-IN_HOOK = Modes(native=False)
-"""The hook in every step, as the text of a static method says."""
+HOOK_ONLY = ModeSettings(native=False)
+"""Modes of methods with a fixed compressor and CF: gravac's communication hook in every step."""
 
 
-class LocalSgd(Settings):
+class LocalSgdSettings(Settings):
     """Settings of torchft's ``LocalSGD``.
 
     Attributes:
-        every: number of steps from one exchange to the next.
+        every: number of steps from one exchange of weights to the next.
     """
 
     every: int = Field(default=10, ge=1)
 
 
-class Diloco(LocalSgd):
-    """Settings of torchft's ``DiLoCo``; the defaults of the outer optimizer are those of the paper.
+class DilocoSettings(LocalSgdSettings):
+    """Settings of torchft's ``DiLoCo``; the defaults of the outer SGD are those of the DiLoCo paper.
 
     Attributes:
-        every: number of steps from one exchange to the next.
+        every: number of steps from one exchange of pseudo-gradients to the next.
         rate: learning rate of the outer SGD.
         momentum: momentum of the outer SGD, Nesterov's if it is not 0.
     """
@@ -159,19 +162,20 @@ class Diloco(LocalSgd):
 
 @dataclass(frozen=True)
 class Method:
-    """A method of exchanging gradients; ``Method.parse`` reads its text.
+    """A method of exchanging gradients; ``Method.parse`` makes a method from its text.
 
     Attributes:
-        text: text of the method.
-        native: ``"fp32"``, ``"fp16"`` or ``"bf16"`` for torch's own exchange; ``None`` otherwise.
-        rank: rank of torch's PowerSGD; ``None`` otherwise.
-        base: gravac's compressor; ``None`` for methods of torch and torchft.
-        cf: compression factor of ``base``; ``None`` if a controller chooses.
-        controller: name of the controller, or the controller if it has settings; ``None`` for static methods.
+        text: text of the method, as in the module's table.
+        torch_format: ``"fp32"``, ``"fp16"`` or ``"bf16"`` for dense methods of torch; ``None`` for other methods.
+        powersgd_rank: rank of torch's PowerSGD; ``None`` for other methods.
+        base: compressor of gravac; ``None`` for methods of torch and torchft.
+        cf: fixed compression factor of ``base``; ``None`` if a controller chooses the factor.
+        controller: name of the controller, or the controller if it has settings; ``None`` for methods without one.
         cf_range: lowest and highest compression factor that the controller may choose.
         modes: modes in which gravac may run steps.
-        torchft: settings of torchft's outer steps; ``None`` otherwise.
-        matched_to: text of the adaptive method whose choices the method plays in random order; ``None`` otherwise.
+        torchft: settings of a method of torchft; ``None`` for other methods.
+        matched_to: text of the adaptive method whose choices this method repeats in random order; ``None`` for other
+            methods.
 
     Example:
         >>> method = Method.parse("gravac:topk@10-100")
@@ -182,72 +186,75 @@ class Method:
     """
 
     text: str
-    native: str | None = None
-    rank: int | None = None
+    torch_format: str | None = None
+    powersgd_rank: int | None = None
     base: Compressor | None = None
     cf: float | None = None
     controller: Any = None
-    cf_range: tuple[float, float] = RANGE
-    modes: Modes = IN_HOOK
-    torchft: LocalSgd | None = None
+    cf_range: tuple[float, float] = DEFAULT_CF_RANGE
+    modes: ModeSettings = HOOK_ONLY
+    torchft: LocalSgdSettings | None = None
     matched_to: str | None = None
 
     @property
     def adaptive(self) -> bool:
-        """True if a controller decides."""
+        """True if a controller chooses candidates while the method trains."""
         return self.controller is not None
 
     @property
-    def ours(self) -> bool:
-        """True if gravac exchanges."""
+    def uses_gravac(self) -> bool:
+        """True if gravac exchanges the gradients, not torch or torchft."""
         return self.base is not None
 
     @property
-    def factored(self) -> bool:
-        """True if the steps to a target do not depend on the link, and all steps take about as long."""
-        return not self.adaptive and not self.local_steps
+    def can_be_factored(self) -> bool:
+        """True if time to accuracy may be computed: steps to the target, measured once, x seconds of a step on a link.
+
+        For that, the number of steps must not depend on the link, and all steps must take about as long.
+        """
+        return not self.adaptive and not self.has_local_steps
 
     @property
-    def local_steps(self) -> bool:
-        """True if ranks may make local steps between two exchanges."""
+    def has_local_steps(self) -> bool:
+        """True if ranks may train some steps without exchanging gradients (local SGD, DiLoCo, outer steps)."""
         return self.modes.every != (1, 1) or self.torchft is not None
 
     @property
-    def missing(self) -> str | None:
-        """Message about a package that the method needs and that is not installed; ``None`` if nothing is missing."""
+    def missing_package_message(self) -> str | None:
+        """Error message if the method needs a package that is not installed; otherwise ``None``."""
         if self.torchft is None or importlib.util.find_spec("torchft") is not None:
             return None
         return f"method: {self.text!r} needs torchft; pip install 'gravac[torchft]'"
 
     @classmethod
     def parse(cls, text: str) -> Method:
-        """Return the method for a text; the module's table has the texts.
+        """Return the method for a text; see the table of the module ``gravac.lab.training.methods``.
 
         Raises:
-            ValueError: the text is no method; names the text, the fault, and the methods there are.
+            ValueError: the text names no method, or has a wrong setting or CF.
         """
         text = text.strip()
-        if text in NATIVE:
-            return cls(text, native=text)
+        if text in TORCH_FORMATS:
+            return cls(text, torch_format=text)
         if match := _POWERSGD.fullmatch(text):
             if int(match[1]) < 1:
-                raise ValueError(f"method: {text!r}: the rank must be at least 1, such as torch-powersgd(4)")
-            return cls(text, rank=int(match[1]))
-        if text.startswith(MATCHED):
-            return cls._parse_matched(text, cls.parse(text.removeprefix(MATCHED)))
+                raise ValueError(f"method: {text!r}: the rank must be at least 1; use torch-powersgd(4)")
+            return cls(text, powersgd_rank=int(match[1]))
+        if text.startswith(MATCHED_PREFIX):
+            return cls._parse_matched(text, cls.parse(text.removeprefix(MATCHED_PREFIX)))
         try:
             if match := _TORCHFT.fullmatch(text):
-                kind = Diloco if match["name"] == "diloco" else LocalSgd
-                return cls(text, torchft=kind(**settings(match["settings"] or "()")))
+                settings_class = DilocoSettings if match["name"] == "diloco" else LocalSgdSettings
+                return cls(text, torchft=settings_class(**settings(match["settings"] or "()")))
             if match := _ADAPTIVE.fullmatch(text):
                 return cls._parse_adaptive(text, match)
             if match := _OUTER.fullmatch(text):
                 return cls._parse_outer(text, compressor(match["base"]), match)
             if match := _CONTROLLER.fullmatch(text):
-                cf_range = (float(match["low"]), float(match["high"])) if match["low"] else RANGE
-                selected = controller(match["controller"])
+                cf_range = (float(match["low"]), float(match["high"])) if match["low"] else DEFAULT_CF_RANGE
+                selected_controller = controller(match["controller"])
                 base = compressor(match["base"])
-                method = cls(text, base=base, controller=selected, cf_range=cf_range, modes=Modes())
+                method = cls(text, base=base, controller=selected_controller, cf_range=cf_range, modes=ModeSettings())
                 method.make()  # raises for a range that the compressor does not support
                 return method
             if match := _STATIC.fullmatch(text):
@@ -259,32 +266,36 @@ class Method:
         except (ValueError, TypeError, SyntaxError) as error:
             raise ValueError(f"method: {text!r}: {error}") from None
         raise ValueError(
-            f"method: {text!r} cannot be read; use {', '.join(NATIVE)}, torch-powersgd(4), a compressor at a CF such "
-            "as topk@10 or quantize(4), adaptive, adaptive(every=(1, 100)), a controller over a compressor such as "
-            "gravac:topk@10-1000, outer steps such as outer(every=10):quantize(2), torchft-diloco, torchft-localsgd, "
-            "or matched:outer:ladder"
+            f"method: {text!r} cannot be read; use {', '.join(TORCH_FORMATS)}, torch-powersgd(4), a compressor at a "
+            "CF such as topk@10 or quantize(4), adaptive, adaptive(every=(1, 100)), a controller over a compressor "
+            "such as gravac:topk@10-1000, outer steps such as outer(every=10):quantize(2), torchft-diloco, "
+            "torchft-localsgd, or matched:outer:ladder"
         )
 
     @classmethod
     def _parse_adaptive(cls, text: str, match: re.Match[str]) -> Method:
-        by_name = settings(match["settings"] or "()")
-        selected = controller(str(by_name.pop("controller", "goodput")))
+        """Return the method for a text that ``_ADAPTIVE`` matches."""
+        setting_by_name = settings(match["settings"] or "()")
+        selected_controller = controller(str(setting_by_name.pop("controller", "goodput")))
         base = ladder if match["base"] is None else compressor(match["base"])
-        default = LADDER_RANGE if base.name == ladder.name else RANGE
+        default = LADDER_CF_RANGE if base.name == ladder.name else DEFAULT_CF_RANGE
         cf_range = (float(match["low"]), float(match["high"])) if match["low"] else default
-        modes = Modes.from_settings(by_name, (1, 1))
-        method = cls(text, base=base, controller=selected, cf_range=cf_range, modes=modes)
+        modes = ModeSettings.from_settings(setting_by_name, (1, 1))
+        method = cls(text, base=base, controller=selected_controller, cf_range=cf_range, modes=modes)
         method.make()
         return method
 
     @classmethod
     def _parse_outer(cls, text: str, base: Compressor, match: re.Match[str]) -> Method:
-        modes = Modes.from_settings(settings(match["settings"] or "()"), OUTER_EVERY)
+        """Return the method for a text that ``_OUTER`` matches, with the compressor ``base``."""
+        modes = ModeSettings.from_settings(settings(match["settings"] or "()"), DEFAULT_OUTER_EVERY)
         has_range = match["high"] is not None or (modes.chooses_every and match["low"] is None)
         if modes.chooses_every and not has_range:
-            raise ValueError("every is a choice of several, so the CF must be a range (@2-1000); or give one every")
+            raise ValueError(
+                "every: a range needs a range of CFs, too; write @2-1000, or a single every such as every=10"
+            )
         if has_range:
-            cf_range = (float(match["low"]), float(match["high"])) if match["low"] else LADDER_RANGE
+            cf_range = (float(match["low"]), float(match["high"])) if match["low"] else LADDER_CF_RANGE
             method = cls(text, base=base, controller="goodput", cf_range=cf_range, modes=modes)
         else:
             modes = replace(modes, native=False)
@@ -293,26 +304,30 @@ class Method:
         return method
 
     @classmethod
-    def _parse_matched(cls, text: str, inner: Method) -> Method:
-        if not inner.adaptive or inner.matched_to is not None:
+    def _parse_matched(cls, text: str, adaptive_method: Method) -> Method:
+        """Return the method that repeats the choices of ``adaptive_method`` in random order."""
+        if not adaptive_method.adaptive or adaptive_method.matched_to is not None:
             raise ValueError(
-                f"method: {text!r}: {inner.text!r} makes no choices; name an adaptive one, such as outer:ladder"
+                f"method: {text!r}: {adaptive_method.text!r} makes no choices to repeat; name an adaptive method, "
+                "such as matched:outer:ladder"
             )
-        return replace(inner, text=text, matched_to=inner.text)
+        return replace(adaptive_method, text=text, matched_to=adaptive_method.text)
 
     @property
     def arguments(self) -> dict[str, Any]:
-        """The method as arguments of ``AdaptiveCompressor``: the compressor, CFs, the controller, and the modes.
+        """The method as keyword arguments of ``AdaptiveCompressor``: compressor, CFs, controller and modes.
 
         Raises:
-            ValueError: the method is torch's and no dense exchange, or torchft's.
+            ValueError: gravac cannot run the method: torch's PowerSGD, or a method of torchft.
         """
         modes = self.modes.arguments
-        if self.native:
-            cf, dtype = NATIVE[self.native]
+        if self.torch_format:
+            cf, dtype = TORCH_FORMATS[self.torch_format]
             return {"base": dense(dtype=dtype), "cf_range": (1, 2), "controller": Static(cf=cf), **modes}
         if self.base is None:
-            raise ValueError(f"{self.text} is torch's own and cannot be paced; leave it out, or use real links")
+            raise ValueError(
+                f"method: {self.text!r} is not gravac's and cannot be paced; leave it out, or use real links"
+            )
         if self.controller:
             return {"base": self.base, "cf_range": self.cf_range, "controller": self.controller, **modes}
         assert self.cf is not None
@@ -320,69 +335,71 @@ class Method:
         return {"base": self.base, "cf_range": cf_range, "controller": Static(cf=self.cf), **modes}
 
     def make(self, **run_settings: Any) -> AdaptiveCompressor:
-        """Make the compressor of the method, not attached.
+        """Return a new ``AdaptiveCompressor`` that runs the method, not attached to a model.
 
-        A paced compressor uses the hook in every step: DDP itself would exchange as fast as the machine can.
+        If the exchange is paced, no step is native: DDP itself would exchange as fast as the machine can.
 
         Args:
-            run_settings: settings of the run, such as ``log_dir`` and ``pace``.
+            run_settings: further arguments of ``AdaptiveCompressor``, such as ``log_dir`` and ``pace``.
         """
-        paced = {"native": False} if run_settings.get("pace") is not None else {}
-        return AdaptiveCompressor(**{**self.arguments, **run_settings, **paced})
+        paced_settings = {"native": False} if run_settings.get("pace") is not None else {}
+        return AdaptiveCompressor(**{**self.arguments, **run_settings, **paced_settings})
 
 
-def running(method: str, name: str, cf: float, mode: Mode = "hook") -> str:
-    """Return the name of the compression that a method runs at a CF, such as ``low rank 16``.
+def compression_name(method: str, compressor_name: str, cf: float, mode: Mode = "hook") -> str:
+    """Return what a method runs in a step as text, such as ``low rank 16``.
 
     Args:
-        method: text of a method, see the module.
-        name: name of the compressor that runs, as in decisions.
-        cf: compression factor of the compressor.
+        method: text of the method, as in the module's table.
+        compressor_name: name of the compressor that runs: ``dense``, or the name of the method's compressor.
+        cf: compression factor at which the compressor runs.
         mode: mode of the step.
 
     Example:
-        >>> running("adaptive", "dense", 2.0, "native")
+        >>> compression_name("adaptive", "dense", 2.0, "native")
         'native float16'
-        >>> running("goodput:ladder@2-1000", "ladder", 32.0), running("goodput:ladder@2-1000", "dense", 2.0)
+        >>> compression_name("adaptive", "ladder", 32.0), compression_name("adaptive", "dense", 2.0)
         ('low rank 16', 'dense in 16 bit')
     """
     if mode == "native":
-        return str(Candidate(mode, name, cf))
-    if name == DENSE:
+        return str(Candidate(mode, compressor_name, cf))
+    if compressor_name == DENSE:
         return "dense in 16 bit" if cf == 2 else "dense float32"
     try:
         base = Method.parse(method).base
     except ValueError:  # a method of another version of the lab
         base = None
-    return base.method_at(cf) if base is not None and base.name == name else f"{name} {cf:.4g}x"
+    return base.method_at(cf) if base is not None and base.name == compressor_name else f"{compressor_name} {cf:.4g}x"
 
 
-def running_at(method: str, cf: float, mode: Mode = "hook") -> str:
-    """Return ``running`` for a compressor whose name is not known: dense at CF 1 and 2, else that of the method.
+def compression_name_at_cf(method: str, cf: float, mode: Mode = "hook") -> str:
+    """Return what a method runs at a CF as text: dense at CF 1 and 2, otherwise the method's compressor.
+
+    See ``compression_name`` for the arguments.
 
     Example:
-        >>> running_at("goodput:ladder@2-1000", 32.0), running_at("fp32", 1.0)
+        >>> compression_name_at_cf("goodput:ladder@2-1000", 32.0), compression_name_at_cf("fp32", 1.0)
         ('low rank 16', 'dense float32')
     """
     base = Method.parse(method).base
-    return running(method, DENSE if cf in (1.0, 2.0) or base is None else base.name, cf, mode)
+    return compression_name(method, DENSE if cf in (1.0, 2.0) or base is None else base.name, cf, mode)
 
 
 def _only_cf(base: Compressor) -> float:
-    """Return the only CF that a compressor supports, or raise ``ValueError``."""
+    """Return the only CF that a compressor supports; raise ``ValueError`` if it supports several."""
     supported_cfs = base.candidates((1.0, math.inf))
     if isinstance(supported_cfs, Span):
-        raise ValueError(f"{base.name} can do any compression factor; say which, such as {base.name}@10")
+        raise ValueError(f"{base.name} supports any compression factor; add the one to use, such as {base.name}@10")
     if len(supported_cfs) != 1:
-        listed = ", ".join(f"@{cf:g}" for cf in supported_cfs)
-        raise ValueError(f"{base.name} can do several compression factors; say which: {listed}")
+        cf_texts = ", ".join(f"@{cf:g}" for cf in supported_cfs)
+        raise ValueError(f"{base.name} supports several compression factors; add the one to use: {cf_texts}")
     return supported_cfs[0]
 
 
 def bucket_mb(method: Method, parameters: int) -> float:
-    """Return DDP's bucket size in MiB, for about eight buckets, so that every exchange overlaps with backward.
+    """Return the bucket size for DDP in MiB: an eighth of the model, so that the exchange overlaps with backward.
 
-    At most DDP's default. With torch's PowerSGD, a bucket has room for the entire model.
+    The size is at most 25 MiB, DDP's default. For torch's PowerSGD, a single bucket has room for the entire model.
 
     Args:
         method: method of exchanging gradients.
@@ -393,4 +410,4 @@ def bucket_mb(method: Method, parameters: int) -> float:
         1.0
     """
     model_mb = parameters * 4 / 2**20
-    return 4 * model_mb if method.rank is not None else min(25.0, max(model_mb / 8, 0.02))
+    return 4 * model_mb if method.powersgd_rank is not None else min(25.0, max(model_mb / 8, 0.02))

@@ -1,6 +1,6 @@
 # SPDX-FileCopyrightText: 2026 The gravac developers
 # SPDX-License-Identifier: Apache-2.0
-"""Runs the workers of a session from the parent process: starts them, reads their events, and ends all of them."""
+"""Runs a session from the parent process: starts its worker processes, reads their events, and ends all workers."""
 
 from __future__ import annotations
 
@@ -21,42 +21,46 @@ from types import TracebackType
 from typing import Any
 
 from gravac.lab.links.network import CONTROL, INTERFACE, EmulatedNetwork
-from gravac.lab.links.owner import mark, orphaned
+from gravac.lab.links.owner import is_orphaned, owner_mark
 from gravac.lab.links.schedule import Schedule
-from gravac.lab.training.session import Leg, Spec
+from gravac.lab.training.session import Leg, SessionSpec
 
-PATIENCE = 120.0
-"""Seconds without events after which a session counts as stuck, plus the time of ten dense steps on its link."""
+PATIENCE_S = 120.0
+"""Seconds without an event after which a session counts as stuck; the time of ten dense steps on its link is added."""
 
 POLL_SECONDS = 0.1
+"""Seconds between two looks at the workers and their events."""
 
 TERMINATING_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+"""Signals that end a command."""
 
-MALLOC = {"MALLOC_MMAP_THRESHOLD_": str(32 << 20), "MALLOC_TRIM_THRESHOLD_": str(1 << 30)}
-"""Variables of the environment by which glibc keeps freed memory. By default, glibc may return memory to the system and
-ask for it again in every step, which takes up to 15 % of a step. Whether glibc does so depends on the heap's layout, by
-chance, and differs between runs. Variables that the user has set take precedence."""
+MALLOC_ENVIRONMENT = {"MALLOC_MMAP_THRESHOLD_": str(32 << 20), "MALLOC_TRIM_THRESHOLD_": str(1 << 30)}
+"""Environment variables of workers by which glibc keeps freed memory. Variables that the user has set take precedence.
+
+By default, glibc may return memory to the system and ask for it again in every step, which takes up to 15 % of a step.
+Whether glibc does so depends on the heap's layout, by chance, and differs between runs.
+"""
 
 Event = dict[str, Any]
-"""Event that rank 0 reported, from one line of JSON."""
+"""Event that rank 0 reported as one line of JSON: kind (``event``), index of the leg (``leg``), and further fields."""
 
 
 class RunFailed(RuntimeError):
-    """A worker ended with an error, was killed, or got stuck; the message has the end of the worker's output."""
+    """Error: a worker failed, was killed, or got stuck. The message has the end of the worker's output."""
 
 
 @dataclass(frozen=True)
 class TrainingSettings:
-    """The settings that runs of one comparison share.
+    """Settings that all runs of a comparison share.
 
     Attributes:
         workers: number of workers, 2 to 8.
-        link: the link as text, for logs and messages.
-        slowest: lowest rate of the link, bits per second; ``None``: not limited.
+        link: the link between workers as text, for logs and messages.
+        slowest: lowest rate that the link ever has, in bits per second; ``None``: not limited.
         task: name of a reference task.
-        scale: scale of the task.
+        scale: scale of the task's model; 1 suits two cores.
         data: folder of the task's data, for tasks that need a folder.
-        seed: seed of weights and batches.
+        seed: seed of initial weights and batches.
         log_dir: folder of TensorBoard logs, with a subfolder for each leg's label; ``None``: no logs.
     """
 
@@ -71,12 +75,16 @@ class TrainingSettings:
 
 
 class TrainingRun:
-    """A session of one or more legs; a context manager that ends all processes and removes all temporary files.
+    """A session, in which worker processes train one or more legs; a leg trains a fresh model with one method.
+
+    Use as a context manager: workers start at the beginning of the block. At its end all workers are ended, and
+    temporary files removed.
 
     Args:
         legs: legs to train, in order.
         settings: settings that the compared runs share.
-        network: the workers' links; ``None``: paced, over the machine's loopback interface.
+        network: emulated links of the workers; ``None``: workers communicate over the loopback interface, and
+            gravac limits its exchange to the lowest rate in ``settings``.
     """
 
     def __init__(self, legs: Sequence[Leg], settings: TrainingSettings, network: EmulatedNetwork | None) -> None:
@@ -85,14 +93,14 @@ class TrainingRun:
         self._network = network
         self._workers: list[subprocess.Popen[bytes]] = []
         self._stack = ExitStack()
-        self._leg = 0
-        self._patience = PATIENCE
+        self._leg_index = 0
+        self._patience_s = PATIENCE_S
         self._schedule: Schedule | None = None
 
     def __enter__(self) -> TrainingRun:
         _remove_leftovers()
         with ExitStack() as stack:
-            self._folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix=f"{mark()}-run-")))
+            self._folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix=f"{owner_mark()}-run-")))
             if self._network:
                 self._schedule = stack.enter_context(Schedule(self._network))
             stack.callback(self._kill)
@@ -107,41 +115,42 @@ class TrainingRun:
 
     @property
     def pids(self) -> list[int]:
-        """Process ids of the workers, by rank."""
+        """Process ids of the workers, in the order of ranks."""
         return [worker.pid for worker in self._workers]
 
     def events(self) -> Iterator[Event]:
-        """Yield rank 0's events (``start``, ``step``, ``evaluation``, ``end``) until all workers ended.
+        """Yield rank 0's events until all workers have ended; wait for each event.
 
-        Each event has the index of its leg.
+        A leg has an event ``start``, then ``step`` and ``evaluation`` events, and an event ``end``.
 
         Raises:
-            RunFailed: a worker failed or got stuck; all workers were killed.
+            RunFailed: a worker failed, or the session got stuck; all workers were killed.
         """
         latest_event_time = time.monotonic()
         ended_legs = 0
-        path = self._folder / "events.jsonl"
-        path.touch()
-        with path.open() as lines:
-            incomplete = ""
+        events_path = self._folder / "events.jsonl"
+        events_path.touch()
+        with events_path.open() as events_file:
+            partial_line = ""
             while True:
                 all_ended = all(worker.poll() == 0 for worker in self._workers)
-                while chunk := lines.readline():
-                    incomplete += chunk
-                    if incomplete.endswith("\n"):
-                        event = json.loads(incomplete)
-                        incomplete, latest_event_time = "", time.monotonic()
-                        self._note(event)
+                while chunk := events_file.readline():
+                    partial_line += chunk
+                    if partial_line.endswith("\n"):
+                        event = json.loads(partial_line)
+                        partial_line, latest_event_time = "", time.monotonic()
+                        self._follow_event(event)
                         ended_legs += event["event"] == "end"
                         yield event
                 if all_ended and ended_legs == len(self._legs):
                     return
-                self._check(all_ended, time.monotonic() - latest_event_time > self._patience)
+                self._raise_if_failed(all_ended, time.monotonic() - latest_event_time > self._patience_s)
                 time.sleep(POLL_SECONDS)
 
     def _start(self) -> None:
+        """Start a worker process for each rank."""
         settings, network = self._settings, self._network
-        spec = Spec(
+        spec = SessionSpec(
             task=settings.task,
             scale=settings.scale,
             seed=settings.seed,
@@ -156,14 +165,14 @@ class TrainingRun:
             legs=self._legs,
         )
         environment = {
-            **MALLOC,
+            **MALLOC_ENVIRONMENT,
             **os.environ,
             "GLOO_SOCKET_IFNAME": INTERFACE if network else "lo",
             "OMP_NUM_THREADS": "1",
         }
         for rank in range(settings.workers):
             command = [sys.executable, "-m", "gravac.lab.training.worker", spec.to_json(), str(rank)]
-            with open(self._folder / f"rank{rank}.log", "wb") as log, _deferred_signals():
+            with open(self._folder / f"rank{rank}.log", "wb") as log, _defer_signals():
                 self._workers.append(
                     subprocess.Popen(
                         [*(network.prefix(rank) if network else []), *command],
@@ -175,43 +184,50 @@ class TrainingRun:
                     )
                 )
 
-    def _note(self, event: Event) -> None:
-        """Note the event's leg; at a leg's start, start the link's schedule and set the patience."""
-        self._leg = event["leg"]
+    def _follow_event(self, event: Event) -> None:
+        """Note the leg of an event; at a leg's start, start the changes of the link and set the time limit."""
+        self._leg_index = event["leg"]
         if event["event"] != "start":
             return
         if self._schedule:
             self._schedule.follow()
         if self._settings.slowest is not None:
-            dense_step = 2 * 32 * event["parameters"] / self._settings.slowest
-            self._patience = PATIENCE + 10 * self._settings.workers * dense_step
+            dense_step_s = 2 * 32 * event["parameters"] / self._settings.slowest
+            self._patience_s = PATIENCE_S + 10 * self._settings.workers * dense_step_s
 
-    def _check(self, all_ended: bool, stuck: bool) -> None:
-        """Raise ``RunFailed`` if a worker failed, if all ended too early, or if they are stuck."""
-        statuses = {rank: status for rank, worker in enumerate(self._workers) if (status := worker.poll())}
-        if statuses:
-            rank = min(statuses, key=lambda rank: statuses[rank] > 0)  # the other workers fail after a killed worker
-            status = statuses[rank]
-            raise self._failure(
+    def _raise_if_failed(self, all_ended: bool, stuck: bool) -> None:
+        """Raise ``RunFailed`` if a worker failed, if all workers ended before the last leg did, or if ``stuck``."""
+        failed_statuses = {rank: status for rank, worker in enumerate(self._workers) if (status := worker.poll())}
+        if failed_statuses:
+            # if a worker was killed (status below 0), the other workers fail because of that
+            rank = min(failed_statuses, key=lambda rank: failed_statuses[rank] > 0)
+            status = failed_statuses[rank]
+            raise self._kill_and_describe(
                 rank, f"was killed by signal {-status}" if status < 0 else f"ended with exit status {status}"
             )
         if all_ended:
-            raise self._failure(0, "ended without a result")
+            raise self._kill_and_describe(0, "ended without a result")
         if stuck:
-            raise self._failure(0, "has not reported for too long; try a higher --rate or fewer --workers")
+            raise self._kill_and_describe(
+                0, f"has reported nothing for {self._patience_s:.0f} s; use a faster link or fewer workers"
+            )
 
-    def _failure(self, rank: int, reason: str) -> RunFailed:
-        """Kill all workers, and return the error with the output of a rank, or of any rank that printed anything."""
+    def _kill_and_describe(self, rank: int, reason: str) -> RunFailed:
+        """Kill all workers; return the error to raise, with the output of a rank.
+
+        If the rank printed nothing, the error has the output of another rank.
+        """
         self._kill()
-        logs = [
+        outputs = [
             (self._folder / f"rank{number}.log").read_text(errors="replace").strip()
             for number in range(len(self._workers))
         ]
-        message = logs[rank] or next((log for log in logs if log), "(it said nothing)")
-        label = self._legs[self._leg].label
-        return RunFailed(f"{label}: worker {rank} {reason}. Its last words:\n{message[-2000:]}")
+        output = outputs[rank] or next((text for text in outputs if text), "(no output)")
+        label = self._legs[self._leg_index].label
+        return RunFailed(f"{label}: worker {rank} {reason}. End of its output:\n{output[-2000:]}")
 
     def _kill(self) -> None:
+        """Kill all workers with the processes that they started, and wait until the workers have ended."""
         for worker in self._workers:
             if worker.poll() is None:
                 with suppress(ProcessLookupError):
@@ -223,25 +239,27 @@ class TrainingRun:
 
 
 @contextmanager
-def _deferred_signals() -> Iterator[None]:
-    """Defer the signals that end a command to the end of a block, so that each started process is known by then."""
+def _defer_signals() -> Iterator[None]:
+    """Defer ``TERMINATING_SIGNALS`` to the end of a block, so that a process started in the block can be ended."""
     if threading.current_thread() is not threading.main_thread():
         yield  # the main thread handles signals
         return
-    received: list[int] = []
-    numbers = [number for number in TERMINATING_SIGNALS if signal.getsignal(number) is not signal.SIG_IGN]
-    handlers = {number: signal.signal(number, lambda number, _: received.append(number)) for number in numbers}
+    received_signals: list[int] = []
+    handled_signals = [number for number in TERMINATING_SIGNALS if signal.getsignal(number) is not signal.SIG_IGN]
+    handlers = {
+        number: signal.signal(number, lambda number, _: received_signals.append(number)) for number in handled_signals
+    }
     try:
         yield
     finally:
         for number, handler in handlers.items():
             signal.signal(number, signal.SIG_DFL if handler is None else handler)
-        if received:
-            signal.raise_signal(received[0])
+        if received_signals:
+            signal.raise_signal(received_signals[0])
 
 
 def _remove_leftovers() -> None:
-    """Remove the temporary folders of processes that were killed."""
+    """Remove the temporary folders of earlier sessions whose parent process was killed."""
     for folder in Path(tempfile.gettempdir()).glob("gravac-*-run-*"):
-        if orphaned(folder.name):
+        if is_orphaned(folder.name):
             shutil.rmtree(folder, ignore_errors=True)

@@ -1,6 +1,9 @@
 # SPDX-FileCopyrightText: 2026 The gravac developers
 # SPDX-License-Identifier: Apache-2.0
-"""The specification of a session of workers: its legs, each the training of a fresh model with one method."""
+"""The specification of a session, in which worker processes train one or more legs.
+
+A *leg* is the training of a fresh model with one method.
+"""
 
 from __future__ import annotations
 
@@ -9,28 +12,28 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from gravac.lab.training.shuffled import Play
+from gravac.lab.training.shuffled import RunChoice
 
 ALONE = "alone"
-"""Method of a leg in which rank 0 trains alone, without DDP, while the others wait: the speed of a single worker."""
+"""Method of a leg in which rank 0 trains without DDP while other ranks wait: it shows the speed of a single worker."""
 
-WARM_UP = 3
-"""Number of first steps of a leg that medians leave out: in these steps connections, buckets and caches are made."""
+WARM_UP_STEPS = 3
+"""Number of steps at the start of a leg that medians leave out, since connections, buckets and caches are made then."""
 
 
 @dataclass(frozen=True)
 class Leg:
-    """The training of a fresh model with one method.
+    """The training of a fresh model with one method, until one of its limits or its target is reached.
 
     Attributes:
         method: text of the method, see ``gravac.lab.training.methods``, or ``ALONE``.
         label: name of the leg's log folder, also shown with its progress.
-        seconds: limit in seconds of training; ``None``: no limit.
-        steps: limit in steps; ``None``: no limit.
-        target: metric at which the leg stops; ``None``: no target.
+        seconds: maximum seconds of training; ``None``: no limit.
+        steps: maximum number of steps; ``None``: no limit.
+        target: validation metric at which the leg stops; ``None``: no target.
         every_steps: number of steps from one evaluation to the next; ``None``: not evaluated by steps.
         every_seconds: seconds of training from one evaluation to the next; ``None``: not evaluated by seconds.
-        played: choices that a matched random method plays.
+        choices: choices of an adaptive run that the method repeats in random order; empty for other methods.
     """
 
     method: str
@@ -40,29 +43,29 @@ class Leg:
     target: float | None = None
     every_steps: int | None = None
     every_seconds: float | None = None
-    played: tuple[Play, ...] = ()
+    choices: tuple[RunChoice, ...] = ()
 
     @property
     def evaluates(self) -> bool:
-        """True if the worker evaluates the metric while it trains this leg."""
+        """True if the workers evaluate the validation metric during the leg."""
         return self.every_steps is not None or self.every_seconds is not None
 
 
 @dataclass(frozen=True)
-class Spec:
-    """The specification of a session, in JSON types, for a worker's command line.
+class SessionSpec:
+    """The specification of a session, in JSON types, which each worker gets on its command line.
 
     Attributes:
-        task: name of the task.
-        scale: scale of the task.
-        seed: seed of the task.
+        task: name of the task to train.
+        scale: scale of the task's model.
+        seed: seed of initial weights and batches.
         data: folder of the task's data; empty if the task needs no folder.
         workers: number of ranks.
-        folder: folder in which ranks meet and rank 0 writes ``events.jsonl``.
+        folder: folder in which ranks find each other, and rank 0 writes ``events.jsonl``.
         log_dir: folder of TensorBoard logs, with a subfolder for each leg's label; ``None``: no logs.
-        interface: network interface whose bytes count; ``None`` if the session has no interface of its own.
-        control: network interface of rank 0's commands; ``None``: the default interface.
-        pace: bits per second to which gravac's exchange limits itself; ``None`` on real links.
+        interface: name of the network interface whose sent bytes are counted; ``None`` without emulated links.
+        control: name of the network interface for rank 0's commands; ``None``: the interface of the exchange.
+        pace: bits per second to which gravac limits its exchange, to emulate a slow link; ``None``: not limited.
         link: the link as text, for the logs.
         legs: legs to train, in order.
     """
@@ -81,20 +84,21 @@ class Spec:
     legs: tuple[Leg, ...]
 
     def to_json(self) -> str:
-        """Return the session as one line of JSON."""
+        """Return the specification as one line of JSON."""
         return json.dumps(asdict(self))
 
     @classmethod
-    def from_json(cls, text: str) -> Spec:
-        """Return the session that ``to_json`` wrote."""
+    def from_json(cls, text: str) -> SessionSpec:
+        """Return the specification for a text that ``to_json`` returned."""
         fields = json.loads(text)
-        return cls(**{**fields, "legs": tuple(_leg(**leg) for leg in fields["legs"])})
+        return cls(**{**fields, "legs": tuple(_leg_from_json(**leg) for leg in fields["legs"])})
 
 
-def _leg(played: list[list[Any]], **fields: Any) -> Leg:
-    return Leg(played=tuple(Play._make(play_fields) for play_fields in played), **fields)
+def _leg_from_json(choices: list[list[Any]], **fields: Any) -> Leg:
+    """Return a leg from its fields in JSON types, in which a choice is a list."""
+    return Leg(choices=tuple(RunChoice._make(choice_fields) for choice_fields in choices), **fields)
 
 
-def log_folder(spec: Spec, leg: Leg) -> Path | None:
-    """Return the folder of a leg's logs; ``None`` if the session writes no logs."""
+def log_folder(spec: SessionSpec, leg: Leg) -> Path | None:
+    """Return the folder of a leg's TensorBoard logs; ``None`` if the session writes no logs."""
     return Path(spec.log_dir, leg.label) if spec.log_dir is not None else None

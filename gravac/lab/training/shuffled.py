@@ -1,8 +1,9 @@
 # SPDX-FileCopyrightText: 2026 The gravac developers
 # SPDX-License-Identifier: Apache-2.0
-"""Matched random methods: the choices of an adaptive run, each for as many steps, in random order.
+"""Methods that repeat the choices of an adaptive run, each for as many steps, in random order.
 
-If the random order reaches a target as fast as the run, the choices matter, and their times do not.
+They are the control of an experiment: if the random order reaches the target as fast as the adaptive run, only what the
+controller chose matters, and not when.
 """
 
 from __future__ import annotations
@@ -14,23 +15,25 @@ from dataclasses import dataclass, replace
 from typing import Any, NamedTuple, Protocol
 
 from gravac.candidate import Candidate, Forecast, Mode, Span
-from gravac.controllers.base import LATENCY, WATCH, Controller, Decision, Measurement
+from gravac.controllers.base import DEFAULT_STRETCH_STEPS, LATENCY, Controller, Decision, Measurement
 
-BLOCK = 5
-"""Maximum number of rounds in a block of the random order; single rounds would change the candidate all the time."""
-
-
-REASON = "as an adaptive run chose, at another time"
+MAX_BLOCK_ROUNDS = 5
+"""Maximum number of rounds of a block; with blocks of one round, the candidate would change in nearly every round."""
 
 
-class Play(NamedTuple):
-    """A choice, and the number of rounds to play it for.
+REASON = "a choice of the adaptive run, at a random time"
+"""Reason of all decisions, as text."""
+
+
+class RunChoice(NamedTuple):
+    """A candidate that an adaptive run chose, and for how long.
 
     Attributes:
         compressor: name of the compressor.
         cf: compression factor.
         every: number of steps from one exchange to the next.
-        rounds: number of the engine's steps: of exchanges, or of native stretches of ``WATCH`` steps.
+        rounds: number of exchanges until the next choice; for native steps, number of steps /
+            ``DEFAULT_STRETCH_STEPS``, rounded up.
         delay: number of steps that each exchange is in flight.
         mode: mode of the steps.
     """
@@ -44,7 +47,7 @@ class Play(NamedTuple):
 
 
 class DecisionLike(Protocol):
-    """The fields of a recorded decision that a play needs."""
+    """The fields of a recorded decision that ``choices_of_run`` reads."""
 
     @property
     def step(self) -> int:
@@ -64,63 +67,68 @@ class DecisionLike(Protocol):
 
     @property
     def delay(self) -> int:
-        """Number of steps that the exchange is in flight."""
+        """Number of steps that each exchange is in flight."""
 
     @property
     def mode(self) -> Mode | None:
         """Mode of the steps; ``None`` in older records."""
 
 
-def plays(decisions: Sequence[DecisionLike], steps: int) -> tuple[Play, ...]:
-    """Return the choices of a run, in order.
+def choices_of_run(decisions: Sequence[DecisionLike], steps: int) -> tuple[RunChoice, ...]:
+    """Return the choices of an adaptive run, in order.
 
     Args:
-        decisions: decisions of the run.
-        steps: number of steps of the run.
+        decisions: decisions of the run, by ascending step.
+        steps: number of steps of the whole run.
 
     Example:
         >>> from types import SimpleNamespace as Decision
         >>> decisions = [Decision(step=0, compressor="dense", cf=1, every=1, delay=0, mode="native")]
         >>> decisions += [Decision(step=16, compressor="dense", cf=1, every=5, delay=2, mode=None)]
-        >>> [(play.mode, play.rounds, play.delay) for play in plays(decisions, 36)]
+        >>> [(choice.mode, choice.rounds, choice.delay) for choice in choices_of_run(decisions, 36)]
         [('native', 2, 0), ('outer', 4, 2)]
     """
-    ends = [*(decision.step for decision in decisions[1:]), steps]
+    end_steps = [*(decision.step for decision in decisions[1:]), steps]
     return tuple(
-        _play(decision, end - decision.step)
-        for decision, end in zip(decisions, ends, strict=True)
+        _choice_of_decision(decision, end - decision.step)
+        for decision, end in zip(decisions, end_steps, strict=True)
         if end > decision.step
     )
 
 
-def _play(decision: DecisionLike, steps: int) -> Play:
+def _choice_of_decision(decision: DecisionLike, steps: int) -> RunChoice:
+    """Return the choice of a decision that held for a number of steps."""
     mode: Mode = decision.mode or ("outer" if decision.every > 1 else "hook")
-    rounds = math.ceil(steps / (WATCH if mode == "native" else decision.every))
-    return Play(decision.compressor, decision.cf, decision.every, rounds, decision.delay, mode)
+    rounds = math.ceil(steps / (DEFAULT_STRETCH_STEPS if mode == "native" else decision.every))
+    return RunChoice(decision.compressor, decision.cf, decision.every, rounds, decision.delay, mode)
 
 
-def shuffled(played: Iterable[Play], seed: int) -> list[Play]:
-    """Return plays, cut into blocks of at most ``BLOCK`` rounds, in the random order of a seed."""
+def shuffled_blocks(choices: Iterable[RunChoice], seed: int) -> list[RunChoice]:
+    """Cut choices into blocks of at most ``MAX_BLOCK_ROUNDS`` rounds; return them in random order, by ``seed``."""
     blocks = [
-        play._replace(rounds=min(BLOCK, play.rounds - done)) for play in played for done in range(0, play.rounds, BLOCK)
+        choice._replace(rounds=min(MAX_BLOCK_ROUNDS, choice.rounds - done))
+        for choice in choices
+        for done in range(0, choice.rounds, MAX_BLOCK_ROUNDS)
     ]
     random.Random(seed).shuffle(blocks)
     return blocks
 
 
 @dataclass(frozen=True)
-class Shuffled:
-    """A controller that plays choices in random order, again and again, whatever is measured.
+class ShuffledController:
+    """A controller that repeats the choices of another controller in random order, whatever is measured.
+
+    After the last choice, it begins again, in another random order.
 
     Attributes:
-        inner: controller that made the choices; it proposes the candidates.
-        played: choices of the inner controller.
-        seed: seed of the order.
+        inner_controller: controller that made the choices, and proposes the candidates.
+        choices: choices that the inner controller made in its run.
+        seed: seed of the random order.
         latency: number of steps from a measurement to the decision based on it.
     """
 
-    inner: Controller[Any]
-    played: tuple[Play, ...]
+    inner_controller: Controller[Any]
+    choices: tuple[RunChoice, ...]
     seed: int = 0
     latency: int = LATENCY
 
@@ -128,99 +136,99 @@ class Shuffled:
 
     @property
     def keeps_all(self) -> bool:
-        """See ``Controller``: that of the inner controller."""
-        return self.inner.keeps_all
+        """The inner controller's setting, see ``Controller``."""
+        return self.inner_controller.keeps_all
 
     @property
     def sixteen_bit(self) -> bool:
-        """See ``Controller``: that of the inner controller."""
-        return self.inner.sixteen_bit
+        """The inner controller's setting, see ``Controller``."""
+        return self.inner_controller.sixteen_bit
 
     @property
     def chooses_every(self) -> bool:
         """True if the inner controller chooses the number of steps from one exchange to the next."""
-        return bool(getattr(self.inner, "chooses_every", False))
+        return bool(getattr(self.inner_controller, "chooses_every", False))
 
     @property
     def native(self) -> bool:
         """True if the inner controller may choose native steps."""
-        return bool(getattr(self.inner, "native", False))
+        return bool(getattr(self.inner_controller, "native", False))
 
-    def for_latency(self, latency: int) -> Shuffled:
-        """Return the controller for ``latency`` steps from a measurement to its decision."""
+    def for_latency(self, latency: int) -> ShuffledController:
+        """Return a copy of this controller that decides ``latency`` steps after each measurement."""
         return replace(self, latency=latency)
 
     def propose(self, cf_range: tuple[float, float], supported: Span | Sequence[float]) -> tuple[float, ...]:
         """Return the CFs that the inner controller proposes."""
-        return self.inner.propose(cf_range, supported)
+        return self.inner_controller.propose(cf_range, supported)
 
     def start(self, forecasts: Sequence[Forecast]) -> tuple[_ShuffledState, Decision]:
-        """Begin with the first choice of the order."""
+        """Return the initial state, and the decision for the first choice of the random order."""
         state = _ShuffledState(tuple(forecast.candidate for forecast in forecasts), 0)
         first = self._candidate_at(state.candidates, 0)
         return state, Decision(first, reason=f"start at {first}, {REASON}")
 
     def observe(self, state: _ShuffledState, measurement: Measurement) -> tuple[_ShuffledState, Decision]:
-        """Advance by one step, or round."""
+        """Return the state after one more measurement, and the decision that holds ``latency`` measurements later."""
         previous, following = (
-            self._candidate_at(state.candidates, self._due(observed))
-            for observed in (state.observed, state.observed + 1)
+            self._candidate_at(state.candidates, self._position(observed_count))
+            for observed_count in (state.observed_count, state.observed_count + 1)
         )
         reason = "" if following == previous else f"{previous} to {following}, {REASON}"
-        return replace(state, observed=state.observed + 1), Decision(following, reason=reason)
+        return replace(state, observed_count=state.observed_count + 1), Decision(following, reason=reason)
 
     def dump(self, state: _ShuffledState) -> dict[str, Any]:
-        """Return the number of observed steps."""
-        return {"at": state.observed}
+        """Return the number of observed measurements, as the plain form of the state."""
+        return {"at": state.observed_count}
 
     def restore(self, dumped: dict[str, Any], forecasts: Sequence[Forecast]) -> tuple[_ShuffledState, Decision]:
-        """Continue after the number of observed steps in ``dumped``."""
+        """Return the state and the decision after the number of measurements in ``dumped``."""
         state = _ShuffledState(tuple(forecast.candidate for forecast in forecasts), dumped["at"])
-        return state, Decision(self._candidate_at(state.candidates, self._due(state.observed)))
+        return state, Decision(self._candidate_at(state.candidates, self._position(state.observed_count)))
 
-    def _due(self, observed: int) -> int:
-        """Return the step for which a decision after ``observed`` steps holds."""
-        return observed - 1 + self.latency if observed else 0
+    def _position(self, observed_count: int) -> int:
+        """Return the position in the random order, in rounds, to decide on after ``observed_count`` measurements."""
+        return observed_count - 1 + self.latency if observed_count else 0
 
-    def _candidate_at(self, candidates: Sequence[Candidate], step: int) -> Candidate:
-        """Return the candidate to run in a step, counted from 0."""
-        length = sum(play.rounds for play in self.played)
-        remaining = step % length
-        for play in shuffled(self.played, self.seed + step // length):
-            if remaining < play.rounds:
-                return _nearest(play, candidates)
-            remaining -= play.rounds
-        raise AssertionError("a position lies in some block")
+    def _candidate_at(self, candidates: Sequence[Candidate], position: int) -> Candidate:
+        """Return the candidate to run at a position in the random order, counted in rounds from 0."""
+        total_rounds = sum(choice.rounds for choice in self.choices)
+        remaining_rounds = position % total_rounds
+        for block in shuffled_blocks(self.choices, self.seed + position // total_rounds):
+            if remaining_rounds < block.rounds:
+                return _nearest_candidate(block, candidates)
+            remaining_rounds -= block.rounds
+        raise AssertionError("position: it lies in none of the blocks")
 
 
 @dataclass(frozen=True)
 class _ShuffledState:
-    """State of ``Shuffled``.
+    """State of ``ShuffledController``.
 
     Attributes:
         candidates: candidates that may run.
-        observed: number of observed steps, or rounds.
+        observed_count: number of observed measurements, one per round.
     """
 
     candidates: tuple[Candidate, ...]
-    observed: int
+    observed_count: int
 
 
-def _nearest(play: Play, candidates: Sequence[Candidate]) -> Candidate:
-    """Return the candidate of a play, or the nearest candidate if that of the play was not admitted."""
+def _nearest_candidate(choice: RunChoice, candidates: Sequence[Candidate]) -> Candidate:
+    """Return the candidate of a choice; if it is not among ``candidates``, the most similar candidate."""
 
     def distance(candidate: Candidate) -> tuple[bool, bool, float, float, bool, int]:
-        every_distance = abs(math.log(candidate.every / play.every))
-        cf_distance = abs(math.log(candidate.cf / play.cf))
-        delay_differs = (candidate.delay > 0) != (play.delay > 0)
-        compressor_differs = candidate.compressor != play.compressor
+        every_distance = abs(math.log(candidate.every / choice.every))
+        cf_distance = abs(math.log(candidate.cf / choice.cf))
+        delay_differs = (candidate.delay > 0) != (choice.delay > 0)
+        compressor_differs = candidate.compressor != choice.compressor
         return (
-            candidate.mode != play.mode,
+            candidate.mode != choice.mode,
             compressor_differs,
             every_distance,
             cf_distance,
             delay_differs,
-            abs(candidate.delay - play.delay),
+            abs(candidate.delay - choice.delay),
         )
 
     return min(candidates, key=distance)

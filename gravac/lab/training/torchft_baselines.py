@@ -1,10 +1,10 @@
 # SPDX-FileCopyrightText: 2026 The gravac developers
 # SPDX-License-Identifier: Apache-2.0
-"""torchft's ``DiLoCo`` and ``LocalSGD`` attached to a model, unchanged, in float32 over gloo.
+"""Attaches torchft's ``DiLoCo`` and ``LocalSGD``, unchanged, to a model, to compare gravac with them.
 
-These classes ask a manager to average tensors and to agree on the ranks that take part. In the lab all ranks always
-take part. So a stand-in for the manager averages over the default group, without torchft's lighthouse, whose messages
-therefore cost nothing.
+They exchange in float32 over gloo. torchft's classes ask a manager to average tensors, and to agree on the ranks that
+take part. In the lab all ranks always take part. So a substitute for the manager averages over the default process
+group, without torchft's lighthouse, whose messages therefore cost no time.
 """
 
 from __future__ import annotations
@@ -20,31 +20,31 @@ import torch.distributed as dist
 from gravac.candidate import DENSE, Candidate, Mode
 from gravac.collectives import AllReduce
 from gravac.lab.training.exchange import Exchange, start_record
-from gravac.lab.training.methods import Diloco, Method
+from gravac.lab.training.methods import DilocoSettings, Method
 from gravac.telemetry.records import DecisionRecord
 
 
 class TorchftExchange(Exchange):
-    """torchft's ``DiLoCo`` or ``LocalSGD``, attached.
+    """torchft's ``DiLoCo`` or ``LocalSGD``, attached to a model; see ``Exchange``.
 
     Args:
-        method: see ``Exchange``.
+        method: method of torchft.
         model: model to train; all ranks begin with the same weights.
-        optimizer: optimizer of the model on this rank.
+        optimizer: inner optimizer of the model, which makes each rank's own steps.
 
     Raises:
         ValueError: torchft is not installed.
     """
 
     def __init__(self, method: Method, model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> None:
-        if method.missing is not None:
-            raise ValueError(method.missing)
+        if method.missing_package_message is not None:
+            raise ValueError(method.missing_package_message)
         from torchft.local_sgd import DiLoCo, LocalSGD
 
         super().__init__(method, model)
         assert method.torchft is not None
-        self._every, self._steps, self._manager = method.torchft.every, 0, EveryoneManager()
-        if isinstance(method.torchft, Diloco):
+        self._every, self._steps, self._manager = method.torchft.every, 0, AllRanksManager()
+        if isinstance(method.torchft, DilocoSettings):
             rate, momentum = method.torchft.rate, method.torchft.momentum
             outer = torch.optim.SGD(model.parameters(), lr=rate, momentum=momentum, nesterov=momentum > 0)
             # one message for all tensors, like gravac: the faster of torchft's two ways
@@ -53,146 +53,149 @@ class TorchftExchange(Exchange):
             self._algorithm = LocalSGD(self._manager, model, optimizer, self._every)
         self._algorithm.__enter__()  # registers hooks on the optimizer's step
         optimizer.register_step_post_hook(self._step_ended)
-        self._shared = self._copy_weights()
+        self._shared_weights = self._copy_weights()
 
     def _step_ended(self, *_: object) -> None:
         """Count a step, after torchft's hook on the optimizer's step; copy the weights after an exchange."""
         self._steps += 1
         if self._steps % self._every == 0:
-            self._shared = self._copy_weights()
+            self._shared_weights = self._copy_weights()
 
-    def finish(self) -> None:
-        """See ``Exchange``."""
+    def exchange_remainder(self) -> None:
+        """Exchange what the ranks have not exchanged yet; call after the last step."""
         if self._steps % self._every == 0:
             return
-        if isinstance(self.method.torchft, Diloco):
+        if isinstance(self.method.torchft, DilocoSettings):
             for fragment in self._algorithm._fragments:  # DiLoCo has no other way to end a round early
                 fragment.prepare_sync()
                 fragment.perform_sync()
         else:
             self._algorithm.sync()
-        self._shared = self._copy_weights()
+        self._shared_weights = self._copy_weights()
 
-    def shared(self) -> AbstractContextManager[None]:
-        """See ``Exchange``: the weights after the last exchange."""
-        return _temporary_weights(self.module, self._shared)
+    def shared_weights(self) -> AbstractContextManager[None]:
+        """Return a context in which the model has the weights that all ranks share: those after the last exchange."""
+        return _temporary_weights(self.module, self._shared_weights)
 
     def shared_state(self) -> dict[str, torch.Tensor]:
-        """See ``Exchange``; tensors of any shapes."""
-        with self.shared():
+        """Return a copy of the model state that all ranks share: tensors of any shapes, by name."""
+        with self.shared_weights():
             return super().shared_state()
 
     @property
     def mode(self) -> Mode:
-        """See ``Exchange``."""
+        """Mode of all steps: ``outer``."""
         return "outer"
 
     @property
     def cf(self) -> float | None:
-        """See ``Exchange``."""
+        """Compression factor: 1, since torchft exchanges float32."""
         return 1.0
 
     @property
     def every(self) -> int | None:
-        """See ``Exchange``."""
+        """Number of steps from one exchange to the next."""
         return self._every
 
-    def exchanges(self) -> int | None:
-        """See ``Exchange``."""
+    def exchange_count(self) -> int | None:
+        """Return the number of exchanges so far."""
         return self._manager.step
 
-    def exposed(self, backward: float) -> float:
-        """See ``Exchange``."""
-        waited, self._manager.waited = self._manager.waited, 0.0
-        return waited
+    def exposed_seconds(self, backward: float) -> float:
+        """Return the seconds that the last step waited for the exchange; ``backward`` is not used."""
+        waited_seconds, self._manager.waited_seconds = self._manager.waited_seconds, 0.0
+        return waited_seconds
 
     def wire_bytes(self, steps: int, world: int) -> int:
-        """See ``Exchange``."""
-        return AllReduce.wire_bytes(self._manager.payload, world)
+        """Return the wire bytes that this rank sent so far among ``world`` ranks, by formula; ``steps`` is not used."""
+        return AllReduce.wire_bytes(self._manager.payload_bytes, world)
 
     def decisions(self) -> list[DecisionRecord]:
-        """See ``Exchange``."""
+        """Return one record, of the method's fixed candidate."""
         return [start_record(Candidate("outer", DENSE, 1.0, self._every))]
 
     def close(self) -> None:
-        """See ``Exchange``."""
+        """Remove torchft's hooks."""
         self._algorithm.__exit__(None, None, None)
 
     def _copy_weights(self) -> list[torch.Tensor]:
+        """Return copies of the model's parameters."""
         return [parameter.detach().clone() for parameter in self.module.parameters()]
 
 
-class EveryoneManager:
-    """A stand-in for torchft's manager in which every rank always takes part, and no rank fails.
+class AllRanksManager:
+    """A substitute for torchft's manager: every rank always takes part, and no rank fails.
 
     Attributes:
-        step: number of committed exchanges.
-        payload: number of averaged bytes.
-        waited: seconds of waiting for averages, until the reader resets it.
+        step: number of exchanges so far.
+        payload_bytes: bytes of all tensors averaged so far.
+        waited_seconds: seconds of waiting for averages; ``TorchftExchange`` sets them to 0 in each step.
     """
 
     def __init__(self) -> None:
-        self.step = self.payload = 0
-        self.waited = 0.0
+        self.step = self.payload_bytes = 0
+        self.waited_seconds = 0.0
         self._use_async_quorum = False  # DiLoCo reads this attribute
 
     def register_state_dict_fn(self, key: str, load: Callable[[Any], None], save: Callable[[], Any]) -> None:
-        """Keep nothing: no rank recovers."""
+        """Do nothing: torchft would register functions that copy the state to a rank that recovers; none fails here."""
 
     def allow_state_dict_read(self) -> None:
-        """Do nothing: nobody reads."""
+        """Do nothing: no other rank reads this rank's state."""
 
     def disallow_state_dict_read(self) -> None:
-        """Do nothing: nobody reads."""
+        """Do nothing: no other rank reads this rank's state."""
 
     def start_quorum(self) -> None:
         """Do nothing: all ranks take part."""
 
     def current_step(self) -> int:
-        """Return the number of committed exchanges."""
+        """Return the number of exchanges so far."""
         return self.step
 
     def should_commit(self) -> bool:
-        """Count an exchange, and return True."""
+        """Count an exchange, and return True: every exchange succeeds."""
         self.step += 1
         return True
 
-    def allreduce(self, tensor: torch.Tensor, should_quantize: bool = False) -> Averaging:
-        """Start to average a tensor of any shape over the ranks, in place."""
-        self.payload += tensor.numel() * tensor.element_size()
-        return Averaging(tensor, self)
+    def allreduce(self, tensor: torch.Tensor, should_quantize: bool = False) -> MeanInFlight:
+        """Start to average a tensor of any shape over the ranks, in place; return the all-reduce in flight."""
+        self.payload_bytes += tensor.numel() * tensor.element_size()
+        return MeanInFlight(tensor, self)
 
 
-class Averaging:
-    """An all-reduce in flight; when ``wait`` returns, its future is done and all callbacks of the future ran.
+class MeanInFlight:
+    """An all-reduce in flight, with the interface of torch's ``Work``.
+
+    When ``wait`` returns, the future is done, and its callbacks have run.
 
     Args:
-        tensor: tensor to average in place.
+        tensor: tensor of any shape to average, in place.
         manager: manager that counts the seconds of waiting.
     """
 
-    def __init__(self, tensor: torch.Tensor, manager: EveryoneManager) -> None:
+    def __init__(self, tensor: torch.Tensor, manager: AllRanksManager) -> None:
         self._tensor, self._manager = tensor, manager
         self._work: Any = dist.all_reduce(tensor, async_op=True)
         self._future: torch.futures.Future[torch.Tensor] = torch.futures.Future()
 
     def wait(self) -> bool:
-        """Wait for the mean."""
+        """Wait until the tensor is the mean over ranks, and return True."""
         began = time.perf_counter()
         self._work.wait()
-        self._manager.waited += time.perf_counter() - began
+        self._manager.waited_seconds += time.perf_counter() - began
         self._tensor.div_(dist.get_world_size())
         self._future.set_result(self._tensor)
         return True
 
     def get_future(self) -> torch.futures.Future[torch.Tensor]:
-        """Return a future of the mean, in the tensor's shape."""
+        """Return a future of the mean over ranks, which has the tensor's shape."""
         return self._future
 
 
 @contextmanager
 def _temporary_weights(module: torch.nn.Module, weights: list[torch.Tensor]) -> Iterator[None]:
-    """Set a module's weights for the duration of a block, and restore its own weights at the end."""
+    """Copy ``weights`` into a module's parameters for the duration of a block; restore its own weights at the end."""
     own_weights = [parameter.detach().clone() for parameter in module.parameters()]
     with torch.no_grad():
         torch._foreach_copy_(list(module.parameters()), weights)

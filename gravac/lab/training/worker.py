@@ -2,13 +2,13 @@
 # SPDX-License-Identifier: Apache-2.0
 """One rank of a session, in a process of its own: ``python -m gravac.lab.training.worker SPEC RANK``.
 
-A session is a list of *legs*: each trains a fresh model with one method. The clock of a leg counts training only:
-neither the start (imports, first connection, the copy of the weights) nor evaluation.
+A session is a list of *legs*: each trains a fresh model with one method. The clock of a leg counts the time of training
+steps only, without the start (imports, first connection, the copy of the weights) and without evaluation.
 
 Rank 0 decides when to evaluate and when to stop. While a step runs, rank 0 broadcasts its command, an integer, over a
-separate process group: the same small cost for every method. On emulated links that group has separate interfaces, so a
-command neither waits for an exchange nor counts as bytes. With local steps, the ranks evaluate the weights that they
-share.
+separate process group, which takes the same short time with every method. On emulated links this group has separate
+network interfaces: a command does not wait for an exchange, and its bytes are not counted. If a method makes local
+steps, ranks evaluate the weights that they share.
 """
 
 from __future__ import annotations
@@ -33,22 +33,22 @@ from gravac.lab.tasks.base import Score, Task
 from gravac.lab.training.attach import attach
 from gravac.lab.training.exchange import Exchange
 from gravac.lab.training.methods import Method
-from gravac.lab.training.session import ALONE, WARM_UP, Leg, Spec, log_folder
-from gravac.lab.training.step_clock import Lap, TrainingClock
-from gravac.lab.training.worker_report import WorkerReport, changes, decisions
+from gravac.lab.training.session import ALONE, WARM_UP_STEPS, Leg, SessionSpec, log_folder
+from gravac.lab.training.step_clock import StepTimes, TrainingClock
+from gravac.lab.training.worker_report import WorkerReport, decisions_as_json, mode_changes_as_json
 
-IFNAME = "GLOO_SOCKET_IFNAME"
-"""Variable of the environment that names gloo's interface."""
+INTERFACE_VARIABLE = "GLOO_SOCKET_IFNAME"
+"""Environment variable with the name of the network interface that gloo uses."""
 
-GO_ON, EVALUATE, STOP = 0, 1, 2
-"""Commands of rank 0 for a step; after ``EVALUATE`` and ``STOP`` the ranks evaluate the model."""
+CONTINUE, EVALUATE, STOP = 0, 1, 2
+"""Commands of rank 0 after a step: continue, evaluate the model and continue, or evaluate the model and stop."""
 
 MAX_POSTPONED = 10
-"""Maximum number of evaluations postponed while an exchange is in flight; then training waits for the exchange."""
+"""Maximum number of evaluations postponed until no exchange is in flight; for another, training waits for exchanges."""
 
 
-def train(spec: Spec, index: int, rank: int, control: dist.ProcessGroup) -> None:
-    """Train one leg until its limit or target; call it on every rank.
+def train(spec: SessionSpec, index: int, rank: int, control: dist.ProcessGroup) -> None:
+    """Train one leg until a limit or its target is reached; all ranks must call this function.
 
     Args:
         spec: specification of the session.
@@ -57,298 +57,335 @@ def train(spec: Spec, index: int, rank: int, control: dist.ProcessGroup) -> None
         control: separate process group for rank 0's commands and for metrics.
     """
     leg = spec.legs[index]
-    alone = leg.method == ALONE
-    if rank == 0 or not alone:
+    is_alone = leg.method == ALONE
+    if rank == 0 or not is_alone:
         with ExitStack() as stack:
             training = _Training(spec, index, rank, control, stack)
             if leg.evaluates:
                 training.evaluate()
-            usage = _Usage(spec)
-            command = GO_ON
+            usage = _ResourceUse(spec)
+            command = CONTINUE
             while command != STOP:
                 command = training.step()
-                if leg.evaluates and training.judge(command):
-                    command = STOP  # on every rank, since all have the same metric
-            training.finish(usage)
-    if alone:
+                if leg.evaluates and training.evaluate_if_due(command):
+                    command = STOP  # on all ranks, since all have the same metric
+            training.report_results(usage)
+    if is_alone:
         dist.barrier(group=control)
 
 
 class _Training:
-    """The training of one leg on one rank: a fresh model, the attached method, and the clock."""
+    """The training of one leg on one rank: a fresh model, its attached method, and a clock.
 
-    def __init__(self, spec: Spec, index: int, rank: int, control: dist.ProcessGroup, stack: ExitStack) -> None:
+    Args:
+        spec: specification of the session.
+        index: index of the leg in ``spec.legs``.
+        rank: rank of this process.
+        control: separate process group for rank 0's commands and for metrics.
+        stack: stack of contexts that closes the leg's files and threads.
+    """
+
+    def __init__(self, spec: SessionSpec, index: int, rank: int, control: dist.ProcessGroup, stack: ExitStack) -> None:
         self.spec, self.leg, self.rank, self.control = spec, spec.legs[index], rank, control
-        alone = self.leg.method == ALONE
-        self.workers = 1 if alone else spec.workers
+        is_alone = self.leg.method == ALONE
+        self.workers = 1 if is_alone else spec.workers
         self.task = make(spec.task, scale=spec.scale, seed=spec.seed, data=spec.data)
         self.model = self.task.model()
-        self.evaluated = copy.deepcopy(self.model)  # a second model, to evaluate earlier states
+        self.evaluation_model = copy.deepcopy(self.model)  # a second model, to evaluate postponed states
         self.optimizer = self.task.optimizer(self.model)
-        self.samples = self.task.batch_size * self.workers
+        self.samples_per_step = self.task.batch_size * self.workers
         self.parameters = sum(parameter.numel() for parameter in self.model.parameters())
         self.metric = math.nan
-        self.postponed: list[tuple[int, dict[str, torch.Tensor]]] = []  # number of steps, shared state
-        self.laps: list[Lap] = []
-        self.ends = [0.0]
+        self.postponed_states: list[
+            tuple[int, dict[str, torch.Tensor]]
+        ] = []  # (number of steps, state that all ranks share)
+        self.step_times: list[StepTimes] = []
+        self.end_seconds = [0.0]  # seconds of training at the start, then at the end of each step
         self.clock = TrainingClock()
-        self.commands = _Commands(self.leg, control, alone)
+        self.commands = _StepCommands(self.leg, control, is_alone)
         self.report = WorkerReport(spec, index, rank)
         stack.callback(self.report.close)
         self.exchange: Exchange | None = None
-        if not alone:
+        if not is_alone:
             self._attach(stack)
-        self.report.line(
-            "start", parameters=self.parameters, samples_per_step=self.samples, batch_size=self.task.batch_size
+        self.report.write_event(
+            "start", parameters=self.parameters, samples_per_step=self.samples_per_step, batch_size=self.task.batch_size
         )
 
     def _attach(self, stack: ExitStack) -> None:
-        """Attach the method, and wait for the other ranks."""
+        """Attach the method to the model, and wait until all ranks have done so."""
         self.exchange = attach(
             Method.parse(self.leg.method),
             self.model,
             self.optimizer,
-            samples_per_step=self.samples,
+            samples_per_step=self.samples_per_step,
             log_dir=log_folder(self.spec, self.leg),
             seed=self.spec.seed,
             pace=self.spec.pace,
-            played=self.leg.played,
+            choices=self.leg.choices,
         )
         stack.callback(self.exchange.close)
         dist.barrier(group=self.control)
 
     def step(self) -> int:
-        """Train one step; return rank 0's command after the step."""
-        step = len(self.laps)
-        self.clock.step_begins()
-        self.commands.send(step, self.ends[-1], self.laps[-1].seconds if self.laps else 0.0)
+        """Train one step; return rank 0's command, which is to be followed after the step."""
+        step = len(self.step_times)
+        self.clock.mark_begin()
+        self.commands.send(step, self.end_seconds[-1], self.step_times[-1].seconds if self.step_times else 0.0)
         for group in self.optimizer.param_groups:
             group["lr"] = self.task.learning_rate_at(step)
         self.optimizer.zero_grad()
         batch = self.task.batch(step, self.rank)
-        self.clock.inputs_ready()
+        self.clock.mark_inputs()
         loss = self.task.loss(self.exchange.module if self.exchange else self.model, batch)
         self.clock.watch_backward(loss)
         loss.backward()  # type: ignore[no-untyped-call]
-        self.clock.exchanged()
+        self.clock.mark_backward_return()
         self.optimizer.step()
         command = self.commands.receive()
         if self.exchange and command == STOP:
-            self.exchange.finish()
+            self.exchange.exchange_remainder()
         elif self.exchange and command == EVALUATE:
-            self._postpone(step + 1) if self.exchange.in_flight else self.exchange.settle()
-        self.laps.append(self.clock.stop(self.exchange.exposed if self.exchange else None))
-        self.ends.append(self.ends[-1] + self.laps[-1].seconds)
-        self.report.step(step + 1, self.ends[-1], float(loss.detach()), self.exchange, self.samples)
+            self._postpone(step + 1) if self.exchange.in_flight else self.exchange.wait_for_exchanges()
+        self.step_times.append(self.clock.end_step(self.exchange.exposed_seconds if self.exchange else None))
+        self.end_seconds.append(self.end_seconds[-1] + self.step_times[-1].seconds)
+        self.report.report_step(
+            step + 1, self.end_seconds[-1], float(loss.detach()), self.exchange, self.samples_per_step
+        )
         return command
 
     def _postpone(self, steps: int) -> None:
-        """Copy the ranks' shared state to evaluate it later: no exchange may progress while the clock stands still."""
-        assert self.exchange is not None
-        if len(self.postponed) == MAX_POSTPONED:
-            self.exchange.settle()
-        self.postponed.append((steps, self.exchange.shared_state()))
+        """Copy the state that all ranks share, to evaluate the copy once no exchange is in flight.
 
-    def judge(self, command: int) -> bool:
-        """Evaluate as rank 0 commanded, and postponed states unless an exchange is in flight.
+        During an evaluation the clock stands still, so an exchange in flight would progress without costing time.
+
+        Args:
+            steps: number of steps trained so far.
+        """
+        assert self.exchange is not None
+        if len(self.postponed_states) == MAX_POSTPONED:
+            self.exchange.wait_for_exchanges()
+        self.postponed_states.append((steps, self.exchange.shared_state()))
+
+    def evaluate_if_due(self, command: int) -> bool:
+        """Evaluate postponed states, and the current state if rank 0 commanded that.
+
+        While an exchange is in flight only postponed states are evaluated, and only if more than ``MAX_POSTPONED``.
 
         Args:
             command: rank 0's command after the step.
 
         Returns:
-            Whether the target was reached.
+            True if an evaluated state reached the target.
         """
         in_flight = self.exchange is not None and self.exchange.in_flight and command != STOP
         if command == EVALUATE:
-            self.commands.evaluated(len(self.laps), self.ends[-1])
-        if in_flight and len(self.postponed) <= MAX_POSTPONED:
+            self.commands.note_evaluation(len(self.step_times), self.end_seconds[-1])
+        if in_flight and len(self.postponed_states) <= MAX_POSTPONED:
             return False
-        if not self.postponed and (command == GO_ON or in_flight):
+        if not self.postponed_states and (command == CONTINUE or in_flight):
             return False
-        return self.evaluate(command != GO_ON and not in_flight)
+        return self.evaluate(command != CONTINUE and not in_flight)
 
     def evaluate(self, current: bool = True) -> bool:
-        """Evaluate postponed states, and with ``current`` the current state; return whether a state is at the target.
+        """Evaluate postponed states and, if ``current``, the current state; return True if a state reached the target.
 
-        Called on every rank; the metric is the same on every rank.
+        All ranks must call this function; the metric is the same on all ranks.
         """
-        while self.postponed:
-            steps, state = self.postponed.pop(0)
-            self.evaluated.load_state_dict(state)
-            if self._reached(steps, self.evaluated):
+        while self.postponed_states:
+            steps, state = self.postponed_states.pop(0)
+            self.evaluation_model.load_state_dict(state)
+            if self._evaluate_and_report(steps, self.evaluation_model):
                 return True
-        with self.exchange.shared() if self.exchange else nullcontext():
-            return current and self._reached(len(self.laps), self.model)
+        with self.exchange.shared_weights() if self.exchange else nullcontext():
+            return current and self._evaluate_and_report(len(self.step_times), self.model)
 
-    def _reached(self, steps: int, model: torch.nn.Module) -> bool:
-        """Evaluate a model and report the metric; return whether the metric reached the target."""
+    def _evaluate_and_report(self, steps: int, model: torch.nn.Module) -> bool:
+        """Evaluate a model and report the metric; return True if the metric reached the target.
+
+        Args:
+            steps: number of steps that the model was trained for.
+            model: model to evaluate.
+        """
         self.metric = _evaluate(self.task, model, self.workers, self.rank, self.control)
-        self.report.evaluation(steps, self.ends[steps], self.metric)
-        return self.leg.target is not None and self.task.metric.reached(self.metric, self.leg.target)
+        self.report.report_evaluation(steps, self.end_seconds[steps], self.metric)
+        return self.leg.target is not None and self.task.metric.is_reached(self.metric, self.leg.target)
 
-    def finish(self, usage: _Usage) -> None:
-        """Sum the leg's usage over the ranks, and report the leg's results."""
-        used = usage.so_far()
+    def report_results(self, usage: _ResourceUse) -> None:
+        """Sum the leg's use of processor and network over the ranks, and report the leg's results."""
+        usage_sums = usage.totals()
         if self.leg.method != ALONE:
-            dist.all_reduce(used, group=self.control)
-        cpu_seconds, interface_bytes = used.tolist()
+            dist.all_reduce(usage_sums, group=self.control)
+        cpu_seconds, interface_bytes = usage_sums.tolist()
         exchange = self.exchange
-        # for methods with local steps all steps count: their mean has each round's exchange, and no partial round
-        counted = self.laps if exchange and exchange.every is not None else self.laps[WARM_UP:] or self.laps
-        self.report.line(
+        counted_times = self.step_times[WARM_UP_STEPS:] or self.step_times
+        if exchange and exchange.every is not None:  # a mean over all steps has whole rounds, each with its exchange
+            counted_times = self.step_times
+        self.report.write_event(
             "end",
-            step=len(self.laps),
-            seconds=self.ends[-1],
-            step_s=_typical(exchange)(lap.seconds for lap in counted),
-            steps_s=[round(lap.seconds, 6) for lap in counted],
+            step=len(self.step_times),
+            seconds=self.end_seconds[-1],
+            step_s=_averaging_function(exchange)(times.seconds for times in counted_times),
+            steps_s=[round(times.seconds, 6) for times in counted_times],
             cpu_seconds=cpu_seconds,
-            wire_bytes=exchange.wire_bytes(len(self.laps), self.workers) if exchange else 0,
+            wire_bytes=exchange.wire_bytes(len(self.step_times), self.workers) if exchange else 0,
             interface_bytes=round(interface_bytes / self.workers) if self.spec.interface else None,
             gain=exchange.mean_gain() if exchange else None,
-            every=_mean_every(len(self.laps), exchange),
-            turns=decisions(exchange, self.ends) if exchange else [],
-            changes=changes(exchange, self.ends) if exchange else [],
-            split=_split(counted, exchange),
+            every=_mean_every(len(self.step_times), exchange),
+            turns=decisions_as_json(exchange, self.end_seconds) if exchange else [],
+            changes=mode_changes_as_json(exchange, self.end_seconds) if exchange else [],
+            split=_phase_seconds(counted_times, exchange),
         )
         spec = self.spec
-        self.report.compare(
+        self.report.write_hparams(
             {
                 "task": spec.task, "link": spec.link, "method": self.leg.method, "workers": spec.workers,
                 "seed": spec.seed,
             },
-            {"run/metric": self.metric, "run/seconds": self.ends[-1], "run/steps": float(len(self.laps))},
+            {"run/metric": self.metric, "run/seconds": self.end_seconds[-1], "run/steps": float(len(self.step_times))},
         )  # fmt: skip
 
 
-class _Commands:
-    """Rank 0's command for each step: go on, evaluate after the step, or evaluate and stop."""
+class _StepCommands:
+    """Decides on rank 0 what follows each step (``CONTINUE``, ``EVALUATE`` or ``STOP``), and broadcasts the command.
 
-    def __init__(self, leg: Leg, control: dist.ProcessGroup, alone: bool) -> None:
+    Args:
+        leg: leg to train.
+        control: process group for the commands.
+        is_alone: whether rank 0 trains alone, so that no command is sent.
+    """
+
+    def __init__(self, leg: Leg, control: dist.ProcessGroup, is_alone: bool) -> None:
         self._leg = leg
         self._control = control
-        self._alone = alone
-        self._evaluated = (0, 0.0)
+        self._is_alone = is_alone
+        self._latest_evaluation = (0, 0.0)
 
-    def evaluated(self, step: int, clock: float) -> None:
-        self._evaluated = (step, clock)
+    def note_evaluation(self, steps: int, seconds: float) -> None:
+        """Note that the ranks evaluate after a number of steps and seconds of training."""
+        self._latest_evaluation = (steps, seconds)
 
     def send(self, step: int, clock: float, duration: float) -> None:
-        """Decide on the command for a step, and start to broadcast it.
+        """Decide what follows a step, and start to broadcast the command; call before the step.
 
         Args:
-            step: number of the step, from 0 on.
-            clock: training seconds before the step.
-            duration: expected seconds of the step: those of the previous step.
+            step: number of the step, from 0.
+            clock: seconds of training before the step.
+            duration: expected seconds of the step, which are those of the previous step.
         """
         leg, steps, seconds = self._leg, step + 1, clock + duration
-        evaluated_steps, evaluated_seconds = self._evaluated
-        command = GO_ON
-        if _reaches(steps, leg.steps) or _reaches(seconds, leg.seconds):
+        evaluated_steps, evaluated_seconds = self._latest_evaluation
+        command = CONTINUE
+        if _is_reached(steps, leg.steps) or _is_reached(seconds, leg.seconds):
             command = STOP
-        elif _reaches(steps - evaluated_steps, leg.every_steps) or _reaches(
+        elif _is_reached(steps - evaluated_steps, leg.every_steps) or _is_reached(
             seconds - evaluated_seconds, leg.every_seconds
         ):
             command = EVALUATE
         self._command = torch.tensor([command])
-        self._sending = None if self._alone else dist.broadcast(self._command, 0, group=self._control, async_op=True)
+        self._sending = None if self._is_alone else dist.broadcast(self._command, 0, group=self._control, async_op=True)
 
     def receive(self) -> int:
+        """Wait for rank 0's command, and return it."""
         if self._sending is not None:
             self._sending.wait()
         return int(self._command)
 
 
-class _Usage:
-    """Processor time and interface bytes of this rank since the object was made."""
+class _ResourceUse:
+    """Counts processor seconds and sent bytes of this rank, from the construction of the object on."""
 
-    def __init__(self, spec: Spec) -> None:
+    def __init__(self, spec: SessionSpec) -> None:
         self._spec = spec
         self._initial_bytes = _interface_bytes(spec)
         self._initial_seconds = time.process_time()
 
-    def so_far(self) -> torch.Tensor:
-        """Return ``(2,)``, float64: processor seconds, and bytes that the network interface sent."""
-        seconds = time.process_time() - self._initial_seconds
-        sent = _interface_bytes(self._spec) - self._initial_bytes
-        return torch.tensor([seconds, sent], dtype=torch.float64)
+    def totals(self) -> torch.Tensor:
+        """Return processor seconds, and bytes that the network interface sent so far; shape ``(2,)``, float64."""
+        cpu_seconds = time.process_time() - self._initial_seconds
+        sent_bytes = _interface_bytes(self._spec) - self._initial_bytes
+        return torch.tensor([cpu_seconds, sent_bytes], dtype=torch.float64)
 
 
-def _reaches(amount: float, bound: float | None) -> bool:
+def _is_reached(amount: float, bound: float | None) -> bool:
+    """True if there is a bound, and the amount is at the bound or above."""
     return bound is not None and amount >= bound
 
 
 def _evaluate(task: Task, model: torch.nn.Module, workers: int, rank: int, control: dist.ProcessGroup) -> float:
-    """Evaluate a shard of the validation data on each rank; return the metric, the same on every rank."""
+    """Evaluate a shard of the validation data on each rank; return the metric over all shards, on every rank."""
     score = task.validate(model, rank, workers)
-    summed = torch.tensor([score.total, score.count], dtype=torch.float64)
+    score_sums = torch.tensor([score.total, score.count], dtype=torch.float64)
     if workers > 1:
-        dist.all_reduce(summed, group=control)
-    return task.metric.compute(Score(float(summed[0]), int(summed[1])))
+        dist.all_reduce(score_sums, group=control)
+    return task.metric.compute(Score(float(score_sums[0]), int(score_sums[1])))
 
 
 def _mean_every(steps: int, exchange: Exchange | None) -> float | None:
     """Return the mean number of steps from one exchange to the next; ``None`` if the method exchanges in every step."""
-    exchanges = exchange.exchanges() if exchange else None
+    exchanges = exchange.exchange_count() if exchange else None
     return None if exchanges is None else steps / max(1, exchanges)
 
 
-def _typical(exchange: Exchange | None) -> Callable[[Iterable[float]], float]:
-    """Return the function for a typical step: the median, or the mean for methods with local steps."""
+def _averaging_function(exchange: Exchange | None) -> Callable[[Iterable[float]], float]:
+    """Return the function that averages times over steps: the median, or for methods with local steps the mean."""
     return statistics.median if exchange is None or exchange.every is None else statistics.fmean
 
 
-def _split(laps: list[Lap], exchange: Exchange | None) -> dict[str, float | None]:
-    """Return the seconds of each phase of a typical step."""
-    compress, exchanged = exchange.split() if exchange else (None, None)
-    typical = _typical(exchange)
+def _phase_seconds(step_times: list[StepTimes], exchange: Exchange | None) -> dict[str, float | None]:
+    """Return the seconds of each phase of a typical step on this rank; ``None`` for phases that are not known."""
+    compress_s, exchange_s = exchange.phase_seconds() if exchange else (None, None)
+    average = _averaging_function(exchange)
     return {
-        "compute": typical(lap.compute for lap in laps),
-        "exposed": typical(lap.exposed for lap in laps),
-        "input_wait": typical(lap.input_wait for lap in laps),
-        "compress": compress,
-        "exchange": exchanged,
+        "compute": average(times.compute_s for times in step_times),
+        "exposed": average(times.exposed_s for times in step_times),
+        "input_wait": average(times.input_wait_s for times in step_times),
+        "compress": compress_s,
+        "exchange": exchange_s,
     }
 
 
-def _interface_bytes(spec: Spec) -> int:
-    """Return the bytes that this rank's network interface sent so far, headers included; 0 without an interface."""
+def _interface_bytes(spec: SessionSpec) -> int:
+    """Return the bytes that this rank's network interface has sent, headers included; 0 without emulated links."""
     if spec.interface is None:
         return 0
     for line in Path("/proc/net/dev").read_text().splitlines():
         name, _, counters = line.partition(":")
         if name.strip() == spec.interface:
             return int(counters.split()[8])
-    raise RuntimeError(f"interface {spec.interface!r} is not in /proc/net/dev; run the worker in its namespace")
+    raise RuntimeError(
+        f"interface {spec.interface!r} is not in /proc/net/dev; start the worker in its network namespace"
+    )
 
 
-def _control(spec: Spec) -> dist.ProcessGroup:
-    """Make the group for commands, over separate interfaces if the session has them."""
-    exchange_interface = os.environ.get(IFNAME)
+def _new_control_group(spec: SessionSpec) -> dist.ProcessGroup:
+    """Return a new process group for rank 0's commands, over separate network interfaces if the session has them."""
+    exchange_interface = os.environ.get(INTERFACE_VARIABLE)
     if spec.control is not None:
-        os.environ[IFNAME] = spec.control  # gloo reads the variable whenever it makes a group
+        os.environ[INTERFACE_VARIABLE] = spec.control  # gloo reads the variable whenever it makes a group
     try:
         group: dist.ProcessGroup = dist.new_group(backend="gloo")
         return group
     finally:
         if exchange_interface is not None:
-            os.environ[IFNAME] = exchange_interface
+            os.environ[INTERFACE_VARIABLE] = exchange_interface
 
 
-def _end_with_parent() -> None:
-    """End this process when the parent, which has the other end of standard input, ended."""
+def _exit_with_parent() -> None:
+    """Wait until the parent process ends, which has the other end of standard input; then end this process."""
     while os.read(0, 1):  # not sys.stdin, whose lock this thread would hold when the interpreter ends
         pass
     os._exit(3)
 
 
 def main(arguments: list[str]) -> int:
-    """Run one rank of a session; return the exit status.
+    """Train all legs of a session as one of its ranks; return the exit status.
 
     Args:
-        arguments: a ``Spec`` as JSON, then the rank.
+        arguments: the session's ``SessionSpec`` as JSON, and the rank.
     """
-    threading.Thread(target=_end_with_parent, daemon=True).start()
-    spec, rank = Spec.from_json(arguments[0]), int(arguments[1])
+    threading.Thread(target=_exit_with_parent, daemon=True).start()
+    spec, rank = SessionSpec.from_json(arguments[0]), int(arguments[1])
     torch.set_num_threads(1)
     dist.init_process_group(
         "gloo",
@@ -358,7 +395,7 @@ def main(arguments: list[str]) -> int:
         timeout=timedelta(minutes=10),
     )
     try:
-        control = _control(spec)
+        control = _new_control_group(spec)
         for index in range(len(spec.legs)):
             train(spec, index, rank, control)
     finally:

@@ -1,6 +1,6 @@
 # SPDX-FileCopyrightText: 2026 The gravac developers
 # SPDX-License-Identifier: Apache-2.0
-"""Reports of rank 0 of a session on a leg: JSON lines for the parent process, scalars for TensorBoard."""
+"""Reports the training of a leg: rank 0 writes JSON lines for the parent process, and scalars for TensorBoard."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ from torch.utils.tensorboard import SummaryWriter
 from torch.utils.tensorboard.summary import hparams
 
 from gravac.lab.training.exchange import Exchange
-from gravac.lab.training.session import Spec, log_folder
+from gravac.lab.training.session import SessionSpec, log_folder
 
 _hparams: Any = hparams  # torch has no types for it
 
-REPORT_SECONDS = 0.25
-"""Minimum seconds between two progress lines."""
+REPORT_INTERVAL_S = 0.25
+"""Minimum seconds between two JSON lines about steps."""
 
 
 class WorkerReport:
-    """Rank 0's report on a leg; the same calls do nothing on other ranks.
+    """Writes rank 0's report on a leg; on other ranks all methods do nothing.
 
     Args:
         spec: specification of the session.
@@ -31,75 +31,83 @@ class WorkerReport:
         rank: rank of this process.
     """
 
-    def __init__(self, spec: Spec, leg: int, rank: int) -> None:
+    def __init__(self, spec: SessionSpec, leg: int, rank: int) -> None:
         self._leg = leg
-        self._lines = open(Path(spec.folder, "events.jsonl"), "a") if rank == 0 else None  # noqa: SIM115
+        self._events_file = open(Path(spec.folder, "events.jsonl"), "a") if rank == 0 else None  # noqa: SIM115
         folder = log_folder(spec, spec.legs[leg])
-        self._board: Any = SummaryWriter(str(folder)) if rank == 0 and folder is not None else None
-        self._previous_line = -math.inf
+        self._summary_writer: Any = SummaryWriter(str(folder)) if rank == 0 and folder is not None else None
+        self._previous_line_time = -math.inf
 
-    def line(self, event: str, **fields: Any) -> None:
-        """Write an event as one JSON line, with the leg's index, and flush the file."""
-        if self._lines:
-            self._lines.write(json.dumps({"event": event, "leg": self._leg, **fields}) + "\n")
-            self._lines.flush()
+    def write_event(self, event: str, **fields: Any) -> None:
+        """Write an event as one JSON line: its kind, the index of the leg, and ``fields``; flush the file."""
+        if self._events_file:
+            self._events_file.write(json.dumps({"event": event, "leg": self._leg, **fields}) + "\n")
+            self._events_file.flush()
 
-    def step(self, step: int, clock: float, loss: float, exchange: Exchange | None, samples: int) -> None:
-        """Report a step, without a JSON line if the previous line is more recent than ``REPORT_SECONDS``.
+    def report_step(
+        self, step: int, training_seconds: float, loss: float, exchange: Exchange | None, samples_per_step: int
+    ) -> None:
+        """Write a step's loss for TensorBoard, and a JSON line at most every ``REPORT_INTERVAL_S`` seconds.
 
         Args:
             step: number of steps trained so far.
-            clock: training seconds so far.
+            training_seconds: seconds of training so far.
             loss: training loss of the step.
-            exchange: the attached method; ``None`` for a worker that trains alone.
-            samples: samples per step, over all ranks.
+            exchange: the attached method; ``None`` if rank 0 trains alone.
+            samples_per_step: number of samples of a step, over all ranks.
         """
-        if self._board:
-            self._board.add_scalar("loss/training", loss, step)
-        if self._lines and time.monotonic() - self._previous_line >= REPORT_SECONDS:
-            self._previous_line = time.monotonic()
-            names = ("mode", "cf", "gain", "every")
-            of_method = {name: getattr(exchange, name) if exchange else None for name in names}
-            self.line("step", step=step, seconds=clock, loss=loss, samples_per_s=step * samples / clock, **of_method)
+        if self._summary_writer:
+            self._summary_writer.add_scalar("loss/training", loss, step)
+        if self._events_file and time.monotonic() - self._previous_line_time >= REPORT_INTERVAL_S:
+            self._previous_line_time = time.monotonic()
+            field_names = ("mode", "cf", "gain", "every")
+            method_fields = {name: getattr(exchange, name) if exchange else None for name in field_names}
+            samples_per_s = step * samples_per_step / training_seconds
+            self.write_event(
+                "step", step=step, seconds=training_seconds, loss=loss, samples_per_s=samples_per_s, **method_fields
+            )
 
-    def evaluation(self, step: int, clock: float, metric: float) -> None:
-        """Report the metric, by steps and by training seconds (for which TensorBoard's "step" is milliseconds)."""
-        self.line("evaluation", step=step, seconds=clock, metric=metric)
-        if self._board:
-            self._board.add_scalar("metric/validation", metric, step)
-            self._board.add_scalar("metric/validation_by_milliseconds", metric, round(clock * 1000))
+    def report_evaluation(self, step: int, training_seconds: float, metric: float) -> None:
+        """Report the validation metric after ``step`` steps and ``training_seconds`` seconds of training.
 
-    def compare(self, settings: dict[str, Any], metrics: dict[str, float]) -> None:
-        """Write settings and metrics for TensorBoard's hparams page, which compares runs by them.
-
-        They are in this run's own file. It is older than the file in which a compressor writes its settings when it
-        closes, and TensorBoard shows the oldest of a run. So each leg is one row, and all rows have the same columns.
+        TensorBoard shows the metric by steps, and by milliseconds, which are integers as TensorBoard's steps must be.
         """
-        if self._board:
+        self.write_event("evaluation", step=step, seconds=training_seconds, metric=metric)
+        if self._summary_writer:
+            self._summary_writer.add_scalar("metric/validation", metric, step)
+            self._summary_writer.add_scalar("metric/validation_by_milliseconds", metric, round(training_seconds * 1000))
+
+    def write_hparams(self, settings: dict[str, Any], metrics: dict[str, float]) -> None:
+        """Write settings and metrics for TensorBoard's hparams page, which has a row per leg.
+
+        An adaptive compressor writes its own settings, too, into a later file. TensorBoard shows the settings of a
+        run's oldest file, which is this one. So all rows have the same columns.
+        """
+        if self._summary_writer:
             for summary in _hparams(settings, metrics):
-                self._board.file_writer.add_summary(summary)
+                self._summary_writer.file_writer.add_summary(summary)
             for name, metric in metrics.items():
-                self._board.add_scalar(name, metric)
+                self._summary_writer.add_scalar(name, metric)
 
     def close(self) -> None:
         """Flush and close the files."""
-        if self._board:
-            self._board.close()
-        if self._lines:
-            self._lines.close()
+        if self._summary_writer:
+            self._summary_writer.close()
+        if self._events_file:
+            self._events_file.close()
 
 
-def decisions(exchange: Exchange, ends: list[float]) -> list[dict[str, Any]]:
-    """Return a method's decisions in JSON types.
+def decisions_as_json(exchange: Exchange, end_seconds: list[float]) -> list[dict[str, Any]]:
+    """Return the decisions of an attached method in JSON types.
 
     Args:
-        exchange: an attached method.
-        ends: training seconds at the start, then at each step's end.
+        exchange: the attached method.
+        end_seconds: seconds of training at the start, then at the end of each step.
     """
     return [
         {
             "step": decision.step,
-            "seconds": ends[min(decision.step, len(ends) - 1)],
+            "seconds": end_seconds[min(decision.step, len(end_seconds) - 1)],
             "compressor": decision.compressor,
             "cf": decision.cf,
             "every": decision.every,
@@ -114,24 +122,24 @@ def decisions(exchange: Exchange, ends: list[float]) -> list[dict[str, Any]]:
     ]
 
 
-def changes(exchange: Exchange, ends: list[float]) -> list[dict[str, Any]]:
-    """Return a method's changes of mode in JSON types.
+def mode_changes_as_json(exchange: Exchange, end_seconds: list[float]) -> list[dict[str, Any]]:
+    """Return the changes of mode of an attached method in JSON types.
 
-    ``at_seconds`` is the training time at a change; ``seconds`` and ``wire_bytes`` are the costs of the change on this
-    rank.
+    ``at_seconds`` is the time of a change, in seconds of training; ``seconds`` and ``wire_bytes`` are the costs of the
+    change on this rank.
 
     Args:
-        exchange: an attached method.
-        ends: training seconds at the start, then at each step's end.
+        exchange: the attached method.
+        end_seconds: seconds of training at the start, then at the end of each step.
     """
     return [
         {
             "step": change.step,
-            "at_seconds": ends[min(change.step, len(ends) - 1)],
+            "at_seconds": end_seconds[min(change.step, len(end_seconds) - 1)],
             "before": change.before,
             "after": change.after,
             "seconds": change.seconds,
             "wire_bytes": change.wire_bytes,
         }
-        for change in exchange.changes()
+        for change in exchange.mode_changes()
     ]

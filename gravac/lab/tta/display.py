@@ -16,7 +16,7 @@ from rich.table import Table
 from gravac.lab.console import PROGRESS_SECONDS, ProgressDisplay, wide_console
 from gravac.lab.links.link import PACED
 from gravac.lab.links.network import available
-from gravac.lab.training.methods import running_at
+from gravac.lab.training.methods import compression_name_at_cf
 from gravac.lab.training.run import Event, RunFailed
 from gravac.lab.training.session import Leg
 from gravac.lab.tta.matrix import Matrix
@@ -25,123 +25,149 @@ from gravac.lab.tta.runner import run_matrix
 
 
 class TtaLive(ProgressDisplay):
-    """A watcher that shows a line with a bar on a terminal; otherwise a line every few seconds and one per record."""
+    """Shows the progress of a matrix: a progress bar on a terminal, otherwise a line of text every few seconds.
+
+    It also prints a line for each finished run. ``Watcher`` is the interface.
+
+    Args:
+        console: console to print on.
+        paced: whether runs are paced, without real links, which the lines then say.
+    """
 
     def __init__(self, console: Console, paced: bool) -> None:
         self.failures = 0
         self._console = console
         self._note = f" ({PACED})" if paced else ""
-        self._planned = self._existing = self._finished = 0
-        self._began = self._latest_line_time = time.monotonic()
+        self._record_count = self._existing_count = self._finished_count = 0
+        self._begin_time = self._latest_line_time = time.monotonic()
         self._metric = ""
         if console.is_terminal:
             columns = [TextColumn("{task.description}"), BarColumn(bar_width=20), MofNCompleteColumn()]
             self._progress = Progress(*columns, TextColumn("{task.fields[state]}"), console=console)
             self._bar = self._progress.add_task("runs" + self._note, total=None, state="")
 
-    def planned(self, records: int, existing: int) -> None:
-        """See ``Watcher``."""
-        self._planned, self._existing = records, existing
-        if existing:
-            self._print(f"{existing} of {records} runs are in the file already and are not repeated")
+    def show_plan(self, record_count: int, existing_count: int) -> None:
+        """Show how many records the matrix needs, and how many of these exist in the result file already."""
+        self._record_count, self._existing_count = record_count, existing_count
+        if existing_count:
+            self._print(f"{existing_count} of {record_count} runs are in the result file already and are not repeated")
         if self._progress:
-            self._progress.update(self._bar, total=records, completed=existing)
+            self._progress.update(self._bar, total=record_count, completed=existing_count)
 
-    def stamped(self, code: str, existing: Sequence[str]) -> None:
-        """See ``Watcher``."""
-        if others := [other for other in existing if other != code]:
+    def show_commits(self, code: str, existing_codes: Sequence[str]) -> None:
+        """Show the commit of the present code, and the commits of the runs that exist in the result file."""
+        if other_codes := [commit for commit in existing_codes if commit != code]:
             self._print(
-                f"The file holds runs of other code ({', '.join(others)}; this is {code}): new ones are added, but one "
-                "table of both takes --mixed"
+                f"The result file holds runs of other code ({', '.join(other_codes)}; this is {code}): new runs are "
+                "added to the file; use --mixed to show runs of several commits in one table"
             )
 
-    def starting(self, cell: str, leg: Leg) -> None:
-        """See ``Watcher``."""
+    def show_start(self, cell: str, leg: Leg) -> None:
+        """Show that a leg of a cell begins."""
         self._show_state(f"{cell}: {leg.method}: starting")
 
-    def event(self, cell: str, leg: Leg, event: Event) -> None:
-        """See ``Watcher``."""
+    def show_event(self, cell: str, leg: Leg, event: Event) -> None:
+        """Show an event that rank 0 reported about a leg."""
         if event["event"] == "start":
             self._metric = ""
         elif event["event"] == "evaluation":
             self._metric = f"  metric {event['metric']:.3f}" + (f" of {leg.target:.3f}" if leg.target else "")
         elif event["event"] == "step":
-            choice = "" if event["cf"] is None else f"  {running_at(leg.method, event['cf'], event['mode'])}"
+            choice = (
+                "" if event["cf"] is None else f"  {compression_name_at_cf(leg.method, event['cf'], event['mode'])}"
+            )
             choice += f" every {event['every']} steps" if event.get("every") else ""
             self._show_state(
                 f"{cell}: {leg.method}: step {event['step']}  {event['seconds']:.0f} s{self._metric}{choice}"
             )
 
-    def finished(self, run: TrainingRecord) -> None:
-        """Print what a finished run came to, and advance the progress bar."""
-        self._finished += 1
-        result = f"target after {run.tta_s:.1f} s" if run.tta_s is not None else f"not within {run.seconds:.0f} s"
+    def show_finished_run(self, run: TrainingRecord) -> None:
+        """Print the result of a finished run, and advance the progress bar."""
+        self._finished_count += 1
+        result = (
+            f"target after {run.tta_s:.1f} s" if run.tta_s is not None else f"target not within {run.seconds:.0f} s"
+        )
         mark = " (factored)" if run.factored else ""
         self._print(
             f"{run.task} {run.link} seed {run.seed}: {run.method}: {result}, {run.steps} steps of "
             f"{1000 * run.step_s:.0f} ms{mark}{self._note}"
         )
         if self._progress:
-            self._progress.update(self._bar, completed=self._existing + self._finished)
+            self._progress.update(self._bar, completed=self._existing_count + self._finished_count)
 
-    def failed(self, cell: str, leg: Leg, error: RunFailed) -> None:
-        """See ``Watcher``."""
+    def show_failed_leg(self, cell: str, leg: Leg, error: RunFailed) -> None:
+        """Show that a leg failed; its session is over, but the other legs still run."""
         self.failures += 1
-        self._print(f"{cell}: {leg.method} FAILED and is left out: {error}")
+        self._print(f"{cell}: the run of {leg.method} FAILED and is left out: {error}")
 
     def _remaining_time(self) -> str:
-        """Return the estimated remaining time as text; empty before the first record."""
-        if not self._finished:
+        """Return the estimated remaining time as text; empty before the first run has finished."""
+        if not self._finished_count:
             return ""
-        seconds_per_run = (time.monotonic() - self._began) / self._finished
-        remaining = seconds_per_run * max(0, self._planned - self._existing - self._finished)
+        seconds_per_run = (time.monotonic() - self._begin_time) / self._finished_count
+        remaining = seconds_per_run * max(0, self._record_count - self._existing_count - self._finished_count)
         return f"  about {remaining / 60:.0f} min left" if remaining >= 90 else f"  about {remaining:.0f} s left"
 
     def _show_state(self, state: str) -> None:
+        """Show what runs now: beside the progress bar, or as a line if the latest line is old enough."""
         if self._progress:
             self._progress.update(self._bar, state=escape(state) + self._remaining_time())
         elif time.monotonic() - self._latest_line_time >= PROGRESS_SECONDS:
             self._print(state + self._note + self._remaining_time())
 
     def _print(self, text: str) -> None:
+        """Print a line of plain text."""
         self._latest_line_time = time.monotonic()
         self._console.print(text, highlight=False, soft_wrap=True, markup=False)
 
 
 def run_tta(matrix: Matrix, console: Console | None = None) -> int:
-    """Run a matrix, show its progress and results, and return the number of failed runs.
+    """Run a matrix, show its progress and a table of results, and return the number of failed runs.
+
+    If the user has no rights to make emulated links, runs are paced: gravac limits its exchange to the link's rate.
+
+    Args:
+        matrix: tasks, links, methods and seeds to run.
+        console: console to print on; ``None``: standard output.
 
     Raises:
-        RunFailed: the reference run failed, or did not reach the target.
-        LinkError: a link cannot be made.
+        RunFailed: the reference run (native DDP, which sets the target) failed, or did not reach the target.
+        LinkError: an emulated link cannot be made.
         SettingsError: the result file has other contents than records of runs.
-        ValueError: the user has no rights to make links, and the matrix has methods that cannot be paced.
+        ValueError: runs must be paced, and the matrix has methods that cannot be paced.
     """
     console = wide_console(console)
-    reason = "asked for with --paced" if matrix.paced else available()
-    if reason is not None and not matrix.paced:
+    pacing_reason = "asked for with --paced" if matrix.paced else available()
+    if pacing_reason is not None and not matrix.paced:
         matrix = Matrix(**{**vars(matrix), "paced": True})
-    if reason is not None:
-        console.print(f"Links: {PACED} ({reason}).", highlight=False, soft_wrap=True, markup=False)
+    if pacing_reason is not None:
+        console.print(f"Links: {PACED} ({pacing_reason}).", highlight=False, soft_wrap=True, markup=False)
     with TtaLive(console, matrix.paced) as live:
         runs = run_matrix(matrix, live)
-    selected = [run for run in runs if run.task in matrix.tasks and run.method in matrix.methods]
-    console.print(table(selected, matrix.paced))
+    selected_runs = [run for run in runs if run.task in matrix.tasks and run.method in matrix.methods]
+    console.print(results_table(selected_runs, matrix.paced))
     if matrix.json is not None:
-        console.print(f"Written to {matrix.json}. To see it: gravac report {matrix.json} --out DIR", soft_wrap=True)
+        console.print(
+            f"Results written to {matrix.json}. For a page: gravac report {matrix.json} --out DIR", soft_wrap=True
+        )
     return live.failures
 
 
-def table(runs: Sequence[TrainingRecord], paced: bool) -> Table:
-    """Return a table with a row per run: time and steps to the target, speed, bytes."""
-    shown = Table(title=PACED if paced else None, box=SIMPLE_HEAVY, pad_edge=False, collapse_padding=True)
+def results_table(runs: Sequence[TrainingRecord], paced: bool) -> Table:
+    """Return a table with a row per run: time and steps to the target, speed, and bytes.
+
+    Args:
+        runs: records to show.
+        paced: whether runs were paced, which the title then says.
+    """
+    run_table = Table(title=PACED if paced else None, box=SIMPLE_HEAVY, pad_edge=False, collapse_padding=True)
     for heading in ("task", "link", "seed", "method"):
-        shown.add_column(heading, no_wrap=True)
+        run_table.add_column(heading, no_wrap=True)
     for heading in ("TTA s", "steps", "every", "ms a step", "samples/s", "MB sent", "gain"):
-        shown.add_column(heading, justify="right", no_wrap=True)
+        run_table.add_column(heading, justify="right", no_wrap=True)
     order = sorted(runs, key=lambda run: (run.task, run.link, run.seed, run.tta_s is None, run.tta_s or 0))
     for run in order:
-        shown.add_row(
+        run_table.add_row(
             run.task,
             run.link,
             str(run.seed),
@@ -155,5 +181,5 @@ def table(runs: Sequence[TrainingRecord], paced: bool) -> Table:
             "-" if run.gain is None else f"{run.gain:.3f}",
         )
     if any(run.factored for run in runs):
-        shown.caption = "† factored: steps of the unthrottled run times the step time on this link"
-    return shown
+        run_table.caption = "† factored: number of steps on an unthrottled link x seconds of a step on this link"
+    return run_table

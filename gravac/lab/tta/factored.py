@@ -1,6 +1,9 @@
 # SPDX-FileCopyrightText: 2026 The gravac developers
 # SPDX-License-Identifier: Apache-2.0
-"""Factored records of static methods: the number of steps, measured once, times the seconds of a step on a link."""
+"""Makes factored records: a run's number of steps, measured on one link, times the seconds of a step on another link.
+
+This saves full runs of static methods, whose number of steps to the target does not depend on the link.
+"""
 
 from __future__ import annotations
 
@@ -13,71 +16,77 @@ from gravac.lab.training.run import Event
 from gravac.lab.tta.record import Split, TrainingRecord, first_reached
 
 
-def factored(
-    unthrottled: TrainingRecord,
+def factored_record(
+    unthrottled_record: TrainingRecord,
     link: str,
     probes: Sequence[Event],
     limit_s: float,
     reference: TrainingRecord,
     stamp: Stamp | None = None,
 ) -> TrainingRecord:
-    """Return a static method's record on a link, from its unthrottled record and short runs on the link.
+    """Return a method's factored record on a link: steps of a full run on another link, step times of short runs.
 
     Args:
-        unthrottled: record of the method on the unthrottled link.
+        unthrottled_record: record of the method's full run on the unthrottled link.
         link: text of the link.
-        probes: end events of short runs on the link.
-        limit_s: limit of the training time in seconds.
-        reference: record of the reference run.
-        stamp: stamp of the short runs.
+        probes: events at the ends of the short runs on the link, which give the seconds of a step.
+        limit_s: limit of the training time on the link, in seconds.
+        reference: record of the reference run, for the efficiency.
+        stamp: stamp of the short runs; ``None`` if none was taken.
     """
     steps_s = [seconds for probe in probes for seconds in probe["steps_s"]]
     step_s = statistics.median(steps_s)
-    samples = unthrottled.samples_per_s * unthrottled.step_s / step_s
+    samples_per_s = unthrottled_record.samples_per_s * unthrottled_record.step_s / step_s
     probe_steps = sum(probe["step"] for probe in probes)
-    bytes_factor = unthrottled.steps / probe_steps
-    split: dict[str, Any] = probes[-1]["split"]
-    interface = [probe["interface_bytes"] for probe in probes]
-    return _with_step_time(unthrottled, step_s, limit_s).model_copy(
+    steps_ratio = unthrottled_record.steps / probe_steps
+    probe_split: dict[str, Any] = probes[-1]["split"]
+    probe_bytes = [probe["interface_bytes"] for probe in probes]
+    return _with_step_time(unthrottled_record, step_s, limit_s).model_copy(
         update={
             "link": link,
-            "samples_per_s": samples,
-            "efficiency": efficiency(samples, reference),
-            "interface_bytes": None if None in interface else round(bytes_factor * sum(interface)),
-            "split": Split(**split),
+            "samples_per_s": samples_per_s,
+            "efficiency": efficiency(samples_per_s, reference),
+            "interface_bytes": None if None in probe_bytes else round(steps_ratio * sum(probe_bytes)),
+            "split": Split(**probe_split),
             "stamp": stamp,
         }
     )
 
 
-def refactored(unthrottled: TrainingRecord, timed: TrainingRecord, limit_s: float) -> TrainingRecord:
-    """Return a static method's record on a link for another seed, with the step time of an existing record.
+def factored_record_of_seed(
+    unthrottled_record: TrainingRecord, timed_record: TrainingRecord, limit_s: float
+) -> TrainingRecord:
+    """Return a method's factored record on a link for a seed: the step time is that of another seed's record.
 
     Args:
-        unthrottled: record of the method and the seed on the unthrottled link.
-        timed: factored record of the method on the link, of another seed.
-        limit_s: limit of the training time in seconds.
+        unthrottled_record: record of the method's full run with this seed, on the unthrottled link.
+        timed_record: factored record of the method on the link, of another seed.
+        limit_s: limit of the training time on the link, in seconds.
     """
-    update = {name: getattr(timed, name) for name in ("link", "samples_per_s", "efficiency", "split", "stamp")}
-    interface = timed.interface_bytes
-    bytes_factor = unthrottled.steps / timed.steps
-    update["interface_bytes"] = None if interface is None else round(bytes_factor * interface)
-    return _with_step_time(unthrottled, timed.step_s, limit_s).model_copy(update=update)
+    update = {name: getattr(timed_record, name) for name in ("link", "samples_per_s", "efficiency", "split", "stamp")}
+    timed_bytes = timed_record.interface_bytes
+    steps_ratio = unthrottled_record.steps / timed_record.steps
+    update["interface_bytes"] = None if timed_bytes is None else round(steps_ratio * timed_bytes)
+    return _with_step_time(unthrottled_record, timed_record.step_s, limit_s).model_copy(update=update)
 
 
-def _with_step_time(unthrottled: TrainingRecord, step_s: float, limit_s: float) -> TrainingRecord:
-    """Return the unthrottled record with the times of steps of ``step_s`` seconds."""
-    reached = first_reached(unthrottled.curve, unthrottled.target, unthrottled.higher_is_better)
-    tta = reached[1] * step_s if reached else None
-    return unthrottled.model_copy(
+def _with_step_time(unthrottled_record: TrainingRecord, step_s: float, limit_s: float) -> TrainingRecord:
+    """Return the record of an unthrottled run with all times as if each step took ``step_s`` seconds."""
+    target_point = first_reached(
+        unthrottled_record.curve, unthrottled_record.target, unthrottled_record.higher_is_better
+    )
+    tta = target_point[1] * step_s if target_point else None
+    return unthrottled_record.model_copy(
         update={
             "step_s": step_s,
-            "seconds": unthrottled.steps * step_s,
+            "seconds": unthrottled_record.steps * step_s,
             "limit_s": limit_s,
             "tta_s": tta,
-            "curve": tuple(point.model_copy(update={"seconds": point.step * step_s}) for point in unthrottled.curve),
+            "curve": tuple(
+                point.model_copy(update={"seconds": point.step * step_s}) for point in unthrottled_record.curve
+            ),
             "turns": tuple(
-                decision.model_copy(update={"seconds": decision.step * step_s}) for decision in unthrottled.turns
+                decision.model_copy(update={"seconds": decision.step * step_s}) for decision in unthrottled_record.turns
             ),
             "factored": True,
         }
@@ -85,11 +94,13 @@ def _with_step_time(unthrottled: TrainingRecord, step_s: float, limit_s: float) 
 
 
 def efficiency(samples_per_s: float, reference: TrainingRecord | None) -> float | None:
-    """Return the efficiency of a run, from the efficiency of the reference run; ``None`` if that is not known.
+    """Return the scaling efficiency of a run, computed from the reference run's; ``None`` if that is not known.
+
+    It is the run's samples per second / (ranks x samples per second of one worker alone).
 
     Args:
         samples_per_s: samples per second of the run, over all ranks.
-        reference: record of the reference run of the same task.
+        reference: record of the reference run of the same task; ``None`` without such a run.
     """
     if reference is None or reference.efficiency is None:
         return None

@@ -1,16 +1,17 @@
 # SPDX-FileCopyrightText: 2026 The gravac developers
 # SPDX-License-Identifier: Apache-2.0
-"""``gravac bench tta``: the time to accuracy of methods, tasks and links, side by side.
+"""Settings of ``gravac bench tta``, which compares the time to accuracy of methods on tasks and links.
 
-For each task and seed native DDP trains first over an unthrottled link. The target is its metric at 80 % of its budget,
-and its time to accuracy on that link is *the limit*, that of a free network. Then every method runs on every link, the
-methods of a cell (task, link, seed) one after another, seed after seed. Each run stops at the target, or at ``limit``
-times the limit.
+For each task and seed, a *reference run* trains first: native DDP over an unthrottled link. The target is the
+reference run's metric at 80 % of its steps. The reference run's time to the target is *the limit*, as if the network
+cost nothing. Then every method runs on every link: the methods of a cell (task, link, seed) one after another, seed
+after seed. Each run stops at the target, or after ``limit`` times the limit.
 
 ``factored`` saves time on static methods, whose number of steps to the target does not depend on the link. The number
-is measured once, unthrottled, and multiplied by the time of a step on each link. That time is measured in a short
-session in which the methods alternate. Adaptive methods and methods with local steps always run in full. With
-``times_each_seed`` the time of a step is measured for every seed, just before its adaptive runs, instead of once.
+of steps is measured once, on an unthrottled link, and multiplied by the time of a step on each link. The time of a step
+is measured in a short session in which the methods alternate. Adaptive methods and methods with local steps always run
+in full. With ``times_each_seed`` the time of a step is measured for every seed, just before the seed's adaptive runs,
+instead of once.
 
 ``more_seeds`` adds seeds, one after another, for each method on each link whose times differ by more than 10 % between
 seeds. All runs stay in the results.
@@ -28,16 +29,25 @@ from gravac.lab.tasks import make
 from gravac.lab.tasks.base import Task
 from gravac.lab.training.methods import Method
 
-REFERENCE = "fp32"
-"""Method whose unthrottled run sets target and limit."""
+REFERENCE_METHOD = "fp32"
+"""Method of the reference run, which sets the target and the limit."""
 
-METHODS = ("fp32", "fp16", "quantize(8)", "quantize(2)", "topkc@10", "topk@10", "gravac:topk", "goodput:ladder@2-1000")
+DEFAULT_METHODS = (
+    "fp32",
+    "fp16",
+    "quantize(8)",
+    "quantize(2)",
+    "topkc@10",
+    "topk@10",
+    "gravac:topk",
+    "goodput:ladder@2-1000",
+)
 """Methods to compare by default."""
 
 
 @dataclass(frozen=True)
 class Matrix:
-    """Settings of ``gravac bench tta``; wrong settings are refused at construction.
+    """Settings of ``gravac bench tta``: what to run, how long, and how.
 
     Attributes:
         tasks: names of reference tasks.
@@ -45,26 +55,27 @@ class Matrix:
         methods: texts of methods, see ``gravac.lab.training.methods``.
         workers: number of workers, 2 to 8.
         seeds: seeds, 0 and up.
-        more_seeds: maximum number of further seeds, for methods whose times differ by more than ``SPREAD`` between
-            seeds.
-        scale: scale of the tasks.
-        target: target of the metric; ``None``: the metric of dense training at 80 % of its budget.
+        more_seeds: maximum number of further seeds, for methods whose times to the target differ by more than 10 %
+            between seeds.
+        scale: scale of the tasks' models; 1 suits two cores.
+        target: validation metric to reach; ``None``: the metric of the reference run at 80 % of its steps.
         budget: number of steps of the reference run; ``None``: the task's budget.
-        limit: multiple of the reference's unthrottled time to the target, at which a run is stopped.
-        factored: whether steps and step times of static methods are measured separately; see the module's docstring.
+        limit: multiple of the reference run's time to the target, at which a run is stopped.
+        factored: whether the time of static methods is computed: steps to the target, measured on one link, times the
+            seconds of a step on each link.
         times_each_seed: whether the step times of static methods are measured for every seed.
-        paced: whether the exchange limits itself to the link's rate, instead of using emulated links.
+        paced: whether gravac limits its exchange to the link's rate, instead of using emulated links.
         data: folder of a task's data, for tasks that need a folder.
-        json: file of results; runs in the file are not repeated. ``None``: no file.
+        json: file for the results; runs that are in the file already are not repeated. ``None``: no file.
         log_dir: folder of TensorBoard logs; ``None``: no logs.
 
     Raises:
-        ValueError: names the argument, the value and the remedy.
+        ValueError: a setting is out of range, or does not go with another setting.
     """
 
     tasks: tuple[str, ...]
     links: tuple[str, ...]
-    methods: tuple[str, ...] = METHODS
+    methods: tuple[str, ...] = DEFAULT_METHODS
     workers: int = 2
     seeds: tuple[int, ...] = (0, 1, 2)
     more_seeds: int = 0
@@ -83,13 +94,13 @@ class Matrix:
         if not 2 <= self.workers <= MAX_WORKERS:
             raise ValueError(f"workers: {self.workers} is outside 2 to {MAX_WORKERS}; use 2")
         if self.budget is not None and self.budget < 2:
-            raise ValueError(f"budget: {self.budget} is below 2 steps; use 300")
+            raise ValueError(f"budget: {self.budget} is below 2 steps; use more, such as 300")
         if not self.limit > 0:
             raise ValueError(f"limit: {self.limit:g} is not above 0; use 6")
         if self.more_seeds < 0:
             raise ValueError(f"more_seeds: {self.more_seeds} is below 0; use 2, or 0 for none")
         if not (self.tasks and self.links and self.methods and self.seeds):
-            raise ValueError("tasks, links, methods and seeds: give at least one of each")
+            raise ValueError("tasks, links, methods, seeds: one of these is empty; give at least one of each")
         for task in self.tasks:
             self.task(task, 0)
         for text in self.links:
@@ -97,20 +108,26 @@ class Matrix:
             if self.paced and (len(link.phases) > 1 or link.delay_ms or link.loss_percent):
                 raise ValueError(f"link: {text!r} cannot be paced; use a plain rate such as 100mbit, or real links")
             if self.factored and len(link.phases) > 1:
-                raise ValueError(f"link: {text!r} changes while training, so its runs cannot be factored; run in full")
+                raise ValueError(
+                    f"link: {text!r} changes while training, so its runs cannot be factored; leave out factored"
+                )
         for text in self.methods:
             method = Method.parse(text)
-            if method.missing is not None:
-                raise ValueError(method.missing)
-            if self.paced and (method.rank is not None or method.torchft is not None):
-                raise ValueError(f"method: {text!r} is torch's own and cannot be paced; leave it out")
+            if method.missing_package_message is not None:
+                raise ValueError(method.missing_package_message)
+            if self.paced and (method.powersgd_rank is not None or method.torchft is not None):
+                raise ValueError(
+                    f"method: {text!r} is not gravac's and cannot be paced; leave it out, or use real links"
+                )
         if self.times_each_seed and not self.factored:
-            raise ValueError("times_each_seed: without factored all times are taken for every seed; leave it out")
+            raise ValueError(
+                "times_each_seed: without factored it has no effect, since every seed runs in full; leave it out"
+            )
         if self.json is not None and not self.json.absolute().parent.is_dir():
-            raise ValueError(f"json: {self.json.parent} is not a folder; make it first, or name another")
+            raise ValueError(f"json: {self.json.parent} is not a folder; make the folder first, or name another")
         if self.json is not None and not os.access(self.json.absolute().parent, os.W_OK):
-            raise ValueError(f"json: {self.json.parent} is not writable; name another")
+            raise ValueError(f"json: the folder {self.json.parent} is not writable; name a file in another folder")
 
     def task(self, name: str, seed: int) -> Task:
-        """Make a task of the matrix."""
+        """Return a task of the matrix, by its name and a seed."""
         return make(name, scale=self.scale, seed=seed, data=self.data)

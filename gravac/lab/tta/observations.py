@@ -1,6 +1,6 @@
 # SPDX-FileCopyrightText: 2026 The gravac developers
 # SPDX-License-Identifier: Apache-2.0
-"""Turns the lab's runs into observations for fitting the cost model, and tests its predictions on held-out runs."""
+"""Makes observations of the lab's runs to fit the cost model to, and tests the model's predictions on held-out runs."""
 
 from __future__ import annotations
 
@@ -16,36 +16,37 @@ from gravac.lab.training.methods import Method, bucket_mb
 from gravac.lab.tta.record import TrainingRecord
 
 MIN_OBSERVATIONS = 9
-"""Minimum number of observations of which a third suffices for a fit."""
+"""Minimum number of observations for ``hold_out``, which fits to a third of them."""
 
 
 @dataclass(frozen=True, slots=True)
-class HeldOut:
-    """A cost model fitted to a third of the observations, and its errors on the others.
+class HeldOutFit:
+    """A cost model fitted to a third of the observations, and its errors on the remaining observations.
 
     Attributes:
         fit: cost model fitted to a third of the observations.
-        tried: the other observations.
-        errors: predicted / measured step time - 1, of each of the other observations.
+        held_out: remaining observations.
+        errors: predicted / measured seconds of a step - 1, for each observation in ``held_out``.
     """
 
     fit: Fit
-    tried: tuple[Observation, ...]
+    held_out: tuple[Observation, ...]
     errors: tuple[float, ...]
 
 
 def observations(runs: Iterable[TrainingRecord]) -> list[Observation]:
-    """Return the typical steps of runs with a dense exchange of torch, or with gravac at a fixed CF.
+    """Return an observation of a typical step of each run, for runs whose steps the cost model can predict.
 
-    Leaves out adaptive and paced runs, and methods with local steps.
+    These are runs of dense methods of torch, and of gravac's compressors at a fixed CF. Left out are adaptive runs,
+    paced runs, and runs of methods with local steps.
     """
     shapes: dict[tuple[str, float], list[tuple[int, ...]]] = {}
-    observed = []
+    steps = []
     for run in runs:
         method = Method.parse(run.method)
-        if run.adaptive or run.paced or run.split is None or not (method.native or method.ours):
+        if run.adaptive or run.paced or run.split is None or not (method.torch_format or method.uses_gravac):
             continue
-        if method.local_steps:
+        if method.has_local_steps:
             continue
         key = (run.task, run.scale)
         if key not in shapes:
@@ -53,7 +54,7 @@ def observations(runs: Iterable[TrainingRecord]) -> list[Observation]:
             shapes[key] = [tuple(weight.shape) for weight in model.parameters() if weight.requires_grad]
         elements = sum(math.prod(shape) for shape in shapes[key])
         formats: dict[str | None, Format] = {"fp32": "float32", "fp16": "float16", "bf16": "bfloat16"}
-        observed.append(
+        steps.append(
             Observation(
                 shapes=shapes[key],
                 compressor=method.base,
@@ -62,29 +63,29 @@ def observations(runs: Iterable[TrainingRecord]) -> list[Observation]:
                 world=run.workers,
                 step_s=run.step_s,
                 buckets=max(1, math.ceil(4 * elements / (bucket_mb(method, elements) * 2**20))),
-                dense=formats.get(method.native, "float32"),
+                dense=formats.get(method.torch_format, "float32"),
                 link=run.link,
             )
         )
-    return observed
+    return steps
 
 
-def hold_out(steps: Sequence[Observation], machine: Machine | None = None, seed: int = 0) -> HeldOut:
-    """Fit the cost model to a random third of the observations, and predict the others.
+def hold_out(steps: Sequence[Observation], machine: Machine | None = None, seed: int = 0) -> HeldOutFit:
+    """Fit the cost model to a random third of the observations, and predict the remaining ones.
 
     Args:
-        steps: observations, nine or more.
-        machine: machine that ``gravac.costmodel.fit`` starts from.
-        seed: seed of the random choice.
+        steps: observations, ``MIN_OBSERVATIONS`` or more.
+        machine: machine on which the steps ran, see ``gravac.costmodel.fit``; ``None``: the default of that function.
+        seed: seed of the random choice of the third.
 
     Raises:
-        ValueError: there are too few observations, or no bandwidth explains them.
+        ValueError: there are too few observations, or no bandwidth fits them.
     """
     if len(steps) < MIN_OBSERVATIONS:
         raise ValueError(
-            f"steps: {len(steps)} are fewer than {MIN_OBSERVATIONS}, too few to hold two thirds out; measure more"
+            f"steps: {len(steps)} observations are too few to hold two thirds out; measure {MIN_OBSERVATIONS} or more"
         )
-    permuted = [steps[index] for index in np.random.default_rng(seed).permutation(len(steps))]
+    shuffled_steps = [steps[index] for index in np.random.default_rng(seed).permutation(len(steps))]
     third = len(steps) // 3
-    fitted, tried = fit(permuted[:third], machine), tuple(permuted[third:])
-    return HeldOut(fitted, tried, tuple(fitted.error(step) for step in tried))
+    fitted_model, held_out = fit(shuffled_steps[:third], machine), tuple(shuffled_steps[third:])
+    return HeldOutFit(fitted_model, held_out, tuple(fitted_model.error(step) for step in held_out))

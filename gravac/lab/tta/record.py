@@ -19,24 +19,26 @@ from gravac.lab.provenance import Stamp, commits_note
 from gravac.settings import SettingsError
 
 SPREAD = 0.10
-"""Spread of times over seeds, (longest - shortest) / median, above which more seeds are recommended, or run."""
+"""Spread of times to the target over seeds, (longest - shortest) / median, above which more seeds are needed."""
 
 
 Metric = Annotated[float, BeforeValidator(lambda number: math.nan if number is None else number)]
-"""Metric of a run; nan if the run diverged, written as null."""
+"""Validation metric of a run; nan if the run diverged, which JSON files have as null."""
 
 
-class _Record(BaseModel):
+class _JsonRecord(BaseModel):
+    """Base class of records in JSON files: frozen, without unknown fields, and with null for nan."""
+
     model_config = ConfigDict(frozen=True, extra="forbid", ser_json_inf_nan="null")
 
 
-class CurvePoint(_Record):
+class CurvePoint(_JsonRecord):
     """The validation metric at one evaluation.
 
     Attributes:
-        step: number of steps made.
-        seconds: seconds of training, without evaluation.
-        metric: metric, in the task's unit.
+        step: number of steps trained before the evaluation.
+        seconds: seconds of training before the evaluation.
+        metric: validation metric, in the task's unit.
     """
 
     step: int
@@ -44,20 +46,20 @@ class CurvePoint(_Record):
     metric: Metric
 
 
-class DecisionPoint(_Record):
-    """A decision of the controller at a window's end or at a trigger, also if nothing changed.
+class DecisionPoint(_JsonRecord):
+    """A decision of a controller: at the end of a window of steps or at an event, also if nothing changed.
 
     Attributes:
         step: first step for which the decision holds.
-        seconds: training time at the step; ``None`` if it was not recorded.
+        seconds: seconds of training before the step; ``None`` if they were not recorded.
         compressor: name of the compressor that runs from the step on.
         cf: compression factor; 1 is dense float32, 2 is 16 bit.
         every: number of steps from one exchange to the next.
         delay: number of steps that each exchange is in flight.
-        mode: mode of the steps; ``None`` in older files, whose modes follow from ``every``.
+        mode: mode of the steps; ``None`` in older files, in which steps are outer steps if ``every`` is above 1.
         changed: whether the decision differs from the previous decision.
-        gain: gain of the window that ended; ``None`` at the start.
-        t_system: samples per second of the window.
+        gain: gain of the window of steps before the decision; ``None`` if not known.
+        t_system: samples per second over all ranks in that window; ``None`` if not known.
         reason: reason of the decision, as text.
     """
 
@@ -74,17 +76,18 @@ class DecisionPoint(_Record):
     reason: str
 
 
-class Split(_Record):
+class Split(_JsonRecord):
     """Seconds of each phase of a typical step (``TrainingRecord.step_s``) on rank 0.
 
     Compression and exchange overlap with backward.
 
     Attributes:
         compute: seconds of forward, backward and optimizer.
-        compress: seconds of encode, decode and error feedback; ``None`` for methods of torch, and native steps.
-        exchange: seconds of waiting for collectives; ``None`` as for ``compress``.
-        exposed: seconds that the exchange adds to the step: from the computation of the last gradient to backward's
-            return.
+        compress: seconds of compression, decompression and error feedback; ``None`` if not known, as for methods of
+            torch and native steps.
+        exchange: seconds of waiting for collectives; ``None`` if not known, as for ``compress``.
+        exposed: seconds that the exchange adds to the step: from the computation of the last gradient to the end of
+            backward.
         input_wait: seconds of waiting for the batch.
     """
 
@@ -96,11 +99,11 @@ class Split(_Record):
 
 
 class Cell(NamedTuple):
-    """A cell of the matrix, whose methods are compared.
+    """A cell of the matrix of runs: what runs have in common whose methods are compared.
 
     Attributes:
         task: name of the reference task.
-        scale: scale of the task.
+        scale: scale of the task's model.
         link: text of the link.
         workers: number of ranks.
         seed: seed of the runs.
@@ -113,40 +116,44 @@ class Cell(NamedTuple):
     seed: int
 
 
-class TrainingRecord(_Record):
+class TrainingRecord(_JsonRecord):
     """Record of one run of one method; times in seconds, bytes per rank over the run, rates in bits per second.
 
     Attributes:
         task: name of the reference task.
-        scale: scale of the task.
-        link: text of the link: ``"100mbit"``, ``"1gbit,30s:50mbit"``, ``"unthrottled"``.
+        scale: scale of the task's model; 1 suits two cores.
+        link: text of the link, such as ``"100mbit"``, ``"1gbit,30s:50mbit"`` or ``"unthrottled"``.
         workers: number of ranks.
-        method: text of the method: ``"fp16"``, ``"topk@10"``, ``"gravac:ladder"``.
-        adaptive: whether a controller decides.
-        seed: seed of weights, batches and random compressors.
-        metric: name of the metric with its unit.
+        method: text of the method, such as ``"fp16"``, ``"topk@10"`` or ``"gravac:ladder"``.
+        adaptive: whether a controller chose candidates during the run.
+        seed: seed of initial weights, batches and random compressors.
+        metric: name of the validation metric, with its unit.
         higher_is_better: whether a higher metric is better.
         target: target of the metric.
-        tta_s: training time until the target was first reached; ``None`` if it was not reached.
-        steps_to_target: number of steps until the target was first reached; ``None`` if it was not reached.
-        seconds: training time of the run; of factored runs, steps times ``step_s``.
-        limit_s: limit of the training time; ``None`` if only steps were limited.
-        steps: number of steps made.
+        tta_s: seconds of training until the target was first reached; ``None`` if the run did not reach the target.
+        steps_to_target: number of steps until the target was first reached; ``None`` if the run did not reach it.
+        seconds: seconds of training of the whole run; for factored runs, ``steps`` times ``step_s``.
+        limit_s: limit of the seconds of training; ``None`` if only steps were limited.
+        steps: number of steps of the whole run.
         step_s: median seconds of a step; for methods with local steps, the mean.
         every: mean number of steps from one exchange to the next; ``None`` for methods that exchange in every step.
         samples_per_s: samples per second over all ranks.
-        efficiency: samples_per_s / (workers * samples per second of one worker alone); ``None`` if not measured.
-        wire_bytes: bytes on the wire by gravac's ledger, by formula for torch's methods; ``None`` if not known.
-        interface_bytes: bytes by the counter of the network interface, headers included; ``None`` without an interface.
+        efficiency: scaling efficiency, ``samples_per_s`` / (``workers`` x samples per second of one worker alone);
+            ``None`` if not measured.
+        wire_bytes: bytes that a rank sent, as gravac counted, or by formula for torch's methods; ``None`` if not known.
+        interface_bytes: bytes that a rank's network interface counted as sent, headers included; ``None`` without
+            emulated links.
         cpu_seconds: processor seconds of all ranks over the run, evaluation included.
         gain: mean gain over the steps; ``None`` for methods without gains.
-        val_metric: metric at the end of the run.
-        curve: metric over the run.
-        turns: decisions of the controller.
-        split: seconds of each phase of a typical step.
-        paced: whether the exchange limited itself to the link's rate, without a real link.
-        factored: whether steps are from a run on another link, and ``step_s`` from a short run on this link.
-        stamp: code, time, and speed of the machine; of factored runs, those of ``step_s``. ``None`` in older files.
+        val_metric: validation metric at the end of the run.
+        curve: validation metric at each evaluation.
+        turns: decisions of the controller, beginning with the initial candidate.
+        split: seconds of each phase of a typical step; ``None`` if not known.
+        paced: whether gravac limited its exchange to the link's rate, without a real link.
+        factored: whether the number of steps is from a run on another link, and ``step_s`` from a short run on this
+            link.
+        stamp: commit of the code, time, and speed of the machine; for factored runs, of the run that gave ``step_s``.
+            ``None`` in older files.
     """
 
     task: str
@@ -182,60 +189,60 @@ class TrainingRecord(_Record):
 
     @property
     def cell(self) -> Cell:
-        """Cell of the matrix that has the run."""
+        """Cell of the matrix to which the run belongs."""
         return Cell(self.task, self.scale, self.link, self.workers, self.seed)
 
 
-_RECORDS = TypeAdapter(list[TrainingRecord])
+_RECORDS_ADAPTER = TypeAdapter(list[TrainingRecord])
+"""Reads and writes a list of records as JSON."""
 
 
 def read(paths: Iterable[Path]) -> list[TrainingRecord]:
-    """Read the runs of several files, in order.
+    """Return the records of all runs in several files, in order.
 
     Raises:
-        SettingsError: a file cannot be read, or was not written by ``bench tta``; names the file, the entry and the
-            field.
+        SettingsError: a file cannot be read, or was not written by ``bench tta``.
     """
     runs: list[TrainingRecord] = []
     for path in paths:
         try:
-            runs += _RECORDS.validate_json(path.read_bytes())
+            runs += _RECORDS_ADAPTER.validate_json(path.read_bytes())
         except OSError as error:
             raise SettingsError(
                 f"{path}: cannot be read ({error.strerror}); give a file of `gravac bench tta --json`"
             ) from None
         except ValidationError as error:
-            first = error.errors()[0]
-            location = ".".join(str(key) for key in first["loc"]) or "the file"
+            first_error = error.errors()[0]
+            location = ".".join(str(key) for key in first_error["loc"]) or "the file"
             raise SettingsError(
-                f"{path}: {location}: {first['msg']}; give a file of `gravac bench tta --json`"
+                f"{path}: {location}: {first_error['msg']}; give a file of `gravac bench tta --json`"
             ) from None
     return runs
 
 
-def commits_of(paths: Sequence[Path], runs: Iterable[TrainingRecord], mixed: bool = False) -> str:
-    """Return a sentence on the commits of a table's runs; see ``gravac.lab.provenance.commits_note``.
+def commits_of(paths: Sequence[Path], runs: Iterable[TrainingRecord], allow_mixed: bool = False) -> str:
+    """Return a sentence on the commits of a table's runs, or an empty string; see ``provenance.commits_note``.
 
     Args:
-        paths: files of the runs, for the message.
+        paths: files of the runs, for the error message.
         runs: runs of the table.
-        mixed: whether runs of several commits may stand in one table.
+        allow_mixed: whether runs of several commits may stand in one table.
 
     Raises:
-        SettingsError: the runs are of several commits, and ``mixed`` is false.
+        SettingsError: the runs are of several commits, and ``allow_mixed`` is false.
     """
-    return commits_note((run.stamp for run in runs), ", ".join(map(str, paths)), mixed)
+    return commits_note((run.stamp for run in runs), ", ".join(map(str, paths)), allow_mixed)
 
 
 def save(path: Path, runs: Sequence[TrainingRecord]) -> None:
-    """Write all runs, and replace the file atomically: an interrupt leaves the complete old or new file."""
-    write_json(path, json.loads(_RECORDS.dump_json(list(runs))))
+    """Write all records into a file, in place of its content. An interrupt leaves the complete old or new file."""
+    write_json(path, json.loads(_RECORDS_ADAPTER.dump_json(list(runs))))
 
 
 def first_reached(curve: Sequence[CurvePoint], target: float, higher_is_better: bool) -> tuple[float, float] | None:
-    """Return ``(seconds, steps)`` at which a curve first reached the target, linear between evaluations.
+    """Return ``(seconds, steps)`` at which a curve first reached a target; ``None`` if it did not.
 
-    ``None`` if the curve did not reach the target.
+    Between two evaluations the metric counts as linear.
     """
     sign = -1.0 if higher_is_better else 1.0
     for previous, following in itertools.pairwise(curve):

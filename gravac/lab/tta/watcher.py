@@ -13,22 +13,30 @@ from gravac.lab.tta.record import TrainingRecord
 
 
 class Watcher(Protocol):
-    """An object that shows a matrix's progress."""
+    """Interface of objects that show the progress of a matrix of runs.
 
-    def planned(self, records: int, existing: int) -> None:
-        """Show the number of records of the matrix, and the number of these records in the result file."""
+    ``cell`` is text for a task, a link and a seed; a leg is the training of a fresh model with one method.
+    """
 
-    def stamped(self, code: str, existing: Sequence[str]) -> None:
-        """Show the code that the new runs are made with, and the codes of the runs in the result file."""
+    def show_plan(self, record_count: int, existing_count: int) -> None:
+        """Show how many records the matrix needs, and how many of these exist in the result file already."""
 
-    def starting(self, cell: str, leg: Leg) -> None:
-        """Show that a leg begins."""
+    def show_commits(self, code: str, existing_codes: Sequence[str]) -> None:
+        """Show the commit of the present code, and the commits of the runs that exist in the result file.
 
-    def event(self, cell: str, leg: Leg, event: Event) -> None:
-        """Show an event that a leg's rank 0 reported."""
+        Args:
+            code: ``Stamp.code`` of the present code.
+            existing_codes: ``Stamp.code`` of the runs in the result file, each once.
+        """
 
-    def finished(self, run: TrainingRecord) -> None:
-        """Show that a record was made and saved."""
+    def show_start(self, cell: str, leg: Leg) -> None:
+        """Show that a leg of a cell begins."""
 
-    def failed(self, cell: str, leg: Leg, error: RunFailed) -> None:
-        """Show that a leg failed; the other legs still run."""
+    def show_event(self, cell: str, leg: Leg, event: Event) -> None:
+        """Show an event that rank 0 reported about a leg."""
+
+    def show_finished_run(self, run: TrainingRecord) -> None:
+        """Show the record of a run that was added to the result file."""
+
+    def show_failed_leg(self, cell: str, leg: Leg, error: RunFailed) -> None:
+        """Show that a leg failed; its session is over, but the other legs still run."""

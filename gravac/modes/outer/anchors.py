@@ -1,11 +1,11 @@
 # SPDX-FileCopyrightText: 2026 The gravac developers
 # SPDX-License-Identifier: Apache-2.0
-"""Storage of anchors between outer steps: on which device, and in which number format.
+"""Stores anchors (the weights that all ranks shared last) between outer steps, on a device and in a number format.
 
 The outer optimizer gets the anchors as parameters, once. If anchors are stored in bfloat16, so are the optimizer's
-tensors for them, such as momentum. While the optimizer makes a step, all of them are in float32. Afterwards they are
-rounded at random, so that on average no small change is lost. The random numbers depend on seed, name and round alone,
-so anchors stay bit for bit the same on all ranks.
+tensors for them, such as momentum. While the optimizer makes a step, anchors and these tensors are in float32.
+Afterwards they are rounded at random, so that on average no small change is lost. The random numbers depend only on
+seed, parameter name and round, so anchors stay bit for bit the same on all ranks.
 """
 
 from collections.abc import Iterator, Mapping
@@ -16,16 +16,16 @@ from typing import Any
 
 import torch
 
-from gravac.averaging.residuals import rounded
+from gravac.averaging.residuals import round_to_bfloat16
 from gravac.averaging.tensors import flat
 from gravac.compressors.draws import Draws
 from gravac.settings import SettingsError
 
 SIXTEEN_BIT = (torch.float16, torch.bfloat16)
-"""Number formats of weights whose pseudo-gradients are in float32, since an outer step is small relative to weights."""
+"""Number formats of weights whose pseudo-gradients are in float32, since weights change little in a round."""
 
 State = Mapping[torch.Tensor, dict[str, Any]]
-"""State of an optimizer, by parameter and by name."""
+"""State of an optimizer: a dictionary by name for each parameter."""
 
 NO_STATE: State = MappingProxyType({})
 
@@ -49,7 +49,7 @@ class AnchorStorage:
         """Return a copy of a parameter for the outer optimizer, with its shape and strides.
 
         Raises:
-            SettingsError: the anchor is to be in bfloat16, and the parameter is in float16 or float64.
+            SettingsError: anchors are to be in bfloat16, but the parameter is in neither float32 nor bfloat16.
         """
         dtype = exchange_dtype(parameter)
         if self.bfloat16:
@@ -63,43 +63,57 @@ class AnchorStorage:
 
     @contextmanager
     def in_exchange_dtype(
-        self, anchors: Mapping[str, torch.nn.Parameter], number: int, state: State = NO_STATE
+        self, anchors: Mapping[str, torch.nn.Parameter], round_number: int, state: State = NO_STATE
     ) -> Iterator[None]:
-        """Return a context in which anchors and optimizer state have the pseudo-gradients' number format.
+        """Return a context in which anchors and the outer optimizer's state have the pseudo-gradients' number format.
 
         Args:
-            anchors: anchors by parameter name, of any shapes; on exit they are rounded again.
-            number: number of the round.
+            anchors: anchors by parameter name, of any shapes; rounded to their stored number format on exit.
+            round_number: number of the round.
             state: the outer optimizer's state, by anchor and by name; tensors of the anchor's shape and strides are
                 stored like the anchor.
         """
-        stored = {name: anchor.data for name, anchor in anchors.items()} if self.bfloat16 else {}
-        for name in stored:
-            anchors[name].data = stored[name].float()
-            for key, tensor in _like_anchor(anchors[name], state):
+        stored_anchors = {name: anchor.data for name, anchor in anchors.items()} if self.bfloat16 else {}
+        for name in stored_anchors:
+            anchors[name].data = stored_anchors[name].float()
+            for key, tensor in _tensors_like_anchor(anchors[name], state):
                 state[anchors[name]][key] = tensor.float()
         yield
-        for name, previous in stored.items():
-            for key, tensor in _like_anchor(anchors[name], state):
-                state[anchors[name]][key] = self._rounded(name, tensor, torch.empty_like(previous), key, number)
-            anchors[name].data = self._rounded(name, anchors[name].data, previous, "anchor", number)
+        for name, stored_anchor in stored_anchors.items():
+            for key, tensor in _tensors_like_anchor(anchors[name], state):
+                state[anchors[name]][key] = self._round_into(
+                    name, tensor, torch.empty_like(stored_anchor), key, round_number
+                )
+            anchors[name].data = self._round_into(name, anchors[name].data, stored_anchor, "anchor", round_number)
 
-    def _rounded(self, name: str, tensor: torch.Tensor, into: torch.Tensor, kind: str, number: int) -> torch.Tensor:
-        draws = Draws(f"{self.seed}\0{kind}\0{name}\0{number}")
-        flat(name, into).copy_(rounded(flat(name, tensor), draws))
+    def _round_into(
+        self, name: str, tensor: torch.Tensor, into: torch.Tensor, kind: str, round_number: int
+    ) -> torch.Tensor:
+        """Round a tensor of an anchor at random into ``into``, a tensor of its shape; return ``into``.
+
+        Args:
+            name: the anchor's parameter.
+            tensor: tensor to round, float32.
+            into: tensor that is overwritten, bfloat16.
+            kind: ``"anchor"``, or the key of an optimizer's tensor.
+            round_number: number of the round.
+        """
+        draws = Draws(f"{self.seed}\0{kind}\0{name}\0{round_number}")
+        flat(name, into).copy_(round_to_bfloat16(flat(name, tensor), draws))
         return into
 
 
-def _like_anchor(anchor: torch.Tensor, state: State) -> list[tuple[str, torch.Tensor]]:
-    """Return the outer optimizer's tensors of an anchor's shape, with their keys.
+def _tensors_like_anchor(anchor: torch.Tensor, state: State) -> list[tuple[str, torch.Tensor]]:
+    """Return ``(key, tensor)`` for each of the optimizer's floating-point tensors of an anchor's shape and strides.
 
-    ``step`` is torch's name of a count, and is left out.
+    ``step``, torch's count of steps, is left out.
     """
     tensors = {key: entry for key, entry in state.get(anchor, {}).items() if torch.is_tensor(entry) and key != "step"}
-    floats = [(key, tensor) for key, tensor in tensors.items() if tensor.is_floating_point()]
-    return [(key, x) for key, x in floats if (x.shape, x.stride()) == (anchor.shape, anchor.stride())]
+    float_tensors = [(key, tensor) for key, tensor in tensors.items() if tensor.is_floating_point()]
+    layout = (anchor.shape, anchor.stride())
+    return [(key, tensor) for key, tensor in float_tensors if (tensor.shape, tensor.stride()) == layout]
 
 
 def exchange_dtype(parameter: torch.Tensor) -> torch.dtype:
-    """Return the number format of the pseudo-gradient of a parameter, of any shape."""
+    """Return the number format of a parameter's pseudo-gradient; the parameter may have any shape."""
     return torch.float32 if parameter.dtype in SIXTEEN_BIT else parameter.dtype

@@ -1,9 +1,9 @@
 # SPDX-FileCopyrightText: 2026 The gravac developers
 # SPDX-License-Identifier: Apache-2.0
-"""Averages a module's buffers, such as BatchNorm's running statistics, over the ranks in each round.
+"""Averages a module's buffers, such as BatchNorm's running statistics, over the ranks in each round of outer steps.
 
-Buffers are exchanged with the pseudo-gradient, dense, as their difference from an anchor: the buffer that all ranks had
-after the last round. They are looked up by name each time, since a forward, or ``module.to()``, may replace the tensor
+Ranks exchange, dense, the difference of each buffer from its anchor: the buffer that all ranks had after the last
+round. The module's buffers are looked up by name each time, since a forward, or ``module.to()``, may replace the tensor
 of a name.
 """
 
@@ -16,76 +16,81 @@ from gravac.averaging.plan import Piece
 from gravac.exchange.executor import Verdict, choose
 from gravac.sources.weights import refuse_overlap
 
-PREFIX = "buffer:"
+BUFFER_PREFIX = "buffer:"
 """Prefix of the names by which buffers are exchanged, so that no buffer has the name of a parameter."""
 
-AVERAGED = (torch.float16, torch.bfloat16, torch.float32, torch.float64, torch.complex64, torch.complex128)
-"""Number formats of buffers that are averaged; torch computes no mean in other floating-point and complex formats."""
+AVERAGEABLE_DTYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64, torch.complex64, torch.complex128)
+"""Number formats of buffers that can be averaged; torch cannot add in other floating-point and complex formats."""
 
-LOCAL_REMEDY = "leave it to each rank: local_buffers=[{name!r}]"
+LOCAL_REMEDY = "let each rank keep its own buffer: local_buffers=[{name!r}]"
+"""End of errors about a buffer that cannot be averaged."""
 
 
 class Buffers:
-    """The floating-point and complex buffers of a module; others, such as counters, stay local to each rank.
+    """Anchors of a module's floating-point and complex buffers, which ranks average in each round.
+
+    All other buffers, such as counters, stay local to each rank.
 
     Args:
         module: module that has the buffers.
-        local: names of buffers that stay local to each rank, or of modules whose buffers do.
+        local_names: names of buffers that stay local to each rank, too, or of modules all of whose buffers do.
 
     Attributes:
-        anchors: buffers that all ranks have shared since the last round, by name.
+        anchors: averaged buffers as all ranks had them after the last round, by name.
 
     Raises:
-        ValueError: a name in ``local`` names neither a buffer nor a module with buffers, or a buffer cannot be
-            averaged.
+        ValueError: a name in ``local_names`` is neither that of a buffer nor that of a module with buffers; or a buffer
+            cannot be averaged.
     """
 
-    def __init__(self, module: torch.nn.Module, local: Collection[str] = ()) -> None:
-        named = dict(module.named_buffers())
-        for name in local:
-            if not any(_is_within(buffer_name, name) for buffer_name in named):
+    def __init__(self, module: torch.nn.Module, local_names: Collection[str] = ()) -> None:
+        buffer_by_name = dict(module.named_buffers())
+        for name in local_names:
+            if not any(_is_within(buffer_name, name) for buffer_name in buffer_by_name):
                 raise ValueError(
-                    f"local_buffers: {name!r} is no buffer of the module; it has {', '.join(named) or 'none'}"
+                    f"local_buffers: {name!r} is no buffer of the module; it has "
+                    f"{', '.join(buffer_by_name) or 'none'}; name one of its buffers, or a module that has buffers"
                 )
-        self._module, self._local_names = module, tuple(local)
+        self._module, self._local_names = module, tuple(local_names)
         self.anchors: dict[str, torch.Tensor] = {}
-        for name, buffer in named.items():
+        for name, buffer in buffer_by_name.items():
             if self._is_averaged(name, buffer):
-                self._refuse(name, buffer)
+                self._refuse_unfit(name, buffer)
                 self.anchors[name] = buffer.detach().resolve_conj().clone()
         self._pieces: tuple[Piece, ...] = ()
         self._local_fraction = 0.0
 
     @property
-    def local(self) -> dict[str, torch.Tensor]:
-        """All buffers as this rank's module has them now, averaged or not, by name, of any shapes."""
+    def all_buffers(self) -> dict[str, torch.Tensor]:
+        """The present tensors of all buffers, averaged or not, on this rank, by name, of any shapes."""
         return {name: buffer.detach() for name, buffer in self._module.named_buffers()}
 
     @property
-    def live(self) -> list[torch.Tensor]:
-        """The averaged buffers, as the module has them now, of any shapes."""
-        return list(self._live.values())
+    def averaged_tensors(self) -> list[torch.Tensor]:
+        """The present tensors of the averaged buffers, on this rank, of any shapes."""
+        return list(self._averaged_buffers.values())
 
     @property
-    def _live(self) -> dict[str, torch.Tensor]:
-        return self._fitting()
+    def _averaged_buffers(self) -> dict[str, torch.Tensor]:
+        """The present tensors of the averaged buffers, by name, in the order of their anchors."""
+        return self._checked_buffers()
 
     @property
-    def like_pieces(self) -> dict[str, torch.Tensor]:
-        """Flat tensors like those that ranks exchange, by the names under which they are exchanged."""
-        return {PREFIX + name: _real(anchor).reshape(-1) for name, anchor in self.anchors.items()}
+    def piece_templates(self) -> dict[str, torch.Tensor]:
+        """Flat tensors of the sizes and dtypes that ranks exchange, with any content, by name in the exchange."""
+        return {BUFFER_PREFIX + name: _real(anchor).reshape(-1) for name, anchor in self.anchors.items()}
 
     def check(self) -> None:
-        """Refuse buffers of the module that no longer fit the anchors.
+        """Raise if the module's buffers no longer fit the anchors.
 
         Raises:
-            ValueError: a buffer is gone, new, of another shape, or cannot be averaged as it is.
+            ValueError: a buffer is gone, new, of another shape, or of a number format that cannot be averaged.
         """
-        self._fitting()
+        self._checked_buffers()
 
     @torch.no_grad()
-    def send(self, weight: float = 1.0, local_fraction: float = 0.0) -> tuple[Piece, ...]:
-        """Return the differences to exchange, anchors minus buffers, multiplied by a weight, as flat pieces.
+    def compute_differences(self, weight: float = 1.0, local_fraction: float = 0.0) -> tuple[Piece, ...]:
+        """Return the differences to exchange, anchors minus buffers, multiplied by ``weight``, as flat tensors.
 
         Args:
             weight: factor on the differences.
@@ -96,125 +101,130 @@ class Buffers:
         """
         self._local_fraction = local_fraction
         pieces = []
-        for name, live in self._live.items():
+        for name, buffer in self._averaged_buffers.items():
             anchor = self.anchors[name]
-            flat = _real(_difference(anchor, live.to(anchor)).mul_(weight)).reshape(-1)
-            pieces.append(Piece(PREFIX + name, flat, (flat.numel(),)))
+            flat = _real(_difference(anchor, buffer.to(anchor)).mul_(weight)).reshape(-1)
+            pieces.append(Piece(BUFFER_PREFIX + name, flat, (flat.numel(),)))
         self._pieces = tuple(pieces)
         return self._pieces
 
     def apply_mean(self) -> None:
-        """Move the anchors to the mean that has arrived; a second call changes nothing."""
+        """Move the anchors to the buffers' mean over the ranks, which has arrived; a second call changes nothing."""
         for piece, anchor in zip(self._pieces, self.anchors.values(), strict=False):
-            real = _real(anchor)
-            real.sub_(piece.flat.view_as(real))
+            real_anchor = _real(anchor)
+            real_anchor.sub_(piece.flat.view_as(real_anchor))
         self._pieces = ()
 
     @torch.no_grad()
     def apply_anchors(self) -> None:
-        """Move the module's buffers to the anchors, but for the fraction that the rank keeps."""
-        moved = {}
-        for name, live in self._live.items():
+        """Move the module's buffers to the anchors, except for the fraction of a buffer that the rank keeps."""
+        moved_buffers = {}
+        for name, buffer in self._averaged_buffers.items():
             anchor = self.anchors[name]
             fraction = 1 - self._local_fraction
-            moved[name] = _interpolated(live, anchor.to(live), fraction) if self._local_fraction else anchor
-        self.put(moved)
+            moved_buffers[name] = _interpolate(buffer, anchor.to(buffer), fraction) if self._local_fraction else anchor
+        self.overwrite(moved_buffers)
 
     @torch.no_grad()
     def put_anchors(self) -> dict[str, torch.Tensor]:
-        """Put the anchors into the module; return the replaced buffers, by name, of any shapes, for ``put``."""
-        replaced = {name: live.clone() for name, live in self._live.items()}
-        self.put(self.anchors)
-        return replaced
+        """Put the anchors into the module; return the replaced buffers, by name, of any shapes, for ``overwrite``."""
+        replaced_buffers = {name: buffer.clone() for name, buffer in self._averaged_buffers.items()}
+        self.overwrite(self.anchors)
+        return replaced_buffers
 
     @torch.no_grad()
     def set_anchors(self) -> None:
         """Overwrite the anchors with the module's buffers, which are the same on all ranks."""
-        for name, live in self._live.items():
-            self.anchors[name].copy_(live)
+        for name, buffer in self._averaged_buffers.items():
+            self.anchors[name].copy_(buffer)
 
     @torch.no_grad()
-    def put(self, tensors: Mapping[str, torch.Tensor]) -> None:
+    def overwrite(self, tensors: Mapping[str, torch.Tensor]) -> None:
         """Overwrite the module's averaged buffers with tensors, given by name, of any shapes."""
-        for name, live in self._live.items():
-            live.copy_(tensors[name])
+        for name, buffer in self._averaged_buffers.items():
+            buffer.copy_(tensors[name])
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the anchors, this rank's buffers, and the fraction of them that the rank keeps."""
-        return {"anchors": dict(self.anchors), "own": self.local, "keeps": self._local_fraction}
+        """Return the anchors, all of this rank's buffers, and the fraction of a buffer that the rank keeps."""
+        return {"anchors": dict(self.anchors), "own": self.all_buffers, "keeps": self._local_fraction}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Restore a state."""
+        """Restore a state that ``state_dict`` returned."""
         for name, anchor in self.anchors.items():
             anchor.copy_(state["anchors"][name])
-        for name, buffer in self.local.items():
+        for name, buffer in self.all_buffers.items():
             buffer.copy_(state["own"][name])
         self._local_fraction = state["keeps"]
 
     # if a mean is not finite
 
-    def zero_means_unless(self, applied: Verdict) -> None:
-        """Overwrite the means that have arrived with zeros unless ``applied``; called before ``apply_mean``."""
+    def zero_means_unless(self, mean_applied: Verdict) -> None:
+        """Overwrite means that have arrived with zeros, so that anchors stay, unless the fragment's mean was applied.
+
+        Called before ``apply_mean``.
+        """
         for piece in self._pieces:
-            if applied is False:
+            if mean_applied is False:
                 piece.flat.zero_()
-            elif applied is not True:
-                piece.flat.masked_fill_(~applied, 0.0)
+            elif mean_applied is not True:
+                piece.flat.masked_fill_(~mean_applied, 0.0)
 
-    def apply_anchors_if(self, applied: Verdict) -> None:
-        """Apply the anchors if the means were ``applied``; otherwise each rank keeps its buffers."""
-        if applied is False:
+    def apply_anchors_if(self, mean_applied: Verdict) -> None:
+        """Apply the anchors if the means were applied to them; otherwise the rank keeps its buffers."""
+        if mean_applied is False:
             return
-        saved = {} if applied is True else {name: live.clone() for name, live in self._live.items()}
+        buffers_before = (
+            {} if mean_applied is True else {name: buffer.clone() for name, buffer in self._averaged_buffers.items()}
+        )
         self.apply_anchors()
-        for name, buffer in saved.items():
-            self._live[name].copy_(choose(applied, self._live[name], buffer))
+        for name, buffer in buffers_before.items():
+            self._averaged_buffers[name].copy_(choose(mean_applied, self._averaged_buffers[name], buffer))
 
-    def mend(self) -> list[str]:
-        """Overwrite each buffer that is not finite with its anchor; return their names. The host waits."""
-        spoilt = self.spoilt
-        for name in spoilt:
-            self._live[name].copy_(self.anchors[name])
-        return spoilt
+    def reset_not_finite(self) -> list[str]:
+        """Overwrite the buffers that are not finite with their anchors; return their names. The host waits."""
+        names = self.names_not_finite
+        for name in names:
+            self._averaged_buffers[name].copy_(self.anchors[name])
+        return names
 
     @property
-    def spoilt(self) -> list[str]:
-        """Names of buffers with a number that is not finite although it is finite in the anchor. The host waits."""
+    def names_not_finite(self) -> list[str]:
+        """Names of buffers with a number that is not finite, but is finite in the anchor. The host waits for them."""
         return [
             name
-            for name, live in self._live.items()
-            if bool((~live.isfinite() & self.anchors[name].isfinite().to(live.device)).any())
+            for name, buffer in self._averaged_buffers.items()
+            if bool((~buffer.isfinite() & self.anchors[name].isfinite().to(buffer.device)).any())
         ]
 
-    def _fitting(self) -> dict[str, torch.Tensor]:
-        """Check the module's averaged buffers as ``check`` does; return them in the order of their anchors."""
-        named = dict(self._module.named_buffers())
-        for name, buffer in named.items():
+    def _checked_buffers(self) -> dict[str, torch.Tensor]:
+        """Check the module's averaged buffers as ``check`` does; return them by name, in the order of their anchors."""
+        buffer_by_name = dict(self._module.named_buffers())
+        for name, buffer in buffer_by_name.items():
             if name not in self.anchors and self._is_averaged(name, buffer):
                 raise ValueError(
                     f"module: buffer {name} was not there, or had no floating-point numbers, when this compressor was "
-                    "attached; register it before, or " + LOCAL_REMEDY.format(name=name)
+                    "attached; register the buffer before attach, or " + LOCAL_REMEDY.format(name=name)
                 )
         for name, anchor in self.anchors.items():
-            if name not in named:
+            if name not in buffer_by_name:
                 raise ValueError(
-                    f"module: buffer {name}, which ranks average in each round, is gone; keep it, or "
-                    "before attach, " + LOCAL_REMEDY.format(name=name)
+                    f"module: buffer {name}, which ranks average in each round, is gone; keep the buffer in the "
+                    "module, or, before attach, " + LOCAL_REMEDY.format(name=name)
                 )
-            buffer = named[name]
+            buffer = buffer_by_name[name]
             if buffer.shape != anchor.shape:
                 raise ValueError(
                     f"module: buffer {name} has shape {tuple(buffer.shape)}, but had {tuple(anchor.shape)} when this "
                     "compressor was attached; keep its shape, or " + LOCAL_REMEDY.format(name=name)
                 )
-            self._refuse(name, buffer)
-        return {name: named[name].detach() for name in self.anchors}
+            self._refuse_unfit(name, buffer)
+        return {name: buffer_by_name[name].detach() for name in self.anchors}
 
-    def _refuse(self, name: str, buffer: torch.Tensor) -> None:
-        """Refuse a buffer that cannot be averaged."""
+    def _refuse_unfit(self, name: str, buffer: torch.Tensor) -> None:
+        """Raise a ``ValueError`` if a buffer cannot be averaged."""
         refuse_overlap(f"buffer {name}", buffer)
         anchor = self.anchors.get(name, buffer)
-        if buffer.dtype not in AVERAGED or buffer.is_complex() != anchor.is_complex():
+        if buffer.dtype not in AVERAGEABLE_DTYPES or buffer.is_complex() != anchor.is_complex():
             raise ValueError(
                 f"module: buffer {name} is in {buffer.dtype}, which ranks cannot average; use torch.float32, or "
                 + LOCAL_REMEDY.format(name=name)
@@ -231,15 +241,16 @@ def _real(tensor: torch.Tensor) -> torch.Tensor:
     return torch.view_as_real(tensor) if tensor.is_complex() else tensor
 
 
-def _difference(anchor: torch.Tensor, live: torch.Tensor) -> torch.Tensor:
+def _difference(anchor: torch.Tensor, buffer: torch.Tensor) -> torch.Tensor:
     """Return anchor minus buffer; 0 for equal elements, even if both are infinite, as in an attention mask."""
-    return torch.where(live == anchor, 0, anchor - live)
+    return torch.where(buffer == anchor, 0, anchor - buffer)
 
 
-def _interpolated(live: torch.Tensor, anchor: torch.Tensor, fraction: float) -> torch.Tensor:
+def _interpolate(buffer: torch.Tensor, anchor: torch.Tensor, fraction: float) -> torch.Tensor:
     """Return the point at a fraction of the way from buffer to anchor; the buffer itself for equal elements."""
-    return torch.where(live == anchor, live, live.lerp(anchor, fraction))
+    return torch.where(buffer == anchor, buffer, buffer.lerp(anchor, fraction))
 
 
 def _is_within(name: str, prefix: str) -> bool:
+    """True if a dotted name is ``prefix``, or lies within the module of that name."""
     return name == prefix or name.startswith(f"{prefix}.")

@@ -1,6 +1,6 @@
 # SPDX-FileCopyrightText: 2026 The gravac developers
 # SPDX-License-Identifier: Apache-2.0
-"""Candidates of outer steps: number of steps between exchanges, delay, compressor and CF."""
+"""Makes a controller's candidates of outer steps: number of steps between exchanges, delay, compressor and CF."""
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
@@ -15,45 +15,45 @@ from gravac.controllers.base import Controller
 from gravac.engine.admission import Admission
 from gravac.settings import SettingsError
 
-STEPS = (1, 2, 5)
-"""Leading digits of the numbers of steps between exchanges that are tried: 1, 2, 5, 10, 20, 50, ..."""
+LEADING_DIGITS = (1, 2, 5)
+"""Leading digits of the candidates' numbers of steps between exchanges: 1, 2, 5, 10, 20, 50, ..."""
 
 DELAY_MARGIN = 1.25
-"""Ratio of a candidate's delay to the number of steps that its exchange is predicted to take."""
+"""A candidate's delay / the number of steps that its exchange is predicted to take."""
 
-MAX_DELAY = 0.5
-"""Largest delay as a fraction of a round; with longer delays, a measured run with 1 bit never reached its target."""
+MAX_DELAY_FRACTION = 0.5
+"""Largest delay / steps of a round; with longer delays, a measured run with 1 bit an element missed its target loss."""
 
 Delay = int | Literal["auto"]
-"""Number of steps that an exchange is in flight before its mean is applied; ``"auto"``: 0, or as many as needed."""
+"""Number of steps that an exchange is in flight before its mean is applied; ``"auto"``: 0, or as many as it takes."""
 
 
-Offered = Mapping[tuple[str, float, int], tuple[int, ...]]
-"""Delays of candidates in steps, ascending, by their compressor, CF and ``every``."""
+DelaysByCandidate = Mapping[tuple[str, float, int], tuple[int, ...]]
+"""Delays of candidates, in steps, ascending, by compressor, CF, and number of steps between exchanges."""
 
-NONE_OFFERED: Offered = MappingProxyType({})
+NO_DELAYS: DelaysByCandidate = MappingProxyType({})
 
 
-def choices(lowest: int, highest: int) -> tuple[int, ...]:
-    """Return the candidates' numbers of steps between two exchanges, ascending: 1, 2, 5, 10 ... and the bounds.
+def every_choices(lowest: int, highest: int) -> tuple[int, ...]:
+    """Return the numbers of steps between exchanges to choose from, ascending: the bounds, and 1, 2, 5, 10 ... between.
 
     Args:
         lowest: lowest number of steps.
         highest: highest number of steps.
 
     Example:
-        >>> choices(1, 100)
+        >>> every_choices(1, 100)
         (1, 2, 5, 10, 20, 50, 100)
-        >>> choices(4, 30)
+        >>> every_choices(4, 30)
         (4, 5, 10, 20, 30)
     """
     decades = range(int(math.log10(highest)) + 1)
-    rounded = {digit * 10**decade for decade in decades for digit in STEPS}
-    return tuple(sorted({lowest, highest, *(number for number in rounded if lowest <= number <= highest)}))
+    round_numbers = {digit * 10**decade for decade in decades for digit in LEADING_DIGITS}
+    return tuple(sorted({lowest, highest, *(number for number in round_numbers if lowest <= number <= highest)}))
 
 
 def check_chooses_every(controller: Controller[Any], low: int, high: int) -> None:
-    """Refuse a controller that cannot choose the number of steps between exchanges, if there is a choice.
+    """Raise if there are several numbers of steps between exchanges, but the controller cannot choose between them.
 
     Args:
         controller: controller of the run.
@@ -61,16 +61,16 @@ def check_chooses_every(controller: Controller[Any], low: int, high: int) -> Non
         high: highest number of steps.
 
     Raises:
-        SettingsError: there are several numbers of steps, and the controller decides between compression factors only.
+        SettingsError: ``low`` is below ``high``, and the controller decides between compression factors only.
     """
     if low < high and not getattr(controller, "chooses_every", False):
         raise SettingsError(
             f"every: {controller.name} decides between compression factors alone, and not between {low} and {high} "
-            'steps; give one number, such as every=10, or controller="goodput"'
+            'steps from one exchange to the next; give one number, such as every=10, or controller="goodput"'
         )
 
 
-def with_outer(
+def with_outer_candidates(
     admission: Admission,
     every: Sequence[int],
     compute_s: float | None,
@@ -79,53 +79,63 @@ def with_outer(
     fragments: int = 1,
     chooses: bool = True,
     world: int = MEASURED_WORLD,
-    checkpointed: Offered = NONE_OFFERED,
+    checkpointed: DelaysByCandidate = NO_DELAYS,
     leaving_s: float | None = None,
 ) -> Admission:
-    """Return an admission with each candidate at each number of steps between exchanges, then ``screened``.
+    """Return an admission (the candidates' forecasts) with outer steps: each candidate at each number in ``every``.
 
-    Candidates that exchange in each step stay as they are.
+    Forecasts of an exchange in each step stay if ``every`` begins with 1. Outer candidates that no controller would
+    choose are dropped (``without_dominated``).
 
     Args:
-        admission: forecasts of an exchange in each step.
+        admission: forecasts of candidates that exchange in each step.
         every: numbers of steps from one exchange to the next, ascending.
         compute_s: seconds that a step takes without exchange; ``None``: not known.
-        delay: see ``Delay``; ``"auto"`` makes two candidates, with and without a delay, between which a controller
-            chooses.
+        delay: steps that an exchange is in flight; ``"auto"`` makes two candidates, with and without a delay, between
+            which a controller chooses.
         keep_all: whether to keep all candidates.
         fragments: number of fragments that the model is exchanged in.
-        chooses: whether the controller can choose between candidates that differ in ``every`` and delay only. If not,
-            it gets only the most promising of them.
+        chooses: whether the controller can choose between candidates that differ only in ``every`` and delay. If not,
+            only the most promising of such candidates stays.
         world: number of ranks.
-        checkpointed: delays of the candidates in the checkpoint from which the run continues. They are kept, since new
-            measurements would give other delays, and thus other candidates.
+        checkpointed: delays of the candidates in the checkpoint from which the run continues. The run keeps these
+            delays, since delays from new measurements would make other candidates.
         leaving_s: seconds that it takes to make ranks equal again after outer steps; ``None``: not known.
     """
-    in_each_step, outer = admission.forecasts if every[0] == 1 else (), list[Forecast]()
-    fixed_delays = checkpointed if delay == "auto" else NONE_OFFERED
-    for number in every:
-        if number == 1:
+    each_step_forecasts, all_outer = admission.forecasts if every[0] == 1 else (), list[Forecast]()
+    fixed_delays = checkpointed if delay == "auto" else NO_DELAYS
+    for step_count in every:
+        if step_count == 1:
             continue
         for forecast in admission.forecasts:
-            measured = delays(forecast, number, compute_s, delay, fragments)
-            of_forecast = delays_if_continued(fixed_delays, forecast, number, measured)
-            outer_forecasts = [at_every(forecast, number, compute_s, steps, world) for steps in of_forecast]
-            if in_each_step:
+            measured_delays = delays(forecast, step_count, compute_s, delay, fragments)
+            candidate_delays = delays_if_continued(fixed_delays, forecast, step_count, measured_delays)
+            outer_forecasts = [
+                forecast_at_every(forecast, step_count, compute_s, delay_steps, world)
+                for delay_steps in candidate_delays
+            ]
+            if each_step_forecasts:
                 outer_forecasts = [replace(outer_forecast, leaving_s=leaving_s) for outer_forecast in outer_forecasts]
-            outer += outer_forecasts if chooses else [most_promising(outer_forecasts)]
-    if not in_each_step:
-        return admission._replace(forecasts=screened(outer, keep_all))
-    remaining = screened((*in_each_step, *outer), keep_all)
+            all_outer += outer_forecasts if chooses else [most_promising(outer_forecasts)]
+    if not each_step_forecasts:
+        return admission._replace(forecasts=without_dominated(all_outer, keep_all))
+    remaining_forecasts = without_dominated((*each_step_forecasts, *all_outer), keep_all)
     return admission._replace(
-        forecasts=(*in_each_step, *(forecast for forecast in remaining if forecast.candidate.mode == "outer"))
+        forecasts=(
+            *each_step_forecasts,
+            *(forecast for forecast in remaining_forecasts if forecast.candidate.mode == "outer"),
+        )
     )
 
 
-def offered(identities: Iterable[Sequence[Any]]) -> Offered:
-    """Return the delays of candidates, each as ``gravac.controllers.state_dicts.identify`` returns it.
+def delays_by_candidate(identities: Iterable[Sequence[Any]]) -> DelaysByCandidate:
+    """Return the delays of outer candidates, by compressor, CF, and number of steps between exchanges.
+
+    Args:
+        identities: candidates, each as ``[mode, compressor, cf, every, delay]``.
 
     Example:
-        >>> offered([["outer", "topk", 10.0, 50, 25], ["outer", "topk", 10.0, 50, 0]])
+        >>> delays_by_candidate([["outer", "topk", 10.0, 50, 25], ["outer", "topk", 10.0, 50, 0]])
         {('topk', 10.0, 50): (0, 25)}
     """
     delays: dict[tuple[str, float, int], tuple[int, ...]] = {}
@@ -138,18 +148,19 @@ def offered(identities: Iterable[Sequence[Any]]) -> Offered:
 
 
 def delays_if_continued(
-    checkpointed: Offered, forecast: Forecast, every: int, measured: tuple[int, ...]
+    checkpointed: DelaysByCandidate, forecast: Forecast, every: int, measured_delays: tuple[int, ...]
 ) -> tuple[int, ...]:
-    """Return a candidate's delays in steps, ascending, in a new run or in one that continues from a checkpoint.
+    """Return a candidate's delays in steps, ascending, in a new run or in a run that continues from a checkpoint.
 
-    A candidate of the checkpoint keeps its delays. Any other candidate had been dropped, because a candidate in the
-    checkpoint with the same ``every`` was better. It gets no shorter delay than these, so that it is dropped again.
+    A candidate of the checkpoint keeps its delays. Any other candidate was dropped before the checkpoint, because
+    another candidate with the same ``every`` was better. So that it is dropped again, its delay becomes at least as
+    long as the delays in the checkpoint of candidates with the same ``every``.
 
     Args:
         checkpointed: delays of the checkpoint's candidates; empty in a new run.
-        forecast: forecast of an exchange in each step.
+        forecast: forecast of the candidate's compressor and CF, for an exchange in each step.
         every: number of steps from one exchange to the next.
-        measured: delays by the times that this run has measured.
+        measured_delays: delays that follow from the times that this run has measured.
 
     Example:
         >>> from gravac.candidate import Candidate
@@ -158,9 +169,11 @@ def delays_if_continued(
         >>> [delays_if_continued(checkpointed, topk, every, (0, 2)) for every in (20, 50, 100)]
         [(0, 4), (0, 9), (0, 2)]
     """
-    of_candidate = checkpointed.get((forecast.candidate.compressor, forecast.candidate.cf, every))
-    longest = max((max(of) for (_, _, number), of in checkpointed.items() if number == every), default=0)
-    return of_candidate or tuple(max(longest, delay) if delay else 0 for delay in measured)
+    checkpointed_delays = checkpointed.get((forecast.candidate.compressor, forecast.candidate.cf, every))
+    longest_delay = max(
+        (max(steps) for (_, _, step_count), steps in checkpointed.items() if step_count == every), default=0
+    )
+    return checkpointed_delays or tuple(max(longest_delay, delay) if delay else 0 for delay in measured_delays)
 
 
 def delays(
@@ -169,7 +182,7 @@ def delays(
     """Return the delays that a candidate of outer steps may have, in steps, ascending.
 
     Args:
-        forecast: forecast of an exchange in each step.
+        forecast: forecast of the candidate's compressor and CF, for an exchange in each step.
         every: number of steps from one exchange to the next.
         compute_s: seconds that a step takes without exchange; ``None``: not known.
         delay: number of steps; ``"auto"``: 0, and as many as a fragment's exchange takes, at most half of ``every``.
@@ -183,15 +196,15 @@ def delays(
     """
     if delay != "auto":
         return (delay,)
-    longest = int(MAX_DELAY * every)
-    if not longest or not compute_s or forecast.coding_s is None or forecast.exchange_s is None:
+    longest_delay = int(MAX_DELAY_FRACTION * every)
+    if not longest_delay or not compute_s or forecast.coding_s is None or forecast.exchange_s is None:
         return (0,)
     steps = DELAY_MARGIN * (forecast.coding_s + forecast.exchange_s) / fragments / compute_s
-    return (0, min(longest, max(1, math.ceil(steps))))
+    return (0, min(longest_delay, max(1, math.ceil(steps))))
 
 
-def screened(forecasts: Sequence[Forecast], keep_all: bool) -> tuple[Forecast, ...]:
-    """Return the first forecast, then the others by bytes, without candidates that no controller would choose.
+def without_dominated(forecasts: Sequence[Forecast], keep_all: bool) -> tuple[Forecast, ...]:
+    """Return the first forecast, then the rest by ascending wire ratio, without candidates that no controller chooses.
 
     A compressed candidate is dropped if another candidate sends no more bytes and has at least the same efficiency.
     Candidates with and without a delay are not compared with each other. Dense candidates stay: on a fast link they
@@ -201,37 +214,40 @@ def screened(forecasts: Sequence[Forecast], keep_all: bool) -> tuple[Forecast, .
         forecasts: forecasts of all candidates.
         keep_all: whether to keep all candidates.
     """
-    first, *others = forecasts
-    remaining = [
+    first_forecast, *other_forecasts = forecasts
+    remaining_forecasts = [
         forecast
-        for forecast in others
-        if keep_all or forecast.candidate.dense or not any(_better(other, forecast) for other in forecasts)
+        for forecast in other_forecasts
+        if keep_all or forecast.candidate.dense or not any(_dominates(other, forecast) for other in forecasts)
     ]
     return (
-        first,
-        *sorted(remaining, key=lambda forecast: (forecast.wire_ratio, forecast.candidate.cf, forecast.candidate.delay)),
+        first_forecast,
+        *sorted(
+            remaining_forecasts,
+            key=lambda forecast: (forecast.wire_ratio, forecast.candidate.cf, forecast.candidate.delay),
+        ),
     )
 
 
-def at_every(
+def forecast_at_every(
     forecast: Forecast, every: int, compute_s: float | None, delay: int, world: int = MEASURED_WORLD
 ) -> Forecast:
     """Return the forecast of outer steps, from the forecast of the same compressor and CF in each step.
 
     Args:
-        forecast: forecast of an exchange in each step.
+        forecast: forecast of an exchange in each step; seconds are those of one exchange.
         every: number of steps from one exchange to the next.
         compute_s: seconds that a step takes without exchange; ``None``: not known.
         delay: number of steps that an exchange is in flight before its mean is applied.
         world: number of ranks.
     """
-    coding, exchange = (
+    coding_s, exchange_s = (
         None if seconds is None else seconds / every for seconds in (forecast.coding_s, forecast.exchange_s)
     )
-    overlap, step = min(delay, every) / every, None
+    overlap_fraction, step_s = min(delay, every) / every, None
     belief = outer_efficiency(forecast, every, delay, world)
-    if compute_s is not None and coding is not None and exchange is not None:
-        step = compute_s + coding + max(0.0, exchange - compute_s * overlap)
+    if compute_s is not None and coding_s is not None and exchange_s is not None:
+        step_s = compute_s + coding_s + max(0.0, exchange_s - compute_s * overlap_fraction)
     return replace(
         forecast,
         candidate=replace(forecast.candidate, mode="outer", every=every, delay=delay),
@@ -239,41 +255,47 @@ def at_every(
         efficiency=belief.efficiency,
         deviation=belief.deviation,
         family=forecast.family + f" every {every}" * (every > 1) + " behind steps" * (delay > 0),
-        by_gain=(),  # which efficiency a gain stands for was measured on gradients
+        by_gain=(),  # measured on gradients: which efficiency a gain stands for
         apart=(),
-        coding_s=coding,
-        exchange_s=exchange,
-        step_s=step,
+        coding_s=coding_s,
+        exchange_s=exchange_s,
+        step_s=step_s,
         compute_s=compute_s,
-        behind=overlap,
+        behind=overlap_fraction,
     )
 
 
 def outer_efficiency(forecast: Forecast, every: int, delay: int = 0, world: int = MEASURED_WORLD) -> Belief:
-    """Return the belief about an outer step's efficiency, both numbers rounded to four decimals.
+    """Return the belief about an outer step's efficiency: a median and its deviation, rounded to four decimals.
 
     Args:
-        forecast: forecast of an exchange in each step.
+        forecast: forecast of the same compressor and CF, for an exchange in each step.
         every: number of steps from one exchange to the next.
         delay: number of steps that an exchange is in flight before its mean is applied.
         world: number of ranks.
     """
     exponent = power_at(forecast.apart, every) if forecast.apart else 1.0
-    compressed = Belief(forecast.efficiency, forecast.deviation).power(exponent)
-    belief = beliefs_in_force().of_outer(every, delay, world).times(compressed)
+    compression_belief = Belief(forecast.efficiency, forecast.deviation).power(exponent)
+    belief = beliefs_in_force().of_outer(every, delay, world).times(compression_belief)
     return Belief(round(belief.efficiency, 4), round(belief.deviation, 4))
 
 
-def _better(forecast: Forecast, other: Forecast) -> bool:
-    """True if a candidate is no worse than another in bytes, efficiency and lower bound, and better in one of them."""
-    ours, theirs = (
+def _dominates(forecast: Forecast, other: Forecast) -> bool:
+    """True if a candidate is at least as good as another in wire ratio, efficiency and lower bound, and better in one.
+
+    A candidate with a delay and a candidate without a delay never dominate each other.
+    """
+    scores, other_scores = (
         (compared.wire_ratio, compared.efficiency, compared.least_efficiency) for compared in (forecast, other)
     )
-    no_worse, equal = all(our >= their for our, their in zip(ours, theirs, strict=True)), ours == theirs
+    no_worse, equal = (
+        all(ours >= theirs for ours, theirs in zip(scores, other_scores, strict=True)),
+        scores == other_scores,
+    )
     both_or_neither_delayed = (forecast.candidate.delay > 0) == (other.candidate.delay > 0)
     return both_or_neither_delayed and no_worse and not equal
 
 
 def most_promising(forecasts: Sequence[Forecast]) -> Forecast:
-    """Return the forecast with the highest lower bound of progress per second; per step if seconds are not known."""
+    """Return the forecast with the highest lower bound of efficiency / seconds of a step (1 if not known)."""
     return max(forecasts, key=lambda forecast: forecast.least_efficiency / (forecast.step_s or 1.0))

@@ -23,17 +23,18 @@ from gravac.checkpoint.fitting import (
 from gravac.modes.outer.round_state import RoundState
 from gravac.settings import SettingsError
 
-Load = Callable[[str, torch.optim.Optimizer, Mapping[str, Any]], None]
-"""Function that loads a copy of a state into an optimizer; its first argument is the state's path, for errors."""
+LoadIntoOptimizer = Callable[[str, torch.optim.Optimizer, Mapping[str, Any]], None]
+"""Function of a path (which names the state in errors), an optimizer, and a state that it copies into the optimizer."""
 
 
 def check_outer(dumped: Any, current: RoundState, world: int | None) -> None:
-    """Check that a dumped state of outer steps fits.
+    """Check that a saved state of outer steps fits the present model, optimizers and number of fragments.
 
     Args:
         dumped: the state, as ``RoundState.dump`` returned it.
         current: state that ``dumped`` is to replace.
-        world: number of ranks that saved the state; ``None``: each rank's share of a round will not be restored.
+        world: number of ranks that saved the state; ``None``: the ranks' step times and samples (``Shares``) are not to
+            be restored, and are not checked.
 
     Raises:
         SettingsError: the state does not fit; the message has the path of the field that is wrong.
@@ -44,52 +45,72 @@ def check_outer(dumped: Any, current: RoundState, world: int | None) -> None:
     if saved_names != current_names:
         raise SettingsError(
             f"fragments: the state has {len(saved_names)} with {sum(map(len, saved_names))} parameters, this run has "
-            f"{len(current_names)} with {sum(map(len, current_names))}, or names differ; use the same model and number"
+            f"{len(current_names)} with {sum(map(len, current_names))}, or names of parameters differ; use the same "
+            "model and number of fragments"
         )
-    for index, (saved, fragment) in enumerate(zip(state.fragments, current.fragments, strict=True)):
+    for index, (saved_fragment, fragment) in enumerate(zip(state.fragments, current.fragments, strict=True)):
         path = f"outer/fragments/{index}"
-        check_tensors(f"{path}/anchors", saved.anchors, fragment.anchors)
-        check_tensors(f"{path}/own", saved.own, fragment.parameters)
-        check_tensors(f"{path}/left", saved.left, fragment.parameters, subset=True)
-        if saved.left:
-            check_names(f"{path}/left", saved.left, fragment.parameters)
+        check_tensors(f"{path}/anchors", saved_fragment.anchors, fragment.anchors)
+        check_tensors(f"{path}/own", saved_fragment.own, fragment.parameters)
+        check_tensors(f"{path}/left", saved_fragment.left, fragment.parameters, subset=True)
+        if saved_fragment.left:
+            check_names(f"{path}/left", saved_fragment.left, fragment.parameters)
     check_tensors("outer/buffers/anchors", state.buffers.anchors, current.buffers.anchors)
-    check_tensors("outer/buffers/own", state.buffers.own, current.buffers.local)
+    check_tensors("outer/buffers/own", state.buffers.own, current.buffers.all_buffers)
     check_optimizer("outer/optimizer", state.optimizer, current.outer)
     if len(state.inner) != len(current.inner):
-        raise SettingsError(f"outer/inner: {len(state.inner)} optimizers, {len(current.inner)} expected")
+        raise SettingsError(
+            f"outer/inner: the state has {len(state.inner)} optimizers, this run has {len(current.inner)}; give "
+            "attach the same optimizers as in the run that saved the state"
+        )
     for index, (saved_state, optimizer) in enumerate(zip(state.inner, current.inner, strict=True)):
         check_optimizer(f"outer/inner/{index}", saved_state, optimizer)
     if (state.every > 0) != (state.phase == "decided"):
-        raise SettingsError(f"outer/every: {state.every} steps, which a round in phase {state.phase!r} cannot have")
+        raise SettingsError(
+            f"outer/every: {state.every} steps, which a round in phase {state.phase!r} cannot have; load the state as "
+            "it was saved"
+        )
     if state.shares is not None and world is not None:
         _check_shares(state.shares, world)
 
 
 def _check_shares(shares: SharesState, world: int) -> None:
-    """Check that the agreed step times and samples have a number for each rank that saved the state.
+    """Check that the saved step times and samples have a number for each rank that saved the state.
 
     Raises:
         SettingsError: a list has another length, or no rank has samples.
     """
     for name, numbers in (("seconds", shares.seconds), ("samples", shares.samples)):
         if len(numbers) not in (0, world):
-            raise SettingsError(f"outer/shares/{name}: {len(numbers)} numbers, {world} expected")
+            raise SettingsError(
+                f"outer/shares/{name}: {len(numbers)} numbers, but {world} ranks saved the state; load the state as it "
+                "was saved"
+            )
     if len(shares.own) not in (0, 2):
-        raise SettingsError(f"outer/shares/own: {len(shares.own)} numbers, seconds and samples expected")
+        raise SettingsError(
+            f"outer/shares/own: {len(shares.own)} numbers, but it must have 2, seconds and samples of a step; load the "
+            "state as it was saved"
+        )
     if shares.samples and not sum(shares.samples):
-        raise SettingsError("outer/shares/samples: all are 0, at least one above 0 expected")
+        raise SettingsError(
+            "outer/shares/samples: all are 0, but at least one rank must have samples; load the state as it was saved"
+        )
 
 
 @contextmanager
-def loading_all_or_none(*optimizers: torch.optim.Optimizer) -> Iterator[Load]:
-    """Yield a function that loads a state into an optimizer; restore all optimizers if anything raises.
+def loading_all_or_none(*optimizers: torch.optim.Optimizer) -> Iterator[LoadIntoOptimizer]:
+    """Return a context with a function that loads a state into an optimizer.
+
+    If the function or the context's body raises, all optimizers get back the states that they had on entry.
+
+    Args:
+        optimizers: all optimizers that are loaded in the context.
 
     Raises:
-        SettingsError: an optimizer refused a state, or a setting is missing after the load.
+        SettingsError: an optimizer refused a state.
     """
-    saved = [(optimizer, optimizer.state, optimizer.param_groups) for optimizer in optimizers]
-    copies = [[dict(group) for group in groups] for _, _, groups in saved]
+    states_before = [(optimizer, optimizer.state, optimizer.param_groups) for optimizer in optimizers]
+    settings_before = [[dict(group) for group in groups] for _, _, groups in states_before]
 
     def load(path: str, optimizer: torch.optim.Optimizer, state: Mapping[str, Any]) -> None:
         try:
@@ -100,8 +121,8 @@ def loading_all_or_none(*optimizers: torch.optim.Optimizer) -> Iterator[Load]:
     try:
         yield load
     except BaseException:
-        for (optimizer, state, groups), copied_groups in zip(saved, copies, strict=True):
-            for group, settings in zip(groups, copied_groups, strict=True):
+        for (optimizer, state, groups), group_settings in zip(states_before, settings_before, strict=True):
+            for group, settings in zip(groups, group_settings, strict=True):
                 group.clear()
                 group.update(settings)
             optimizer.state, optimizer.param_groups = state, groups

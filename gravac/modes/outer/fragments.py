@@ -1,14 +1,16 @@
 # SPDX-FileCopyrightText: 2026 The gravac developers
 # SPDX-License-Identifier: Apache-2.0
-"""A fragment of the model between two exchanges: its anchors, which all ranks share, and its pseudo-gradient.
+"""Fragments: parts of the model that are exchanged by themselves, each with its anchors and its pseudo-gradient.
+
+Anchors are the weights that all ranks shared last; the pseudo-gradient is anchors minus the rank's weights. In a round:
 
 1. The rank trains.
-2. Its pseudo-gradient is in flight.
-3. The mean has arrived, and the outer optimizer makes its step on the anchors.
+2. The fragment's pseudo-gradient is in flight.
+3. The mean over the ranks has arrived, and the outer optimizer makes its step on the anchors.
 4. The rank applies the anchors to its weights, and continues to train.
 
 Anchors change in 3 only, by the mean over all ranks, so they are the same on all ranks, even if ranks reach 4 at
-different times. ``gravac.modes.outer.not_finite`` says what happens in 3 and 4 if the mean is not finite.
+different times. ``gravac.modes.outer.not_finite`` describes 3 and 4 for a mean that is not finite.
 """
 
 import functools
@@ -38,60 +40,66 @@ class PendingFragment:
     Args:
         fragment: fragment whose pseudo-gradient, anchors minus weights, is exchanged.
         weight: factor on the pseudo-gradient.
-        number: number of the round.
+        round_number: number of the round.
 
     Attributes:
-        pieces: pseudo-gradients of the parameters, flat; once ``arrived``, their means over the ranks.
-        flat: flat tensor that the pieces are views of, one after the other.
-        number: number of the round.
-        local_square: squared norm of the pseudo-gradient that this rank sends, 0-d, float64.
-        mean_square: squared norm of the mean over the ranks, 0-d, float64.
-        local_finite: whether this rank sends finite numbers, in the pseudo-gradient and in buffers sent with it.
-        applied: once ``arrived``, whether all means are finite, so that they are applied: the same on all ranks.
-        verdicts: ``[applied, local_finite]``, bool, which the host may read later; ``None`` unless ``arrived``.
-        mended: text that says which tensors the rank reset after it sent numbers that are not finite; empty otherwise.
-        waited_since: moment since which training waits for the exchange; ``None`` if it does not wait.
+        pieces: pseudo-gradients of the parameters, one flat tensor each; once ``has_arrived``, their means over the
+            ranks.
+        flat: flat tensor of which all pieces are views, one after the other.
+        round_number: number of the round.
+        local_squared_norm: squared norm of the pseudo-gradient that this rank sends, 0-d, float64.
+        mean_squared_norm: squared norm of the mean over the ranks, 0-d, float64.
+        local_finite: whether all numbers that this rank sends, in pseudo-gradient and buffers, are finite.
+        mean_finite: once ``has_arrived``, whether all means are finite, and therefore applied: the same on all ranks.
+        flags_on_host: ``[mean_finite, local_finite]``, ``[2]``, bool, in host memory, to be read two rounds later;
+            ``None`` if the host knows both already, or unless ``has_arrived``.
+        reset_text: text that says which tensors this rank reset after it sent numbers that are not finite; or empty.
+        waits_since: time since which training waits for the exchange; ``None`` if training does not wait.
     """
 
-    def __init__(self, fragment: "Fragment", weight: float, number: int) -> None:
-        self.number = number
+    def __init__(self, fragment: "Fragment", weight: float, round_number: int) -> None:
+        self.round_number = round_number
         sizes = [parameter.numel() for parameter in fragment.parameters.values()]
-        like = next(iter(fragment.parameters.values()))
-        self.flat = torch.empty(sum(sizes), dtype=fragment.exchange_dtype, device=like.device)
+        device = next(iter(fragment.parameters.values())).device
+        self.flat = torch.empty(sum(sizes), dtype=fragment.exchange_dtype, device=device)
         views = self.flat.tensor_split(list(itertools.accumulate(sizes))[:-1])
         for view, (name, parameter) in zip(views, fragment.parameters.items(), strict=True):
             view.copy_(flat(name, fragment.anchors[name])).sub_(flat(name, parameter))
         if weight != 1:
             self.flat.mul_(weight)
-        shaped = zip(fragment.parameters.items(), views, strict=True)
-        self.pieces = tuple(Piece(name, view, memory_shape(parameter)) for (name, parameter), view in shaped)
-        self.local_square = self.mean_square = _square(self.flat)
+        with_views = zip(fragment.parameters.items(), views, strict=True)
+        self.pieces = tuple(Piece(name, view, memory_shape(parameter)) for (name, parameter), view in with_views)
+        self.local_squared_norm = self.mean_squared_norm = _squared_norm(self.flat)
         self.local_finite: Verdict = True
-        self.applied: Verdict = True
-        self.verdicts: torch.Tensor | None = None
-        self.mended = ""
+        self.mean_finite: Verdict = True
+        self.flags_on_host: torch.Tensor | None = None
+        self.reset_text = ""
         self._buffers: tuple[Piece, ...] = ()
         self._engine: Engine | None = None
-        self.waited_since: Mark | None = None
+        self.waits_since: Mark | None = None
         self._arrival: Future[None] = Future()
 
-    def judge_local(self, engine: Engine, buffers: Sequence[Piece] = ()) -> Verdict:
-        """Check whether this rank's numbers are finite; set and return ``local_finite``.
+    def check_local_finite(self, engine: Engine, buffers: Sequence[Piece] = ()) -> Verdict:
+        """Compute and return ``local_finite``: whether all numbers that this rank sends are finite.
 
         Args:
             engine: exchanges the pseudo-gradient.
-            buffers: pieces of buffers that are sent with the pseudo-gradient.
+            buffers: buffers' differences from their anchors, which are sent with the pseudo-gradient.
         """
         self._engine, self._buffers = engine, tuple(buffers)
-        self.local_finite = engine.executor.judge(_finite(self.local_square, self._buffers))
+        self.local_finite = engine.executor.judge(_all_finite(self.local_squared_norm, self._buffers))
         return self.local_finite
 
-    def complete(self, failure: BaseException | None) -> None:
-        """Record that the pieces hold their means, or that the exchange failed; called by the executor."""
+    def complete_exchange(self, failure: BaseException | None) -> None:
+        """Record that the pieces hold their means, or that the exchange failed. Called by the executor.
+
+        Args:
+            failure: exception of the exchange; ``None`` if it succeeded.
+        """
         try:
             if failure is not None:
                 raise failure
-            self._judge_mean()
+            self._check_mean_finite()
         except BaseException as error:
             fail(self._arrival, error)
         else:
@@ -99,27 +107,27 @@ class PendingFragment:
         finally:
             self._buffers = ()
 
-    def _judge_mean(self) -> None:
-        """Compute the norm of the mean, and whether all means are finite."""
-        self.mean_square = _square(self.flat)
+    def _check_mean_finite(self) -> None:
+        """Set ``mean_squared_norm``, and ``mean_finite``: whether all means are finite."""
+        self.mean_squared_norm = _squared_norm(self.flat)
         if self._engine is not None:
-            finite = _finite(self.mean_square, self._buffers)
-            self.applied = self._engine.executor.judge(finite)
-            if isinstance(self.applied, torch.Tensor):
+            finite = _all_finite(self.mean_squared_norm, self._buffers)
+            self.mean_finite = self._engine.executor.judge(finite)
+            if isinstance(self.mean_finite, torch.Tensor):
                 local_finite = torch.as_tensor(self.local_finite)
-                self.verdicts = self._engine.executor.to_host(torch.stack([finite, local_finite]))
+                self.flags_on_host = self._engine.executor.to_host(torch.stack([finite, local_finite]))
 
     def free_means(self) -> None:
-        """Free the memory of the means, once they have been applied; their norm is kept."""
+        """Free the memory of the means, which have been applied; keep their norm."""
         self.flat, self.pieces = self.flat.new_empty(0), ()
 
     @property
-    def arrived(self) -> bool:
+    def has_arrived(self) -> bool:
         """True if the means have arrived, or the exchange failed."""
         return self._arrival.done()
 
-    def result(self) -> None:
-        """Wait until the pieces hold their means.
+    def wait(self) -> None:
+        """Wait until the pieces hold their means; return nothing.
 
         Raises:
             ExchangeError: a rank did not answer.
@@ -128,7 +136,7 @@ class PendingFragment:
 
 
 class Fragment:
-    """Some parameters of a module, exchanged together.
+    """Some parameters of a module that are exchanged together, and their anchors.
 
     Args:
         parameters: parameters trained on this rank, by name; dense in memory.
@@ -140,12 +148,12 @@ class Fragment:
         anchors: weights that all ranks share, by name; the outer optimizer trains them.
         storage: number format and device of the anchors.
         pending: pseudo-gradient in flight; ``None`` if none is.
-        due: number of the rank's step from which on the anchors are applied to its weights; ``None`` if nothing is to
-            be applied.
-        weights_sent: the rank's weights when its pseudo-gradient was sent, by name. Empty unless the rank keeps what it
-            learns while the pseudo-gradient is in flight.
+        due_step: number of the rank's step from which on the anchors are applied to its weights; ``None`` if nothing is
+            to be applied.
+        weights_when_sent: the rank's weights when its pseudo-gradient was sent, by name. Empty unless the rank keeps
+            what it learns while the pseudo-gradient is in flight.
         local_fraction: fraction of its weights that the rank keeps when it applies the anchors, in [0, 1).
-        applied: whether the newest mean was applied to the anchors; if not, the rank keeps its weights.
+        mean_applied: whether the newest mean was applied to the anchors; if not, the rank keeps its weights.
     """
 
     def __init__(self, parameters: Mapping[str, torch.nn.Parameter], storage: AnchorStorage = DEFAULT_STORAGE) -> None:
@@ -154,13 +162,13 @@ class Fragment:
         self.exchange_dtype = functools.reduce(torch.promote_types, map(exchange_dtype, parameters.values()))
         self.storage = storage
         self.pending: PendingFragment | None = None
-        self.due: int | None = None
-        self.weights_sent: dict[str, torch.Tensor] = {}
+        self.due_step: int | None = None
+        self.weights_when_sent: dict[str, torch.Tensor] = {}
         self.local_fraction = 0.0
-        self.applied: Verdict = True
+        self.mean_applied: Verdict = True
 
     @property
-    def like_pieces(self) -> dict[str, torch.Tensor]:
+    def piece_templates(self) -> dict[str, torch.Tensor]:
         """Tensors of the pseudo-gradients' shapes, strides, number formats and devices, by name, with any content."""
         return {
             name: parameter
@@ -169,49 +177,50 @@ class Fragment:
             for name, parameter in self.parameters.items()
         }
 
-    def send(
-        self, due: int, weight: float = 1.0, number: int = 0, local_fraction: float | None = 0.0
+    def compute_pseudo_gradient(
+        self, due_step: int, weight: float = 1.0, round_number: int = 0, local_fraction: float | None = 0.0
     ) -> PendingFragment:
-        """Return the pseudo-gradient to exchange: anchors minus weights, multiplied by a weight.
+        """Return the pseudo-gradient to exchange: anchors minus weights, multiplied by ``weight``.
 
         Args:
-            due: number of the rank's step from which on the anchors are applied.
+            due_step: number of the rank's step from which on the anchors are applied.
             weight: factor on the pseudo-gradient.
-            number: number of the round.
+            round_number: number of the round.
             local_fraction: fraction of its weights that the rank keeps when it applies the anchors; ``None``: the rank
                 keeps what it learns while the pseudo-gradient is in flight.
         """
-        self.pending, self.due = PendingFragment(self, weight, number), due
+        self.pending, self.due_step = PendingFragment(self, weight, round_number), due_step
         self.local_fraction = local_fraction or 0.0
         keeps_learned = local_fraction is None
-        self.weights_sent = (
+        self.weights_when_sent = (
             {name: parameter.detach().clone() for name, parameter in self.parameters.items()} if keeps_learned else {}
         )
         return self.pending
 
     def apply_mean(self, outer: torch.optim.Optimizer) -> None:
-        """Make the outer optimizer's step on the anchors, with the means over the ranks, which have arrived.
+        """Make the outer optimizer's step on the anchors, by the means over the ranks, which have arrived.
 
         Means that are not finite leave anchors and the outer optimizer's state as they were.
         """
         if self.pending is None:
             return
-        self.applied = applied = self.pending.applied
-        if self.storage.offload and isinstance(applied, torch.Tensor):
-            self.applied = applied = bool(applied)  # the host waits for the means anyway, to copy them to its memory
-        if isinstance(applied, torch.Tensor):
-            self.applied = applied = applied.clone()  # so that no stream reads a tensor which another stream made
-            self.pending.flat.masked_fill_(~applied, 0.0)
-            unchanged = _keeps_anchors_at_zero(outer)
-            with nullcontext() if unchanged else undone_unless(applied, [*self.anchors.values()], outer.state):
-                self._step(self.pending, outer)
-        elif applied:
-            self._step(self.pending, outer)
+        self.mean_applied = finite = self.pending.mean_finite
+        if self.storage.offload and isinstance(finite, torch.Tensor):
+            self.mean_applied = finite = bool(finite)  # the host waits for the means anyway, to copy them to its memory
+        if isinstance(finite, torch.Tensor):
+            self.mean_applied = finite = finite.clone()  # so that no stream reads a tensor which another stream made
+            self.pending.flat.masked_fill_(~finite, 0.0)
+            unchanged = _keeps_anchors_at_zero_gradient(outer)
+            with nullcontext() if unchanged else undone_unless_finite(finite, [*self.anchors.values()], outer.state):
+                self._outer_step(self.pending, outer)
+        elif finite:
+            self._outer_step(self.pending, outer)
         self.pending.free_means()
         self.pending = None
 
-    def _step(self, pending: PendingFragment, outer: torch.optim.Optimizer) -> None:
-        with self.storage.in_exchange_dtype(self.anchors, pending.number, outer.state):
+    def _outer_step(self, pending: PendingFragment, outer: torch.optim.Optimizer) -> None:
+        """Make a step of the outer optimizer, with the means as the anchors' gradients."""
+        with self.storage.in_exchange_dtype(self.anchors, pending.round_number, outer.state):
             for piece, anchor in zip(pending.pieces, self.anchors.values(), strict=True):
                 anchor.grad = piece.flat.as_strided(anchor.shape, anchor.stride()).to(anchor)
             outer.step()
@@ -220,138 +229,145 @@ class Fragment:
 
     @torch.no_grad()
     def apply_anchors(self) -> None:
-        """Move the rank's weights to the anchors; keep what it learned meanwhile, or a fraction of its weights.
+        """Move the rank's weights to the anchors.
 
-        If the newest mean was not applied, the rank keeps its weights.
+        The rank keeps a fraction of its weights (``local_fraction``), or what it learned since it sent the
+        pseudo-gradient (``weights_when_sent``). If the newest mean was not applied, the rank keeps its weights.
         """
         for name, parameter in self.parameters.items():
-            if self.applied is True:
+            if self.mean_applied is True:
                 self._apply_anchor(name, parameter)
-            elif isinstance(self.applied, torch.Tensor):
-                moved = parameter.clone()
-                self._apply_anchor(name, moved)
-                parameter.copy_(torch.where(self.applied, moved, parameter))
-        self.due, self.weights_sent = None, {}
+            elif isinstance(self.mean_applied, torch.Tensor):
+                moved_weights = parameter.clone()
+                self._apply_anchor(name, moved_weights)
+                parameter.copy_(torch.where(self.mean_applied, moved_weights, parameter))
+        self.due_step, self.weights_when_sent = None, {}
 
     def _apply_anchor(self, name: str, weights: torch.Tensor) -> None:
+        """Move weights to the anchor of a parameter, in place; see ``apply_anchors``."""
         if self.local_fraction:
             weights.lerp_(self.anchors[name].to(weights), 1 - self.local_fraction)
-        elif name in self.weights_sent:
-            weights.sub_(self.weights_sent[name]).add_(self.anchors[name].to(weights))
+        elif name in self.weights_when_sent:
+            weights.sub_(self.weights_when_sent[name]).add_(self.anchors[name].to(weights))
         else:
             weights.copy_(self.anchors[name])
 
     @torch.no_grad()
     def reset_to_anchors(self) -> None:
-        """Overwrite the rank's weights with the anchors; what the rank learned since the last exchange is lost."""
+        """Overwrite the rank's weights with the anchors, and so lose what the rank learned since the last exchange."""
         for name, parameter in self.parameters.items():
             parameter.copy_(self.anchors[name])
-            if name in self.weights_sent:
-                self.weights_sent[name].copy_(parameter)
+            if name in self.weights_when_sent:
+                self.weights_when_sent[name].copy_(parameter)
 
     @torch.no_grad()
     def set_anchors(self, weights: Mapping[str, torch.Tensor]) -> None:
-        """Overwrite the anchors with weights of their shapes, the same on all ranks, by parameter name.
+        """Overwrite the anchors with weights of their shapes, by parameter name, the same on all ranks.
 
-        Nothing is in flight.
+        Called while no exchange is in flight.
         """
         for name, anchor in self.anchors.items():
             anchor.copy_(weights[name])
-        self.due, self.weights_sent = None, {}
+        self.due_step, self.weights_when_sent = None, {}
 
     def state_dict(self) -> dict[str, Any]:
-        """Return anchors, the rank's own weights, and the step at which it will apply the anchors, if it has not.
+        """Return anchors, the rank's own weights, and the step at which it will apply the anchors.
 
-        Nothing is in flight.
+        Called while no exchange is in flight.
         """
         return {
             "anchors": {name: anchor.detach() for name, anchor in self.anchors.items()},
             "own": {name: parameter.detach() for name, parameter in self.parameters.items()},
-            "due": self.due,
-            "left": self.weights_sent,
+            "due": self.due_step,
+            "left": self.weights_when_sent,
             "keeps": self.local_fraction,
-            "applied": bool(self.applied),
+            "applied": bool(self.mean_applied),
         }
 
     @torch.no_grad()
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Restore a state."""
+        """Restore a state that ``state_dict`` returned."""
         for name, anchor in self.anchors.items():
             anchor.copy_(state["anchors"][name])
             self.parameters[name].copy_(state["own"][name])
-        self.pending, self.due, self.local_fraction = None, state["due"], state["keeps"]
-        self.applied = state["applied"]
-        sent = state["left"].items()
-        self.weights_sent = {name: torch.empty_like(self.parameters[name]).copy_(weights) for name, weights in sent}
+        self.pending, self.due_step, self.local_fraction = None, state["due"], state["keeps"]
+        self.mean_applied = state["applied"]
+        self.weights_when_sent = {
+            name: torch.empty_like(self.parameters[name]).copy_(weights) for name, weights in state["left"].items()
+        }
 
 
-def in_fragments(
-    parameters: Mapping[str, torch.nn.Parameter], number: int, storage: AnchorStorage = DEFAULT_STORAGE
+def divide_into_fragments(
+    parameters: Mapping[str, torch.nn.Parameter], fragment_count: int, storage: AnchorStorage = DEFAULT_STORAGE
 ) -> list[Fragment]:
-    """Divide a model's parameters, in order, into fragments of about equally many elements.
+    """Divide a model's parameters, in order, into fragments of about equally many elements; return the fragments.
 
     Args:
         parameters: parameters by name, at least as many as fragments.
-        number: number of fragments.
+        fragment_count: number of fragments.
         storage: number format and device of the anchors.
 
     Example:
         >>> sizes = {"a": 10, "b": 10, "c": 20, "d": 5}
         >>> model = {name: torch.nn.Parameter(torch.zeros(size)) for name, size in sizes.items()}
-        >>> [list(fragment.parameters) for fragment in in_fragments(model, 2)]
+        >>> [list(fragment.parameters) for fragment in divide_into_fragments(model, 2)]
         [['a', 'b'], ['c', 'd']]
     """
     total = sum(parameter.numel() for parameter in parameters.values())
     fragments: list[dict[str, torch.nn.Parameter]] = [{}]
-    elements, remaining = 0, len(parameters)
+    elements, parameters_left = 0, len(parameters)
     for name, parameter in parameters.items():
-        missing = number - len(fragments)
-        full = elements + parameter.numel() / 2 > total * len(fragments) / number
-        if fragments[-1] and missing and (full or remaining <= missing):
+        fragments_left = fragment_count - len(fragments)
+        is_full = elements + parameter.numel() / 2 > total * len(fragments) / fragment_count
+        if fragments[-1] and fragments_left and (is_full or parameters_left <= fragments_left):
             fragments.append({})
         fragments[-1][name] = parameter
-        elements, remaining = elements + parameter.numel(), remaining - 1
+        elements, parameters_left = elements + parameter.numel(), parameters_left - 1
     return [Fragment(fragment, storage) for fragment in fragments]
 
 
-def _finite(square: torch.Tensor, buffers: Sequence[Piece]) -> torch.Tensor:
-    """Return whether a squared norm, and all numbers of buffers' pieces, are finite, as a 0-d bool tensor."""
-    finite = torch.isfinite(square)
+def _all_finite(squared_norm: torch.Tensor, buffers: Sequence[Piece]) -> torch.Tensor:
+    """Return a 0-d bool tensor: whether a squared norm, and all numbers of buffers, are finite."""
+    finite = torch.isfinite(squared_norm)
     return finite & all_fit([piece.flat for piece in buffers]).to(finite.device) if buffers else finite
 
 
-def _keeps_anchors_at_zero(outer: torch.optim.Optimizer) -> bool:
-    """True if a step with zero gradients leaves the anchors as they are: with SGD without momentum and weight decay."""
+def _keeps_anchors_at_zero_gradient(outer: torch.optim.Optimizer) -> bool:
+    """True if a step with zero gradients changes no anchor: for SGD without momentum and weight decay."""
     is_sgd = isinstance(outer, torch.optim.SGD)
     return is_sgd and not any(group["momentum"] or group["weight_decay"] for group in outer.param_groups)
 
 
 @contextmanager
-def undone_unless(applied: torch.Tensor, anchors: Sequence[torch.nn.Parameter], state: State) -> Iterator[None]:
-    """Return a context in which an outer step is undone bit for bit unless ``applied``, which only the device knows.
+def undone_unless_finite(finite: torch.Tensor, anchors: Sequence[torch.nn.Parameter], state: State) -> Iterator[None]:
+    """Return a context for an outer step, which is undone on exit, bit for bit, if the mean was not finite.
 
-    Tensors that the optimizer creates in this step stay, since its gradients were zeros. A step count that the
-    optimizer keeps on the host, as torch's Adam does for GPU parameters, is not undone.
+    The host does not wait for the device, which alone knows whether the mean was finite. Tensors that the optimizer
+    creates in the step stay, since its gradients were zeros. A step count that the optimizer keeps on the host, as
+    torch's Adam does for GPU parameters, is not undone.
 
     Args:
-        applied: whether the step is to be applied, 0-d bool tensor.
+        finite: whether the mean was finite, 0-d bool tensor.
         anchors: anchors that the optimizer changes, of any shapes.
         state: the outer optimizer's state, by anchor and by name.
     """
-    saved = [(anchor, anchor.data.clone(), _copies_on_device(applied, state.get(anchor, {}))) for anchor in anchors]
+    saved_tensors = [
+        (anchor, anchor.data.clone(), _copies_on_device(finite.device, state.get(anchor, {}))) for anchor in anchors
+    ]
     yield
-    for anchor, previous, previous_state in saved:
-        anchor.data = torch.where(applied, anchor.data, previous)
-        for key, old_tensor in previous_state.items():
-            state[anchor][key] = torch.where(applied, state[anchor][key], old_tensor)
+    for anchor, previous, previous_state in saved_tensors:
+        anchor.data = torch.where(finite, anchor.data, previous)
+        for key, previous_tensor in previous_state.items():
+            state[anchor][key] = torch.where(finite, state[anchor][key], previous_tensor)
 
 
-def _copies_on_device(applied: torch.Tensor, state: Mapping[str, Any]) -> dict[str, torch.Tensor]:
-    """Return copies of an optimizer's tensors that are on the device of the verdict, by name."""
+def _copies_on_device(device: torch.device, state: Mapping[str, Any]) -> dict[str, torch.Tensor]:
+    """Return copies, by name, of an optimizer's tensors that are on a device."""
     tensors = {key: entry for key, entry in state.items() if torch.is_tensor(entry)}
-    return {key: tensor.clone() for key, tensor in tensors.items() if tensor.device == applied.device}
+    return {key: tensor.clone() for key, tensor in tensors.items() if tensor.device == device}
 
 
-def _square(flat: torch.Tensor) -> torch.Tensor:
+def _squared_norm(flat: torch.Tensor) -> torch.Tensor:
+    """Return the squared L2 norm of a flat tensor, 0-d, float64."""
     norm: torch.Tensor = torch.linalg.vector_norm(flat, dtype=torch.float64)
     return norm.square()

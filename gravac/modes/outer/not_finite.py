@@ -1,26 +1,27 @@
 # SPDX-FileCopyrightText: 2026 The gravac developers
 # SPDX-License-Identifier: Apache-2.0
-"""Refuses means that are not finite: anchors stay as they are, and the ranks that caused the mean are reset.
+"""Refuses means of pseudo-gradients that are not finite: anchors stay, and the ranks that caused the mean are reset.
 
-Otherwise a NaN on one rank would stay in every anchor for good. How a fragment's exchange is refused:
+Otherwise a NaN on one rank would stay in the anchors of all ranks for good. How a fragment's exchange is refused:
 
 1. The fragment is sent. The norm of its pseudo-gradient tells this rank whether it sends finite numbers. If not,
    everything that is sent with the fragment (also buffers, with the last fragment) becomes NaN on every rank, and no
    rank changes a residual.
-2. The mean arrives. Its norm tells whether it is finite (the verdict). All ranks have the same mean, so all have the
-   same verdict without another exchange. The mean is also not finite if a sum over the ranks overflowed.
-3. A mean that is not finite is not applied. Anchors, the outer optimizer's state and the anchors of buffers stay bit
-   for bit as they were, and no controller learns anything of the round. Each fragment has its own verdict.
+2. The mean arrives. Its norm tells whether the mean is finite. All ranks have the same mean, so all come to the same
+   result without another exchange. The mean is also not finite if a sum over the ranks overflowed.
+3. A mean that is not finite is not applied: it is refused. Anchors, the outer optimizer's state and the anchors of
+   buffers stay bit for bit as they were, and no controller learns anything of the round. Each fragment is applied or
+   refused by itself.
 4. A rank that sent finite numbers keeps its own weights. What the rank learned is still the distance from the anchor,
    so the next pseudo-gradient contains it. Nothing is lost.
 5. A rank whose own weights were not finite starts again from the anchor. Zeros replace what is not finite in its inner
-   optimizer's state (``mend``). The rank needs no verdict for that, and does not wait for one.
+   optimizer's state (``reset_rank``). The rank does so without waiting for the mean.
 6. The host warns and counts. If no fragment was applied in three consecutive rounds, ``NotFiniteError`` is raised, on
    all ranks before the same exchange. The anchor is finite then, and a checkpoint can be saved.
 
-If the host must not look at tensors (GPU streams), the verdict is a 0-d bool tensor, by which the device itself does 3
-and 4. The host reads the verdict, and does 5 and 6, when the next round but one begins: the device has computed it by
-then.
+If the host must not look at tensors (GPU streams), a 0-d bool tensor tells whether the mean is finite, and by it the
+device does 3 and 4. The host reads that tensor, and does 5 and 6, when the next round but one begins: the device has
+computed the tensor by then.
 """
 
 import warnings
@@ -32,22 +33,22 @@ import torch
 from gravac.modes.outer.buffers import Buffers
 from gravac.modes.outer.fragments import Fragment, PendingFragment
 
-ROUNDS_ON_END = 3
-"""Number of consecutive rounds without an applied fragment after which training ends."""
+MAX_REFUSED_ROUNDS = 3
+"""Number of consecutive rounds without an applied fragment after which ``NotFiniteError`` is raised."""
 
 MAX_NAMED = 3
 """Largest number of tensors that a warning names."""
 
 COUNT_KEY = "step"
-"""Key of the count of steps in the states of torch's optimizers, which is not reset."""
+"""Key in the states of torch's optimizers whose entry, the count of steps, is not reset."""
 
 
 class NotFiniteError(RuntimeError):
-    """The mean over the ranks was not finite in several consecutive rounds; the anchor is finite."""
+    """Error: the mean over the ranks was not finite in several consecutive rounds. The anchor is finite."""
 
 
 class Refusals:
-    """Record of the refused exchanges on one rank.
+    """Record of a rank's refused exchanges: their mean was not finite, and was not applied.
 
     Args:
         fragments: fragments of the model, in the order in which they are sent.
@@ -55,187 +56,205 @@ class Refusals:
         inner: optimizers of the rank's own weights.
 
     Attributes:
-        skipped: number of exchanges so far, each of one fragment, whose mean was not applied; the same on all ranks.
+        skipped: number of fragments' exchanges so far whose mean was not applied; the same on all ranks.
     """
 
     def __init__(self, fragments: Sequence[Fragment], buffers: Buffers, inner: Sequence[torch.optim.Optimizer]) -> None:
         self.skipped = 0
-        self._fragments, self._buffers, self._inner = fragments, buffers, inner
-        self._verdicts: dict[int, list[bool]] = {}  # of rounds that are not over, by fragment
-        self._consecutive: list[int] = []  # newest consecutive rounds without an applied fragment
-        self._refused: list[int] = []  # newest few rounds with a refused fragment
+        self._fragments, self._buffers, self._inner_optimizers = fragments, buffers, inner
+        self._applied_by_round: dict[int, list[bool]] = {}
+        """Whether means were applied, in the order in which they arrived, by number of a round that is not over."""
+        self._consecutive_rounds: list[int] = []  # the newest, without an applied fragment
+        self._refused_rounds: list[int] = []  # the newest few, with a refused fragment
         self._warnings: list[str] = []
-        self._mended_in = self._counted_from = 0
+        self._reset_in_round = self._counted_from_round = 0
 
     # this rank's tensors
 
-    def mend(self, pending: PendingFragment, current: int) -> None:
-        """Make this rank's weights, buffers and inner optimizer finite again, after it sent numbers that were not.
+    def reset_rank(self, pending: PendingFragment, current_round: int) -> None:
+        """Make this rank's weights, buffers and inner optimizer finite, after the rank sent NaN or infinities.
 
         The host looks at all of these tensors, and waits for them.
 
         Args:
-            pending: pseudo-gradient that is not finite.
-            current: number of the present round.
+            pending: pseudo-gradient that is not finite; its ``reset_text`` is set.
+            current_round: number of the present round.
         """
-        if pending.number < self._mended_in:
-            pending.mended = "it left before this rank started again"
+        if pending.round_number < self._reset_in_round:
+            pending.reset_text = "this rank sent the fragment before it started again from the anchor"
         else:
-            pending.mended = self._mend(current, far=True)
+            pending.reset_text = self._reset_not_finite(current_round, or_too_far=True)
 
-    def mend_before_saving(self, current: int) -> None:
-        """Make this rank's tensors finite, since a state that is not finite could not be loaded. The host waits.
+    def reset_before_saving(self, current_round: int) -> None:
+        """Make this rank's tensors finite, since a state that is not finite cannot be loaded. The host waits.
 
         Args:
-            current: number of the present round.
+            current_round: number of the present round.
         """
         weights = [weight for fragment in self._fragments for weight in fragment.parameters.values()]
-        states = [state for optimizer in self._inner for state in optimizer.state.values()]
-        moments = [tensor for state in states for key, tensor in _tensors(state) if key != COUNT_KEY]
-        if any(map(_spoilt, (*weights, *moments))) or self._buffers.spoilt:
-            self._warnings.append(f"gravac: round {current}, before it was saved, this rank is {self._mend(current)}")
+        states = [state for optimizer in self._inner_optimizers for state in optimizer.state.values()]
+        moments = [tensor for state in states for key, tensor in _tensors_in(state) if key != COUNT_KEY]
+        if any(map(_is_not_finite, (*weights, *moments))) or self._buffers.names_not_finite:
+            reset_text = self._reset_not_finite(current_round)
+            self._warnings.append(f"gravac: round {current_round}, before it was saved, this rank is {reset_text}")
 
-    def _mend(self, current: int, far: bool = False) -> str:
-        """Replace tensors that are not finite by anchors and zeros; return a text that says which they were.
+    def _reset_not_finite(self, current_round: int, or_too_far: bool = False) -> str:
+        """Replace tensors that are not finite by anchors and zeros; return a text that says which tensors they were.
 
         Args:
-            current: number of the present round.
-            far: whether, if all tensors are finite, the text says that weights were too far from the anchor.
+            current_round: number of the present round.
+            or_too_far: whether to reset weights to anchors even if all tensors are finite, since then the difference
+                between weights and anchor overflowed.
         """
-        self._mended_in = current
-        weights = [
-            name for fragment in self._fragments for name, weight in fragment.parameters.items() if _spoilt(weight)
+        self._reset_in_round = current_round
+        weight_names = [
+            name
+            for fragment in self._fragments
+            for name, weight in fragment.parameters.items()
+            if _is_not_finite(weight)
         ]
-        buffers = self._buffers.mend()
-        resets = bool(weights) or (far and not buffers)
+        buffer_names = self._buffers.reset_not_finite()
+        resets = bool(weight_names) or (or_too_far and not buffer_names)
         if resets:
             self._reset_to_anchors()
-        names = [*weights, *(f"buffer {name}" for name in buffers)]
-        text = f"not finite: {_listed(names)}" if names else "its distance from the anchor overflowed"
-        text += "; it starts again from the anchor" if resets else "; the anchor's replaces it"
-        if zeroed := self._zero_inner():
-            text += f"; zeros replace what is not finite in its inner optimizer: {_listed(zeroed)}"
+        names = [*weight_names, *(f"buffer {name}" for name in buffer_names)]
+        zeroed_names = self._zero_inner_states()
+        if not names and not resets:
+            return f"not finite in its inner optimizer; zeros replace {_first_names(zeroed_names)}"
+        text = f"not finite: {_first_names(names)}" if names else "its distance from the anchor overflowed"
+        text += "; it starts again from the anchor" if resets else "; the anchors of these buffers replace them"
+        if zeroed_names:
+            text += f"; zeros replace what is not finite in its inner optimizer: {_first_names(zeroed_names)}"
         return text
 
     def _reset_to_anchors(self) -> None:
+        """Overwrite this rank's weights with the anchors."""
         for fragment in self._fragments:
             fragment.reset_to_anchors()
 
-    def _zero_inner(self) -> list[str]:
-        """Overwrite what is not finite in the inner optimizers' tensors with zeros; return the tensors' names."""
+    def _zero_inner_states(self) -> list[str]:
+        """Overwrite the inner optimizers' tensors that are not finite with zeros; return the tensors' names."""
         names = {id(weight): name for fragment in self._fragments for name, weight in fragment.parameters.items()}
-        zeroed: list[str] = []
-        for parameter, state in [pair for optimizer in self._inner for pair in optimizer.state.items()]:
-            spoilt_keys = [key for key, tensor in _tensors(state) if key != COUNT_KEY and _spoilt(tensor)]
-            for key, tensor in _tensors(state):
-                if key in spoilt_keys and _spoilt(tensor):
+        zeroed_names: list[str] = []
+        for parameter, state in [pair for optimizer in self._inner_optimizers for pair in optimizer.state.items()]:
+            keys_not_finite = [key for key, tensor in _tensors_in(state) if key != COUNT_KEY and _is_not_finite(tensor)]
+            for key, tensor in _tensors_in(state):
+                if key in keys_not_finite and _is_not_finite(tensor):
                     tensor.detach().zero_()
-            zeroed += [f"{key} of {names.get(id(parameter), 'a parameter')}" for key in dict.fromkeys(spoilt_keys)]
-        return zeroed
+            zeroed_names += [
+                f"{key} of {names.get(id(parameter), 'a parameter')}" for key in dict.fromkeys(keys_not_finite)
+            ]
+        return zeroed_names
 
-    # verdicts, the same on all ranks
+    # applied or refused means, the same on all ranks
 
     def record(self, pending: PendingFragment, position: int, applied: bool, rank: int, world: int) -> None:
         """Record whether a fragment's mean was applied, and prepare a warning if not.
 
         Args:
-            pending: fragment that arrived.
+            pending: fragment whose mean has arrived.
             position: position of the fragment in the order in which fragments are sent.
-            applied: verdict.
+            applied: whether the mean was finite, and therefore applied.
             rank: number of this rank.
             world: number of ranks.
         """
-        self._verdicts.setdefault(pending.number, []).append(applied)
+        self._applied_by_round.setdefault(pending.round_number, []).append(applied)
         if applied:
             return
         self.skipped += 1
-        location = f"round {pending.number}"
+        location = f"round {pending.round_number}"
         if len(self._fragments) > 1:
             location += f", fragment {position + 1} of {len(self._fragments)}"
-        if pending.mended:
-            cause = f"rank {rank} is the cause, or a cause: {pending.mended}"
+        if pending.reset_text:
+            cause = f"rank {rank} is the cause, or a cause: {pending.reset_text}"
         else:
-            others = f"rank {1 - rank}" if world == 2 else "another rank"
+            causing_rank = f"rank {1 - rank}" if world == 2 else "another rank"
             cause = (
-                f"rank {rank} sent finite numbers, keeps its own weights, and what it learned leaves with the next "
-                f"round; the cause is {others}, whose own warning names the tensors, or a sum that overflowed"
+                f"rank {rank} sent finite numbers, keeps its own weights, and sends what it learned in the next round; "
+                f"the cause is {causing_rank}, whose own warning names the tensors, or a sum that overflowed"
             )
         self._warnings.append(f"gravac: {location}: the mean over the ranks is not finite and is not applied; {cause}")
 
     def warn(self) -> None:
-        """Issue all prepared warnings; called at points of training at which an exception does no harm."""
+        """Issue all prepared warnings. Called at points of training at which an exception does no harm."""
         texts, self._warnings = self._warnings, []
         for text in texts:
             warnings.warn(text, RuntimeWarning, stacklevel=5)
 
-    def check(self, current: int, newest: int, verdict_delay: int = 0) -> None:
-        """Warn, and end training if too many consecutive rounds were refused.
+    def check(self, current_round: int, newest_round: int, delay_rounds: int = 0) -> None:
+        """Issue warnings, and raise if too many consecutive rounds applied no fragment.
 
         Called on all ranks before the same exchange. Training can continue if the caller catches the error: this rank's
         tensors are finite again, and rounds that have been sent do not count again.
 
         Args:
-            current: number of the present round.
-            newest: number of the newest round whose verdicts all ranks know.
-            verdict_delay: number of rounds after which the host learns of a refusal. Only then the rank that caused the
+            current_round: number of the present round.
+            newest_round: number of the newest round of which all ranks know whether its means were applied.
+            delay_rounds: number of rounds after which the host learns of a refusal. Only then the rank that caused the
                 refusal restarts from the anchor, just before it sends a round. That round does not count as a success,
                 since the rank contributed nothing to it.
 
         Raises:
-            NotFiniteError: no fragment was applied in ``ROUNDS_ON_END`` consecutive rounds.
+            NotFiniteError: no fragment was applied in ``MAX_REFUSED_ROUNDS`` consecutive rounds.
         """
         self.warn()
-        for number in sorted(recorded for recorded in self._verdicts if recorded <= newest):
-            verdicts = self._verdicts.pop(number)
-            if number < self._counted_from:
+        for number in sorted(recorded for recorded in self._applied_by_round if recorded <= newest_round):
+            applied = self._applied_by_round.pop(number)
+            if number < self._counted_from_round:
                 continue
-            if not all(verdicts):
-                self._refused = [*self._refused, number][-ROUNDS_ON_END:]
-            if not any(verdicts):
-                self._consecutive.append(number)
-            elif not verdict_delay or number - verdict_delay not in self._refused:
-                self._consecutive = []
-        if len(self._consecutive) < ROUNDS_ON_END:
+            if not all(applied):
+                self._refused_rounds = [*self._refused_rounds, number][-MAX_REFUSED_ROUNDS:]
+            if not any(applied):
+                self._consecutive_rounds.append(number)
+            elif not delay_rounds or number - delay_rounds not in self._refused_rounds:
+                self._consecutive_rounds = []
+        if len(self._consecutive_rounds) < MAX_REFUSED_ROUNDS:
             return
-        numbers, self._consecutive, self._counted_from = self._consecutive, [], current
-        self._mend(current)
+        numbers, self._consecutive_rounds, self._counted_from_round = self._consecutive_rounds, [], current_round
+        self._reset_not_finite(current_round)
         raise NotFiniteError(
             f"gravac: rounds {', '.join(map(str, numbers))}: the mean over the ranks was not finite in any of them, so "
             "training makes no progress. The anchor is finite, since it excludes these rounds: synced(), "
             "state_dict() and gravac.checkpoint.save still work. Lower the learning rate, clip gradients, or scale the "
-            "loss (torch.amp.GradScaler, for float16); the warnings before this name rounds, ranks and tensors"
+            "loss (torch.amp.GradScaler, for float16); earlier warnings name rounds, ranks and tensors"
         )
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the state: counts, and the numbers of refused rounds, as plain values."""
-        verdicts = [[number, [*of_round]] for number, of_round in self._verdicts.items()]
-        counts = {"skipped": self.skipped, "counted_from": self._counted_from}
-        return {**counts, "on_end": [*self._consecutive], "refused": [*self._refused], "verdicts": verdicts}
+        """Return the state as plain values: counts, and numbers of rounds with refused means."""
+        applied_by_round = [[number, [*applied]] for number, applied in self._applied_by_round.items()]
+        counts = {"skipped": self.skipped, "counted_from": self._counted_from_round}
+        return {
+            **counts,
+            "on_end": [*self._consecutive_rounds],
+            "refused": [*self._refused_rounds],
+            "verdicts": applied_by_round,
+        }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Restore a state."""
-        self.skipped, self._consecutive = state["skipped"], [*state["on_end"]]
-        self._refused = [*state["refused"]]
-        self._verdicts = {number: [*of_round] for number, of_round in state["verdicts"]}
-        self._warnings, self._mended_in, self._counted_from = [], 0, state["counted_from"]
+        """Restore a state that ``state_dict`` returned."""
+        self.skipped, self._consecutive_rounds = state["skipped"], [*state["on_end"]]
+        self._refused_rounds = [*state["refused"]]
+        self._applied_by_round = {number: [*applied] for number, applied in state["verdicts"]}
+        self._warnings, self._reset_in_round, self._counted_from_round = [], 0, state["counted_from"]
 
 
-def _tensors(state: Any, key: str = "") -> list[tuple[str, torch.Tensor]]:
-    """Return the tensors in an optimizer's state of a parameter, with their keys, including those in containers."""
+def _tensors_in(state: Any, key: str = "") -> list[tuple[str, torch.Tensor]]:
+    """Return ``(key, tensor)`` for each tensor in a parameter's optimizer state, also for those in containers."""
     if torch.is_tensor(state):
         return [(key, state)]
     if isinstance(state, Mapping):
-        return [pair for name, entry in state.items() for pair in _tensors(entry, key or str(name))]
+        return [pair for name, entry in state.items() for pair in _tensors_in(entry, key or str(name))]
     if isinstance(state, list | tuple):
-        return [pair for entry in state for pair in _tensors(entry, key)]
+        return [pair for entry in state for pair in _tensors_in(entry, key)]
     return []
 
 
-def _spoilt(tensor: torch.Tensor) -> bool:
-    """True if a tensor has a number that is not finite; the host waits."""
+def _is_not_finite(tensor: torch.Tensor) -> bool:
+    """True if a tensor has a number that is not finite. The host waits for the tensor."""
     return not bool(torch.isfinite(tensor.detach()).all())
 
 
-def _listed(names: Sequence[str]) -> str:
-    more = len(names) - MAX_NAMED
-    return ", ".join(names[:MAX_NAMED]) + (f" and {more} more" if more > 0 else "")
+def _first_names(names: Sequence[str]) -> str:
+    """Return the first names as a text, and the number of further names."""
+    unnamed = len(names) - MAX_NAMED
+    return ", ".join(names[:MAX_NAMED]) + (f" and {unnamed} more" if unnamed > 0 else "")

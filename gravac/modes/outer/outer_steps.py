@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Outer steps of one rank, from the step at which ranks begin to train on their own until they are equal again.
 
-While the module trains, it has the rank's own weights. While it is evaluated or saved, it has the anchors, which all
-ranks share (``hold_anchors``).
+While the module trains, it has the rank's own weights. While the module is evaluated or saved, it has the anchors: the
+weights that all ranks shared last (``hold_anchors``).
 """
 
 import math
@@ -18,12 +18,12 @@ from gravac.engine.engine import Engine
 from gravac.modes.outer.anchors import AnchorStorage
 from gravac.modes.outer.buffers import Buffers
 from gravac.modes.outer.fitting import check_outer, loading_all_or_none
-from gravac.modes.outer.fragments import in_fragments
+from gravac.modes.outer.fragments import divide_into_fragments
 from gravac.modes.outer.not_finite import Refusals
 from gravac.modes.outer.round_state import RoundState
 from gravac.modes.outer.rounds import Rounds
 from gravac.modes.outer.shares import Shares
-from gravac.modes.outer.starting import ParameterCheck, outer_optimizer, trained
+from gravac.modes.outer.starting import ParameterCheck, make_outer_optimizer, parameters_to_train
 from gravac.policy import OuterSettings
 from gravac.sources.ddp import learning_rate
 
@@ -42,19 +42,19 @@ class OuterSteps:
         module: module trained on this rank, not wrapped; its current weights are the same on all ranks.
         optimizers: optimizers that train the module; their states stay local to this rank.
         settings: settings of outer steps.
-        every: lowest and highest number of steps of a round.
-        seed: the run's seed, for anchors that are rounded.
+        every_range: lowest and highest number of steps of a round.
+        seed: the run's seed, for the random rounding of anchors in bfloat16.
 
     Attributes:
-        outer: optimizer of the anchors.
-        state: state of the outer steps.
-        holds_anchors: whether the module has the anchors instead of the rank's own weights.
+        outer_optimizer: optimizer of the anchors.
+        state: rounds, fragments and buffers of this rank.
+        holds_anchors: whether the module has the anchors in place of the rank's own weights.
 
     Raises:
         SettingsError: anchors cannot be stored in the requested number format.
-        ValueError: ``module`` has no parameter to train, fewer parameters than fragments, or no buffer of a given name.
-            Or the memory layout of a tensor does not allow an exchange. Or an optimizer trains a tensor that is no
-            parameter of ``module``.
+        ValueError: ``module`` has no parameter to train, fewer parameters than fragments, or no buffer that
+            ``local_buffers`` names. Or the memory layout of a tensor does not allow an exchange. Or an optimizer trains
+            a tensor that is no parameter of ``module``.
     """
 
     def __init__(
@@ -63,47 +63,49 @@ class OuterSteps:
         module: torch.nn.Module,
         optimizers: Sequence[torch.optim.Optimizer],
         settings: OuterSettings,
-        every: tuple[int, int],
+        every_range: tuple[int, int],
         seed: int = 0,
     ) -> None:
-        parameters = trained(module, settings.fragments)
+        parameters = parameters_to_train(module, settings.fragments)
         parameter_check = ParameterCheck(module, optimizers, parameters)
         parameter_check.check()
         storage = AnchorStorage(settings.anchor_dtype == "bfloat16", settings.offload, seed)
-        fragments = in_fragments(parameters, settings.fragments, storage)
+        fragments = divide_into_fragments(parameters, settings.fragments, storage)
         buffers = Buffers(module, settings.local_buffers)
         self._anchors = {name: anchor for fragment in fragments for name, anchor in fragment.anchors.items()}
         with storage.in_exchange_dtype(self._anchors, 0):
-            self.outer = outer_optimizer(settings, self._anchors.values())
+            self.outer_optimizer = make_outer_optimizer(settings, self._anchors.values())
         self.state = RoundState(
             fragments,
             buffers,
             Shares(engine, settings.by_speed, settings.samples),
             Refusals(fragments, buffers, optimizers),
-            self.outer,
+            self.outer_optimizer,
             tuple(optimizers),
         )
-        delay = 0 if every == (1, 1) and settings.delay == "auto" else settings.delay
+        delay = 0 if every_range == (1, 1) and settings.delay == "auto" else settings.delay
         self._engine = engine
-        self._rounds = Rounds(engine, self.state, every, delay, settings.mixing, parameter_check.check)
+        self._rounds = Rounds(engine, self.state, every_range, delay, settings.mixing, parameter_check.check)
         self._local_weights: dict[str, torch.Tensor] = {}  # saved while the module has the anchors
         self._local_buffers: dict[str, torch.Tensor] = {}
         self.holds_anchors = False
 
     @property
-    def like_pieces(self) -> dict[str, torch.Tensor]:
+    def piece_templates(self) -> dict[str, torch.Tensor]:
         """Tensors of the shapes and number formats that ranks exchange, by name, with any content."""
-        pieces = {name: like for fragment in self.state.fragments for name, like in fragment.like_pieces.items()}
-        return pieces | self.state.buffers.like_pieces
+        templates: dict[str, torch.Tensor] = {}
+        for fragment in self.state.fragments:
+            templates |= fragment.piece_templates
+        return templates | self.state.buffers.piece_templates
 
-    def follow(self, candidate: Candidate) -> None:
+    def set_first_round(self, candidate: Candidate) -> None:
         """Set the number of steps and the delay of the first round to those of a candidate."""
         self.state.set_round(candidate.every, candidate.delay)
 
     # a step
 
     def step(self) -> None:
-        """Count a step that this rank made; exchange the fragments whose turn it is. Called on every rank.
+        """Count a step that this rank made, send the fragments that are due, and apply due means. Called on every rank.
 
         Raises:
             ExchangeError: a rank did not answer.
@@ -116,12 +118,15 @@ class OuterSteps:
         self.apply()
 
     def send(self) -> None:
-        """Do the first half of ``step``: send fragments. Simulated ranks all do so before any does the second half."""
+        """Do the first half of ``step``: count the step, and send the fragments that are due.
+
+        Ranks that are simulated in one process all do the first half before any of them does the second half.
+        """
         self.restore_local()
         self._rounds.send_due(self.learning_rate)
 
     def apply(self) -> None:
-        """Do the second half of ``step``: apply the means that have arrived, if their delay is over."""
+        """Do the second half of ``step``: apply the means whose delay is over."""
         self._rounds.apply_due()
 
     @property
@@ -133,15 +138,15 @@ class OuterSteps:
     # ends
 
     @property
-    def closing(self) -> bool:
-        """True if the controller chose another mode, so that ranks must become equal before the next step."""
+    def is_closing(self) -> bool:
+        """True if the controller chose another mode, so that ranks must be made equal before the next step."""
         return self.state.phase == "closing"
 
     def synchronize(self) -> None:
-        """End the round: exchange and apply its pseudo-gradients. Called on every rank, after the last step."""
+        """End the round early: exchange and apply its pseudo-gradients. Called on every rank, after the last step."""
         self.restore_local()
         self._rounds.send_rest(self.learning_rate, end_round=True)
-        self._rounds.finish()
+        self._rounds.finish_exchanges()
 
     def close_rounds(self) -> None:
         """Finish all exchanges in flight, end the round by a dense exchange, and leave the anchors in the module.
@@ -150,12 +155,13 @@ class OuterSteps:
         """
         self.restore_local()
         self._rounds.send_rest(self.learning_rate)
-        self._rounds.finish()
+        self._rounds.finish_exchanges()
         self._rounds.send_rest(self.learning_rate, end_round=True, dense=True)
-        self._rounds.finish()
+        self._rounds.finish_exchanges()
         self._reset_to_anchors()
 
     def _reset_to_anchors(self) -> None:
+        """Overwrite the module's weights and averaged buffers with the anchors."""
         for fragment in self.state.fragments:
             fragment.reset_to_anchors()
         self.state.buffers.put_anchors()
@@ -163,17 +169,21 @@ class OuterSteps:
     # anchors or local weights in the module
 
     @property
-    def shared(self) -> dict[str, torch.Tensor]:
-        """The tensors that all ranks share, by name: the anchors of parameters and of buffers, of their shapes."""
+    def shared_tensors(self) -> dict[str, torch.Tensor]:
+        """The anchors of parameters and averaged buffers, by name, of their shapes; the same on all ranks."""
         return {name: anchor.detach() for name, anchor in self._anchors.items()} | self.state.buffers.anchors
 
     @property
-    def tensors(self) -> list[torch.Tensor]:
-        """The module's parameters and averaged buffers, of their shapes; after ``close_rounds`` equal on all ranks."""
-        return [*(parameter.detach() for parameter in self._parameters.values()), *self.state.buffers.live]
+    def equal_tensors(self) -> list[torch.Tensor]:
+        """The module's parameters and averaged buffers, of their shapes; equal on all ranks after ``close_rounds``."""
+        return [*(parameter.detach() for parameter in self._parameters.values()), *self.state.buffers.averaged_tensors]
 
-    def shared_of(self, module: torch.nn.Module) -> dict[str, torch.Tensor]:
-        """Return the tensors that all ranks share, with the names, shapes and dtypes of a module's state dict."""
+    def shared_tensors_of(self, module: torch.nn.Module) -> dict[str, torch.Tensor]:
+        """Return the anchors with the names, shapes and dtypes of a module's state dict.
+
+        Args:
+            module: the trained module, or a module that contains its parameters.
+        """
         anchors = {id(self._parameters[name]): anchor.detach() for name, anchor in self._anchors.items()}
         named = dict(module.named_parameters(remove_duplicate=False)).items()
         shared = {name: anchors[id(parameter)].to(parameter) for name, parameter in named if id(parameter) in anchors}
@@ -182,16 +192,16 @@ class OuterSteps:
     def prepare_to_evaluate(self) -> None:
         """Wait until no exchange is in flight, and put the anchors into the module until ``restore_local``.
 
-        No collective is started: a rank may do this alone.
+        One rank may call this method alone, since it starts no collective.
         """
         if not self.holds_anchors:
             self._rounds.pause()
-            self.settle()
+            self.wait_for_exchanges()
             self.hold_anchors()
 
     @torch.inference_mode(False)  # the clones are trained later
     def hold_anchors(self) -> None:
-        """Put the anchors into the module, until ``restore_local``. A rank may do this alone: nothing is exchanged."""
+        """Put the anchors into the module, until ``restore_local``. One rank may call this method alone."""
         if self.holds_anchors:
             return
         self._rounds.pause()
@@ -209,7 +219,7 @@ class OuterSteps:
         with torch.no_grad():
             for name, parameter in self._parameters.items():
                 parameter.copy_(self._local_weights[name])
-        self.state.buffers.put(self._local_buffers)
+        self.state.buffers.overwrite(self._local_buffers)
         self._local_weights, self._local_buffers, self.holds_anchors = {}, {}, False
         self._rounds.resume()
 
@@ -218,28 +228,29 @@ class OuterSteps:
 
         If the loaded weights are the anchors, nothing changes: a checkpoint of gravac restores the local weights.
         """
-        loaded = {name: parameter.detach() for name, parameter in self._parameters.items()}
-        if all(torch.equal(self._anchors[name].detach().to(weights), weights) for name, weights in loaded.items()):
+        loaded_weights = {name: parameter.detach() for name, parameter in self._parameters.items()}
+        if all(torch.equal(self._anchors[name].detach().to(loaded), loaded) for name, loaded in loaded_weights.items()):
             return
-        self.settle()
+        self.wait_for_exchanges()
         self._local_weights, self._local_buffers, self.holds_anchors = {}, {}, False
         self._rounds.resume()
         for fragment in self.state.fragments:
-            fragment.set_anchors(loaded)
+            fragment.set_anchors(loaded_weights)
         self.state.buffers.set_anchors()
         self.state.in_round = 0
 
     @property
     def _parameters(self) -> dict[str, torch.nn.Parameter]:
+        """Parameters trained on this rank, by name."""
         return {name: parameter for fragment in self.state.fragments for name, parameter in fragment.parameters.items()}
 
     @contextmanager
     def synced(self, wait: bool = True) -> Iterator[None]:
         """Return a context in which the module has the anchors, bit for bit the same on every rank.
 
-        For evaluation, or to save the module. The anchors do not contain what the rank learned since the last exchange;
-        on exit its own weights are restored. No collective is started: one rank may do this alone. Steps' times exclude
-        the context.
+        The context is for evaluation, or to save the module. The anchors do not contain what the rank learned since the
+        last exchange; on exit the rank's own weights are restored. One rank may enter the context alone, since no
+        collective is started. Step times exclude the context.
 
         Args:
             wait: whether to wait for exchanges in flight, so that the anchors contain their means.
@@ -247,7 +258,7 @@ class OuterSteps:
         held_anchors = self.holds_anchors
         self._rounds.pause()
         if wait:
-            self.settle()
+            self.wait_for_exchanges()
         self.hold_anchors()
         try:
             yield
@@ -256,18 +267,18 @@ class OuterSteps:
                 self.restore_local()
 
     @torch.inference_mode(False)
-    def settle(self) -> None:
-        """Wait until no exchange is in flight; anchors are applied to the weights only when their delay is over."""
-        self._rounds.settle()
+    def wait_for_exchanges(self) -> None:
+        """Wait until no exchange is in flight, and apply means to anchors; weights change when their delay is over."""
+        self._rounds.wait_for_exchanges()
 
-    def settle_to_save(self) -> None:
-        """Wait as ``settle`` does, so that all ranks save the same anchors, even if only some have evaluated.
+    def wait_before_saving(self) -> None:
+        """Wait until no exchange is in flight, so that all ranks save the same anchors, even if only some evaluated.
 
         If an exchange failed, the anchors stay without its mean, and the next step raises the failure.
         """
         self._rounds.pause()
         with suppress(Exception):
-            self.settle()
+            self.wait_for_exchanges()
         self._rounds.resume()
 
     # checkpoints
@@ -280,13 +291,17 @@ class OuterSteps:
         held_anchors = self.holds_anchors
         self.restore_local()
         self._rounds.send_rest(self.learning_rate)
-        self._rounds.settle()
+        self._rounds.wait_for_exchanges()
         self._rounds.prepare_to_save()
         if held_anchors:
             self.hold_anchors()
 
     def with_local_weights(self, dumped: dict[str, Any]) -> dict[str, Any]:
-        """Return a dumped state with this rank's own weights and buffers, even while the module has the anchors."""
+        """Return this rank's dumped state with its own weights and buffers, even while the module has the anchors.
+
+        Args:
+            dumped: the state, as ``RoundState.dump`` returned it.
+        """
         if not self.holds_anchors:
             return dumped
         fragments = [
@@ -296,8 +311,12 @@ class OuterSteps:
         buffers = {**dumped["buffers"], "own": {**dumped["buffers"]["own"], **self._local_buffers}}
         return {**dumped, "fragments": fragments, "buffers": buffers}
 
-    def check(self, dumped: Mapping[str, Any], world: int | None) -> None:
-        """Check that a dumped state fits; see ``check_outer``.
+    def check_saved_state(self, dumped: Mapping[str, Any], world: int | None) -> None:
+        """Check that a saved state fits this model and these optimizers; see ``check_outer``.
+
+        Args:
+            dumped: the state, as ``RoundState.dump`` returned it.
+            world: number of ranks that saved the state; ``None``: it was merged from all ranks' states.
 
         Raises:
             SettingsError: the state does not fit.
@@ -306,17 +325,21 @@ class OuterSteps:
 
     @contextmanager
     def restoring(self, dumped: Mapping[str, Any], merged: bool) -> Iterator[None]:
-        """Return a context that restores a dumped state on exit, after all else; the module then has the anchors.
+        """Return a context that restores a saved state: optimizers on entry, all else on exit.
+
+        Afterwards the module has the anchors. If the context's body raises, nothing changes.
 
         Args:
             dumped: the state, as ``RoundState.dump`` returned it.
-            merged: whether the state was merged from another number of ranks.
+            merged: whether the state was merged from the states of another number of ranks.
 
         Raises:
-            SettingsError: an optimizer refuses its state; nothing was changed, nor if the context's body raises.
+            SettingsError: an optimizer refuses its state; nothing was changed.
         """
-        with loading_all_or_none(self.outer, *self.state.inner) as load:
-            load("outer/optimizer", self.outer, dumped["optimizer"])  # converts its state to the anchors' format
+        with loading_all_or_none(self.outer_optimizer, *self.state.inner) as load:
+            load(
+                "outer/optimizer", self.outer_optimizer, dumped["optimizer"]
+            )  # converts its state to the anchors' format
             for index, (optimizer, state) in enumerate(zip(self.state.inner, dumped["inner"], strict=True)):
                 load(f"outer/inner/{index}", optimizer, state)
             yield
@@ -324,12 +347,12 @@ class OuterSteps:
         self.hold_anchors()
 
     @property
-    def begun(self) -> bool:
+    def has_stepped(self) -> bool:
         """True if a step has been made since this object was created."""
-        return self._rounds.begun
+        return self._rounds.has_stepped
 
 
 def memory_bytes(module: torch.nn.Module, settings: OuterSettings) -> int:
     """Return the bytes that a rank needs for anchors in outer steps, besides its own weights."""
-    width = 2 if settings.anchor_dtype == "bfloat16" else 4
-    return sum(width * parameter.numel() for parameter in module.parameters() if parameter.requires_grad)
+    anchor_bytes = 2 if settings.anchor_dtype == "bfloat16" else 4
+    return sum(anchor_bytes * parameter.numel() for parameter in module.parameters() if parameter.requires_grad)

@@ -20,7 +20,7 @@ Phase = Literal["timing", "undecided", "decided", "training", "closing"]
 - ``"undecided"``: the number of steps of the round is not decided yet.
 - ``"decided"``: the number of steps of the round, on average over the ranks, is decided.
 - ``"training"``: the number of steps that this rank makes in the round is known, too.
-- ``"closing"``: the controller chose another mode, so ranks must become equal before the next step.
+- ``"closing"``: the controller chose another mode, so ranks must be made equal before the next step.
 """
 
 
@@ -31,18 +31,18 @@ class RoundState:
     Attributes:
         fragments: fragments of the model, with their anchors, in the order in which they are sent.
         buffers: the model's buffers, which are sent with the last fragment.
-        shares: each rank's share of a round: step times and samples.
-        refusals: exchanges whose mean was not finite.
+        shares: computes each rank's number of steps in a round, and the weight of its pseudo-gradient.
+        refusals: record of the exchanges whose mean was not finite, and was not applied.
         outer: optimizer of the anchors.
         inner: optimizers of the rank's own weights.
         phase: phase of the present round.
         ended: number of rounds whose last fragment has been sent.
-        steps: number of steps that this rank made.
+        steps: number of steps that this rank made in all rounds.
         in_round: number of steps that this rank made in the present round.
         every: number of steps of the present round, on average over the ranks; 0 until it is decided.
         own_steps: number of steps that this rank makes in the present round; 0 before the phase ``"training"``.
         delay: number of steps that the round's exchange is in flight, on average over the ranks.
-        late: number of fragments whose means arrived later than decided, and were applied later.
+        late: number of fragments whose means arrived, and were applied, after their delay.
     """
 
     fragments: Sequence[Fragment]
@@ -63,23 +63,23 @@ class RoundState:
     @property
     def under_way(self) -> bool:
         """True if a fragment is in flight, or has a mean that is not applied yet."""
-        return any(fragment.due is not None for fragment in self.fragments)
+        return any(fragment.due_step is not None for fragment in self.fragments)
 
     def set_round(self, every: int, delay: int | None = None) -> None:
-        """Set the decided number of steps of the present round.
+        """Set the number of steps that was decided for the present round, and its delay.
 
         Args:
             every: number of steps of the round, on average over the ranks.
-            delay: number of steps that the round's exchange is in flight; ``None``: as before.
+            delay: number of steps that the round's exchange is in flight; ``None``: as in the last round.
         """
         self.phase, self.every = "decided", every
         self.delay = self.delay if delay is None else delay
 
-    def train(self, own_steps: int) -> None:
+    def set_own_steps(self, own_steps: int) -> None:
         """Set the number of steps that this rank makes in the present round."""
         self.phase, self.own_steps = "training", own_steps
 
-    def close(self) -> None:
+    def begin_closing(self) -> None:
         """Enter the phase ``"closing"``: the controller chose another mode."""
         self.phase = "closing"
 
@@ -89,7 +89,10 @@ class RoundState:
         self.phase, self.in_round, self.every, self.own_steps = "undecided", 0, 0, 0
 
     def dump(self) -> dict[str, Any]:
-        """Return the state as plain values and tensors, not copies; called while no exchange is in flight."""
+        """Return the state as plain values and the tensors themselves, not copies.
+
+        Called while no exchange is in flight.
+        """
         phase = "decided" if self.every else "undecided" if self.ended else "timing"
         return {
             "phase": phase,  # the number of steps that this rank makes in a round is computed anew, from its shares
@@ -107,17 +110,19 @@ class RoundState:
         }
 
     def restore(self, dumped: Mapping[str, Any], merged: bool) -> None:
-        """Restore a dumped state, except for the optimizers, which have loaded their states already.
+        """Restore a dumped state, except for those of the optimizers, which ``OuterSteps.restoring`` has loaded.
 
         Args:
             dumped: the state, as ``dump`` returned it.
-            merged: whether the state was merged from another number of ranks; all ranks then begin a round at the
-                anchors.
+            merged: whether the state was merged from the states of another number of ranks; all ranks then begin a
+                round at the anchors.
         """
-        holders: tuple[Fragment | Buffers, ...] = (*self.fragments, self.buffers)
-        for holder, saved in zip(holders, (*dumped["fragments"], dumped["buffers"]), strict=True):
-            at_anchor = {"own": {**saved["own"], **saved["anchors"]}, "due": None, "left": {}} if merged else {}
-            holder.load_state_dict({**saved, **at_anchor})
+        targets: tuple[Fragment | Buffers, ...] = (*self.fragments, self.buffers)
+        for target, saved_state in zip(targets, (*dumped["fragments"], dumped["buffers"]), strict=True):
+            at_anchors = (
+                {"own": {**saved_state["own"], **saved_state["anchors"]}, "due": None, "left": {}} if merged else {}
+            )
+            target.load_state_dict({**saved_state, **at_anchors})
         self.refusals.load_state_dict(dumped["refusals"])
         self.shares.load_state_dict(None if merged else dumped["shares"])
         self.phase, self.ended, self.steps = dumped["phase"], dumped["ended"], dumped["steps"]

@@ -11,9 +11,9 @@ class OuterSGD(torch.optim.SGD):
     """The default outer optimizer: SGD on the anchors, with Nesterov momentum.
 
     Args:
-        params: anchors.
+        params: anchors (the weights that all ranks shared last), which the optimizer trains.
         rate: learning rate; default: 1, which moves each anchor to the mean of the ranks' weights. A lower rate
-            averages the anchor over rounds, as Lookahead does (arXiv:1907.08610).
+            moves the anchor a part of the way to that mean, as Lookahead does (arXiv:1907.08610).
         momentum: Nesterov momentum; default: 0, no momentum.
     """
 

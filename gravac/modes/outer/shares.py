@@ -1,13 +1,13 @@
 # SPDX-FileCopyrightText: 2026 The gravac developers
 # SPDX-License-Identifier: Apache-2.0
-"""Each rank's number of steps in a round, by its speed, and weight of its pseudo-gradient, by its samples.
+"""Computes each rank's number of steps in a round, by its speed, and its pseudo-gradient's weight, by its samples.
 
-Both follow from sums over the ranks, and take effect two rounds after the measurement:
+Number of steps and weight follow from sums over the ranks, and take effect two rounds after the measurement:
 
 1. Round t: each rank times its steps.
 2. End of round t: each rank sends its step time, and its number of samples of a step, to all ranks.
-3. Round t + 1: when its first fragment is sent, the ranks begin to wait for the sums.
-4. Round t + 2: numbers of steps, and weights, follow from the sums.
+3. Round t + 1: when the round's first fragment is sent, the ranks begin to wait for the sums.
+4. Round t + 2: each rank's number of steps and weight follow from the sums.
 """
 
 import math
@@ -20,10 +20,10 @@ from gravac.engine.engine import Engine
 from gravac.engine.handle import RankSums
 
 EQUAL_SPEED = 0.1
-"""Ranks count as equally fast if all speeds differ from their mean by at most this fraction."""
+"""Ranks make equally many steps if no rank's speed differs from the mean speed by more than this fraction of it."""
 
 NEWEST_WEIGHT = 0.5
-"""Weight of the newest round's step times in their average over rounds."""
+"""Weight of the newest round's step time in a moving average over rounds, in [0, 1]."""
 
 
 class Shares:
@@ -31,14 +31,14 @@ class Shares:
 
     Args:
         engine: sums numbers over the ranks.
-        by_speed: whether ranks make steps in proportion to their speed.
-        samples: number of samples of a step on this rank; ``None``, on every rank: ranks weigh equally.
+        by_speed: whether a rank's number of steps is in proportion to its speed.
+        samples: number of samples of a step on this rank; ``None`` (on every rank): all ranks have the same weight.
 
     Attributes:
-        by_speed: whether ranks make steps in proportion to their speed.
+        by_speed: whether a rank's number of steps is in proportion to its speed.
         clock: returns the current time in seconds.
         steps: number of steps of each rank in the present round; empty before the first round.
-        weight: factor on this rank's pseudo-gradient, so that the mean over the ranks is a mean over samples.
+        weight: factor on this rank's pseudo-gradient, which makes the mean over the ranks a mean over samples.
     """
 
     def __init__(self, engine: Engine, by_speed: bool, samples: int | None) -> None:
@@ -46,115 +46,124 @@ class Shares:
         self.clock: Callable[[], float] = time.perf_counter
         self.steps: tuple[int, ...] = ()
         self.weight = 1.0
-        self._engine, self._count = engine, samples or 0
-        self._equal = not by_speed and samples is None
-        self._seconds: list[float] = []  # agreed seconds of a step, by rank
-        self._samples: list[float] = []  # agreed samples of a step, by rank
-        self._local: list[float] = []  # this rank's seconds and samples of a step, in the last round
-        self._sent: RankSums | None = None  # sums that nobody waits for yet
-        self._pending: RankSums | None = None  # sums that ranks wait for
-        self._times: list[float] = []
-        self._since: float | None = None
+        self._engine, self._samples_per_step = engine, samples or 0
+        self._all_equal = not by_speed and samples is None
+        self._agreed_seconds: list[float] = []  # of a step, by rank; the same on all ranks
+        self._agreed_samples: list[float] = []  # of a step, by rank; the same on all ranks
+        self._last_round: list[float] = []  # this rank's seconds and samples of a step, in the last round
+        self._sums_in_flight: RankSums | None = None  # sums that nobody waits for yet
+        self._sums_awaited: RankSums | None = None  # sums that ranks wait for
+        self._step_seconds: list[float] = []
+        self._step_began_s: float | None = None
 
     def begin_step(self) -> None:
-        """Begin to time a step: the rank trains."""
+        """Begin to time a step."""
         if self.by_speed:
-            self._since = self.clock()
+            self._step_began_s = self.clock()
 
     def end_step(self) -> None:
-        """End to time a step: the rank has made it."""
-        if self._since is not None:
-            self._times.append(self.clock() - self._since)
-            self._since = None
+        """Store the time of a step that the rank has just made."""
+        if self._step_began_s is not None:
+            self._step_seconds.append(self.clock() - self._step_began_s)
+            self._step_began_s = None
 
-    def steps_of_round(self, length: int) -> int:
-        """Return this rank's number of steps in a round that begins.
+    def steps_of_round(self, mean_steps: int) -> int:
+        """Compute ``steps`` and ``weight`` of the round that begins; return this rank's number of steps.
 
         Args:
-            length: number of steps of a rank on average.
+            mean_steps: number of steps of the round, on average over the ranks.
 
         Raises:
             ExchangeError: a rank did not answer.
         """
-        self._update()
-        self.steps = steps_of(length, self._seconds or [1.0] * self._engine.state.world)
-        self.weight = weights_of(self.steps, self._samples or [1.0] * self._engine.state.world)[self._engine.state.rank]
+        self._update_agreed()
+        self.steps = steps_of(mean_steps, self._agreed_seconds or [1.0] * self._engine.state.world)
+        self.weight = weights_of(self.steps, self._agreed_samples or [1.0] * self._engine.state.world)[
+            self._engine.state.rank
+        ]
         return self.steps[self._engine.state.rank]
 
     def receive(self) -> None:
-        """Begin to wait for the sums of the last round, on every rank; called when a round's first fragment is sent."""
-        if self._local and self._sent is None:  # the run was restored
-            self._send()
-        if self._sent is not None:
-            self._sent.receive()
-        self._pending, self._sent = self._sent, None
+        """Begin to wait for the sums of the last round. Called on every rank when a round's first fragment is sent."""
+        if self._last_round and self._sums_in_flight is None:  # the run was restored
+            self._send_last_round()
+        if self._sums_in_flight is not None:
+            self._sums_in_flight.receive()
+        self._sums_awaited, self._sums_in_flight = self._sums_in_flight, None
 
     def end_round(self) -> None:
-        """Send this rank's seconds and samples of a step; called when a round's last fragment has been sent."""
-        if not self._equal:
-            self._local = [statistics.median(self._times or [0.0]), self._count]
-            self._send()
-        self._times = []
+        """Send this rank's seconds and samples of a step. Called when a round's last fragment has been sent."""
+        if not self._all_equal:
+            self._last_round = [statistics.median(self._step_seconds or [0.0]), self._samples_per_step]
+            self._send_last_round()
+        self._step_seconds = []
 
     def state_dict(self) -> dict[str, Any] | None:
-        """Return the state, between two rounds; ``None`` if all ranks make equally many steps of equal weight."""
-        if self._equal:
+        """Return the state, between two rounds; ``None`` if all ranks have the same number of steps and weight."""
+        if self._all_equal:
             return None
-        self._update()
-        return {"seconds": self._seconds, "samples": self._samples, "own": self._local}
+        self._update_agreed()
+        return {"seconds": self._agreed_seconds, "samples": self._agreed_samples, "own": self._last_round}
 
     def load_state_dict(self, state: dict[str, Any] | None) -> None:
-        """Restore a state; ``None`` changes nothing."""
-        if state is not None and not self._equal:
-            self._seconds, self._samples, self._local = (list(state[key]) for key in ("seconds", "samples", "own"))
+        """Restore a state that ``state_dict`` returned; ``None`` changes nothing."""
+        if state is not None and not self._all_equal:
+            self._agreed_seconds, self._agreed_samples, self._last_round = (
+                list(state[key]) for key in ("seconds", "samples", "own")
+            )
 
-    def _send(self) -> None:
+    def _send_last_round(self) -> None:
+        """Begin to gather all ranks' seconds and samples, as a sum of lists that have only the own rank's numbers."""
         rank, world = self._engine.state.rank, self._engine.state.world
         numbers = [0.0] * (2 * world)
-        numbers[rank], numbers[world + rank] = self._local
-        self._sent = self._engine.sum_over_ranks("the ranks' step times", numbers)
+        numbers[rank], numbers[world + rank] = self._last_round
+        self._sums_in_flight = self._engine.sum_over_ranks("the ranks' step times", numbers)
 
-    def _update(self) -> None:
-        """Update the agreed seconds and samples by the pending sums, if there are any."""
-        if self._pending is None:
+    def _update_agreed(self) -> None:
+        """Wait for the sums, if ranks wait for any, and update the seconds and samples of all ranks by them."""
+        if self._sums_awaited is None:
             return
-        sums, world = self._pending.result(), self._engine.state.world
-        self._pending = None
+        sums, world = self._sums_awaited.result(), self._engine.state.world
+        self._sums_awaited = None
         seconds, samples = sums[:world], sums[world:]
-        if self.by_speed and all(0 < of_rank < math.inf for of_rank in seconds):
-            previous = self._seconds or seconds
-            self._seconds = [
-                earlier + NEWEST_WEIGHT * (newest - earlier) for earlier, newest in zip(previous, seconds, strict=True)
+        if self.by_speed and all(0 < rank_seconds < math.inf for rank_seconds in seconds):
+            previous = self._agreed_seconds or seconds
+            self._agreed_seconds = [
+                average + NEWEST_WEIGHT * (newest - average) for average, newest in zip(previous, seconds, strict=True)
             ]
         if any(samples):
-            self._samples = samples
+            self._agreed_samples = samples
 
 
-def steps_of(length: int, seconds: Sequence[float]) -> tuple[int, ...]:
-    """Return the number of steps of each rank in a round, in proportion to its speed.
+def steps_of(mean_steps: int, seconds: Sequence[float]) -> tuple[int, ...]:
+    """Return each rank's number of steps in a round, in proportion to the rank's speed; equal if speeds are similar.
 
     Args:
-        length: number of steps, on average over the ranks, except for rounding.
+        mean_steps: number of steps on average over the ranks, apart from rounding.
         seconds: seconds that a step takes, by rank.
 
     Example:
         >>> steps_of(10, [0.1, 0.1, 0.3]), steps_of(10, [0.1, 0.11])
         ((13, 13, 4), (10, 10))
     """
-    speeds = [1 / of_rank for of_rank in seconds]
-    mean = statistics.fmean(speeds)
-    if all(abs(speed - mean) <= EQUAL_SPEED * mean for speed in speeds):
-        return (length,) * len(speeds)
-    return tuple(max(1, round(length * speed / mean)) for speed in speeds)
+    speeds = [1 / rank_seconds for rank_seconds in seconds]
+    mean_speed = statistics.fmean(speeds)
+    if all(abs(speed - mean_speed) <= EQUAL_SPEED * mean_speed for speed in speeds):
+        return (mean_steps,) * len(speeds)
+    return tuple(max(1, round(mean_steps * speed / mean_speed)) for speed in speeds)
 
 
 def weights_of(steps: Sequence[int], samples: Sequence[float]) -> tuple[float, ...]:
-    """Return the factor on each rank's pseudo-gradient, by the samples of its round; the mean factor is 1.
+    """Return the factor on each rank's pseudo-gradient, by the rank's samples in a round; the mean factor is 1.
+
+    Args:
+        steps: number of steps in the round, by rank.
+        samples: number of samples of a step, by rank.
 
     Example:
         >>> weights_of([10, 10], [32, 32]), weights_of([15, 5], [32, 32])
         ((1.0, 1.0), (1.5, 0.5))
     """
-    in_round = [number * of_step for number, of_step in zip(steps, samples, strict=True)]
-    total = math.fsum(in_round)
-    return tuple(of_rank * len(in_round) / total for of_rank in in_round)
+    round_samples = [rank_steps * step_samples for rank_steps, step_samples in zip(steps, samples, strict=True)]
+    total = math.fsum(round_samples)
+    return tuple(rank_samples * len(round_samples) / total for rank_samples in round_samples)

@@ -8,28 +8,35 @@ from typing import NamedTuple
 import torch
 
 from gravac.averaging.tensors import refuse_complex
-from gravac.exchange.comparing import described
+from gravac.exchange.comparing import texts_of_tensors
 from gravac.modes.outer.sgd import OuterSGD
 from gravac.policy import OuterSettings
-from gravac.sources.ddp import canonical
-from gravac.sources.ddp_private import averaged_parameters, left_out_buffers
+from gravac.sources.ddp import canonical_name
+from gravac.sources.ddp_private import averaged_parameters, ignored_buffers
 from gravac.texts import text_of
 
 
-def trained(module: torch.nn.Module, fragments: int) -> dict[str, torch.nn.Parameter]:
-    """Return the parameters to train, by name, without those that DDP ignores.
+def parameters_to_train(module: torch.nn.Module, fragments: int) -> dict[str, torch.nn.Parameter]:
+    """Return the parameters that require gradients, by name, without those that DDP ignores.
+
+    Args:
+        module: module trained on this rank.
+        fragments: number of fragments that the parameters will be divided into.
 
     Raises:
         TypeError: a parameter is complex.
         ValueError: there are no parameters to train, or fewer parameters than fragments.
     """
     parameters = {
-        canonical(name): parameter for name, parameter in averaged_parameters(module).items() if parameter.requires_grad
+        canonical_name(name): parameter
+        for name, parameter in averaged_parameters(module).items()
+        if parameter.requires_grad
     }
     refuse_complex(parameters)
     if len(parameters) < fragments:
         raise ValueError(
-            f"module: it has {len(parameters)} parameters to train, too few for {fragments} fragments; use fewer"
+            f"module: it has {len(parameters)} parameters to train, too few for {fragments} fragments; use fewer "
+            "fragments"
         )
     return parameters
 
@@ -50,34 +57,35 @@ class ParameterCheck:
         parameters: Mapping[str, torch.nn.Parameter],
     ) -> None:
         self._module, self._inner = module, inner
-        averaged = {id(parameter) for parameter in averaged_parameters(module).values()}
-        self._ignored = {id(parameter) for parameter in module.parameters()} - averaged
-        self._exchanged = {id(parameter): (parameter, _layout(parameter)) for parameter in parameters.values()}
+        averaged_ids = {id(parameter) for parameter in averaged_parameters(module).values()}
+        self._ignored_ids = {id(parameter) for parameter in module.parameters()} - averaged_ids
+        self._exchanged_by_id = {id(parameter): (parameter, _layout(parameter)) for parameter in parameters.values()}
 
     def check(self) -> None:
-        """Refuse parameters that were added or changed since ranks began to exchange.
+        """Raise if parameters were added or changed since ranks began to exchange.
 
         Raises:
             ValueError: a parameter to train is not exchanged, or an exchanged parameter was moved to another device,
                 number format, shape or memory format.
         """
         for name, parameter in self._module.named_parameters():
-            if id(parameter) in self._exchanged:
-                layout, expected = _layout(parameter), self._exchanged[id(parameter)][1]
-                if layout != expected:
+            if id(parameter) in self._exchanged_by_id:
+                layout, layout_before = _layout(parameter), self._exchanged_by_id[id(parameter)][1]
+                if layout != layout_before:
                     raise ValueError(
-                        f"module: parameter {canonical(name)} is {_description(layout)}, but was "
-                        f"{_description(expected)} when this compressor was attached; move the module before attach"
+                        f"module: parameter {canonical_name(name)} is {_layout_text(layout)}, but was "
+                        f"{_layout_text(layout_before)} when this compressor was attached; move the module before "
+                        "attach"
                     )
-            elif parameter.requires_grad and id(parameter) not in self._ignored:
+            elif parameter.requires_grad and id(parameter) not in self._ignored_ids:
                 raise ValueError(
-                    f"module: parameter {canonical(name)} requires a gradient, and did not, or was another tensor, "
-                    "when this compressor was attached, so that ranks would not exchange it; make a new compressor, "
-                    "or let all parameters to train require gradients before attach, and freeze some later"
+                    f"module: parameter {canonical_name(name)} requires a gradient, and did not, or was another "
+                    "tensor, when this compressor was attached, so that ranks would not exchange it; make a new "
+                    "compressor, or let all parameters to train require gradients before attach, and freeze some later"
                 )
         for group in [group for optimizer in self._inner for group in optimizer.param_groups]:
             for parameter in group["params"]:
-                if parameter.requires_grad and id(parameter) not in (*self._exchanged, *self._ignored):
+                if parameter.requires_grad and id(parameter) not in (*self._exchanged_by_id, *self._ignored_ids):
                     raise ValueError(
                         f"optimizer: it trains a tensor of shape {tuple(parameter.shape)} that is no parameter of the "
                         "module, so that ranks would not exchange it; give a module with all "
@@ -95,42 +103,45 @@ class _Layout(NamedTuple):
 
 
 def _layout(tensor: torch.Tensor) -> _Layout:
+    """Return the number format, device, shape and strides of a tensor."""
     return _Layout(tensor.dtype, tensor.device, tensor.shape, tensor.stride())
 
 
-def _description(layout: _Layout) -> str:
+def _layout_text(layout: _Layout) -> str:
+    """Return a text that describes a layout, for errors."""
     return f"{layout.dtype} of shape {tuple(layout.shape)}, strides {layout.strides}, on {layout.device}"
 
 
 def same_on_all_ranks(module: torch.nn.Module, settings: OuterSettings) -> dict[str, str]:
-    """Return further texts, by name, that must be the same on all ranks, besides ``AdaptiveCompressor``'s settings.
+    """Return texts, by name, that must be the same on all ranks, besides ``AdaptiveCompressor``'s settings.
 
-    They tell whether ``samples`` is set, which buffers are local, how the outer optimizer is created, and the shapes
-    and number formats of all parameters and buffers.
+    The texts describe whether ``samples`` is set, which buffers are local, how the outer optimizer is created, and the
+    shapes and number formats of all parameters and buffers.
     """
-    of_settings = {
+    setting_texts = {
         "outer.samples": "not set" if settings.samples is None else "set",
         "outer.local_buffers": text_of(tuple(sorted(settings.local_buffers))),
-        "outer": described_optimizer(outer_optimizer(settings, [torch.nn.Parameter(torch.zeros(1))])),
+        "outer": describe_optimizer(make_outer_optimizer(settings, [torch.nn.Parameter(torch.zeros(1))])),
     }
-    parameters = {canonical(name): parameter for name, parameter in averaged_parameters(module).items()}
+    parameters = {canonical_name(name): parameter for name, parameter in averaged_parameters(module).items()}
     suffixes = (", trained" if parameter.requires_grad else ", frozen" for parameter in parameters.values())
-    of_parameters = {
-        field: text + suffix for (field, text), suffix in zip(described(parameters).items(), suffixes, strict=True)
+    parameter_texts = {
+        field: text + suffix
+        for (field, text), suffix in zip(texts_of_tensors(parameters).items(), suffixes, strict=True)
     }
-    left_out = left_out_buffers(module)
-    buffers = {name: buffer for name, buffer in module.named_buffers() if name not in left_out}
-    return {**of_settings, **of_parameters, **described(buffers, "buffer")}
+    ignored = ignored_buffers(module)
+    buffers = {name: buffer for name, buffer in module.named_buffers() if name not in ignored}
+    return {**setting_texts, **parameter_texts, **texts_of_tensors(buffers, "buffer")}
 
 
-def outer_optimizer(settings: OuterSettings, anchors: Iterable[torch.nn.Parameter]) -> torch.optim.Optimizer:
-    """Return a new outer optimizer of anchors, of any shapes."""
-    make = OuterSGD if settings.optimizer is None else settings.optimizer
-    optimizer: torch.optim.Optimizer = make(anchors)
+def make_outer_optimizer(settings: OuterSettings, anchors: Iterable[torch.nn.Parameter]) -> torch.optim.Optimizer:
+    """Return a new outer optimizer, as the settings say, that trains anchors of any shapes."""
+    create = OuterSGD if settings.optimizer is None else settings.optimizer
+    optimizer: torch.optim.Optimizer = create(anchors)
     return optimizer
 
 
-def described_optimizer(optimizer: torch.optim.Optimizer) -> str:
+def describe_optimizer(optimizer: torch.optim.Optimizer) -> str:
     """Return a text with an optimizer's class and the settings of its parameter groups."""
     groups = [
         {name: setting for name, setting in group.items() if name != "params"} for group in optimizer.param_groups
@@ -139,5 +150,5 @@ def described_optimizer(optimizer: torch.optim.Optimizer) -> str:
 
 
 def device_of(module: torch.nn.Module) -> torch.device:
-    """Return the device of a module's parameters; the CPU if it has none."""
+    """Return the device of a module's first parameter; the CPU if the module has no parameter."""
     return next((parameter.device for parameter in module.parameters()), torch.device("cpu"))

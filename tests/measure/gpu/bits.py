@@ -15,7 +15,7 @@ from gravac import Compressor, dense, ladder, powersgd, quantize, randomk, thc, 
 from gravac.collectives import Collective, tensors_of
 from gravac.compressors import Context
 from gravac.compressors.draws import Draws
-from gravac.compressors.sparse import laid_out
+from gravac.compressors.sparse import as_dense
 from gravac.exchange import memory
 from tests.measure.gpu.parts import Row, at_most, attempts
 from tests.measure.gpu.timing import GPU
@@ -88,7 +88,7 @@ def averaged(
             try:
                 asked = rounds.send(answer)
             except StopIteration as ended:
-                return laid_out(ended.value.mean, x).cpu()
+                return as_dense(ended.value.mean, x).cpu()
             if number == 0:
                 sent.extend(tensor.clone().flatten().cpu() for tensor in tensors_of(asked))
             (answer,) = yield [asked]

@@ -18,7 +18,7 @@ import torch
 from gravac import AdaptiveCompressor, Compressor, Static, quantize, topk
 from gravac.collectives import AllGather, AllReduce, AllToAll, Collective, Ledger
 from gravac.exchange.device import CudaDevice, Device, Event
-from gravac.exchange.streams import StreamExecutor, Stretch
+from gravac.exchange.streams import Interval, StreamExecutor
 from tests.measure.gpu.parts import Row, at_most, attempts
 from tests.measure.gpu.timing import GPU, sleep
 
@@ -47,7 +47,7 @@ class Link:
     def __init__(self, device: Device, rate: float, sleep: Callable[[float], None] = sleep) -> None:
         self.rank, self.world, self.ledger = 0, WORLD, Ledger(WORLD)
         self.seconds: list[float] = []
-        self.spans: list[Stretch] = []
+        self.spans: list[Interval] = []
         self._device, self._rate, self._sleep = device, rate, sleep
         self._stream = device.stream()
 
@@ -71,7 +71,7 @@ class Link:
             self._sleep(self.seconds[-1])
             if isinstance(request, AllReduce):
                 request.tensor.mul_(WORLD)
-            self.spans.append(Stretch(began, self._device.record()))
+            self.spans.append(Interval(began, self._device.record()))
             return self.spans[-1].ended, answer
 
 
