@@ -17,7 +17,16 @@ from typing import NamedTuple
 from gravac.candidate import Candidate
 from gravac.controllers.base import Progress
 from gravac.controllers.goodput_state import GoodputState
-from gravac.controllers.progress import LENGTHS, SETTLE, TRIAL, Learned, Trials, expected_scatter, value_of_trials
+from gravac.controllers.progress import (
+    LENGTHS,
+    OUTER_OVERSTATED,
+    SETTLE,
+    TRIAL,
+    Learned,
+    Trials,
+    expected_scatter,
+    value_of_trials,
+)
 
 BUDGET = 0.02
 """Largest cost of all trials of a run, as a fraction of the steps to come."""
@@ -90,13 +99,15 @@ def next_trials(state: GoodputState, total_steps: int | None, expire: int) -> Tr
     if not plans:
         return None
     plan = max(plans, key=lambda plan: (plan.gain, -plan.candidate, plan.length))
+    candidate = state.forecasts[plan.candidate].candidate
     return Trials(
         candidate=plan.candidate,
         reference=plan.reference,
         length=plan.length,
-        steps=steps_of_trial(state.forecasts[plan.candidate].candidate),
+        steps=steps_of_trial(candidate),
         made=SETTLE if plan.reference == state.position else 0,
         earlier=state.learned_of(plan.candidate),
+        overstated=OUTER_OVERSTATED if candidate.mode == "outer" else 1.0,
     )
 
 
