@@ -89,7 +89,10 @@ class Beliefs(Settings):
         outer: ``(steps between two exchanges, median efficiency)`` of dense outer steps (ranks exchange once in several
             steps, without compression), by number of ranks.
         delay: ``(1 + delay in steps, median efficiency)`` of outer steps that go on while an exchange is in flight,
-            relative to the same outer steps without a delay.
+            relative to the same outer steps without a delay, in rounds of ``delay_every`` steps.
+        delay_every: number of steps of a round for which the delays in ``delay`` stand. In rounds of another length, a
+            delay that is the same fraction of the round costs as much. ``None``: a delay of as many steps costs as much
+            in any round.
         doubts: uncertainty of each kind of method; medians of a kind that is missing are certain.
     """
 
@@ -97,6 +100,7 @@ class Beliefs(Settings):
     compressors: Mapping[str, CompressorBeliefs] = Field(default_factory=dict)
     outer: Mapping[int, EfficiencyPoints]
     delay: EfficiencyPoints
+    delay_every: int | None = Field(default=None, ge=1)
     doubts: Mapping[MethodKind, Doubt] = Field(default_factory=dict)
 
     @field_validator("outer")
@@ -134,7 +138,8 @@ class Beliefs(Settings):
         undelayed = self.belief(efficiency_at(by_ranks, min(world, max(self.outer))), "outer")
         if not delay:
             return undelayed
-        return undelayed.times(self.belief(efficiency_at(self.delay, 1 + delay), "delay"))
+        in_table = delay if self.delay_every is None else delay * self.delay_every / every
+        return undelayed.times(self.belief(efficiency_at(self.delay, 1 + in_table), "delay"))
 
 
 def _checked_points(points: EfficiencyPoints) -> EfficiencyPoints:

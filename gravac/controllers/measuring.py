@@ -19,6 +19,7 @@ from gravac.candidate import Candidate
 from gravac.controllers.base import Progress
 from gravac.controllers.goodput_state import GoodputState
 from gravac.controllers.progress import (
+    OUTER_OVERSTATEMENT,
     SETTLING_STEPS,
     STRETCH_LENGTHS,
     TRIAL_STEPS,
@@ -100,13 +101,15 @@ def next_trials(state: GoodputState, total_steps: int | None, expire: int) -> Tr
     if not plans:
         return None
     plan = max(plans, key=lambda plan: (plan.gain, -plan.candidate, plan.length))
+    candidate = state.forecasts[plan.candidate].candidate
     return Trials(
         candidate=plan.candidate,
         reference=plan.reference,
         length=plan.length,
-        steps=steps_of_trial(state.forecasts[plan.candidate].candidate),
+        steps=steps_of_trial(candidate),
         made=SETTLING_STEPS if plan.reference == state.position else 0,
         earlier=state.trial_results(plan.candidate),
+        overstatement=OUTER_OVERSTATEMENT if candidate.mode == "outer" else 1.0,
     )
 
 

@@ -11,6 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gravac.beliefs import Beliefs, shipped_beliefs
+from gravac.controllers.progress import OUTER_OVERSTATEMENT
 from tests.measure.beliefs import (
     BEFORE,
     CONTROL,
@@ -26,6 +27,7 @@ from tests.measure.beliefs import (
 )
 from tests.measure.progress import BELIEFS, NATIVE, Case, Way
 from tests.measure.published import rows
+from tests.measure.tables_of_progress import overstated
 
 SHARES = st.lists(st.floats(0.1, 1.0), min_size=2, max_size=6)
 
@@ -110,6 +112,14 @@ def test_a_delay_is_judged_beside_the_same_without_one() -> None:
     assert worths(without, Way(every=10, delay=5)) == []
 
 
+def test_trials_of_outer_steps_are_corrected_by_what_the_record_gives() -> None:
+    read, error, _ = overstated(Way(every=10))
+    assert abs(read - OUTER_OVERSTATEMENT) < 0.05
+    assert math.log(read) > 2 * error, "trials of outer steps read too much"
+    read, error, _ = overstated(NATIVE)
+    assert abs(math.log(read)) < 2 * error, "trials of dense steps do not"
+
+
 def test_what_gravac_believes_is_what_the_record_gives() -> None:
     by_record, shipped = fitted(rows("progress"), before()), shipped_beliefs()
     assert by_record.compressors.keys() == shipped.compressors.keys() and by_record.source == shipped.source
@@ -117,5 +127,5 @@ def test_what_gravac_believes_is_what_the_record_gives() -> None:
         other = by_record.of_compressor(name)
         for mine, theirs in ((tables.by_cf, other.by_cf), (tables.by_rank, other.by_rank)):
             assert dict(mine) == pytest.approx(dict(theirs), abs=0.02)
-    for every in (5, 10, 20, 50):
+    for every in (2, 5, 10, 20, 50):
         assert shipped.of_outer(every, 0, 2) == pytest.approx(by_record.of_outer(every, 0, 2), abs=0.02)

@@ -12,6 +12,9 @@ from gravac.candidate import Candidate, Forecast
 from gravac.controllers import Decision, Measurement
 from gravac.controllers.goodput_state import GoodputState
 
+LEADING, FADING = 100, 50
+"""Number of outer steps whose averaging lowers the loss for a while; number of steps in which that falls to 1/e."""
+
 LATENCY = 2
 """Number of steps by the hook from a measurement to the decision that it leads to."""
 
@@ -30,6 +33,8 @@ class World:
         probe: whether there is one.
         jitter: largest relative difference of a step's time from ``seconds``.
         gains: gain of each candidate's steps; 1 of those that are not in it.
+        lead: progress by which averaged weights lower the loss for a while, over the progress of the last 100 outer
+            steps. At the default a trial reads about 1.3 times the efficiency, as trials of real programs do.
     """
 
     forecasts: tuple[Forecast, ...]
@@ -41,6 +46,7 @@ class World:
     probe: bool = True
     jitter: float = 0.02
     gains: Mapping[Candidate, float] = field(default_factory=dict)
+    lead: float = 0.35
 
     def loss(self, progress: float) -> float:
         """Loss after so much progress, in dense steps: it falls ever more slowly."""
@@ -95,7 +101,7 @@ def play(
     played = Played(state)
     coming = [decision] * LATENCY
     made = number = 0
-    probe = False
+    lead, probe = 0.0, False
     mode = decision.candidate.mode
     while made < world.total and not until(played):
         holds = coming[0] if mode == "hook" else coming[-1]
@@ -108,7 +114,7 @@ def play(
         steps = min(steps, world.total - made)
         reading = math.nan
         if probe and mode != "outer" and world.probe:
-            reading, probe = world.loss(played.progress) + chance.gauss(0, world.noise), False
+            reading, probe = world.loss(played.progress + lead) + chance.gauss(0, world.noise), False
             played.readings += 1
         seconds = world.seconds[runs] * (1 + world.jitter * chance.uniform(-1, 1))
         waited = 0.5 * seconds if mode == "hook" else math.nan
@@ -117,7 +123,12 @@ def play(
             error=1 - world.gains.get(runs, 1.0), energy=1.0, waited=waited,
             coded=0.0 if mode == "hook" else math.nan, exchanged=waited, first=made, steps=steps, probe=reading,
         )  # fmt: skip
-        played.progress += steps * world.worth[runs]
+        progress = steps * world.worth[runs]
+        if runs.mode == "outer":
+            lead = min(lead + world.lead * progress, world.lead * LEADING * world.worth[runs])
+        else:
+            lead *= math.exp(-steps / FADING)
+        played.progress += progress
         played.seconds += steps * seconds
         played.steps_at[runs] = played.steps_at.get(runs, 0) + steps
         made, number = made + steps, number + 1

@@ -56,6 +56,15 @@ def test_a_wrong_belief_is_found_out() -> None:
     assert excess(replace(world(outer=0.6, believed=0.99), probe=False)) > 0.15
 
 
+@pytest.mark.parametrize("true", [0.6, 0.99])
+def test_trials_of_outer_steps_measure_their_efficiency_although_averaging_lowers_the_loss_for_a_while(
+    true: float,
+) -> None:
+    """Without the correction they read a third too much."""
+    (learned,) = play(replace(world(outer=true, believed=0.9), noise=0.0, jitter=0.0)).state.learned
+    assert learned.ratio == pytest.approx(true, rel=0.1)
+
+
 def test_a_right_belief_costs_little() -> None:
     assert excess(world(outer=0.99, believed=0.99), seeds=6) < 0.02
 

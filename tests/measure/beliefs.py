@@ -44,6 +44,9 @@ CONTROL = Way("dense", 2.0)
 ROUNDING = 0.01
 """Least deviation of any kind of method, and the deviation of 16 bit: the noise hides anything smaller."""
 
+DELAY_EVERY = 10
+"""Number of steps of a round that beliefs about delays are written for, as most of those before the record were."""
+
 NOT_MEASURED = Doubt(least=0.1, of_loss=1.0)
 """``Doubt`` of compressors that were not measured: a guess."""
 
@@ -247,13 +250,15 @@ def fitted(rows: Sequence[dict[str, Any]], before: Beliefs) -> Beliefs:
         )
         for ranks, of in before.outer.items()
     }
-    behind = {1 + way.delay: medians[way] for way in ways if way.delay}
-    power = statistics.fmean(math.log(one) / math.log(efficiency_at(before.delay, at)) for at, one in behind.items())
+    behind = [(1 + DELAY_EVERY * way.delay / way.every, medians[way]) for way in ways if way.delay]
+    power = statistics.fmean(math.log(one) / math.log(efficiency_at(before.delay, at)) for at, one in behind)
     delay = tuple((at, round(share**power, 3)) for at, share in before.delay)
     source = (
         f"docs/measurements/progress.json; what it has no run of: {before.source.removeprefix('docs/measurements: ')}"
     )
-    return Beliefs(source=source, compressors=compressors, outer=outer, delay=delay, doubts=doubts)
+    return Beliefs(
+        source=source, compressors=compressors, outer=outer, delay=delay, delay_every=DELAY_EVERY, doubts=doubts
+    )
 
 
 def name_of(way: Way) -> str:
@@ -338,7 +343,8 @@ def written(beliefs: Beliefs) -> str:
 
     parts = [f' "source": {json.dumps(plain["source"])}']
     parts += [f' "{name}": {{\n{lines(plain[name])}\n }}' for name in ("compressors", "outer")]
-    parts += [f' "delay": {json.dumps(plain["delay"])}', f' "doubts": {{\n{lines(plain.get("doubts", {}))}\n }}']
+    parts += [f' "{name}": {json.dumps(plain[name])}' for name in ("delay", "delay_every") if name in plain]
+    parts += [f' "doubts": {{\n{lines(plain.get("doubts", {}))}\n }}']
     return "{\n" + ",\n".join(parts) + "\n}\n"
 
 

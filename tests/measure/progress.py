@@ -103,7 +103,8 @@ BELIEFS = (
         ("dense", 2.0), ("quantize(4)", 8.0), ("quantize(2)", 16.0), ("quantize(1)", 32.0),
         ("topk", 10.0), ("topk", 50.0), ("powersgd(16)", 32.0), ("powersgd(4)", 128.0),
     )),
-    *(Way(every=every) for every in (5, 10, 20, 50)),
+    *(Way(every=every) for every in (2, 5, 10, 20, 50)),
+    Way(every=2, delay=1),
     Way(every=10, delay=5),
     Way("quantize(2)", 16.0, every=10, delay=5),
 )  # fmt: skip

@@ -145,6 +145,7 @@ DOCUMENTS: dict[Path, dict[str, Table]] = {
     BELIEFS: {
         "beliefs": by_function("progress", beliefs.table),
         "switchback": ("switchback", tables_of_progress.switchback),
+        "overstated": ("switchback", tables_of_progress.table_of_overstated),
         "settling": ("switchback", tables_of_progress.settling),
         "predictors": ("predictors", tables_of_progress.predictors),
         "programs_links": by_function("programs_links", programs_links.table),

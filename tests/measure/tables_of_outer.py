@@ -8,7 +8,7 @@ import statistics
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from gravac.beliefs import efficiency_at, power_at, shipped_beliefs
+from gravac.beliefs import power_at, shipped_beliefs
 from gravac.lab.links.link import UNTHROTTLED
 from gravac.lab.provenance import Stamp
 from gravac.lab.tasks import make
@@ -302,7 +302,8 @@ def outer_delays() -> str:
             ratios = [_steps(row) / waits[tuple(row[name] for name in _OF_DELAY)] for row in delayed]
             missed = any(row["reached"] is None for row in delayed)
             cells.append(str(outer_steps.Worth(1 / statistics.geometric_mean(ratios), missed)) if ratios else "")
-        believed = f"{efficiency_at(shipped_beliefs().delay, 1 + delay):.2f}"
+        with_delay, without = (shipped_beliefs().of_outer(every, steps, ranks).efficiency for steps in (delay, 0))
+        believed = f"{with_delay / without:.2f}"
         lines.append(line(str(ranks), str(every), str(delay), believed, *cells))
     return "\n".join(lines)
 

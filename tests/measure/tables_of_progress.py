@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from tests.measure import published
+from tests.measure.beliefs import of_control
 from tests.measure.efficiency import spearman
 from tests.measure.predictors import PREDICTS
 from tests.measure.programs import PROGRAMS
@@ -52,6 +53,30 @@ def switchback() -> str:
                 squares = [((ratio - true[name]) / error) ** 2 for name, (ratio, error) in measured.items()]
                 times = f"{plan.trials} of {plan.trial} + {plan.settle} steps"
                 lines.append(line(times, str(way), reader, *cells, f"{math.sqrt(statistics.fmean(squares)):.1f}"))
+    return "\n".join(lines)
+
+
+def overstated(way: Way) -> tuple[float, float, int]:
+    """Return what long trials read over what whole runs show: geometric mean, error of its logarithm, and programs.
+
+    As in the beliefs, whole runs of candidates are compared with runs of 16 bit, whose efficiency is 1.
+    """
+    whole_runs, longest = published.rows("progress"), max(Plan(**row["plan"]) for row in published.rows("switchback"))
+    control = 1.0 if way == NATIVE else of_control(whole_runs)
+    logs = [
+        math.log(learned(row).ratio * control / _of_whole_run(whole_runs, row))
+        for row in published.rows("switchback")
+        if (Plan(**row["plan"]), Way(**row["way"])) == (longest, way)
+    ]
+    return math.exp(statistics.fmean(logs)), statistics.stdev(logs) / math.sqrt(len(logs)), len(logs)
+
+
+def table_of_overstated() -> str:
+    """Return a row for each candidate: what trials read over what whole runs show."""
+    lines = head("candidate", "read / shown by whole runs, geometric mean", "error of its logarithm", "programs")
+    for way in WAYS:
+        mean, error, count = overstated(way)
+        lines.append(line(str(way), f"{mean:.2f}", f"{error:.2f}", str(count)))
     return "\n".join(lines)
 
 

@@ -31,7 +31,7 @@ PROBING = (ADAPTIVE, CAREFUL, MISLED)
 def believing_too_much() -> Beliefs:
     """Return the beliefs that ship, with the medians of outer steps that gravac shipped before: 0.99 every 10 steps."""
     before = read_beliefs(Path(__file__).parents[1] / "beliefs_before.json")
-    return shipped_beliefs()(outer=before.outer, delay=before.delay)
+    return shipped_beliefs()(outer=before.outer, delay=before.delay, delay_every=before.delay_every)
 
 
 class RunReport:
