@@ -66,11 +66,11 @@ class Registry(Mapping[str, T], Generic[T]):
         yield from self._built_in
         for name in self._offered_entries:
             is_first_time = name not in self._loaded_objects
-            loaded = self._load(name)
-            if not isinstance(loaded, SettingsError):
+            loaded_object = self._load(name)
+            if not isinstance(loaded_object, SettingsError):
                 yield name
             elif is_first_time:
-                warnings.warn(f"gravac leaves out an entry point: {loaded}", stacklevel=2)
+                warnings.warn(f"gravac leaves out an entry point: {loaded_object}", stacklevel=2)
 
     def __len__(self) -> int:
         return sum(1 for _ in self)

@@ -25,7 +25,7 @@ def warn_without_raising(message: str, stacklevel: int = 2, category: type[Warni
             print(message, file=sys.stderr)
 
 
-class Guarded:
+class GuardedCaller:
     """Calls users' functions; turns the first exception of each into a warning, and ignores later exceptions."""
 
     def __init__(self) -> None:

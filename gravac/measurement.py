@@ -23,10 +23,10 @@ from gravac.candidate import Candidate
 from gravac.collectives import AllReduce, wire_ratio
 from gravac.exchange.executor import Executor, Mark, Number, Verdict
 
-FIRST_SLOTS = ("seconds", "error", "energy")
+SLOTS_BEFORE_ERRORS = ("seconds", "error", "energy")
 """Names of the first numbers of the vector that ranks sum: fields of ``Measurement``. Errors at shadow CFs follow."""
 
-LAST_SLOTS = ("waited", "coded", "exchanged", *AGREED_NAMES)
+SLOTS_AFTER_ERRORS = ("waited", "coded", "exchanged", *AGREED_NAMES)
 """Names of the numbers that follow the errors at shadow CFs in the vector that ranks sum: fields of ``Measurement``."""
 
 UNRELEASED = "unreleased"
@@ -43,7 +43,7 @@ def slots(shadow: Sequence[float]) -> tuple[str, ...]:
     Args:
         shadow: CFs whose error the step computes without sending anything.
     """
-    return (*FIRST_SLOTS, *map(error_at, shadow), *LAST_SLOTS, UNRELEASED)
+    return (*SLOTS_BEFORE_ERRORS, *map(error_at, shadow), *SLOTS_AFTER_ERRORS, UNRELEASED)
 
 
 def error_at(cf: float) -> str:
@@ -207,10 +207,10 @@ class LocalMeasurement:
         self._time(executor.between)
         shadow = [sum(errors, 0.0) for errors in zip(*self.shadow_errors, strict=True)] or [0.0] * len(self.shadow)
         norms = {name: self.norms[name] for name in sorted(self.norms)}
-        error, energy, finite, loss, probe, *further = executor.numbers(
+        error, energy, finite, loss, probe, *further_numbers = executor.numbers(
             [self.error, self.energy, self.finite, self.loss, self.probe, *shadow, *norms.values()]
         )
-        shadow, squares = further[: len(shadow)], further[len(shadow) :]
+        shadow, squares = further_numbers[: len(shadow)], further_numbers[len(shadow) :]
         self.errors, self.energies, self.verdicts = [error], [energy], [_verdict(finite)]
         self.norms = {name: square / self.loss_scale**2 for name, square in zip(norms, squares, strict=True)}
         self.numbers = {
@@ -245,9 +245,9 @@ class LocalMeasurement:
         if self.forward_began is not None:
             since = [between(mark, self.forward_began) for mark in free_since if mark is not None]
             self.input_wait = max(0.0, min(since, default=0.0))
-        exposed = self._exposed(between)
-        self.compute = max(self.seconds - exposed - self.input_wait, 0.0)
-        self.waited = math.nan if self.backward_ended is None else min(exposed, self.in_flight)
+        exposed_s = self._exposed(between)
+        self.compute = max(self.seconds - exposed_s - self.input_wait, 0.0)
+        self.waited = math.nan if self.backward_ended is None else min(exposed_s, self.in_flight)
 
     def _idle_after(self, between: Callable[[Mark, Mark], float]) -> float:
         """Return the seconds for which training waited for the exchange after the step was over."""
@@ -255,9 +255,9 @@ class LocalMeasurement:
 
     def _exposed(self, between: Callable[[Mark, Mark], float]) -> float:
         """Return the seconds of the exchange during which training stood still."""
-        hidden = self.overlaps or self.backward_ended is None
-        after = 0.0 if hidden else between(self.backward_ended, self.exchange_ended)
-        return after + (self._idle_after(between) + self.idle)
+        is_hidden = self.overlaps or self.backward_ended is None
+        seconds_after_backward = 0.0 if is_hidden else between(self.backward_ended, self.exchange_ended)
+        return seconds_after_backward + (self._idle_after(between) + self.idle)
 
     # exchange with other ranks, and checkpoints
 

@@ -230,13 +230,15 @@ class Policy(Settings):
         If the base is a ladder with a 16-bit member, the second format is that member's: sending all tensors dense
         costs less than sending them by the ladder.
         """
-        first = self.dense_format
-        if first.cf == 2 or not (self.sixteen_bit and self.controller.sixteen_bit):
-            return (first,)
+        default_dense = self.dense_format
+        if default_dense.cf == 2 or not (self.sixteen_bit and self.controller.sixteen_bit):
+            return (default_dense,)
         supported_cfs = self.base.candidates(self.cf_range)
         families = () if isinstance(supported_cfs, Span) else (self.base.profile(cf).family for cf in supported_cfs)
         sixteen_bit_family = next((family for family in families if family in SIXTEEN_BIT), None)
-        return first, first.for_cf(2) if sixteen_bit_family is None else first(dtype=sixteen_bit_family)
+        return default_dense, default_dense.for_cf(2) if sixteen_bit_family is None else default_dense(
+            dtype=sixteen_bit_family
+        )
 
     def as_dict(self) -> dict[str, str | int | float | bool]:
         """Return every setting by dotted name, such as ``"base.values"``, for logs; ``"auto"`` stands for ``None``."""
@@ -432,8 +434,8 @@ def _describe_supported_cfs(base: Compressor) -> str:
     """Return the CFs that a compressor supports, as text for messages: ``"2 to 32"``, ``"any from 1 up"``."""
     supported_cfs = base.candidates((1.0, math.inf))
     if isinstance(supported_cfs, Span):
-        low, high = supported_cfs.low, supported_cfs.high
-        return f"any from {low:g} up" if math.isinf(high) else f"{low:g} to {high:g}"
+        lowest_cf, highest_cf = supported_cfs.low, supported_cfs.high
+        return f"any from {lowest_cf:g} up" if math.isinf(highest_cf) else f"{lowest_cf:g} to {highest_cf:g}"
     return ", ".join(f"{cf:g}" for cf in supported_cfs) or "none"
 
 
@@ -460,6 +462,6 @@ def controller_with(controller: Any, settings: dict[str, Any]) -> Any:
     if controller not in (None, "gravac"):
         raise SettingsError(
             f"{next(iter(settings))}: set it on the controller itself: controller=GraVAC({next(iter(settings))}=...); "
-            "without controller=, or with controller='gravac', it may be an argument of its own"
+            f"beside {next(iter(settings))}=, leave controller= out, or give controller='gravac'"
         )
     return CONTROLLERS["gravac"](**settings)

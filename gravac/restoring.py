@@ -63,14 +63,14 @@ class Restoring:
         Raises:
             SettingsError: the state does not fit.
         """
-        dumped = state.get("outer") if isinstance(state, Mapping) else None
-        if dumped is None:
+        dumped_outer = state.get("outer") if isinstance(state, Mapping) else None
+        if dumped_outer is None:
             return None
         if self._policy.every == (1, 1):
             raise SettingsError(
                 "outer: the state was saved in outer steps, which every=1 excludes; set every as in the run that saved"
             )
-        return None if switch is None else switch.outer_steps_from(dumped, state.get("world"))
+        return None if switch is None else switch.outer_steps_from(dumped_outer, state.get("world"))
 
     def check_model(self) -> None:
         """Check that the loaded state, if any, fits the model; called when the model's parameters are known.

@@ -35,7 +35,7 @@ def test_every_shipped_policy_says_what_it_is() -> None:
     folder = Path(__file__).parents[1] / "policies"
     for path in sorted(folder.glob("*.toml")):
         text = path.read_text(encoding="utf-8")
-        assert policies.description(text), path
+        assert policies.policy_description(text), path
         has_source = any(source in text for source in ("Source:", "docs/measurements", "docs/evidence"))
         assert has_source, f"{path}: says not where its numbers come from"
 

@@ -82,11 +82,11 @@ class CommitPolicy:
     def store_remaining(self, name: str, finite: Verdict) -> None:
         """Subtract the part that this step added to the gradient from the residual in ``releasing``, if ``finite``."""
         if name in self.next_releasing:
-            remaining = self.next_releasing.pop(name)
-            if remaining is None:
+            remaining_part = self.next_releasing.pop(name)
+            if remaining_part is None:
                 del self.releasing[name]
             else:
-                self.releasing[name] = choose(finite, remaining, self.releasing[name])
+                self.releasing[name] = choose(finite, remaining_part, self.releasing[name])
 
     def undo(self, name: str, gradient: torch.Tensor) -> None:
         """Restore a parameter's residual, because some rank's gradient was not finite.

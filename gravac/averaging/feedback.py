@@ -28,8 +28,8 @@ class Feedback:
     """The residuals of one rank.
 
     Args:
-        release: largest norm of the part of a residual that a step adds to the gradient after the CF fell, as a
-            multiple of the gradient's norm (per tensor); inf: all of it.
+        release: limit of what a step adds of a tensor's old residual after the tensor's CF fell: largest norm of the
+            added part / norm of the gradient; inf: all of the residual is added at once.
         safe: overflow safety: whether residuals stay as they are in a step in which any gradient was not finite, which
             takes a second copy of them. ``None``: only after ``turn_on_overflow_safety``.
         dtype: number format of residuals; those of float64 gradients stay float64. Rounding to bfloat16 is random, so
@@ -37,7 +37,7 @@ class Feedback:
             as a gradient would never change.
 
     Attributes:
-        release: largest norm that a step adds from a residual in ``releasing``, as a multiple of the gradient's norm.
+        release: largest norm of the part that a step adds of a residual in ``releasing`` / norm of the gradient.
         dtype: number format of residuals.
         residual: residuals, flat, by parameter name; always the same dict, whose tensors may be replaced.
         releasing: residuals of which each step adds only a part, flat, by parameter name; always the same dict.

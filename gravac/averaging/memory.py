@@ -43,8 +43,13 @@ class CompressorMemory:
         shape and dtype, the selected numbers are written into the previous tensor.
         """
         for name in names:
-            previous, changed = self.stored.get(name, {}), self._changed_memories.get(name, {})
-            changed.update({key: _overwrite_if_finite(finite, new, previous.get(key)) for key, new in changed.items()})
+            previous_memories, changed_memories = self.stored.get(name, {}), self._changed_memories.get(name, {})
+            changed_memories.update(
+                {
+                    key: _overwrite_if_finite(finite, new, previous_memories.get(key))
+                    for key, new in changed_memories.items()
+                }
+            )
 
     def commit(self, finite: Verdict) -> None:
         """End a step: store the memory that the step changed, if ``finite``; otherwise drop the changes.

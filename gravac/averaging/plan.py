@@ -36,7 +36,7 @@ class Choice:
     Attributes:
         compressor: the compressor.
         cf: compression factor.
-        profile: the compressor's profile at that factor, for the present number of ranks.
+        profile: costs and efficiency of the compressor, expected at that factor and for the present number of ranks.
         strength: strength of error feedback: fraction of the unsent rest (x - sent) that becomes the
             residual, in [0, 1].
     """

@@ -26,9 +26,9 @@ def efficiency_at(points: EfficiencyPoints, x: float) -> float:
     """
     if len(points) == 1 or x <= points[0][0]:
         return points[0][1]
-    low, high = _neighboring_points(points, x)
-    slope = math.log(high[1] / low[1]) / math.log(high[0] / low[0])
-    return float(min(1.0, low[1] * (x / low[0]) ** slope))
+    lower_point, higher_point = _neighboring_points(points, x)
+    slope = math.log(higher_point[1] / lower_point[1]) / math.log(higher_point[0] / lower_point[0])
+    return float(min(1.0, lower_point[1] * (x / lower_point[0]) ** slope))
 
 
 def power_at(points: EfficiencyPoints, every: float) -> float:

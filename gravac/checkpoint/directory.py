@@ -160,7 +160,9 @@ def _read_manifest(root: Path) -> dict[str, Any]:
             "gravac.checkpoint.save got; if each machine has its own directory, start the same ranks on each as before"
         ) from None
     except (OSError, ValueError) as failure:
-        raise SettingsError(f"directory: {path} cannot be read: {failure}") from failure
+        raise SettingsError(
+            f"directory: {path} cannot be read: {failure}; make it readable if it is not, or load another checkpoint"
+        ) from failure
     if not isinstance(manifest, dict):
         raise SettingsError(
             f"directory: {path} holds {manifest!r:.80}; it should hold the fields of a manifest; "
@@ -189,7 +191,9 @@ def _read_state(path: Path, rank: int, world: int) -> dict[str, Any]:
             "of its own, start the same ranks on each as before, or copy all files to every machine"
         ) from None
     except Exception as failure:
-        raise SettingsError(f"directory: {path} cannot be read: {failure}") from failure
+        raise SettingsError(
+            f"directory: {path} cannot be read: {failure}; make it readable if it is not, or load another checkpoint"
+        ) from failure
     if not isinstance(state, dict):
         raise SettingsError(
             f"directory: {path} holds {state!r:.80}; it should hold a rank's state, as gravac.checkpoint.save wrote"

@@ -402,7 +402,7 @@ def check_names(path: str, names: Iterable[str], expected: Iterable[str], subset
             raise SettingsError(f"{path}/{name}: it is missing; {STATE_REMEDY}")
     unknown_names = sorted(present_names.difference(expected))
     if unknown_names:
-        raise SettingsError(f"{path}/{unknown_names[0]}: it is unknown here; {STATE_REMEDY}")
+        raise SettingsError(f"{path}/{unknown_names[0]}: this run expects no such entry; {STATE_REMEDY}")
 
 
 PARAMETER_SHAPED = ("exp_avg", "exp_avg_sq", "max_exp_avg_sq", "momentum_buffer", "square_avg", "sum", "exp_inf")
@@ -446,7 +446,9 @@ def check_optimizer(path: str, state: Mapping[str, Any], optimizer: torch.optim.
                 "load the state of the same optimizer"
             )
         if any(type(number) is not int or number in parameters for number in numbers):
-            raise _misfit(f"{group_path}/params", f"is {describe(numbers)}", "have each parameter's number once")
+            raise _misfit(
+                f"{group_path}/params", f"is {describe(numbers)}", "have a different integer for each parameter"
+            )
         parameters |= dict(zip(numbers, ((parameter, index) for parameter in own_group["params"]), strict=True))
         for name in optimizer.defaults:
             if name not in group:
@@ -471,14 +473,14 @@ def check_optimizer(path: str, state: Mapping[str, Any], optimizer: torch.optim.
         parameter, group_number = parameters[number]
         for name, memory in entry.items():
             _check_memory(f"{entry_path}/{name}", name, memory, parameter if is_of_torch else None)
-        required = next((names for kind, names in REQUIRED_ENTRIES if isinstance(optimizer, kind)), ())
-        if groups[group_number].get("amsgrad") and required:
-            required = (*required, "max_exp_avg_sq")
-        if entry and required:
+        required_names = next((names for kind, names in REQUIRED_ENTRIES if isinstance(optimizer, kind)), ())
+        if groups[group_number].get("amsgrad") and required_names:
+            required_names = (*required_names, "max_exp_avg_sq")
+        if entry and required_names:
             check_names(
                 entry_path,
-                entry.keys() & {*names_by_group.setdefault(group_number, {*entry}), *required},
-                {*names_by_group[group_number], *required},
+                entry.keys() & {*names_by_group.setdefault(group_number, {*entry}), *required_names},
+                {*names_by_group[group_number], *required_names},
             )
             check_names(entry_path, entry, names_by_group[group_number])
 
@@ -543,7 +545,9 @@ def _check_setting(path: str, setting: Any, own_setting: Any) -> None:
             and bool(setting.isfinite().all())
         )
     if not is_fit:
-        raise _misfit(path, f"is {describe(setting)}", f"be of the kind of {describe(own_setting)}")
+        raise _misfit(
+            path, f"is {describe(setting)}", f"be a setting like the optimizer's own, {describe(own_setting)}"
+        )
 
 
 def check_plain(state: Any, path: str) -> None:
@@ -610,15 +614,15 @@ def _is_number(x: Any) -> bool:
 
 def _explain(error: ValidationError, path: str) -> str:
     """Return an error message: the path of the first wrong field, its content, and what is expected."""
-    fault, *further = error.errors(include_url=False)
+    fault, *further_faults = error.errors(include_url=False)
     location = "/".join(str(key) for key in ([path] if path else []) + [*fault["loc"]]) or "state"
-    more = f" (and {len(further)} more faults)" if further else ""
+    more_faults_text = f" (and {len(further_faults)} more faults)" if further_faults else ""
     if fault["type"] == "missing":
-        return f"{location}: it is missing{more}; {STATE_REMEDY}"
+        return f"{location}: it is missing{more_faults_text}; {STATE_REMEDY}"
     if fault["type"] == "extra_forbidden":
-        return f"{location}: it is unknown here{more}; {STATE_REMEDY}"
+        return f"{location}: this run expects no such entry{more_faults_text}; {STATE_REMEDY}"
     expected = fault["msg"].removeprefix("Value error, ").replace("Input should", "it should")
-    return f"{location}: is {describe(fault['input'])}; {expected}{more}"
+    return f"{location}: is {describe(fault['input'])}; {expected}{more_faults_text}"
 
 
 def _misfit(path: str, actual: str, expected: str) -> SettingsError:

@@ -89,15 +89,15 @@ class Ranks:
         if not failures:
             return result
         rank, (is_settings_error, text) = next(iter(failures.items()))
-        further = f", and {len(failures) - 1} more" if len(failures) > 1 else ""
-        location = f" (on rank {rank} of {self.world}{further})" if self.world > 1 else ""
+        further_text = f", and {len(failures) - 1} more" if len(failures) > 1 else ""
+        location = f" (on rank {rank} of {self.world}{further_text})" if self.world > 1 else ""
         raise (SettingsError if is_settings_error else RuntimeError)(text + location) from failure
 
     def gather(self, payload: bytes) -> list[bytes] | None:
         """Return every rank's bytes on rank 0, by rank, and ``None`` on other ranks; bytes are moved in chunks."""
         if self.world == 1:
             return [payload]
-        first = dist.get_global_rank(self._group or _default_group(), 0)
+        first_global_rank = dist.get_global_rank(self._group or _default_group(), 0)
         payloads = [bytearray() for _ in range(self.world)]
         chunk_bytes = max(1, CHUNK_BYTES // self.world)
         lengths = self.all_gather(len(payload))
@@ -109,7 +109,7 @@ class Ranks:
                 else None
             )
             local_chunk = self._padded(payload[start : start + length], length)
-            dist.gather(local_chunk, chunks, dst=first, group=self._group)
+            dist.gather(local_chunk, chunks, dst=first_global_rank, group=self._group)
             for rank, chunk in enumerate(chunks or ()):
                 payloads[rank] += _bytes(chunk)[: max(0, lengths[rank] - start)]
         return [*map(bytes, payloads)] if self.rank == 0 else None

@@ -63,12 +63,12 @@ def state_to_load(
             f"on_resize: {on_resize!r} cannot be used, since only {states[0]['world']} of {saved_world} ranks averaged "
             "each part of the model (HSDP); use 'drop'"
         )
-    merged = merge_states(states)
+    merged_state = merge_states(states)
     if on_resize == "mean":
-        return merged
+        return merged_state
     if rank >= saved_world:
-        return {**merged, "residual": {}, "releasing": {}}
-    return {**merged, "residual": _sum_unsent(states[rank]), "releasing": dict(states[rank]["releasing"])}
+        return {**merged_state, "residual": {}, "releasing": {}}
+    return {**merged_state, "residual": _sum_unsent(states[rank]), "releasing": dict(states[rank]["releasing"])}
 
 
 def without_ranks(state: State) -> dict[str, Any]:
@@ -116,10 +116,13 @@ def merge_states(states: Sequence[State]) -> dict[str, Any]:
 
 def _sum_unsent(state: State) -> dict[str, torch.Tensor]:
     """Return a rank's residuals by name, plus the unsent rest that the compressor keeps beside them (``aside``)."""
-    aside = state["aside"]
-    for name in aside.keys() & state["residual"].keys():
-        _check_same_shape(f"aside/{name}", aside[name], state["residual"][name])
-    return {name: residual + aside[name] if name in aside else residual for name, residual in state["residual"].items()}
+    unsent_by_name = state["aside"]
+    for name in unsent_by_name.keys() & state["residual"].keys():
+        _check_same_shape(f"aside/{name}", unsent_by_name[name], state["residual"][name])
+    return {
+        name: residual + unsent_by_name[name] if name in unsent_by_name else residual
+        for name, residual in state["residual"].items()
+    }
 
 
 def _require_valid(state: State) -> State:
@@ -153,9 +156,9 @@ def _mean(path: str, tensors_of_ranks: Sequence[Mapping[str, torch.Tensor]]) -> 
     """
     names = {name: None for tensors in tensors_of_ranks for name in tensors}
     for name in names:
-        first, *further = (tensors[name] for tensors in tensors_of_ranks if name in tensors)
-        for other in further:
-            _check_same_shape(f"{path}/{name}", other, first)
+        first_tensor, *further_tensors = (tensors[name] for tensors in tensors_of_ranks if name in tensors)
+        for other in further_tensors:
+            _check_same_shape(f"{path}/{name}", other, first_tensor)
     return {
         name: functools.reduce(torch.add, (_widen(tensors[name]) for tensors in tensors_of_ranks if name in tensors))
         / len(tensors_of_ranks)

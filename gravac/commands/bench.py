@@ -166,8 +166,8 @@ def _add_tta(benches: Commands) -> None:
 def _run_tta(options: argparse.Namespace) -> int:
     require("lab", "rich")
     from gravac.lab.tta.display import run_tta
-    from gravac.lab.tta.matrix import DEFAULT_METHODS, Matrix
+    from gravac.lab.tta.matrix import DEFAULT_METHODS, RunMatrix
 
     seeds = tuple(range(options.first_seed, options.first_seed + options.seeds))
-    matrix = settings(Matrix, options, seeds=seeds, methods=options.methods or DEFAULT_METHODS)
+    matrix = settings(RunMatrix, options, seeds=seeds, methods=options.methods or DEFAULT_METHODS)
     return FAILED if run_tta(matrix) else 0

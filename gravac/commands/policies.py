@@ -35,7 +35,7 @@ def _run(options: argparse.Namespace) -> None:
         raise SettingsError(f"{options.policy}: the file is not text in UTF-8 ({error}); give a TOML file") from None
 
 
-def description(text: str) -> str:
+def policy_description(text: str) -> str:
     """Return a policy's description: the first comment in ``text``, which is that of its file, but not the licence."""
     lines = (line.removeprefix("#").strip() for line in text.splitlines() if line.startswith("#"))
     return next((line for line in lines if line and not line.startswith("SPDX-")), "")
@@ -55,9 +55,9 @@ def _print_list() -> None:
     rows: list[tuple[str, ...]] = [("name", "base", "cf_range", "controller", "description")]
     for name in policy_names():
         policy = load_policy(name)
-        low, high = policy.cf_range
-        summary = description(find_policy(name).read_text(encoding="utf-8"))
-        rows.append((name, policy.base.name, f"{low:g} to {high:g}", policy.controller.name, summary))
+        lowest_cf, highest_cf = policy.cf_range
+        summary = policy_description(find_policy(name).read_text(encoding="utf-8"))
+        rows.append((name, policy.base.name, f"{lowest_cf:g} to {highest_cf:g}", policy.controller.name, summary))
     print(table(rows))
 
 

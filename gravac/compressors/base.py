@@ -180,7 +180,7 @@ class Compressor(Settings):
 
     @property
     def magnitudes(self) -> tuple[float, float]:
-        """Range of gradients' magnitudes in which ``sent`` scales with the gradient: lowest and highest.
+        """Smallest and largest magnitude of a gradient's elements, between which ``sent`` scales with the gradient.
 
         Within the range, gradients times a power of two give means times that power, bit for bit except for subnormal
         numbers. Outside, a number format of the wire overflows or underflows. Every rank then gets means that are not
@@ -219,7 +219,10 @@ class Compressor(Settings):
 
     @property
     def beliefs(self) -> CompressorBeliefs:
-        """Beliefs about efficiency: those that the class declares as points, otherwise those of ``gravac.beliefs``."""
+        """Beliefs about the efficiency of steps: those that the class declares, otherwise those of ``gravac.beliefs``.
+
+        A class declares ``efficiency_points``, ``efficiency_by_gain`` and ``efficiency_apart``.
+        """
         table_beliefs = beliefs_in_force().of_compressor(self.name)
         class_points = {
             "by_cf": self.efficiency_points,

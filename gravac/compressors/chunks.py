@@ -83,7 +83,7 @@ class FoldedChunks:
 
 
 def fold_chunks(gradient: torch.Tensor, chunk: int, fold: Fold, world: int) -> tuple[FoldedChunks, torch.Tensor]:
-    """Write sums of gradients and residuals into ``fold.unsent``; compute the energies of the sums' chunks.
+    """Write gradient plus residual of each tensor into ``fold.unsent``; compute the energy of each chunk of these sums.
 
     Args:
         gradient: flat gradient; ignored if ``fold`` has several gradients.

@@ -194,29 +194,33 @@ def _encode_piece(
 
     Unless ``out`` is ``None``, it is overwritten with the decoded numbers.
     """
-    scaled, grid, values = scratch
+    scaled_blocks, grid, values = scratch
     norms: torch.Tensor | None = None
     if bits == 1:
-        scaled = x
+        scaled_blocks = x
     elif kind == "uniform" or bits == 8:
         max_step = (1 << (bits - 1)) - 1
-        coded.scales.copy_(round_up_to_scale(torch.abs(x, out=scaled).amax(1)))
-        torch.mul(x, inverse_of(coded.scales.float(), max_step).unsqueeze(1), out=scaled).round_()
+        coded.scales.copy_(round_up_to_scale(torch.abs(x, out=scaled_blocks).amax(1)))
+        torch.mul(x, inverse_of(coded.scales.float(), max_step).unsqueeze(1), out=scaled_blocks).round_()
     else:
         norms = torch.linalg.vector_norm(x, dim=1)
-        torch.mul(x, inverse_of(norms, GRID_POINTS_PER_RMS * x.shape[1] ** 0.5).unsqueeze(1), out=scaled)
+        torch.mul(x, inverse_of(norms, GRID_POINTS_PER_RMS * x.shape[1] ** 0.5).unsqueeze(1), out=scaled_blocks)
     if bits == 8:
-        coded.packed.copy_(grid.copy_(scaled.clamp_(-127, 127)).view(torch.uint8))
+        coded.packed.copy_(grid.copy_(scaled_blocks.clamp_(-127, 127)).view(torch.uint8))
     else:
         coded.packed.copy_(
-            _pack_signs(x) if bits == 1 else _pack_codes(grid.copy_(scaled.clamp_(-127, 127).floor_()), bits, kind)
+            _pack_signs(x)
+            if bits == 1
+            else _pack_codes(grid.copy_(scaled_blocks.clamp_(-127, 127).floor_()), bits, kind)
         )
     _look_up_levels(coded.packed, bits, kind, values)
-    scaled = scratch[0]
+    scaled_blocks = scratch[0]
     if bits < 8:
-        level_products = torch.mul(x, values, out=scaled).sum(1)
+        level_products = torch.mul(x, values, out=scaled_blocks).sum(1)
         level_squares = (
-            torch.full_like(level_products, x.shape[1]) if bits == 1 else torch.mul(values, values, out=scaled).sum(1)
+            torch.full_like(level_products, x.shape[1])
+            if bits == 1
+            else torch.mul(values, values, out=scaled_blocks).sum(1)
         )
         # if all levels are 0, so is their product with x
         coded.scales.copy_(level_products / level_squares.clamp(min=1e-30))
@@ -224,7 +228,7 @@ def _encode_piece(
             scale, x_squares = coded.scales.float(), torch.linalg.vecdot(x, x) if norms is None else norms.square_()
             return (x_squares - scale * (2 * level_products - scale * level_squares)).clamp_(min=0).sum()
     decoded = torch.mul(values, coded.scales.float().unsqueeze(1), out=values if out is None else out)
-    coding_error = torch.sub(x, decoded, out=scaled).view(-1)
+    coding_error = torch.sub(x, decoded, out=scaled_blocks).view(-1)
     return torch.dot(coding_error, coding_error)
 
 
@@ -235,8 +239,12 @@ def inverse_of(scale: torch.Tensor, factor: float) -> torch.Tensor:
 
 def round_up_to_scale(magnitudes: torch.Tensor) -> torch.Tensor:
     """Round magnitudes, any shape, up to the next number in ``SCALE_DTYPE``, so that no number exceeds its scale."""
-    nearest = magnitudes.to(SCALE_DTYPE)
-    return torch.where(nearest < magnitudes, torch.nextafter(nearest, torch.full_like(nearest, torch.inf)), nearest)
+    nearest_scales = magnitudes.to(SCALE_DTYPE)
+    return torch.where(
+        nearest_scales < magnitudes,
+        torch.nextafter(nearest_scales, torch.full_like(nearest_scales, torch.inf)),
+        nearest_scales,
+    )
 
 
 def _pack_signs(x: torch.Tensor) -> torch.Tensor:

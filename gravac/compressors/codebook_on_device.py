@@ -99,28 +99,28 @@ def decode(packed: torch.Tensor, scales: torch.Tensor, bits: int, kind: Kind, bl
 
 def _fit(x: torch.Tensor, bits: int, kind: Kind) -> _Fit:
     """Encode x, ``[blocks, block]``; scales fit by least squares, or are largest magnitudes (8 bits)."""
-    packed = torch.empty(len(x), packed_bytes(x.shape[1], bits), dtype=torch.uint8, device=x.device)
-    scales, scaled = torch.empty(len(x), dtype=SCALE_DTYPE, device=x.device), x
+    packed_codes = torch.empty(len(x), packed_bytes(x.shape[1], bits), dtype=torch.uint8, device=x.device)
+    scales, scaled_blocks = torch.empty(len(x), dtype=SCALE_DTYPE, device=x.device), x
     norms: torch.Tensor | None = None
     if kind == "uniform" or bits == 8:
         max_step = (1 << (bits - 1)) - 1
         if bits > 1:
             scales = round_up_to_scale(x.abs().amax(1))
-            scaled = (x * inverse_of(scales.float(), max_step).unsqueeze(1)).round_()
+            scaled_blocks = (x * inverse_of(scales.float(), max_step).unsqueeze(1)).round_()
     elif bits > 1:
         norms = torch.linalg.vector_norm(x, dim=1)
-        scaled = x * inverse_of(norms, GRID_POINTS_PER_RMS * x.shape[1] ** 0.5).unsqueeze(1)
+        scaled_blocks = x * inverse_of(norms, GRID_POINTS_PER_RMS * x.shape[1] ** 0.5).unsqueeze(1)
     if bits == 8:
-        packed.view(torch.int8).copy_(scaled.clamp_(-127, 127))
-        return _Fit(Coded(packed, scales), scaled.mul_(1 / 127))
-    codes = torch.bucketize(scaled, thresholds(bits, kind, x.device), right=True, out_int32=True)
-    pack_into(packed, codes, bits)
+        packed_codes.view(torch.int8).copy_(scaled_blocks.clamp_(-127, 127))
+        return _Fit(Coded(packed_codes, scales), scaled_blocks.mul_(1 / 127))
+    codes = torch.bucketize(scaled_blocks, thresholds(bits, kind, x.device), right=True, out_int32=True)
+    pack_into(packed_codes, codes, bits)
     values = levels(bits, kind, x.device).index_select(0, codes.view(-1)).view_as(x)
     level_products = (x * values).sum(1)
     level_squares = torch.full_like(level_products, x.shape[1]) if bits == 1 else (values * values).sum(1)
     # only even levels may all be 0, and then so is their product with x
     torch.div(level_products, level_squares.clamp(min=1e-30) if kind == "uniform" else level_squares, out=scales)
-    return _Fit(Coded(packed, scales), values, level_products, level_squares, norms)
+    return _Fit(Coded(packed_codes, scales), values, level_products, level_squares, norms)
 
 
 def _scaled(values: torch.Tensor, scales: torch.Tensor) -> torch.Tensor:

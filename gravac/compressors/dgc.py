@@ -118,9 +118,9 @@ class DGC(ThresholdK):
     def errors(self, x: torch.Tensor, cfs: Sequence[float], ctx: Context) -> list[torch.Tensor]:
         """Return the squared error at each CF, 0-d, of sending the velocity after the gradient, flat x, is added."""
         _, velocity = self._accumulated(x, ctx)
-        total = energy(velocity)
+        velocity_energy = energy(velocity)
         counts = [k_for(x.numel(), self.cf_at(cf, ctx.step)) for cf in cfs]
-        return [(total - energy(self.select(velocity, k).values)).clamp_(min=0) for k in counts]
+        return [(velocity_energy - energy(self.select(velocity, k).values)).clamp_(min=0) for k in counts]
 
     def cf_at(self, cf: float, step: int) -> float:
         """Return the CF that a step uses if ``cf`` is requested: a lower CF during warm-up."""
@@ -130,8 +130,8 @@ class DGC(ThresholdK):
 
     def misfit(self, key: str, memory: torch.Tensor, elements: int) -> str:
         """Return the shape that a momentum or velocity from a checkpoint should have; ``""`` if it has this shape."""
-        fits = key not in ("momentum", "velocity") or memory.shape == (elements,)
-        return "" if fits else f"{elements} elements in one dimension"
+        memory_fits = key not in ("momentum", "velocity") or memory.shape == (elements,)
+        return "" if memory_fits else f"{elements} elements in one dimension"
 
     def _accumulated(self, x: torch.Tensor, ctx: Context) -> tuple[torch.Tensor, torch.Tensor]:
         """Return momentum and velocity after this step's gradient, flat x: both ``[elements]``, dtype of x."""

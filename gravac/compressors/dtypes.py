@@ -33,8 +33,8 @@ def rounds_products(like: torch.Tensor) -> bool:
         return False
     matmul = torch.backends.cuda.matmul
     # since torch 2.9 the old setting raises if the new setting was used
-    allowed = matmul.fp32_precision == "tf32" if hasattr(matmul, "fp32_precision") else matmul.allow_tf32
-    return bool(allowed)
+    tf32_allowed = matmul.fp32_precision == "tf32" if hasattr(matmul, "fp32_precision") else matmul.allow_tf32
+    return bool(tf32_allowed)
 
 
 def magnitudes_in(dtype: torch.dtype) -> tuple[float, float]:

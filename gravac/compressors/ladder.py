@@ -199,8 +199,8 @@ def wire_ratio(compressor: Compressor, cf: float) -> float:
         compressor: the compressor.
         cf: compression factor of the compressor.
     """
-    sent = sum(traffic.wire_bytes(2) for traffic in compressor.traffic(RATIO_SHAPE, cf, torch.float32, 2))
-    return AllReduce.wire_bytes(4 * torch.Size(RATIO_SHAPE).numel(), 2) / sent
+    sent_bytes = sum(traffic.wire_bytes(2) for traffic in compressor.traffic(RATIO_SHAPE, cf, torch.float32, 2))
+    return AllReduce.wire_bytes(4 * torch.Size(RATIO_SHAPE).numel(), 2) / sent_bytes
 
 
 @functools.cache
@@ -222,13 +222,13 @@ def _lowest_cf(member: Compressor, ratio: float) -> float | None:
     supported_cfs = member.candidates((1.0, HIGHEST_CF))
     if not isinstance(supported_cfs, Span):
         return min((cf for cf in supported_cfs if wire_ratio(member, cf) >= ratio * 0.999), default=None)
-    low, high = supported_cfs.low, supported_cfs.high
-    if wire_ratio(member, high) < ratio:
+    lowest_cf, highest_cf = supported_cfs.low, supported_cfs.high
+    if wire_ratio(member, highest_cf) < ratio:
         return None
-    while high / low > 1.001:
-        middle = (low * high) ** 0.5
-        low, high = (low, middle) if wire_ratio(member, middle) >= ratio else (middle, high)
-    return high
+    while highest_cf / lowest_cf > 1.001:
+        middle = (lowest_cf * highest_cf) ** 0.5
+        lowest_cf, highest_cf = (lowest_cf, middle) if wire_ratio(member, middle) >= ratio else (middle, highest_cf)
+    return highest_cf
 
 
 ladder = Ladder(

@@ -77,7 +77,10 @@ def thresholds(bits: int, kind: Kind, device: torch.device) -> torch.Tensor:
 
 @functools.cache
 def code_of_point(bits: int, kind: Kind) -> Table:
-    """Return a table of the code of each grid point: uint8, ``[256]``; the index is the point, an int8, as a byte."""
+    """Return a table of the code of each grid point, an integer from -128 to 127: uint8, ``[256]``.
+
+    The entry of a grid point is at the index ``point % 256``: the point as int8, read as an unsigned byte.
+    """
     points = np.arange(256, dtype=np.uint8).view(np.int8)
     codes: Table = np.searchsorted(points_between(bits, kind), points, side="right").astype(np.uint8)
     return codes

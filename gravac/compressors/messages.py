@@ -72,15 +72,15 @@ def encode_decoded(x: torch.Tensor, bits: int, kind: Kind, block: int) -> tuple[
     """
     quantizer = _usable_kernels(x, block)
     if quantizer is not None:
-        decoded = torch.empty_like(x)
-        return quantizer.encode(x, bits, kind, block, decoded=decoded)[0], decoded
+        decoded_numbers = torch.empty_like(x)
+        return quantizer.encode(x, bits, kind, block, decoded=decoded_numbers)[0], decoded_numbers
     rows = x.view(-1, block)
     if x.device.type == "cpu":
-        decoded = torch.empty_like(rows)
-        coded, _ = codebook.encode(rows, bits, kind, decoded)
+        decoded_numbers = torch.empty_like(rows)
+        coded_rows, _ = codebook.encode(rows, bits, kind, decoded_numbers)
     else:
-        coded, decoded = codebook_on_device.encode_decoded(rows, bits, kind)
-    return _join_message(coded, 1), decoded.view(-1)
+        coded_rows, decoded_numbers = codebook_on_device.encode_decoded(rows, bits, kind)
+    return _join_message(coded_rows, 1), decoded_numbers.view(-1)
 
 
 @dataclass(frozen=True, slots=True)
@@ -168,9 +168,9 @@ class Messages:
     def _coded(self) -> Coded:
         """Return the codes and scales of every part, ``[parts, blocks, ...]``."""
         by_rank = self.messages.transpose(0, 1)
-        packed = self._packed_codes(by_rank)
-        scales = scales_in(by_rank[..., packed.shape[2] * packed.shape[3] :])
-        return Coded(packed.flatten(1, 2), scales.flatten(1))
+        packed_codes = self._packed_codes(by_rank)
+        scales = scales_in(by_rank[..., packed_codes.shape[2] * packed_codes.shape[3] :])
+        return Coded(packed_codes.flatten(1, 2), scales.flatten(1))
 
 
 def scales_in(scale_bytes: torch.Tensor) -> torch.Tensor:
@@ -191,8 +191,8 @@ def _join_message(coded: Coded, shards: int) -> torch.Tensor:
 
 def pad_to_blocks(x: torch.Tensor, blocks: int, block: int) -> torch.Tensor:
     """Return flat x padded with zeros to a matrix ``[blocks, block]``; a view of x if no padding is needed."""
-    missing = blocks * block - x.numel()
-    return (torch.nn.functional.pad(x, (0, missing)) if missing else x).view(blocks, block)
+    missing_elements = blocks * block - x.numel()
+    return (torch.nn.functional.pad(x, (0, missing_elements)) if missing_elements else x).view(blocks, block)
 
 
 def _usable_kernels(numbers: torch.Tensor, block: int) -> ModuleType | None:

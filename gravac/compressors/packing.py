@@ -36,9 +36,9 @@ def pack(codes: torch.Tensor, bits: int) -> torch.Tensor:
     if bits == 8:
         return codes
     if codes.device.type != "cpu":
-        packed = codes.new_empty(*codes.shape[:-1], packed_bytes(codes.shape[-1], bits))
-        pack_into(packed, codes, bits)
-        return packed
+        packed_codes = codes.new_empty(*codes.shape[:-1], packed_bytes(codes.shape[-1], bits))
+        pack_into(packed_codes, codes, bits)
+        return packed_codes
     if bits == 3:
         return torch.cat([pack(codes & 3, 2), pack(codes >> 2, 1)], dim=-1)
     per_byte = 8 // bits

@@ -321,7 +321,13 @@ def unstack(factors: torch.Tensor) -> Sequence[torch.Tensor]:
 
 
 def matrix_for(x: torch.Tensor, plan: LowRank, side: str) -> torch.Tensor:
-    """Return flat x as the matrix that multiplies a factor: M for ``side`` "q", the transpose of M for "p"."""
+    """Return flat x as the matrix that a step multiplies by the factor that it starts from.
+
+    Args:
+        x: one flat matrix, ``[elements]``, or several of equal shape, ``[count, elements]``.
+        plan: dimensions of the matrix.
+        side: start factor: ``"q"`` gives the matrix, ``[..., n, m]``; ``"p"`` gives its transpose, ``[..., m, n]``.
+    """
     matrix = x.view(*x.shape[:-1], plan.n, plan.m)
     return matrix.mT if side == "p" else matrix
 

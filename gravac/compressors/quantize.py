@@ -178,9 +178,9 @@ class Quantize(Compressor):
         rotated_x = self._rotate_if_set(x, ctx)
         rows = pad_to_blocks(rotated_x, self._shard_blocks(rotated_x.numel(), 1), self.block)
         sample = rows[:: max(1, rows.numel() // SAMPLED_COORDINATES)].contiguous()
-        total, sample_energy = energy(x), energy(sample.view(-1)).clamp(min=torch.finfo(torch.float64).tiny)
+        x_energy, sample_energy = energy(x), energy(sample.view(-1)).clamp(min=torch.finfo(torch.float64).tiny)
         sample_errors = [encode(sample.view(-1), self.bits_at(cf), self.levels, self.block)[1] for cf in cfs]
-        return [total * (error / sample_energy) for error in sample_errors]
+        return [x_energy * (error / sample_energy) for error in sample_errors]
 
     def folds(self, gradient: torch.Tensor, cf: float) -> bool:
         """True if ``rounds`` itself adds the residual: kernels can code the flat gradient, and nothing is rotated."""
@@ -188,8 +188,10 @@ class Quantize(Compressor):
 
     def misfit(self, key: str, memory: torch.Tensor, elements: int) -> str:
         """Return the shape that the mean's coding error from a checkpoint should have; ``""`` if it fits ``block``."""
-        fits = key != "second" or (memory.dim() == 2 and memory.shape[1] == self.block and memory.is_contiguous())
-        return "" if fits else f"blocks of {self.block} numbers"
+        memory_fits = key != "second" or (
+            memory.dim() == 2 and memory.shape[1] == self.block and memory.is_contiguous()
+        )
+        return "" if memory_fits else f"blocks of {self.block} numbers"
 
     def kept_aside(self, ctx: Context, elements: int) -> torch.Tensor | None:
         """Return the stored error of the second coding, that of the mean, times the ranks; ``None`` if none is stored.
@@ -224,11 +226,11 @@ class Quantize(Compressor):
         """Return flat x as float32, rotated and padded to whole blocks if ``rotate`` is set."""
         return rotation.rotate(x.float(), _rotation_draws(ctx)) if self.rotate else x.float()
 
-    def _in_coordinates_of_x(self, decoded: Messages, x: torch.Tensor, ctx: Context) -> torch.Tensor | Messages:
+    def _in_coordinates_of_x(self, coded: Messages, x: torch.Tensor, ctx: Context) -> torch.Tensor | Messages:
         """Return a coded tensor in x's coordinates: unchanged, or decoded and rotated back if ``rotate`` is set."""
         if not self.rotate:
-            return decoded
-        rotated_numbers = decoded.add_to(x.new_zeros(rotation.length(x.numel()), dtype=torch.float32))
+            return coded
+        rotated_numbers = coded.add_to(x.new_zeros(rotation.length(x.numel()), dtype=torch.float32))
         return self._rotate_back(rotated_numbers, x.numel(), ctx).to(x.dtype)
 
     def _from_local_shard(self, numbers: torch.Tensor, factor: float, elements: int, ctx: Context) -> torch.Tensor:

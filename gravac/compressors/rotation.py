@@ -117,17 +117,17 @@ def _transform(source: torch.Tensor, out: torch.Tensor, block: int) -> None:
         torch.mm(read_buffer.view(-1, half), matrix, out=write_buffer.view(-1, half))
     while half < block:
         read_buffer, write_buffer = write_buffer, read_buffer
-        cpu_factor = 8 if half >= WIDE_DISTANCE and 8 * half <= block else 2
-        factor = 2 if sums_only else cpu_factor if on_cpu else min(PRODUCT_LENGTH, block // half)
-        if factor > 2:
-            rows = read_buffer.view(-1, factor, half)
-            matrix = _matrix(factor, 1.0, out.dtype, out.device).expand(len(rows), factor, factor)
-            torch.bmm(matrix, rows, out=write_buffer.view(-1, factor, half))
+        cpu_radix = 8 if half >= WIDE_DISTANCE and 8 * half <= block else 2
+        radix = 2 if sums_only else cpu_radix if on_cpu else min(PRODUCT_LENGTH, block // half)
+        if radix > 2:
+            rows = read_buffer.view(-1, radix, half)
+            matrix = _matrix(radix, 1.0, out.dtype, out.device).expand(len(rows), radix, radix)
+            torch.bmm(matrix, rows, out=write_buffer.view(-1, radix, half))
         else:
             pairs, butterflies = read_buffer.view(-1, 2, half), write_buffer.view(-1, 2, half)
             torch.add(pairs[:, 0], pairs[:, 1], out=butterflies[:, 0])
             torch.sub(pairs[:, 0], pairs[:, 1], out=butterflies[:, 1])
-        half *= factor
+        half *= radix
     if write_buffer is not out:
         out.copy_(write_buffer)
 

@@ -57,7 +57,7 @@ class Sparse:
         """Add ``alpha`` times this tensor to ``dense`` (flat), in place; return ``dense``."""
         for indices, values in self.parts:
             converted_values = values.to(dense.dtype)
-            # with an alpha, index_add_ adds row by row, eight times slower
+            # with an alpha, ``index_add_`` adds row by row, eight times slower
             blocks(dense, values).index_add_(0, indices, converted_values if alpha == 1 else converted_values * alpha)
         return dense
 

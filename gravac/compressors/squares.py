@@ -80,8 +80,8 @@ def norms_of_rows(rows: torch.Tensor) -> torch.Tensor:
 def _norms_scaled(rows: torch.Tensor) -> torch.Tensor:
     """Return the norm of each row, computed on rows that are scaled by powers of two, so that no square overflows."""
     exponents = rows.abs().amax(1).frexp().exponent.clamp(-126, 126)
-    scaled = rows * power_of_two(-exponents, rows.dtype).unsqueeze(1)
-    norms: torch.Tensor = torch.linalg.vector_norm(scaled, dim=1)
+    scaled_rows = rows * power_of_two(-exponents, rows.dtype).unsqueeze(1)
+    norms: torch.Tensor = torch.linalg.vector_norm(scaled_rows, dim=1)
     return norms.mul_(power_of_two(exponents, rows.dtype))
 
 

@@ -193,18 +193,21 @@ class Goodput(Settings):
     def start(self, forecasts: Sequence[Forecast]) -> tuple[GoodputState, Decision]:
         """Return the state before the first step, and the decision for that step: where the search starts."""
         position = self._first_position(forecasts)
-        first = forecasts[position].candidate
+        first_candidate = forecasts[position].candidate
         state = GoodputState(
-            forecasts=tuple(forecasts), phase=SEARCH, position=position, best=position, window=Window(first)
+            forecasts=tuple(forecasts), phase=SEARCH, position=position, best=position, window=Window(first_candidate)
         )
-        reason = f"start at {first}: the fewest bytes at an efficiency of {forecasts[position].efficiency:.2f}"
+        reason = (
+            f"start at {first_candidate}: the fewest bytes at an efficiency of {forecasts[position].efficiency:.2f}"
+        )
         if (step_s := forecasts[position].step_s) is not None:
-            reason = f"start at {first}: the best goodput, {1000 * step_s:.3g} ms a step expected"
+            reason = f"start at {first_candidate}: the best goodput, {1000 * step_s:.3g} ms a step expected"
         elif (added_s := _added_seconds(forecasts[position])) is not None:
-            reason = f"start at {first}: efficiency near dense, and it adds least, {1000 * added_s:.3g} ms expected"
+            added_text = f"{1000 * added_s:.3g} ms expected"
+            reason = f"start at {first_candidate}: efficiency near dense, and it adds least, {added_text}"
         if len(forecasts) == 1:
             reason = "no candidate sends less than dense: dense for good"
-        return state, Decision(first, reason=reason)
+        return state, Decision(first_candidate, reason=reason)
 
     def observe(self, state: GoodputState, measurement: Measurement) -> tuple[GoodputState, Decision]:
         """Return the state after a measurement, and a decision; choose a candidate when a window or a trial ends."""
@@ -381,16 +384,16 @@ class Goodput(Settings):
             if _ends_outer_steps(best_forecast, forecast):
                 lost_s += state.leaving_seconds(best_forecast)
             state = replace(state, spent=state.spent + lost_s)
-        earlier = state.entry(state.position)
-        pause_is_over = earlier is not None and state.machine_was_paused(seconds, self.change)
+        earlier_entry = state.entry(state.position)
+        pause_is_over = earlier_entry is not None and state.machine_was_paused(seconds, self.change)
         state = state.without_suspect()
-        if earlier is not None and (pause_is_over or self._link_became_faster(state, earlier, seconds)):
+        if earlier_entry is not None and (pause_is_over or self._link_became_faster(state, earlier_entry, seconds)):
             took_text = f"{forecast.candidate} took {milliseconds(seconds)} a step"
-            reason = f"{took_text} instead of {milliseconds(earlier.seconds)}: the link became faster"
-            state = replace(state.after_link_change(min(seconds, earlier.seconds)), best=state.position)
+            reason = f"{took_text} instead of {milliseconds(earlier_entry.seconds)}: the link became faster"
+            state = replace(state.after_link_change(min(seconds, earlier_entry.seconds)), best=state.position)
             return self._search_again(state, reason)
-        is_expired = earlier is None or state.windows - earlier.window >= self.expire
-        weight = 1.0 if earlier is None or is_expired else 1 / (earlier.times + 1)
+        is_expired = earlier_entry is None or state.windows - earlier_entry.window >= self.expire
+        weight = 1.0 if earlier_entry is None or is_expired else 1 / (earlier_entry.times + 1)
         too_slow_for_link = (
             given_up and best is not None and seconds > FAR_SLOWER_RATIO * state.longest_step_seconds(state.position)
         )
@@ -736,9 +739,9 @@ def _expected_goodput(forecast: Forecast) -> float:
 
 
 def _added_seconds(forecast: Forecast) -> float | None:
-    """Return the seconds that coding and exchange should add to a step in which backward hides neither.
+    """Return the seconds that coding and exchange are expected to add to a step; ``None`` if the forecast has no times.
 
-    Coding should take ``CODING_BESIDE_BACKWARD`` times as long as alone. ``None`` if the forecast has no times.
+    All of the exchange counts, as if none of it overlapped with backward; so does coding, at its speed beside backward.
     """
     if forecast.coding_s is None or forecast.exchange_s is None:
         return None

@@ -53,11 +53,11 @@ def step_text(state: GoodputState, entry: GoodputEntry) -> str:
 def switch_text(state: GoodputState, best: GoodputEntry, previous_best: GoodputEntry) -> str:
     """Return as text a comparison of the best candidate with the candidate that was best before."""
     instead = f"instead of {milliseconds(previous_best.seconds)}"
-    candidate, previous = (state.forecasts[entry.position].candidate for entry in (best, previous_best))
+    candidate, previous_candidate = (state.forecasts[entry.position].candidate for entry in (best, previous_best))
     took, cost = f"{candidate}: {milliseconds(best.seconds)} a step", cost_text(state, best.position)
     if best.seconds < previous_best.seconds:
         return f"{took} {instead}{cost}"
-    return f"{took}{cost}, {instead} at {previous}{cost_text(state, previous_best.position)}"
+    return f"{took}{cost}, {instead} at {previous_candidate}{cost_text(state, previous_best.position)}"
 
 
 def trials_made(number: int) -> str:

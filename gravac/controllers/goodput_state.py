@@ -35,21 +35,22 @@ STEP_TIME_NOISE = 0.12
 and of 2 bits differ in coding."""
 
 CHEAPER_CODING_RATIO = 0.5
-"""Lower bound of a ratio: step time of a family of compressors that codes more cheaply than another and sends as many
-bytes, over the other family's step time."""
+"""The more cheaply coding of two families of compressors, if both send as many bytes, is assumed to need at least this
+fraction of the other family's step time."""
 
 SHORTEST_TO_PREDICTED_RATIO = 0.8
-"""Lower bound of a ratio: actual time of coding and exchange, over the time predicted before the first step."""
+"""Coding and exchange are assumed to take at least this fraction of the time predicted before the first step."""
 
 FORWARD_FRACTION = 1 / 3
 """Fraction of a step's compute that is the forward pass, which hides no exchange."""
 
 SHORTEST_STEP_RATIO_ON_UNKNOWN_LINK = 0.4
-"""Lower bound of a ratio while the link's speed is not known: time of a step that sends less than a measured step, over
-the measured time."""
+"""A step that sends less than a measured step is assumed to take at least this fraction of the measured time, while the
+link's speed is not known."""
 
 SHORTEST_STEP_RATIO = 0.01
-"""Lower bound of a ratio on any link: time of a step that sends less than a measured step, over the measured time."""
+"""A step that sends less than a measured step is assumed to take at least this fraction of the measured time, on any
+link."""
 
 MEASURABLE_EXCHANGE_FRACTION = 0.25
 """Smallest fraction of a step that an exchange must have taken, if a later, shorter exchange is to show a faster link.
@@ -255,7 +256,7 @@ class GoodputState:
             seconds: median time of the candidate's steps in the window, in seconds.
             weight: weight of this window in the entry, in [0, 1]; the candidate's earlier entry, if any, has the rest.
         """
-        earlier = self.entry(self.position)
+        earlier_entry = self.entry(self.position)
         other_entries = tuple(entry for entry in self.entries if entry.position != self.position)
         efficiency, saved = self.forecast.efficiency_at(self.window.gain), self.window.median_times
         doubt = self.window.doubt
@@ -269,7 +270,9 @@ class GoodputState:
             saved=saved,
             doubt=doubt,
         )
-        return replace(self, entries=(*other_entries, entry if earlier is None else entry.mean_with(earlier, weight)))
+        return replace(
+            self, entries=(*other_entries, entry if earlier_entry is None else entry.mean_with(earlier_entry, weight))
+        )
 
     def link_is_unchanged(self, change: float) -> bool:
         """True if the running candidate's exchange takes as long as before: not the link, but the machine changed.
@@ -340,13 +343,13 @@ class GoodputState:
 
         Args:
             position: position of the candidate.
-            by_gain: efficiency by a measured gain; ``None``: the efficiency of the candidate's last measurement, or of
-                the forecast if the candidate was not measured.
+            by_gain: efficiency that the forecast states for a measured gain; ``None``: the efficiency of the
+                candidate's last measurement, or of the forecast if the candidate was not measured.
         """
         forecast = self.forecasts[position]
         if by_gain is None:
-            measured = self.entry(position)
-            by_gain = measured.efficiency if measured else forecast.efficiency
+            measured_entry = self.entry(position)
+            by_gain = measured_entry.efficiency if measured_entry else forecast.efficiency
         return corrected_belief(self.forecasts, position, by_gain, self.learned)
 
     def trial_results(self, position: int) -> Learned | None:
@@ -378,8 +381,9 @@ class GoodputState:
         - If steps became faster by d, steps that send the fraction y are faster by at most d y / x if y < x; otherwise
           no bound follows.
 
-        For a candidate whose exchange overlaps with more or less of the steps, a bound is used only if that difference
-        does not weaken the bound.
+        A candidate's exchange may overlap with more of its compute than the running candidate's. If steps became
+        slower, the bound is then its old time. If its exchange overlaps with less, and steps became faster, it has no
+        bound.
 
         Args:
             seconds: time of a step of the running candidate since the change, in seconds.
@@ -688,15 +692,15 @@ class GoodputState:
             forecast = self.forecasts[entry.position]
             measured_fraction = 1 / forecast.wire_ratio
             if measured_fraction >= fraction if above else measured_fraction <= fraction:
-                coded = entry.saved[1] if entry.saved else 0.0
-                points.setdefault(forecast.family, []).append((measured_fraction, entry.seconds, coded))
+                coding_s = entry.saved[1] if entry.saved else 0.0
+                points.setdefault(forecast.family, []).append((measured_fraction, entry.seconds, coding_s))
         slopes = []
         for family in points.values():
-            (low, low_seconds, low_coded), (high, high_seconds, high_coded) = min(family), max(family)
+            (low, low_step_s, low_coding_s), (high, high_step_s, high_coding_s) = min(family), max(family)
             if high > low:
-                noise_s = STEP_TIME_NOISE * max(high_seconds, low_seconds) * (1 if above else -1)
-                more_coding = 0.0 if above else max(0.0, high_coded - low_coded)  # what coding adds is no exchange
-                grown_s = high_seconds - low_seconds - more_coding
+                noise_s = STEP_TIME_NOISE * max(high_step_s, low_step_s) * (1 if above else -1)
+                more_coding_s = 0.0 if above else max(0.0, high_coding_s - low_coding_s)  # coding is no exchange
+                grown_s = high_step_s - low_step_s - more_coding_s
                 slopes.append((grown_s + noise_s) / (high - low))
         return math.inf if above and not slopes else max([0.0, *slopes])
 

@@ -309,8 +309,8 @@ class GraVAC(Settings):
             return None
         if (best_two[1].t_compression - best_two[0].t_compression) / best_two[0].t_compression > self.omega:
             return None
-        low, high = sorted(best_two, key=lambda entry: entry.position)
-        return low, high
+        lower_entry, higher_entry = sorted(best_two, key=lambda entry: entry.position)
+        return lower_entry, higher_entry
 
     def _end_search(self, state: GravacState, reason: str) -> tuple[GravacState, str]:
         """End the search: choose a candidate from the entries; return the state, and the reason as text."""

@@ -104,7 +104,7 @@ class GravacState:
 
     @property
     def lowest(self) -> int:
-        """Position of the lowest CF; the number of candidates if only dense may be chosen."""
+        """Position of the base compressor's lowest CF; the number of candidates if only dense may be chosen."""
         return self.fallback + 1
 
     @property
@@ -114,7 +114,7 @@ class GravacState:
 
     @property
     def after_lowest(self) -> tuple[int, ...]:
-        """Positions of the candidates that a search tries after the lowest CF: 16 bit, then higher CFs."""
+        """Positions to try after the base compressor's lowest CF: 16 bit, if it is a candidate, then the higher CFs."""
         return tuple(position for position in range(1, len(self.candidates)) if position != self.lowest)
 
     @property

@@ -139,10 +139,10 @@ def expected_gain(
     Returns:
         The largest gain of 1 to ``MOST_TRIALS_AHEAD`` trials; 0 if trials cost more than they gain, or are not allowed.
     """
-    earlier = state.trial_results(candidate)
-    if earlier is None and sum(learned.trials > 0 for learned in state.learned) >= MOST_CANDIDATES:
+    earlier_results = state.trial_results(candidate)
+    if earlier_results is None and sum(learned.trials > 0 for learned in state.learned) >= MOST_CANDIDATES:
         return 0.0
-    if earlier is not None and (earlier.reference != reference or not earlier.trials):
+    if earlier_results is not None and (earlier_results.reference != reference or not earlier_results.trials):
         return 0.0
     run_steps = _total_steps(state, total_steps)
     steps_to_come = run_steps - state.steps
@@ -155,15 +155,17 @@ def expected_gain(
         return 0.0  # the bounds on the time of a candidate that has not run may be 0 or infinite
     ratio = belief.efficiency / reference_belief.efficiency
     advantage = math.log(ratio * reference_seconds / candidate_seconds)
-    deviation_factor = max(1.0, FIRST_TRIAL_DEVIATION_FACTOR / math.sqrt(1 if earlier is None else 1 + earlier.trials))
+    deviation_factor = max(
+        1.0, FIRST_TRIAL_DEVIATION_FACTOR / math.sqrt(1 if earlier_results is None else 1 + earlier_results.trials)
+    )
     deviation = deviation_factor * math.hypot(belief.deviation, reference_belief.deviation)
     is_preferred = belief.lower_bound / candidate_seconds > reference_belief.lower_bound / reference_seconds
     first_price, trial_price = trial_prices(state, candidate, reference, length, expire)
-    scatter = expected_scatter(earlier, length) / max(SMALLEST_RATIO_DIVISOR, ratio)
+    scatter = expected_scatter(earlier_results, length) / max(SMALLEST_RATIO_DIVISOR, ratio)
     steps_tried = sum(learned.steps for learned in state.learned)
     largest_gain = 0.0
     for trials in range(1, MOST_TRIALS_AHEAD + 1):
-        price = (first_price if earlier is None else 0.0) + trials * trial_price
+        price = (first_price if earlier_results is None else 0.0) + trials * trial_price
         if (
             state.booked + price > LARGEST_COST_FRACTION * steps_to_come
             or steps_tried + trials * steps > LARGEST_STEP_FRACTION * run_steps
@@ -228,8 +230,8 @@ def _total_steps(state: GoodputState, total_steps: int | None) -> int:
 
 def _step_seconds(state: GoodputState, position: int, expire: int) -> float:
     """Return the seconds of a candidate's step: as measured, otherwise the mean of its lower and upper bound."""
-    measured = state.entry(position)
-    if measured is not None:
-        return measured.seconds
+    measured_entry = state.entry(position)
+    if measured_entry is not None:
+        return measured_entry.seconds
     lower, upper = state.shortest_step_seconds(position, expire), state.longest_step_seconds(position)
     return (lower + upper) / 2 if lower < upper < math.inf else lower

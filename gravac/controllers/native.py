@@ -12,7 +12,7 @@ LARGEST_FLOAT16_NORM = 65504 / 128
 """Norm of all ranks' gradients below which torch's float16 hook may send the gradients: a 128th of the largest float16
 number, since gradients may grow while gravac does not observe them."""
 
-LONGEST_STRETCH_STEPS, LONGEST_STRETCH_S = 400, 4.0
+LONGEST_STRETCH_STEPS, LONGEST_STRETCH_SECONDS = 400, 4.0
 """Largest number of steps, and of seconds, of a native stretch (steps that gravac times together). The ranks notice at
 the end of a stretch if its steps took a quarter longer than before. If steps take more than twice as long, the ranks
 notice earlier, by numbers that they exchange within a stretch."""
@@ -47,4 +47,4 @@ def next_stretch_length(watch: int, seconds: float, minimum: int) -> int:
         >>> next_stretch_length(400, 0.001, minimum=8)
         400
     """
-    return max(minimum, min(LONGEST_STRETCH_STEPS, 2 * watch, math.ceil(LONGEST_STRETCH_S / seconds)))
+    return max(minimum, min(LONGEST_STRETCH_STEPS, 2 * watch, math.ceil(LONGEST_STRETCH_SECONDS / seconds)))

@@ -371,8 +371,8 @@ class Learned:
     def _mean(self) -> float:
         """Weighted mean of the trials' ratios; 1 without trials."""
         weights = [(ratio, error**-2) for ratio, error in self.estimates]
-        total = sum(weight for _, weight in weights)
-        return sum(ratio * weight for ratio, weight in weights) / total if total else 1.0
+        total_weight = sum(weight for _, weight in weights)
+        return sum(ratio * weight for ratio, weight in weights) / total_weight if total_weight else 1.0
 
     @property
     def measured_ratio(self) -> MeasuredRatio:

@@ -33,11 +33,11 @@ def geometric(cf_range: tuple[float, float], ratio: float = 2.0) -> tuple[float,
         >>> geometric((10, 100))
         (10, 20.0, 40.0, 80.0, 100)
     """
-    low, high = cf_range
-    cfs = [low]
-    while cfs[-1] * ratio < high:
+    lowest_cf, highest_cf = cf_range
+    cfs = [lowest_cf]
+    while cfs[-1] * ratio < highest_cf:
         cfs.append(cfs[-1] * ratio)
-    return (*cfs, high) if high > cfs[-1] else tuple(cfs)
+    return (*cfs, highest_cf) if highest_cf > cfs[-1] else tuple(cfs)
 
 
 def snap(target_cfs: Sequence[float], supported_cfs: Span | Sequence[float]) -> tuple[float, ...]:

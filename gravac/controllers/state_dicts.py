@@ -184,7 +184,7 @@ def _check_field_names(path: str, dumped: Any, names: set[str]) -> None:
     for name in sorted(names - {*dumped}):
         raise SettingsError(f"{path}/{name}: it is missing; {STATE_REMEDY}")
     for name in sorted(map(str, {*dumped} - names)):
-        raise SettingsError(f"{path}/{name}: it is unknown here; {STATE_REMEDY}")
+        raise SettingsError(f"{path}/{name}: this run expects no such entry; {STATE_REMEDY}")
 
 
 def _field_names(state_class: Any) -> set[str]:

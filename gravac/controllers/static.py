@@ -40,8 +40,8 @@ class Static(Settings):
 
     def start(self, forecasts: Sequence[Forecast]) -> tuple[StaticState, Decision]:
         """Return the first state and decision: run dense if dense has ``cf``, otherwise the candidate after dense."""
-        dense, *others = (forecast.candidate for forecast in forecasts)
-        candidate = dense if self.cf in (1.0, dense.cf) or not others else others[0]
+        dense, *other_candidates = (forecast.candidate for forecast in forecasts)
+        candidate = dense if self.cf in (1.0, dense.cf) or not other_candidates else other_candidates[0]
         return Window(candidate), Decision(candidate, reason=f"static: {candidate}")
 
     def observe(self, state: StaticState, measurement: Measurement) -> tuple[StaticState, Decision]:

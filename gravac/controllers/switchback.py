@@ -168,7 +168,10 @@ def _too_slow(state: GoodputState, trials: Trials) -> bool:
 
 
 def _end_stretch(state: GoodputState, trials: Trials) -> tuple[GoodputState, Decision]:
-    """Return the state after the candidate's steps, and the decision to run the reference before the loss is read."""
+    """Return the state after the candidate's steps of a trial, and the decision to run the reference again.
+
+    The reference is the candidate that the trial compares with. The loss is read after some of the reference's steps.
+    """
     reference, candidate = _reference_and_candidate(state, trials)
     window = state.window
     summary = window.summary(PROGRESS)

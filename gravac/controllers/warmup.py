@@ -75,8 +75,8 @@ class Warmup(Settings):
 
     def propose(self, cf_range: tuple[float, float], supported: Span | Sequence[float]) -> tuple[float, ...]:
         """Return the supported CFs nearest to the stages' CFs in the range; higher CFs are clamped to its end."""
-        low, high = cf_range
-        target_cfs = sorted({min(cf, high) for cf in self.stages if cf >= low})
+        lowest_cf, highest_cf = cf_range
+        target_cfs = sorted({min(cf, highest_cf) for cf in self.stages if cf >= lowest_cf})
         return snap(target_cfs, supported)
 
     def for_latency(self, latency: int) -> "Warmup":
@@ -126,12 +126,12 @@ class Warmup(Settings):
 
     def _candidate_at(self, step: int, candidates: Sequence[Candidate]) -> Candidate:
         """Return the candidate that the schedule runs in a step (counted from 0)."""
-        dense, *others = candidates
+        dense, *compressed_candidates = candidates
         target_cf = self.stages[self._stage_number(step)]
-        if not others or target_cf <= dense.cf:
+        if not compressed_candidates or target_cf <= dense.cf:
             return dense
-        nearest = min(others, key=lambda candidate: abs(math.log(candidate.cf / target_cf)))
-        return nearest if nearest.cf <= target_cf * math.sqrt(self.factor) else dense
+        nearest_candidate = min(compressed_candidates, key=lambda candidate: abs(math.log(candidate.cf / target_cf)))
+        return nearest_candidate if nearest_candidate.cf <= target_cf * math.sqrt(self.factor) else dense
 
     def _phase(self, step: int) -> str:
         """Return the name of a step's phase: ``"warm-up"``, or ``"warmed up"`` in the last stage."""

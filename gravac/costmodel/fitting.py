@@ -200,11 +200,11 @@ def _solve_not_negative(columns: FloatArray, target: FloatArray) -> FloatArray:
 
     ``columns`` has shape ``(observations, unknowns)``, ``target`` has shape ``(observations,)``.
     """
-    scale = np.maximum(np.linalg.norm(columns, axis=0), 1e-300)
+    column_norms = np.maximum(np.linalg.norm(columns, axis=0), 1e-300)
     is_free = np.ones(columns.shape[1], dtype=bool)
     while True:
         solution = np.zeros(columns.shape[1])
-        solution[is_free] = np.linalg.lstsq(columns[:, is_free] / scale[is_free], target, rcond=None)[0]
+        solution[is_free] = np.linalg.lstsq(columns[:, is_free] / column_norms[is_free], target, rcond=None)[0]
         if (solution >= 0).all():
-            return np.asarray(solution / scale)
+            return np.asarray(solution / column_norms)
         is_free[int(np.argmin(solution))] = False

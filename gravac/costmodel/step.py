@@ -43,7 +43,7 @@ BACKWARD_FRACTION = 2 / 3
 """Fraction of a step's compute time that backward takes: it computes two products for each product of forward."""
 
 
-LOWEST_BANDWIDTH, HIGHEST_BANDWIDTH = 1e3, 1e13
+LOWEST_BANDWIDTH_BPS, HIGHEST_BANDWIDTH_BPS = 1e3, 1e13
 """Lowest and highest bandwidth that ``break_even`` and ``crossing`` consider, bits per second."""
 
 
@@ -202,8 +202,8 @@ def break_even(
 ) -> float | None:
     """Return the bandwidth, bits per second, below which compressed steps are shorter than dense ones (16 bit).
 
-    ``None`` if compressed steps are shorter at no bandwidth between ``LOWEST_BANDWIDTH`` and ``HIGHEST_BANDWIDTH``, or
-    at all of them.
+    ``None`` if compressed steps are shorter at no bandwidth between ``LOWEST_BANDWIDTH_BPS`` and
+    ``HIGHEST_BANDWIDTH_BPS``, or at all of them.
 
     Args:
         shapes: shapes of the parameters.
@@ -234,13 +234,13 @@ def crossing(wins: Callable[[float], bool]) -> float | None:
     """Return the bandwidth, bits per second, below which ``wins`` is true; ``None`` if always true or never.
 
     Args:
-        wins: function of a bandwidth between ``LOWEST_BANDWIDTH`` and ``HIGHEST_BANDWIDTH``, in bits per second, that
-            returns whether a condition holds: true below some bandwidth, false above.
+        wins: function that returns whether a condition holds at a bandwidth, in bits per second, between
+            ``LOWEST_BANDWIDTH_BPS`` and ``HIGHEST_BANDWIDTH_BPS``: true below some bandwidth, false above.
     """
-    low, high = LOWEST_BANDWIDTH, HIGHEST_BANDWIDTH
-    if not wins(low) or wins(high):
+    lower_bps, higher_bps = LOWEST_BANDWIDTH_BPS, HIGHEST_BANDWIDTH_BPS
+    if not wins(lower_bps) or wins(higher_bps):
         return None
-    while high / low > 1.0001:
-        middle = math.sqrt(low * high)
-        low, high = (middle, high) if wins(middle) else (low, middle)
-    return math.sqrt(low * high)
+    while higher_bps / lower_bps > 1.0001:
+        middle = math.sqrt(lower_bps * higher_bps)
+        lower_bps, higher_bps = (middle, higher_bps) if wins(middle) else (lower_bps, middle)
+    return math.sqrt(lower_bps * higher_bps)

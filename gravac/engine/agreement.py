@@ -19,7 +19,7 @@ from gravac.controllers.base import Measurement
 from gravac.engine.run_state import RunState
 from gravac.exchange.executor import Executor
 from gravac.exchange.failures import ExchangeError
-from gravac.measurement import FIRST_SLOTS, LAST_SLOTS, UNRELEASED, LocalMeasurement, error_at, slots
+from gravac.measurement import SLOTS_AFTER_ERRORS, SLOTS_BEFORE_ERRORS, UNRELEASED, LocalMeasurement, error_at, slots
 
 AGREEMENT_TEXT = "the ranks' agreement on an earlier step"
 """What a failed agreement exchanged, for error messages."""
@@ -134,7 +134,7 @@ class DeviceSchedule:
 
     def step_follows(self, step: int) -> None:
         """Wait until the device has run an earlier step, read its numbers, and send numbers of a restored run."""
-        self._agreement.executor.catch_up()
+        self._agreement.executor.wait_for_previous_step()
         self._agreement.read(step + 1 - self._latency)
         self._agreement.send(step - self._latency)
 
@@ -179,7 +179,8 @@ def agreed_measurement(
     """
     total = slot_numbers(local.shadow, sums[0])
     numbers = {
-        slot: total[slot] if slot in SUMMED_SLOTS else total[slot] / world for slot in (*FIRST_SLOTS, *LAST_SLOTS)
+        slot: total[slot] if slot in SUMMED_SLOTS else total[slot] / world
+        for slot in (*SLOTS_BEFORE_ERRORS, *SLOTS_AFTER_ERRORS)
     }
     if local.native_step_s is None:
         numbers |= {slot: numbers[slot] / local.steps for slot in SECONDS_SLOTS}

@@ -73,26 +73,27 @@ class Waiting:
         self.groups: list[ReadyGroup] = []
         self.enough_elements = self.max_elements = 0
 
-    def set_limits(self, coding_bytes: int, total: int, exchange_s: float = 0.0, on_cpu: bool = False) -> None:
+    def set_limits(self, coding_bytes: int, model_elements: int, exchange_s: float = 0.0, on_cpu: bool = False) -> None:
         """Set how many elements are compressed in one job of the step that begins.
 
         Args:
-            coding_bytes: bytes of memory that averaging takes for each element; see ``Averager.coding_bytes``.
-            total: number of elements of all the model's tensors.
+            coding_bytes: most memory that averaging takes besides gradients and residuals, in bytes per element.
+            model_elements: number of elements of all the model's tensors.
             exchange_s: seconds that exchanging all tensors in one job would take on the link; 0: not known.
             on_cpu: whether the gradients are on a CPU, on which calls cost little, and a job is coded while others are
                 in flight.
         """
-        self.enough_elements = enough(total, exchange_s)
+        self.enough_elements = enough(model_elements, exchange_s)
         self.max_elements = TEMPORARIES // (CODING_BYTES if on_cpu else coding_bytes)
 
     def take(self, group: ReadyGroup | None, at_once: bool) -> list[ReadyGroup]:
-        """Add a group; if enough elements wait, remove and return all waiting groups, otherwise return none.
+        """Add a group; return the groups to compress now in one job, which then no longer wait: all groups, or none.
 
-        A segment waits for the next segment of its group if a job may have both.
+        None are returned while all waiting groups together have fewer than ``enough_elements`` elements. A large group
+        arrives in segments: none are returned either if the group's next segment still fits into the job.
 
         Args:
-            group: group to add; ``None``: no group.
+            group: group, or segment of a group, to add; ``None``: nothing is added.
             at_once: whether to return all groups, however few elements they have.
         """
         self.groups += [] if group is None else [group]
@@ -105,15 +106,15 @@ class Waiting:
         return selected_groups
 
 
-def enough(total: int, exchange_s: float = 0.0) -> int:
+def enough(model_elements: int, exchange_s: float = 0.0) -> int:
     """Return the number of elements from which on groups of a model do not wait.
 
     Args:
-        total: number of elements of all the model's tensors.
+        model_elements: number of elements of all the model's tensors.
         exchange_s: predicted seconds of a step's exchange; 0: not known, or jobs must not be in flight together.
     """
     jobs = min(MOST_JOBS, max(FEWEST_JOBS, int(exchange_s / JOB_SECONDS)))
-    return min(ALWAYS_ENOUGH, -(-total // jobs))
+    return min(ALWAYS_ENOUGH, -(-model_elements // jobs))
 
 
 def cut(group: ReadyGroup, join: Callable[[], None]) -> list[ReadyGroup]:
@@ -135,11 +136,11 @@ def cut(group: ReadyGroup, join: Callable[[], None]) -> list[ReadyGroup]:
         group.done()
 
     sizes = [sum(piece.flat.numel() for piece in segment) for segment in segments]
-    *earlier_segments, final = (
+    *earlier_segments, final_segment = (
         replace(group, pieces=tuple(segment), buffer=None, done=lambda: None, next_elements=next_elements)
         for segment, next_elements in zip(segments, [*sizes[1:], 0], strict=True)
     )
-    return [*earlier_segments, replace(final, done=done)]
+    return [*earlier_segments, replace(final_segment, done=done)]
 
 
 def split(pieces: Sequence[Piece], limit: int) -> list[list[Piece]]:
@@ -163,6 +164,6 @@ def elements(groups: Sequence[ReadyGroup]) -> int:
 
 def describe(pieces: Sequence[Piece]) -> str:
     """Return names and number of the tensors that a job exchanges, as text for error messages."""
-    first, final, count = pieces[0].name, pieces[-1].name, len(pieces)
-    names = f"tensor {first}" if count == 1 else f"{count} tensors from {first} to {final}"
+    first_name, final_name, count = pieces[0].name, pieces[-1].name, len(pieces)
+    names = f"tensor {first_name}" if count == 1 else f"{count} tensors from {first_name} to {final_name}"
     return f"{names} ({sum(piece.flat.numel() for piece in pieces):,} elements)"

@@ -180,13 +180,13 @@ def _time_steps(
     flat = torch.empty_like(source)
     shape = (sample.rows, sample.columns)
     pieces = [Piece(str(number), chunk, shape) for number, chunk in enumerate(flat.chunk(sample.tensors))]
-    averager.dense_below, intervals_of_steps = 0, []
+    averager.dense_below, coding_intervals_by_step = 0, []
     for step in range(UNTIMED_STEPS + TIMED_STEPS):
         flat.copy_(source)
         averager.measure(LocalMeasurement(step, Candidate("hook", averager.base.name, cf)), executor)
         plan = averager.plan(step, cf)
         segments = split(pieces, TEMPORARIES // averager.coding_bytes(plan))
-        intervals_of_steps.append(
+        coding_intervals_by_step.append(
             [
                 interval
                 for segment in segments
@@ -194,9 +194,9 @@ def _time_steps(
             ]
         )
         averager.commit()
-    intervals_of_steps[-1][-1].ended.synchronize()
-    timed_intervals = intervals_of_steps[UNTIMED_STEPS:]
-    return [sum(began.elapsed_time(ended) for began, ended in intervals) / 1e3 for intervals in timed_intervals]
+    coding_intervals_by_step[-1][-1].ended.synchronize()
+    timed_intervals_by_step = coding_intervals_by_step[UNTIMED_STEPS:]
+    return [sum(began.elapsed_time(ended) for began, ended in intervals) / 1e3 for intervals in timed_intervals_by_step]
 
 
 def _coding_intervals(averager: Averager, job: Any, device: Device) -> Iterator[Interval]:

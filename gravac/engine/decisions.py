@@ -36,8 +36,8 @@ class RecordSettings:
 
     Attributes:
         samples_per_step: number of samples of a step over all ranks; ``None``: each rank's step counts as one sample.
-        steps_per_epoch: number of steps of an epoch, by which the epoch is added to reasons of decisions; ``None``:
-            reasons have no epoch.
+        steps_per_epoch: number of steps of an epoch. Reasons of decisions then end with the epoch, such as
+            ``(epoch 1.50)``; ``None``: they do not.
         settings: the run's settings, as ``RunRecord`` contains them.
         history: largest number of decision records in the run's state, which holds the newest; sinks get all records.
     """
@@ -171,9 +171,9 @@ class Deciding:
         self.probe_requested |= self.decision.probe
         if self.decision.progress is not None:
             self.emit(progress_record(measured, self.decision.progress))
-        changed = self.decision.runs != previous_runs
-        if self.decision.summary is not None or changed:
-            self._record(state, holds_from(measured, self._latency), changed)
+        candidate_changed = self.decision.runs != previous_runs
+        if self.decision.summary is not None or candidate_changed:
+            self._record(state, holds_from(measured, self._latency), candidate_changed)
         if self._waits_for_compute:
             self._add_compute_time(state, measured)
 

@@ -52,7 +52,7 @@ from gravac.engine.losses import Losses
 from gravac.engine.run_state import RunState
 from gravac.exchange.comparing import texts_of_tensors
 from gravac.exchange.executor import Executor, Mark, Number, Returning, Verdict, both
-from gravac.guarded import Guarded
+from gravac.guarded import GuardedCaller
 from gravac.measurement import LocalMeasurement
 
 T = TypeVar("T")
@@ -110,7 +110,7 @@ class Engine:
         self._executor: Executor | None = None
         self._agreement: Agreement | None = None
         self._schedule: AgreementSchedule | None = None
-        self._guarded = Guarded()
+        self._call_guarded = GuardedCaller()
         self._waiting = Waiting()
         self._elements = 0
         self._plan = averager.plan(0, None)
@@ -214,11 +214,11 @@ class Engine:
 
         The tensors are copies. Called while no job is in flight.
         """
-        feedback, scale = self.averager.feedback, self.state.loss_scale or 1.0
+        feedback, loss_scale = self.averager.feedback, self.state.loss_scale or 1.0
         names = [*feedback.residual, *(name for name in feedback.releasing if name not in feedback.residual)]
         stores = (feedback.residual, feedback.releasing)
         residuals = {name: [store[name].float() for store in stores if name in store] for name in names}
-        return {name: torch.stack(addends).sum(0) / scale for name, addends in residuals.items()}
+        return {name: torch.stack(addends).sum(0) / loss_scale for name, addends in residuals.items()}
 
     def change_mode(self, mode: Mode) -> None:
         """Prepare for steps of another mode: drop all residuals, which do not fit what the new mode exchanges.
@@ -292,13 +292,13 @@ class Engine:
             finite: whether all pieces are finite on this rank; True if not known. If False on a rank, compressed pieces
                 become NaN on every rank, and no residual changes.
         """
-        handle = Handle(self, self._guarded)
+        handle = Handle(self, self._call_guarded)
         handle.then(then)
         group = ReadyGroup(tuple(pieces), buffer, handle.ends, handle.ends, finite)
-        *segments, final = cut(group, self.executor.join)
+        *segments, final_segment = cut(group, self.executor.join)
         for segment in segments:
             self._hand_over(segment, None)
-        self._hand_over(final, group, is_last)
+        self._hand_over(final_segment, group, is_last)
         return handle
 
     def flush(self) -> None:
@@ -350,9 +350,9 @@ class Engine:
                 finite = functools.reduce(both, (ready.finite for ready in in_job))
                 yield from self.averager.average(pieces, self._plan, buffer, finite)
             if self._with_inputs.counted:
-                factor = self.averager.world / self._with_inputs.number(self.executor)
+                ratio_of_ranks = self.averager.world / self._with_inputs.number(self.executor)
                 for piece in pieces:
-                    piece.flat.mul_(factor)
+                    piece.flat.mul_(ratio_of_ranks)
             for ready in in_job:
                 ready.done()
 
@@ -534,13 +534,17 @@ class Engine:
             decision: the newest decision.
             previous: candidate of the previous step; ``None`` before the first step.
         """
-        every = inputs.steps if inputs.mode == "outer" else 1
+        steps_per_exchange = inputs.steps if inputs.mode == "outer" else 1
         decided = decision.candidate
         if decided.mode == inputs.mode and not inputs.dense:
-            return decision if decided.every == every else replace(decision, candidate=replace(decided, every=every))
+            return (
+                decision
+                if decided.every == steps_per_exchange
+                else replace(decision, candidate=replace(decided, every=steps_per_exchange))
+            )
         if previous is not None and previous.mode == inputs.mode and not inputs.dense:
-            return Decision(replace(previous, every=every))
-        return Decision(Candidate(inputs.mode, DENSE, self.averager.dense.cf, every))
+            return Decision(replace(previous, every=steps_per_exchange))
+        return Decision(Candidate(inputs.mode, DENSE, self.averager.dense.cf, steps_per_exchange))
 
     def _rescale(self, loss_scale: Number | None) -> None:
         """Store the loss scale; if it changed, multiply residuals and gradient sums by new scale / old scale."""
@@ -576,7 +580,7 @@ class Engine:
         """Start to agree on all steps that have ended."""
         assert self._agreement is not None
         if not self.schedule.host_looks:
-            self.executor.catch_up()
+            self.executor.wait_for_previous_step()
         self._agreement.read(self.state.step)
         self._agreement.send(self.state.step)
 
@@ -596,7 +600,7 @@ class Engine:
             sums: sums of the measurement's vectors over the ranks.
         """
         world = self.executor.agree_world
-        measured = agreed_measurement(local, sums, world, self.deciding.samples(world))
+        agreed_step = agreed_measurement(local, sums, world, self.deciding.samples(world))
         if local.unreleased and all_released(local, sums) and local.step >= self._set_aside_at_step:
             self.averager.feedback.drop(local.unreleased, self._plan.sends_all)
-        self.deciding.observe(self.state, measured, local)
+        self.deciding.observe(self.state, agreed_step, local)

@@ -12,7 +12,7 @@ import torch
 
 from gravac.exchange.executor import Executor, Job, Returning
 from gravac.exchange.failures import ExchangeError
-from gravac.guarded import Guarded
+from gravac.guarded import GuardedCaller
 
 T = TypeVar("T")
 
@@ -49,8 +49,8 @@ class Handle:
         guarded: object that calls the functions given to ``then``, and reports their exceptions.
     """
 
-    def __init__(self, engine: ExchangeEngine, guarded: Guarded) -> None:
-        self._engine, self._guarded = engine, guarded
+    def __init__(self, engine: ExchangeEngine, guarded: GuardedCaller) -> None:
+        self._engine, self._call_guarded = engine, guarded
         self._future: Future[None] = Future()
 
     def wait(self) -> None:
@@ -69,7 +69,8 @@ class Handle:
             self._engine.executor.order()
         if not self._future.done():
             raise RuntimeError(
-                "not every simulated rank has handed over these tensors; let all ranks do so before a rank waits"
+                "not every simulated rank has handed over these tensors; let all ranks hand them over before a rank "
+                "waits"
             )
         self._future.result()
 
@@ -84,7 +85,7 @@ class Handle:
         """
         if self._future.done() and self._engine.ready_to_run:
             self._engine.executor.join()
-        self._future.add_done_callback(lambda future: self._guarded(function, future.exception()))
+        self._future.add_done_callback(lambda future: self._call_guarded(function, future.exception()))
 
     def ends(self, failure: BaseException | None = None) -> None:
         """Complete the handle: the tensors hold their mean, or the exchange failed. Called by the executor."""
@@ -162,7 +163,8 @@ class JobResult(Generic[T]):
         self._executor.order()
         if not self._returned.done():
             raise RuntimeError(
-                f"not every simulated rank has handed over {self._what}; let all ranks do so before a rank waits"
+                f"not every simulated rank has handed over {self._what}; let all ranks hand them over before a rank "
+                "waits"
             )
         return self._returned.result()
 

@@ -39,9 +39,9 @@ class Losses:
             A float; or a scalar (0-d float32 tensor) on the losses' device, if that is not the CPU.
         """
         with self._lock, torch.no_grad():
-            total, count = self._total, self._count
+            loss_sum, count = self._total, self._count
             self._total, self._count = 0.0, 0
-            return total / count if count else math.nan
+            return loss_sum / count if count else math.nan
 
 
 def _number(loss: torch.Tensor | float) -> Number:

@@ -26,7 +26,7 @@ def decision_record(
         changed: whether the decision changes which candidates run.
         gain: gain of the newest step that ranks agreed on, recorded if the decision has no summary of a window;
             ``None``: not finite.
-        steps_per_epoch: number of steps of an epoch, by which the epoch is added to the reason; ``None``: no epoch.
+        steps_per_epoch: number of steps of an epoch; the reason then ends with the epoch. ``None``: it does not.
     """
     last_gain = 0.0 if gain is None else gain
     summary = decision.summary or Summary(

@@ -88,9 +88,9 @@ def compare(texts: Mapping[str, str]) -> Comparison:
     digests = yield _tensor(digest)
     if all(torch.equal(digest_of_rank, digests[0]) for digest_of_rank in digests):
         return
-    local = json.dumps(dict(texts)).encode()
-    lengths = [int(length) for length in (yield torch.tensor([len(local)]))]
-    rows = yield _tensor(local.ljust(max(lengths)))
+    encoded_texts = json.dumps(dict(texts)).encode()
+    lengths = [int(length) for length in (yield torch.tensor([len(encoded_texts)]))]
+    rows = yield _tensor(encoded_texts.ljust(max(lengths)))
     raise SettingsError(difference([json.loads(row.numpy().tobytes()) for row in rows]))
 
 
@@ -105,17 +105,21 @@ def difference(of_ranks: Sequence[Mapping[str, str]]) -> str:
         'seed: ranks 0, 2 have 0, rank 1 has 1; give every rank the same'
     """
     fields = dict.fromkeys(field for texts in of_ranks for field in texts)
-    first, *further = [field for field in fields if len({texts.get(field) for texts in of_ranks}) > 1]
+    first_field, *further_fields = [field for field in fields if len({texts.get(field) for texts in of_ranks}) > 1]
     ranks_with: dict[str | None, list[int]] = {}
     for rank, texts in enumerate(of_ranks):
-        ranks_with.setdefault(texts.get(first), []).append(rank)
+        ranks_with.setdefault(texts.get(first_field), []).append(rank)
     clauses = [
         f"{_ranks(ranks)} {MISSING_TEXT if text is None else text}"
         for text, ranks in list(ranks_with.items())[:MAX_SHOWN]
     ]
     clauses += [f"and {len(ranks_with) - MAX_SHOWN} other values"] * (len(ranks_with) > MAX_SHOWN)
-    more = ", ".join(further[:MAX_SHOWN]) + f" and {len(further) - MAX_SHOWN} more" * (len(further) > MAX_SHOWN)
-    return f"{first}: {', '.join(clauses)}; give every rank the same" + (f" (also of {more})" if further else "")
+    more_fields_text = ", ".join(further_fields[:MAX_SHOWN]) + f" and {len(further_fields) - MAX_SHOWN} more" * (
+        len(further_fields) > MAX_SHOWN
+    )
+    return f"{first_field}: {', '.join(clauses)}; give every rank the same" + (
+        f" (also of {more_fields_text})" if further_fields else ""
+    )
 
 
 def texts_of_tensors(tensors: Mapping[str, torch.Tensor], kind: str = "parameter") -> dict[str, str]:

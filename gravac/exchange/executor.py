@@ -90,7 +90,9 @@ class Executor(Protocol):
         """Start collectives, all of them ``AllReduce``, from within a call; return a handle for ``finish``."""
 
     def finish(self, started: Any) -> list[Any]:
-        """Wait for collectives that ``launch`` started, and return the results; called once, in order of the starts.
+        """Wait for collectives that ``launch`` started, and return their results, in order.
+
+        Called once for each call of ``launch``, in the same order.
 
         Raises:
             ExchangeError: a rank did not answer.
@@ -100,7 +102,9 @@ class Executor(Protocol):
         """Start to sum vectors, in float64, over the ranks that agree; return a handle for ``agreed``."""
 
     def agreed(self, started: Any) -> list[list[float]]:
-        """Wait for the sums that ``agree`` started, and return them as lists; called once, in the order of the starts.
+        """Wait for the sums that ``agree`` started, and return the sums as lists.
+
+        Called once for each call of ``agree``, in the same order.
 
         Raises:
             ExchangeError: a rank did not answer.
@@ -109,7 +113,7 @@ class Executor(Protocol):
     def everywhere(self, finite: Verdict) -> Verdict:
         """Return whether a verdict is true on all ranks that agree on decisions; these call it when a step ends."""
 
-    def catch_up(self) -> None:
+    def wait_for_previous_step(self) -> None:
         """Make the host wait until the device has run the previous step's calls; called before each step.
 
         Not called if ``host_looks``.

@@ -34,7 +34,7 @@ from gravac.exchange.device import stream_order
 from gravac.exchange.executor import Fail, Job, Number, Verdict
 from gravac.exchange.failures import LOOK_SECONDS, ExchangeError, Failures
 from gravac.exchange.group import GroupTransport, Pending, destroy_private
-from gravac.guarded import Guarded
+from gravac.guarded import GuardedCaller
 
 MAX_JOBS_BEHIND = 4
 """Largest number of jobs whose collectives may be in flight besides the oldest job's."""
@@ -139,14 +139,14 @@ class Fifo:
         self._transports = [self.transport, *([] if agreement is None else [agreement])]
         groups = [getattr(used, "group", None) for used in self._transports]
         self._failures = Failures([group for group in groups if group is not None])
-        self._guarded = Guarded()
+        self._call_guarded = GuardedCaller()
         self._creator_pid = os.getpid()
         self._inbox: queue.SimpleQueue[_Work | _RoundEnded | _Abandon] = queue.SimpleQueue()
         self._waits: queue.SimpleQueue[_Exchange | _Await | None] = queue.SimpleQueue()
         self._queued_work: deque[_Work] = deque()
         self._encoded_job: _Exchange | None = None  # its collectives are not started yet
         self._flight: deque[_Exchange] = deque()  # started, oldest first
-        self._seconds = (0.0, 0.0)  # compress_seconds and exchange_seconds at the last call of ``spent``
+        self._seconds = (0.0, 0.0)  # ``compress_seconds`` and ``exchange_seconds`` at the last call of ``spent``
         self._rounds_in_flight = 0
         self._flight_began = 0.0
         self._failure: BaseException | None = None
@@ -237,7 +237,7 @@ class Fifo:
                 raise results
             return results
 
-    def catch_up(self) -> None:
+    def wait_for_previous_step(self) -> None:
         """Do nothing: the host may look at tensors at any time."""
 
     def judge(self, finite: torch.Tensor) -> Verdict:
@@ -267,9 +267,9 @@ class Fifo:
         """
         if threading.current_thread() is self._thread or os.getpid() != self._creator_pid:
             return True
-        done = threading.Event()
-        self.call(done.set, lambda _: done.set())
-        return done.wait(seconds)
+        done_event = threading.Event()
+        self.call(done_event.set, lambda _: done_event.set())
+        return done_event.wait(seconds)
 
     def abandon(self, failure: BaseException) -> None:
         """Fail all present and later jobs and calls with an exception, and tell the other ranks."""
@@ -308,7 +308,7 @@ class Fifo:
         for transport in self._transports:
             group = transport.__dict__.pop("group", None)
             if group is not None:
-                self._guarded(destroy_private, group)
+                self._call_guarded(destroy_private, group)
 
     def _end(self) -> None:
         """Fail all work in the inbox, and all that is handed over from now on."""
@@ -324,18 +324,20 @@ class Fifo:
             except queue.Empty:
                 return
             if isinstance(message, _Exchange | _Call):
-                self._guarded(message.fail, failure)
+                self._call_guarded(message.fail, failure)
 
     # the second thread
 
     def _wait(self) -> None:
         """Wait for collectives in the order in which they were started, and report their results."""
-        while (started := self._waits.get()) is not None:
-            if isinstance(started, _Await):
-                started.results.put(_finish(started.transport, started.pending))
+        while (started_wait := self._waits.get()) is not None:
+            if isinstance(started_wait, _Await):
+                started_wait.results.put(_finish(started_wait.transport, started_wait.pending))
             else:
-                self._inbox.put(_RoundEnded(started, _finish(self.transport, started.pending), time.perf_counter()))
-            del started  # otherwise the job would stay in memory until the next one
+                self._inbox.put(
+                    _RoundEnded(started_wait, _finish(self.transport, started_wait.pending), time.perf_counter())
+                )
+            del started_wait  # otherwise the job would stay in memory until the next one
 
     # the exchange thread
 
@@ -390,7 +392,7 @@ class Fifo:
             elif isinstance(message, _Abandon):
                 self._give_up(message.failure)
             elif self._failure is not None and message is not None:
-                self._guarded(message.fail, self._failure)
+                self._call_guarded(message.fail, self._failure)
             else:
                 self._queued_work.append(message)
 
@@ -511,7 +513,7 @@ class Fifo:
         self._encoded_job = None
         self._queued_work = deque(work for work in self._queued_work if work is None)
         for fail in (*fails, *(work.fail for work in waiting if work is not None)):
-            self._guarded(fail, self._failure)
+            self._call_guarded(fail, self._failure)
 
 
 def _finish(transport: GroupTransport, pending: list[Pending]) -> RoundResults:

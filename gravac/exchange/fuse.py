@@ -153,8 +153,12 @@ def _flag(requests: Sequence[Collective], finite: Verdict, judge: Callable[[torc
 
 def _all_fit(sums: Sequence[torch.Tensor]) -> torch.Tensor:
     """Return whether all elements of the tensors are finite, as a 0-d bool tensor, by their largest magnitudes."""
-    largest = torch._foreach_norm([*sums], torch.inf)
-    return largest[0] < torch.inf if len(largest) == 1 else (torch.stack([*largest]) < torch.inf).all()
+    largest_magnitudes = torch._foreach_norm([*sums], torch.inf)
+    return (
+        largest_magnitudes[0] < torch.inf
+        if len(largest_magnitudes) == 1
+        else (torch.stack([*largest_magnitudes]) < torch.inf).all()
+    )
 
 
 def _raised(finite: Verdict, like: torch.Tensor, dtype: torch.dtype, shape: tuple[int, ...]) -> torch.Tensor:
@@ -215,8 +219,8 @@ class _Rows:
         pieces = [tensor.contiguous().view(rows, -1).view(torch.uint8) for tensor in self._widest_first]
         size = sum(piece.shape[1] for piece in pieces)
         pieces.append(torch.zeros(rows, -size % ALIGNMENT, dtype=torch.uint8, device=first.device))
-        joined = torch.cat(pieces, dim=1)
-        return AllToAll(joined) if self._scatters else AllGather(joined[0])
+        joined_pieces = torch.cat(pieces, dim=1)
+        return AllToAll(joined_pieces) if self._scatters else AllGather(joined_pieces[0])
 
     def split(self, answer: Any) -> Sequence[tuple[int, Any]]:
         """Return each member's position and result, given the result of the single collective."""

@@ -258,10 +258,10 @@ class StagedTransport(GroupTransport):
         staged = [map_tensors(request, _to_host) for request in requests]
         for device in devices:
             torch.cuda.current_stream(device).synchronize()
-        pending = super().launch(staged)
+        pending_collectives = super().launch(staged)
         return [
             collective._replace(device=tensors_of(request)[0].device)
-            for collective, request in zip(pending, requests, strict=True)
+            for collective, request in zip(pending_collectives, requests, strict=True)
         ]
 
     def finish(self, pending: list[Pending]) -> list[Any]:

@@ -14,7 +14,7 @@ import torch
 from gravac.collectives import AllReduce, Collective, Ledger
 from gravac.exchange import memory
 from gravac.exchange.executor import Fail, Job, Number, Verdict
-from gravac.guarded import Guarded
+from gravac.guarded import GuardedCaller
 
 
 class _Work(NamedTuple):
@@ -48,7 +48,7 @@ class Lockstep:
         self.executors = tuple(LockstepExecutor(self, rank, ranks, latency, host_looks) for rank in range(ranks))
         self.seconds = seconds
         self.failure: BaseException | None = None
-        self._guarded = Guarded()
+        self._call_guarded = GuardedCaller()
 
     def run(self) -> None:
         """Run the jobs and calls that all ranks have handed over.
@@ -70,7 +70,7 @@ class Lockstep:
                     self.failure = failure
             if self.failure is not None:
                 for work in work_of_ranks:
-                    self._guarded(work.fail, self.failure)
+                    self._call_guarded(work.fail, self.failure)
 
     def _run(self, calls: Sequence[Callable[[], None]], jobs: Sequence[Job]) -> None:
         for call in calls:
@@ -92,7 +92,7 @@ class LockstepExecutor:
         self.queue: deque[_Work] = deque()
         self.host_looks = host_looks
         self._ranks = ranks
-        self._seconds = 0.0  # exchange_seconds at the last call of ``spent``
+        self._seconds = 0.0  # ``exchange_seconds`` at the last call of ``spent``
         self._started_collectives: deque[tuple[list[Collective], list[list[Any]]]] = deque()
 
     def mark(self) -> float:
@@ -156,7 +156,7 @@ class LockstepExecutor:
         """Return the verdict unchanged: the same ranks average and agree, and have the same verdict."""
         return finite
 
-    def catch_up(self) -> None:
+    def wait_for_previous_step(self) -> None:
         """Do nothing: there is no device to wait for."""
 
     def judge(self, finite: torch.Tensor) -> Verdict:

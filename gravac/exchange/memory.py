@@ -76,16 +76,16 @@ def answers(of_ranks: Sequence[Collective]) -> list[Any]:
         raise ValueError(
             f"ranks ask for different collectives, {sorted(signatures)}; yield the same collectives on all ranks"
         )
-    first = of_ranks[0]
-    if isinstance(first, AllReduce):
-        total = first.tensor.clone()
-        for other in of_ranks[1:]:
-            total += tensors_of(other)[0]
+    first_collective = of_ranks[0]
+    if isinstance(first_collective, AllReduce):
+        total = first_collective.tensor.clone()
+        for other_collective in of_ranks[1:]:
+            total += tensors_of(other_collective)[0]
         return [total.clone() for _ in of_ranks]
-    if isinstance(first, AllToAll):
+    if isinstance(first_collective, AllToAll):
         return [torch.stack([tensors_of(sender)[0][rank] for sender in of_ranks]) for rank in range(len(of_ranks))]
-    if isinstance(first, Broadcast):
-        return [tensors_of(of_ranks[first.root])[0].clone() for _ in of_ranks]
+    if isinstance(first_collective, Broadcast):
+        return [tensors_of(of_ranks[first_collective.root])[0].clone() for _ in of_ranks]
     gathered = tuple(torch.stack(column) for column in zip(*map(tensors_of, of_ranks), strict=True))
     return [tuple(tensor.clone() for tensor in gathered) for _ in of_ranks]
 

@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """The executor for collectives that run on a GPU's streams (NCCL); it has no thread of its own.
 
-Only ``catch_up`` makes the host wait, for work that was queued a step ago. If that takes long, the host checks whether
-another rank failed. There are three kinds of streams:
+Only ``wait_for_previous_step`` makes the host wait, for work that was queued a step ago. If that takes long, the host
+checks whether another rank failed. There are three kinds of streams:
 
 - The *main* stream runs calls (the beginning of a step, its end). A call waits for all earlier work on the caller's
   stream and on every side stream.
@@ -30,7 +30,7 @@ from gravac.exchange.device import Device, Event, Stream
 from gravac.exchange.executor import Fail, Job, Number, Verdict
 from gravac.exchange.failures import LOOK_SECONDS, ExchangeError, Failures
 from gravac.exchange.group import GroupTransport
-from gravac.guarded import Guarded
+from gravac.guarded import GuardedCaller
 
 FAILED_SECONDS = 5.0
 """Longest wait for the device after a failure, in seconds: its streams may wait for a rank that never answers."""
@@ -51,7 +51,7 @@ class PendingSums(NamedTuple):
 
     Attributes:
         sums: vectors in pinned memory, to which the sums are copied.
-        arrival: moment at which the sums have been copied.
+        arrival: event of the device that has passed when the sums have been copied.
         number: number of this call of ``agree``, counted from 1.
         vectors: this rank's numbers, kept because the device may not have read them yet.
     """
@@ -94,15 +94,15 @@ class StreamExecutor:
         self._job_ends: list[Event] = []  # ends of jobs since the last call
         self._call_end: Event | None = None
         self._agreements = 0  # number of calls of ``agree`` so far
-        self._catch_up_to: Event | None = None  # moment that the next ``catch_up`` waits for
+        self._previous_step_event: Event | None = None  # awaited by the next ``wait_for_previous_step``
         self._agreements_past = 0  # number of calls of ``agree`` whose sums are on the host
         self._coding_intervals: list[Interval] = []
         self._exchange_intervals: list[Interval] = []
         self._failure: BaseException | None = None
         transports = [transport, *([] if agreement is None else [agreement])]
-        groups = [getattr(used, "group", None) for used in transports]
+        groups = [getattr(used_transport, "group", None) for used_transport in transports]
         self._failures = Failures([group for group in groups if group is not None])
-        self._guarded = Guarded()
+        self._call_guarded = GuardedCaller()
 
     # time
 
@@ -163,8 +163,8 @@ class StreamExecutor:
             self._agree_transport.finish(self._agree_transport.launch([*reduces]))
             sums = [self._device.pinned(each.tensor).copy_(each.tensor, non_blocking=True) for each in reduces]
             self._agreements += 1
-            self._catch_up_to = self._device.record()
-            return PendingSums(sums, self._catch_up_to, self._agreements, vectors)
+            self._previous_step_event = self._device.record()
+            return PendingSums(sums, self._previous_step_event, self._agreements, vectors)
 
     def agreed(self, started: PendingSums) -> list[list[float]]:
         """Return the sums, as lists; the host waits only if they were started in this step, as in a restored run."""
@@ -191,26 +191,29 @@ class StreamExecutor:
         return finite
 
     def to_host(self, verdicts: torch.Tensor) -> torch.Tensor:
-        """Copy a bool tensor, of any shape, to pinned memory; the host may read it after two calls of ``catch_up``."""
+        """Copy a bool tensor, of any shape, to pinned memory.
+
+        The host may read the copy after two calls of ``wait_for_previous_step``.
+        """
         return self._device.pinned(verdicts).copy_(verdicts, non_blocking=True)
 
     def numbers(self, numbers: Sequence[Number]) -> list[Number]:
         """Return the scalars (0-d tensors) themselves: the host must not look at them."""
         return [*numbers]
 
-    def catch_up(self) -> None:
-        """Make the host wait for all work that preceded the previous ``catch_up``, and for all sums started since then.
+    def wait_for_previous_step(self) -> None:
+        """Make the host wait for work queued before this method's last call, and for all sums started since then.
 
         The wait is short: the device has had the step between the two calls to do that work.
         """
-        if self._catch_up_to is not None:
+        if self._previous_step_event is not None:
             self.host_waits += 1
-            self._wait(self._catch_up_to)
+            self._wait(self._previous_step_event)
             self._agreements_past = self._agreements
         current = self._device.record()
         with self._on(self._agreement_stream):
             self._device.follow(current)
-            self._catch_up_to = self._device.record()
+            self._previous_step_event = self._device.record()
 
     def order(self) -> None:
         """Make the current stream wait for all jobs and calls handed over so far; the host does not wait."""
@@ -300,15 +303,15 @@ class StreamExecutor:
         except StopIteration:
             return False
         while True:
-            sent = self._device.record()
-            self._coding_intervals.append(Interval(began, sent))
+            sent_event = self._device.record()
+            self._coding_intervals.append(Interval(began, sent_event))
             try:
                 results = self.transport.finish(self.transport.launch(requests))
             except Exception as failure:
                 job.throw(failure)  # the job adds the names of the exchanged tensors
                 raise
             began = self._device.record()
-            self._exchange_intervals.append(Interval(sent, began))
+            self._exchange_intervals.append(Interval(sent_event, began))
             try:
                 requests = job.send(results)
             except StopIteration:
@@ -328,7 +331,7 @@ class StreamExecutor:
                 return
         except BaseException as failure:
             self.abandon(failure)
-        self._guarded(fail, self._failure)
+        self._call_guarded(fail, self._failure)
 
     @contextlib.contextmanager
     def _on(self, stream: Stream) -> Iterator[None]:

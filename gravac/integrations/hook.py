@@ -56,8 +56,8 @@ class HookState:
     def __getstate__(self) -> dict[str, Any]:
         if self._compressor is not None:
             raise TypeError(
-                "HookState: its compressor was made, and cannot be copied or pickled; send the state to other "
-                "processes before, and save a run by gravac.checkpoint.save(directory, state.compressor)"
+                "HookState: cannot be copied or pickled, since its compressor exists already; copy or pickle the state "
+                "before the first backward, and save a run by gravac.checkpoint.save(directory, state.compressor)"
             )
         return dict(self.__dict__)
 

@@ -84,8 +84,8 @@ class LightningHooks:
         loss = outputs.get("loss") if isinstance(outputs, Mapping) else outputs
         if isinstance(loss, torch.Tensor):  # Lightning has divided the loss by the number of batches of a step
             self.compressor.loss(loss * trainer.accumulate_grad_batches)
-        every = trainer.log_every_n_steps
-        if every and trainer.global_step % every == 0:
+        log_interval = trainer.log_every_n_steps
+        if log_interval and trainer.global_step % log_interval == 0:
             pl_module.log_dict(metrics(self.compressor), batch_size=1)
         if is_last_step(trainer):  # before the last validation, which evaluates the weights that are saved
             self.compressor.synchronize()

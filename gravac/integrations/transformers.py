@@ -102,7 +102,7 @@ class GravacCallback(TrainerCallback):
             self._trainer.log(metrics(self.compressor))
 
     def on_save(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **unused: Any) -> None:
-        """Save all ranks' states in a folder of the Trainer's checkpoint, with which the Trainer removes them later."""
+        """Save all ranks' states in a folder within the Trainer's checkpoint; the Trainer deletes both together."""
         resumable = not args.save_only_model and not state.is_hyper_param_search
         if self._attached_ddp is not None and self.compressor is not None and resumable:
             save(Path(args.output_dir, f"checkpoint-{state.global_step}", FOLDER), self.compressor)

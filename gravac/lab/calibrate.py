@@ -303,7 +303,7 @@ def describe(calibration: Calibration) -> str:
         "loopback": f"{calibration.workers} workers over loopback: the numbers hold for this machine only",
         "emulated": f"{calibration.workers} workers over emulated links of {calibration.link}",
     }[calibration.where]
-    smallest, largest = min(calibration.sizes, default=0), max(calibration.sizes, default=0)
+    smallest_size, largest_size = min(calibration.sizes, default=0), max(calibration.sizes, default=0)
     errors = [
         abs(
             2 * (calibration.workers - 1) * calibration.alpha
@@ -318,7 +318,8 @@ def describe(calibration: Calibration) -> str:
         f"{setup}\n"
         f"latency {1e6 * calibration.alpha:.1f} µs a message, bandwidth {calibration.bandwidth / 1e6:.1f} Mbit/s, "
         f"copy {calibration.copy_bytes_per_s / 1e9:.2f} GB/s\n"
-        f"all-reduces of {smallest:,} to {largest:,} bytes; the line through them is off by at most {largest_error:.0%}"
+        f"all-reduces of {smallest_size:,} to {largest_size:,} bytes; the line through them is off by at most "
+        f"{largest_error:.0%}"
     )
 
 

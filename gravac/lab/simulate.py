@@ -119,7 +119,7 @@ def train(
         if after is not None:
             after(step)
     totals = [engine.state.totals for engine in engines]
-    lowest_ratio = min(wire_ratio(total.dense_wire_bytes, total.wire_bytes) for total in totals)
+    lowest_ratio = min(wire_ratio(rank_totals.dense_wire_bytes, rank_totals.wire_bytes) for rank_totals in totals)
     return TrainingTotals(1 - error / energy if energy else 1.0, lowest_ratio)
 
 

@@ -189,7 +189,7 @@ class _OptimizerStates:
 
         Args:
             entry: description of the tensor.
-            values: numbers of the tensor, flat, of any number format, in the order of the tensor's indices.
+            values: numbers of the tensor, flat, in row-major order, of any number format.
         """
         _, shape, device = entry.form
         state = self.tensor_of(entry)
@@ -259,11 +259,11 @@ def _agreed_entries(optimizers: Sequence[torch.optim.Optimizer], device: torch.d
 
 def _gather_texts(text: str, device: torch.device) -> Returning[list[str]]:
     """Gather texts over the ranks; return each rank's text, by rank."""
-    packed = zlib.compress(text.encode(), 1)
-    ((lengths,),) = yield [AllGather(torch.tensor([len(packed)], device=device))]
+    packed_text = zlib.compress(text.encode(), 1)
+    ((lengths,),) = yield [AllGather(torch.tensor([len(packed_text)], device=device))]
     sizes = [int(length) for (length,) in lengths.tolist()]
-    padded = torch.frombuffer(bytearray(packed.ljust(max(sizes), b"\0")), dtype=torch.uint8)
-    ((rows,),) = yield [AllGather(padded.to(device))]
+    padded_bytes = torch.frombuffer(bytearray(packed_text.ljust(max(sizes), b"\0")), dtype=torch.uint8)
+    ((rows,),) = yield [AllGather(padded_bytes.to(device))]
     return [zlib.decompress(bytes(row[:size].tolist())).decode() for row, size in zip(rows.cpu(), sizes, strict=True)]
 
 
@@ -313,15 +313,15 @@ def _average_moments(
     for position, entry in enumerate(chunk):
         if (state := states.tensor_of(entry)) is not None:
             finite = torch.isfinite(state).all()
-            values = torch.where(finite, state, torch.zeros_like(state)).reshape(-1)
-            flat[offset : offset + entry.elements].copy_(values)
+            finite_values = torch.where(finite, state, torch.zeros_like(state)).reshape(-1)
+            flat[offset : offset + entry.elements].copy_(finite_values)
             flat[elements + position] = finite
         offset += entry.elements
     (total,) = yield [AllReduce(flat)]
-    rank_counts = total[elements:].clamp(min=1)
+    finite_rank_counts = total[elements:].clamp(min=1)
     offset = 0
     for position, entry in enumerate(chunk):
-        states.overwrite(entry, total[offset : offset + entry.elements] / rank_counts[position])
+        states.overwrite(entry, total[offset : offset + entry.elements] / finite_rank_counts[position])
         offset += entry.elements
 
 
@@ -423,9 +423,9 @@ def equalize_scaler(scaler: torch.amp.GradScaler, device: torch.device) -> Retur
     state = scaler.state_dict()  # empty if the scaler is disabled
     scale_numbers = [float(state.get(key, float("inf"))) for key in ("scale", "_growth_tracker")]
     ((rows,),) = yield [AllGather(torch.tensor(scale_numbers, dtype=torch.float64, device=device))]
-    scale, growth_steps = rows.amin(0).tolist()
+    smallest_scale, growth_steps = rows.amin(0).tolist()
     if state:
-        scaler.load_state_dict({**state, "scale": scale, "_growth_tracker": int(growth_steps)})
+        scaler.load_state_dict({**state, "scale": smallest_scale, "_growth_tracker": int(growth_steps)})
 
 
 # comparing

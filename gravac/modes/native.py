@@ -115,7 +115,7 @@ class NativeWatch:
             return self._wait_for_decision() if self._state.made >= SUM_DELAY_STEPS else None
         if self._state.made >= self._stretch_steps and self._slow_step_check is None:
             self._end_stretch()
-        elif self._should_check():
+        elif self._slow_step_check_is_due():
             self._send_slow_step_check()
         return None
 
@@ -136,7 +136,7 @@ class NativeWatch:
         elif self._forward_began_s is not None:
             self._step_seconds.append(now_s - self._forward_began_s)
 
-    def _should_check(self) -> bool:
+    def _slow_step_check_is_due(self) -> bool:
         """True if the ranks are to make a slow-step check before this step; the same on all ranks."""
         if (
             self._slow_step_check is not None
@@ -150,9 +150,11 @@ class NativeWatch:
     def _send_slow_step_check(self) -> None:
         """Begin a sum over the ranks: the number of ranks on which a step took far longer since the last check."""
         agreed_s = self._engine.deciding.seconds
-        slow = max(self._step_seconds[self._times_checked :], default=0.0) > SLOW_STEP_RATIO * agreed_s
+        step_is_slow = max(self._step_seconds[self._times_checked :], default=0.0) > SLOW_STEP_RATIO * agreed_s
         self._times_checked = len(self._step_seconds)
-        self._slow_step_check = self._engine.sum_over_ranks("whether a native step took far longer", [float(slow)])
+        self._slow_step_check = self._engine.sum_over_ranks(
+            "whether a native step took far longer", [float(step_is_slow)]
+        )
         self._slow_step_check.receive()  # already here: in native steps nothing else waits for the executor
         self._sent_at_step = self._state.made
 

@@ -484,8 +484,8 @@ class Switch:
         if self.outer is None or self.outer.holds_anchors:
             return
         self.outer.wait_before_saving()
-        shared = self.outer.shared_tensors_of(module)
-        state.update({prefix + name: tensor for name, tensor in shared.items() if prefix + name in state})
+        shared_tensors = self.outer.shared_tensors_of(module)
+        state.update({prefix + name: tensor for name, tensor in shared_tensors.items() if prefix + name in state})
 
     def _state_dict_loaded(self, *_: object) -> None:
         """In outer steps, begin a new round from the weights that the user loaded into the module."""

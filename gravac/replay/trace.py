@@ -63,12 +63,12 @@ class Trace:
         before its decision.
         """
         choices: list[Candidate] = []
-        forecasts, every, position = self.forecasts, self.steps[:2][-1].every, 0
+        forecasts, decided_every, position = self.forecasts, self.steps[:2][-1].every, 0
         for record in self.steps:
             while position < len(self.decisions) and self.decisions[position].step <= record.step:
                 decision, position = self.decisions[position], position + 1
-                every = decision.every if decision.mode == "outer" else record.every
-            as_decided = replace(record, every=every) if record.mode == "outer" else record
+                decided_every = decision.every if decision.mode == "outer" else record.every
+            as_decided = replace(record, every=decided_every) if record.mode == "outer" else record
             choices.append(forecast_of(as_decided, forecasts).candidate)
         return choices
 
@@ -91,8 +91,8 @@ class _PartialTrace:
     def add_decision(self, decision: DecisionRecord) -> None:
         """Add a decision that followed from the measurement of the last added step; the first sets ``latency``."""
         self.decisions.append(decision)
-        if self.latency is None and self.steps and (measured := self.steps[-1]).mode != "native":
-            self.latency = (decision.step - measured.step) // measured.steps
+        if self.latency is None and self.steps and (measured_step := self.steps[-1]).mode != "native":
+            self.latency = (decision.step - measured_step.step) // measured_step.steps
 
     @property
     def trace(self) -> Trace:
@@ -100,8 +100,8 @@ class _PartialTrace:
         latency = LATENCY if self.latency is None else self.latency
         if not 1 <= latency <= LONGEST_LATENCY:
             raise SettingsError(
-                f"trace: the first decision takes effect {latency} steps after its measurement, and not within 1 to "
-                f"{LONGEST_LATENCY} steps as decisions do; give a gravac.jsonl as it was written"
+                f"trace: the first decision takes effect {latency} steps after its measurement, but decisions of a run "
+                f"take effect after 1 to {LONGEST_LATENCY} steps; give a gravac.jsonl that was not changed"
             )
         return Trace(self.run, tuple(self.steps), tuple(self.decisions), latency, tuple(self.admitted))
 

@@ -50,9 +50,9 @@ class SentBuffers:
 
     def detect_changes(self) -> None:
         """Detect which watched buffers have changed since the last call, and set ``changed_flags``."""
-        previous, self._versions_seen = self._versions_seen, self._versions
+        previous_versions, self._versions_seen = self._versions_seen, self._versions
         self.changed_flags = [
-            not _is_unchanged(previous.get(name), self._versions_seen.get(name)) for name in self.watched_names
+            not _is_unchanged(previous_versions.get(name), self._versions_seen.get(name)) for name in self.watched_names
         ]
 
     def set_sent(self, rank_counts: Iterable[int]) -> None:

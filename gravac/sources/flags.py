@@ -5,7 +5,7 @@
 from collections.abc import Sequence
 
 EXACT_BITS = 52
-"""Number of bits_per_count of a float64 that packed counts may use, so that sums over ranks are exact."""
+"""Number of bits of a float64 that packed counts may use, so that sums over ranks are exact."""
 
 
 def pack(flags: Sequence[bool], world: int) -> list[float]:

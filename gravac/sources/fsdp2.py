@@ -101,8 +101,8 @@ class PaddedGradient:
     def put_back(self) -> None:
         """Copy the mean from ``piece`` into ``shard``, unless they share memory."""
         if self.is_copy:
-            padded = self.piece.flat.view(self.piece.shape)
-            self.shard.copy_(padded[tuple(slice(size) for size in self.shard.shape)])
+            padded_gradient = self.piece.flat.view(self.piece.shape)
+            self.shard.copy_(padded_gradient[tuple(slice(size) for size in self.shard.shape)])
 
 
 class ShardedModel:

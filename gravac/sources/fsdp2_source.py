@@ -279,11 +279,11 @@ class FSDP2Source(HookedSource):
 
 def _common_buffer(pieces: list[Piece]) -> torch.Tensor | None:
     """Return one flat view over gradients that lie in memory one after the other; ``None`` if they do not."""
-    first = pieces[0].flat
-    end = first.storage_offset()
+    first_piece = pieces[0].flat
+    end = first_piece.storage_offset()
     for piece in pieces:
-        same_storage = piece.flat.untyped_storage().data_ptr() == first.untyped_storage().data_ptr()
+        same_storage = piece.flat.untyped_storage().data_ptr() == first_piece.untyped_storage().data_ptr()
         if not same_storage or piece.flat.storage_offset() != end:
             return None
         end += piece.flat.numel()
-    return first.as_strided((end - first.storage_offset(),), (1,), first.storage_offset())
+    return first_piece.as_strided((end - first_piece.storage_offset(),), (1,), first_piece.storage_offset())

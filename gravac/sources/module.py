@@ -29,7 +29,7 @@ from gravac.engine.engine import Engine
 from gravac.engine.handle import Handle
 from gravac.exchange.comparing import texts_of_tensors
 from gravac.exchange.executor import Job
-from gravac.guarded import Guarded
+from gravac.guarded import GuardedCaller
 from gravac.sources.buffers import SentBuffers
 from gravac.sources.ddp import canonical_name
 from gravac.sources.ddp_private import UncopiedHook
@@ -132,7 +132,7 @@ class ModuleSource(HookedSource):
         super().__init__(engine)
         self._waits = waits
         self._broadcasts_buffers = broadcast_buffers
-        self._guarded = Guarded()
+        self._call_guarded = GuardedCaller()
         self._parameters: dict[str, torch.nn.Parameter] = {}
         self._frozen_parameters: dict[str, torch.nn.Parameter] = {}
         self._groups: list[list[str]] = []
@@ -449,15 +449,15 @@ class ModuleSource(HookedSource):
             self._send_group(step, as_zeros=send_zeros)
         self._engine.flush()
         flags = [step.failure is not None, *(name not in step.stand_ins for name in self._parameters)]
-        packed = pack([*flags, *self._buffers.changed_flags], self._engine.state.world)
-        step.flag_sums = torch.tensor(packed, dtype=torch.float64).to(self._engine.device)
+        packed_flags = pack([*flags, *self._buffers.changed_flags], self._engine.state.world)
+        step.flag_sums = torch.tensor(packed_flags, dtype=torch.float64).to(self._engine.device)
         step.handles.append(self._exchange(_sum_in_place(step.flag_sums)))
         self._engine.end(add_times)
         self._ended_step = step
 
     def _exchange(self, job: Job) -> Handle:
         """Let the executor run a job that averages no gradients, such as a broadcast; return its handle."""
-        handle = Handle(self._engine, self._guarded)
+        handle = Handle(self._engine, self._call_guarded)
 
         def job_and_end() -> Job:
             yield from job

@@ -135,9 +135,9 @@ def broadcast_weights(module: torch.nn.Module, group: dist.ProcessGroup | None) 
         raise RuntimeError("no process group: call torch.distributed.init_process_group first")
     first_rank = 0 if group is None else dist.get_global_rank(group, 0)
     for tensor in (*module.parameters(), *module.buffers()):
-        local = tensor.detach()
-        contiguous = local.resolve_conj().resolve_neg().contiguous()
+        detached_tensor = tensor.detach()
+        contiguous = detached_tensor.resolve_conj().resolve_neg().contiguous()
         if contiguous.numel():
             dist.broadcast(contiguous.reshape(-1).view(torch.uint8), first_rank, group=group)
-        if contiguous.data_ptr() != local.data_ptr() or local.is_conj() or local.is_neg():
-            local.copy_(contiguous)
+        if contiguous.data_ptr() != detached_tensor.data_ptr() or detached_tensor.is_conj() or detached_tensor.is_neg():
+            detached_tensor.copy_(contiguous)

@@ -40,7 +40,7 @@ class BackgroundSink:
 
     def __init__(self, sink: Sink, room: int = 1000, seconds: float = 10.0) -> None:
         if room < 1:
-            raise SettingsError(f"room: {room} records is below 1; use 1000")
+            raise SettingsError(f"room: a queue for {room} records can hold none; use 1000")
         if not seconds >= 0:
             raise SettingsError(f"seconds: {seconds} is negative; use 10")
         self._sink, self._close_seconds = sink, seconds
@@ -88,7 +88,9 @@ class BackgroundSink:
                 self._sink(record)
         except Exception as failure:
             self._has_failed = True
-            warn_without_raising(f"gravac: {self._sink!r} failed and gets no more records: {failure!r}")
+            warn_without_raising(
+                f"gravac: {self._sink!r} failed and gets no more records: {failure!r}; training continues"
+            )
         try:
             close = getattr(self._sink, "close", None)
             if close is not None:

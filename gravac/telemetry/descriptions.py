@@ -149,7 +149,7 @@ def describe_forecast(forecast: Forecast) -> str:
 
 
 def describe_dropped(dropped: Dropped, world_size: int | None = None) -> str:
-    """Return a description of a dropped candidate, and of the cause for which it may not be chosen.
+    """Return a text that names a candidate, and says why the run may not choose the candidate.
 
     Args:
         dropped: the dropped candidate.
@@ -214,14 +214,14 @@ def _describe_change(
     decision: DecisionRecord, previous: DecisionRecord | StepRecord | None, forecasts: Sequence[Forecast]
 ) -> str:
     """Return a description of the candidate after a decision; if it changed, also of the candidate before."""
-    after = describe_candidate(forecast_of(decision, forecasts))
-    before = after if previous is None else describe_candidate(forecast_of(previous, forecasts))
+    text_after = describe_candidate(forecast_of(decision, forecasts))
+    text_before = text_after if previous is None else describe_candidate(forecast_of(previous, forecasts))
     modes = (
         ""
         if previous is None or previous.mode == decision.mode
         else f" ({MODES[previous.mode]} → {MODES[decision.mode]})"
     )
-    return after if before == after and not modes else f"{before} → {after}{modes}"
+    return text_after if text_before == text_after and not modes else f"{text_before} → {text_after}{modes}"
 
 
 def _method_name(forecast: Forecast) -> str:

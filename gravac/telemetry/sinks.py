@@ -62,7 +62,8 @@ class Sinks:
             except Exception as failure:
                 self._sinks.remove(sink)
                 warn_without_raising(
-                    f"gravac: {sink!r} failed and gets no more records: {failure!r}", category=UserWarning
+                    f"gravac: {sink!r} failed and gets no more records: {failure!r}; training continues",
+                    category=UserWarning,
                 )
 
     def close(self) -> None:
@@ -76,4 +77,7 @@ class Sinks:
                 if close is not None:
                     close()
             except Exception as failure:
-                warn_without_raising(f"gravac: {sink!r} failed when it was closed: {failure!r}", category=UserWarning)
+                warn_without_raising(
+                    f"gravac: {sink!r} failed when it was closed: {failure!r}; its last records may be missing",
+                    category=UserWarning,
+                )

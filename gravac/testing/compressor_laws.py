@@ -325,7 +325,7 @@ def what_is_sent_scales_with_the_gradient(compressor: Compressor) -> None:
     Within ``magnitudes``, gradients times a power of two give means times that power, bit for bit except for subnormal
     numbers. Outside ``magnitudes``, all ranks must still get the same mean.
     """
-    smallest, largest = compressor.magnitudes
+    smallest_magnitude, largest_magnitude = compressor.magnitudes
 
     def two_steps(world: int, cf: float, power: int) -> list[tuple[list[torch.Tensor], float | None]]:
         ranks, results = averagers(compressor, world), []
@@ -345,7 +345,7 @@ def what_is_sent_scales_with_the_gradient(compressor: Compressor) -> None:
             ):
                 equal_means = (torch.allclose(mean, means[0], rtol=0, atol=0, equal_nan=True) for mean in means)
                 assert all(equal_means), f"{case}: the means on two ranks differ"
-                if not smallest <= 2.0**power <= largest:
+                if not smallest_magnitude <= 2.0**power <= largest_magnitude:
                     continue
                 tolerance = 1e-5 if power == -100 else 0.0  # some elements, and most residuals, are subnormal
                 error = float((means[0] - expected_means[0]).abs().max())

@@ -88,7 +88,7 @@ def spoil(directory: Path, how: str) -> None:
         ("later version", r"version: .*gravac.json has 9, this gravac reads 1"),
         ("folder elsewhere", r"gravac\.json/folder: is '\.\./gravac-step1-00000000';"),
         ("negative step", r"gravac\.json/step: is -5; it should be greater"),
-        ("unknown entry", r"gravac\.json/more: it is unknown here"),
+        ("unknown entry", r"gravac\.json/more: this run expects no such entry"),
         ("manifest of a list", r"directory: .*gravac\.json holds \[\]; it should hold the fields of a manifest"),
         ("no file", r"directory: .*rank0.pt is missing, the state of rank 0 of 1"),
         ("broken file", r"directory: .*rank0.pt cannot be read"),

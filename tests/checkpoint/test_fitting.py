@@ -146,7 +146,7 @@ def test_spoilt_states_are_refused_in_words_or_train_on(kind: str, seed: int) ->
         ("loss_scale", torch.inf, "loss_scale: is inf; it should be less than or equal to"),
         ("rank", 1, "rank: is 1 of 1 ranks"),
         ("factors", {"cf": 10.0}, "factors/cfs: it is missing"),
-        ("more", 1, "more: it is unknown here"),
+        ("more", 1, "more: this run expects no such entry"),
         ("outer", {}, "outer: the state was saved in outer steps, which every=1 excludes; set every"),
         ("controller_state", {}, "controller_state/window: it is missing"),
     ],

@@ -117,6 +117,9 @@ def test_a_slot_that_pending_numbers_lack_or_have_besides_is_named() -> None:
     lacks, has_besides = pending(10.0), pending(10.0)
     del lacks["numbers"]["exchanged"]
     has_besides["numbers"]["error at 20.0"] = 1.0
-    for given, said in ((lacks, "exchanged: it is missing"), (has_besides, "error at 20.0: it is unknown here")):
+    for given, said in (
+        (lacks, "exchanged: it is missing"),
+        (has_besides, "error at 20.0: this run expects no such entry"),
+    ):
         with pytest.raises(SettingsError, match=f"pending/0/numbers/{said}"):
             AdaptiveCompressor(topk).load_state_dict(state(step=4, pending=[given]))

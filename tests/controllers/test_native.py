@@ -19,7 +19,7 @@ from gravac.controllers.base import DEFAULT_STRETCH_STEPS
 from gravac.controllers.goodput import LEAST_WAITING_FRACTION
 from gravac.controllers.goodput_reasons import Finding
 from gravac.controllers.goodput_state import GoodputEntry, GoodputState, exchange_fraction
-from gravac.controllers.native import LARGEST_FLOAT16_NORM, LONGEST_STRETCH_S, LONGEST_STRETCH_STEPS, fits_float16
+from gravac.controllers.native import LARGEST_FLOAT16_NORM, LONGEST_STRETCH_SECONDS, LONGEST_STRETCH_STEPS, fits_float16
 from gravac.controllers.window import Window
 from gravac.engine.admission import Admission, with_native
 from gravac.modes.outer.candidates import with_outer_candidates
@@ -263,7 +263,7 @@ def test_stretches_grow_while_nothing_changes_and_start_again_after_a_surprise()
     steps = site.run(2000)
     lengths = [step.measured.steps for step in steps if step.measured.candidate == NATIVE]
     assert lengths[:5] == [8, 8, 16, 32, 64] or lengths[:4] == [8, 16, 32, 64]
-    assert max(lengths) <= min(LONGEST_STRETCH_STEPS, LONGEST_STRETCH_S / 0.01 + 1)
+    assert max(lengths) <= min(LONGEST_STRETCH_STEPS, LONGEST_STRETCH_SECONDS / 0.01 + 1)
     (surprised,) = [
         at for at, step in enumerate(steps) if " instead of " in step.decision.reason and step.decision.watch == 8
     ][:1]

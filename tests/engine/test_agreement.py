@@ -13,7 +13,7 @@ from gravac.candidate import Candidate
 from gravac.controllers.base import Measurement
 from gravac.engine.agreement import agreed_measurement, slot_numbers
 from gravac.exchange.lockstep import Lockstep
-from gravac.measurement import FIRST_SLOTS, LAST_SLOTS, LocalMeasurement, slots
+from gravac.measurement import SLOTS_AFTER_ERRORS, SLOTS_BEFORE_ERRORS, LocalMeasurement, slots
 
 shadows = st.lists(st.floats(1, 1e6), unique=True, max_size=12).map(lambda cfs: tuple(sorted(cfs)))
 numbers = st.floats(allow_nan=False, allow_infinity=False)
@@ -41,7 +41,7 @@ def agreed(local: LocalMeasurement, world: int) -> Measurement:
 @given(shadows, st.data())
 def test_a_vector_and_its_names_are_one(shadow: tuple[float, ...], data: st.DataObject) -> None:
     names = slots(shadow)
-    assert len(set(names)) == len(names) == len(FIRST_SLOTS) + len(shadow) + len(LAST_SLOTS) + 1
+    assert len(set(names)) == len(names) == len(SLOTS_BEFORE_ERRORS) + len(shadow) + len(SLOTS_AFTER_ERRORS) + 1
     given = {slot: data.draw(numbers) for slot in names}
     (vector,) = LocalMeasurement(7, TOPK, shadow=shadow, numbers={**given}).vectors()
     assert slot_numbers(shadow, [*map(float, vector)]) == given

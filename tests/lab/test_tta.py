@@ -20,7 +20,7 @@ from gravac.lab.training.run import RunFailed, TrainingSettings
 from gravac.lab.training.session import ALONE, Leg, SessionSpec
 from gravac.lab.tta import record
 from gravac.lab.tta.factored import factored_record, factored_record_of_seed
-from gravac.lab.tta.matrix import Matrix
+from gravac.lab.tta.matrix import RunMatrix
 from gravac.lab.tta.record import CurvePoint, TrainingRecord, first_reached
 from gravac.lab.tta.runner import run_matrix, target_of
 
@@ -62,7 +62,7 @@ class Notes:
         self.failures.append(leg.method)
 
 
-def matrix(tmp_path: Path, **changes: object) -> Matrix:
+def matrix(tmp_path: Path, **changes: object) -> RunMatrix:
     settings: dict[str, object] = {
         "tasks": ("lstm",),
         "links": ("100mbit",),
@@ -73,7 +73,7 @@ def matrix(tmp_path: Path, **changes: object) -> Matrix:
         "limit": 2.0,
         "json": tmp_path / "runs.json",
     }
-    return Matrix(**{**settings, **changes})  # type: ignore[arg-type]
+    return RunMatrix(**{**settings, **changes})  # type: ignore[arg-type]
 
 
 class Scripted:

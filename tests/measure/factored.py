@@ -14,7 +14,7 @@ from rich.console import Console
 from gravac.lab.links.link import UNTHROTTLED
 from gravac.lab.tta import record
 from gravac.lab.tta.display import TtaLive
-from gravac.lab.tta.matrix import REFERENCE_METHOD, Matrix
+from gravac.lab.tta.matrix import REFERENCE_METHOD, RunMatrix
 from gravac.lab.tta.runner import run_matrix
 from tests.measure.results import write
 
@@ -46,7 +46,7 @@ def main() -> None:
         with tempfile.TemporaryDirectory() as folder, TtaLive(Console(), paced=False) as live:
             path = Path(folder, "runs.json")
             record.save(path, [reference])
-            matrix = Matrix(
+            matrix = RunMatrix(
                 (task,), (link,), (method,), seeds=(0,), scale=reference.scale, budget=reference.steps, json=path
             )
             whole = run_matrix(matrix, live)[-1]

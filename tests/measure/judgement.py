@@ -23,7 +23,7 @@ from rich.console import Console
 from gravac.lab.links.link import UNTHROTTLED
 from gravac.lab.tta import record
 from gravac.lab.tta.display import TtaLive
-from gravac.lab.tta.matrix import REFERENCE_METHOD, Matrix
+from gravac.lab.tta.matrix import REFERENCE_METHOD, RunMatrix
 from gravac.lab.tta.record import TrainingRecord
 from gravac.lab.tta.runner import run_matrix
 from tests.measure.rendering import Estimate, render
@@ -118,7 +118,9 @@ def main() -> None:
     parser.add_argument("--among", nargs="*", default=(), help="static methods to pick from; all of the matrix's")
     parser.add_argument("--seeds", type=int, default=5)
     parser.add_argument("--cells", nargs="+", metavar="TASK/LINK", help="only these; all of the matrix's")
-    parser.add_argument("--limit", type=float, default=Matrix.limit, help="times the limit at which a run is given up")
+    parser.add_argument(
+        "--limit", type=float, default=RunMatrix.limit, help="times the limit at which a run is given up"
+    )
     parser.add_argument("--minutes", type=float, default=math.inf, help="start no cell after so many")
     parser.add_argument("--mixed", action="store_true", help="put runs of several commits into the table, and say so")
     arguments = parser.parse_args()
@@ -136,7 +138,7 @@ def main() -> None:
                 run for run in picked_from if (run.task, run.method, run.link) == (task, REFERENCE_METHOD, UNTHROTTLED)
             )
             with TtaLive(Console(), paced=False) as live:
-                matrix = Matrix(
+                matrix = RunMatrix(
                     tasks=(task,),
                     links=(link,),
                     methods=(method, arguments.adaptive),

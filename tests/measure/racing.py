@@ -101,7 +101,7 @@ def target_row(training: Training, seed: int) -> dict[str, Any]:
     """Train native DDP over an unthrottled link; return the loss that others are to reach."""
     task = make(training.task, scale=training.scale, seed=seed)
     steps = math.ceil((AT + TARGET_WIDTH) * training.steps)  # no later evaluation counts
-    leg = Leg(NATIVE, NATIVE, steps=steps, every_steps=task.every)
+    leg = Leg(NATIVE, NATIVE, steps=steps, every_steps=task.steps_per_evaluation)
     (native,) = ended(training, UNTHROTTLED, seed, [leg])
     target = target_of(native.curve, training.steps)
     reached = first_reached(native.curve, target, task.metric.higher_is_better)
@@ -137,7 +137,7 @@ def race(training: Training, link: str, seed: int, goal: Goal, entrants: Sequenc
                 one.method,
                 seconds=goal.limit_s,
                 target=goal.target,
-                every_steps=goal.evaluated or task.every,
+                every_steps=goal.evaluated or task.steps_per_evaluation,
             )
             for one in left
         ]

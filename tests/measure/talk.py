@@ -20,7 +20,7 @@ from rich.console import Console
 
 from gravac.lab.tta import record
 from gravac.lab.tta.display import TtaLive
-from gravac.lab.tta.matrix import REFERENCE_METHOD, Matrix
+from gravac.lab.tta.matrix import REFERENCE_METHOD, RunMatrix
 from gravac.lab.tta.record import TrainingRecord
 from gravac.lab.tta.runner import run_matrix
 
@@ -132,7 +132,7 @@ def main() -> None:
     for task in () if arguments.table else arguments.tasks:
         scale, budget, limit = TASKS[task]
         with TtaLive(Console(), paced=False) as live:
-            matrix = Matrix(
+            matrix = RunMatrix(
                 tasks=(task,),
                 links=(arguments.link,),
                 methods=(REFERENCE_METHOD, *STATIC, *ADAPTIVE.values()),

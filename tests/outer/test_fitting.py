@@ -96,7 +96,7 @@ def test_spoilt_states_are_refused_in_words_or_train_on(kind: str, seed: int) ->
             r"outer/fragments/0/own/2\.bias: .* not finite",
         ),
         (("ended",), -5, "outer/ended: is -5; it should be greater than or equal to 0"),
-        (("compression",), 1, "outer/compression: it is unknown here"),
+        (("compression",), 1, "outer/compression: this run expects no such entry"),
         (
             ("inner", 0, "state", 0, "exp_avg"),
             torch.ones(1),
@@ -105,7 +105,7 @@ def test_spoilt_states_are_refused_in_words_or_train_on(kind: str, seed: int) ->
         (
             ("inner", 0, "param_groups", 0, "lr"),
             torch.nan,
-            "outer/inner/0/param_groups/0/lr: is nan; it should be of the kind of 0.001",
+            "outer/inner/0/param_groups/0/lr: is nan; it should be a setting like the optimizer's own, 0.001",
         ),
         (
             ("inner", 0, "param_groups", 0, "betas"),
@@ -114,7 +114,7 @@ def test_spoilt_states_are_refused_in_words_or_train_on(kind: str, seed: int) ->
         ),
         (("inner", 0, "param_groups", 0, "amsgrad"), True, "outer/inner/0/state/0/max_exp_avg_sq: it is missing"),
         (("optimizer", "param_groups"), [], "outer/optimizer/param_groups: .*; it should have 1 groups"),
-        (("buffers", "anchors"), {"x": torch.ones(2)}, "outer/buffers/anchors/x: it is unknown here"),
+        (("buffers", "anchors"), {"x": torch.ones(2)}, "outer/buffers/anchors/x: this run expects no such entry"),
     ],
 )
 def test_what_does_not_fit_is_named_with_its_path(path: tuple[Any, ...], wrong: Any, said: str) -> None:

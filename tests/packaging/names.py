@@ -49,7 +49,6 @@ ALLOWED = {
     ("gravac/modes/outer/fragments.py", "data"): "attribute of torch's tensors",
     ("gravac/replay/play.py", "ran"): "field of replays in JSON",
     ("gravac/telemetry/records.py", "before"): "field of logged records, beside after",
-    ("gravac/telemetry/descriptions.py", "before"): "candidate before a change, beside the one after",
 }
 """Names that stay, by file and name, with the reason."""
 

@@ -85,9 +85,9 @@ class ARTopK(Compressor):
         packed_indices = yield Broadcast(pack_indices(local_selection.indices, x.numel()), root)
         indices = unpack_indices(packed_indices, x.numel())
         values = narrow(x[indices] / ctx.world, dtype_of(self.values, ctx.dtype))
-        total = yield AllReduce(values)
+        value_sums = yield AllReduce(values)
         return Reduced(
-            mean=Sparse(((indices, total.to(x.dtype)),)),
+            mean=Sparse(((indices, value_sums.to(x.dtype)),)),
             sent=Sparse(((indices, values.to(x.dtype) * ctx.world),)),
             cf=x.numel() / max(1, values.numel()),
         )

@@ -81,9 +81,9 @@ class IntSGD(Compressor):
     def errors(self, x: torch.Tensor, cfs: Sequence[float], ctx: Context) -> list[torch.Tensor]:
         """Return the expected squared error of flat x, 0-d; too low if other ranks have larger magnitudes."""
         limit = integer_limit(lane_bits(self.bits, ctx.world), ctx.world)
-        largest = repeat_for_elements(block_largest(x, self.block), self.block, x.numel())
-        variance = rounding_variance(relative_magnitudes(x, largest).mul_(limit))
-        return [energy(variance.sqrt_() * (largest / limit))] * len(cfs)
+        largest_magnitudes = repeat_for_elements(block_largest(x, self.block), self.block, x.numel())
+        variance = rounding_variance(relative_magnitudes(x, largest_magnitudes).mul_(limit))
+        return [energy(variance.sqrt_() * (largest_magnitudes / limit))] * len(cfs)
 
 
 def integer_limit(bits: int, world: int) -> int:

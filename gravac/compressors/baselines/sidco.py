@@ -71,17 +71,17 @@ class SIDCo(ThresholdK):
 
     def _staged(self, magnitudes: torch.Tensor, fraction: float, stages: int) -> float:
         """Return the threshold, computed in ``stages`` stages, that ``fraction`` of flat magnitudes should reach."""
-        threshold, remaining, survivors = 0.0, fraction, magnitudes
+        threshold, remaining_fraction, survivors = 0.0, fraction, magnitudes
         for stage in range(stages):
             is_last = stage == stages - 1
-            stage_fraction = remaining if is_last else STAGE_FRACTION
+            stage_fraction = remaining_fraction if is_last else STAGE_FRACTION
             excess = survivors - threshold
             threshold += self._quantile(excess, min(stage_fraction, 1.0), first=stage == 0)
             if is_last:
                 break
-            remaining /= STAGE_FRACTION
+            remaining_fraction /= STAGE_FRACTION
             survivors = survivors[survivors >= threshold]
-            if survivors.numel() < 2 or remaining >= 1:
+            if survivors.numel() < 2 or remaining_fraction >= 1:
                 break
         return threshold
 
@@ -107,10 +107,10 @@ class SIDCo(ThresholdK):
         if variance <= 0:
             return mean
         ratio = mean * mean / variance
-        shape, scale = 0.5 * (1 - ratio), 0.5 * mean * (ratio + 1)
+        shape, pareto_scale = 0.5 * (1 - ratio), 0.5 * mean * (ratio + 1)
         if abs(shape) < 1e-6:
-            return -scale * math.log(fraction)
-        return scale / shape * (math.exp(-shape * math.log(fraction)) - 1)
+            return -pareto_scale * math.log(fraction)
+        return pareto_scale / shape * (math.exp(-shape * math.log(fraction)) - 1)
 
 
 sidco = SIDCo()

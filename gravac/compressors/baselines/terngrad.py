@@ -60,8 +60,8 @@ class TernGrad(Compressor):
         if not self.clip or not x.numel():
             return x
         exponent = x.abs().max().frexp().exponent.clamp(-126, 126)
-        scaled = x * power_of_two(-exponent, x.dtype)  # squares then neither overflow nor underflow; exact
-        limit = self.clip * scaled.square_().mean().sqrt_().mul_(power_of_two(exponent, x.dtype))
+        scaled_x = x * power_of_two(-exponent, x.dtype)  # squares then neither overflow nor underflow; exact
+        limit = self.clip * scaled_x.square_().mean().sqrt_().mul_(power_of_two(exponent, x.dtype))
         return x.clamp(-limit, limit)
 
     def errors(self, x: torch.Tensor, cfs: Sequence[float], ctx: Context) -> list[torch.Tensor]:

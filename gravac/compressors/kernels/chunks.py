@@ -42,11 +42,15 @@ def energy_of(squares: tl.tensor, large: tl.tensor, small: tl.tensor) -> tl.tens
         large: sums of squares of the numbers times ``DOWN``, ``[rows, columns]``, float32.
         small: sums of squares of the numbers times ``UP``, ``[rows, columns]``, float32.
     """
-    unscaled = tl.sum(squares, axis=1)
-    overflowed = tl.sum(large, axis=1).to(tl.float64) * UNDO_DOWN
-    underflowed = tl.sum(small, axis=1).to(tl.float64) * UNDO_UP
-    fits = unscaled < float("inf")
-    return tl.where(unscaled < MIN_SAFE_ENERGY, underflowed, tl.where(fits, unscaled.to(tl.float64), overflowed))
+    energy_unscaled = tl.sum(squares, axis=1)
+    energy_of_large = tl.sum(large, axis=1).to(tl.float64) * UNDO_DOWN
+    energy_of_small = tl.sum(small, axis=1).to(tl.float64) * UNDO_UP
+    is_finite = energy_unscaled < float("inf")
+    return tl.where(
+        energy_unscaled < MIN_SAFE_ENERGY,
+        energy_of_small,
+        tl.where(is_finite, energy_unscaled.to(tl.float64), energy_of_large),
+    )
 
 
 @triton.jit

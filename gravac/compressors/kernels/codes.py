@@ -110,8 +110,8 @@ def narrowed(x: tl.tensor, up: tl.constexpr) -> tl.tensor:
     Numbers are rounded away from zero if ``up``, otherwise to nearest (half to even).
     """
     word = x.to(tl.int32, bitcast=True)
-    rounded = ((word & 0x7FFFFFFF) + (0xFFFF if up else 0x7FFF + ((word >> 16) & 1))) >> 16
-    return tl.where(x == x, rounded | ((word >> 16) & 0x8000), 0x7FC0)
+    rounded_word = ((word & 0x7FFFFFFF) + (0xFFFF if up else 0x7FFF + ((word >> 16) & 1))) >> 16
+    return tl.where(x == x, rounded_word | ((word >> 16) & 0x8000), 0x7FC0)
 
 
 @triton.jit

@@ -52,7 +52,7 @@ def _measure_all(bench: Bench, console: Console, rows: list[BenchRow]) -> None:
             )
         return
     columns = (TextColumn("{task.description}"), BarColumn(bar_width=24), MofNCompleteColumn())
-    # auto_refresh starts a thread, which would run while a compressor is timed.
+    # ``auto_refresh`` starts a thread, which would run while a compressor is timed.
     with Progress(*columns, console=console, auto_refresh=False, transient=True) as progress:
         task = progress.add_task("", total=len(all_contenders))
         for contender in all_contenders:

@@ -34,9 +34,11 @@ def describe_running_candidate(event: dict[str, Any]) -> str:
     cf, mode = event["cf"], event["mode"]
     if cf is None:
         return "-"
-    every = event["every"] if mode == "outer" else 1
+    steps_per_exchange = event["every"] if mode == "outer" else 1
     return describe_candidate(
-        _forecast_of({"mode": mode, "compressor": _compressor_name(cf), "cf": cf, "every": every, "delay": 0})
+        _forecast_of(
+            {"mode": mode, "compressor": _compressor_name(cf), "cf": cf, "every": steps_per_exchange, "delay": 0}
+        )
     )
 
 

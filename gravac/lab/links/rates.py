@@ -48,7 +48,7 @@ def format_rate(rate: float) -> str:
         >>> format_rate(1e8)
         '100 Mbit/s'
     """
-    for factor, unit in ((1e9, "Gbit/s"), (1e6, "Mbit/s"), (1e3, "kbit/s")):
-        if rate >= factor:
-            return f"{rate / factor:g} {unit}"
+    for bps_per_unit, unit in ((1e9, "Gbit/s"), (1e6, "Mbit/s"), (1e3, "kbit/s")):
+        if rate >= bps_per_unit:
+            return f"{rate / bps_per_unit:g} {unit}"
     return f"{rate:g} bit/s"

@@ -51,8 +51,8 @@ def insert_tables(path: Path, runs: Sequence[TrainingRecord], commits_note: str 
             f"{path}: the two lines around the tables are missing, repeated or in wrong order; write {BEGIN_MARK!r} "
             f"and then {END_MARK!r}, each once"
         )
-    text_before, rest = text.split(BEGIN_MARK)
-    text_after = rest.split(END_MARK)[1]
+    text_before, text_after_mark = text.split(BEGIN_MARK)
+    text_after = text_after_mark.split(END_MARK)[1]
     path.write_text(
         f"{text_before}{BEGIN_MARK}\n\n{markdown_tables(runs, commits_note)}\n\n{END_MARK}{text_after}",
         encoding="utf-8",

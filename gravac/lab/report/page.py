@@ -218,8 +218,8 @@ def _figures(section: Section, name: str, looks: Looks, out: Path) -> Iterator[P
     ) -> PageFigure:
         picture, file = style.png_bytes(figure), f"{name}-{kind}.png"
         (out / file).write_bytes(picture)
-        encoded = base64.b64encode(picture).decode("ascii")
-        return PageFigure(file, encoded, style.figure_title(section, caption), caption, changes, collapsed)
+        encoded_picture = base64.b64encode(picture).decode("ascii")
+        return PageFigure(file, encoded_picture, style.figure_title(section, caption), caption, changes, collapsed)
 
     seeds = "Thin lines are runs of single seeds; other lines are medians over seeds, the thickest of adaptive methods."
     methods_without_bytes = [row.method for row in section.rows if not row.bytes_per_step]
@@ -286,8 +286,8 @@ def _changes(run: TrainingRecord) -> list[CandidateChange]:
     ]
     changes = []
     for change in plots.changed_decisions(run):
-        every = f" every {change.every} steps" * (change.every > 1) + f", behind {change.delay}" * (change.delay > 0)
+        pace = f" every {change.every} steps" * (change.every > 1) + f", behind {change.delay}" * (change.delay > 0)
         reason = describe_reason(change.reason, forecasts)
-        method_text = method(change) + every
+        method_text = method(change) + pace
         changes.append(CandidateChange(change.step, change.seconds, method_text, change.cf, change.gain, reason))
     return changes

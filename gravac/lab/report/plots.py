@@ -141,8 +141,8 @@ def frontier(section: Section, looks: Looks) -> Figure | None:
     label_log_axis(axes, "x")
     axes.set_xlabel("bytes sent by one rank in a step [MB]")
     axes.set_ylabel("steps to target / those of fp32")
-    low, high = axes.get_ylim()
-    axes.set_ylim(low, high + 0.06 * (high - low))
+    lowest_y, highest_y = axes.get_ylim()
+    axes.set_ylim(lowest_y, highest_y + 0.06 * (highest_y - lowest_y))
     return add_title_and_legend(
         figure, axes, figure_title(section, "Rate and distortion: fewer bytes against more steps")
     )
@@ -264,17 +264,17 @@ def timeline(section: Section) -> Figure | None:
     if not rows:
         return None
     figure, axes = single_axes(1.7 + 0.42 * len(rows))
-    positions, longest = np.arange(len(rows)), 0.0
+    positions, longest_ms = np.arange(len(rows)), 0.0
     for phases, offset, height in ((_SEQUENTIAL_PHASES, -0.12, 0.44), (_OVERLAPPING_PHASES, 0.25, 0.2)):
         ends = np.zeros(len(rows))
         for colour, label, get_seconds in phases:
             widths = np.array([_median_ms(row, get_seconds) for row in rows])
             axes.barh(positions + offset, widths, left=ends, height=height, color=colour, linewidth=0, label=label)
             ends += widths
-        longest = max(longest, *ends)
+        longest_ms = max(longest_ms, *ends)
     axes.set_yticks(positions, [legend_label(row) for row in rows])
     axes.invert_yaxis()
-    axes.set_xlim(0, longest * 1.03 or 1)
+    axes.set_xlim(0, longest_ms * 1.03 or 1)
     axes.set_xlabel("time of a median step on rank 0 [ms]")
     axes.grid(axis="y", visible=False)
     axes.set_title(
@@ -287,7 +287,12 @@ def timeline(section: Section) -> Figure | None:
 
 
 def _median_ms(row: ReportRow, get_seconds: Callable[[Split], float | None]) -> float:
-    """Return the median over a method's runs of a phase in milliseconds; 0 if no run has the phase."""
+    """Return the milliseconds of a phase of a method's step: median over the method's runs; 0 if no run recorded it.
+
+    Args:
+        row: the method's runs.
+        get_seconds: function that returns the phase's seconds from a run's ``split``; ``None`` if not recorded.
+    """
     phase_seconds = [
         phase for run in row.runs if run.split is not None and (phase := get_seconds(run.split)) is not None
     ]

@@ -31,9 +31,9 @@ def spread_note(tta: Amount) -> str:
     """
     if not tta.exact or tta.spread <= SPREAD:
         return ""
-    more = "over " if tta.high_sign else ""
+    over_text = "over " if tta.high_sign else ""
     percent = f"{100 * tta.spread:.{1 if tta.spread < 0.11 else 0}f}"
-    return f"spread {more}{percent} %, {tta.runs} runs: add seeds"
+    return f"spread {over_text}{percent} %, {tta.runs} runs: add seeds"
 
 
 def verdict(rows: Sequence[ReportRow], limit: float | None) -> str:
@@ -52,8 +52,10 @@ def verdict(rows: Sequence[ReportRow], limit: float | None) -> str:
     if best.method in DENSE:
         return _dense_verdict(best, rows, distance)
     if best.speedup is None:
-        missing = "did not run" if not any(row.method == BASELINE for row in rows) else "has no run to compare it with"
-        return f"{best.method} is fastest{distance}; {BASELINE} {missing} here, so there is no speed-up to tell."
+        missing_text = (
+            "did not run" if not any(row.method == BASELINE for row in rows) else "has no run to compare it with"
+        )
+        return f"{best.method} is fastest{distance}; {BASELINE} {missing_text} here, so there is no speed-up to tell."
     if inside_spread(best.speedup):
         return (
             f"No clear winner: {best.method} has the shortest median time{distance}, but its difference to {BASELINE} "
@@ -74,14 +76,14 @@ def _dense_verdict(best: ReportRow, rows: Sequence[ReportRow], distance: str) ->
     if best.method != BASELINE and best.speedup is not None:
         text += f"; {as_fast(best.speedup, BASELINE)}"
         text += ", which lies inside the spread" if inside_spread(best.speedup) else ""
-    other = next((row for row in rows if row.method not in DENSE and row.tta.exact), None)
-    if other is None:
+    first_compressed_row = next((row for row in rows if row.method not in DENSE and row.tta.exact), None)
+    if first_compressed_row is None:
         missing = "no other kind of method reached the target" if len(rows) > 1 else "nothing else was run"
         return f"{text}; {missing}."
-    speedup = paired_speedup(other.runs, best.runs)
+    speedup = paired_speedup(first_compressed_row.runs, best.runs)
     draw = ", a difference inside the spread" if speedup and speedup.runs > 1 and inside_spread(speedup) else ""
-    ratio = ratio_text(other.tta.median / best.tta.median)
-    return f"{text}; the best that does, {other.method}, takes {ratio} as long{draw}."
+    ratio = ratio_text(first_compressed_row.tta.median / best.tta.median)
+    return f"{text}; the best that does, {first_compressed_row.method}, takes {ratio} as long{draw}."
 
 
 def _is_draw(best: ReportRow, row: ReportRow) -> bool:
@@ -105,8 +107,8 @@ def as_fast(speedup: Amount, other: str) -> str:
     text = f"{bound}{ratio_text(speedup.median)} as fast as {other}"
     if speedup.runs == 1:
         return f"{text} (one seed)"
-    low, high = f"{speedup.low_sign}{speedup.low:.2f}", f"{speedup.high_sign}{speedup.high:.2f}"
-    return f"{text} ({low} to {high} over {speedup.runs} seeds)"
+    low_text, high_text = f"{speedup.low_sign}{speedup.low:.2f}", f"{speedup.high_sign}{speedup.high:.2f}"
+    return f"{text} ({low_text} to {high_text} over {speedup.runs} seeds)"
 
 
 def ratio_text(ratio: float) -> str:
@@ -135,7 +137,7 @@ def notes(
         by_method: records of runs, by the method's text.
         dense_bytes: wire bytes that a rank sends in a step of fp32; ``None`` if not known.
     """
-    first = rows[0].runs[0]
+    first_run = rows[0].runs[0]
     if limit is None:
         reason = "did not reach the target" if limit_tta else "was not run"
         yield (
@@ -155,7 +157,7 @@ def notes(
     if mixed_targets:
         yield (
             f"This table mixes runs with different targets ({', '.join(f'{target:g}' for target in mixed_targets)}), "
-            f"whose times do not compare. Report files of one target, such as {first.target:g}, at a time."
+            f"whose times do not compare. Report files of one target, such as {first_run.target:g}, at a time."
         )
     if len({run.paced for row in rows for run in row.runs}) > 1:
         yield "This table mixes paced runs and runs on a real link, whose times do not compare. Report them separately."

@@ -171,9 +171,9 @@ def label_log_axis(axes: Axes, axis_name: str) -> None:
         axis_name: axis to label, ``"x"`` or ``"y"``.
     """
     axis = axes.xaxis if axis_name == "x" else axes.yaxis
-    low, high = axes.get_xlim() if axis_name == "x" else axes.get_ylim()
+    axis_start, axis_end = axes.get_xlim() if axis_name == "x" else axes.get_ylim()
     axis.set_major_formatter("{x:g}")
-    is_short = low > 0 and high / low < 12
+    is_short = axis_start > 0 and axis_end / axis_start < 12
     axis.set_minor_locator(LogLocator(subs=(2.0, 3.0, 5.0)))
     axis.set_minor_formatter("{x:g}" if is_short else NullFormatter())
     axis.set_tick_params(which="minor", labelsize=8)

@@ -100,9 +100,9 @@ def sections(runs: Sequence[TrainingRecord]) -> list[Section]:
 
     If two records are of the same method, setup and seed, the later record counts.
     """
-    latest = {(run.cell, run.method): run for run in runs}
+    latest_runs = {(run.cell, run.method): run for run in runs}
     by_setup: dict[Setup, list[TrainingRecord]] = {}
-    for run in latest.values():
+    for run in latest_runs.values():
         by_setup.setdefault(Setup(run.task, run.scale, run.link, run.workers), []).append(run)
     order = sorted(by_setup, key=lambda setup: (setup.task, setup.scale, setup.workers, link_order(setup.link)))
     return [_section(setup, by_setup[setup], by_setup) for setup in order]

@@ -82,7 +82,7 @@ class Task(ABC):
     metric: ClassVar[Metric]
     budget: ClassVar[int]
     """Number of steps of the reference run, which is not compressed; its metric at 80 % of them is the target."""
-    every: ClassVar[int]
+    steps_per_evaluation: ClassVar[int]
     """Number of steps from one evaluation to the next, the same for every method and link."""
     warmup: ClassVar[int] = 20
     """Number of steps over which the learning rate rises linearly."""

@@ -65,16 +65,16 @@ class Characters(Task):
     def validate(self, model: nn.Module, shard: int = 0, shards: int = 1) -> Score:
         """Return the summed loss in nats over a shard of the validation sequences; see ``Task``."""
         starts = np.linspace(0, len(self.text.validation) - self.context - 2, self.validation_sequences, dtype=np.int64)
-        total, count = 0.0, 0
+        loss_sum, count = 0.0, 0
         training = model.training
         model.eval()
         with torch.no_grad():
             for chunk in np.array_split(starts[shard::shards], max(1, len(starts[shard::shards]) // 16)):
                 batch = self._validation_batch(chunk)
-                total += float(self._cross_entropy(model, batch, "sum"))
+                loss_sum += float(self._cross_entropy(model, batch, "sum"))
                 count += int((self._inputs_and_targets(batch)[1] != NO_TARGET).sum())
         model.train(training)
-        return Score(total, count)
+        return Score(loss_sum, count)
 
     def _cross_entropy(self, model: nn.Module, batch: Tensor, reduction: str) -> Tensor:
         """Return the cross-entropy of a batch in nats; ``reduction``: ``"mean"`` or ``"sum"`` over positions."""

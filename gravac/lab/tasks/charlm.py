@@ -83,8 +83,8 @@ class CharTransformer(nn.Module):
     def forward(self, characters: Tensor) -> Tensor:
         """Return the logits for characters ``(batch, length)``; see the class."""
         embedded = self.characters(characters)
-        padded = F.pad(embedded.transpose(1, 2), (CONVOLUTION_LENGTH - 1, 0))
-        x = embedded + self.entry(padded).transpose(1, 2) + self.positions[: characters.shape[1]]
+        padded_sequence = F.pad(embedded.transpose(1, 2), (CONVOLUTION_LENGTH - 1, 0))
+        x = embedded + self.entry(padded_sequence).transpose(1, 2) + self.positions[: characters.shape[1]]
         logits: Tensor = self.head(self.norm(self.blocks(x)))
         return logits
 
@@ -100,7 +100,7 @@ class CharLM(Characters):
 
     name: ClassVar[str] = "charlm"
     budget: ClassVar[int] = 300
-    every: ClassVar[int] = 10
+    steps_per_evaluation: ClassVar[int] = 10
 
     learning_rate: float = 2e-3
     width: int = 192

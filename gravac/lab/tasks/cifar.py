@@ -118,13 +118,16 @@ def pictures(folder: Path, layout: ArchiveLayout, train: bool) -> Pictures:
         content = np.frombuffer(path.read_bytes(), np.uint8)
         if not content.size or content.size % (layout.labels + PIXEL_BYTES):
             raise ValueError(
-                f"data: {path} is not made of records of {layout.labels + PIXEL_BYTES} bytes; {DATA_REMEDY}"
+                f"data: {path} has {content.size} bytes, not one or more records of "
+                f"{layout.labels + PIXEL_BYTES} bytes; {DATA_REMEDY}"
             )
         records_of_files.append(content.reshape(-1, layout.labels + PIXEL_BYTES))
     records = np.concatenate(records_of_files)
     classes = records[:, layout.labels - 1].astype(np.int64)
     if classes.max() >= layout.classes:
-        raise ValueError(f"data: {folder} has the class {classes.max()}, not below {layout.classes}; {DATA_REMEDY}")
+        raise ValueError(
+            f"data: {folder} has class {classes.max()}, but classes go from 0 to {layout.classes - 1}; {DATA_REMEDY}"
+        )
     return Pictures(records[:, layout.labels :].reshape(-1, 3, PICTURE_SIDE, PICTURE_SIDE), classes)
 
 
@@ -149,7 +152,7 @@ class Cifar(Task):
 
     metric: ClassVar[Metric] = Metric("test accuracy", "%", higher_is_better=True)
     budget: ClassVar[int] = 6000
-    every: ClassVar[int] = 200
+    steps_per_evaluation: ClassVar[int] = 200
     warmup: ClassVar[int] = 200
 
     learning_rate: float = 0.05
@@ -197,12 +200,12 @@ class Cifar(Task):
             for _ in range(2)
         )
         columns = np.where(generator.random((len(sampled_indices), 1)) < 0.5, columns[:, ::-1], columns)
-        padded = np.pad(
+        padded_images = np.pad(
             self.train.images[sampled_indices],
             ((0, 0), (0, 0), (CROP_PADDING, CROP_PADDING), (CROP_PADDING, CROP_PADDING)),
         )
         picture, colour = np.arange(len(sampled_indices))[:, None, None, None], np.arange(3)[:, None, None]
-        images = padded[picture, colour, rows[:, None, :, None], columns[:, None, None, :]]
+        images = padded_images[picture, colour, rows[:, None, :, None], columns[:, None, None, :]]
         return normalised_images(images), torch.from_numpy(self.train.classes[sampled_indices])
 
     def loss(self, model: nn.Module, batch: tuple[Tensor, Tensor]) -> Tensor:
@@ -250,14 +253,14 @@ class Bottleneck(nn.Module):
 
     def __init__(self, inputs: int, narrow: int, stride: int) -> None:
         super().__init__()
-        outputs = 4 * narrow
+        output_channels = 4 * narrow
         self.branch = nn.Sequential(
             *convolution(inputs, narrow, 1), nn.ReLU(),
             *convolution(narrow, narrow, 3, stride), nn.ReLU(),
-            *convolution(narrow, outputs, 1),
+            *convolution(narrow, output_channels, 1),
         )  # fmt: skip
-        same_shape = inputs == outputs and stride == 1
-        self.shortcut = nn.Identity() if same_shape else nn.Sequential(*convolution(inputs, outputs, 1, stride))
+        same_shape = inputs == output_channels and stride == 1
+        self.shortcut = nn.Identity() if same_shape else nn.Sequential(*convolution(inputs, output_channels, 1, stride))
 
     def forward(self, x: Tensor) -> Tensor:
         """Return the output for ``x``, float32.
@@ -284,10 +287,10 @@ class ResNet101(Cifar):
             channels = self._scaled_channels(64)
             layers = [*convolution(3, channels, 3), nn.ReLU()]
             for stage, blocks in enumerate((3, 4, 23, 3)):
-                narrow = self._scaled_channels(64 << stage)
+                narrow_channels = self._scaled_channels(64 << stage)
                 for block in range(blocks):
-                    layers.append(Bottleneck(channels, narrow, 2 if stage and not block else 1))
-                    channels = 4 * narrow
+                    layers.append(Bottleneck(channels, narrow_channels, 2 if stage and not block else 1))
+                    channels = 4 * narrow_channels
             return nn.Sequential(*layers, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(channels, self.classes))
 
 

@@ -89,7 +89,7 @@ class Denoise(Task):
     name: ClassVar[str] = "denoise"
     metric: ClassVar[Metric] = Metric("validation PSNR", "dB", higher_is_better=True, decibels=True)
     budget: ClassVar[int] = 300
-    every: ClassVar[int] = 10
+    steps_per_evaluation: ClassVar[int] = 10
 
     learning_rate: float = 0.2
     patches: int = 64

@@ -59,7 +59,7 @@ class Digits(Task):
     name: ClassVar[str] = "digits"
     metric: ClassVar[Metric] = Metric("validation loss", "nats a digit")
     budget: ClassVar[int] = 200
-    every: ClassVar[int] = 8
+    steps_per_evaluation: ClassVar[int] = 8
 
     learning_rate: float = 0.05
     pictures: int = 16
@@ -96,6 +96,6 @@ class Digits(Task):
         training = model.training
         model.eval()
         with torch.no_grad():
-            total = float(F.cross_entropy(model(images), targets, reduction="sum"))
+            loss_sum = float(F.cross_entropy(model(images), targets, reduction="sum"))
         model.train(training)
-        return Score(total, len(targets))
+        return Score(loss_sum, len(targets))

@@ -94,7 +94,7 @@ class GPT2(Language):
     name: ClassVar[str] = "gpt2"
     metric: ClassVar[Metric] = Metric("validation loss", "nats a byte")
     budget: ClassVar[int] = 160
-    every: ClassVar[int] = 10
+    steps_per_evaluation: ClassVar[int] = 10
 
     def _model(self, heads: int) -> nn.Module:
         from transformers import GPT2Config, GPT2LMHeadModel
@@ -127,7 +127,7 @@ class ModernBERT(Language):
     name: ClassVar[str] = "modernbert"
     metric: ClassVar[Metric] = Metric("validation loss", "nats a masked byte")
     budget: ClassVar[int] = 160
-    every: ClassVar[int] = 10
+    steps_per_evaluation: ClassVar[int] = 10
 
     layers: int = 4
 

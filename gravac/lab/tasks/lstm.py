@@ -36,8 +36,8 @@ class CharLSTM(nn.Module):
 
     def forward(self, characters: Tensor) -> Tensor:
         """Return the logits for characters ``(batch, length)``; see the class."""
-        hidden, _ = self.lstm(self.characters(characters))
-        logits: Tensor = self.head(hidden)
+        hidden_states, _ = self.lstm(self.characters(characters))
+        logits: Tensor = self.head(hidden_states)
         return logits
 
 
@@ -52,7 +52,7 @@ class LSTM(Characters):
 
     name: ClassVar[str] = "lstm"
     budget: ClassVar[int] = 300
-    every: ClassVar[int] = 10
+    steps_per_evaluation: ClassVar[int] = 10
 
     learning_rate: float = 1.6e-2
     sequences: int = 16

@@ -179,9 +179,9 @@ class TorchExchange(Exchange):
         if self.method.torch_format:
             return steps * AllReduce.wire_bytes(round(4 * elements / TORCH_FORMATS[self.method.torch_format][0]), world)
         assert self.method.powersgd_rank is not None
-        sent = sum(_powersgd_elements(shape, self.method.powersgd_rank) for shape in self._shapes)
+        sent_elements = sum(_powersgd_elements(shape, self.method.powersgd_rank) for shape in self._shapes)
         dense_steps = min(steps, POWERSGD_DENSE_STEPS)
-        return AllReduce.wire_bytes(4 * (dense_steps * elements + (steps - dense_steps) * sent), world)
+        return AllReduce.wire_bytes(4 * (dense_steps * elements + (steps - dense_steps) * sent_elements), world)
 
     def decisions(self) -> list[DecisionRecord]:
         """Return one record, of the method's fixed candidate; an empty list for PowerSGD."""
@@ -302,8 +302,18 @@ class GravacExchange(Exchange):
     def _first_records(self) -> list[DecisionRecord]:
         """Return a list of one record, of the first candidate; an empty list if the candidate is not known yet."""
         if self._step_records:
-            first = self._step_records[0]
-            return [start_record(Candidate(first.mode, first.compressor, first.cf, first.every, first.delay))]
+            first_record = self._step_records[0]
+            return [
+                start_record(
+                    Candidate(
+                        first_record.mode,
+                        first_record.compressor,
+                        first_record.cf,
+                        first_record.every,
+                        first_record.delay,
+                    )
+                )
+            ]
         return [start_record(Candidate("native", DENSE, cf)) for cf in self._tally.native_steps][:1]
 
     def phase_seconds(self) -> tuple[float | None, float | None]:

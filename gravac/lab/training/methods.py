@@ -116,7 +116,7 @@ class ModeSettings:
         native = setting_by_name.get("native", True)
         if not isinstance(native, bool):
             raise SettingsError(f"native: give True or False (got {short_repr(native)})")
-        low, high = Policy(every=setting_by_name.get("every", every)).every
+        lowest_every, highest_every = Policy(every=setting_by_name.get("every", every)).every
         sgd = OuterSgdSettings(
             **{name: setting_by_name[name] for name in OuterSgdSettings.model_fields if name in setting_by_name}
         )
@@ -125,7 +125,7 @@ class ModeSettings:
         if sgd != OuterSgdSettings():
             outer["optimizer"] = partial(OuterSGD, rate=sgd.rate, momentum=sgd.momentum)
         # if all steps are outer steps, none is native, so that a single rank trains as several do
-        return cls((low, high), native and low == 1, OuterSettings(**outer))
+        return cls((lowest_every, highest_every), native and lowest_every == 1, OuterSettings(**outer))
 
     @property
     def arguments(self) -> dict[str, Any]:

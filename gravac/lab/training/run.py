@@ -218,11 +218,11 @@ class TrainingRun:
         If the rank printed nothing, the error has the output of another rank.
         """
         self._kill()
-        outputs = [
+        rank_outputs = [
             (self._folder / f"rank{number}.log").read_text(errors="replace").strip()
             for number in range(len(self._workers))
         ]
-        output = outputs[rank] or next((text for text in outputs if text), "(no output)")
+        output = rank_outputs[rank] or next((text for text in rank_outputs if text), "(no output)")
         label = self._legs[self._leg_index].label
         return RunFailed(f"{label}: worker {rank} {reason}. End of its output:\n{output[-2000:]}")
 

@@ -106,9 +106,9 @@ def _choice_of_decision(decision: DecisionLike, steps: int) -> RunChoice:
 def shuffled_blocks(choices: Iterable[RunChoice], seed: int) -> list[RunChoice]:
     """Cut choices into blocks of at most ``MAX_BLOCK_ROUNDS`` rounds; return them in random order, by ``seed``."""
     blocks = [
-        choice._replace(rounds=min(MAX_BLOCK_ROUNDS, choice.rounds - done))
+        choice._replace(rounds=min(MAX_BLOCK_ROUNDS, choice.rounds - rounds_before))
         for choice in choices
-        for done in range(0, choice.rounds, MAX_BLOCK_ROUNDS)
+        for rounds_before in range(0, choice.rounds, MAX_BLOCK_ROUNDS)
     ]
     random.Random(seed).shuffle(blocks)
     return blocks
@@ -165,17 +165,21 @@ class ShuffledController:
     def start(self, forecasts: Sequence[Forecast]) -> tuple[_ShuffledState, Decision]:
         """Return the initial state, and the decision for the first choice of the random order."""
         state = _ShuffledState(tuple(forecast.candidate for forecast in forecasts), 0)
-        first = self._candidate_at(state.candidates, 0)
-        return state, Decision(first, reason=f"start at {first}, {REASON}")
+        first_candidate = self._candidate_at(state.candidates, 0)
+        return state, Decision(first_candidate, reason=f"start at {first_candidate}, {REASON}")
 
     def observe(self, state: _ShuffledState, measurement: Measurement) -> tuple[_ShuffledState, Decision]:
         """Return the state after one more measurement, and the decision that holds ``latency`` measurements later."""
-        previous, following = (
+        previous_candidate, following_candidate = (
             self._candidate_at(state.candidates, self._position(observed_count))
             for observed_count in (state.observed_count, state.observed_count + 1)
         )
-        reason = "" if following == previous else f"{previous} to {following}, {REASON}"
-        return replace(state, observed_count=state.observed_count + 1), Decision(following, reason=reason)
+        reason = (
+            ""
+            if following_candidate == previous_candidate
+            else f"{previous_candidate} to {following_candidate}, {REASON}"
+        )
+        return replace(state, observed_count=state.observed_count + 1), Decision(following_candidate, reason=reason)
 
     def dump(self, state: _ShuffledState) -> dict[str, Any]:
         """Return the number of observed measurements, as the plain form of the state."""
@@ -187,11 +191,17 @@ class ShuffledController:
         return state, Decision(self._candidate_at(state.candidates, self._position(state.observed_count)))
 
     def _position(self, observed_count: int) -> int:
-        """Return the position in the random order, in rounds, to decide on after ``observed_count`` measurements."""
+        """Return the number of the round, from 0, to decide on after ``observed_count`` measurements."""
         return observed_count - 1 + self.latency if observed_count else 0
 
     def _candidate_at(self, candidates: Sequence[Candidate], position: int) -> Candidate:
-        """Return the candidate to run at a position in the random order, counted in rounds from 0."""
+        """Return the candidate to run in a round.
+
+        Args:
+            candidates: candidates that may run.
+            position: number of the round, from 0, over the whole run. When all choices have run for their numbers of
+                rounds, they begin again in another random order.
+        """
         total_rounds = sum(choice.rounds for choice in self.choices)
         remaining_rounds = position % total_rounds
         for block in shuffled_blocks(self.choices, self.seed + position // total_rounds):

@@ -57,8 +57,8 @@ def train(spec: SessionSpec, index: int, rank: int, control: dist.ProcessGroup) 
         control: separate process group for rank 0's commands and for metrics.
     """
     leg = spec.legs[index]
-    is_alone = leg.method == ALONE
-    if rank == 0 or not is_alone:
+    trains_alone = leg.method == ALONE
+    if rank == 0 or not trains_alone:
         with ExitStack() as stack:
             training = _Training(spec, index, rank, control, stack)
             if leg.evaluates:
@@ -70,7 +70,7 @@ def train(spec: SessionSpec, index: int, rank: int, control: dist.ProcessGroup) 
                 if leg.evaluates and training.evaluate_if_due(command):
                     command = STOP  # on all ranks, since all have the same metric
             training.report_results(usage)
-    if is_alone:
+    if trains_alone:
         dist.barrier(group=control)
 
 
@@ -87,8 +87,8 @@ class _Training:
 
     def __init__(self, spec: SessionSpec, index: int, rank: int, control: dist.ProcessGroup, stack: ExitStack) -> None:
         self.spec, self.leg, self.rank, self.control = spec, spec.legs[index], rank, control
-        is_alone = self.leg.method == ALONE
-        self.workers = 1 if is_alone else spec.workers
+        trains_alone = self.leg.method == ALONE
+        self.workers = 1 if trains_alone else spec.workers
         self.task = make(spec.task, scale=spec.scale, seed=spec.seed, data=spec.data)
         self.model = self.task.model()
         self.evaluation_model = copy.deepcopy(self.model)  # a second model, to evaluate postponed states
@@ -102,11 +102,11 @@ class _Training:
         self.step_times: list[StepTimes] = []
         self.end_seconds = [0.0]  # seconds of training at the start, then at the end of each step
         self.clock = TrainingClock()
-        self.commands = _StepCommands(self.leg, control, is_alone)
+        self.commands = _StepCommands(self.leg, control, trains_alone)
         self.report = WorkerReport(spec, index, rank)
         stack.callback(self.report.close)
         self.exchange: Exchange | None = None
-        if not is_alone:
+        if not trains_alone:
             self._attach(stack)
         self.report.write_event(
             "start", parameters=self.parameters, samples_per_step=self.samples_per_step, batch_size=self.task.batch_size
@@ -252,13 +252,13 @@ class _StepCommands:
     Args:
         leg: leg to train.
         control: process group for the commands.
-        is_alone: whether rank 0 trains alone, so that no command is sent.
+        trains_alone: whether rank 0 trains alone, so that no command is sent.
     """
 
-    def __init__(self, leg: Leg, control: dist.ProcessGroup, is_alone: bool) -> None:
+    def __init__(self, leg: Leg, control: dist.ProcessGroup, trains_alone: bool) -> None:
         self._leg = leg
         self._control = control
-        self._is_alone = is_alone
+        self._trains_alone = trains_alone
         self._latest_evaluation = (0, 0.0)
 
     def note_evaluation(self, steps: int, seconds: float) -> None:
@@ -283,7 +283,9 @@ class _StepCommands:
         ):
             command = EVALUATE
         self._command = torch.tensor([command])
-        self._sending = None if self._is_alone else dist.broadcast(self._command, 0, group=self._control, async_op=True)
+        self._sending = (
+            None if self._trains_alone else dist.broadcast(self._command, 0, group=self._control, async_op=True)
+        )
 
     def receive(self) -> int:
         """Wait for rank 0's command, and return it."""

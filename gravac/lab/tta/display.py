@@ -19,7 +19,7 @@ from gravac.lab.links.network import available
 from gravac.lab.training.methods import compression_name_at_cf
 from gravac.lab.training.run import Event, RunFailed
 from gravac.lab.training.session import Leg
-from gravac.lab.tta.matrix import Matrix
+from gravac.lab.tta.matrix import RunMatrix
 from gravac.lab.tta.record import TrainingRecord
 from gravac.lab.tta.runner import run_matrix
 
@@ -105,8 +105,8 @@ class TtaLive(ProgressDisplay):
         if not self._finished_count:
             return ""
         seconds_per_run = (time.monotonic() - self._begin_time) / self._finished_count
-        remaining = seconds_per_run * max(0, self._record_count - self._existing_count - self._finished_count)
-        return f"  about {remaining / 60:.0f} min left" if remaining >= 90 else f"  about {remaining:.0f} s left"
+        remaining_s = seconds_per_run * max(0, self._record_count - self._existing_count - self._finished_count)
+        return f"  about {remaining_s / 60:.0f} min left" if remaining_s >= 90 else f"  about {remaining_s:.0f} s left"
 
     def _show_state(self, state: str) -> None:
         """Show what runs now: beside the progress bar, or as a line if the latest line is old enough."""
@@ -121,7 +121,7 @@ class TtaLive(ProgressDisplay):
         self._console.print(text, highlight=False, soft_wrap=True, markup=False)
 
 
-def run_tta(matrix: Matrix, console: Console | None = None) -> int:
+def run_tta(matrix: RunMatrix, console: Console | None = None) -> int:
     """Run a matrix, show its progress and a table of results, and return the number of failed runs.
 
     If the user has no rights to make emulated links, runs are paced: gravac limits its exchange to the link's rate.
@@ -139,7 +139,7 @@ def run_tta(matrix: Matrix, console: Console | None = None) -> int:
     console = wide_console(console)
     pacing_reason = "asked for with --paced" if matrix.paced else available()
     if pacing_reason is not None and not matrix.paced:
-        matrix = Matrix(**{**vars(matrix), "paced": True})
+        matrix = RunMatrix(**{**vars(matrix), "paced": True})
     if pacing_reason is not None:
         console.print(f"Links: {PACED} ({pacing_reason}).", highlight=False, soft_wrap=True, markup=False)
     with TtaLive(console, matrix.paced) as live:

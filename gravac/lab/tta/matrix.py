@@ -46,7 +46,7 @@ DEFAULT_METHODS = (
 
 
 @dataclass(frozen=True)
-class Matrix:
+class RunMatrix:
     """Settings of ``gravac bench tta``: what to run, how long, and how.
 
     Attributes:
@@ -106,7 +106,10 @@ class Matrix:
         for text in self.links:
             link = parse_link(text)
             if self.paced and (len(link.phases) > 1 or link.delay_ms or link.loss_percent):
-                raise ValueError(f"link: {text!r} cannot be paced; use a plain rate such as 100mbit, or real links")
+                raise ValueError(
+                    f"link: {text!r} cannot be paced, since pacing only limits the rate; use a plain rate such as "
+                    "100mbit, or emulated links"
+                )
             if self.factored and len(link.phases) > 1:
                 raise ValueError(
                     f"link: {text!r} changes while training, so its runs cannot be factored; leave out factored"
@@ -117,7 +120,8 @@ class Matrix:
                 raise ValueError(method.missing_package_message)
             if self.paced and (method.powersgd_rank is not None or method.torchft is not None):
                 raise ValueError(
-                    f"method: {text!r} is not gravac's and cannot be paced; leave it out, or use real links"
+                    f"method: {text!r} cannot be paced, since gravac can slow down only its own exchange to the link's "
+                    "rate; leave the method out, or use emulated links"
                 )
         if self.times_each_seed and not self.factored:
             raise ValueError(

@@ -77,9 +77,10 @@ class DecisionPoint(_JsonRecord):
 
 
 class Split(_JsonRecord):
-    """Seconds of each phase of a typical step (``TrainingRecord.step_s``) on rank 0.
+    """Seconds that rank 0 spends in each phase of a typical step.
 
-    Compression and exchange overlap with backward.
+    Compression and exchange overlap with backward, so the phases add up to more than the step
+    (``TrainingRecord.step_s``).
 
     Attributes:
         compute: seconds of forward, backward and optimizer.
@@ -245,15 +246,15 @@ def first_reached(curve: Sequence[CurvePoint], target: float, higher_is_better: 
     Between two evaluations the metric counts as linear.
     """
     sign = -1.0 if higher_is_better else 1.0
-    for previous, following in itertools.pairwise(curve):
-        previous_distance = sign * (previous.metric - target)
-        following_distance = sign * (following.metric - target)
+    for previous_point, following_point in itertools.pairwise(curve):
+        previous_distance = sign * (previous_point.metric - target)
+        following_distance = sign * (following_point.metric - target)
         if previous_distance <= 0:
-            return previous.seconds, float(previous.step)
+            return previous_point.seconds, float(previous_point.step)
         if following_distance <= 0:
             fraction = previous_distance / (previous_distance - following_distance)
             return (
-                previous.seconds + fraction * (following.seconds - previous.seconds),
-                previous.step + fraction * (following.step - previous.step),
+                previous_point.seconds + fraction * (following_point.seconds - previous_point.seconds),
+                previous_point.step + fraction * (following_point.step - previous_point.step),
             )
     return None

@@ -21,7 +21,7 @@ from gravac.lab.training.session import ALONE, WARM_UP_STEPS, Leg
 from gravac.lab.training.shuffled import RunChoice, choices_of_run
 from gravac.lab.tta import record
 from gravac.lab.tta.factored import efficiency, factored_record, factored_record_of_seed
-from gravac.lab.tta.matrix import REFERENCE_METHOD, Matrix
+from gravac.lab.tta.matrix import REFERENCE_METHOD, RunMatrix
 from gravac.lab.tta.record import SPREAD, CurvePoint, DecisionPoint, Split, TrainingRecord, first_reached
 from gravac.lab.tta.watcher import Watcher
 
@@ -53,7 +53,7 @@ class _RunKey(NamedTuple):
 
 @dataclass(frozen=True)
 class FinishedLeg:
-    """A leg (the training of a fresh model with one method) that ended_count, and what rank 0 reported of it.
+    """A leg (the training of a fresh model with one method, within a session) that ended, and rank 0's report of it.
 
     Attributes:
         leg: leg that ended.
@@ -74,7 +74,9 @@ class FinishedLeg:
 def finished_legs(
     run: TrainingRun, legs: Sequence[Leg], watch: Callable[[Event], None] = lambda event: None
 ) -> Iterator[FinishedLeg]:
-    """Yield each leg of a session as soon as the leg has ended_count, in order.
+    """Yield the legs of a session, in order, each as soon as it has ended.
+
+    A leg is the training of a fresh model with one method; a session trains several legs with the same workers.
 
     Args:
         run: the session, which has started.
@@ -96,7 +98,7 @@ def finished_legs(
             yield FinishedLeg(legs[event["leg"]], start, event, tuple(curve))
 
 
-def run_matrix(matrix: Matrix, watcher: Watcher) -> list[TrainingRecord]:
+def run_matrix(matrix: RunMatrix, watcher: Watcher) -> list[TrainingRecord]:
     """Run a matrix, and save the result file after each run; return the records of all runs in the file.
 
     Runs that are in the result file already are not repeated.
@@ -123,7 +125,7 @@ class _MatrixRunner:
         methods: methods of the matrix.
     """
 
-    def __init__(self, matrix: Matrix, watcher: Watcher) -> None:
+    def __init__(self, matrix: RunMatrix, watcher: Watcher) -> None:
         self.matrix = matrix
         self.watcher = watcher
         file_exists = matrix.json is not None and matrix.json.exists()
@@ -156,13 +158,13 @@ class _MatrixRunner:
                 continue
             reference = self._reference_record(task, seed)
             if self.matrix.factored:
-                static = [
+                static_methods = [
                     method
                     for method in self.methods
                     if method.can_be_factored and any(method in link_methods for link_methods in by_link.values())
                 ]
                 # full runs give the number of steps to the target, which is the same on all links
-                self._run_in_full(reference, parse_link(UNTHROTTLED), static)
+                self._run_in_full(reference, parse_link(UNTHROTTLED), static_methods)
             for text, link_methods in by_link.items():
                 link = parse_link(text)
                 if self.matrix.factored:
@@ -220,7 +222,7 @@ class _MatrixRunner:
                 REFERENCE_METHOD,
                 self._label(task, UNTHROTTLED, REFERENCE_METHOD, seed),
                 steps=budget,
-                every_steps=reference_task.every,
+                every_steps=reference_task.steps_per_evaluation,
             ),
         ]
         alone_leg, reference_leg = self._finished_in_sessions(task, parse_link(UNTHROTTLED), seed, legs)
@@ -229,8 +231,8 @@ class _MatrixRunner:
         run = self._make_record(task, parse_link(UNTHROTTLED), seed, reference_leg, target, None)
         if run.tta_s is None:
             raise RunFailed(
-                f"{task}: dense training did not reach the target {target:g} within {budget} steps (metric at the end: "
-                f"{run.val_metric:g}); use another --target or a larger --budget"
+                f"target: dense training of {task} did not reach {target:g} within {budget} steps, after which its "
+                f"metric is {run.val_metric:g}; use another --target or a larger --budget"
             )
         efficiency_of_reference = run.samples_per_s / (self.matrix.workers * alone_samples_per_s)
         run = run.model_copy(update={"efficiency": efficiency_of_reference})
@@ -251,12 +253,14 @@ class _MatrixRunner:
         assert reference.tta_s is not None
         limit_s = self.matrix.limit * reference.tta_s
         by_text = {run.text: run for method in methods for run in (method, *self._prerequisites(method))}
-        missing = [method for method in by_text.values() if not self._find_record(task, str(link), method.text, seed)]
-        missing.sort(key=lambda method: method.matched_to is not None)
-        shared_session = [method for method in missing if not method.adaptive and len(link.phases) == 1]
+        missing_methods = [
+            method for method in by_text.values() if not self._find_record(task, str(link), method.text, seed)
+        ]
+        missing_methods.sort(key=lambda method: method.matched_to is not None)
+        shared_session = [method for method in missing_methods if not method.adaptive and len(link.phases) == 1]
         sessions = [shared_session] if shared_session else []
-        sessions += [[method] for method in missing if method not in shared_session]
-        every = self.matrix.task(task, seed).every
+        sessions += [[method] for method in missing_methods if method not in shared_session]
+        evaluation_interval = self.matrix.task(task, seed).steps_per_evaluation
         for session in sessions:
             legs = [
                 Leg(
@@ -264,7 +268,7 @@ class _MatrixRunner:
                     self._label(task, str(link), method.text, seed),
                     seconds=limit_s,
                     target=reference.target,
-                    every_steps=every,
+                    every_steps=evaluation_interval,
                     choices=self._choices_to_play(task, str(link), method, seed),
                 )
                 for method in session
@@ -287,31 +291,31 @@ class _MatrixRunner:
         Short runs on the link measure the seconds of a step, unless earlier records on the link have them.
         """
         task, seed = reference.task, reference.seed
-        missing = [
+        missing_pairs = [
             (method, unthrottled)
             for method in static
             if not self._find_record(task, str(link), method.text, seed)
             and (unthrottled := self._find_record(task, UNTHROTTLED, method.text, seed))
         ]
-        if not missing:
+        if not missing_pairs:
             return
         assert reference.tta_s is not None
         limit_s = self.matrix.limit * reference.tta_s
         factored_runs = (run for run in self.runs if self._is_of_cell(run, task, str(link)) and run.factored)
         timed_runs = {run.method: run for run in factored_runs if run.seed == seed or not self.matrix.times_each_seed}
-        if any(method.text not in timed_runs for method, _ in missing):
-            legs = [Leg(method.text, f"{method.text} step time", steps=PROBE_STEPS) for method, _ in missing] * 2
+        if any(method.text not in timed_runs for method, _ in missing_pairs):
+            legs = [Leg(method.text, f"{method.text} step time", steps=PROBE_STEPS) for method, _ in missing_pairs] * 2
             probes: dict[str, list[FinishedLeg]] = defaultdict(list)
             for finished_leg in self._finished_in_sessions(task, link, seed, legs):
                 probes[finished_leg.leg.method].append(finished_leg)
-            for method, unthrottled in missing:
+            for method, unthrottled in missing_pairs:
                 if method_probes := probes[method.text]:
                     end_events = [finished_leg.end for finished_leg in method_probes]
                     self._add(
                         factored_record(unthrottled, str(link), end_events, limit_s, reference, method_probes[-1].stamp)
                     )
             return
-        for method, unthrottled in missing:
+        for method, unthrottled in missing_pairs:
             self._add(factored_record_of_seed(unthrottled, timed_runs[method.text], limit_s))
 
     def _finished_in_sessions(self, task: str, link: Link, seed: int, legs: Sequence[Leg]) -> Iterator[FinishedLeg]:
@@ -332,24 +336,27 @@ class _MatrixRunner:
             log_dir=matrix.log_dir,
         )
         cell = f"{task} {link} seed {seed}"
-        remaining = list(legs)
-        while remaining:
+        remaining_legs = list(legs)
+        while remaining_legs:
             ended_count, idle_stamp = 0, stamp()
-            self.watcher.show_start(cell, remaining[0])
+            self.watcher.show_start(cell, remaining_legs[0])
             try:
                 with ExitStack() as stack:
                     network = None if matrix.paced else stack.enter_context(EmulatedNetwork(matrix.workers, link))
-                    run = stack.enter_context(TrainingRun(remaining, settings, network))
-                    watch = partial(self._watch, cell, remaining)
-                    for finished_leg in finished_legs(run, remaining, watch):
+                    run = stack.enter_context(TrainingRun(remaining_legs, settings, network))
+                    watch = partial(self._watch, cell, remaining_legs)
+                    for finished_leg in finished_legs(run, remaining_legs, watch):
                         yield replace(finished_leg, stamp=idle_stamp.with_current_time())
                         ended_count += 1
                 return
             except RunFailed as error:
-                if ended_count >= len(remaining) or remaining[ended_count].method in (ALONE, REFERENCE_METHOD):
+                if ended_count >= len(remaining_legs) or remaining_legs[ended_count].method in (
+                    ALONE,
+                    REFERENCE_METHOD,
+                ):
                     raise
-                self.watcher.show_failed_leg(cell, remaining[ended_count], error)
-                remaining = remaining[ended_count + 1 :]
+                self.watcher.show_failed_leg(cell, remaining_legs[ended_count], error)
+                remaining_legs = remaining_legs[ended_count + 1 :]
 
     def _watch(self, cell: str, legs: Sequence[Leg], event: Event) -> None:
         """Pass an event to the watcher, with the leg that the event belongs to."""

@@ -313,12 +313,12 @@ def divide_into_fragments(
         >>> [list(fragment.parameters) for fragment in divide_into_fragments(model, 2)]
         [['a', 'b'], ['c', 'd']]
     """
-    total = sum(parameter.numel() for parameter in parameters.values())
+    total_elements = sum(parameter.numel() for parameter in parameters.values())
     fragments: list[dict[str, torch.nn.Parameter]] = [{}]
     elements, parameters_left = 0, len(parameters)
     for name, parameter in parameters.items():
         fragments_left = fragment_count - len(fragments)
-        is_full = elements + parameter.numel() / 2 > total * len(fragments) / fragment_count
+        is_full = elements + parameter.numel() / 2 > total_elements * len(fragments) / fragment_count
         if fragments[-1] and fragments_left and (is_full or parameters_left <= fragments_left):
             fragments.append({})
         fragments[-1][name] = parameter

@@ -186,8 +186,10 @@ class OuterSteps:
         """
         anchors = {id(self._parameters[name]): anchor.detach() for name, anchor in self._anchors.items()}
         named = dict(module.named_parameters(remove_duplicate=False)).items()
-        shared = {name: anchors[id(parameter)].to(parameter) for name, parameter in named if id(parameter) in anchors}
-        return {**shared, **self.state.buffers.anchors}
+        shared_anchors = {
+            name: anchors[id(parameter)].to(parameter) for name, parameter in named if id(parameter) in anchors
+        }
+        return {**shared_anchors, **self.state.buffers.anchors}
 
     def prepare_to_evaluate(self) -> None:
         """Wait until no exchange is in flight, and put the anchors into the module until ``restore_local``.
@@ -229,7 +231,10 @@ class OuterSteps:
         If the loaded weights are the anchors, nothing changes: a checkpoint of gravac restores the local weights.
         """
         loaded_weights = {name: parameter.detach() for name, parameter in self._parameters.items()}
-        if all(torch.equal(self._anchors[name].detach().to(loaded), loaded) for name, loaded in loaded_weights.items()):
+        if all(
+            torch.equal(self._anchors[name].detach().to(loaded_weight), loaded_weight)
+            for name, loaded_weight in loaded_weights.items()
+        ):
             return
         self.wait_for_exchanges()
         self._local_weights, self._local_buffers, self.holds_anchors = {}, {}, False

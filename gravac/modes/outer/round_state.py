@@ -110,7 +110,7 @@ class RoundState:
         }
 
     def restore(self, dumped: Mapping[str, Any], merged: bool) -> None:
-        """Restore a dumped state, except for those of the optimizers, which ``OuterSteps.restoring`` has loaded.
+        """Restore a dumped state; the states of the optimizers have been loaded by ``OuterSteps.restoring``.
 
         Args:
             dumped: the state, as ``dump`` returned it.

@@ -263,16 +263,16 @@ class Rounds:
 
     def _end_round(self) -> None:
         """End the round, whose last fragment has been sent; for the engine, a round is one step."""
-        sent, self._sent_fragments = tuple(self._sent_fragments), []
-        overlaps, ended = not self._rounds_are_sequential or self._state.delay > 0, self._engine.mark()
+        sent_fragments, self._sent_fragments = tuple(self._sent_fragments), []
+        overlaps, ended_at = not self._rounds_are_sequential or self._state.delay > 0, self._engine.mark()
         waited_s, paused_s, steps_of_ranks = self._waited_s, self._paused_s, self._state.shares.steps
 
         def add_round(measurement: LocalMeasurement) -> None:
-            measurement.verdicts.append(functools.reduce(both, (pending.mean_finite for pending in sent)))
-            measurement.backward_ended, measurement.overlaps = ended, overlaps
-            measurement.waits_since = sent[-1].waits_since if overlaps else None
+            measurement.verdicts.append(functools.reduce(both, (pending.mean_finite for pending in sent_fragments)))
+            measurement.backward_ended, measurement.overlaps = ended_at, overlaps
+            measurement.waits_since = sent_fragments[-1].waits_since if overlaps else None
             measurement.idle, measurement.paused = waited_s, paused_s
-            measurement.steps_of_ranks, measurement.inverse_drift = steps_of_ranks, inverse_drift(sent)
+            measurement.steps_of_ranks, measurement.inverse_drift = steps_of_ranks, inverse_drift(sent_fragments)
 
         self._engine.end(add_round)
         self._state.shares.end_round()
@@ -306,13 +306,13 @@ class Rounds:
         if training_waits and not is_last:  # the last fragment's exchange is timed by its end
             self._waited_s += time.perf_counter() - began_s
         self._engine.executor.join()
-        pending = fragment.pending
+        pending_exchange = fragment.pending
         fragment.apply_mean(self._state.outer)
         if is_last:
             self._state.buffers.zero_means_unless(fragment.mean_applied)
             self._state.buffers.apply_mean()
-        if isinstance(pending.mean_finite, bool):
-            self._record_result(self._state.fragments.index(fragment), pending, pending.mean_finite)
+        if isinstance(pending_exchange.mean_finite, bool):
+            self._record_result(self._state.fragments.index(fragment), pending_exchange, pending_exchange.mean_finite)
 
     def _check_progress(self, newest_round: int) -> None:
         """Raise ``NotFiniteError`` if too many consecutive rounds, up to ``newest_round``, applied no fragment."""
@@ -368,5 +368,7 @@ def inverse_drift(sent_fragments: Sequence[PendingFragment]) -> torch.Tensor:
         tensor(2.)
     """
     norm_names = ("local_squared_norm", "mean_squared_norm")
-    local, mean = (sum((getattr(pending, norm) for pending in sent_fragments), torch.zeros(())) for norm in norm_names)
-    return (local / mean).sqrt()
+    local_sum, mean_sum = (
+        sum((getattr(pending, norm) for pending in sent_fragments), torch.zeros(())) for norm in norm_names
+    )
+    return (local_sum / mean_sum).sqrt()

@@ -127,9 +127,10 @@ class Shares:
         self._sums_awaited = None
         seconds, samples = sums[:world], sums[world:]
         if self.by_speed and all(0 < rank_seconds < math.inf for rank_seconds in seconds):
-            previous = self._agreed_seconds or seconds
+            previous_seconds = self._agreed_seconds or seconds
             self._agreed_seconds = [
-                average + NEWEST_WEIGHT * (newest - average) for average, newest in zip(previous, seconds, strict=True)
+                average + NEWEST_WEIGHT * (newest - average)
+                for average, newest in zip(previous_seconds, seconds, strict=True)
             ]
         if any(samples):
             self._agreed_samples = samples
@@ -165,5 +166,5 @@ def weights_of(steps: Sequence[int], samples: Sequence[float]) -> tuple[float, .
         ((1.0, 1.0), (1.5, 0.5))
     """
     round_samples = [rank_steps * step_samples for rank_steps, step_samples in zip(steps, samples, strict=True)]
-    total = math.fsum(round_samples)
-    return tuple(rank_samples * len(round_samples) / total for rank_samples in round_samples)
+    total_samples = math.fsum(round_samples)
+    return tuple(rank_samples * len(round_samples) / total_samples for rank_samples in round_samples)

@@ -89,7 +89,7 @@ class Glyphs(Task):
     name: ClassVar[str] = "glyphs"
     metric: ClassVar[Metric] = Metric("validation loss", "nats a character")
     budget: ClassVar[int] = 400
-    every: ClassVar[int] = 10
+    steps_per_evaluation: ClassVar[int] = 10
 
     learning_rate: float = 0.1
     pictures: int = 32

@@ -49,7 +49,7 @@ class NanoGPT(Characters):
 
     name: ClassVar[str] = "nanogpt"
     budget: ClassVar[int] = 600
-    every: ClassVar[int] = 10
+    steps_per_evaluation: ClassVar[int] = 10
 
     learning_rate: float = 3e-3
     clone: Path = Path()

@@ -97,7 +97,7 @@ class Tokens(Task):
     name: ClassVar[str] = "tokens"
     metric: ClassVar[Metric] = Metric("validation loss", "nats a word")
     budget: ClassVar[int] = 500
-    every: ClassVar[int] = 10
+    steps_per_evaluation: ClassVar[int] = 10
 
     learning_rate: float = 3e-3
     sequences: int = 8
