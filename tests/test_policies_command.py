@@ -24,7 +24,7 @@ def run(*arguments: str) -> int:
 def test_every_shipped_policy_has_a_line(capsys: pytest.CaptureFixture[str]) -> None:
     assert run() == 0
     head, *lines = capsys.readouterr().out.splitlines()
-    assert head.split() == ["name", "base", "cf_range", "controller", "what"]
+    assert head.split() == ["name", "base", "cf_range", "controller", "description"]
     assert [line.split()[0] for line in lines] == list(policy_names())
     (line,) = (line for line in lines if line.startswith("dgc-warmup "))
     assert line.split()[1:6] == ["dgc", "4", "to", "1000", "warmup"]
@@ -85,7 +85,7 @@ def test_no_policy_of_that_name(tmp_path: Path, capsys: pytest.CaptureFixture[st
     (tmp_path / "bytes.toml").write_bytes(b"\xff\xfe\x00")
     assert run(str(tmp_path / "bytes.toml")) == 2
     err = capsys.readouterr().err
-    assert "none is called 'none'" in err and "there is no file" in err and "not a text file in UTF-8" in err
+    assert "none is called 'none'" in err and "there is no file" in err and "not text in UTF-8" in err
 
 
 @pytest.mark.parametrize(("name", "low", "high"), [("lan", 2, 8), ("wan", 4, 500), ("slow-link", 8, 1000)])

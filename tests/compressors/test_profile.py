@@ -116,5 +116,5 @@ def test_what_was_not_measured_has_no_cost_and_a_machine_says_so() -> None:
     assert own.copies(Unmeasured(), 10) == 3.0
     assert own.coding(topk, 10) is None
     assert own.copies(dense(dtype="float16"), 2) == pytest.approx(2.02)
-    with pytest.raises(ValueError, match=r"no measured cost of 'topk'; this machine's costs are of unmeasured"):
+    with pytest.raises(ValueError, match=r"no measured cost of 'topk'; the machine has costs of unmeasured"):
         own.copies(topk, 10)

@@ -98,7 +98,7 @@ def test_lightnings_other_strategies_are_refused_by_name() -> None:
 
 def test_accelerates_other_ways_are_refused_by_name() -> None:
     optimizer = torch.optim.SGD(FSDPStrategy.model.parameters(), lr=0.1)
-    with pytest.raises(TypeError, match=r"distributed_type: DEEPSPEED: .* is a Linear"):
+    with pytest.raises(TypeError, match=r"distributed_type: DEEPSPEED: .* trains a Linear"):
         attach(accelerator("DEEPSPEED"), FSDPStrategy.model, optimizer)
 
 

@@ -147,7 +147,7 @@ def test_metric_values_and_targets() -> None:
         ({"name": "lstm", "scale": 1001}, "scale: 1001 is not in"),
         ({"name": "lstm", "scale": math.nan}, "scale: nan is not in"),
         ({"name": "lstm", "learning_rate": 0.0}, "learning_rate: 0.0 is not"),
-        ({"name": "lstm", "data": "cifar"}, "data: 'cifar' given for the task 'lstm'"),
+        ({"name": "lstm", "data": "cifar"}, "data: 'cifar' is given, but the task 'lstm' needs no folder of data"),
         ({"name": "vgg16"}, "data: '' names no folder; download"),
         ({"name": "resnet101", "data": "nowhere"}, "data: 'nowhere' has no CIFAR in it; download"),
     ],
@@ -209,7 +209,11 @@ def test_cifar_pictures_keep_their_orientation_but_for_flips(tmp_path: Path) -> 
 
 @pytest.mark.parametrize(
     ("content", "message"),
-    [(b"", "not made of records"), (b"x" * 3074, "not made of records"), (bytes([10]) * 3073, "class 10, of 10")],
+    [
+        (b"", "not one or more records"),
+        (b"x" * 3074, "not one or more records"),
+        (bytes([10]) * 3073, "class 10, but classes go from 0 to 9"),
+    ],
 )
 def test_broken_cifar_is_named(tmp_path: Path, content: bytes, message: str) -> None:
     (cifar(tmp_path, hundred=False) / "data_batch_3.bin").write_bytes(content)

@@ -177,7 +177,7 @@ class Alone:
         self._module: Any = module
 
     @property
-    def synced(self) -> bool:
+    def will_average(self) -> bool:
         return getattr(self._module, "require_backward_grad_sync", True)
 
     def has_averaged(self) -> bool:

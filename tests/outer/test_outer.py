@@ -320,8 +320,9 @@ def test_fewer_exchanges_later_ones_more_loss_and_more_ranks_are_never_worth_mor
 ) -> None:
     base = Candidate("hook", "any", 10.0)
     lossy, dense = Forecast(base, 10.0, efficiency=loss), Forecast(base, 10.0)
-    own = outer_efficiency(lossy, every, delay, world).efficiency
-    assert 0 <= outer_efficiency(lossy, every + more, delay, world).efficiency <= own
+    own, waits = (outer_efficiency(lossy, every, steps, world).efficiency for steps in (delay, 0))
+    assert 0 <= outer_efficiency(lossy, every + more, 0, world).efficiency <= waits
+    assert outer_efficiency(lossy, more * every, more * delay, world).efficiency <= own  # in flight for the same share
     assert outer_efficiency(lossy, every, delay + more, world).efficiency <= own
     assert outer_efficiency(lossy, every, delay, world + more).efficiency <= own
     assert own <= loss * outer_efficiency(dense, every, delay, world).efficiency + 1e-4

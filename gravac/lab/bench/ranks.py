@@ -81,7 +81,7 @@ class GravacRank:
         self._averager.rank, self._averager.world = rank, world
 
     def average(self, flat: torch.Tensor, shape: Shape, step: int) -> Rounds:
-        """Average a tensor over the ranks, in place; see ``Rank.average``."""
+        """Average a flat tensor, ``[elements]``, over the ranks, in place; see ``Rank.average``."""
         self._averager.measure(LocalMeasurement(step, Candidate("hook", self._averager.base.name, self._cf)))
         return self._averager.average([Piece("w", flat, shape)], self._averager.plan(step, self._cf))
 
@@ -121,7 +121,7 @@ class TorchFp16(_TorchRank):
     """A rank that averages as ``fp16_compress_hook`` does: to float16, divide by the world size, sum, copy back."""
 
     def average(self, flat: torch.Tensor, shape: Shape, step: int) -> Rounds:
-        """Average a tensor over the ranks, in place; see ``Rank.average``."""
+        """Average a flat tensor, ``[elements]``, over the ranks, in place; see ``Rank.average``."""
         (total,) = yield [AllReduce(flat.to(torch.float16).div_(self._world))]
         flat.copy_(total)
 
@@ -133,7 +133,7 @@ class TorchTopK(_TorchRank):
     """A rank that averages by ``x.abs().topk(k)`` and an all-gather of values and int32 indices; no error feedback."""
 
     def average(self, flat: torch.Tensor, shape: Shape, step: int) -> Rounds:
-        """Average a tensor over the ranks, in place; see ``Rank.average``."""
+        """Average a flat tensor, ``[elements]``, over the ranks, in place; see ``Rank.average``."""
         self._selected = flat.abs().topk(k_for(flat.numel(), self._cf), sorted=False).indices
         ((values, indices),) = yield [AllGather(flat[self._selected], self._selected.to(torch.int32))]
         flat.zero_()
@@ -158,7 +158,7 @@ class TorchPowerSGD(_TorchRank):
         self._p = self._q = torch.empty(0)
 
     def average(self, flat: torch.Tensor, shape: Shape, step: int) -> Rounds:
-        """Average a tensor over the ranks, in place; see ``Rank.average``."""
+        """Average a flat tensor, ``[elements]``, over the ranks, in place; see ``Rank.average``."""
         matrix = flat.view(1, shape[0], -1)
         if self._residual is None:
             self._draw_first_q(matrix)
