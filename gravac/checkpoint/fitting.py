@@ -445,7 +445,8 @@ def check_optimizer(path: str, state: Mapping[str, Any], optimizer: torch.optim.
                 f"{group_path}/params: is {describe(numbers)}; it should have {len(own_group['params'])} numbers; "
                 "load the state of the same optimizer"
             )
-        if any(type(number) is not int or number in parameters for number in numbers):
+        distinct = [number for number in numbers if type(number) is int and number not in parameters]
+        if len({*distinct}) < len(numbers):
             raise _misfit(
                 f"{group_path}/params", f"is {describe(numbers)}", "have a different integer for each parameter"
             )

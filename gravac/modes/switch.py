@@ -117,7 +117,6 @@ class Switch:
         mode: mode of the present step; ``None`` before the first forward with gradients.
         outer: outer steps under way; ``None`` in other modes.
         changes: records of all changes of mode so far.
-        earlier_rounds: number of rounds in earlier periods of outer steps.
         exclude_native: function called before the first decision if native steps are impossible.
     """
 
@@ -133,7 +132,6 @@ class Switch:
         self.mode: Mode | None = None
         self.outer: OuterSteps | None = None
         self.changes: list[ModeRecord] = []
-        self.earlier_rounds = 0
         self.exclude_native: Callable[[], None] = lambda: None
         self._engine, self._source, self._policy = engine, source, policy
         self._optimizers, self._scaler = tuple(optimizers), scaler
@@ -442,7 +440,6 @@ class Switch:
         if self.outer is None:
             return
         self.outer.close_rounds()
-        self.earlier_rounds += self.outer.state.ended
         tensors = self.outer.equal_tensors
         self.outer = self._engine.state.outer = None
         job = equalizing.equalize_ranks(tensors, self._optimizers, self._scaler, self._engine.device)

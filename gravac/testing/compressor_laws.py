@@ -178,8 +178,9 @@ def one_round_is_kept(compressor: Compressor) -> None:
         if not compressor.profile(cf, world=world).one_round:
             assert not compressor.one_round, f"{world} ranks, {cf}x: the class has one_round, the profile has not"
             continue
-        rounds = sum(ledgers(compressor, cf, world, shape)[0].calls.values())
-        assert rounds == 1, f"{world} ranks, {shape}, {cf}x: {rounds} collectives in spite of one_round"
+        for rank, ledger in enumerate(ledgers(compressor, cf, world, shape)):
+            rounds = sum(ledger.calls.values())
+            assert rounds == 1, f"rank {rank} of {world}, {shape}, {cf}x: {rounds} collectives in spite of one_round"
 
 
 def its_profile_is_possible(compressor: Compressor) -> None:

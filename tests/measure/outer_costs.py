@@ -95,7 +95,7 @@ def train(work: tuple[Case, float]) -> dict[str, Any]:
     ]
     for rank, one in enumerate(outer):
         seconds = case.faster if rank else 1.0
-        one._rounds.shares.clock = itertools.count(0.0, seconds).__next__
+        one._rounds._state.shares.clock = itertools.count(0.0, seconds).__next__
     curve: list[tuple[int, float]] = []
     made = [0] * case.ranks
     while sum(made) < case.ranks * most_steps(case.task):

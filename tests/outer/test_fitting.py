@@ -112,6 +112,11 @@ def test_spoilt_states_are_refused_in_words_or_train_on(kind: str, seed: int) ->
             (0.9, 3),
             "outer/inner/0/param_groups/0/betas: .*; it should have numbers from 0 ",
         ),
+        (
+            ("inner", 0, "param_groups", 0, "params"),
+            [0, 0, 1, 2, 3, 4],
+            "outer/inner/0/param_groups/0/params: .*; it should have a different integer for each parameter",
+        ),
         (("inner", 0, "param_groups", 0, "amsgrad"), True, "outer/inner/0/state/0/max_exp_avg_sq: it is missing"),
         (("optimizer", "param_groups"), [], "outer/optimizer/param_groups: .*; it should have 1 groups"),
         (("buffers", "anchors"), {"x": torch.ones(2)}, "outer/buffers/anchors/x: this run expects no such entry"),

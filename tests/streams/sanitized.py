@@ -184,7 +184,7 @@ def _site() -> str:
     """Lines of the executor's file through which a wait was asked for."""
     frame, lines = sys._getframe(2), []
     while frame is not None:
-        if frame.f_code.co_filename.endswith("exchange/streams.py") and frame.f_code.co_name != "_guarded":
+        if frame.f_code.co_filename.endswith("exchange/streams.py"):
             lines.append(f"{frame.f_code.co_name}:{frame.f_lineno}")
         frame = frame.f_back  # type: ignore[assignment]
     return " < ".join(lines)
