@@ -13,7 +13,7 @@ from gravac.averaging.residuals import replace_entries
 from gravac.exchange.executor import Verdict, choose
 
 Memory = dict[str, torch.Tensor]
-"""Tensors that a compressor keeps for one parameter, by keys that the compressor chooses."""
+"""A compressor's state for one parameter, such as a momentum: tensors of any shapes, by the compressor's own names."""
 
 
 class CompressorMemory:

@@ -13,7 +13,7 @@ import copy
 import dataclasses
 import math
 import typing
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from typing import Annotated, Any, Literal, TypeVar
 
 import torch
@@ -46,16 +46,16 @@ class Fields(BaseModel):
 FieldsT = TypeVar("FieldsT", bound=Fields)
 
 
-def _dense(tensor: torch.Tensor) -> torch.Tensor:
+def require_dense(tensor: torch.Tensor) -> torch.Tensor:
     """Return a tensor; raise ``ValueError`` if it is sparse, quantized or without memory."""
     if tensor.layout != torch.strided or tensor.is_quantized or tensor.device.type == "meta":
         raise ValueError("it should be a dense tensor")
     return tensor
 
 
-def _finite(tensor: torch.Tensor) -> torch.Tensor:
+def require_finite(tensor: torch.Tensor) -> torch.Tensor:
     """Return a tensor; raise ``ValueError`` unless it is a dense tensor of finite floating-point numbers."""
-    if not _dense(tensor).is_floating_point():
+    if not require_dense(tensor).is_floating_point():
         raise ValueError("it should be a tensor of floating-point numbers")
     if not (finite := tensor.isfinite()).all():
         raise ValueError(f"{int((~finite).sum())} of its {tensor.numel()} elements are not finite")
@@ -68,16 +68,16 @@ def _flat(*dtypes: torch.dtype) -> Callable[[torch.Tensor], torch.Tensor]:
     def check(tensor: torch.Tensor) -> torch.Tensor:
         if tensor.dtype not in dtypes:
             raise ValueError(f"it should be {' or '.join(_dtype_name(dtype) for dtype in dtypes)}")
-        if _dense(tensor).dim() != 1:
+        if require_dense(tensor).dim() != 1:
             raise ValueError("it should have one dimension")
-        return _finite(tensor)
+        return require_finite(tensor)
 
     return check
 
 
 def _factor(number: Any) -> Any:
     """Return a finite number above 0, or raise ``ValueError``; an int stays an int: names contain its text."""
-    if not (_is_number(number) and number > 0):
+    if not (is_number(number) and number > 0):
         raise ValueError("it should be a finite number above 0")
     return number
 
@@ -89,8 +89,8 @@ def _square(number: float) -> float:
     return number
 
 
-Tensor = Annotated[torch.Tensor, AfterValidator(_dense)]
-FiniteTensor = Annotated[torch.Tensor, AfterValidator(_finite)]
+Tensor = Annotated[torch.Tensor, AfterValidator(require_dense)]
+FiniteTensor = Annotated[torch.Tensor, AfterValidator(require_finite)]
 Sum = Annotated[torch.Tensor, AfterValidator(_flat(torch.float32, torch.float64))]
 Residual = Annotated[torch.Tensor, AfterValidator(_flat(torch.float32, torch.bfloat16, torch.float64))]
 Count = Annotated[int, Field(ge=0, le=LARGEST_COUNT)]
@@ -296,18 +296,16 @@ def validate_rank_state(state: Mapping[str, Any]) -> RankState:
     """
     fields = validate(RankState, state)
     if (fields.world is None) != (fields.rank is None) or (fields.world and (fields.rank or 0) >= fields.world):
-        raise _misfit(
-            "rank", f"is {fields.rank} of {fields.world} ranks", "be 0 or more, and below the number of ranks"
-        )
+        raise misfit("rank", f"is {fields.rank} of {fields.world} ranks", "be 0 or more, and below the number of ranks")
     names = [name for group in fields.layout for name in group]
     if len(names) > len(set(names)):
         repeated_name = next(name for name in names if names.count(name) > 1)
-        raise _misfit("layout", f"has {repeated_name!r} in two groups", "have each name in one group")
+        raise misfit("layout", f"has {repeated_name!r} in two groups", "have each name in one group")
     for index, pending in enumerate(fields.pending):
         check_names(f"pending/{index}/numbers", pending.numbers, slots(pending.shadow))
     steps = [pending.step for pending in fields.pending]
     if steps != sorted(set(steps)) or (steps and steps[-1] >= fields.step):
-        raise _misfit("pending", f"is of steps {steps}", f"be of ascending steps before step {fields.step}")
+        raise misfit("pending", f"is of steps {steps}", f"be of ascending steps before step {fields.step}")
     if fields.controller_state is not None:
         check_plain(fields.controller_state, "controller_state")
     return fields
@@ -341,14 +339,14 @@ def check_fits(fields: Mapping[str, Mapping[str, Any]], forms: FormByName, base:
             if field == "memory":
                 for key, memory in entry.items():
                     if expected := base.misfit(key, memory, elements):
-                        raise _misfit(f"{field}/{name}/{key}", f"is {describe(memory)}", f"have {expected}")
+                        raise misfit(f"{field}/{name}/{key}", f"is {describe(memory)}", f"have {expected}")
                 continue
             if entry.numel() != elements:
-                raise _misfit(f"{field}/{name}", f"has {entry.numel()} elements", f"have {elements}")
+                raise misfit(f"{field}/{name}", f"has {entry.numel()} elements", f"have {elements}")
             is_wide = working(dtype) == torch.float64
             if field != "aside" and is_wide != (entry.dtype == torch.float64):
                 expected = "float64" if is_wide else "float32"
-                raise _misfit(f"{field}/{name}", f"is {_dtype_name(entry.dtype)}", f"be {expected}")
+                raise misfit(f"{field}/{name}", f"is {_dtype_name(entry.dtype)}", f"be {expected}")
 
 
 def check_tensors(
@@ -369,19 +367,17 @@ def check_tensors(
     for name, tensor in tensors.items():
         current_tensor = current[name]
         if tensor.shape != current_tensor.shape:
-            raise _misfit(f"{path}/{name}", f"has shape {_shape(tensor)}", f"have {_shape(current_tensor)}")
+            raise misfit(f"{path}/{name}", f"has shape {shape_of(tensor)}", f"have {shape_of(current_tensor)}")
         if (
             tensor.is_floating_point() != current_tensor.is_floating_point()
             or tensor.is_complex() != current_tensor.is_complex()
         ):
-            raise _misfit(
-                f"{path}/{name}", f"is {_dtype_name(tensor.dtype)}", f"be {_dtype_name(current_tensor.dtype)}"
-            )
+            raise misfit(f"{path}/{name}", f"is {_dtype_name(tensor.dtype)}", f"be {_dtype_name(current_tensor.dtype)}")
         if (
             tensor.is_floating_point()
             and (~tensor.isfinite().to(current_tensor.device) & current_tensor.isfinite()).any()
         ):
-            raise _misfit(f"{path}/{name}", "has elements that are not finite", "be finite, as it is in this run")
+            raise misfit(f"{path}/{name}", "has elements that are not finite", "be finite, as it is in this run")
 
 
 def check_names(path: str, names: Iterable[str], expected: Iterable[str], subset: bool = False) -> None:
@@ -405,152 +401,6 @@ def check_names(path: str, names: Iterable[str], expected: Iterable[str], subset
         raise SettingsError(f"{path}/{unknown_names[0]}: this run expects no such entry; {STATE_REMEDY}")
 
 
-PARAMETER_SHAPED = ("exp_avg", "exp_avg_sq", "max_exp_avg_sq", "momentum_buffer", "square_avg", "sum", "exp_inf")
-"""Names of a torch optimizer's state entries that are tensors of the parameter's shape."""
-
-REQUIRED_ENTRIES: tuple[tuple[type[torch.optim.Optimizer], tuple[str, ...]], ...] = (
-    (torch.optim.Adam, ("step", "exp_avg", "exp_avg_sq")),
-    (torch.optim.AdamW, ("step", "exp_avg", "exp_avg_sq")),
-)
-"""Names of entries that an optimizer's state must have for a parameter, if it has any entry for the parameter."""
-
-
-def check_optimizer(path: str, state: Mapping[str, Any], optimizer: torch.optim.Optimizer) -> None:
-    """Check that a state fits an optimizer: parameter groups, parameters' numbers, settings and shapes.
-
-    Args:
-        path: path of the optimizer's state in the rank's state.
-        state: an optimizer's ``state_dict()``.
-        optimizer: optimizer that is to load the state.
-
-    Raises:
-        SettingsError: the state does not fit.
-    """
-    check_names(path, state, ("state", "param_groups"), subset=True)
-    check_names(path, state, ("state", "param_groups"))
-    entries, groups, own_groups = state["state"], state["param_groups"], optimizer.param_groups
-    if not isinstance(entries, dict) or not isinstance(groups, (list, tuple)) or len(groups) != len(own_groups):
-        raise SettingsError(
-            f"{path}/param_groups: is {describe(groups)}; it should have {len(own_groups)} groups, beside their state; "
-            "load the state of the same optimizer"
-        )
-    parameters: dict[Any, tuple[torch.Tensor, int]] = {}
-    for index, (group, own_group) in enumerate(zip(groups, own_groups, strict=True)):
-        group_path = f"{path}/param_groups/{index}"
-        if not isinstance(group, dict):
-            raise _misfit(group_path, f"is {describe(group)}", "be a dict")
-        numbers = group.get("params")
-        if not isinstance(numbers, (list, tuple)) or len(numbers) != len(own_group["params"]):
-            raise SettingsError(
-                f"{group_path}/params: is {describe(numbers)}; it should have {len(own_group['params'])} numbers; "
-                "load the state of the same optimizer"
-            )
-        distinct = [number for number in numbers if type(number) is int and number not in parameters]
-        if len({*distinct}) < len(numbers):
-            raise _misfit(
-                f"{group_path}/params", f"is {describe(numbers)}", "have a different integer for each parameter"
-            )
-        parameters |= dict(zip(numbers, ((parameter, index) for parameter in own_group["params"]), strict=True))
-        for name in optimizer.defaults:
-            if name not in group:
-                raise SettingsError(f"{group_path}/{name}: it is missing; {STATE_REMEDY}")
-        for name, setting in group.items():
-            if name in own_group and name != "params":
-                _check_setting(f"{group_path}/{name}", setting, own_group[name])
-            if name == "capturable" and setting and any(parameter.is_cpu for parameter in own_group["params"]):
-                raise _misfit(f"{group_path}/{name}", f"is {describe(setting)}", "be False for CPU parameters")
-            if name == "betas" and not all(0 <= beta < 1 for beta in setting):
-                raise _misfit(f"{group_path}/{name}", f"is {describe(setting)}", "have numbers from 0 and below 1")
-    names_by_group: dict[int, set[str]] = {}
-    optimizer_classes = [kind for kind in type(optimizer).__mro__ if kind is not torch.optim.Optimizer]
-    is_of_torch = any(kind.__module__.startswith("torch.optim.") for kind in optimizer_classes)
-    for number, entry in entries.items():
-        entry_path = f"{path}/state/{number}"
-        if number not in parameters or type(number) is not int or not isinstance(entry, dict):
-            raise SettingsError(
-                f"{entry_path}: is {describe(entry)}; it should be a dict, for the number of one of {len(parameters)} "
-                f"parameters; {STATE_REMEDY}"
-            )
-        parameter, group_number = parameters[number]
-        for name, memory in entry.items():
-            _check_memory(f"{entry_path}/{name}", name, memory, parameter if is_of_torch else None)
-        required_names = next((names for kind, names in REQUIRED_ENTRIES if isinstance(optimizer, kind)), ())
-        if groups[group_number].get("amsgrad") and required_names:
-            required_names = (*required_names, "max_exp_avg_sq")
-        if entry and required_names:
-            check_names(
-                entry_path,
-                entry.keys() & {*names_by_group.setdefault(group_number, {*entry}), *required_names},
-                {*names_by_group[group_number], *required_names},
-            )
-            check_names(entry_path, entry, names_by_group[group_number])
-
-
-def _check_memory(path: str, name: str, memory: Any, parameter: torch.Tensor | None) -> None:
-    """Check one entry of the state that an optimizer keeps for a parameter.
-
-    Args:
-        path: path of the entry in the state.
-        name: the entry's name, such as ``"exp_avg"``.
-        memory: the entry: a tensor or a plain value.
-        parameter: the parameter; ``None``: the optimizer is not one of torch's, so the expected shape is not known.
-
-    Raises:
-        SettingsError: the entry is not finite, or its type or shape is not that of entries of this name.
-    """
-    if not isinstance(memory, torch.Tensor):
-        if name == "step" and not (_is_number(memory) and memory >= 0):
-            raise _misfit(path, f"is {describe(memory)}", "be a number of steps")
-        if name in PARAMETER_SHAPED and memory is not None:
-            raise _misfit(path, f"is {describe(memory)}", "be a tensor")
-        if isinstance(memory, float) and math.isnan(memory):
-            raise _misfit(path, "is nan", "be a number")
-        return
-    try:
-        _dense(memory)
-        if name in PARAMETER_SHAPED or name == "step" or memory.is_floating_point():
-            _finite(memory)
-    except ValueError as error:
-        raise SettingsError(f"{path}: is {describe(memory)}; {error}; {STATE_REMEDY}") from None
-    if parameter is not None and name in PARAMETER_SHAPED and memory.shape != parameter.shape:
-        raise _misfit(path, f"has shape {_shape(memory)}", f"have {_shape(parameter)}")
-    if name == "step" and (memory.numel() != 1 or float(memory) < 0):
-        raise _misfit(path, f"is {describe(memory)}", "be a number of steps")
-
-
-def _check_setting(path: str, setting: Any, own_setting: Any) -> None:
-    """Check that a saved setting of an optimizer has the type of the optimizer's present setting.
-
-    A number must be finite, and must not be negative unless the optimizer's present number is.
-
-    Raises:
-        SettingsError: the setting does not fit.
-    """
-    is_fit = True
-    if _is_number(own_setting) and not isinstance(setting, torch.Tensor):
-        is_fit = (
-            _is_number(setting)
-            and (setting >= 0 or own_setting < 0)
-            and (isinstance(setting, float) or abs(setting) <= LARGEST_COUNT)
-        )
-    elif isinstance(own_setting, (bool, str)):
-        is_fit = type(setting) is type(own_setting) or setting is None
-    elif isinstance(own_setting, (tuple, list)):
-        is_fit = isinstance(setting, (tuple, list)) and len(setting) == len(own_setting)
-        for index, (element, own_element) in enumerate(zip(setting if is_fit else (), own_setting, strict=False)):
-            _check_setting(f"{path}/{index}", element, own_element)
-    if isinstance(setting, torch.Tensor):
-        is_fit = (
-            (_is_number(own_setting) or isinstance(own_setting, torch.Tensor))
-            and setting.numel() == 1
-            and bool(setting.isfinite().all())
-        )
-    if not is_fit:
-        raise _misfit(
-            path, f"is {describe(setting)}", f"be a setting like the optimizer's own, {describe(own_setting)}"
-        )
-
-
 def check_plain(state: Any, path: str) -> None:
     """Check that a state has only dicts with text as keys, lists, tuples, text, bools, ``None`` and finite numbers.
 
@@ -564,13 +414,13 @@ def check_plain(state: Any, path: str) -> None:
     if isinstance(state, dict):
         for key, entry in state.items():
             if not isinstance(key, str):
-                raise _misfit(f"{path}/{key}", f"has the key {describe(key)}", "have a text as key")
+                raise misfit(f"{path}/{key}", f"has the key {describe(key)}", "have a text as key")
             check_plain(entry, f"{path}/{key}")
     elif isinstance(state, (list, tuple)):
         for index, entry in enumerate(state):
             check_plain(entry, f"{path}/{index}")
-    elif not (state is None or isinstance(state, (str, bool)) or _is_number(state)):
-        raise _misfit(path, f"is {describe(state)}", "be a dict, list, text, bool, None or finite number")
+    elif not (state is None or isinstance(state, (str, bool)) or is_number(state)):
+        raise misfit(path, f"is {describe(state)}", "be a dict, list, text, bool, None or finite number")
 
 
 def as_tuples(state: Any) -> Any:
@@ -599,7 +449,7 @@ def describe(entry: Any) -> str:
         'float32 of shape (2, 3)'
     """
     if isinstance(entry, torch.Tensor):
-        return f"{_dtype_name(entry.dtype)} of shape {_shape(entry)}"
+        return f"{_dtype_name(entry.dtype)} of shape {shape_of(entry)}"
     if isinstance(entry, (dict, list, tuple)) and len(entry) > 4:
         return f"a {type(entry).__name__} of {len(entry)}"
     try:
@@ -609,7 +459,8 @@ def describe(entry: Any) -> str:
     return text if len(text) <= 80 else f"{text[:77]}..."
 
 
-def _is_number(x: Any) -> bool:
+def is_number(x: Any) -> bool:
+    """True for an int or float, not a bool, whose size is at most ``LARGEST_SQUARE``; False for nan and infinities."""
     return type(x) in (int, float) and abs(x) <= LARGEST_SQUARE
 
 
@@ -626,7 +477,7 @@ def _explain(error: ValidationError, path: str) -> str:
     return f"{location}: is {describe(fault['input'])}; {expected}{more_faults_text}"
 
 
-def _misfit(path: str, actual: str, expected: str) -> SettingsError:
+def misfit(path: str, actual: str, expected: str) -> SettingsError:
     """Return an error that says what a state's entry is, what it should be, and which state to load.
 
     Args:
@@ -641,5 +492,6 @@ def _dtype_name(dtype: torch.dtype) -> str:
     return str(dtype).removeprefix("torch.")
 
 
-def _shape(tensor: torch.Tensor) -> Sequence[int]:
+def shape_of(tensor: torch.Tensor) -> tuple[int, ...]:
+    """Return the shape of a tensor of any shape as a plain tuple, for messages."""
     return tuple(tensor.shape)

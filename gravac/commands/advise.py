@@ -11,7 +11,7 @@ from gravac.commands.common import Commands, rate, require, set_work
 
 
 def add(commands: Commands) -> None:
-    """Add the command ``gravac advise`` and its arguments to the command line's parser."""
+    """Register the subcommand ``gravac advise`` and its arguments with ``argparse``."""
     parser = commands.add_parser(
         "advise",
         help="predict whether compression, or exchanging less often (outer steps), saves time",

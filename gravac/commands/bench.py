@@ -11,7 +11,7 @@ from gravac.commands.common import FAILED, Commands, require, set_work, settings
 
 
 def add(commands: Commands) -> None:
-    """Add the command ``gravac bench`` and its arguments to the command line's parser."""
+    """Register the subcommand ``gravac bench`` and its arguments with ``argparse``."""
     parser = commands.add_parser(
         "bench",
         help="measure compressors, or time to accuracy, on this machine",

@@ -11,7 +11,7 @@ from gravac.commands.common import Commands, set_work
 
 
 def add(commands: Commands) -> None:
-    """Add the command ``gravac calibrate`` and its arguments to the command line's parser."""
+    """Register the subcommand ``gravac calibrate`` and its arguments with ``argparse``."""
     parser = commands.add_parser(
         "calibrate",
         help="measure the network between ranks, for advise",

@@ -11,7 +11,7 @@ from gravac.commands.common import Commands, rate, require, set_work, settings
 
 
 def add(commands: Commands) -> None:
-    """Add the command ``gravac demo`` and its arguments to the command line's parser."""
+    """Register the subcommand ``gravac demo`` and its arguments with ``argparse``."""
     parser = commands.add_parser(
         "demo",
         help="train over a slow link with dense and adaptive exchange, and compare",

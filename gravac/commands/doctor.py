@@ -12,7 +12,7 @@ from gravac.commands.common import FAILED, Commands, set_work
 
 
 def add(commands: Commands) -> None:
-    """Add the command ``gravac doctor`` and its arguments to the command line's parser."""
+    """Register the subcommand ``gravac doctor`` and its arguments with ``argparse``."""
     parser = commands.add_parser(
         "doctor",
         help="check what is installed, and whether ranks connect and train",

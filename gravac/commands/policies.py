@@ -12,7 +12,7 @@ from gravac.settings import SettingsError
 
 
 def add(commands: Commands) -> None:
-    """Add the command ``gravac policies`` and its arguments to the command line's parser."""
+    """Register the subcommand ``gravac policies`` and its arguments with ``argparse``."""
     parser = commands.add_parser(
         "policies",
         help="list the policies that come with gravac, or show the settings of a policy",

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 
 def add(commands: Commands) -> None:
-    """Add the command ``gravac replay`` and its arguments to the command line's parser."""
+    """Register the subcommand ``gravac replay`` and its arguments with ``argparse``."""
     parser = commands.add_parser(
         "replay",
         help="show whether a policy would decide as a recorded run did, and the first step in which it would not",

@@ -11,7 +11,7 @@ from gravac.commands.common import Commands, require, set_work
 
 
 def add(commands: Commands) -> None:
-    """Add the command ``gravac report`` and its arguments to the command line's parser."""
+    """Register the subcommand ``gravac report`` and its arguments with ``argparse``."""
     parser = commands.add_parser(
         "report",
         help="write an HTML page of the results of gravac bench tta",

@@ -227,7 +227,7 @@ class Controller(Protocol[StateT]):
         """Return the state as JSON types (dict, list, str, int, float, bool, None), for a checkpoint."""
 
     def restore(self, dumped: dict[str, Any], forecasts: Sequence[Forecast]) -> tuple[StateT, Decision]:
-        """Return the state that ``dump`` returned as a dict, and the decision that was in force.
+        """Return the state that a dict of ``dump`` describes, and the decision for the next step.
 
         The candidates may differ from those at the dump (another number of ranks); the decision is for one of the
         forecast candidates. Its reason says what part of the state could not be restored, and becomes a record; if the

@@ -37,7 +37,7 @@ are not tried before the learning rate has warmed up.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any, ClassVar
 
@@ -46,6 +46,8 @@ from pydantic import Field
 from gravac.candidate import Forecast, Span
 from gravac.controllers.base import DEFAULT_STRETCH_STEPS, Decision, Measurement
 from gravac.controllers.goodput_reasons import Finding, cost_text, milliseconds, missing_text, step_text, switch_text
+from gravac.controllers.goodput_saved import check_saved, with_current_positions
+from gravac.controllers.goodput_start import added_seconds, first_position
 from gravac.controllers.goodput_state import (
     FAR_SLOWER_RATIO,
     FEW_STEPS,
@@ -60,9 +62,6 @@ from gravac.controllers.native import next_stretch_length
 from gravac.controllers.progress import Trials
 from gravac.controllers.schedule import geometric, snap
 from gravac.controllers.state_dicts import (
-    candidates_of,
-    check_names,
-    check_positions,
     identify,
     name_of,
     state_from_plain,
@@ -70,14 +69,11 @@ from gravac.controllers.state_dicts import (
 )
 from gravac.controllers.switchback import Switchback
 from gravac.controllers.window import Window
-from gravac.settings import Settings, SettingsError
+from gravac.settings import Settings
 
 STARTING_BUDGET_STEPS = 25.0
 """Cost that trials may have at the start of a run and after a change of the link, in steps of the best candidate.
 Trials may cost the fraction ``explore`` of the run's time besides."""
-
-CODING_BESIDE_BACKWARD = 2.0
-"""Time of coding (encode and decode) while backward runs, with cold caches, over the time of coding alone; roughly."""
 
 FEWEST_TRIAL_ROUNDS = 3
 """Smallest number of rounds (outer steps up to an exchange) in a trial: the decision after the first round takes effect
@@ -192,7 +188,7 @@ class Goodput(Settings):
 
     def start(self, forecasts: Sequence[Forecast]) -> tuple[GoodputState, Decision]:
         """Return the state before the first step, and the decision for that step: where the search starts."""
-        position = self._first_position(forecasts)
+        position = first_position(forecasts, self.near)
         first_candidate = forecasts[position].candidate
         state = GoodputState(
             forecasts=tuple(forecasts), phase=SEARCH, position=position, best=position, window=Window(first_candidate)
@@ -202,7 +198,7 @@ class Goodput(Settings):
         )
         if (step_s := forecasts[position].step_s) is not None:
             reason = f"start at {first_candidate}: the best goodput, {1000 * step_s:.3g} ms a step expected"
-        elif (added_s := _added_seconds(forecasts[position])) is not None:
+        elif (added_s := added_seconds(forecasts[position])) is not None:
             added_text = f"{1000 * added_s:.3g} ms expected"
             reason = f"start at {first_candidate}: efficiency near dense, and it adds least, {added_text}"
         if len(forecasts) == 1:
@@ -276,26 +272,10 @@ class Goodput(Settings):
 
     def check(self, dumped: dict[str, Any]) -> None:
         """Raise ``SettingsError`` unless ``dumped`` is a state that ``dump`` returned."""
-        check_names(GoodputState, dumped, ("candidates",), Window)
-        candidates = candidates_of(dumped["candidates"])
-        forecasts = tuple(Forecast(candidate, wire_ratio=1.0) for candidate in candidates)
-        state = state_from_plain(GoodputState, dumped, candidates[0], forecasts=forecasts)
-        entries, floors = [entry.position for entry in state.entries], [position for position, _ in state.floors]
-        positions = {"position": [state.position], "best": [state.best], "entries": entries, "floors": floors}
-        positions["suspect"] = [] if state.suspect is None else [state.suspect]
-        pairs = [(learned.candidate, learned.reference) for learned in state.learned]
-        if state.trials is not None:
-            pairs.append((state.trials.candidate, state.trials.reference))
-        positions["learned"] = [position for pair in pairs for position in pair]
-        check_positions(positions, len(candidates))
-        if any(entry.window > state.windows for entry in state.entries):
-            raise SettingsError(
-                f"controller_state/entries: an entry is of a window after {state.windows}, the last; "
-                "restore a state that was saved as a whole"
-            )
+        check_saved(dumped)
 
     def restore(self, dumped: dict[str, Any], forecasts: Sequence[Forecast]) -> tuple[GoodputState, Decision]:
-        """Return the state that ``dump`` returned as a dict, and the decision in force.
+        """Return the state that a dict of ``dump`` describes, and the decision for the next step.
 
         If the candidates differ from those at the dump, the measurements of candidates in both lists stay; the reason
         names the missing candidates. If the candidate that ran is missing, the best measured candidate runs. If no
@@ -309,7 +289,7 @@ class Goodput(Settings):
                 for position, identity in enumerate(dumped_candidates)
                 if identity in current
             }
-            remapped = _with_current_positions(dumped, positions, forecasts)
+            remapped = with_current_positions(dumped, positions, forecasts)
             if remapped is None:
                 fresh_state, decision = self.start(forecasts)
                 reason = f"{missing_text(missing_names)}; nothing measured is left: {decision.reason}"
@@ -323,31 +303,6 @@ class Goodput(Settings):
         running = forecasts[dumped["position"]].candidate
         state = state_from_plain(GoodputState, dumped, running, forecasts=forecasts)
         return state, Decision(running, watch=state.watch)
-
-    def _first_position(self, forecasts: Sequence[Forecast], link_changed: bool = False) -> int:
-        """Return the position of the candidate that a search starts at.
-
-        If the seconds of whole steps were forecast, that is the candidate of best goodput by the forecasts. Otherwise
-        it is the candidate near dense's efficiency whose coding and exchange should take least time. Once the link has
-        changed, or if these times are not known, it is the candidate near dense's efficiency that sends fewest bytes.
-        """
-        positions = range(len(forecasts))
-        if not link_changed and forecasts[0].step_s is not None:
-            return max(positions, key=lambda position: _expected_goodput(forecasts[position]))
-        threshold = self.near * forecasts[0].efficiency
-        near_dense = [
-            position
-            for position, forecast in enumerate(forecasts)
-            if forecast.efficiency >= threshold and _may_start(forecast, forecasts[0])
-        ]
-        added_times = [
-            (seconds, position)
-            for position in near_dense
-            if (seconds := _added_seconds(forecasts[position])) is not None
-        ]
-        if link_changed or len(added_times) < len(near_dense):
-            return max(near_dense, key=lambda position: forecasts[position].wire_ratio)
-        return min(added_times)[1]
 
     def _hopeless(self, state: GoodputState) -> bool:
         """True if a trial can be given up: its fastest step is clearly too slow, or its first step far too slow.
@@ -477,19 +432,19 @@ class Goodput(Settings):
         Returns:
             The state with the next candidate, and the reason as text.
         """
-        first_position = self._first_position(state.forecasts, link_changed=True)
-        goodput_bound = state.least_efficiency(first_position) / state.shortest_step_seconds(
-            first_position, self.expire
+        start_position = first_position(state.forecasts, self.near, link_changed=True)
+        goodput_bound = state.least_efficiency(start_position) / state.shortest_step_seconds(
+            start_position, self.expire
         )
         current_entry = state.entry(state.position)
         assert current_entry is not None
-        may_try = first_position != state.position and state.may_run(first_position)
-        if not may_try or goodput_bound <= self._goodput_to_beat(state, current_entry, first_position):
+        may_try = start_position != state.position and state.may_run(start_position)
+        if not may_try or goodput_bound <= self._goodput_to_beat(state, current_entry, start_position):
             return self._try_or_hold(state, Finding(reason))
-        ends_outer_steps = _ends_outer_steps(state.forecast, state.forecasts[first_position])
-        if ends_outer_steps and not self._may_try(state, current_entry, first_position, goodput_bound):
+        ends_outer_steps = _ends_outer_steps(state.forecast, state.forecasts[start_position])
+        if ends_outer_steps and not self._may_try(state, current_entry, start_position, goodput_bound):
             return self._try_or_hold(state, Finding(reason))
-        state = replace(state, phase=SEARCH, best=state.position, position=first_position)
+        state = replace(state, phase=SEARCH, best=state.position, position=start_position)
         return state, f"{reason}; search again from {state.running}"
 
     def _try_or_hold(self, state: GoodputState, finding: Finding) -> tuple[GoodputState, str]:
@@ -647,58 +602,6 @@ class Goodput(Settings):
         return leaving_s / (max(state.steps, SETTLED_STEPS) * incumbent.seconds)
 
 
-def _with_current_positions(
-    dumped: dict[str, Any], positions: Mapping[int, int], forecasts: Sequence[Forecast]
-) -> dict[str, Any] | None:
-    """Return a dumped state with the positions of the current candidates, and without those that are missing now.
-
-    Args:
-        dumped: the dumped state.
-        positions: current position of each candidate in both lists, by its position in the dump.
-        forecasts: forecasts of the current candidates.
-
-    Returns:
-        The state; ``None`` if neither the dump's best candidate nor a measured one is among the current candidates.
-    """
-    entries = [
-        {**entry, "position": positions[entry["position"]]}
-        for entry in dumped["entries"]
-        if entry["position"] in positions
-    ]
-    floors = [(positions[position], seconds) for position, seconds in dumped["floors"] if position in positions]
-    suspect = positions.get(dumped["suspect"])
-    remapped = {**dumped, "entries": entries, "floors": floors, "trials": None, "suspect": suspect}
-    remapped["learned"] = [
-        {**learned, "candidate": positions[learned["candidate"]], "reference": positions[learned["reference"]]}
-        for learned in dumped["learned"]
-        if learned["candidate"] in positions and learned["reference"] in positions
-    ]
-
-    def goodput(entry: dict[str, Any]) -> float:
-        return float(forecasts[entry["position"]].lower_bound(entry["efficiency"]) / entry["seconds"])
-
-    best_measured_position = max(entries, key=goodput, default={"position": None})["position"]
-    best_position = positions.get(dumped["best"], best_measured_position)
-    if best_position is None:
-        return None
-    if dumped["position"] in positions:
-        return {**remapped, "best": best_position, "position": positions[dumped["position"]]}
-    return {**remapped, "best": best_position, "position": best_position, "phase": HOLD, "window": {}, "off": 0}
-
-
-def _may_start(forecast: Forecast, dense: Forecast) -> bool:
-    """True if a search may start with a candidate: not with native float16, nor with outer steps unless all are.
-
-    Args:
-        forecast: forecast of the candidate.
-        dense: the first forecast: that of the dense candidate.
-    """
-    candidate = forecast.candidate
-    if candidate.mode == "outer":
-        return dense.candidate.mode == "outer"
-    return candidate.mode == "hook" or candidate.cf == 1
-
-
 def _price_of_trial(state: GoodputState, best: GoodputEntry, position: int, slowest_s: float) -> float:
     """Return an upper bound of the seconds that a trial costs, including those to leave outer steps for the trial.
 
@@ -731,18 +634,3 @@ def _far_slower(state: GoodputState) -> bool:
 def _all_exceed(limit_s: float, seconds: Sequence[float]) -> bool:
     """True if each of the last ``FEW_STEPS`` step times, in seconds, exceeds ``limit_s``; False if there are fewer."""
     return len(seconds) >= FEW_STEPS and min(seconds[-FEW_STEPS:]) > limit_s
-
-
-def _expected_goodput(forecast: Forecast) -> float:
-    """Return the goodput, in steps per second, that the forecast promises; 0 if the seconds of a step are not known."""
-    return forecast.least_efficiency / forecast.step_s if forecast.step_s else 0.0
-
-
-def _added_seconds(forecast: Forecast) -> float | None:
-    """Return the seconds that coding and exchange are expected to add to a step; ``None`` if the forecast has no times.
-
-    All of the exchange counts, as if none of it overlapped with backward; so does coding, at its speed beside backward.
-    """
-    if forecast.coding_s is None or forecast.exchange_s is None:
-        return None
-    return CODING_BESIDE_BACKWARD * forecast.coding_s + forecast.exchange_s

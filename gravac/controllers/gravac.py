@@ -199,7 +199,7 @@ class GraVAC(Settings):
         check_positions(positions, len(candidates))
 
     def restore(self, dumped: dict[str, Any], forecasts: Sequence[Forecast]) -> tuple[AnyState, Decision]:
-        """Return the state that ``dump`` returned as a dict, and the decision in force.
+        """Return the state that a dict of ``dump`` describes, and the decision for the next step.
 
         If the candidates, or the algorithm, differ from those at the dump, the search starts again.
         """

@@ -62,6 +62,6 @@ class Static(Settings):
         Window.restore(Candidate("hook", DENSE, 1.0), dumped["window"])
 
     def restore(self, dumped: dict[str, Any], forecasts: Sequence[Forecast]) -> tuple[StaticState, Decision]:
-        """Return the state that ``dump`` returned as a dict, and the decision for ``cf``, whatever ran at the dump."""
+        """Return the state that a dict of ``dump`` describes, and a decision for ``cf``, whatever ran before."""
         candidate = self.start(forecasts)[0].candidate
         return Window.restore(candidate, dumped["window"]), Decision(candidate)

@@ -112,7 +112,7 @@ class Warmup(Settings):
         from_plain(WarmupState, {**dumped, "candidates": running, "window": window})
 
     def restore(self, dumped: dict[str, Any], forecasts: Sequence[Forecast]) -> tuple[WarmupState, Decision]:
-        """Return the state that ``dump`` returned as a dict, and the decision in force.
+        """Return the state that a dict of ``dump`` describes, and the decision for the next step.
 
         The schedule continues at the dumped step. The window of steps continues if its candidate still runs.
         """

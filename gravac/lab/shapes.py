@@ -40,12 +40,18 @@ def _resnet(depths: tuple[int, int, int, int], classes: int) -> list[Shape]:
 
 
 def vgg16(classes: int = 1000) -> list[Shape]:
-    """Return the parameter shapes of VGG-16 (Simonyan & Zisserman 2015, D): 138.4 M parameters (528 MiB)."""
+    """Return the shapes of VGG-16's parameters: 138.4 million numbers, 528 MiB in float32.
+
+    Source: Simonyan & Zisserman 2015, configuration D.
+    """
     return _vgg((2, 2, 3, 3, 3), classes)
 
 
 def vgg19(classes: int = 1000) -> list[Shape]:
-    """Return the parameter shapes of VGG-19 (Simonyan & Zisserman 2015, E): 143.7 M parameters (548 MiB)."""
+    """Return the shapes of VGG-19's parameters: 143.7 million numbers, 548 MiB in float32.
+
+    Source: Simonyan & Zisserman 2015, configuration E.
+    """
     return _vgg((2, 2, 4, 4, 4), classes)
 
 
@@ -66,7 +72,10 @@ def _vgg(depths: tuple[int, int, int, int, int], classes: int) -> list[Shape]:
 
 
 def lstm(vocabulary: int = 10_000, hidden: int = 1500, layers: int = 2) -> list[Shape]:
-    """Return the parameter shapes of the large LSTM for PTB (Zaremba et al. 2014): 66.0 M parameters (252 MiB)."""
+    """Return the shapes of an LSTM's parameters, for the Penn Treebank: 66.0 million numbers, 252 MiB in float32.
+
+    Source: Zaremba et al. 2014, the large model.
+    """
     shapes: list[Shape] = [(vocabulary, hidden)]
     for _ in range(layers):
         shapes += [(4 * hidden, hidden), (4 * hidden, hidden), (4 * hidden,), (4 * hidden,)]

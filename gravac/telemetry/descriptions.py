@@ -20,7 +20,7 @@ MODES: Mapping[Mode, str] = {
     "hook": "gravac exchanges gradients in each step",
     "outer": "ranks train on their own between exchanges",
 }
-"""Description of each mode of steps."""
+"""Who exchanges in a step of each mode, as a clause for readers."""
 
 EQUAL_BYTES_MARGIN = 0.05
 """Largest difference of a wire ratio from 1 at which a candidate counts as sending as many bytes as dense float32."""
@@ -273,7 +273,7 @@ def tag_name(candidate: Candidate) -> str:
 
 
 def describe_progress(progress: ProgressRecord, forecasts: Sequence[Forecast]) -> str:
-    """Return a text about the results of a candidate's trials, and its assumed efficiency after these trials."""
+    """Return a text: the ratio that trials of a candidate measured, and the efficiency that is assumed since then."""
     comparison = (
         f"a step of {progress.candidate} made {progress.ratio:.2f} ± {progress.error:.2f} of the progress of a step of "
         f"{progress.reference} ({progress.trials} {'trial' if progress.trials == 1 else 'trials'})"

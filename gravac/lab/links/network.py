@@ -167,18 +167,17 @@ class EmulatedNetwork:
         """Create the namespaces, bridges and interfaces, and apply the link's first phase."""
         _command("ip", "netns", "add", self.hub)
         for bridge in ("br0", "br1"):
-            _command("ip", "-n", self.hub, "link", "add", bridge, "type", "bridge")
-            _command("ip", "-n", self.hub, "link", "set", bridge, "addrgenmode", "none", "up")
+            _ip(self.hub, f"link add {bridge} type bridge")
+            _ip(self.hub, f"link set {bridge} addrgenmode none up")
         for worker in range(self.workers):
             namespace, port = self.namespace(worker), f"p{worker}"
-            in_namespace = ("ip", "-n", namespace)
             _command("ip", "netns", "add", namespace)
-            _command(*in_namespace, "link", "set", "lo", "up")
+            _ip(namespace, "link set lo up")
             self._connect(worker, INTERFACE, port, "br0", self.address(worker))
             self._connect(worker, CONTROL, f"c{worker}", "br1", f"10.78.0.{worker + 1}")
             if self._segment_bytes < LARGEST_SEGMENT:
                 try:
-                    _command(*in_namespace, "link", "set", INTERFACE, "gso_max_size", str(self._segment_bytes))
+                    _ip(namespace, f"link set {INTERFACE} gso_max_size {self._segment_bytes}")
                 except LinkError:  # an old kernel: tbf cuts segments, and a lower rate starts with an empty queue
                     self._segment_bytes = LARGEST_SEGMENT
             if self._has_impairments:
@@ -197,12 +196,12 @@ class EmulatedNetwork:
             bridge: name of the bridge.
             address: IPv4 address of the worker's interface.
         """
-        in_namespace = ("ip", "-n", self.namespace(worker))
-        _command(*in_namespace, "link", "add", interface, "type", "veth", "peer", "name", port, "netns", self.hub)
-        _command(*in_namespace, "address", "add", f"{address}/24", "dev", interface)
+        namespace = self.namespace(worker)
+        _ip(namespace, f"link add {interface} type veth peer name {port} netns {self.hub}")
+        _ip(namespace, f"address add {address}/24 dev {interface}")
         # Without IPv6 addresses gloo finds a single address, and the byte counters count no neighbour discovery.
-        _command(*in_namespace, "link", "set", interface, "addrgenmode", "none", "up")
-        _command("ip", "-n", self.hub, "link", "set", port, "addrgenmode", "none", "master", bridge, "up")
+        _ip(namespace, f"link set {interface} addrgenmode none up")
+        _ip(self.hub, f"link set {port} addrgenmode none master {bridge} up")
 
     def _set_rates(self, rates: Mapping[int, Phase]) -> None:
         """Set the rates of workers' links, by one ``tc`` process per namespace, concurrently.
@@ -350,6 +349,19 @@ def _remove_namespace(namespace: str) -> None:
 def _output(*command: str) -> str:
     """Run a command, which may fail, and return its standard output."""
     return subprocess.run(command, capture_output=True, text=True, timeout=30, check=False).stdout
+
+
+def _ip(namespace: str, arguments: str) -> None:
+    """Run ``ip`` in a network namespace.
+
+    Args:
+        namespace: name of the namespace.
+        arguments: arguments of ``ip``, separated by spaces.
+
+    Raises:
+        LinkError: the command fails.
+    """
+    _command("ip", "-n", namespace, *arguments.split())
 
 
 def _command(*command: str) -> str:

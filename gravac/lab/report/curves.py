@@ -168,4 +168,4 @@ def _set_y_limits(axes: Axes, metrics: Sequence[float], section: Section) -> Non
     begin = float(np.median(initial_metrics))
     margin = 0.05 * abs(best - begin) or 1.0
     limits = (begin - margin, best + margin) if run.higher_is_better else (best - margin, begin + margin)
-    axes.set_ylim(*limits)
+    axes.set_ylim(limits)

@@ -271,7 +271,7 @@ def timeline(section: Section) -> Figure | None:
             widths = np.array([_median_ms(row, get_seconds) for row in rows])
             axes.barh(positions + offset, widths, left=ends, height=height, color=colour, linewidth=0, label=label)
             ends += widths
-        longest_ms = max(longest_ms, *ends)
+        longest_ms = max([longest_ms, *ends])
     axes.set_yticks(positions, [legend_label(row) for row in rows])
     axes.invert_yaxis()
     axes.set_xlim(0, longest_ms * 1.03 or 1)

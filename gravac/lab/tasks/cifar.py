@@ -175,12 +175,12 @@ class Cifar(Task):
 
     @cached_property
     def train(self) -> Pictures:
-        """All training pictures, with their classes."""
+        """All training pictures, uint8, ``[pictures, 3, 32, 32]``, and the class of each, int64, ``[pictures]``."""
         return pictures(*locate_records(self.data), train=True)
 
     @cached_property
     def test(self) -> Pictures:
-        """Test pictures for the accuracy, with their classes."""
+        """The first ``validation_pictures`` test pictures, which give the accuracy, and the class of each."""
         images, classes = pictures(*locate_records(self.data), train=False)
         return Pictures(images[: self.validation_pictures], classes[: self.validation_pictures])
 

@@ -35,10 +35,10 @@ TERMINATING_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 """Signals that end a command."""
 
 MALLOC_ENVIRONMENT = {"MALLOC_MMAP_THRESHOLD_": str(32 << 20), "MALLOC_TRIM_THRESHOLD_": str(1 << 30)}
-"""Environment variables of workers by which glibc keeps freed memory. Variables that the user has set take precedence.
+"""Environment variables of workers, by which glibc does not release freed memory. Those that the user has set prevail.
 
-By default, glibc may return memory to the system and ask for it again in every step, which takes up to 15 % of a step.
-Whether glibc does so depends on the heap's layout, by chance, and differs between runs.
+By default, glibc may release memory to the operating system and allocate it anew in every step, which costs up to 15 %
+of a step's time. Whether glibc does so depends on the heap's layout, by chance, and differs between runs.
 """
 
 Event = dict[str, Any]

@@ -15,11 +15,11 @@ from gravac.checkpoint.fitting import (
     OuterState,
     SharesState,
     check_names,
-    check_optimizer,
     check_tensors,
     copy_state,
     validate,
 )
+from gravac.checkpoint.fitting_optimizer import check_optimizer
 from gravac.modes.outer.round_state import RoundState
 from gravac.settings import SettingsError
 

@@ -262,9 +262,10 @@ class Fragment:
 
     @torch.no_grad()
     def set_anchors(self, weights: Mapping[str, torch.Tensor]) -> None:
-        """Overwrite the anchors with weights of their shapes, by parameter name, the same on all ranks.
+        """Overwrite the anchors. Called while no exchange is in flight.
 
-        Called while no exchange is in flight.
+        Args:
+            weights: new anchors by parameter name, each of its anchor's shape; the same on all ranks.
         """
         for name, anchor in self.anchors.items():
             anchor.copy_(weights[name])

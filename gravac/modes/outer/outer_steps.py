@@ -105,7 +105,9 @@ class OuterSteps:
     # a step
 
     def step(self) -> None:
-        """Count a step that this rank made, send the fragments that are due, and apply due means. Called on every rank.
+        """End a step of this rank: send the fragments whose turn it is, and apply means whose delay is over.
+
+        Called on every rank, after each step of the inner optimizers.
 
         Raises:
             ExchangeError: a rank did not answer.
@@ -118,7 +120,7 @@ class OuterSteps:
         self.apply()
 
     def send(self) -> None:
-        """Do the first half of ``step``: count the step, and send the fragments that are due.
+        """Do the first half of ``step``: count the step, and send the fragments whose turn it is.
 
         Ranks that are simulated in one process all do the first half before any of them does the second half.
         """

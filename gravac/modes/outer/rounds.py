@@ -80,7 +80,7 @@ class Rounds:
         self._paused_since_s: float | None = None
 
     def send_due(self, learning_rate: float) -> None:
-        """Count a step that this rank made, and send the fragments that are to be sent after this step.
+        """Count a step of this rank, and send the fragments whose turn it is after that step.
 
         Args:
             learning_rate: learning rate of the inner optimizer; nan if not known.

@@ -1,0 +1,164 @@
+# SPDX-FileCopyrightText: 2026 The gravac developers
+# SPDX-License-Identifier: Apache-2.0
+"""Checks that a saved state of an optimizer fits the optimizer that is to load it."""
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+
+from gravac.checkpoint.fitting import (
+    LARGEST_COUNT,
+    check_names,
+    describe,
+    is_number,
+    misfit,
+    require_dense,
+    require_finite,
+    shape_of,
+)
+from gravac.settings import STATE_REMEDY, SettingsError
+
+PARAMETER_SHAPED = ("exp_avg", "exp_avg_sq", "max_exp_avg_sq", "momentum_buffer", "square_avg", "sum", "exp_inf")
+"""Names of a torch optimizer's state entries that are tensors of the parameter's shape."""
+
+REQUIRED_ENTRIES: tuple[tuple[type[torch.optim.Optimizer], tuple[str, ...]], ...] = (
+    (torch.optim.Adam, ("step", "exp_avg", "exp_avg_sq")),
+    (torch.optim.AdamW, ("step", "exp_avg", "exp_avg_sq")),
+)
+"""Names of entries that an optimizer's state must have for a parameter, if it has any entry for the parameter."""
+
+
+def check_optimizer(path: str, state: Mapping[str, Any], optimizer: torch.optim.Optimizer) -> None:
+    """Check that a state fits an optimizer: parameter groups, parameters' numbers, settings and shapes.
+
+    Args:
+        path: path of the optimizer's state in the rank's state.
+        state: an optimizer's ``state_dict()``.
+        optimizer: optimizer that is to load the state.
+
+    Raises:
+        SettingsError: the state does not fit.
+    """
+    check_names(path, state, ("state", "param_groups"), subset=True)
+    check_names(path, state, ("state", "param_groups"))
+    entries, groups, own_groups = state["state"], state["param_groups"], optimizer.param_groups
+    if not isinstance(entries, dict) or not isinstance(groups, (list, tuple)) or len(groups) != len(own_groups):
+        raise SettingsError(
+            f"{path}/param_groups: is {describe(groups)}; it should have {len(own_groups)} groups, beside their state; "
+            "load the state of the same optimizer"
+        )
+    parameters: dict[Any, tuple[torch.Tensor, int]] = {}
+    for index, (group, own_group) in enumerate(zip(groups, own_groups, strict=True)):
+        group_path = f"{path}/param_groups/{index}"
+        if not isinstance(group, dict):
+            raise misfit(group_path, f"is {describe(group)}", "be a dict")
+        numbers = group.get("params")
+        if not isinstance(numbers, (list, tuple)) or len(numbers) != len(own_group["params"]):
+            raise SettingsError(
+                f"{group_path}/params: is {describe(numbers)}; it should have {len(own_group['params'])} numbers; "
+                "load the state of the same optimizer"
+            )
+        distinct = [number for number in numbers if type(number) is int and number not in parameters]
+        if len({*distinct}) < len(numbers):
+            raise misfit(
+                f"{group_path}/params", f"is {describe(numbers)}", "have a different integer for each parameter"
+            )
+        parameters |= dict(zip(numbers, ((parameter, index) for parameter in own_group["params"]), strict=True))
+        for name in optimizer.defaults:
+            if name not in group:
+                raise SettingsError(f"{group_path}/{name}: it is missing; {STATE_REMEDY}")
+        for name, setting in group.items():
+            if name in own_group and name != "params":
+                _check_setting(f"{group_path}/{name}", setting, own_group[name])
+            if name == "capturable" and setting and any(parameter.is_cpu for parameter in own_group["params"]):
+                raise misfit(f"{group_path}/{name}", f"is {describe(setting)}", "be False for CPU parameters")
+            if name == "betas" and not all(0 <= beta < 1 for beta in setting):
+                raise misfit(f"{group_path}/{name}", f"is {describe(setting)}", "have numbers from 0 and below 1")
+    names_by_group: dict[int, set[str]] = {}
+    optimizer_classes = [kind for kind in type(optimizer).__mro__ if kind is not torch.optim.Optimizer]
+    is_of_torch = any(kind.__module__.startswith("torch.optim.") for kind in optimizer_classes)
+    for number, entry in entries.items():
+        entry_path = f"{path}/state/{number}"
+        if number not in parameters or type(number) is not int or not isinstance(entry, dict):
+            raise SettingsError(
+                f"{entry_path}: is {describe(entry)}; it should be a dict, for the number of one of {len(parameters)} "
+                f"parameters; {STATE_REMEDY}"
+            )
+        parameter, group_number = parameters[number]
+        for name, memory in entry.items():
+            _check_memory(f"{entry_path}/{name}", name, memory, parameter if is_of_torch else None)
+        required_names = next((names for kind, names in REQUIRED_ENTRIES if isinstance(optimizer, kind)), ())
+        if groups[group_number].get("amsgrad") and required_names:
+            required_names = (*required_names, "max_exp_avg_sq")
+        if entry and required_names:
+            check_names(
+                entry_path,
+                entry.keys() & {*names_by_group.setdefault(group_number, {*entry}), *required_names},
+                {*names_by_group[group_number], *required_names},
+            )
+            check_names(entry_path, entry, names_by_group[group_number])
+
+
+def _check_memory(path: str, name: str, memory: Any, parameter: torch.Tensor | None) -> None:
+    """Check one entry of the state that an optimizer keeps for a parameter.
+
+    Args:
+        path: path of the entry in the state.
+        name: the entry's name, such as ``"exp_avg"``.
+        memory: the entry: a tensor or a plain value.
+        parameter: the parameter; ``None``: the optimizer is not one of torch's, so the expected shape is not known.
+
+    Raises:
+        SettingsError: the entry is not finite, or its type or shape is not that of entries of this name.
+    """
+    if not isinstance(memory, torch.Tensor):
+        if name == "step" and not (is_number(memory) and memory >= 0):
+            raise misfit(path, f"is {describe(memory)}", "be a number of steps")
+        if name in PARAMETER_SHAPED and memory is not None:
+            raise misfit(path, f"is {describe(memory)}", "be a tensor")
+        if isinstance(memory, float) and math.isnan(memory):
+            raise misfit(path, "is nan", "be a number")
+        return
+    try:
+        require_dense(memory)
+        if name in PARAMETER_SHAPED or name == "step" or memory.is_floating_point():
+            require_finite(memory)
+    except ValueError as error:
+        raise SettingsError(f"{path}: is {describe(memory)}; {error}; {STATE_REMEDY}") from None
+    if parameter is not None and name in PARAMETER_SHAPED and memory.shape != parameter.shape:
+        raise misfit(path, f"has shape {shape_of(memory)}", f"have {shape_of(parameter)}")
+    if name == "step" and (memory.numel() != 1 or float(memory) < 0):
+        raise misfit(path, f"is {describe(memory)}", "be a number of steps")
+
+
+def _check_setting(path: str, setting: Any, own_setting: Any) -> None:
+    """Check that a saved setting of an optimizer has the type of the optimizer's present setting.
+
+    A number must be finite, and must not be negative unless the optimizer's present number is.
+
+    Raises:
+        SettingsError: the setting does not fit.
+    """
+    is_fit = True
+    if is_number(own_setting) and not isinstance(setting, torch.Tensor):
+        is_fit = (
+            is_number(setting)
+            and (setting >= 0 or own_setting < 0)
+            and (isinstance(setting, float) or abs(setting) <= LARGEST_COUNT)
+        )
+    elif isinstance(own_setting, (bool, str)):
+        is_fit = type(setting) is type(own_setting) or setting is None
+    elif isinstance(own_setting, (tuple, list)):
+        is_fit = isinstance(setting, (tuple, list)) and len(setting) == len(own_setting)
+        for index, (element, own_element) in enumerate(zip(setting if is_fit else (), own_setting, strict=False)):
+            _check_setting(f"{path}/{index}", element, own_element)
+    if isinstance(setting, torch.Tensor):
+        is_fit = (
+            (is_number(own_setting) or isinstance(own_setting, torch.Tensor))
+            and setting.numel() == 1
+            and bool(setting.isfinite().all())
+        )
+    if not is_fit:
+        raise misfit(path, f"is {describe(setting)}", f"be a setting like the optimizer's own, {describe(own_setting)}")

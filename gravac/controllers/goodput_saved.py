@@ -1,0 +1,72 @@
+# SPDX-FileCopyrightText: 2026 The gravac developers
+# SPDX-License-Identifier: Apache-2.0
+"""Saved states of ``Goodput``: whether a dict is one, and how it fits other candidates than those it was saved with."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from gravac.candidate import Forecast
+from gravac.controllers.goodput_state import HOLD, GoodputState
+from gravac.controllers.state_dicts import candidates_of, check_names, check_positions, state_from_plain
+from gravac.controllers.window import Window
+from gravac.settings import SettingsError
+
+
+def check_saved(dumped: dict[str, Any]) -> None:
+    """Raise ``SettingsError`` unless ``dumped`` is a state that ``Goodput.dump`` returned."""
+    check_names(GoodputState, dumped, ("candidates",), Window)
+    candidates = candidates_of(dumped["candidates"])
+    forecasts = tuple(Forecast(candidate, wire_ratio=1.0) for candidate in candidates)
+    state = state_from_plain(GoodputState, dumped, candidates[0], forecasts=forecasts)
+    entries, floors = [entry.position for entry in state.entries], [position for position, _ in state.floors]
+    positions = {"position": [state.position], "best": [state.best], "entries": entries, "floors": floors}
+    positions["suspect"] = [] if state.suspect is None else [state.suspect]
+    pairs = [(learned.candidate, learned.reference) for learned in state.learned]
+    if state.trials is not None:
+        pairs.append((state.trials.candidate, state.trials.reference))
+    positions["learned"] = [position for pair in pairs for position in pair]
+    check_positions(positions, len(candidates))
+    if any(entry.window > state.windows for entry in state.entries):
+        raise SettingsError(
+            f"controller_state/entries: an entry is of a window after {state.windows}, the last; "
+            "restore a state that was saved as a whole"
+        )
+
+
+def with_current_positions(
+    dumped: dict[str, Any], positions: Mapping[int, int], forecasts: Sequence[Forecast]
+) -> dict[str, Any] | None:
+    """Return a dumped state with the positions of the current candidates, and without those that are missing now.
+
+    Args:
+        dumped: the dumped state.
+        positions: current position of each candidate in both lists, by its position in the dump.
+        forecasts: forecasts of the current candidates.
+
+    Returns:
+        The state; ``None`` if neither the dump's best candidate nor a measured one is among the current candidates.
+    """
+    entries = [
+        {**entry, "position": positions[entry["position"]]}
+        for entry in dumped["entries"]
+        if entry["position"] in positions
+    ]
+    floors = [(positions[position], seconds) for position, seconds in dumped["floors"] if position in positions]
+    suspect = positions.get(dumped["suspect"])
+    remapped = {**dumped, "entries": entries, "floors": floors, "trials": None, "suspect": suspect}
+    remapped["learned"] = [
+        {**learned, "candidate": positions[learned["candidate"]], "reference": positions[learned["reference"]]}
+        for learned in dumped["learned"]
+        if learned["candidate"] in positions and learned["reference"] in positions
+    ]
+
+    def goodput(entry: dict[str, Any]) -> float:
+        return float(forecasts[entry["position"]].lower_bound(entry["efficiency"]) / entry["seconds"])
+
+    best_measured_position = max(entries, key=goodput, default={"position": None})["position"]
+    best_position = positions.get(dumped["best"], best_measured_position)
+    if best_position is None:
+        return None
+    if dumped["position"] in positions:
+        return {**remapped, "best": best_position, "position": positions[dumped["position"]]}
+    return {**remapped, "best": best_position, "position": best_position, "phase": HOLD, "window": {}, "off": 0}
