@@ -149,7 +149,7 @@ class Window:
 
     @classmethod
     def restore(cls, candidate: Candidate, dumped: dict[str, Any]) -> "Window":
-        """Return the window of ``candidate`` that ``dump`` returned as a dict."""
+        """Return the window that a dict of ``dump`` describes; ``candidate`` is the candidate of its steps."""
         return from_plain(cls, {**dumped, "candidate": candidate})
 
     @classmethod

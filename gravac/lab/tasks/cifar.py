@@ -103,7 +103,7 @@ class Pictures(NamedTuple):
 
 @lru_cache(maxsize=4)
 def pictures(folder: Path, layout: ArchiveLayout, train: bool) -> Pictures:
-    """Read all training pictures if ``train``, otherwise all test pictures; return them with their classes.
+    """Return all training pictures if ``train``, otherwise all test pictures, and the class of each.
 
     Args:
         folder: folder that has the files.

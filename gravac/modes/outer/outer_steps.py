@@ -172,12 +172,12 @@ class OuterSteps:
 
     @property
     def shared_tensors(self) -> dict[str, torch.Tensor]:
-        """The anchors of parameters and averaged buffers, by name, of their shapes; the same on all ranks."""
+        """Anchors of parameters and averaged buffers, by name, each of its tensor's shape; the same on all ranks."""
         return {name: anchor.detach() for name, anchor in self._anchors.items()} | self.state.buffers.anchors
 
     @property
     def equal_tensors(self) -> list[torch.Tensor]:
-        """The module's parameters and averaged buffers, of their shapes; equal on all ranks after ``close_rounds``."""
+        """The module's parameters and averaged buffers, of any shapes; equal on all ranks after ``close_rounds``."""
         return [*(parameter.detach() for parameter in self._parameters.values()), *self.state.buffers.averaged_tensors]
 
     def shared_tensors_of(self, module: torch.nn.Module) -> dict[str, torch.Tensor]:
