@@ -13,7 +13,14 @@ import torch.distributed as dist
 from torch._C._distributed_c10d import GradBucket
 from torch.nn.parallel import DistributedDataParallel
 
-from gravac.attaching import cfs_of_native_steps, is_sharded, moments_per_parameter, optimizers_of, reason_to_idle
+from gravac.attaching import (
+    cfs_of_native_steps,
+    is_sharded,
+    moments_per_parameter,
+    optimizers_of,
+    reason_to_idle,
+    refuse_unequal_ranks,
+)
 from gravac.building import build
 from gravac.candidate import Mode
 from gravac.checkpoint.state import pack
@@ -29,7 +36,7 @@ from gravac.modes.outer.candidates import check_chooses_every
 from gravac.modes.outer.round_state import RoundState
 from gravac.modes.outer.starting import same_on_all_ranks
 from gravac.modes.probe import ProbeLoss
-from gravac.modes.switch import Source, Switch, innermost
+from gravac.modes.switch import Source, Switch
 from gravac.opening import NOTHING_ELSE, RunOpening
 from gravac.policy import OuterSettings, Policy, RunSettings, controller_with, load_policy
 from gravac.restoring import Restoring
@@ -38,6 +45,7 @@ from gravac.sources.ddp import DDPAdapter, failed_future, refuse_momentum, refus
 from gravac.sources.ddp_private import Reducer, check_outer_steps_possible, register_hook, scale_of
 from gravac.sources.ddp_steering import SteeredDDP
 from gravac.sources.exchange_layout import ExchangeLayout
+from gravac.sources.local_model import innermost
 from gravac.sources.module import ModuleSource
 from gravac.sources.module_steering import SteeredModule
 from gravac.sources.weights import broadcast_weights
@@ -389,13 +397,11 @@ class AdaptiveCompressor(Closeable):
         scaler: torch.amp.GradScaler | None,
     ) -> None:
         from gravac.sources.fsdp2 import ShardedModel  # imports a second of torch, which others need not wait for
+        from gravac.sources.fsdp2_outer import SteeredShards
         from gravac.sources.fsdp2_source import FSDP2Source
 
         if self.policy.every != (1, 1):
-            raise SettingsError(
-                f"every: {self.policy.every} allows outer steps, which gravac cannot run with a model in shards; use "
-                "every=1"
-            )
+            refuse_unequal_ranks(self.policy.outer)
         for optimizer in optimizers:
             refuse_momentum(self.policy.base, optimizer)
         model = ShardedModel(innermost(module), self._requested_group)
@@ -403,10 +409,11 @@ class AdaptiveCompressor(Closeable):
         self._opening.group = model.replicas
         self._opening.agree_group = self._opening.agree_group or model.all_model_ranks
         self._prepare(module, optimizers, scaler, {})
+        self._admission.leaving_bytes //= model.ranks_of_replica
         model.broadcast_weights()
         source.loss_scale = self._loss_scale(scaler)
         source.watch(module, optimizers[0] if optimizers else None)
-        self._steer(SteeredModule(source, module, shares_buffers=False), optimizers, scaler)
+        self._steer(SteeredShards(source, module, model), optimizers, scaler)
         self._module_source = source
 
     def _prepare(

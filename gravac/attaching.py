@@ -11,7 +11,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from gravac.exchange.comparing import check_alike
 from gravac.modes.outer.starting import device_of
-from gravac.policy import Policy
+from gravac.policy import OuterSettings, Policy
 from gravac.settings import SettingsError, short_repr
 from gravac.sources.ddp_private import Reducer
 
@@ -94,6 +94,26 @@ def optimizers_of(
 def is_sharded(module: torch.nn.Module) -> bool:
     """True if a parameter of the model is in shards, or replicated, by FSDP2: a ``DTensor``."""
     return any(kind.__name__ == "DTensor" for parameter in module.parameters() for kind in type(parameter).__mro__)
+
+
+def refuse_unequal_ranks(settings: OuterSettings) -> None:
+    """Raise if ranks are to make different numbers of steps or have different weights, and the model is in shards.
+
+    The ranks that hold the shards of one replica make each step together.
+
+    Raises:
+        SettingsError: ``by_speed`` or ``samples`` is set.
+    """
+    if settings.by_speed:
+        raise SettingsError(
+            "outer.by_speed: True, but the ranks that hold the shards of one replica make each step together; leave "
+            "by_speed out"
+        )
+    if settings.samples is not None:
+        raise SettingsError(
+            f"outer.samples: {settings.samples}, but gravac does not weigh the replicas of a model in shards by their "
+            "samples; leave samples out"
+        )
 
 
 def moments_per_parameter(optimizer: torch.optim.Optimizer) -> int:

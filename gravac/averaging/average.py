@@ -68,7 +68,7 @@ class Averager:
     _executor: Executor | None = field(default=None, init=False)
 
     def __post_init__(self) -> None:
-        self._adapt_to_executor(bool, host_looks=True)
+        self._adapt_to_executor(bool, everywhere=lambda finite: finite, host_looks=True)
 
     # predictions and plans
 
@@ -168,9 +168,14 @@ class Averager:
         self.measurement = measurement
         if executor is not None and executor is not self._executor:
             self._executor = executor
-            self._adapt_to_executor(executor.judge, executor.host_looks)
+            self._adapt_to_executor(executor.judge, executor.everywhere, executor.host_looks)
 
-    def _adapt_to_executor(self, judge: Callable[[torch.Tensor], Verdict], host_looks: bool) -> None:
+    def _adapt_to_executor(
+        self,
+        judge: Callable[[torch.Tensor], Verdict],
+        everywhere: Callable[[Verdict], Verdict],
+        host_looks: bool,
+    ) -> None:
         """Choose for an executor which tensors are batched, who adds residuals, and when residuals change.
 
         If the host must not read tensors, as on a GPU, launches cost most. Tensors of any size are then batched, and
@@ -178,9 +183,11 @@ class Averager:
 
         Args:
             judge: function that reads a 0-d bool tensor, or returns it unread if the host must not look.
+            everywhere: function that returns whether a verdict is true on all ranks that hold a part of the model.
             host_looks: whether the host may read tensors.
         """
         self._judge = judge
+        self._everywhere: Callable[[Verdict], Verdict] = everywhere
         self._max_joined_elements = MAX_JOINED_ELEMENTS if host_looks else math.inf
         self._compressors_fold = not host_looks
         self.feedback.adapt_to_executor(judge, host_looks)
@@ -264,20 +271,20 @@ class Averager:
         rounds = [batch.rounds(self._contexts(batch, plan)) for batch in batches]
         folds = [batch.fold for batch in batches if batch.fold is not None]
         outcome = yield from fuse(rounds, finite, self._judge, folds)
-        if outcome is None:
+        verdict, by_group = False if outcome is None else outcome.finite, self.feedback.commits.by_group
+        if outcome is not None:
+            for batch in batches:
+                batch.unfold()
+            self._count_energies(batches, outcome.reduced, outcome.finite)
+        if by_group:  # a sum may overflow, so the means are checked before residuals are stored
+            if outcome is not None:
+                for batch, reduced in zip(batches, outcome.reduced, strict=True):
+                    batch.write(reduced.mean, torch.empty_like(batch.x))
+                verdict = both(verdict, self._judge(all_fit([piece.flat for piece in pieces])))
+            verdict = self._everywhere(verdict)
+        if outcome is None or verdict is False:
             self._discard_group(pieces)
             return
-        for batch in batches:
-            batch.unfold()
-        self._count_energies(batches, outcome.reduced, outcome.finite)
-        verdict, by_group = outcome.finite, self.feedback.commits.by_group
-        if by_group:  # a sum may overflow, so the means are checked before residuals are stored
-            for batch, reduced in zip(batches, outcome.reduced, strict=True):
-                batch.write(reduced.mean, torch.empty_like(batch.x))
-            verdict = both(verdict, self._judge(all_fit([piece.flat for piece in pieces])))
-            if verdict is False:
-                self._discard_group(pieces)
-                return
         for batch, reduced in zip(batches, outcome.reduced, strict=True):
             if batch.changes_residuals:
                 self._store_residuals(batch, reduced, plan.step, verdict)

@@ -19,6 +19,7 @@ from gravac.checkpoint.fitting import (
     shape_of,
 )
 from gravac.settings import STATE_REMEDY, SettingsError
+from gravac.sources.local_model import optimizer_of_user
 
 PARAMETER_SHAPED = ("exp_avg", "exp_avg_sq", "max_exp_avg_sq", "momentum_buffer", "square_avg", "sum", "exp_inf")
 """Names of a torch optimizer's state entries that are tensors of the parameter's shape."""
@@ -77,7 +78,8 @@ def check_optimizer(path: str, state: Mapping[str, Any], optimizer: torch.optim.
             if name == "betas" and not all(0 <= beta < 1 for beta in setting):
                 raise misfit(f"{group_path}/{name}", f"is {describe(setting)}", "have numbers from 0 and below 1")
     names_by_group: dict[int, set[str]] = {}
-    optimizer_classes = [kind for kind in type(optimizer).__mro__ if kind is not torch.optim.Optimizer]
+    users_optimizer = optimizer_of_user(optimizer)
+    optimizer_classes = [kind for kind in type(users_optimizer).__mro__ if kind is not torch.optim.Optimizer]
     is_of_torch = any(kind.__module__.startswith("torch.optim.") for kind in optimizer_classes)
     for number, entry in entries.items():
         entry_path = f"{path}/state/{number}"
@@ -89,7 +91,7 @@ def check_optimizer(path: str, state: Mapping[str, Any], optimizer: torch.optim.
         parameter, group_number = parameters[number]
         for name, memory in entry.items():
             _check_memory(f"{entry_path}/{name}", name, memory, parameter if is_of_torch else None)
-        required_names = next((names for kind, names in REQUIRED_ENTRIES if isinstance(optimizer, kind)), ())
+        required_names = next((names for kind, names in REQUIRED_ENTRIES if isinstance(users_optimizer, kind)), ())
         if groups[group_number].get("amsgrad") and required_names:
             required_names = (*required_names, "max_exp_avg_sq")
         if entry and required_names:

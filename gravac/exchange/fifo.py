@@ -15,6 +15,9 @@ Waiting for a collective blocks a thread, so a second thread waits. It reports t
 that also receives jobs. A job that arrives while a collective is in flight is therefore encoded and started at once.
 The first thread can also check at intervals whether another rank failed, instead of waiting for the process group's
 timeout.
+
+If more ranks agree than average, a third thread waits for what they agree on. Ranks agree within a job, too
+(``everywhere``), while the next job's collectives may be in flight on one rank, and not yet on another.
 """
 
 import atexit
@@ -143,6 +146,7 @@ class Fifo:
         self._creator_pid = os.getpid()
         self._inbox: queue.SimpleQueue[_Work | _RoundEnded | _Abandon] = queue.SimpleQueue()
         self._waits: queue.SimpleQueue[_Exchange | _Await | None] = queue.SimpleQueue()
+        self._agree_waits = self._waits if agreement is None else queue.SimpleQueue()
         self._queued_work: deque[_Work] = deque()
         self._encoded_job: _Exchange | None = None  # its collectives are not started yet
         self._flight: deque[_Exchange] = deque()  # started, oldest first
@@ -153,9 +157,12 @@ class Fifo:
         self._abandon_failure: BaseException | None = None
         self._refuses_work = False
         self._thread = threading.Thread(target=self._run, name="gravac-exchange", daemon=True)
-        self._waiter = threading.Thread(target=self._wait, name="gravac-wait", daemon=True)
-        self._thread.start()
-        self._waiter.start()
+        self._waiters = [threading.Thread(target=self._wait, args=(self._waits,), name="gravac-wait", daemon=True)]
+        if agreement is not None:
+            arguments = (self._agree_waits,)
+            self._waiters.append(threading.Thread(target=self._wait, args=arguments, name="gravac-agree", daemon=True))
+        for thread in (self._thread, *self._waiters):
+            thread.start()
         atexit.register(self.close)
 
     def mark(self) -> float:
@@ -223,7 +230,8 @@ class Fifo:
         if transport.landed(started):
             return transport.finish(started)
         arrivals: queue.SimpleQueue[RoundResults] = queue.SimpleQueue()
-        self._waits.put(_Await(transport, started, arrivals))
+        waits = self._waits if transport is self.transport else self._agree_waits
+        waits.put(_Await(transport, started, arrivals))
         while True:
             try:
                 results = arrivals.get(timeout=LOOK_SECONDS)
@@ -297,8 +305,9 @@ class Fifo:
             self.abandon(ExchangeError("the compressor was closed before its exchange ended: a rank did not answer"))
             self._thread.join(JOIN_SECONDS)
         if not self._thread.is_alive():
-            self._waiter.join(JOIN_SECONDS)
-            if not self._waiter.is_alive():
+            for waiter in self._waiters:
+                waiter.join(JOIN_SECONDS)
+            if not any(waiter.is_alive() for waiter in self._waiters):
                 self._destroy_groups()
         else:
             self._end()  # the thread is stuck, so the waiting work fails here
@@ -326,11 +335,11 @@ class Fifo:
             if isinstance(message, _Exchange | _Call):
                 self._call_guarded(message.fail, failure)
 
-    # the second thread
+    # the threads that wait
 
-    def _wait(self) -> None:
+    def _wait(self, waits: "queue.SimpleQueue[_Exchange | _Await | None]") -> None:
         """Wait for collectives in the order in which they were started, and report their results."""
-        while (started_wait := self._waits.get()) is not None:
+        while (started_wait := waits.get()) is not None:
             if isinstance(started_wait, _Await):
                 started_wait.results.put(_finish(started_wait.transport, started_wait.pending))
             else:
@@ -349,7 +358,8 @@ class Fifo:
         except BaseException as failure:
             self._give_up(failure)
         finally:
-            self._waits.put(None)
+            for waits in (self._waits, self._agree_waits):
+                waits.put(None)
             self._end()
 
     def _work(self) -> None:

@@ -24,6 +24,7 @@ import torch
 from gravac.collectives import AllGather, AllReduce, Broadcast
 from gravac.exchange.executor import Returning
 from gravac.settings import SettingsError
+from gravac.sources.local_model import optimizer_of_user
 
 CHUNK_BYTES = 1 << 24
 """Largest number of bytes in one collective; a larger tensor has a collective of its own. A job needs a few times as
@@ -221,7 +222,7 @@ def _refuse_not_plain(optimizer: torch.optim.Optimizer, key: str, state: torch.T
     if not is_plain or state.layout != torch.strided or state.is_quantized:
         kind = type(state).__name__ if not is_plain else "quantized" if state.is_quantized else str(state.layout)
         raise SettingsError(
-            f"every: ranks cannot average the state {key!r} of {type(optimizer).__name__}, which is no plain dense "
+            f"every: ranks cannot average the state {key!r} of {type(optimizer_of_user(optimizer)).__name__}, which is no plain dense "
             f"tensor ({kind}); use another optimizer, or every=1"
         )
 

@@ -37,6 +37,7 @@ from gravac.policy import Policy
 from gravac.sources.ddp import learning_rate
 from gravac.sources.ddp_private import UncopiedHook, ignored_buffers
 from gravac.sources.hooked import tensors_in
+from gravac.sources.local_model import LocalModel, innermost
 from gravac.telemetry.records import ModeRecord
 
 
@@ -50,6 +51,13 @@ class Source(Protocol):
 
     called_module: torch.nn.Module
     inner_module: torch.nn.Module
+
+    def local_model(self, optimizers: Sequence[torch.optim.Optimizer]) -> LocalModel:
+        """Return the model and its optimizers as this rank trains them by itself in outer steps.
+
+        Args:
+            optimizers: torch's optimizers that train the module.
+        """
 
     @property
     def decided_candidate(self) -> "Future[Candidate] | None":
@@ -135,6 +143,7 @@ class Switch:
         self.exclude_native: Callable[[], None] = lambda: None
         self._engine, self._source, self._policy = engine, source, policy
         self._optimizers, self._scaler = tuple(optimizers), scaler
+        self._local_model = source.local_model(optimizers)
         self._native_watch = NativeWatch(engine, self._learning_rate)
         self._probe = None if probe is None else Probe(probe, innermost(source.inner_module))
         self._decision_probed: Future[Candidate] | None = (
@@ -154,9 +163,9 @@ class Switch:
         """Register hooks on the module and the optimizers."""
         called_module, inner_module = self._source.called_module, self._source.inner_module
         model: Any = innermost(inner_module)
-        self._hook_handles = [
-            inner_module.register_forward_pre_hook(UncopiedHook(self._inner_forward_starts)),
-            called_module.register_forward_pre_hook(UncopiedHook(self._forward_starts)),
+        self._hook_handles = [  # the last that was prepended runs first, before FSDP2's, which gathers parameters
+            called_module.register_forward_pre_hook(UncopiedHook(self._forward_starts), prepend=True),
+            inner_module.register_forward_pre_hook(UncopiedHook(self._inner_forward_starts), prepend=True),
             called_module.register_forward_hook(UncopiedHook(self._forward_ended), always_call=True),
             model.register_state_dict_post_hook(UncopiedHook(self._state_dict_taken)),
             model.register_load_state_dict_post_hook(UncopiedHook(self._state_dict_loaded)),
@@ -396,13 +405,11 @@ class Switch:
 
         Called on every rank: averaged buffers are copied from rank 0.
         """
-        policy, inner_module = self._policy, innermost(self._source.inner_module)
-        local_names = (
-            ignored_buffers(inner_module) if self._source.shares_buffers else tuple(dict(inner_module.named_buffers()))
-        )
+        policy, module = self._policy, self._local_model.module
+        local_names = ignored_buffers(module) if self._source.shares_buffers else tuple(dict(module.named_buffers()))
         buffers = {
             name: buffer
-            for name, buffer in inner_module.named_buffers()
+            for name, buffer in module.named_buffers()
             if torch.is_floating_point(buffer) and name not in local_names
         }
         settings = policy.outer
@@ -411,7 +418,7 @@ class Switch:
         if buffers:  # copied from rank 0, as DDP would do in its next forward
             job = equalizing.copy_from_first(list(buffers.values()), (), self._engine.device)
             self._engine.run_between_steps("copying buffers from rank 0 before outer steps", job).result()
-        return OuterSteps(self._engine, inner_module, self._optimizers, settings, policy.every, policy.seed)
+        return OuterSteps(self._engine, self._local_model, settings, policy.every, policy.seed)
 
     def outer_steps_from(self, dumped: Mapping[str, Any], world: int | None) -> OuterSteps:
         """Return new outer steps, after a check that they can restore a dumped state.
@@ -442,7 +449,8 @@ class Switch:
         self.outer.close_rounds()
         tensors = self.outer.equal_tensors
         self.outer = self._engine.state.outer = None
-        job = equalizing.equalize_ranks(tensors, self._optimizers, self._scaler, self._engine.device)
+        optimizers = self._local_model.optimizers
+        job = equalizing.equalize_ranks(tensors, optimizers, self._scaler, self._engine.device)
         differing_ranks = self._engine.run_between_steps("making ranks equal after outer steps", job).result()
         if differing_ranks:
             warnings.warn(
@@ -461,12 +469,14 @@ class Switch:
             for fragment in self.outer.state.fragments
             for name, parameter in fragment.parameters.items()
         }
-        for group in optimizer.param_groups:
+        local_optimizer = self._local_model.optimizers[self._optimizers.index(optimizer)]
+        for group in local_optimizer.param_groups:
             for parameter in group["params"]:
                 residual = self._residuals_to_add.pop(names.get(id(parameter), ""), None)
-                if residual is not None and parameter.grad is not None:
-                    flat = parameter.grad.as_strided((parameter.grad.numel(),), (1,))
-                    flat.add_(residual.to(flat))
+                gradient = None if residual is None else self._local_model.gradient(parameter)
+                if residual is not None and gradient is not None:
+                    flat = gradient.as_strided((gradient.numel(),), (1,))
+                    flat.add_(residual[: flat.numel()].to(flat))
 
     def _learning_rate(self) -> float:
         """Return the highest learning rate of all optimizers; nan if none is known."""
@@ -498,10 +508,3 @@ class Switch:
             return
         with self.outer.synced():
             yield
-
-
-def innermost(module: torch.nn.Module) -> torch.nn.Module:
-    """Return a module without the wrapper of ``torch.compile``, if it has that."""
-    inner = getattr(module, "_orig_mod", module)
-    assert isinstance(inner, torch.nn.Module)
-    return inner

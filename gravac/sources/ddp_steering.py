@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Steers a DDP module: gradients are exchanged by gravac's hook, by DDP itself, or not at all, as set for each step."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from typing import Any
 
@@ -12,6 +12,7 @@ from torch.nn.parallel import DistributedDataParallel
 from gravac.candidate import Candidate
 from gravac.sources.ddp import DDPAdapter
 from gravac.sources.ddp_private import Reducer, register_hook
+from gravac.sources.local_model import LocalModel, innermost
 
 
 class SteeredDDP:
@@ -31,6 +32,10 @@ class SteeredDDP:
         self.inner_module: torch.nn.Module = ddp.module
         self._adapter, self._ddp, self._hook = adapter, ddp, hook
         self._reducer = Reducer(ddp)
+
+    def local_model(self, optimizers: Sequence[torch.optim.Optimizer]) -> LocalModel:
+        """Return the module inside DDP and its optimizers, which this rank trains by itself in outer steps."""
+        return LocalModel(innermost(self.inner_module), optimizers)
 
     @property
     def decided_candidate(self) -> "Future[Candidate] | None":

@@ -133,8 +133,7 @@ class ShardedModel:
     def __init__(self, module: torch.nn.Module, process_group: dist.ProcessGroup | None = None) -> None:
         _refuse_fsdp1(module)
         self._fsdp_modules = [child for child in module.modules() if isinstance(child, FSDPModule)]
-        for child in self._fsdp_modules:
-            child.reshard()  # after a forward without a backward, the module has gathered parameters in place of shards
+        self.reshard()  # after a forward without a backward, the module has gathered parameters in place of shards
         self._groups = _groups_with_replicas(self._fsdp_modules, required=process_group is None)
         if process_group is None and not self._groups:
             raise SettingsError(
@@ -225,11 +224,43 @@ class ShardedModel:
         """Let torch average over the replicas again, from the next backward on."""
         for mesh_info, group in self._torch_groups:
             mesh_info.replicate_process_group = group
+        if self._idle_group is not None:
+            self._idle_group.torch_sums = False
 
     def require_exchange(self, required: bool) -> None:
         """Tell torch whether the next backward ends with an exchange over the replicas, if torch knows of them."""
         for child in self._fsdp_modules if self._groups else ():
             child.set_requires_all_reduce(required, recurse=False)
+
+    def reshard(self) -> None:
+        """Put the shards back into the model in place of gathered parameters, which an evaluation may leave there."""
+        for child in self._fsdp_modules:
+            child.reshard()
+
+    @property
+    def shards(self) -> dict[str, torch.Tensor]:
+        """This rank's shards of the parameters, by name, of any shapes, detached. Read while nothing is gathered."""
+        return {name: _local_shard(slot) for name, slot in self._parameter_slots.items()}
+
+    @property
+    def ranks_of_replica(self) -> int:
+        """Number of ranks that hold a replica's shards."""
+        ranks: int = dist.get_world_size(self.all_model_ranks or self.replicas) // self.replicas.size()
+        return ranks
+
+    @property
+    def padded_shapes(self) -> dict[str, tuple[int, ...]]:
+        """Shapes in which ranks exchange what belongs to a parameter, by name: the largest shard's over all ranks."""
+        return {name: tuple(shape) for name, shape in self._padded_shapes.items()}
+
+    def multiply_gradient(self, parameter: torch.nn.Parameter) -> None:
+        """Multiply a gradient that torch has reduced within this replica by ``mean_factor``.
+
+        Args:
+            parameter: the parameter in shards, of any shape.
+        """
+        if self.mean_factor != 1:
+            local_tensor(parameter.grad).mul_(self.mean_factor)
 
     def broadcast_weights(self) -> None:
         """Copy the first replica's weights to all replicas, bit for bit. Called on every rank."""
@@ -261,6 +292,28 @@ class ShardedModel:
         copy = shard.new_zeros(padded_shape)
         copy[tuple(slice(size) for size in shard.shape)] = shard
         return PaddedGradient(Piece(name, copy.view(-1), tuple(padded_shape)), shard, is_copy=True)
+
+
+def local_tensor(tensor: Any) -> Any:
+    """Return this rank's part of a tensor in shards, detached; all else, such as plain tensors, is returned as it is.
+
+    Args:
+        tensor: a tensor of any shape, or a number, or anything else that an optimizer stores.
+    """
+    return tensor.to_local().detach() if isinstance(tensor, DTensor) else tensor
+
+
+def in_shards_like(local: torch.Tensor, parameter: torch.Tensor) -> torch.Tensor:
+    """Return a tensor in shards like those of a parameter, which shares memory with this rank's part of it.
+
+    Args:
+        local: this rank's part, of the shape of this rank's shard of the parameter.
+        parameter: a parameter in shards, of any shape.
+    """
+    like: Any = parameter
+    return DTensor.from_local(
+        local, like.device_mesh, like.placements, run_check=False, shape=like.shape, stride=like.stride()
+    )
 
 
 def _slots_to_average(module: torch.nn.Module, averaged_ids: "set[int] | None") -> Iterator[tuple[str, _ParameterSlot]]:

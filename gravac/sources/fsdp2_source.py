@@ -177,6 +177,8 @@ class FSDP2Source(HookedSource):
 
     def _gradient_reduced(self, name: str, parameter: torch.nn.Parameter) -> None:
         """Take a gradient that torch has reduced within this replica; hand its unit over if the unit is complete."""
+        if self.is_stopped:
+            self._model.multiply_gradient(parameter)
         if self.is_stopped or (self._accumulate_depth and not self._model.knows_replicas):
             return
         self._watch_backward()

@@ -2,12 +2,14 @@
 # SPDX-License-Identifier: Apache-2.0
 """Steers a module without DDP: gradients are exchanged by gravac, or not at all, as set for each step."""
 
+from collections.abc import Sequence
 from concurrent.futures import Future
 
 import torch
 
 from gravac.candidate import Candidate
 from gravac.sources.hooked import HookedSource
+from gravac.sources.local_model import LocalModel, innermost
 
 
 class SteeredModule:
@@ -24,6 +26,10 @@ class SteeredModule:
         self.in_join = False
         self.shares_buffers = shares_buffers
         self.source = source
+
+    def local_model(self, optimizers: Sequence[torch.optim.Optimizer]) -> LocalModel:
+        """Return the module and its optimizers, which this rank trains by itself in outer steps."""
+        return LocalModel(innermost(self.inner_module), optimizers)
 
     @property
     def decided_candidate(self) -> "Future[Candidate] | None":

@@ -29,6 +29,7 @@ from gravac.modes.outer.outer_steps import OuterSteps
 from gravac.modes.outer.starting import device_of, same_on_all_ranks
 from gravac.policy import OuterSettings
 from gravac.settings import SettingsError
+from gravac.sources.local_model import LocalModel
 from gravac.sources.weights import broadcast_weights, check_memory
 from gravac.telemetry.records import DecisionRecord
 
@@ -102,7 +103,7 @@ class OuterByHand(Closeable):
         engine = self.compressor._engine
         engine.deciding._admit = ApartAlone(self.compressor._admission)
         self.inner = inner
-        self.steps = OuterSteps(engine, module, [inner], given, policy.every, policy.seed)
+        self.steps = OuterSteps(engine, LocalModel(module, [inner]), given, policy.every, policy.seed)
         self._engine = self.compressor.door(self.steps.piece_templates, executor=executor)
         self._engine.change_mode("outer")
         self._state = self._engine.state.outer = self.steps.state

@@ -22,6 +22,7 @@ from gravac.checkpoint.fitting import (
 from gravac.checkpoint.fitting_optimizer import check_optimizer
 from gravac.modes.outer.round_state import RoundState
 from gravac.settings import SettingsError
+from gravac.sources.local_model import optimizer_of_user
 
 LoadIntoOptimizer = Callable[[str, torch.optim.Optimizer, Mapping[str, Any]], None]
 """Function of a path (which names the state in errors), an optimizer, and a state that it copies into the optimizer."""
@@ -109,14 +110,17 @@ def loading_all_or_none(*optimizers: torch.optim.Optimizer) -> Iterator[LoadInto
     Raises:
         SettingsError: an optimizer refused a state.
     """
-    states_before = [(optimizer, optimizer.state, optimizer.param_groups) for optimizer in optimizers]
+    states_before = [
+        (optimizer, optimizer.state, optimizer.param_groups) for optimizer in map(optimizer_of_user, optimizers)
+    ]
     settings_before = [[dict(group) for group in groups] for _, _, groups in states_before]
 
     def load(path: str, optimizer: torch.optim.Optimizer, state: Mapping[str, Any]) -> None:
         try:
             optimizer.load_state_dict(copy_state(state))
         except (ValueError, KeyError, TypeError, AttributeError, RuntimeError) as error:
-            raise SettingsError(f"{path}: {type(optimizer).__name__} refuses it: {error!r}") from error
+            name = type(optimizer_of_user(optimizer)).__name__
+            raise SettingsError(f"{path}: {name} refuses it: {error!r}") from error
 
     try:
         yield load

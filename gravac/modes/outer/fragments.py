@@ -18,6 +18,7 @@ import itertools
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import contextmanager, nullcontext
+from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -32,6 +33,9 @@ from gravac.modes.outer.anchors import AnchorStorage, State, exchange_dtype
 
 DEFAULT_STORAGE = AnchorStorage()
 """Default storage of anchors: on their parameters' device, in the number format of pseudo-gradients."""
+
+OWN_SHAPES: Mapping[str, tuple[int, ...]] = MappingProxyType({})
+"""Default of ``exchange_shapes``: each pseudo-gradient is exchanged in the shape of its parameter."""
 
 
 class PendingFragment:
@@ -59,16 +63,17 @@ class PendingFragment:
 
     def __init__(self, fragment: "Fragment", weight: float, round_number: int) -> None:
         self.round_number = round_number
-        sizes = [parameter.numel() for parameter in fragment.parameters.values()]
+        sizes = [torch.Size(shape).numel() for shape in fragment.exchange_shapes.values()]
         device = next(iter(fragment.parameters.values())).device
         self.flat = torch.empty(sum(sizes), dtype=fragment.exchange_dtype, device=device)
         views = self.flat.tensor_split(list(itertools.accumulate(sizes))[:-1])
         for view, (name, parameter) in zip(views, fragment.parameters.items(), strict=True):
-            view.copy_(flat(name, fragment.anchors[name])).sub_(flat(name, parameter))
+            view[: parameter.numel()].copy_(flat(name, fragment.anchors[name])).sub_(flat(name, parameter))
+            view[parameter.numel() :].zero_()
         if weight != 1:
             self.flat.mul_(weight)
-        with_views = zip(fragment.parameters.items(), views, strict=True)
-        self.pieces = tuple(Piece(name, view, memory_shape(parameter)) for (name, parameter), view in with_views)
+        with_views = zip(fragment.exchange_shapes.items(), views, strict=True)
+        self.pieces = tuple(Piece(name, view, shape) for (name, shape), view in with_views)
         self.local_squared_norm = self.mean_squared_norm = _squared_norm(self.flat)
         self.local_finite: Verdict = True
         self.mean_finite: Verdict = True
@@ -111,11 +116,12 @@ class PendingFragment:
         """Set ``mean_squared_norm``, and ``mean_finite``: whether all means are finite."""
         self.mean_squared_norm = _squared_norm(self.flat)
         if self._engine is not None:
-            finite = _all_finite(self.mean_squared_norm, self._buffers)
-            self.mean_finite = self._engine.executor.judge(finite)
+            executor = self._engine.executor
+            finite = executor.judge(_all_finite(self.mean_squared_norm, self._buffers))
+            self.mean_finite = executor.everywhere(finite)  # ranks with other shards of the model have other means
             if isinstance(self.mean_finite, torch.Tensor):
                 local_finite = torch.as_tensor(self.local_finite)
-                self.flags_on_host = self._engine.executor.to_host(torch.stack([finite, local_finite]))
+                self.flags_on_host = executor.to_host(torch.stack([self.mean_finite, local_finite]))
 
     def free_means(self) -> None:
         """Free the memory of the means, which have been applied; keep their norm."""
@@ -141,9 +147,12 @@ class Fragment:
     Args:
         parameters: parameters trained on this rank, by name; dense in memory.
         storage: number format and device of the anchors.
+        exchange_shapes: shapes in which pseudo-gradients are exchanged, by name, where these are not the parameters'
+            own shapes. A pseudo-gradient is followed by zeros if its exchange shape has more elements.
 
     Attributes:
         parameters: parameters trained on this rank, by name.
+        exchange_shapes: shape in which each pseudo-gradient is exchanged, by name, dimensions in memory order.
         exchange_dtype: number format of the pseudo-gradients.
         anchors: weights that all ranks share, by name; the outer optimizer trains them.
         storage: number format and device of the anchors.
@@ -156,8 +165,17 @@ class Fragment:
         mean_applied: whether the newest mean was applied to the anchors; if not, the rank keeps its weights.
     """
 
-    def __init__(self, parameters: Mapping[str, torch.nn.Parameter], storage: AnchorStorage = DEFAULT_STORAGE) -> None:
+    def __init__(
+        self,
+        parameters: Mapping[str, torch.nn.Parameter],
+        storage: AnchorStorage = DEFAULT_STORAGE,
+        exchange_shapes: Mapping[str, tuple[int, ...]] = OWN_SHAPES,
+    ) -> None:
         self.parameters = dict(parameters)
+        self.exchange_shapes = {
+            name: exchange_shapes[name] if name in exchange_shapes else memory_shape(parameter)
+            for name, parameter in parameters.items()
+        }
         self.anchors = {name: storage.anchor(name, parameter) for name, parameter in parameters.items()}
         self.exchange_dtype = functools.reduce(torch.promote_types, map(exchange_dtype, parameters.values()))
         self.storage = storage
@@ -299,7 +317,10 @@ class Fragment:
 
 
 def divide_into_fragments(
-    parameters: Mapping[str, torch.nn.Parameter], fragment_count: int, storage: AnchorStorage = DEFAULT_STORAGE
+    parameters: Mapping[str, torch.nn.Parameter],
+    fragment_count: int,
+    storage: AnchorStorage = DEFAULT_STORAGE,
+    exchange_shapes: Mapping[str, tuple[int, ...]] = OWN_SHAPES,
 ) -> list[Fragment]:
     """Divide a model's parameters, in order, into fragments of about equally many elements; return the fragments.
 
@@ -307,6 +328,8 @@ def divide_into_fragments(
         parameters: parameters by name, at least as many as fragments.
         fragment_count: number of fragments.
         storage: number format and device of the anchors.
+        exchange_shapes: shapes in which pseudo-gradients are exchanged, by name, where these are not the parameters'
+            own shapes. The number of elements that are exchanged counts.
 
     Example:
         >>> sizes = {"a": 10, "b": 10, "c": 20, "d": 5}
@@ -314,17 +337,20 @@ def divide_into_fragments(
         >>> [list(fragment.parameters) for fragment in divide_into_fragments(model, 2)]
         [['a', 'b'], ['c', 'd']]
     """
-    total_elements = sum(parameter.numel() for parameter in parameters.values())
+    sizes = {
+        name: torch.Size(exchange_shapes.get(name, parameter.shape)).numel() for name, parameter in parameters.items()
+    }
+    total_elements = sum(sizes.values())
     fragments: list[dict[str, torch.nn.Parameter]] = [{}]
     elements, parameters_left = 0, len(parameters)
     for name, parameter in parameters.items():
         fragments_left = fragment_count - len(fragments)
-        is_full = elements + parameter.numel() / 2 > total_elements * len(fragments) / fragment_count
+        is_full = elements + sizes[name] / 2 > total_elements * len(fragments) / fragment_count
         if fragments[-1] and fragments_left and (is_full or parameters_left <= fragments_left):
             fragments.append({})
         fragments[-1][name] = parameter
-        elements, parameters_left = elements + parameter.numel(), parameters_left - 1
-    return [Fragment(fragment, storage) for fragment in fragments]
+        elements, parameters_left = elements + sizes[name], parameters_left - 1
+    return [Fragment(fragment, storage, exchange_shapes) for fragment in fragments]
 
 
 def _all_finite(squared_norm: torch.Tensor, buffers: Sequence[Piece]) -> torch.Tensor:

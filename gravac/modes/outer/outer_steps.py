@@ -7,7 +7,7 @@ weights that all ranks shared last (``hold_anchors``).
 """
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from typing import Any
 
@@ -26,6 +26,7 @@ from gravac.modes.outer.shares import Shares
 from gravac.modes.outer.starting import ParameterCheck, make_outer_optimizer, parameters_to_train
 from gravac.policy import OuterSettings
 from gravac.sources.ddp import learning_rate
+from gravac.sources.local_model import LocalModel
 
 Tensors = Mapping[str, torch.Tensor]
 """Tensors by name."""
@@ -39,8 +40,8 @@ class OuterSteps:
 
     Args:
         engine: exchanges pseudo-gradients.
-        module: module trained on this rank, not wrapped; its current weights are the same on all ranks.
-        optimizers: optimizers that train the module; their states stay local to this rank.
+        model: model trained on this rank, whose current weights are the same on all ranks, and its optimizers, whose
+            states stay local to this rank.
         settings: settings of outer steps.
         every_range: lowest and highest number of steps of a round.
         seed: the run's seed, for the random rounding of anchors in bfloat16.
@@ -52,26 +53,26 @@ class OuterSteps:
 
     Raises:
         SettingsError: anchors cannot be stored in the requested number format.
-        ValueError: ``module`` has no parameter to train, fewer parameters than fragments, or no buffer that
+        ValueError: the model has no parameter to train, fewer parameters than fragments, or no buffer that
             ``local_buffers`` names. Or the memory layout of a tensor does not allow an exchange. Or an optimizer trains
-            a tensor that is no parameter of ``module``.
+            a tensor that is no parameter of the model.
     """
 
     def __init__(
         self,
         engine: Engine,
-        module: torch.nn.Module,
-        optimizers: Sequence[torch.optim.Optimizer],
+        model: LocalModel,
         settings: OuterSettings,
         every_range: tuple[int, int],
         seed: int = 0,
     ) -> None:
-        parameters = parameters_to_train(module, settings.fragments)
-        parameter_check = ParameterCheck(module, optimizers, parameters)
-        parameter_check.check()
+        model.prepare()
+        parameters = parameters_to_train(model.module, settings.fragments)
+        self._model, self._parameter_check = model, ParameterCheck(model.module, model.optimizers, parameters)
+        self._parameter_check.check()
         storage = AnchorStorage(settings.anchor_dtype == "bfloat16", settings.offload, seed)
-        fragments = divide_into_fragments(parameters, settings.fragments, storage)
-        buffers = Buffers(module, settings.local_buffers)
+        fragments = divide_into_fragments(parameters, settings.fragments, storage, model.exchange_shapes)
+        buffers = Buffers(model.module, settings.local_buffers)
         self._anchors = {name: anchor for fragment in fragments for name, anchor in fragment.anchors.items()}
         with storage.in_exchange_dtype(self._anchors, 0):
             self.outer_optimizer = make_outer_optimizer(settings, self._anchors.values())
@@ -79,13 +80,13 @@ class OuterSteps:
             fragments,
             buffers,
             Shares(engine, settings.by_speed, settings.samples),
-            Refusals(fragments, buffers, optimizers),
+            Refusals(fragments, buffers, model.optimizers),
             self.outer_optimizer,
-            tuple(optimizers),
+            model.optimizers,
         )
         delay = 0 if every_range == (1, 1) and settings.delay == "auto" else settings.delay
         self._engine = engine
-        self._rounds = Rounds(engine, self.state, every_range, delay, settings.mixing, parameter_check.check)
+        self._rounds = Rounds(engine, self.state, every_range, delay, settings.mixing, self._check_parameters)
         self._local_weights: dict[str, torch.Tensor] = {}  # saved while the module has the anchors
         self._local_buffers: dict[str, torch.Tensor] = {}
         self.holds_anchors = False
@@ -101,6 +102,11 @@ class OuterSteps:
     def set_first_round(self, candidate: Candidate) -> None:
         """Set the number of steps and the delay of the first round to those of a candidate."""
         self.state.set_round(candidate.every, candidate.delay)
+
+    def _check_parameters(self) -> None:
+        """Raise if the parameters to train are not those that ranks exchange; see ``ParameterCheck``."""
+        self._model.prepare()
+        self._parameter_check.check()
 
     # a step
 
@@ -155,6 +161,7 @@ class OuterSteps:
 
         Called on every rank. Afterwards weights and averaged buffers are the same on all ranks, bit for bit.
         """
+        self._model.prepare()
         self.restore_local()
         self._rounds.send_rest(self.learning_rate)
         self._rounds.finish_exchanges()
@@ -186,12 +193,8 @@ class OuterSteps:
         Args:
             module: the trained module, or a module that contains its parameters.
         """
-        anchors = {id(self._parameters[name]): anchor.detach() for name, anchor in self._anchors.items()}
-        named = dict(module.named_parameters(remove_duplicate=False)).items()
-        shared_anchors = {
-            name: anchors[id(parameter)].to(parameter) for name, parameter in named if id(parameter) in anchors
-        }
-        return {**shared_anchors, **self.state.buffers.anchors}
+        anchors = {name: anchor.detach() for name, anchor in self._anchors.items()}
+        return {**self._model.state_dict_entries(module, anchors), **self.state.buffers.anchors}
 
     def prepare_to_evaluate(self) -> None:
         """Wait until no exchange is in flight, and put the anchors into the module until ``restore_local``.
@@ -209,6 +212,7 @@ class OuterSteps:
         if self.holds_anchors:
             return
         self._rounds.pause()
+        self._model.prepare()
         self._local_weights = {name: parameter.detach().clone() for name, parameter in self._parameters.items()}
         with torch.no_grad():
             for name, parameter in self._parameters.items():
@@ -220,6 +224,7 @@ class OuterSteps:
         """Put this rank's own weights and buffers back into the module, if it has the anchors."""
         if not self.holds_anchors:
             return
+        self._model.prepare()
         with torch.no_grad():
             for name, parameter in self._parameters.items():
                 parameter.copy_(self._local_weights[name])
@@ -232,6 +237,7 @@ class OuterSteps:
 
         If the loaded weights are the anchors, nothing changes: a checkpoint of gravac restores the local weights.
         """
+        self._model.prepare()
         loaded_weights = {name: parameter.detach() for name, parameter in self._parameters.items()}
         if all(
             torch.equal(self._anchors[name].detach().to(loaded_weight), loaded_weight)
