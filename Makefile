@@ -11,8 +11,8 @@ PIP = -m pip install --quiet --no-input --disable-pip-version-check --no-compile
 unexport PYTHONDONTWRITEBYTECODE  # tests start hundreds of processes, each of which would compile gravac anew
 INSTALL = $(BIN)/python $(PIP) -c constraints.txt
 
-.PHONY: help environment environment-integrations demo test test-long test-loaded test-integrations test-integrations-short test-trackers test-torchft real test-kernels test-hsdp test-cuda-fake audit-cuda golden lint docs tables pictures check-tables check-wheel check-examples check-bounds measure-newcomer measure-multilevel measure-norms measure-overhead \
-	measure-soak measure-chunks measure-memory measure-hsdp \
+.PHONY: help environment environment-integrations demo test test-long test-loaded test-integrations test-integrations-short test-trackers test-torchft test-ray real test-kernels test-hsdp test-cuda-fake audit-cuda golden lint docs tables pictures check-tables check-wheel check-examples check-bounds measure-newcomer measure-multilevel measure-norms measure-overhead \
+	measure-soak measure-chunks measure-memory measure-hsdp measure-hsdp-links \
 	measure-worth measure-ladder measure-links measure-tta measure-factored measure-lowrank \
 	measure-compressors measure-steps measure-judgement measure-judgement-topk \
 	measure-outer-efficiency measure-outer-tta measure-outer-tta-four measure-outer-tta-long measure-outer-memory measure-outer-traffic measure-outer-costs measure-outer-delays measure-outer-ranks measure-outer-long measure-nanogpt measure-nanogpt-links measure-programs-links measure-native measure-fast-links measure-slow-links measure-changing-link measure-going-over measure-progress measure-switchback measure-predictors measure-language measure-talk measure-switching measure-demo measure-telemetry measure-torch-ddp measure-before-after measure-size measure-walk measure-gpu
@@ -53,6 +53,9 @@ test-trackers: $(INTEGRATIONS)/.trackers  ## with Weights & Biases and MLflow th
 test-torchft: $(INTEGRATIONS)/.torchft  ## the lab's baselines of torchft, in the same environment (a minute)
 	$(INTEGRATIONS)/bin/python -m pytest tests/lab/test_apart.py -k torchft $(ARGS)
 
+test-ray: $(INTEGRATIONS)/.ray  ## with Ray Train itself, in the same environment (2 minutes)
+	$(INTEGRATIONS)/bin/python -m pytest tests/integrations/ray $(ARGS)
+
 REAL := .venv-real
 
 real: $(REAL)/.real  ## nanoGPT and minGPT-ddp with gravac's lines, in SOURCES=<folder with clones of karpathy/nanoGPT, pytorch/examples> (10 minutes)
@@ -72,6 +75,9 @@ audit-cuda: $(VENV)/.test $(VENV)/.triton  ## what a step would have a GPU launc
 
 measure-hsdp: $(VENV)/.test  ## models in shards: bytes over replicas, residuals, overlap (1 minute)
 	$(BIN)/python -m tests.measure.hsdp --json docs/measurements/hsdp.json
+
+measure-hsdp-links: $(VENV)/.lab $(VENV)/.test environment-integrations  ## models in shards, their replicas on two sites with 20 and 100 Mbit/s between them: time to a loss; needs root; resumable (25 minutes)
+	$(INTEGRATIONS)/bin/python -m tests.measure.hsdp_links $(ARGS)
 
 measure-memory: $(VENV)/.test  ## what gravac would take of a GPU's memory, counted without one (2 minutes)
 	$(BIN)/python -m tests.measure.memory --json docs/measurements/memory.json
@@ -353,7 +359,7 @@ $(REAL)/.real: $(VENV)/.lab $(VENV)/.test
 	@$(REAL)/bin/python $(PIP) hydra-core==1.3.8 boto3==1.44.8 requests==2.34.2
 	@touch $@
 
-$(INTEGRATIONS)/.trackers $(INTEGRATIONS)/.torchft: $(INTEGRATIONS)/.%: $(INTEGRATIONS)/.integrations
+$(INTEGRATIONS)/.trackers $(INTEGRATIONS)/.torchft $(INTEGRATIONS)/.ray: $(INTEGRATIONS)/.%: $(INTEGRATIONS)/.integrations
 	@echo "installing gravac[$*] into $(INTEGRATIONS)... (once, a minute)"
 	@$(INTEGRATIONS)/bin/python $(PIP) -c constraints-integrations.txt 'gravac[$*]'
 	@touch $@

@@ -23,6 +23,7 @@ from gravac.attaching import (
 )
 from gravac.building import build
 from gravac.candidate import Mode
+from gravac.checkpoint.ranks import RankShards
 from gravac.checkpoint.state import pack
 from gravac.closeable import Closeable
 from gravac.collectives import Ledger
@@ -692,6 +693,13 @@ class AdaptiveCompressor(Closeable):
     def process_group(self) -> dist.ProcessGroup | None:
         """Group of the ranks that agree on decisions, whose states make a checkpoint; ``None``: the default group."""
         return self._opening.agree_group or self._opening.group
+
+    @property
+    def shards(self) -> RankShards | None:
+        """This rank's shards of the model, for ``gravac.checkpoint``; ``None`` if each rank has the whole model."""
+        state = self._engine.state
+        places = self._engine.shard_places
+        return RankShards(places, state.rank, state.world) if places else None
 
     def state_dict(self) -> dict[str, Any]:
         """Return this rank's state, of tensors and plain values: residuals, controller, exchange groups, step.

@@ -30,6 +30,21 @@ class Piece:
 
 
 @dataclass(frozen=True, slots=True)
+class ShardPlace:
+    """Place of this rank's shard within a whole parameter.
+
+    Attributes:
+        offset: index of the shard's first element in the whole parameter, by dimension.
+        shape: the shard's shape.
+        padded_shape: shape in which the shard's gradient is averaged, with zeros behind the shard in each dimension.
+    """
+
+    offset: tuple[int, ...]
+    shape: tuple[int, ...]
+    padded_shape: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class Choice:
     """The way in which a tensor is sent: a compressor (which may be dense) and its settings.
 

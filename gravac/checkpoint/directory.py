@@ -111,7 +111,8 @@ def load(directory: str | Path, compressor: Checkpointed, on_resize: OnResize = 
         def state_of(rank: int) -> dict[str, Any]:
             return _read_state(_rank_file(root / manifest["folder"], rank), rank, world)
 
-        compressor.load_state_dict(state_to_load(world, ranks.world, ranks.rank, on_resize, state_of))
+        state = state_to_load(world, ranks.world, ranks.rank, on_resize, state_of, compressor.shards)
+        compressor.load_state_dict(state)
 
     ranks.run_on_all(restore)
 

@@ -160,11 +160,20 @@ class NativeFields(Fields):
     uncounted: bool
 
 
+class ShardPlaceFields(Fields):
+    """Place of a rank's shard within a whole parameter, see ``ShardPlace``."""
+
+    offset: tuple[Count, ...]
+    shape: tuple[Count, ...]
+    padded_shape: tuple[Count, ...]
+
+
 class RankState(Fields):
     """A rank's state, as ``AdaptiveCompressor.state_dict`` returns it.
 
     Attributes:
         outer: state of outer steps, see ``OuterState``; ``None`` in other modes.
+        shards: places of this rank's shards, by parameter name; ``None`` if each rank has whole parameters.
     """
 
     version: int
@@ -192,6 +201,7 @@ class RankState(Fields):
     candidates: tuple[tuple[Mode, str, Factor, Positive, Count], ...]
     native: NativeFields
     outer: dict[str, Any] | None
+    shards: dict[str, ShardPlaceFields] | None = None
 
 
 class SharesState(Fields):

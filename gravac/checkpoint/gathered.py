@@ -55,4 +55,5 @@ def load_gathered(gathered: Mapping[str, Any], compressor: Checkpointed, on_resi
         raise SettingsError(
             f"gathered/states: has {len(states)} states, but gathered/world is {world}; give what gather() returned"
         )
-    compressor.load_state_dict(state_to_load(len(states), ranks.world, ranks.rank, on_resize, states.__getitem__))
+    state = state_to_load(len(states), ranks.world, ranks.rank, on_resize, states.__getitem__, compressor.shards)
+    compressor.load_state_dict(state)

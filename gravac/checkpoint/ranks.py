@@ -8,12 +8,13 @@ are JSON or bytes: nothing that a peer sends is unpickled here.
 """
 
 import json
-from collections.abc import Callable
-from typing import Any, Protocol, TypeVar
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple, Protocol, TypeVar
 
 import torch
 import torch.distributed as dist
 
+from gravac.averaging.plan import ShardPlace
 from gravac.settings import SettingsError
 
 T = TypeVar("T")
@@ -22,12 +23,30 @@ CHUNK_BYTES = 64 * 2**20
 """Number of bytes, over all ranks, that ``gather`` moves at a time; over NCCL these bytes take GPU memory."""
 
 
+class RankShards(NamedTuple):
+    """Shards of a model that a rank holds.
+
+    Attributes:
+        places: place of the rank's shard within each parameter, by name.
+        replica: number of the replica that the rank belongs to.
+        replicas: number of replicas.
+    """
+
+    places: Mapping[str, ShardPlace]
+    replica: int
+    replicas: int
+
+
 class Checkpointed(Protocol):
     """Interface of an object whose state a checkpoint holds: an ``AdaptiveCompressor``."""
 
     @property
     def process_group(self) -> dist.ProcessGroup | None:
         """Group of the ranks whose states make up a checkpoint; ``None``: the default group, or this process alone."""
+
+    @property
+    def shards(self) -> "RankShards | None":
+        """This rank's shards of the model; ``None`` if each rank has the whole model."""
 
     def state_dict(self) -> dict[str, Any]:
         """Wait until the exchange has ended, and return this rank's state."""

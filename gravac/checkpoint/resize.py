@@ -1,6 +1,6 @@
 # SPDX-FileCopyrightText: 2026 The gravac developers
 # SPDX-License-Identifier: Apache-2.0
-"""Computes the states to load if another number of ranks loads than saved."""
+"""Computes the states to load if another number of ranks, or another mesh, loads than saved."""
 
 import functools
 from collections.abc import Callable, Mapping, Sequence
@@ -8,14 +8,17 @@ from typing import Any, Literal, get_args
 
 import torch
 
+from gravac.averaging.plan import ShardPlace
+from gravac.checkpoint.ranks import RankShards
 from gravac.checkpoint.state import validate_state
-from gravac.settings import SettingsError
+from gravac.settings import STATE_REMEDY, SettingsError
 
 OnResize = Literal["mean", "keep", "drop"]
-"""What becomes of residuals if another number of ranks loads a checkpoint than saved it.
+"""What becomes of residuals if another number of ranks, or another mesh, loads a checkpoint than saved it.
 
 - ``"mean"``: every rank gets the mean over all ranks' residuals, which is all that error feedback depends on.
 - ``"keep"``: each earlier rank gets its own residuals, new ranks get none, and residuals of missing ranks are lost.
+  For a model in shards the same holds of replicas in place of ranks.
 - ``"drop"``: all residuals, and all tensors that compressors remember, are dropped.
 
 Decisions and the number of steps are restored in any case."""
@@ -38,30 +41,40 @@ def check_on_resize(on_resize: str) -> None:
 
 
 def state_to_load(
-    saved_world: int, world: int, rank: int, on_resize: OnResize, state_of: Callable[[int], State]
+    saved_world: int,
+    world: int,
+    rank: int,
+    on_resize: OnResize,
+    state_of: Callable[[int], State],
+    shards: RankShards | None = None,
 ) -> dict[str, Any]:
-    """Return the state that a rank is to load: the state that it saved, or one for another number of ranks.
+    """Return the state that a rank is to load: the state that it saved, or one for other ranks or another mesh.
 
     Args:
         saved_world: number of ranks that saved their states.
         world: number of ranks that load.
         rank: number of this rank.
-        on_resize: what becomes of residuals if ``saved_world`` and ``world`` differ; see ``OnResize``.
+        on_resize: what becomes of residuals if other ranks or another mesh load; see ``OnResize``.
         state_of: function that returns the state that a rank saved; called only for states that are needed.
+        shards: this rank's shards of the model; ``None`` if each rank has the whole model.
 
     Raises:
         SettingsError: ``on_resize`` is not known, or cannot be used with these states.
     """
     check_on_resize(on_resize)
-    if saved_world == world:
-        return dict(state_of(rank))
+    own_state = state_of(rank) if saved_world == world else None
+    if own_state is not None and (shards is None or own_state.get("world") == shards.replicas):
+        return dict(own_state)
     if on_resize == "drop":
-        return without_ranks(_require_valid(state_of(0)))
+        return _for_other_shards(_require_valid(state_of(0)), shards)
     states = [_require_valid(state_of(saved_rank)) for saved_rank in range(saved_world)]
+    if shards is not None:
+        return reshard_states(states, shards, on_resize)
     if states[0]["world"] != saved_world:
         raise SettingsError(
             f"on_resize: {on_resize!r} cannot be used, since only {states[0]['world']} of {saved_world} ranks averaged "
-            "each part of the model (HSDP); use 'drop'"
+            "each part of the model (HSDP), and here no model in shards is attached; attach it before you load, or "
+            "use 'drop'"
         )
     merged_state = merge_states(states)
     if on_resize == "mean":
@@ -69,6 +82,112 @@ def state_to_load(
     if rank >= saved_world:
         return {**merged_state, "residual": {}, "releasing": {}}
     return {**merged_state, "residual": _sum_unsent(states[rank]), "releasing": dict(states[rank]["releasing"])}
+
+
+def _for_other_shards(state: State, shards: RankShards | None) -> dict[str, Any]:
+    """Return a state without what only its rank can load; of a model in shards also without its outer steps.
+
+    Outer steps then begin anew from the weights that the model has, which are those that all replicas shared.
+    """
+    without_rank = without_ranks(state)
+    if shards is None and state.get("shards") is None:
+        return without_rank
+    return {**without_rank, "outer": None, "shards": None}
+
+
+def reshard_states(states: Sequence[State], shards: RankShards, on_resize: OnResize) -> dict[str, Any]:
+    """Return the state that a rank of another mesh is to load: residuals of its own shards, from all saved shards.
+
+    What compressors remember, and outer steps, begin anew.
+
+    Args:
+        states: the states of all ranks that saved.
+        shards: this rank's shards.
+        on_resize: ``"mean"``: residuals are the mean over the saved replicas; ``"keep"``: those of the saved replica
+            that has the number of this rank's replica, and none if there was no such replica.
+
+    Raises:
+        SettingsError: a state lacks the places of its shards, or a tensor does not fit its place.
+    """
+    if any(state.get("shards") is None for state in states):
+        raise SettingsError(
+            f"on_resize: {on_resize!r} cannot be used, since the states do not tell which part of each parameter they "
+            "are of: they were saved without shards, or by a torch that does not tell; use 'drop'"
+        )
+    chosen = [state for state in states if on_resize == "mean" or state["rank"] == shards.replica]
+    residuals_of_states, releasing_of_states = map(_sum_unsent, chosen), (state["releasing"] for state in chosen)
+    return {
+        **_for_other_shards(states[0], shards),
+        "residual": _cut_out("residual", chosen, list(residuals_of_states), shards.places),
+        "releasing": _cut_out("releasing", chosen, list(releasing_of_states), shards.places),
+    }
+
+
+def _cut_out(
+    path: str,
+    states: Sequence[State],
+    tensors_of_states: Sequence[Mapping[str, torch.Tensor]],
+    places: Mapping[str, ShardPlace],
+) -> dict[str, torch.Tensor]:
+    """Return, for places in whole parameters, the mean of the saved tensors there, flat, by parameter name.
+
+    Each element is the mean over all states whose shards contain the element; a missing tensor counts as zero.
+
+    Args:
+        path: path of the tensors in a state, for messages.
+        states: states with the places of their shards.
+        tensors_of_states: flat tensors of the states' shards in their padded shapes, by parameter name.
+        places: places to cut out, by parameter name.
+    """
+    results = {}
+    for name, place in places.items():
+        parts = [
+            (state["shards"].get(name), tensors.get(name))
+            for state, tensors in zip(states, tensors_of_states, strict=True)
+        ]
+        present = [tensor for _, tensor in parts if tensor is not None]
+        if not present:
+            continue
+        dtype = functools.reduce(torch.promote_types, (tensor.dtype for tensor in present), torch.float32)
+        total, count = torch.zeros(place.padded_shape, dtype=dtype), torch.zeros(place.padded_shape, dtype=dtype)
+        for saved_place, tensor in parts:
+            overlap = None if saved_place is None else _overlap(place, saved_place)
+            if overlap is None:
+                continue
+            here, there = overlap
+            count[here] += 1
+            if tensor is not None:
+                if tensor.numel() != torch.Size(saved_place["padded_shape"]).numel():
+                    raise SettingsError(
+                        f"{path}/{name}: has {tensor.numel()} elements; it should have those of shape "
+                        f"{tuple(saved_place['padded_shape'])}; {STATE_REMEDY}"
+                    )
+                total[here] += tensor.cpu().view(*saved_place["padded_shape"])[there]
+        results[name] = (total / count.clamp(min=1)).view(-1)
+    return results
+
+
+Region = tuple[slice, ...]
+"""Part of a tensor: a slice for each dimension."""
+
+
+def _overlap(place: ShardPlace, saved_place: Mapping[str, Sequence[int]]) -> tuple[Region, Region] | None:
+    """Return the common part of two shards of a parameter, in the one and in the other; ``None`` if there is none.
+
+    Args:
+        place: place of the one.
+        saved_place: place of the other, by the names of ``ShardPlace``'s fields.
+    """
+    here, there = [], []
+    for start, size, other_start, other_size in zip(
+        place.offset, place.shape, saved_place["offset"], saved_place["shape"], strict=True
+    ):
+        first, end = max(start, other_start), min(start + size, other_start + other_size)
+        if first >= end:
+            return None
+        here.append(slice(first - start, end - start))
+        there.append(slice(first - other_start, end - other_start))
+    return tuple(here), tuple(there)
 
 
 def without_ranks(state: State) -> dict[str, Any]:

@@ -3,6 +3,7 @@
 """Converts one rank's state to tensors and plain values, and back: residuals, controller, exchange groups, step."""
 
 from collections.abc import Mapping
+from dataclasses import asdict
 from typing import Any
 
 import torch.distributed as dist
@@ -41,6 +42,7 @@ def pack(policy: Policy, engine: Engine, group: dist.ProcessGroup | None = None)
     if not engine.ready_to_run and state.world == 1:
         state.rank, state.world = averager.rank, averager.world = Ranks(group).rank_and_world
     controller_state = state.controller
+    places = {name: asdict(place) for name, place in engine.shard_places.items()}
     return {
         "version": VERSION,
         "base": policy.base.name,
@@ -50,6 +52,7 @@ def pack(policy: Policy, engine: Engine, group: dist.ProcessGroup | None = None)
         ),
         **state.dump(),
         "aside": {name: aside for name in state.memory if (aside := averager.kept_aside(name)) is not None},
+        **({"shards": places} if places else {}),
         **DCP_GUARD,
     }
 

@@ -67,7 +67,8 @@ class Stateful:
                 )
             return from_bytes(payload)
 
-        self._compressor.load_state_dict(state_to_load(len(keys), ranks.world, ranks.rank, self._on_resize, state_of))
+        state = state_to_load(len(keys), ranks.world, ranks.rank, self._on_resize, state_of, self._compressor.shards)
+        self._compressor.load_state_dict(state)
         self._saved_world = None
 
 

@@ -30,7 +30,7 @@ from typing import Any, TypeVar
 import torch
 
 from gravac.averaging.average import Averager
-from gravac.averaging.plan import Form, Piece
+from gravac.averaging.plan import Form, Piece, ShardPlace
 from gravac.averaging.tensors import flat, memory_shape, refuse_complex
 from gravac.candidate import DENSE, Candidate, Mode
 from gravac.collectives import Ledger
@@ -76,6 +76,8 @@ class Engine:
         shapes: shapes of the parameters, by name, in memory order.
         forms: shapes and dtypes of their gradients, in the model's order; empty if ``know`` was given no parameters.
         parameter_texts: name, shape and dtype of each parameter as text, in the model's order; ranks compare them.
+        shard_places: place of this rank's shard within each parameter, by name; empty if each rank has whole
+            parameters, or if the places are not known.
         losses: mean of the training losses reported on this rank since the last step ended.
         probes: mean of the losses on this rank's fixed batches that were computed since the last step ended.
         probe_follows: whether the ranks compute the loss on fixed batches before the next step. Set when a step begins,
@@ -106,6 +108,7 @@ class Engine:
         self.shapes: dict[str, tuple[int, ...]] = {}
         self.forms: list[Form] = []
         self.parameter_texts: dict[str, str] = {}
+        self.shard_places: Mapping[str, ShardPlace] = {}
         self._open = open_executor
         self._executor: Executor | None = None
         self._agreement: Agreement | None = None

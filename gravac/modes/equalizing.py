@@ -221,8 +221,9 @@ def _refuse_not_plain(optimizer: torch.optim.Optimizer, key: str, state: torch.T
     is_plain = type(state) in (torch.Tensor, torch.nn.Parameter, torch.nn.Buffer)
     if not is_plain or state.layout != torch.strided or state.is_quantized:
         kind = type(state).__name__ if not is_plain else "quantized" if state.is_quantized else str(state.layout)
+        name = type(optimizer_of_user(optimizer)).__name__
         raise SettingsError(
-            f"every: ranks cannot average the state {key!r} of {type(optimizer_of_user(optimizer)).__name__}, which is no plain dense "
+            f"every: ranks cannot average the state {key!r} of {name}, which is no plain dense "
             f"tensor ({kind}); use another optimizer, or every=1"
         )
 

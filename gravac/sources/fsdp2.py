@@ -21,7 +21,7 @@ import torch.distributed as dist
 from torch.distributed.fsdp import FSDPModule
 from torch.distributed.tensor import DTensor
 
-from gravac.averaging.plan import Piece
+from gravac.averaging.plan import Piece, ShardPlace
 from gravac.settings import SettingsError
 from gravac.sources.ddp import canonical_name
 from gravac.sources.hooked import refuse_other_hooks
@@ -253,6 +253,17 @@ class ShardedModel:
         """Shapes in which ranks exchange what belongs to a parameter, by name: the largest shard's over all ranks."""
         return {name: tuple(shape) for name, shape in self._padded_shapes.items()}
 
+    @property
+    def shard_places(self) -> dict[str, ShardPlace]:
+        """Place of this rank's shard within each parameter, by name; empty if this torch does not tell."""
+        offsets = {name: _offset_in_whole(slot) for name, slot in self._parameter_slots.items()}
+        if any(offset is None for offset in offsets.values()):
+            return {}
+        return {
+            name: ShardPlace(offsets[name] or (), tuple(_local_shard(slot).shape), tuple(self._padded_shapes[name]))
+            for name, slot in self._parameter_slots.items()
+        }
+
     def multiply_gradient(self, parameter: torch.nn.Parameter) -> None:
         """Multiply a gradient that torch has reduced within this replica by ``mean_factor``.
 
@@ -392,6 +403,20 @@ def _groups_with_replicas(fsdp_modules: Iterable[Any], required: bool) -> list[A
             "mesh of the shard dimension alone, and give AdaptiveCompressor(process_group=...) the ranks that hold "
             "the same shard"
         ) from error
+
+
+def _offset_in_whole(slot: _ParameterSlot) -> tuple[int, ...] | None:
+    """Return the index of this rank's first element in the whole parameter at a place; ``None`` if torch lacks a name.
+
+    If this rank's shard is empty, the index has no meaning.
+    """
+    try:
+        from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
+    except ImportError:
+        return None
+    parameter: Any = slot.parameter
+    mesh, placements = parameter.device_mesh, parameter.placements
+    return tuple(compute_local_shape_and_global_offset(parameter.shape, mesh, placements)[1])
 
 
 def _parameter_groups(unit: Any) -> list[Any]:

@@ -130,7 +130,9 @@ class ShardOptimizer(torch.optim.Optimizer):
     @property
     def param_groups(self) -> list[dict[str, Any]]:  # type: ignore[override]
         """Parameter groups, with this rank's plain tensors as their parameters."""
-        return [{**group, "params": [*map(self._local, group["params"])]} for group in self.sharded_optimizer.param_groups]
+        return [
+            {**group, "params": [*map(self._local, group["params"])]} for group in self.sharded_optimizer.param_groups
+        ]
 
     @property
     def state(self) -> "MutableMapping[torch.Tensor, MutableMapping[str, Any]]":  # type: ignore[override]
@@ -181,7 +183,9 @@ class _States(MutableMapping[torch.Tensor, MutableMapping[str, Any]]):
 
     def get(self, local: torch.Tensor, default: Any = None) -> Any:
         """Return the state of a parameter, or ``default`` if the optimizer has none."""
-        return self[local] if local in self else default
+        if local not in self:  # self[local] would add an entry to the optimizer's state
+            return default
+        return self[local]
 
     def __setitem__(self, local: torch.Tensor, entries: Mapping[str, Any]) -> None:
         self[local].update(entries)

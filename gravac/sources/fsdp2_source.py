@@ -73,6 +73,7 @@ class FSDP2Source(HookedSource):
         self._backward: weakref.ref[EndCallback] | None = None
         self._step: _Step | None = None
         engine.know(model.meta_tensors)
+        engine.shard_places = model.shard_places
         engine.device = model.device
 
     @property

@@ -352,3 +352,70 @@ def test_with_tensor_parallelism_all_ranks_decide_alike(sharded_too: bool) -> No
         assert torch.equal(embedding, ranks[0][0])
         assert (cfs, candidates) == ranks[0][1:]
     assert len(set(ranks[0][1])) > 1
+
+
+def residuals_on_another_mesh(rank: int, world: int, folder: str, on_resize: Any) -> tuple[bool, int]:
+    """Save residuals on a mesh of two replicas, and load them on meshes of four and of one; compare whole tensors.
+
+    Returns:
+        Whether the means over the replicas are those that were saved, and how many parameters have residuals.
+    """
+
+    def attached(replicas: int) -> AdaptiveCompressor:
+        module = sharded(mesh_of(replicas)) if replicas > 1 else sharded(mesh_of(1))
+        compressor = AdaptiveCompressor("topk", controller=Static(cf=20), native=False, dense_below=64)
+        compressor.attach(module, ())
+        chance = torch.Generator().manual_seed(rank)
+        for _ in range(3 if replicas == 2 else 0):
+            module(torch.randn(8, 33, generator=chance)).square().mean().backward()
+        return compressor
+
+    first = attached(2)
+    gravac.checkpoint.save(folder, first)
+    expected = whole_means(first, on_resize, 2)
+    first.close()
+    found = []
+    for replicas in (4,):
+        compressor = attached(replicas)
+        gravac.checkpoint.load(folder, compressor, on_resize=on_resize)
+        loaded = whole_means(compressor, on_resize, 2)
+        found.append(
+            loaded.keys() == expected.keys()
+            and all(torch.allclose(loaded[name], whole, atol=1e-7) for name, whole in expected.items())
+        )
+        compressor.close()
+    return all(found), len(expected)
+
+
+def whole_means(compressor: AdaptiveCompressor, on_resize: str, kept: int) -> dict[str, torch.Tensor]:
+    """Return the mean of residuals over the replicas, as whole parameters, by name. Called on every rank.
+
+    Args:
+        compressor: attached to a model in shards.
+        on_resize: ``"mean"``: over all replicas; ``"keep"``: the sum over all, divided by ``kept``.
+        kept: number of replicas that had residuals.
+    """
+    shards: Any = compressor.shards
+    own = {name: (shards.places[name], flat.clone()) for name, flat in compressor._engine.residuals().items()}
+    of_ranks: list[Any] = [None] * dist.get_world_size()
+    dist.all_gather_object(of_ranks, own)
+    wholes: dict[str, torch.Tensor] = {}
+    for entries in of_ranks:
+        for name, (place, flat) in entries.items():
+            ends = [start + size for start, size in zip(place.offset, place.shape, strict=True)]
+            sizes = [WHOLE_SIZE] * len(ends)
+            whole = wholes.setdefault(name, torch.zeros(sizes))
+            region = tuple(slice(start, end) for start, end in zip(place.offset, ends, strict=True))
+            whole[region] += flat.view(place.padded_shape)[tuple(slice(size) for size in place.shape)]
+    return {name: whole / (shards.replicas if on_resize == "mean" else kept) for name, whole in wholes.items()}
+
+
+WHOLE_SIZE = 40
+"""Size that no dimension of a parameter exceeds."""
+
+
+@pytest.mark.parametrize("on_resize", ["mean", "keep"])
+def test_residuals_load_on_another_mesh(on_resize: str, tmp_path: Path) -> None:
+    for same, count in processes(residuals_on_another_mesh, WORLD, str(tmp_path / "gravac"), on_resize):
+        assert same
+        assert count > 3

@@ -84,7 +84,8 @@ def over_replicas(tensor: torch.Tensor, mean: bool = True) -> torch.Tensor:
 
 def same_over_replicas(tensors: dict[str, torch.Tensor]) -> bool:
     """Tell whether all replicas have the same tensors, bit for bit. Called on every rank."""
-    return all([torch.equal(over_replicas(tensor, mean=False), tensor) for tensor in tensors.values()])
+    same = [torch.equal(over_replicas(tensor, mean=False), tensor) for tensor in tensors.values()]  # on every rank
+    return all(same)
 
 
 def averaged_by_hand(optimizer_of: Optimizer) -> dict[str, torch.Tensor]:
@@ -139,7 +140,7 @@ def test_dense_outer_steps_are_the_average_of_the_replicas_weights(
     optimizer_of: Optimizer, names: tuple[str, ...]
 ) -> None:
     for found in processes(by_hand_and_by_gravac, WORLD, optimizer_of, names):
-        assert found == {name: (True, True, "outer", STEPS // EVERY) for name in names}
+        assert found == dict.fromkeys(names, (True, True, "outer", STEPS // EVERY))
 
 
 def summed_gradients(rank: int, world: int) -> bool:
@@ -364,3 +365,24 @@ def replaced(rank: int, world: int) -> tuple[bool, bool]:
 
 def test_replaced_parameters_become_the_anchors() -> None:
     assert all(found[0] for found in processes(replaced, WORLD))
+
+
+def on_another_mesh(rank: int, world: int, folder: str) -> tuple[bool, str]:
+    """Save in outer steps on a mesh of two replicas, and load on one of four; return whether training goes on."""
+    compressor = apart()
+    training = Training(sharded(mesh_of(2)), ADAMW, compressor)
+    training.steps(EVERY + 2)
+    gravac.checkpoint.save(folder, compressor)
+    compressor.close()
+    compressor = apart()
+    training = Training(sharded(mesh_of(4)), ADAMW, compressor)
+    gravac.checkpoint.load(folder, compressor)
+    training.steps(2 * EVERY)
+    outer: Any = compressor.outer
+    found = outer.ended == 2 and math.isfinite(sum(training.losses)), compressor.mode
+    compressor.close()
+    return found
+
+
+def test_on_another_mesh_outer_steps_begin_anew(tmp_path: Path) -> None:
+    assert processes(on_another_mesh, WORLD, str(tmp_path / "gravac")) == [(True, "outer")] * WORLD

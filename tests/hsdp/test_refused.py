@@ -33,7 +33,8 @@ def refusals(rank: int, world: int) -> dict[str, str]:
         "no replicas": message_of(sharded(mesh_of(1)["shard"])),
         "optimizer in backward": message_of(steps_in_backward),
         "FSDP1": message_of(FullyShardedDataParallel(model(), device_id=torch.device("cpu"))),
-        "outer": message_of(sharded(mesh), AdaptiveCompressor(every=10)),
+        "by speed": message_of(sharded(mesh), AdaptiveCompressor(every=10, outer={"by_speed": True})),
+        "samples": message_of(sharded(mesh), AdaptiveCompressor(every=10, outer={"samples": 8})),
         "frozen": message_of(sharded(mesh).requires_grad_(False)),
     }
     original = private._parameter_groups
@@ -52,7 +53,8 @@ def test_refused_by_name_with_the_remedy() -> None:
         assert "process_group" in found["no replicas"]
         assert "hook after accumulation" in found["optimizer in backward"]
         assert "fully_shard (FSDP2)" in found["FSDP1"]
-        assert "every" in found["outer"]
+        assert "outer.by_speed: True, but the ranks that hold the shards" in found["by speed"]
+        assert "outer.samples: 8, but gravac does not weigh" in found["samples"]
         assert "requires a gradient" in found["frozen"]
         assert torch.__version__ in found["private name"]
         assert "mesh of the shard dimension alone" in found["private name"]

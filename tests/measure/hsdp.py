@@ -5,6 +5,7 @@
     python -m tests.measure.hsdp [--json FILE]
 
 A model of eight blocks, each a unit, is trained for fifty steps by torch's own HSDP and with each method of gravac.
+The last two methods make outer steps, whose exchange does not run during backward.
 Bytes are those that a rank sends over the replicas, and torch's own within a replica, in a step. A unit has *left* when
 its gradients were handed to the exchange, and is *done* when they hold the mean. Backward lasts until the last unit has
 left; medians are of the last thirty steps. Ranks and their exchanges share the cores of one machine.
@@ -42,6 +43,8 @@ METHODS: dict[str, Callable[[], AdaptiveCompressor | None]] = {
     "top-k": lambda: _fixed(topk, 50),
     "top-k, bfloat16 residuals": lambda: _fixed(topk, 50, residual_dtype="bfloat16"),
     "as it comes": AdaptiveCompressor,
+    "dense every 10": lambda: AdaptiveCompressor(quantize, controller=Static(cf=1), every=10),
+    "4 bits every 10": lambda: AdaptiveCompressor(quantize, controller=Static(cf=8), every=10),
 }
 """Compressors by the names of methods; ``None``: torch exchanges."""
 

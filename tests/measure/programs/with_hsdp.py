@@ -1,0 +1,104 @@
+# SPDX-FileCopyrightText: 2026 The gravac developers
+# SPDX-License-Identifier: Apache-2.0
+"""The ranks of one site that train a task of the lab as a model in shards; see ``tests.measure.hsdp_links``.
+
+    python -m tests.measure.programs.with_hsdp TASK SCALE METHOD SEED STEPS EVALUATIONS
+
+Each site holds a replica in two shards. The command runs on each site, with the site's number in ``RANK``, and starts
+a process for the second shard. Evaluations stop the clock. What is printed is in the form of nanoGPT's ``train.py``.
+"""
+
+import json
+import os
+import subprocess
+import sys
+import time
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+
+from gravac import AdaptiveCompressor
+from gravac.lab.tasks import make
+from tests.measure.nanogpt import REPORT
+from tests.measure.nanogpt_links import BEGINS
+from tests.measure.programs.methods import SETTINGS, RunReport
+
+SHARDS = 2
+
+SHARD = "SHARD"
+"""Environment variable with the number of a process's shard; not set in the process that the command starts."""
+
+BFLOAT16 = "bfloat16"
+"""Method by which torch itself reduces gradients in bfloat16, within a replica and over the replicas."""
+
+
+def blocks_of(model: torch.nn.Module) -> list[torch.nn.Module]:
+    """Return the blocks of a transformer: the children of its lists of modules."""
+    lists = (torch.nn.ModuleList, torch.nn.Sequential)
+    return [block for child in model.modules() if isinstance(child, lists) for block in child.children()]
+
+
+def main() -> None:
+    if SHARD not in os.environ:
+        second = subprocess.Popen([sys.executable, *sys.orig_argv[1:]], env={**os.environ, SHARD: "1"})
+        train(shard=0)
+        if second.wait():
+            raise SystemExit(f"the rank of the second shard ended with {second.returncode}")
+    else:
+        train(shard=1)
+
+
+def train(shard: int) -> None:
+    """Train one rank."""
+    name, scale, method, seed, *numbers = sys.argv[1:]
+    steps, evaluations = map(int, numbers)
+    site, sites = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+    rank, world = SHARDS * site + shard, SHARDS * sites
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo", init_method=os.environ["MEET"], rank=rank, world_size=world)
+    mesh = init_device_mesh("cpu", (sites, SHARDS), mesh_dim_names=("replicate", "shard"))
+    task: Any = make(name, scale=float(scale), seed=int(seed))
+    model = task.model()
+    reduced = MixedPrecisionPolicy(reduce_dtype=torch.bfloat16) if method == BFLOAT16 else MixedPrecisionPolicy()
+    for module in (*blocks_of(model), model):
+        fully_shard(module, mesh=mesh, mp_policy=reduced)
+    optimizer = task.optimizer(model)
+    report, compressor = RunReport(), None
+    if method in SETTINGS:
+        compressor = AdaptiveCompressor(**SETTINGS[method], sinks=[report])
+        compressor.attach(model, optimizer)
+    if rank == 0:
+        print(BEGINS, flush=True)
+    interval, seconds = steps // evaluations, 0.0
+    for step in range(steps + 1):
+        if step % interval == 0:
+            score = task.validate(model, rank, world)
+            sums = torch.tensor([score.total, score.count], dtype=torch.float64)
+            dist.all_reduce(sums)
+            loss = float(sums[0] / sums[1])
+            if rank == 0:
+                print(f"step {step}: train loss 0.0, val loss {loss:.5f}, seconds {seconds:.3f}", flush=True)
+            dist.barrier()
+        if step == steps:
+            break
+        began = time.perf_counter()
+        for group in optimizer.param_groups:
+            group["lr"] = task.learning_rate_at(step)
+        optimizer.zero_grad()
+        task.loss(model, task.batch(step, rank)).backward()
+        optimizer.step()
+        seconds += time.perf_counter() - began
+    if compressor is not None:
+        plain = report.as_plain(compressor)
+        if rank == 0:
+            print(REPORT + json.dumps(plain))
+        compressor.close()
+    dist.barrier()
+    dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main()
