@@ -26,9 +26,7 @@ from gravac.lab.links.network import EmulatedNetwork
 from gravac.lab.links.schedule import Schedule
 from tests.measure.nanogpt import RANKS, REPORT
 from tests.measure.nanogpt_links import SEEN, RunFailed, interpolated, reached, trained
-from tests.measure.programs import with_hsdp
-from tests.measure.programs.methods import ADAPTIVE, HOOK, SETTINGS
-from tests.measure.programs.with_hsdp import BFLOAT16
+from tests.measure.programs.methods import ADAPTIVE, BFLOAT16, HOOK, SETTINGS
 from tests.measure.programs_links import step_seconds
 from tests.measure.resuming import Book, Progress, parser_of, resumable, until
 
@@ -44,6 +42,8 @@ TIMED, EVALUATIONS_TIMED = 24, 4
 
 AT = 0.8
 """Share of the baseline's steps after which its loss is the target."""
+
+PROGRAM = "tests.measure.programs.with_hsdp"
 
 METHODS = (HOOK, ADAPTIVE)
 """Methods of gravac: an exchange in every step, and ``every=(1, 100)`` without a probe."""
@@ -72,7 +72,7 @@ def run(case: Case) -> dict[str, Any]:
         network = stack.enter_context(EmulatedNetwork(RANKS, parse_link(case.link)))
         schedule = stack.enter_context(Schedule(network))
         numbers = (case.task, case.scale, case.method, case.seed, case.steps, evaluations)
-        output = trained(folder, [sys.executable, "-m", with_hsdp.__name__, *map(str, numbers)], network, schedule)
+        output = trained(folder, [sys.executable, "-m", PROGRAM, *map(str, numbers)], network, schedule)
         sent = network.interface_bytes(0)[0]
     curve = [(int(step), float(loss), float(seconds)) for step, _, loss, seconds in SEEN.findall(output)]
     if not curve or curve[-1][0] != case.steps:

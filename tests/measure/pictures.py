@@ -14,7 +14,7 @@ from gravac.lab.links.link import parse_link
 from gravac.lab.links.rates import format_rate
 from tests.controllers.progress_world import Played, play
 from tests.controllers.test_progress import world
-from tests.measure import programs_links, published
+from tests.measure import hsdp_links, programs_links, published
 from tests.measure.published import DEFAULT, SCALES, speedup
 from tests.measure.tables_of_demo import demo_record
 from tests.measure.tables_of_runs import HEADINGS, TASKS, fastest_static
@@ -26,6 +26,9 @@ LIMITED = ("20mbit", "100mbit", "1gbit")
 
 LONG_RUN = "nanogpt, width 144, rate 0.001, 5040 steps", "20mbit"
 """Program and link of a long run."""
+
+CORRECTED_RUN = "trainer", "100mbit"
+"""Program and link of a run in which a trial corrected a belief."""
 
 BELIEVED, TRUE = 0.99, 0.6
 """Efficiency of outer steps in the simulated run: what is believed at the start, and what is true."""
@@ -111,7 +114,9 @@ def main() -> None:
     demo(FOLDER / "demo.png")
     speedups(FOLDER / "speedup.png")
     learned(FOLDER / "learned.png")
-    programs_links.draw(published.rows("programs_links"), *LONG_RUN, FOLDER / "long_run.png")
+    for (program, link), name in ((LONG_RUN, "long_run"), (CORRECTED_RUN, "corrected")):
+        programs_links.draw(published.rows("programs_links"), program, link, FOLDER / f"{name}.png")
+    hsdp_links.draw(published.rows("hsdp_links"), 1.0, "100mbit", FOLDER / "hsdp_links.png")
 
 
 if __name__ == "__main__":

@@ -19,6 +19,7 @@ from tests.measure import (
     changing_link,
     fast_links,
     going_over,
+    hsdp_links,
     judgement,
     ladder,
     nanogpt_links,
@@ -154,7 +155,7 @@ DOCUMENTS: dict[Path, dict[str, Table]] = {
         "outer_optimizers": ("outer-optimizers", tables_of_progress.outer_optimizers),
     },
     BELIEVED: {"admitted": by_function("progress", beliefs.table_of_admitted)},
-    HSDP: {"hsdp": by_template("hsdp")},
+    HSDP: {"hsdp": by_template("hsdp"), "hsdp_links": by_function("hsdp_links", hsdp_links.table)},
     ADVISE: {
         "predictions": by_template("predictions"),
         "datacentre": ("datacentre", tables_of_rows.datacentre),

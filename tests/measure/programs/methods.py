@@ -12,6 +12,9 @@ from gravac.telemetry.records import DecisionRecord, ModeRecord, ProgressRecord,
 
 FLOAT32, FLOAT16, HOOK, OUTER, ADAPTIVE = "float32", "float16", "hook", "outer, every 10", "adaptive"
 CAREFUL = "least_efficiency=0.98"
+BFLOAT16 = "bfloat16"
+"""torch's own exchange of a model in shards, reduced in bfloat16 within a replica and over the replicas."""
+
 MISLED = "adaptive, believing too much"
 """``ADAPTIVE`` with ``believing_too_much``."""
 

@@ -24,15 +24,12 @@ from gravac import AdaptiveCompressor
 from gravac.lab.tasks import make
 from tests.measure.nanogpt import REPORT
 from tests.measure.nanogpt_links import BEGINS
-from tests.measure.programs.methods import SETTINGS, RunReport
+from tests.measure.programs.methods import BFLOAT16, SETTINGS, RunReport
 
 SHARDS = 2
 
 SHARD = "SHARD"
 """Environment variable with the number of a process's shard; not set in the process that the command starts."""
-
-BFLOAT16 = "bfloat16"
-"""Method by which torch itself reduces gradients in bfloat16, within a replica and over the replicas."""
 
 
 def blocks_of(model: torch.nn.Module) -> list[torch.nn.Module]:
