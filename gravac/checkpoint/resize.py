@@ -9,9 +9,10 @@ from typing import Any, Literal, get_args
 import torch
 
 from gravac.averaging.plan import ShardPlace
+from gravac.checkpoint.fitting import misfit
 from gravac.checkpoint.ranks import RankShards
 from gravac.checkpoint.state import validate_state
-from gravac.settings import STATE_REMEDY, SettingsError
+from gravac.settings import SettingsError
 
 OnResize = Literal["mean", "keep", "drop"]
 """What becomes of residuals if another number of ranks, or another mesh, loads a checkpoint than saved it.
@@ -114,12 +115,13 @@ def reshard_states(states: Sequence[State], shards: RankShards, on_resize: OnRes
             f"on_resize: {on_resize!r} cannot be used, since the states do not tell which part of each parameter they "
             "are of: they were saved without shards, or by a torch that does not tell; use 'drop'"
         )
-    chosen = [state for state in states if on_resize == "mean" or state["rank"] == shards.replica]
-    residuals_of_states, releasing_of_states = map(_sum_unsent, chosen), (state["releasing"] for state in chosen)
+    averaged_states = [state for state in states if on_resize == "mean" or state["rank"] == shards.replica]
+    residuals = [_sum_unsent(state) for state in averaged_states]
+    releasing = [state["releasing"] for state in averaged_states]
     return {
         **_for_other_shards(states[0], shards),
-        "residual": _cut_out("residual", chosen, list(residuals_of_states), shards.places),
-        "releasing": _cut_out("releasing", chosen, list(releasing_of_states), shards.places),
+        "residual": _cut_out("residual", averaged_states, residuals, shards.places),
+        "releasing": _cut_out("releasing", averaged_states, releasing, shards.places),
     }
 
 
@@ -140,30 +142,29 @@ def _cut_out(
         places: places to cut out, by parameter name.
     """
     results = {}
-    for name, place in places.items():
-        parts = [
-            (state["shards"].get(name), tensors.get(name))
-            for state, tensors in zip(states, tensors_of_states, strict=True)
-        ]
-        present = [tensor for _, tensor in parts if tensor is not None]
-        if not present:
-            continue
-        dtype = functools.reduce(torch.promote_types, (tensor.dtype for tensor in present), torch.float32)
-        total, count = torch.zeros(place.padded_shape, dtype=dtype), torch.zeros(place.padded_shape, dtype=dtype)
-        for saved_place, tensor in parts:
-            overlap = None if saved_place is None else _overlap(place, saved_place)
+    for name, own_place in places.items():
+        total = torch.zeros(own_place.padded_shape)
+        count, has_tensor = torch.zeros(own_place.padded_shape), False
+        for state, tensors in zip(states, tensors_of_states, strict=True):
+            saved_place, tensor = state["shards"].get(name), tensors.get(name)
+            overlap = None if saved_place is None else _overlap(f"shards/{name}", own_place, saved_place)
             if overlap is None:
                 continue
-            here, there = overlap
-            count[here] += 1
+            own_region, saved_region = overlap
+            count[own_region] += 1
             if tensor is not None:
-                if tensor.numel() != torch.Size(saved_place["padded_shape"]).numel():
-                    raise SettingsError(
-                        f"{path}/{name}: has {tensor.numel()} elements; it should have those of shape "
-                        f"{tuple(saved_place['padded_shape'])}; {STATE_REMEDY}"
+                saved_shape = torch.Size(saved_place["padded_shape"])
+                if tensor.numel() != saved_shape.numel():
+                    raise misfit(
+                        f"{path}/{name}",
+                        f"has {tensor.numel()} elements",
+                        f"have {saved_shape.numel()}, as its shard has",
                     )
-                total[here] += tensor.cpu().view(*saved_place["padded_shape"])[there]
-        results[name] = (total / count.clamp(min=1)).view(-1)
+                total = total.to(torch.promote_types(total.dtype, tensor.dtype))
+                total[own_region] += tensor.cpu().view(saved_shape)[saved_region]
+                has_tensor = True
+        if has_tensor:
+            results[name] = (total / count.clamp(min=1)).view(-1)
     return results
 
 
@@ -171,23 +172,31 @@ Region = tuple[slice, ...]
 """Part of a tensor: a slice for each dimension."""
 
 
-def _overlap(place: ShardPlace, saved_place: Mapping[str, Sequence[int]]) -> tuple[Region, Region] | None:
-    """Return the common part of two shards of a parameter, in the one and in the other; ``None`` if there is none.
+def _overlap(
+    path: str, own_place: ShardPlace, saved_place: Mapping[str, Sequence[int]]
+) -> tuple[Region, Region] | None:
+    """Return the common part of two shards of a parameter, in the first and in the second; ``None`` if there is none.
 
     Args:
-        place: place of the one.
-        saved_place: place of the other, by the names of ``ShardPlace``'s fields.
+        path: path of the second place in a state, for messages.
+        own_place: place of the first.
+        saved_place: place of the second, by the names of ``ShardPlace``'s fields.
+
+    Raises:
+        SettingsError: the places have different numbers of dimensions.
     """
-    here, there = [], []
+    if not len(own_place.shape) == len(saved_place["offset"]) == len(saved_place["shape"]):
+        raise misfit(path, f"has {len(saved_place['shape'])} dimensions", f"have {len(own_place.shape)}")
+    own_region, other_region = [], []
     for start, size, other_start, other_size in zip(
-        place.offset, place.shape, saved_place["offset"], saved_place["shape"], strict=True
+        own_place.offset, own_place.shape, saved_place["offset"], saved_place["shape"], strict=True
     ):
         first, end = max(start, other_start), min(start + size, other_start + other_size)
         if first >= end:
             return None
-        here.append(slice(first - start, end - start))
-        there.append(slice(first - other_start, end - other_start))
-    return tuple(here), tuple(there)
+        own_region.append(slice(first - start, end - start))
+        other_region.append(slice(first - other_start, end - other_start))
+    return tuple(own_region), tuple(other_region)
 
 
 def without_ranks(state: State) -> dict[str, Any]:

@@ -42,7 +42,7 @@ def pack(policy: Policy, engine: Engine, group: dist.ProcessGroup | None = None)
     if not engine.ready_to_run and state.world == 1:
         state.rank, state.world = averager.rank, averager.world = Ranks(group).rank_and_world
     controller_state = state.controller
-    places = {name: asdict(place) for name, place in engine.shard_places.items()}
+    places = {name: asdict(shard_place) for name, shard_place in engine.shard_places.items()}
     return {
         "version": VERSION,
         "base": policy.base.name,

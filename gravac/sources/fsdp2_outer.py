@@ -252,8 +252,8 @@ def _owner_of(module: torch.nn.Module, name: str) -> tuple[torch.nn.Module, str]
     """Return the submodule that has, or will have, a tensor of a dotted name, and the tensor's key in it."""
     path, _, key = name.rpartition(".")
     owner = module
-    for part in filter(None, path.split(".")):
-        if part not in owner._modules:
-            owner.add_module(part, torch.nn.Module())
-        owner = owner.get_submodule(part)
+    for child_name in filter(None, path.split(".")):
+        if child_name not in owner._modules:
+            owner.add_module(child_name, torch.nn.Module())
+        owner = owner.get_submodule(child_name)
     return owner, key

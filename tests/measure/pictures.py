@@ -116,7 +116,7 @@ def main() -> None:
     learned(FOLDER / "learned.png")
     for (program, link), name in ((LONG_RUN, "long_run"), (CORRECTED_RUN, "corrected")):
         programs_links.draw(published.rows("programs_links"), program, link, FOLDER / f"{name}.png")
-    hsdp_links.draw(published.rows("hsdp_links"), 1.0, "100mbit", FOLDER / "hsdp_links.png")
+    hsdp_links.draw(published.rows("hsdp_links"), 1.0, "20mbit", FOLDER / "hsdp_links.png")
 
 
 if __name__ == "__main__":

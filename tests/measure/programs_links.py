@@ -547,12 +547,13 @@ def table(rows: Sequence[dict[str, Any]]) -> str:
         "better's losses | to those of float16's whole run | loss when that is over | ended with |",
         "|" + " --- |" * 9,
     ]
-    for cell in cells_of(rows):
+    for cell in sorted(cells_of(rows), key=lambda one: (LINKS.index(one.link), one.program, one.seed)):
         losses = " ".join(f"{cell.losses[method]:.3f}" for method in (FLOAT16, HOOK, ADAPTIVE))
         ratios = " | ".join(map(in_words, (cell.to_float16, cell.to_better, cell.to_whole_run)))
         differ = seeds_differ(rows, cell.program)
         end = f"{cell.end[0]:.3f}, float16 {cell.end[1]:.3f}" + (f" ± {differ:.3f}" if differ is not None else "")
-        names = f"{cell.program} | {cell.link} | {cell.seconds:.0f} s"
+        program = cell.program + (f", seed {cell.seed}" if cell.seed else "")
+        names = f"{program} | {cell.link} | {cell.seconds:.0f} s"
         lines.append(f"| {names} | {losses} | {ratios} | {end} | {ended_with(cell.adaptive)} |")
     return "\n".join(lines)
 

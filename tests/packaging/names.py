@@ -48,6 +48,7 @@ ALLOWED = {
     ("gravac/modes/outer/anchors.py", "data"): "attribute of torch's tensors",
     ("gravac/modes/outer/fragments.py", "data"): "attribute of torch's tensors",
     ("gravac/replay/play.py", "ran"): "field of replays in JSON",
+    ("gravac/sources/fsdp2_outer.py", "data"): "attribute of torch's tensors",
     ("gravac/telemetry/records.py", "before"): "field of logged records, beside after",
 }
 """Names that stay, by file and name, with the reason."""
