@@ -9,6 +9,7 @@ python examples/ray_ddp.py
 import argparse
 import os
 import tempfile
+import time
 from pathlib import Path
 from typing import Any
 
@@ -53,8 +54,10 @@ def train(options: dict[str, Any]) -> None:
                     state = {"model": model.module.state_dict(), "optimizer": optimizer.state_dict(), "step": step + 1}
                     torch.save(state, Path(folder, "state.pt"))
                 report({"loss": loss.item(), "step": step + 1}, compressor, folder)
-        if step + 1 == options["killed_after"] and first == 0 and rank == 1:
-            os._exit(1)
+        if step + 1 == options["killed_after"] and first == 0:
+            time.sleep(5)  # Ray collects reported checkpoints about once a second
+            if rank == 1:
+                os._exit(1)
     compressor.close()
 
 

@@ -136,7 +136,7 @@ class ShardOptimizer(torch.optim.Optimizer):
 
     @property
     def state(self) -> "MutableMapping[torch.Tensor, MutableMapping[str, Any]]":  # type: ignore[override]
-        """State of each parameter, by this rank's plain tensor of the parameter."""
+        """State of each parameter, by this rank's plain tensor of the parameter, of the shape of its shard."""
         return _States(self)
 
     def state_dict(self) -> dict[str, Any]:
@@ -160,7 +160,7 @@ class ShardOptimizer(torch.optim.Optimizer):
         return self._local_by_id.get(id(parameter), parameter)
 
     def parameter_of(self, local: torch.Tensor) -> torch.Tensor:
-        """Return the parameter for which a plain tensor stands; the tensor itself if it stands for none."""
+        """Return the parameter, of any shape, for which a plain tensor stands; the tensor itself if it has none."""
         return self._parameter_by_id.get(id(local), local)
 
 

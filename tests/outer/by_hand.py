@@ -80,6 +80,8 @@ class OuterByHand(Closeable):
         settings: those of ``AdaptiveCompressor`` and of ``OuterSettings``.
     """
 
+    shards = None
+
     def __init__(
         self,
         module: torch.nn.Module,

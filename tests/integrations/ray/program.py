@@ -4,6 +4,7 @@
 
 import os
 import tempfile
+import time
 from pathlib import Path
 from typing import Any
 
@@ -16,18 +17,22 @@ from gravac.integrations.ray import attach, report
 
 STEPS, SAVED_EVERY = 12, 4
 
+SECONDS_OF_RAY = 5.0
+"""Seconds in which Ray's controller, which asks the workers about once a second, learns of a reported checkpoint."""
+
 
 def train(options: dict[str, Any]) -> None:
     """Train one worker; write its residuals and weights into a folder at the end."""
     rank = ray.train.get_context().get_world_rank()
     torch.manual_seed(0)
     model = prepare_model(torch.nn.Sequential(torch.nn.Linear(64, 64), torch.nn.Linear(64, 8)), move_to_device=False)
+    inner = getattr(model, "module", model)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
     first = 0
     if checkpoint := ray.train.get_checkpoint():
         with checkpoint.as_directory() as folder:
             state = torch.load(Path(folder, "state.pt"), weights_only=True)
-        model.module.load_state_dict(state["model"])
+        inner.load_state_dict(state["model"])
         optimizer.load_state_dict(state["optimizer"])
         first = state["step"]
     settings = {"controller": Static(cf=20), "native": False, "dense_below": 64}
@@ -40,14 +45,16 @@ def train(options: dict[str, Any]) -> None:
         if (step + 1) % SAVED_EVERY == 0:
             with tempfile.TemporaryDirectory() as folder:
                 if rank == 0:
-                    state = {"model": model.module.state_dict(), "optimizer": optimizer.state_dict(), "step": step + 1}
+                    state = {"model": inner.state_dict(), "optimizer": optimizer.state_dict(), "step": step + 1}
                     torch.save(state, Path(folder, "state.pt"))
                 report({"step": step + 1}, compressor, folder)
-        if step + 1 == options["killed_after"] and not first and rank == 1:
-            os._exit(1)
+        if step + 1 == options["killed_after"] and not first:
+            time.sleep(SECONDS_OF_RAY)
+            if rank == 1:
+                os._exit(1)
     ended = {
         "first": first,
-        "weights": {name: weight.clone() for name, weight in model.module.state_dict().items()},
+        "weights": {name: weight.clone() for name, weight in inner.state_dict().items()},
         "residuals": compressor._engine.residuals(),
     }
     torch.save(ended, Path(options["folder"], f"rank{rank}.pt"))
