@@ -53,7 +53,7 @@ BASES: tuple[tuple[Compressor, float], ...] = (
     (ladder, wire_ratio(powersgd(2), powersgd(2).candidates((1.0, 1e6))[0])),  # type: ignore[index]
 )
 
-MASKS: Any = SimpleNamespace(judge=lambda flag: flag, host_looks=False)
+MASKS: Any = SimpleNamespace(judge=lambda flag: flag, everywhere=lambda flag: flag, host_looks=False)
 """An executor under which only the device knows whether gradients were finite."""
 
 

@@ -34,7 +34,7 @@ BASES: list[tuple[Compressor, float]] = [
     (ladder, wire_ratio(quantize(2), 16)),
 ]
 
-UNSEEN: Any = SimpleNamespace(judge=lambda finite: finite, host_looks=False)
+UNSEEN: Any = SimpleNamespace(judge=lambda finite: finite, everywhere=lambda finite: finite, host_looks=False)
 """An executor under which only the device knows whether gradients were finite."""
 
 

@@ -28,7 +28,7 @@ need_kernels("quantize")
 
 pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning")  # the interpreter's, of what is divided by zero
 
-MASKED: Any = SimpleNamespace(judge=lambda finite: finite, host_looks=False)
+MASKED: Any = SimpleNamespace(judge=lambda finite: finite, everywhere=lambda finite: finite, host_looks=False)
 """Of an executor, what says that the host must not look."""
 
 SHAPES = ((40, 30), (7, 33), (5,))

@@ -41,7 +41,7 @@ CASES: tuple[tuple[Compressor, float, float | None], ...] = (
 
 BERT_MS = 3.0
 
-MASKED = SimpleNamespace(judge=lambda finite: finite, host_looks=False)
+MASKED = SimpleNamespace(judge=lambda finite: finite, everywhere=lambda finite: finite, host_looks=False)
 """Of an executor, what says that the host must not look."""
 
 
