@@ -696,7 +696,7 @@ class AdaptiveCompressor(Closeable):
 
     @property
     def shards(self) -> RankShards | None:
-        """This rank's shards of the model, for ``gravac.checkpoint``; ``None`` if each rank has the whole model."""
+        """Places of this rank's shards in the whole parameters, and number of its replica; ``None`` without shards."""
         state = self._engine.state
         places = self._engine.shard_places
         return RankShards(places, state.rank, state.world) if places else None

@@ -470,7 +470,7 @@ def describe(entry: Any) -> str:
 
 
 def is_number(x: Any) -> bool:
-    """True for an int or float, not a bool, whose size is at most ``LARGEST_SQUARE``; False for nan and infinities."""
+    """True for an int or a float from -``LARGEST_SQUARE`` to ``LARGEST_SQUARE``; False for a bool, nan or infinity."""
     return type(x) in (int, float) and abs(x) <= LARGEST_SQUARE
 
 

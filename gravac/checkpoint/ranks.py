@@ -46,7 +46,7 @@ class Checkpointed(Protocol):
 
     @property
     def shards(self) -> "RankShards | None":
-        """This rank's shards of the model; ``None`` if each rank has the whole model."""
+        """Places of this rank's shards in the whole parameters, and number of its replica; ``None`` without shards."""
 
     def state_dict(self) -> dict[str, Any]:
         """Wait until the exchange has ended, and return this rank's state."""

@@ -12,15 +12,14 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch.nn.parallel import DistributedDataParallel
 
-from gravac.checkpoint import OnResize, load, save
-from gravac.checkpoint.ranks import Ranks
+from gravac.checkpoint import OnResize, save
 from gravac.integrations.frameworks import (
     FOLDER,
     Every,
     data_parallel,
+    load_if_present,
     metrics,
     recipe,
-    warn_of_missing_state,
     warn_of_one_process,
 )
 
@@ -127,14 +126,6 @@ def torch_optimizer(optimizer: torch.optim.Optimizer) -> torch.optim.Optimizer:
     inner = getattr(optimizer, "optimizer", optimizer)
     assert isinstance(inner, torch.optim.Optimizer)
     return inner
-
-
-def load_if_present(folder: Path, compressor: AdaptiveCompressor, on_resize: OnResize) -> None:
-    """Load all ranks' states from a checkpoint's folder; if no rank sees such a folder, warn, and load nothing."""
-    if any(Ranks(compressor.process_group).all_gather(folder.is_dir())):
-        load(folder, compressor, on_resize)
-    else:
-        warn_of_missing_state(str(folder.parent))
 
 
 def state_folder(checkpoint: str, models: Sequence[torch.nn.Module], ddp: DistributedDataParallel) -> Path | None:

@@ -6,11 +6,14 @@ import functools
 import math
 import warnings
 from collections.abc import Callable, Mapping
+from pathlib import Path
 from typing import Any
 
 from torch.nn.parallel import DistributedDataParallel
 
 from gravac.adaptive import AdaptiveCompressor
+from gravac.checkpoint.directory import load
+from gravac.checkpoint.ranks import Ranks
 from gravac.checkpoint.resize import OnResize, check_on_resize
 from gravac.settings import SettingsError
 
@@ -105,6 +108,14 @@ def warn_of_missing_state(checkpoint: str) -> None:
         f"gravac: {checkpoint} holds no state of gravac's: residuals and the controller's search begin anew",
         stacklevel=3,
     )
+
+
+def load_if_present(folder: Path, compressor: AdaptiveCompressor, on_resize: OnResize) -> None:
+    """Load all ranks' states from a checkpoint's folder; if no rank sees such a folder, warn, and load nothing."""
+    if any(Ranks(compressor.process_group).all_gather(folder.is_dir())):
+        load(folder, compressor, on_resize)
+    else:
+        warn_of_missing_state(str(folder.parent))
 
 
 def metrics(compressor: AdaptiveCompressor) -> dict[str, float]:

@@ -11,13 +11,13 @@ from typing import TYPE_CHECKING, Any
 import ray.train
 import torch
 
-from gravac.checkpoint import OnResize, load, save
+from gravac.checkpoint import OnResize, save
 from gravac.integrations.frameworks import (
     FOLDER,
     Every,
+    load_if_present,
     metrics,
     recipe,
-    warn_of_missing_state,
     warn_of_one_process,
 )
 
@@ -65,11 +65,7 @@ def attach(
     checkpoint = ray.train.get_checkpoint()
     if checkpoint is not None:
         with checkpoint.as_directory() as directory:
-            folder = Path(directory, FOLDER)
-            if folder.is_dir():
-                load(folder, compressor, on_resize)
-            else:
-                warn_of_missing_state(str(checkpoint))
+            load_if_present(Path(directory, FOLDER), compressor, on_resize)
     return compressor
 
 

@@ -13,8 +13,8 @@ from transformers.trainer_utils import get_last_checkpoint
 
 from gravac.adaptive import AdaptiveCompressor
 from gravac.checkpoint import OnResize, save
-from gravac.integrations.accelerate import connect, load_if_present
-from gravac.integrations.frameworks import FOLDER, Every, metrics, recipe, warn_of_one_process
+from gravac.integrations.accelerate import connect
+from gravac.integrations.frameworks import FOLDER, Every, load_if_present, metrics, recipe, warn_of_one_process
 
 
 class GravacCallback(TrainerCallback):

@@ -233,7 +233,7 @@ class ShardedModel:
             child.set_requires_all_reduce(required, recurse=False)
 
     def reshard(self) -> None:
-        """Put the shards back into the model in place of gathered parameters, which an evaluation may leave there."""
+        """Free the parameters that torch gathered for a forward, so that the model has its shards again."""
         for child in self._fsdp_modules:
             child.reshard()
 
@@ -306,7 +306,7 @@ class ShardedModel:
 
 
 def local_tensor(tensor: Any) -> Any:
-    """Return this rank's part of a tensor in shards, detached; all else, such as plain tensors, is returned as it is.
+    """Return this rank's shard of a ``DTensor``, detached; return anything else unchanged.
 
     Args:
         tensor: a tensor of any shape, or a number, or anything else that an optimizer stores.

@@ -31,7 +31,7 @@ class SteeredShards(SteeredModule):
         self._model = model
 
     def local_model(self, optimizers: Sequence[torch.optim.Optimizer]) -> LocalModel:
-        """Return this rank's shards and its parts of the optimizers' states, as plain tensors."""
+        """Return the local model: this rank's shards of the parameters and of the optimizers' states."""
         return LocalShards(self._model, innermost(self.inner_module), optimizers)
 
 
@@ -57,7 +57,7 @@ class LocalShards(LocalModel):
         for name, parameter in self._local_parameters.items():
             owner, key = _owner_of(module, name)
             owner.register_parameter(key, parameter)
-        super().__init__(module, [ShardOptimizer(optimizer, self._pairs()) for optimizer in optimizers])
+        super().__init__(module, [ShardOptimizer(optimizer, self._parameters_and_shards()) for optimizer in optimizers])
         self.exchange_shapes = model.padded_shapes
         self.prepare()
 
@@ -91,23 +91,23 @@ class LocalShards(LocalModel):
 
     def gradient(self, parameter: torch.nn.Parameter) -> torch.Tensor | None:
         """Return this rank's shard of the gradient of a parameter of ``module``; ``None`` if there is no gradient."""
-        in_shards = next((sharded for sharded, local in self._pairs() if local is parameter), parameter)
+        in_shards = next((sharded for sharded, local in self._parameters_and_shards() if local is parameter), parameter)
         gradient: torch.Tensor | None = local_tensor(in_shards.grad)
         return gradient
 
-    def _pairs(self) -> "list[tuple[torch.nn.Parameter, torch.nn.Parameter]]":
-        """Return each parameter in shards with the plain tensor of this rank's shard."""
+    def _parameters_and_shards(self) -> "list[tuple[torch.nn.Parameter, torch.nn.Parameter]]":
+        """Return each ``DTensor`` parameter, with this rank's shard of it."""
         return [(parameter, self._local_parameters[name]) for name, parameter in self._model.parameters.items()]
 
 
 class ShardOptimizer(torch.optim.Optimizer):
-    """View of an optimizer of a model in shards: this rank's plain tensors in place of tensors in shards.
+    """View of an optimizer of a model in shards, with this rank's shards in place of each ``DTensor``.
 
     What is written to the view is written to the optimizer.
 
     Args:
         optimizer: the optimizer.
-        pairs: each parameter in shards, with the plain tensor of this rank's shard that stands for it.
+        parameters_and_shards: each ``DTensor`` parameter, with this rank's shard of it.
 
     Attributes:
         sharded_optimizer: the optimizer.
@@ -116,11 +116,11 @@ class ShardOptimizer(torch.optim.Optimizer):
     def __init__(
         self,
         optimizer: torch.optim.Optimizer,
-        pairs: "Sequence[tuple[torch.nn.Parameter, torch.nn.Parameter]]",
+        parameters_and_shards: "Sequence[tuple[torch.nn.Parameter, torch.nn.Parameter]]",
     ) -> None:
         self.sharded_optimizer = optimizer
-        self._local_by_id = {id(parameter): local for parameter, local in pairs}
-        self._parameter_by_id = {id(local): parameter for parameter, local in pairs}
+        self._local_by_id = {id(parameter): local for parameter, local in parameters_and_shards}
+        self._parameter_by_id = {id(local): parameter for parameter, local in parameters_and_shards}
 
     @property
     def defaults(self) -> dict[str, Any]:  # type: ignore[override]
@@ -129,18 +129,18 @@ class ShardOptimizer(torch.optim.Optimizer):
 
     @property
     def param_groups(self) -> list[dict[str, Any]]:  # type: ignore[override]
-        """Parameter groups, with this rank's plain tensors as their parameters."""
+        """Parameter groups, with this rank's shards as their parameters."""
         return [
             {**group, "params": [*map(self._local, group["params"])]} for group in self.sharded_optimizer.param_groups
         ]
 
     @property
     def state(self) -> "MutableMapping[torch.Tensor, MutableMapping[str, Any]]":  # type: ignore[override]
-        """State of each parameter, by this rank's plain tensor of the parameter, of the shape of its shard."""
+        """State of each parameter, by this rank's shard of the parameter, of the shard's shape."""
         return _States(self)
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the optimizer's state dict, with this rank's plain tensors."""
+        """Return the optimizer's state dict, with this rank's shards in place of each ``DTensor``."""
         saved = self.sharded_optimizer.state_dict()
         return {**saved, "state": {number: _with_local(entries) for number, entries in saved["state"].items()}}
 
@@ -156,16 +156,16 @@ class ShardOptimizer(torch.optim.Optimizer):
         self.sharded_optimizer.load_state_dict({**state_dict, "state": state})
 
     def _local(self, parameter: torch.Tensor) -> torch.Tensor:
-        """Return the plain tensor that stands for a parameter; the parameter itself if it is not exchanged."""
+        """Return this rank's shard of a parameter; the parameter itself if it is not exchanged."""
         return self._local_by_id.get(id(parameter), parameter)
 
     def parameter_of(self, local: torch.Tensor) -> torch.Tensor:
-        """Return the parameter, of any shape, for which a plain tensor stands; the tensor itself if it has none."""
+        """Return the parameter, of any shape, that a shard belongs to; the tensor itself if it is no shard."""
         return self._parameter_by_id.get(id(local), local)
 
 
 class _States(MutableMapping[torch.Tensor, MutableMapping[str, Any]]):
-    """View of an optimizer's ``state``, by this rank's plain tensors.
+    """View of an optimizer's ``state``, by this rank's shards of the parameters.
 
     Args:
         view: view of the optimizer.
@@ -201,7 +201,7 @@ class _States(MutableMapping[torch.Tensor, MutableMapping[str, Any]]):
 
 
 class _Entries(MutableMapping[str, Any]):
-    """View of the state that an optimizer keeps for one parameter, with this rank's plain tensors.
+    """View of an optimizer's state of one parameter, such as Adam's moments, with this rank's shards.
 
     Args:
         entries: the state, by key.
@@ -240,7 +240,7 @@ def in_shards_if_fits(entry: Any, parameter: torch.Tensor) -> Any:
 
 
 def _with_local(entry: Any) -> Any:
-    """Return an entry of an optimizer's state with this rank's plain tensors, also within containers."""
+    """Return an entry of an optimizer's state; this rank's shards replace each ``DTensor``, also in containers."""
     if isinstance(entry, Mapping):
         return {key: _with_local(inner) for key, inner in entry.items()}
     if type(entry) in (list, tuple):

@@ -1,6 +1,6 @@
 # SPDX-FileCopyrightText: 2026 The gravac developers
 # SPDX-License-Identifier: Apache-2.0
-"""A rank's model as outer steps see it: plain tensors on this rank, which outer steps read and overwrite."""
+"""The class ``LocalModel``: the weights and optimizers of one rank, which outer steps read and overwrite."""
 
 from collections.abc import Mapping, Sequence
 from types import MappingProxyType
@@ -18,8 +18,8 @@ class LocalModel:
         optimizers: torch's optimizers that train the module.
 
     Attributes:
-        module: module whose parameters and buffers the ranks exchange in outer steps; all are plain tensors.
-        optimizers: optimizers whose parameters are those of ``module``, and whose states are plain tensors.
+        module: module whose parameters and buffers the ranks exchange in outer steps; none of them is a ``DTensor``.
+        optimizers: optimizers of the parameters of ``module``; their states hold no ``DTensor``.
         exchange_shapes: shape in which a parameter is exchanged, by the parameter's name, if not its own shape. The
             shape has as many elements as the parameter, or more.
     """
@@ -58,7 +58,7 @@ class LocalModel:
 
 
 def optimizer_of_user(optimizer: torch.optim.Optimizer) -> torch.optim.Optimizer:
-    """Return the optimizer that the user made, if ``optimizer`` is one of ``LocalModel`` that stands for it."""
+    """Return the optimizer that the user created, given that optimizer or a view of it (``LocalModel.optimizers``)."""
     sharded_optimizer: torch.optim.Optimizer = getattr(optimizer, "sharded_optimizer", optimizer)
     return sharded_optimizer
 

@@ -273,7 +273,7 @@ def tag_name(candidate: Candidate) -> str:
 
 
 def describe_progress(progress: ProgressRecord, forecasts: Sequence[Forecast]) -> str:
-    """Return a text: the ratio that trials of a candidate measured, and the efficiency that is assumed since then."""
+    """Return a text with the ratio that a candidate's trials measured, and with the efficiency that they corrected."""
     comparison = (
         f"a step of {progress.candidate} made {progress.ratio:.2f} ± {progress.error:.2f} of the progress of a step of "
         f"{progress.reference} ({progress.trials} {'trial' if progress.trials == 1 else 'trials'})"

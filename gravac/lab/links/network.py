@@ -352,7 +352,7 @@ def _output(*command: str) -> str:
 
 
 def _ip(namespace: str, arguments: str) -> None:
-    """Run ``ip`` in a network namespace.
+    """Run iproute2's command ``ip`` in a network namespace.
 
     Args:
         namespace: name of the namespace.

@@ -126,7 +126,7 @@ class OuterSteps:
         self.apply()
 
     def send(self) -> None:
-        """Do the first half of ``step``: count the step, and send the fragments whose turn it is.
+        """Count a step, and send the fragments that are due after it: the first half of ``step``.
 
         Ranks that are simulated in one process all do the first half before any of them does the second half.
         """
@@ -134,7 +134,7 @@ class OuterSteps:
         self._rounds.send_due(self.learning_rate)
 
     def apply(self) -> None:
-        """Do the second half of ``step``: apply the means whose delay is over."""
+        """Apply the means whose delay is over: the second half of ``step``."""
         self._rounds.apply_due()
 
     @property
