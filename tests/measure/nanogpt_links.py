@@ -20,10 +20,11 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from itertools import pairwise
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 from gravac.lab.links.link import UNTHROTTLED, parse_link
@@ -85,11 +86,13 @@ class RunFailed(RuntimeError):
 
 
 def clock_edits() -> tuple[Edit, ...]:
-    """Return what makes ``train.py`` tell its training seconds, and meet by a file."""
+    """Return what makes ``train.py`` tell its training seconds, meet by a file, and take turns."""
     evaluation = "    if iter_num % eval_interval == 0 and master_process:\n"
     begins = "local_iter_num = 0 # number of iterations in the lifetime of this process\n"
     told = "val loss {losses['val']:.4f}\""
     eval_only = "    if iter_num == 0 and eval_only:\n"
+    wait = "from tests.measure.turns import wait_for_turn\n"
+    turn = f"{evaluation}        wait_for_turn()\n"
     return (
         Edit(
             "ranks on links of their own meet by a file",
@@ -97,10 +100,10 @@ def clock_edits() -> tuple[Edit, ...]:
             "init_process_group(backend=backend, init_method=os.environ['MEET'], rank=int(os.environ['RANK']), "
             "world_size=int(os.environ['WORLD_SIZE']))",
         ),
-        Edit("the clock", begins, f"{begins}print('{BEGINS}', flush=True)\nbegan = time.time()\n"),
+        Edit("the clock", begins, f"{begins}{wait}print('{BEGINS}', flush=True)\nbegan = time.time()\n"),
         Edit("the clock", evaluation, f"    paused = time.time()\n{evaluation}"),
         Edit("the clock", told, "val loss {losses['val']:.4f}, seconds {paused - began:.3f}\", flush=True"),
-        Edit("the clock", eval_only, f"    began += time.time() - paused\n{eval_only}"),
+        Edit("the clock", eval_only, f"{turn}    began += time.time() - paused\n{eval_only}"),
     )
 
 
@@ -151,7 +154,14 @@ def run(clone: Path, case: Case, steps: int, link: str) -> dict[str, Any]:
     }
 
 
-def trained(folder: Path, command: Sequence[str], network: EmulatedNetwork, schedule: Schedule) -> str:
+def trained(
+    folder: Path,
+    command: Sequence[str],
+    network: EmulatedNetwork,
+    schedule: Schedule,
+    environment: Mapping[str, str] = MappingProxyType({}),
+    given_up: Callable[[], bool] = lambda: False,
+) -> str:
     """Run a program on all ranks, with one thread each; return what rank 0 printed.
 
     Args:
@@ -159,14 +169,17 @@ def trained(folder: Path, command: Sequence[str], network: EmulatedNetwork, sche
         command: the program and its arguments.
         network: hosts of the ranks.
         schedule: changes of the link, from the program's line ``BEGINS`` on.
+        environment: more environment variables of the program.
+        given_up: says whether to end the program now.
 
     Raises:
-        RunFailed: it failed, or said nothing for ``SILENCE`` seconds.
+        RunFailed: it failed, said nothing for ``SILENCE`` seconds, or was given up.
     """
     paths = os.pathsep.join(filter(None, (os.getcwd(), os.environ.get("PYTHONPATH"))))
     common = {
         **os.environ, "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": INTERFACE, "CUDA_VISIBLE_DEVICES": "",
         "WORLD_SIZE": str(RANKS), "MEET": f"file://{folder}/store", "PYTHONPATH": paths, "PYTHONUNBUFFERED": "1",
+        **environment,
     }  # fmt: skip
     ranks: list[subprocess.Popen[bytes]] = []
     outputs = [folder / f"rank{rank}.log" for rank in range(RANKS)]
@@ -180,7 +193,7 @@ def trained(folder: Path, command: Sequence[str], network: EmulatedNetwork, sche
                         on_host, cwd=folder, env=environment, stdout=said, stderr=said, start_new_session=True
                     )
                 )
-        _wait(ranks, outputs[0], schedule)
+        _wait(ranks, outputs[0], schedule, given_up)
     finally:
         for process in ranks:
             if process.poll() is None:
@@ -193,7 +206,9 @@ def trained(folder: Path, command: Sequence[str], network: EmulatedNetwork, sche
     return texts[0]
 
 
-def _wait(ranks: Sequence["subprocess.Popen[bytes]"], output: Path, schedule: Schedule) -> None:
+def _wait(
+    ranks: Sequence["subprocess.Popen[bytes]"], output: Path, schedule: Schedule, given_up: Callable[[], bool]
+) -> None:
     """Wait until all ranks have ended, one has failed, or nothing was said for long; follow the link's schedule."""
     news, length = time.monotonic(), 0
     while any(process.poll() is None for process in ranks):
@@ -204,6 +219,8 @@ def _wait(ranks: Sequence["subprocess.Popen[bytes]"], output: Path, schedule: Sc
                 schedule.follow()
         if time.monotonic() - news > SILENCE:
             raise RunFailed(f"the program said nothing for {SILENCE:g} s: {output.read_text(errors='replace')[-2000:]}")
+        if given_up():
+            raise RunFailed("ended: another run that took turns with it failed, or the measurement was stopped")
         if any(process.poll() for process in ranks):
             return
         time.sleep(0.05)

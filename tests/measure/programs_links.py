@@ -16,6 +16,9 @@ All runs are made in full over the emulated link, but for float16 where that tak
 run over an unthrottled link, its time by step that of ``TIMED`` steps over the link (*factored*). Training goes on at
 the lowest rate for a fifth of the steps more, so that slower ones may come to the last target.
 
+The runs of a program over a link take turns, from each evaluation to the next one: the machine is slower in one minute
+than in another, by more than what is compared.
+
     python -m tests.measure.programs_links [--nanogpt CLONE] [--examples CLONE] [--programs NAME ...] [--json FILE]
         [--methods NAME ...] [--seeds N] [--steps N] [--minutes N] [--show PROGRAM METHOD]
 """
@@ -23,16 +26,17 @@ the lowest rate for a fifth of the steps more, so that slower ones may come to t
 import itertools
 import json
 import math
-import random
 import shutil
 import sys
 import tempfile
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
-from typing import Any, ClassVar
+from types import MappingProxyType
+from typing import Any, ClassVar, NamedTuple
 
 from gravac.lab.links.link import UNTHROTTLED, parse_link
 from gravac.lab.links.network import EmulatedNetwork
@@ -53,6 +57,7 @@ from tests.measure.programs.methods import (
 )
 from tests.measure.racing import two_way
 from tests.measure.resuming import Book, Progress, parser_of, resumable, until
+from tests.measure.turns import in_turns
 
 LINKS = ("20mbit", "100mbit", UNTHROTTLED)
 
@@ -281,12 +286,45 @@ def call(method: str) -> str:
     return f"AdaptiveCompressor({', '.join(given)}, sinks=[report])"
 
 
-def run(program: Program, method: str, seed: int, link: str, steps: int) -> dict[str, Any]:
+class Run(NamedTuple):
+    """One run of a program.
+
+    Attributes:
+        program: the program.
+        method: one of ``tests.measure.programs.methods``.
+        seed: of weights and batches.
+        link: the link.
+        steps: number of steps in which the learning rate falls.
+    """
+
+    program: Program
+    method: str
+    seed: int
+    link: str
+    steps: int
+
+    @property
+    def identity(self) -> dict[str, Any]:
+        """Fields of the run's row that tell it from others."""
+        return {**self._asdict(), "program": self.program.name}
+
+
+def run(
+    one: Run,
+    environment: Mapping[str, str] = MappingProxyType({}),
+    given_up: Callable[[], bool] = lambda: False,
+) -> dict[str, Any]:
     """Train once over a link; return the row.
+
+    Args:
+        one: what to run.
+        environment: more environment variables of the program.
+        given_up: says whether to end the program now.
 
     Raises:
         RunFailed: the program failed, or did not evaluate to its end.
     """
+    program, method, seed, link, steps = one
     timing = steps == TIMED
     evaluations = EVALUATIONS_TIMED if timing else EVALUATIONS
     interval = max(1, round((1 if timing else MORE) * steps / evaluations))
@@ -296,19 +334,15 @@ def run(program: Program, method: str, seed: int, link: str, steps: int) -> dict
         command = program.command(folder, method, seed, steps, total, evaluations)
         network = stack.enter_context(EmulatedNetwork(RANKS, parse_link(link)))
         schedule = stack.enter_context(Schedule(network))
-        output = trained(folder, command, network, schedule)
+        output = trained(folder, command, network, schedule, environment, given_up)
         sent = network.interface_bytes(0)[0]
     curve = [(int(step), float(loss), float(seconds)) for step, _, loss, seconds in SEEN.findall(output)]
     if not curve or curve[-1][0] != total:
         raise RunFailed(f"{program.name}, {method}: no evaluation after step {total}; it said: {output[-4000:]}")
     reports = [line.removeprefix(REPORT) for line in output.splitlines() if line.startswith(REPORT)]
     return {
-        "program": program.name,
-        "method": method,
+        **one.identity,
         "call": call(method),
-        "seed": seed,
-        "link": link,
-        "steps": steps,
         "made": total,
         "curve": curve,
         "step_s": step_seconds(curve),
@@ -349,21 +383,26 @@ class Measurement:
     def go(self, minutes: float, methods: tuple[str, ...]) -> None:
         """Run all that is missing, program by program, of methods whose names begin so."""
         over = until(minutes)
-        for runs in (self._all, self._fitted):
-            todo = [one for one in runs() if one[1].startswith(methods) and not self.book.find(**identity(*one))]
-            progress = Progress(len(todo))
-            for program, method, seed, link, steps in todo:
+        for planned in (self._all, self._fitted):
+            todo = [missing for runs in planned() if (missing := self._missing(runs, methods))]
+            progress = Progress(sum(map(len, todo)))
+            for runs in todo:
                 if over():
                     return
-                row = run(program, method, seed, link, steps)
-                self.book.add(row)
-                last = row["curve"][-1]
-                progress.say(
-                    f"{program.name}, {method}, {link}, seed {seed}, {row['made']} steps: {last[2]:.1f} s, "
-                    f"loss {last[1]:.4f}; {row.get('reason', '')}"
-                )
+                for row in in_turns([partial(run, one) for one in runs]):
+                    row["in_turns"] = len(runs)
+                    self.book.add(row)
+                    last = row["curve"][-1]
+                    progress.say(
+                        f"{row['program']}, {row['method']}, {row['link']}, seed {row['seed']}, {row['made']} steps: "
+                        f"{last[2]:.1f} s, loss {last[1]:.4f}; {row.get('reason', '')}"
+                    )
 
-    def _fitted(self) -> Iterator[tuple[Program, str, int, str, int]]:
+    def _missing(self, runs: Sequence[Run], methods: tuple[str, ...]) -> list[Run]:
+        """Return the runs that the file lacks, of methods whose names begin so."""
+        return [one for one in runs if one.method.startswith(methods) and not self.book.find(**one.identity)]
+
+    def _fitted(self) -> Iterator[list[Run]]:
         """Yield runs with as many steps as the seconds of the hook's run allow, by the steps' times so far."""
         for seed in range(self.seeds):
             for program, link in itertools.product(self.programs, self.links):
@@ -372,28 +411,30 @@ class Measurement:
                 hook, adaptive = (self.book.find(method=method, steps=steps, **about) for method in (HOOK, ADAPTIVE))
                 timed = self.book.find(method=FLOAT16, steps=TIMED, **about)
                 if hook is not None and adaptive is not None and timed is not None:
-                    yield program, ADAPTIVE, seed, link, fitting(hook, adaptive["curve"][-1][2] / adaptive["made"])
-                    yield program, FLOAT16, seed, UNTHROTTLED, fitting(hook, timed["step_s"])
+                    as_long = fitting(hook, adaptive["curve"][-1][2] / adaptive["made"])
+                    yield [Run(program, ADAPTIVE, seed, link, as_long)]
+                    yield [Run(program, FLOAT16, seed, UNTHROTTLED, fitting(hook, timed["step_s"]))]
 
-    def _all(self) -> Iterator[tuple[Program, str, int, str, int]]:
+    def _all(self) -> Iterator[list[Run]]:
+        """Yield all runs; those of a list take turns."""
         for seed in range(self.seeds):
             for program in self.programs:
                 steps = min(self.most, program.steps)
                 long = program.steps == LONG
-                yield program, FLOAT16, seed, UNTHROTTLED, steps
-                for link in self.links:
-                    cell = [(HOOK, steps), (ADAPTIVE, steps)]
-                    cell += [(FLOAT16, TIMED)] if link != UNTHROTTLED else []
+                for link in sorted(self.links, key=LINKS.index, reverse=True):
+                    methods = [FLOAT16, HOOK, ADAPTIVE] if link == UNTHROTTLED else [HOOK, ADAPTIVE]
                     if long:
-                        cell += [(OUTER, steps)] + [(MISLED, steps)] * (link == LINKS[1])
-                    elif link == LINKS[1]:
-                        cell += [(CAREFUL, steps)]
-                    random.Random(f"{program.name} {link} {seed}").shuffle(cell)
-                    for method, of in cell:
-                        yield program, method, seed, link, of
+                        methods += [OUTER] + [MISLED] * (link == LINKS[1])
+                    yield [Run(program, method, seed, link, steps) for method in methods]
+                    if link != UNTHROTTLED:
+                        yield [Run(program, FLOAT16, seed, link, TIMED)]
+                if UNTHROTTLED not in self.links:
+                    yield [Run(program, FLOAT16, seed, UNTHROTTLED, steps)]
                 if not long:
-                    yield program, FLOAT32, seed, UNTHROTTLED, steps
-                    yield program, FLOAT16, seed + self.seeds, UNTHROTTLED, steps  # how much seeds differ
+                    yield [Run(program, FLOAT32, seed, UNTHROTTLED, steps)]
+                    yield [Run(program, FLOAT16, seed + self.seeds, UNTHROTTLED, steps)]  # how much seeds differ
+                    if LINKS[1] in self.links:
+                        yield [Run(program, CAREFUL, seed, LINKS[1], steps)]
 
 
 def fitting(hook: Mapping[str, Any], step_s: float) -> int:
@@ -408,11 +449,6 @@ def fitting(hook: Mapping[str, Any], step_s: float) -> int:
         2000
     """
     return round(hook["curve"][-1][2] / step_s / MORE)
-
-
-def identity(program: Program, method: str, seed: int, link: str, steps: int) -> dict[str, Any]:
-    """Return the fields of a run's row that tell it from others."""
-    return {"program": program.name, "method": method, "seed": seed, "link": link, "steps": steps}
 
 
 @dataclass(frozen=True)

@@ -24,6 +24,7 @@ from tests.measure.nanogpt_links import BEGINS
 from tests.measure.programs import PROGRAMS
 from tests.measure.programs.methods import FLOAT16, PROBING, SETTINGS, RunReport
 from tests.measure.progress import factor
+from tests.measure.turns import wait_for_turn
 
 PROBED = 4
 """Number of batches of each rank that the probe has."""
@@ -62,6 +63,7 @@ def main() -> None:
         if step % interval == 0 and rank == 0:
             value = task.metric.compute(task.validate(model))
             print(f"step {step}: train loss 0.0, val loss {value:.5f}, seconds {paused - began:.3f}", flush=True)
+            wait_for_turn()
         began += time.time() - paused
         if step == total:
             break

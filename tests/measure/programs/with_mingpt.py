@@ -23,6 +23,7 @@ from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import fp16_compr
 from tests.measure.nanogpt import REPORT
 from tests.measure.nanogpt_links import BEGINS
 from tests.measure.programs.methods import FLOAT16, PROBING, SETTINGS, RunReport
+from tests.measure.turns import wait_for_turn
 from tests.real.programs import MinGPT
 
 FOLDER = "minGPT-ddp"
@@ -110,6 +111,7 @@ def main() -> None:
                 loss = mean_loss(self.model.module, validation)
                 seconds = paused - self.began
                 print(f"step {self.made}: train loss 0.0, val loss {loss:.5f}, seconds {seconds:.3f}", flush=True)
+                wait_for_turn()
             self.began += time.time() - paused
 
         def _run_batch(self, source: torch.Tensor, targets: torch.Tensor, train: bool = True) -> float:

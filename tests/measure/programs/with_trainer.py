@@ -27,6 +27,7 @@ from tests.measure.nanogpt import REPORT
 from tests.measure.nanogpt_links import BEGINS
 from tests.measure.programs.methods import FLOAT16, PROBING, SETTINGS, RunReport
 from tests.measure.progress import factor
+from tests.measure.turns import wait_for_turn
 
 CONTEXT, SEQUENCES = 64, 8
 """Characters of a sequence, and sequences of a rank's step."""
@@ -85,6 +86,7 @@ class Clock(TrainerCallback):
         if int(os.environ["RANK"]) == 0:
             loss = mean_loss(self._model, self._batches)
             print(f"step {step}: train loss 0.0, val loss {loss:.5f}, seconds {paused - self._began:.3f}", flush=True)
+            wait_for_turn()
         self._began += time.time() - paused
 
 
