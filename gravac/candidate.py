@@ -34,7 +34,7 @@ class Candidate:
 
     Example:
         >>> str(Candidate("outer", "topk", 10.0, every=50, delay=25))
-        'topk 10x every 50 steps behind 25'
+        'topk 10x every 50 steps applied 25 steps later'
         >>> str(Candidate("native", "dense", 1.0)), str(Candidate("native", "dense", 2.0))
         ('native float32', 'native float16')
     """
@@ -55,11 +55,22 @@ class Candidate:
         """The hook candidate of the same compressor and CF: gravac averages in each step, without delay."""
         return replace(self, mode="hook", every=1, delay=0)
 
+    @property
+    def pace_phrases(self) -> tuple[str, ...]:
+        """How often ranks exchange, and how much later they apply the mean, as text; empty: in each step, at once.
+
+        Example:
+            >>> Candidate("outer", "topk", 10.0, every=5, delay=1).pace_phrases
+            ('every 5 steps', 'applied 1 step later')
+        """
+        every_phrase = (f"every {self.every} steps",) if self.every > 1 else ()
+        delay_phrase = (f"applied {self.delay} step{'s' * (self.delay > 1)} later",) if self.delay else ()
+        return every_phrase + delay_phrase
+
     def __str__(self) -> str:
         if self.mode == "native":
             return f"native float{32 / self.cf:.0f}"
-        often = f" every {self.every} steps" if self.every > 1 else ""
-        return f"{self.compressor} {self.cf:g}x{often}" + (f" behind {self.delay}" if self.delay else "")
+        return " ".join((f"{self.compressor} {self.cf:g}x", *self.pace_phrases))
 
 
 @dataclass(frozen=True, slots=True)

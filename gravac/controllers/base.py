@@ -246,7 +246,7 @@ BELIEVED = "believed"
 def cost_at_equal_samples(efficiency: float, lower_bound: float, source: str = BELIEVED) -> str:
     """Return as text how many more training steps than dense averaging a candidate takes to reach the same loss.
 
-    The text is empty if the candidate's efficiency is 1 without any uncertainty.
+    The text begins with a comma. It is empty if the candidate's efficiency is 1 without any uncertainty.
 
     Args:
         efficiency: statistical efficiency (progress of a step / progress of a dense step), median of the belief.
@@ -255,16 +255,19 @@ def cost_at_equal_samples(efficiency: float, lower_bound: float, source: str = B
 
     Example:
         >>> cost_at_equal_samples(0.96, 0.92)
-        ', about 4 % more steps than dense (believed; counted as 9 % to be safe)'
-        >>> cost_at_equal_samples(1.0, 0.98, "4 trials here"), cost_at_equal_samples(1.0, 1.0)
-        (', about as many steps as dense (4 trials here; counted as 2 % to be safe)', '')
+        ', about 4 % more steps than dense for the same loss (believed; the controller counts 9 % more, to be safe)'
+        >>> cost_at_equal_samples(1.0, 0.98, "4 trials")
+        ', about as many steps as dense for the same loss (4 trials; the controller counts 2 % more, to be safe)'
+        >>> cost_at_equal_samples(1.0, 1.0)
+        ''
     """
     if efficiency == lower_bound == 1:
         return ""
     extra_percent, percent_at_bound = (100 * (1 / max(progress, 1e-9) - 1) for progress in (efficiency, lower_bound))
     differs = f"{percent_at_bound:.0f}" != f"{extra_percent:.0f}"
     steps = f"{extra_percent:.0f} % more steps than" if extra_percent >= 0.5 else "as many steps as"
-    return f", about {steps} dense ({source}{f'; counted as {percent_at_bound:.0f} % to be safe' if differs else ''})"
+    safety = f"; the controller counts {percent_at_bound:.0f} % more, to be safe" if differs else ""
+    return f", about {steps} dense for the same loss ({source}{safety})"
 
 
 def adapt_to_latency(controller: Controller[StateT], latency: int) -> Controller[StateT]:

@@ -45,7 +45,15 @@ from pydantic import Field
 
 from gravac.candidate import Forecast, Span
 from gravac.controllers.base import DEFAULT_STRETCH_STEPS, Decision, Measurement
-from gravac.controllers.goodput_reasons import Finding, cost_text, milliseconds, missing_text, step_text, switch_text
+from gravac.controllers.goodput_reasons import (
+    Finding,
+    cost_text,
+    milliseconds,
+    missing_text,
+    step_text,
+    switch_text,
+    trial_text,
+)
 from gravac.controllers.goodput_saved import check_saved, with_current_positions
 from gravac.controllers.goodput_start import added_seconds, first_position
 from gravac.controllers.goodput_state import (
@@ -400,7 +408,7 @@ class Goodput(Settings):
         if change > self.change or has_faster_exchange:
             state = replace(state, off=state.off + 1)
             takes_text += f" instead of {milliseconds(entry.seconds)}" if change > self.change else ""
-            takes_text += ", its exchange less than half the time" if has_faster_exchange else ""
+            takes_text += ", and its exchange less than half as long as before" if has_faster_exchange else ""
             if state.off < 2 and change <= 2 * self.change:
                 return state, f"{takes_text}: wait for another window"
             if state.running.mode == "native" and seconds < entry.seconds:
@@ -491,11 +499,9 @@ class Goodput(Settings):
                 # if dense is best so far: native before all candidates that compress, and float32 before float16
                 trial_position = min(native_positions, key=lambda position: state.forecasts[position].candidate.cf)
             state = replace(state, phase=SEARCH, position=trial_position)
-            promise_text = f"which may be up to {goodput_bounds[trial_position] / goodput:.2f} times as good"
-            promise_text += (
-                "" if best.position == previous_position else f" as {state.forecasts[best.position].candidate}"
-            )
-            return state, f"{finding.text}; try {state.running}, {promise_text}{cost_text(state, trial_position)}"
+            incumbent_text = "" if best.position == previous_position else str(state.forecasts[best.position].candidate)
+            ratio = goodput_bounds[trial_position] / goodput
+            return state, f"{finding.text}; try {trial_text(state, trial_position, ratio, incumbent_text, self.expire)}"
         if self._may_time_again(state, best):
             assert state.suspect is not None
             state = replace(state, phase=SEARCH, position=state.suspect)

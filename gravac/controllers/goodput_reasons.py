@@ -60,6 +60,25 @@ def switch_text(state: GoodputState, best: GoodputEntry, previous_best: GoodputE
     return f"{took}{cost}, {instead} at {previous_candidate}{cost_text(state, previous_best.position)}"
 
 
+def trial_text(state: GoodputState, position: int, ratio: float, incumbent: str, expire: int) -> str:
+    """Return as text a candidate that is to be tried, and what its trial may show.
+
+    Args:
+        state: state of the search.
+        position: position of the candidate.
+        ratio: upper bound of the candidate's goodput / goodput of the best candidate so far.
+        incumbent: name of the best candidate so far; empty if the reason has just named this candidate.
+        expire: number of windows after which a measurement's bound halves.
+    """
+    entry, again = state.entry(position), ""
+    if entry is not None:
+        is_old = state.windows - entry.window >= expire
+        again = " again, since it was last timed long ago" if is_old else " again"
+    than = f" of {incumbent}, the best so far" if incumbent else ""
+    cost = cost_text(state, position).replace(",", ", with", 1)
+    return f"{state.forecasts[position].candidate}{again}: up to {ratio:.2f} times the progress per second{than}{cost}"
+
+
 def trials_made(number: int) -> str:
     """Return a number of trials as text.
 

@@ -180,7 +180,8 @@ def _end_stretch(state: GoodputState, trials: Trials) -> tuple[GoodputState, Dec
     state = replace(
         state, trials=trials.start_settling(), position=trials.reference, window=window.following(reference)
     )
-    reason = f"{trials.candidate_steps[-1]} steps of {candidate}: back to {reference} before the loss is read"
+    ran_text = f"{trials.candidate_steps[-1]} steps of {candidate} ran"
+    reason = f"{ran_text}; now {SETTLING_STEPS} steps of {reference}, after which the loss is read"
     return state, Decision(reference, (), reason, summary, watch=SETTLING_STEPS)
 
 

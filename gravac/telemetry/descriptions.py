@@ -39,7 +39,7 @@ def describe_candidate(forecast: Forecast) -> str:
         >>> describe_candidate(Forecast(Candidate("native", "dense", 2.0), 2.0))
         'native float16, 2x fewer bytes'
     """
-    phrases = (_method_with_setting(forecast), describe_bytes(forecast.wire_ratio), *_pace_phrases(forecast))
+    phrases = (_method_with_setting(forecast), describe_bytes(forecast.wire_ratio), *forecast.candidate.pace_phrases)
     return ", ".join(phrase for phrase in phrases if phrase)
 
 
@@ -52,7 +52,7 @@ def _in_sentence(forecast: Forecast) -> str:
     """
     bytes_text = describe_bytes(forecast.wire_ratio)
     return " ".join(
-        (_method_with_setting(forecast), *([f"({bytes_text})"] if bytes_text else []), *_pace_phrases(forecast))
+        (_method_with_setting(forecast), *([f"({bytes_text})"] if bytes_text else []), *forecast.candidate.pace_phrases)
     )
 
 
@@ -62,13 +62,6 @@ def _method_with_setting(forecast: Forecast) -> str:
     if candidate.mode == "native":
         return str(candidate)
     return forecast.method or f"{candidate.compressor} {candidate.cf:.4g}x"
-
-
-def _pace_phrases(forecast: Forecast) -> list[str]:
-    """Return phrases that say how often ranks exchange and how much later they apply the mean; empty if at once."""
-    candidate = forecast.candidate
-    every_phrase = [f"every {candidate.every} steps"] if candidate.every > 1 else []
-    return [*every_phrase, *([f"applied {candidate.delay} steps later"] if candidate.delay else [])]
 
 
 def describe_bytes(wire_ratio: float) -> str:
@@ -267,7 +260,7 @@ def tag_name(candidate: Candidate) -> str:
 
     Example:
         >>> tag_name(Candidate("outer", "quantize", 16.0, every=10, delay=5))
-        'quantize_16x_every_10_steps_behind_5'
+        'quantize_16x_every_10_steps_applied_5_steps_later'
     """
     return re.sub(r"[^\w.]+", "_", str(candidate))
 

@@ -286,8 +286,8 @@ def _changes(run: TrainingRecord) -> list[CandidateChange]:
     ]
     changes = []
     for change in plots.changed_decisions(run):
-        pace = f" every {change.every} steps" * (change.every > 1) + f", behind {change.delay}" * (change.delay > 0)
+        candidate = Candidate(change.mode or "hook", change.compressor, change.cf, change.every, change.delay)
         reason = describe_reason(change.reason, forecasts)
-        method_text = method(change) + pace
+        method_text = " ".join((method(change), *candidate.pace_phrases))
         changes.append(CandidateChange(change.step, change.seconds, method_text, change.cf, change.gain, reason))
     return changes
