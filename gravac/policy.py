@@ -310,8 +310,8 @@ class RunSettings(Settings):
         with_probe = getattr(policy.controller, "with_probe", None)
         if with_probe is None:
             raise ValueError(
-                f"probe: {policy.controller.name} does not decide by progress; leave probe out, or use a controller "
-                "that does, such as 'goodput'"
+                f"probe: controller {policy.controller.name!r} does not use the progress that a probe measures; leave "
+                "probe out, or use controller='goodput'"
             )
         return policy(controller=with_probe(info.data.get("total_steps")))
 

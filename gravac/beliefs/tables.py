@@ -145,7 +145,9 @@ class Beliefs(Settings):
 def _checked_points(points: EfficiencyPoints) -> EfficiencyPoints:
     """Return the points; raise ``ValueError`` unless first numbers ascend and all second numbers are above 0."""
     if [x for x, _ in points] != sorted({x for x, _ in points}) or any(not y > 0 for _, y in points):
-        raise ValueError("points must ascend by their first number, and their second numbers must be above 0")
+        raise ValueError(
+            f"points must ascend by their first numbers, and have efficiencies above 0; they are {points!r}"
+        )
     return points
 
 

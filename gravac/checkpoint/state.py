@@ -94,7 +94,9 @@ def validate_state(state: Mapping[str, Any]) -> dict[str, Any]:
         SettingsError: ``state`` is no state of a rank, or has another version.
     """
     if not isinstance(state, Mapping):
-        raise SettingsError(f"state: {state!r:.80} is no state; give what state_dict() returned")
+        raise SettingsError(
+            f"state: {state!r:.80} is no state of gravac; give what AdaptiveCompressor.state_dict() returned"
+        )
     version = state.get("version")
     if type(version) is not int or version != VERSION:
         raise SettingsError(

@@ -113,7 +113,8 @@ def fit(observations: Sequence[Observation], machine: Machine | None = None) -> 
     for link, link_text in link_texts.items():
         if (count := sum(row.link == link for row in rows)) < FEWEST_OBSERVATIONS:
             raise ValueError(
-                f"observations: {count} steps of more than one rank{link_text}; measure {FEWEST_OBSERVATIONS} or more"
+                f"observations: only {count} steps{link_text} ran on more than one rank; measure "
+                f"{FEWEST_OBSERVATIONS} or more such steps"
             )
     for row in rows:
         check("step_s", row.step_s, row.step_s > 0, "seconds, above 0")

@@ -142,8 +142,8 @@ class Deciding:
             return self._controller.restore(dumped, self.forecasts)
         except (KeyError, IndexError, TypeError, AttributeError) as error:
             raise SettingsError(
-                f"controller_state: {self._controller.name} cannot restore this state ({error!r}); "
-                "load what dump() returned"
+                f"controller_state: controller {self._controller.name!r} cannot restore this state ({error!r}); "
+                "load a state that the same controller saved"
             ) from error
 
     def samples(self, ranks: int) -> float:

@@ -491,7 +491,8 @@ class Fifo:
             has_requests = self._advance(exchange, lambda: exchange.job.send(results))
         if has_requests and exchange.one_round:
             raise RuntimeError(
-                "one_round: a compressor that declares a single round asked for a second; set one_round = False"
+                "one_round: a compressor declares one_round = True, but yielded collectives twice; "
+                "set one_round = False"
             )
         return has_requests and self._send(exchange)
 

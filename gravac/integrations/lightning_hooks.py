@@ -68,8 +68,8 @@ class LightningHooks:
         ddp = data_parallel(trainer.strategy.model, f"strategy: {type(trainer.strategy).__name__}")
         if len(trainer.optimizers) != 1:
             raise ValueError(
-                f"optimizers: there are {len(trainer.optimizers)}, and a backward for one of them exchanges gradients "
-                "of parameters that the others change; use one optimizer of all parameters"
+                f"optimizers: the module has {len(trainer.optimizers)}, but gravac supports one: each backward would "
+                "also exchange gradients of the other optimizers' parameters; use one optimizer for all parameters"
             )
         compressor = self._build(trainer.estimated_stepping_batches)
         compressor.attach(ddp, trainer.optimizers[0], getattr(trainer.precision_plugin, "scaler", None))

@@ -131,7 +131,7 @@ def test_other_beliefs_may_be_in_force_for_a_while() -> None:
         ({"outer": {2: ((5.0, 1.0), (2.0, 1.0))}}, "outer: points must ascend"),
         (
             {"outer": {2: ((5.0, 0.0),)}},
-            "outer: points must ascend by their first number, and their second numbers must be above 0",
+            "must ascend by their first numbers, and have efficiencies above 0",
         ),
         ({"doubts": {"quantized": {"least": -1.0}}}, "doubts.quantized: least: Input should be greater"),
         ({"doubts": {"guessed": {"least": 1.0}}}, "doubts.guessed"),

@@ -155,7 +155,9 @@ def test_a_job_that_breaks_its_promise_of_one_round_fails() -> None:
     told: list[str] = []
     fifo.exchange(job(wire, 1, rounds=2), lambda failure: told.append(str(failure)), CPU, one)
     fifo.drain()
-    assert told == ["one_round: a compressor that declares a single round asked for a second; set one_round = False"]
+    assert told == [
+        "one_round: a compressor declares one_round = True, but yielded collectives twice; set one_round = False"
+    ]
 
 
 def test_a_call_waits_for_the_jobs_before_it() -> None:

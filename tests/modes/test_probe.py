@@ -124,7 +124,7 @@ def test_a_probe_that_raises_leaves_the_module_as_it_was() -> None:
     ("settings", "said"),
     [
         ({"probe": 3.0}, "probe: give a function"),
-        ({"probe": lambda: 0.0, "controller": Static(cf=10)}, "probe: static does not decide by progress"),
+        ({"probe": lambda: 0.0, "controller": Static(cf=10)}, "probe: controller 'static' does not use the progress"),
         ({"probe": lambda: 0.0, "total_steps": 0}, "total_steps"),
     ],
 )

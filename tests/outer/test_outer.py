@@ -231,8 +231,11 @@ def test_goodput_chooses_how_often_too_and_alike_on_all_ranks() -> None:
 @pytest.mark.parametrize(
     ("settings", "said"),
     [
-        ({"every": (1, 10)}, r"every: static decides between compression factors alone.* such as every=10"),
-        ({"every": (1, 10), "controller": GraVAC()}, r"every: gravac decides .* give one number"),
+        (
+            {"every": (1, 10)},
+            r"every: \(1, 10\) needs .* 'static' chooses the compression factor only.* such as every=10",
+        ),
+        ({"every": (1, 10), "controller": GraVAC()}, r"every: \(1, 10\) needs .* 'gravac' chooses .* give one number"),
         ({"every": 0}, r"every.*give a number of steps, such as 10"),
         ({"every": (20, 10)}, r"every.*the lowest and the highest"),
         ({"every": True}, r"every.*give a number of steps"),

@@ -96,7 +96,7 @@ def test_other_settings_part_where_another_round_would_be_made(trace: Trace) -> 
 
 
 def test_a_controller_that_does_not_choose_how_often_is_refused_where_the_run_chose(trace: Trace) -> None:
-    with pytest.raises(SettingsError, match="every: static decides between compression factors alone"):
+    with pytest.raises(SettingsError, match="controller 'static' chooses the compression factor only"):
         replay(trace, policy(controller=Static(cf=8)))
 
 

@@ -52,7 +52,7 @@ def controller(text: str) -> Any:
     try:
         node = ast.parse(text.strip(), mode="eval").body
     except SyntaxError:
-        raise ValueError(f"{text!r} is no controller; use its name, such as gravac, or gravac(epsilon=0.9)") from None
+        raise ValueError(f"{text!r} is no controller; give a name, such as gravac, or gravac(epsilon=0.9)") from None
     name_node = node.func if isinstance(node, ast.Call) else node
     if not isinstance(name_node, ast.Name) or name_node.id not in CONTROLLERS or name_node.id == "static":
         available = ", ".join(sorted(set(CONTROLLERS) - {"static"}))

@@ -65,8 +65,9 @@ def check_chooses_every(controller: Controller[Any], low: int, high: int) -> Non
     """
     if low < high and not getattr(controller, "chooses_every", False):
         raise SettingsError(
-            f"every: {controller.name} decides between compression factors alone, and not between {low} and {high} "
-            'steps from one exchange to the next; give one number, such as every=10, or controller="goodput"'
+            f"every: ({low}, {high}) needs a controller that chooses the number of steps, but controller "
+            f"{controller.name!r} chooses the compression factor only; give one number, such as every=10, or "
+            "controller='goodput'"
         )
 
 

@@ -213,10 +213,10 @@ class Refusals:
         numbers, self._consecutive_rounds, self._counted_from_round = self._consecutive_rounds, [], current_round
         self._reset_not_finite(current_round)
         raise NotFiniteError(
-            f"gravac: rounds {', '.join(map(str, numbers))}: the mean over the ranks was not finite in any of them, so "
-            "training makes no progress. The anchor is finite, since it excludes these rounds: synced(), "
-            "state_dict() and gravac.checkpoint.save still work. Lower the learning rate, clip gradients, or scale the "
-            "loss (torch.amp.GradScaler, for float16); earlier warnings name rounds, ranks and tensors"
+            f"gravac: rounds {', '.join(map(str, numbers))}: the mean of the ranks' weight changes was not finite "
+            "in any of them, so training makes no progress. The weights that all ranks share (synced(), state_dict(), "
+            "gravac.checkpoint.save) are finite: they exclude these rounds. Lower the learning rate, clip gradients, "
+            "or scale the loss (torch.amp.GradScaler, for float16); earlier warnings name rounds, ranks and tensors"
         )
 
     def state_dict(self) -> dict[str, Any]:
