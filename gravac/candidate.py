@@ -27,8 +27,8 @@ class Candidate:
     Attributes:
         mode: who exchanges.
         compressor: name of the compressor; ``"dense"`` for no compression.
-        cf: compression factor: dense elements / sent elements of a sparse compressor, 2 for 16 bit, 1 for dense
-            float32.
+        cf: compression factor: elements / sent elements of a sparse or low-rank compressor, 32 / bits of a quantizer, 2
+            for 16 bit, 1 for dense float32; a ladder's is a wire ratio.
         every: number of steps from one exchange to the next.
         delay: number of steps that an exchange is in flight before its mean is applied; 0: training waits for the mean.
 
@@ -72,8 +72,8 @@ class Forecast:
         candidate: candidate that the forecast describes.
         wire_ratio: predicted wire bytes of a dense float32 all-reduce of the model in each step / predicted wire bytes
             of this candidate.
-        efficiency: statistical efficiency: progress of a step / progress of a step with dense gradient averaging;
-            median of what is believed before the run (``gravac.beliefs``).
+        efficiency: statistical efficiency: progress of a step / progress of a step with dense gradient averaging; the
+            median that gravac assumes before the run measures any (``gravac.beliefs``).
         family: name shared by candidates that encode in the same way and differ only in what they send.
         by_gain: ``(gain, efficiency)``, ascending by gain: the efficiency at each measured gain; empty if efficiency
             does not depend on gain.

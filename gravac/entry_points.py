@@ -32,7 +32,7 @@ class Registry(Mapping[str, T], Generic[T]):
     built-in object is refused with a warning.
 
     Args:
-        kind: what the objects are, for messages: ``"compressor"`` or ``"controller"``.
+        kind: name of the objects' kind in messages: ``"compressor"`` or ``"controller"``.
         group: name of the group of entry points.
         built_in: objects of this package, by name.
         find_fault: function that returns what is wrong with a loaded object, as text; empty if nothing is wrong.

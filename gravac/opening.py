@@ -18,7 +18,7 @@ from gravac.restoring import Restoring
 from gravac.telemetry.sinks import Sinks
 
 NOTHING_ELSE: Mapping[str, str] = MappingProxyType({})
-"""Default of ``same``, the texts that ranks compare besides the compressor's settings: none."""
+"""Default of ``same``, the texts that ranks compare besides settings and parameters: no further texts."""
 
 
 class RunOpening:

@@ -34,8 +34,8 @@ class Restoring:
 
         Args:
             state: the state, as ``state_dict`` returned it.
-            switch: object that runs each step in its mode; ``None`` before ``attach``, when ``restore_outer`` is still
-                to restore outer steps.
+            switch: object that runs each step in its mode; ``None`` before ``attach``, which then restores outer steps
+                by ``restore_outer``.
 
         Raises:
             SettingsError: the state does not fit, or is no state of a rank.

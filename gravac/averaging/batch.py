@@ -40,10 +40,10 @@ class Batch:
             number of elements; 0: several tensors are the rows of a matrix.
         rows: whether the batch has several tensors, which are rows of a matrix.
         x: numbers to be sent: gradients plus residuals, flat, ``[sum of lengths]``, float32, or float64 for float64
-            gradients. If the compressor itself adds residuals: until ``unfold``, gradients alone, or for rows memory
-            for the sums.
+            gradients. If the compressor itself adds residuals, x has gradients alone until ``unfold``; with ``rows``,
+            x is then memory in which the compressor computes the sums.
         energy: ``‖x‖²``, 0-d; ``None`` if not computed yet.
-        fold: residuals for a compressor that itself adds them; ``None``: x contains all residuals.
+        fold: residuals for a compressor that itself adds them to the gradients; ``None``: x contains all residuals.
         changes_residuals: whether the tensors' residuals may change in this step.
     """
 
@@ -98,7 +98,7 @@ class Batch:
         return compressor.rounds(self.x, cf, contexts[0])
 
     def unfold(self) -> None:
-        """If the compressor added the residuals itself, set x and its energy to the sum and the energy it computed."""
+        """If the compressor added the residuals itself, set x and ``energy`` to the sums and the energy it computed."""
         if self.fold is not None:
             self.energy = self.fold.energy
             self.x = self.x if self.fold.unsent is None else self.fold.unsent

@@ -8,8 +8,8 @@ complete checkpoint remains. If each machine has a directory of its own, each di
 lowest rank of those that share the directory.
 
 Ranks find out which of them share a directory by opening each other's new files by name, since a network file system
-may list a folder as it was a minute ago. If a rank fails to see an existing file, two ranks write the same manifest,
-each under a temporary name of its own.
+may list a folder as it was a minute ago. If a rank fails to see an existing file, two ranks write the same manifest.
+That does no harm, since each writes under a temporary name of its own.
 """
 
 import json
@@ -101,8 +101,8 @@ def load(directory: str | Path, compressor: Checkpointed, on_resize: OnResize = 
     """
     check_on_resize(on_resize)
     root, ranks = Path(directory), Ranks(compressor.process_group)
-    # after a kill between the manifests of two machines their manifests differ, and both machines still have both
-    # folders: load the older one
+    # a run that was killed while it saved may have replaced the manifest of one machine only; every machine then still
+    # has the folders of both checkpoints: load the older one
     manifests = ranks.all_gather(ranks.run_on_all(lambda: _read_manifest(root)))
     manifest = min(manifests, key=lambda fields: (fields["step"], fields["folder"]))
     world: int = manifest["world"]

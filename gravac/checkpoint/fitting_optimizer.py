@@ -32,7 +32,7 @@ REQUIRED_ENTRIES: tuple[tuple[type[torch.optim.Optimizer], tuple[str, ...]], ...
 
 
 def check_optimizer(path: str, state: Mapping[str, Any], optimizer: torch.optim.Optimizer) -> None:
-    """Check that a state fits an optimizer: parameter groups, parameters' numbers, settings and shapes.
+    """Check that a state fits an optimizer: parameter groups, numbers of the parameters, settings, tensors' shapes.
 
     Args:
         path: path of the optimizer's state in the rank's state.
@@ -40,7 +40,7 @@ def check_optimizer(path: str, state: Mapping[str, Any], optimizer: torch.optim.
         optimizer: optimizer that is to load the state.
 
     Raises:
-        SettingsError: the state does not fit.
+        SettingsError: a field is missing, has a wrong type or shape, or is not finite; the message has its path.
     """
     check_names(path, state, ("state", "param_groups"), subset=True)
     check_names(path, state, ("state", "param_groups"))

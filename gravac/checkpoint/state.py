@@ -100,7 +100,7 @@ def validate_state(state: Mapping[str, Any]) -> dict[str, Any]:
         raise SettingsError(
             f"version: the state has {version!r}, this gravac reads {VERSION}; load it with the gravac that saved it"
         )
-    # compare texts: a wrong state may have a tensor there, which == would compare element by element
+    # compare texts: a wrong state may have a tensor in place of a guard, which == would compare element by element
     guards = {key: repr(guard) for key, guard in DCP_GUARD.items()}
     fields = {key: field for key, field in state.items() if key not in guards or guards[key] != repr(field)}
     validate_rank_state(fields)

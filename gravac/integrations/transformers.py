@@ -112,8 +112,8 @@ class GravacCallback(TrainerCallback):
     ) -> None:
         """Detach and close the compressor: the Trainer trains the same model if ``train`` is called again.
 
-        After outer steps this makes the ranks' weights equal. If the Trainer loaded its best model at the end, all
-        ranks then have the best model's weights.
+        After outer steps, detaching makes the ranks' weights equal. If the Trainer loaded its best model at the end,
+        all ranks then have the best model's weights.
         """
         self._detach(exchange=True)
 
@@ -135,7 +135,7 @@ class GravacCallback(TrainerCallback):
 
     @property
     def _is_attached(self) -> bool:
-        """True if the Trainer still has the model that the compressor was attached to: not after some exceptions."""
+        """True if the Trainer still has the model that the compressor is attached to; False after some exceptions."""
         ddp = None if self._attached_ddp is None else self._attached_ddp()
         wrapped = self._trainer.model_wrapped
         return ddp is not None and ddp is getattr(wrapped, "_orig_mod", wrapped)
