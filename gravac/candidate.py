@@ -58,8 +58,8 @@ class Candidate:
     def __str__(self) -> str:
         if self.mode == "native":
             return f"native float{32 / self.cf:.0f}"
-        often = f" every {self.every} steps" if self.every > 1 else ""
-        return f"{self.compressor} {self.cf:g}x{often}" + (f" behind {self.delay}" if self.delay else "")
+        every_text = f" every {self.every} steps" if self.every > 1 else ""
+        return f"{self.compressor} {self.cf:g}x{every_text}" + (f" behind {self.delay}" if self.delay else "")
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,8 +145,8 @@ class Forecast:
         if not self.by_gain or not math.isfinite(gain):
             return self.efficiency
         gains = [point_gain for point_gain, _ in self.by_gain]
-        right = min(max(1, bisect.bisect_left(gains, gain)), len(gains) - 1)
-        (low_gain, low), (high_gain, high) = self.by_gain[right - 1], self.by_gain[right]
+        upper_index = min(max(1, bisect.bisect_left(gains, gain)), len(gains) - 1)
+        (low_gain, low), (high_gain, high) = self.by_gain[upper_index - 1], self.by_gain[upper_index]
         fraction = min(1.0, max(0.0, (gain - low_gain) / (high_gain - low_gain)))
         return low + fraction * (high - low)
 

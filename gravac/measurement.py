@@ -243,8 +243,8 @@ class LocalMeasurement:
         self.coded, self.in_flight = self.spent()
         previous = self.previous
         if previous is not None:
-            idle = self._idle_after(between)
-            self.seconds = between(previous.ended, self.ended) + idle - previous._idle_after(between) - self.paused
+            idle_s = self._idle_after(between)
+            self.seconds = between(previous.ended, self.ended) + idle_s - previous._idle_after(between) - self.paused
         forward_could_begin = [self.optimizer_ended, previous and previous.exchange_ended]
         self.input_wait = 0.0
         if self.forward_began is not None:

@@ -319,9 +319,9 @@ class RunSettings(Settings):
     def as_dict(self) -> dict[str, str | int | float | bool]:
         """Return the settings by dotted name, as numbers, texts and bools, for the log's ``RunRecord``."""
         samples = self.samples_per_step or "steps/s x ranks"
-        run = {"samples_per_step": samples, "steps_per_epoch": self.steps_per_epoch or "auto"}
-        run |= {"total_steps": self.total_steps or "auto", "probe": self.probe}
-        return {**self.policy.as_dict(), **run}
+        run_settings = {"samples_per_step": samples, "steps_per_epoch": self.steps_per_epoch or "auto"}
+        run_settings |= {"total_steps": self.total_steps or "auto", "probe": self.probe}
+        return {**self.policy.as_dict(), **run_settings}
 
     def shared(self) -> dict[str, str]:
         """Return versions and settings that must be the same on all ranks, as texts by name.
@@ -330,9 +330,9 @@ class RunSettings(Settings):
         """
         versions = {"gravac's version": version.__version__, "torch's version": torch.__version__.split("+")[0]}
         versions["beliefs"] = beliefs.beliefs_in_force().digest
-        policy = {name: text for name, text in texts_of(self.policy).items() if name not in COMPARED_IN_ATTACH}
-        beside_policy = {name: text_of(getattr(self, name)) for name in SHARED_BESIDE_POLICY}
-        return {**versions, **policy, **beside_policy}
+        policy_texts = {name: text for name, text in texts_of(self.policy).items() if name not in COMPARED_IN_ATTACH}
+        run_texts = {name: text_of(getattr(self, name)) for name in SHARED_BESIDE_POLICY}
+        return {**versions, **policy_texts, **run_texts}
 
 
 def load_policy(source: str | Path) -> Policy:

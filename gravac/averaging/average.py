@@ -4,8 +4,8 @@
 
 A compressor selects numbers tensor by tensor; a group of tensors is exchanged together. The sent numbers therefore do
 not depend on how a framework assigns tensors to buckets. Residuals are kept by the tensors' names. Tensors that are
-small or have one dimension are averaged dense. Nothing here reads the tensors' numbers: the executor's ``judge`` reads
-whether a group was finite, or leaves that on the device.
+small or have one dimension are averaged dense. No function in this file reads the tensors' numbers: the executor's
+``judge`` reads whether a group was finite, or leaves the answer on the device.
 """
 
 import math
@@ -77,7 +77,7 @@ class Averager:
         return len(shape) > 1 and torch.Size(shape).numel() >= self.dense_below
 
     def traffic(self, forms: Sequence[Form], compressor: Compressor, cf: float) -> list[Traffic]:
-        """Return the predicted traffic of a step's collectives, with small tensors sent dense.
+        """Return the predicted kind and size of each collective of a step, with small tensors sent dense.
 
         Args:
             forms: shape and dtype of each gradient.
@@ -267,8 +267,9 @@ class Averager:
         4. Store residuals, and overwrite gradients with their means.
         """
         batches = merge_batches([self._batch(piece, plan) for piece in pieces])
-        by_compressors = self._compressors_fold and not plan.shadow  # errors at shadow CFs are computed from the sums
-        finite = fold_in(batches, self.feedback, self._judge, inputs_finite, by_compressors)
+        # errors at shadow CFs are computed from the sums of gradients and residuals, so these must exist beforehand
+        compressors_may_fold = self._compressors_fold and not plan.shadow
+        finite = fold_in(batches, self.feedback, self._judge, inputs_finite, compressors_may_fold)
         rounds = [batch.rounds(self._contexts(batch, plan)) for batch in batches]
         folds = [batch.fold for batch in batches if batch.fold is not None]
         outcome = yield from fuse(rounds, finite, self._judge, folds)

@@ -79,11 +79,11 @@ class Batch:
         """Concatenate flat tensors, one for each piece, with the padding of x; a single tensor is returned itself."""
         if len(tensors) == 1:
             return tensors[0]
-        gaps = [length - tensor.numel() for length, tensor in zip(self.lengths, tensors, strict=True)]
-        zeros = tensors[0].new_zeros(max(gaps)) if any(gaps) else None
+        padding_lengths = [length - tensor.numel() for length, tensor in zip(self.lengths, tensors, strict=True)]
+        zeros = tensors[0].new_zeros(max(padding_lengths)) if any(padding_lengths) else None
         padded: list[torch.Tensor] = []
-        for tensor, gap in zip(tensors, gaps, strict=True):
-            padded += [tensor] if zeros is None or not gap else [tensor, zeros[:gap]]
+        for tensor, padding_length in zip(tensors, padding_lengths, strict=True):
+            padded += [tensor] if zeros is None or not padding_length else [tensor, zeros[:padding_length]]
         return torch.cat(padded)
 
     def rounds(self, contexts: Sequence[Context]) -> Rounds:

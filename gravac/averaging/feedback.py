@@ -170,12 +170,14 @@ class Feedback:
         host must not read tensors, it notes what remains even if that is zero.
         """
         releasing = self.releasing[name]
-        limit, releasing_norm = self.release * norm(gradient), norm(releasing)
-        if self._judge(releasing_norm <= limit) is True:
+        norm_limit, releasing_norm = self.release * norm(gradient), norm(releasing)
+        if self._judge(releasing_norm <= norm_limit) is True:
             x.add_(releasing)
             self._next_releasing[name] = None
-        elif self._judge(limit > 0) is not False:
-            fraction = torch.where(releasing_norm <= limit, torch.ones_like(releasing_norm), limit / releasing_norm)
+        elif self._judge(norm_limit > 0) is not False:
+            fraction = torch.where(
+                releasing_norm <= norm_limit, torch.ones_like(releasing_norm), norm_limit / releasing_norm
+            )
             released_part = releasing * fraction.to(releasing.dtype)
             x.add_(released_part)
             self._next_releasing[name] = releasing - released_part

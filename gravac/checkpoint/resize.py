@@ -74,7 +74,7 @@ def state_to_load(
     if states[0]["world"] != saved_world:
         raise SettingsError(
             f"on_resize: {on_resize!r} cannot be used, since only {states[0]['world']} of {saved_world} ranks averaged "
-            "each part of the model (HSDP), and here no model in shards is attached; attach it before you load, or "
+            "each shard of the model (HSDP), and no model in shards is attached; attach the model before you load, or "
             "use 'drop'"
         )
     merged_state = merge_states(states)
@@ -112,8 +112,8 @@ def reshard_states(states: Sequence[State], shards: RankShards, on_resize: OnRes
     """
     if any(state.get("shards") is None for state in states):
         raise SettingsError(
-            f"on_resize: {on_resize!r} cannot be used, since the states do not tell which part of each parameter they "
-            "are of: they were saved without shards, or by a torch that does not tell; use 'drop'"
+            f"on_resize: {on_resize!r} cannot be used, since the states do not say which shards of the parameters they "
+            "are from: they were saved without shards, or with a torch that does not say; use 'drop'"
         )
     averaged_states = [state for state in states if on_resize == "mean" or state["rank"] == shards.replica]
     residuals = [_sum_unsent(state) for state in averaged_states]
@@ -144,14 +144,14 @@ def _cut_out(
     results = {}
     for name, own_place in places.items():
         total = torch.zeros(own_place.padded_shape)
-        count, has_tensor = torch.zeros(own_place.padded_shape), False
+        shard_count, has_tensor = torch.zeros(own_place.padded_shape), False
         for state, tensors in zip(states, tensors_of_states, strict=True):
             saved_place, tensor = state["shards"].get(name), tensors.get(name)
             overlap = None if saved_place is None else _overlap(f"shards/{name}", own_place, saved_place)
             if overlap is None:
                 continue
             own_region, saved_region = overlap
-            count[own_region] += 1
+            shard_count[own_region] += 1
             if tensor is not None:
                 saved_shape = torch.Size(saved_place["padded_shape"])
                 if tensor.numel() != saved_shape.numel():
@@ -164,7 +164,7 @@ def _cut_out(
                 total[own_region] += tensor.cpu().view(saved_shape)[saved_region]
                 has_tensor = True
         if has_tensor:
-            results[name] = (total / count.clamp(min=1)).view(-1)
+            results[name] = (total / shard_count.clamp(min=1)).view(-1)
     return results
 
 
@@ -191,11 +191,11 @@ def _overlap(
     for start, size, other_start, other_size in zip(
         own_place.offset, own_place.shape, saved_place["offset"], saved_place["shape"], strict=True
     ):
-        first, end = max(start, other_start), min(start + size, other_start + other_size)
-        if first >= end:
+        common_start, common_end = max(start, other_start), min(start + size, other_start + other_size)
+        if common_start >= common_end:
             return None
-        own_region.append(slice(first - start, end - start))
-        other_region.append(slice(first - other_start, end - other_start))
+        own_region.append(slice(common_start - start, common_end - start))
+        other_region.append(slice(common_start - other_start, common_end - other_start))
     return tuple(own_region), tuple(other_region)
 
 

@@ -207,7 +207,9 @@ def _describe_cfs(cfs: Sequence[float]) -> str:
 
 def _by_step(records: tuple[DecisionRecord, ...]) -> dict[int, list[DecisionRecord]]:
     """Return decisions by step; ``records`` has the decisions of a step one after another."""
-    return {step: list(group) for step, group in itertools.groupby(records, key=lambda record: record.step)}
+    return {
+        step: list(step_records) for step, step_records in itertools.groupby(records, key=lambda record: record.step)
+    }
 
 
 def _describe_choice(record: DecisionRecord | None, forecasts: Sequence[Forecast]) -> str:

@@ -103,8 +103,8 @@ class GravacCallback(TrainerCallback):
 
     def on_save(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **unused: Any) -> None:
         """Save all ranks' states in a folder within the Trainer's checkpoint; the Trainer deletes both together."""
-        resumable = not args.save_only_model and not state.is_hyper_param_search
-        if self._attached_ddp is not None and self.compressor is not None and resumable:
+        is_resumable = not args.save_only_model and not state.is_hyper_param_search
+        if self._attached_ddp is not None and self.compressor is not None and is_resumable:
             save(Path(args.output_dir, f"checkpoint-{state.global_step}", FOLDER), self.compressor)
 
     def on_train_end(
