@@ -657,7 +657,7 @@ class AdaptiveCompressor(Closeable):
 
     @property
     def changes(self) -> list[ModeRecord]:
-        """Changes of mode so far, each with its cost on this rank."""
+        """Changes of mode so far, each with the seconds and bytes that it cost on this rank."""
         return [] if self._switch is None else list(self._switch.changes)
 
     @property
@@ -672,7 +672,7 @@ class AdaptiveCompressor(Closeable):
 
     @property
     def wire_ratio(self) -> float | None:
-        """Bytes of a dense float32 all-reduce / bytes sent, in the newest step that ranks agreed on; ``None``: none."""
+        """Bytes of a dense float32 all-reduce / bytes sent, in the newest step that ranks agreed on, or ``None``."""
         return self._engine.settled.wire_ratio
 
     @property

@@ -79,7 +79,7 @@ class Forecast:
             does not depend on gain.
         coding_s: seconds of encode and decode alone, without other work beside them; ``None`` if not known.
         exchange_s: seconds of the collectives; ``None`` if not known.
-        step_s: seconds of the whole step, by the measured compute; ``None`` if not known.
+        step_s: seconds of the whole step, predicted with the measured ``compute_s``; ``None`` if not known.
         compute_s: seconds of the step without exchange, measured before the first exchange; ``None`` if not known.
         behind: time for which an exchange may be in flight before the training loop has to wait for it / compute time
             of ``every`` outer steps; ``None``: no outer steps, and the exchange overlaps with backward.

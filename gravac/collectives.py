@@ -131,7 +131,7 @@ Collective = AllReduce | AllGather | AllToAll | Broadcast
 
 
 def tensors_of(collective: Collective) -> tuple[torch.Tensor, ...]:
-    """Return the tensors that a rank hands to a collective, of any shapes and dtypes; an ``AllGather`` has several."""
+    """Return a rank's tensors in a collective, of any shapes and dtypes; an ``AllGather`` may have several."""
     return collective.tensors if isinstance(collective, AllGather) else (collective.tensor,)
 
 

@@ -31,9 +31,9 @@ SLOTS_AFTER_ERRORS = ("waited", "coded", "exchanged", *AGREED_NAMES)
 """Names of the numbers that follow the errors at shadow CFs in the vector that ranks sum: fields of ``Measurement``."""
 
 UNRELEASED = "unreleased"
-"""Name of the last number of the vector that ranks sum: the squared norm of residuals that were set aside, to be added
-to gradients part by part, and not sent yet. If the sum over ranks is zero, all ranks drop these residuals. 0 if the
-host looks at the residuals itself."""
+"""Name of the last number of the vector that ranks sum: the squared norm of residuals that were set aside when the CF
+fell, and are not sent yet, since each step adds only a part of them to the gradient. If the sum over ranks is zero, all
+ranks drop these residuals. 0 if the host looks at the residuals itself."""
 
 
 def slots(shadow: Sequence[float]) -> tuple[str, ...]:

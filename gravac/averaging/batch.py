@@ -30,7 +30,7 @@ def goes_alone(x: torch.Tensor) -> bool:
 
 @dataclass(slots=True, eq=False)
 class Batch:
-    """Tensors that a compressor codes as one in a compressed step.
+    """Tensors that a compressor encodes and decodes together, in a compressed step.
 
     Attributes:
         pieces: the tensors; at least one.
@@ -107,7 +107,8 @@ class Batch:
         """Overwrite the gradients with their means.
 
         Args:
-            mean: mean of x over the ranks, flat, of x's length.
+            mean: mean of x over the ranks, flat, of x's length: a tensor, or an ``Addend``: an object that adds the
+                mean to a tensor without storing all elements of the mean.
             spare: memory for intermediate results, of x's length; overwritten if the batch has several tensors.
         """
         flats = self.flats

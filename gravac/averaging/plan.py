@@ -52,8 +52,8 @@ class Choice:
         compressor: the compressor.
         cf: compression factor.
         profile: costs and efficiency of the compressor, expected at that factor and for the present number of ranks.
-        strength: strength of error feedback: fraction of the unsent rest (x - sent) that becomes the
-            residual, in [0, 1].
+        strength: strength of error feedback: fraction of the unsent rest (gradient plus residual, minus what was sent)
+            that becomes the residual, in [0, 1].
     """
 
     compressor: Compressor

@@ -131,7 +131,7 @@ class FactorsFields(Fields):
 
 
 class PendingFields(Fields):
-    """A rank's measurement of a step, which has not yet been summed over the ranks.
+    """A rank's measurement of a step, which has not yet been summed over the ranks; see ``LocalMeasurement``.
 
     Attributes:
         numbers: numbers by the names that ``slots(shadow)`` returns; nan if not known.
@@ -283,7 +283,7 @@ class RefusalsState(Fields):
 
 
 class OuterState(Fields):
-    """The state of outer steps, as ``RoundState.dump`` returns it."""
+    """The state of outer steps, as ``RoundState.dump`` returns it; ``RoundState`` explains the fields."""
 
     phase: Literal["timing", "undecided", "decided"]
     ended: Count

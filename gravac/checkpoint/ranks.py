@@ -4,7 +4,7 @@
 
 All ranks make the same calls in the same order. No gradients are in flight then: ``state_dict`` waits for the exchange
 to end. The collectives use the process group of the training, so that NCCL gets all of them in one order. Messages
-are JSON or bytes, so that no rank unpickles an object that another rank sent.
+are JSON or bytes: this file unpickles nothing that another rank sent.
 """
 
 import json

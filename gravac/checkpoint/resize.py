@@ -49,7 +49,7 @@ def state_to_load(
     state_of: Callable[[int], State],
     shards: RankShards | None = None,
 ) -> dict[str, Any]:
-    """Return the state that a rank is to load: the state that it saved, or one for other ranks or another mesh.
+    """Return the state that a rank is to load: its saved state, or a state computed for other ranks or another mesh.
 
     Args:
         saved_world: number of ranks that saved their states.
