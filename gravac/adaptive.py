@@ -71,7 +71,7 @@ class AdaptiveCompressor(Closeable):
         base: a compressor (``gravac.topk``, ``topk(values="float16")``), or its name. Default: ``ladder``, a list of
             compressors, of which the controller chooses the one that trains fastest on the link.
         cf_range: lowest and highest compression factor (CF) to choose from, each 1 or more; default: (2, 1000). A
-            ladder's CFs are wire ratios. Dense is always allowed.
+            ladder's CFs are wire ratios: bytes of a dense float32 all-reduce / bytes sent. Dense is always allowed.
         controller: ``"goodput"``, ``"gravac"``, another controller's name, or a controller object such as
             ``Static(cf=10)``. ``None``, the default, means ``"goodput"``, but ``"gravac"`` if ``window``, ``epsilon``,
             ``omega`` or ``step`` is set.
@@ -87,8 +87,9 @@ class AdaptiveCompressor(Closeable):
             ``"bfloat16"``.
         sixteen_bit: whether the controller may send all tensors in 16 bit (bfloat16, or a ladder's format), if
             ``dense`` is float32; default: True.
-        release: when the CF falls, the accumulated residual is added to gradients part by part; ``release`` is the
-            largest norm of a step's part, in norms of the gradient. Above 0, default: 1; ``inf``: all in one step.
+        release: when the CF falls, the accumulated residual is added to gradients over several steps; ``release`` is
+            the largest norm of what one step adds / norm of the gradient. Above 0, default: 1; ``inf``: all in one
+            step.
         residual_dtype: number format of residuals: ``"float32"`` (the default), or ``"bfloat16"``, rounded at random.
         overflow_safety: whether a step with a gradient that is not finite, on any rank, leaves residuals unchanged;
             ``None``, the default: true for float16 gradients, and with a GradScaler.
@@ -100,9 +101,10 @@ class AdaptiveCompressor(Closeable):
             bounds.
         native: whether steps may be left to DDP itself, without a hook; default: True. ``False`` keeps the hook
             installed.
-        least_efficiency: lowest statistical efficiency, in (0, 1], of a compressed or outer step. A candidate is
-            admitted if its efficiency exceeds this bound with a probability of 80 %; dense gradients in float32 or 16
-            bit always are. ``None``, the default: any efficiency. Meant for runs with a fixed number of steps.
+        least_efficiency: lowest statistical efficiency (progress of a step / progress of a step with dense gradient
+            averaging), in (0, 1], of a compressed or outer step. The controller may choose such steps only if their
+            efficiency exceeds this bound with a probability of 80 %; dense gradient averaging, in float32 or 16 bit, is
+            always allowed. ``None``, the default: any efficiency. Meant for runs with a fixed number of steps.
         outer: settings of outer steps: an ``OuterSettings``, or a dict of its fields; ``None``: its defaults.
         samples_per_step: number of samples of a step over all ranks; ``None``, the default: each rank's step counts as
             one sample.
@@ -397,7 +399,8 @@ class AdaptiveCompressor(Closeable):
         optimizers: Sequence[torch.optim.Optimizer],
         scaler: torch.amp.GradScaler | None,
     ) -> None:
-        from gravac.sources.fsdp2 import ShardedModel  # imports a second of torch, which others need not wait for
+        # importing torch's FSDP2 takes a second, which runs with other models need not wait for
+        from gravac.sources.fsdp2 import ShardedModel
         from gravac.sources.fsdp2_outer import SteeredShards
         from gravac.sources.fsdp2_source import FSDP2Source
 
@@ -446,7 +449,7 @@ class AdaptiveCompressor(Closeable):
         self._attached = True
 
     def _exclude_native(self) -> None:
-        """Admit no candidates of native steps, which DDP exchanges by itself, from now on."""
+        """Let the controller choose no native steps, in which DDP exchanges by itself, from now on."""
         self._admission.native_cfs = ()
 
     def _loss_scale(self, scaler: torch.amp.GradScaler | None) -> Callable[[], Number] | None:
@@ -550,8 +553,8 @@ class AdaptiveCompressor(Closeable):
     def bind(self, module: torch.nn.Module) -> None:
         """Give the compressor the module's parameter names, if a framework registers ``hook`` without ``attach``.
 
-        Without names, parameters are numbered in the order of their gradients, and a checkpoint fits only the same
-        model and layout.
+        Without names, parameters are numbered in the order of their gradients, and a checkpoint fits only a run with
+        the same model and the same order.
 
         Args:
             module: the model, or its DistributedDataParallel.
@@ -641,7 +644,7 @@ class AdaptiveCompressor(Closeable):
 
     @property
     def mode(self) -> Mode:
-        """Who exchanges in the present step: ``"native"``, ``"hook"`` or ``"outer"``."""
+        """Mode of the present step: ``"native"`` (DDP exchanges by itself), ``"hook"`` or ``"outer"`` (gravac does)."""
         if self._idle:
             return "native"
         return "hook" if self._switch is None or self._switch.mode is None else self._switch.mode
@@ -654,12 +657,12 @@ class AdaptiveCompressor(Closeable):
 
     @property
     def changes(self) -> list[ModeRecord]:
-        """Changes of mode so far, each with its cost on this rank."""
+        """Changes of mode so far, each with the seconds and bytes that it cost on this rank."""
         return [] if self._switch is None else list(self._switch.changes)
 
     @property
     def outer(self) -> RoundState | None:
-        """State of outer steps on this rank: rounds, fragments in flight, late fragments; ``None`` in other modes."""
+        """State of outer steps on this rank, such as the steps made in the present round; ``None`` in other modes."""
         return None if self._switch is None or self._switch.outer is None else self._switch.outer.state
 
     @property
@@ -669,7 +672,7 @@ class AdaptiveCompressor(Closeable):
 
     @property
     def wire_ratio(self) -> float | None:
-        """Bytes of a dense float32 all-reduce / bytes sent, in the newest step that ranks agreed on; ``None``: none."""
+        """Bytes of a dense float32 all-reduce / bytes sent, in the newest step that ranks agreed on, or ``None``."""
         return self._engine.settled.wire_ratio
 
     @property
@@ -696,13 +699,16 @@ class AdaptiveCompressor(Closeable):
 
     @property
     def shards(self) -> RankShards | None:
-        """Places of this rank's shards in the whole parameters, and number of its replica; ``None`` without shards."""
+        """Where this rank's shards lie in the whole parameters, and its replica's number; ``None`` without shards."""
         state = self._engine.state
         places = self._engine.shard_places
         return RankShards(places, state.rank, state.world) if places else None
 
     def state_dict(self) -> dict[str, Any]:
-        """Return this rank's state, of tensors and plain values: residuals, controller, exchange groups, step.
+        """Return this rank's state as tensors and plain values.
+
+        The state has the residuals, the controller's state, the number of steps, and the names of the parameters that
+        are sent together (exchange groups).
 
         ``gravac.checkpoint`` saves the states of all ranks. The state loads with ``torch.load(weights_only=True)``.
         """
@@ -740,15 +746,16 @@ class AdaptiveCompressor(Closeable):
         tells the other ranks. ``gain`` and other attributes stay readable. The executor may take some seconds more to
         end.
 
-        To continue training with the module, call ``detach``, too: until then a backward by gravac's hook raises, and
-        native steps stay native. If the model is in shards, torch averages over its replicas after ``close``.
+        To continue training with the module, call ``detach``, too: until then a backward by gravac's hook raises. If
+        the last step was native, DDP continues to average the gradients by itself. If the model is in shards, torch
+        averages over its replicas after ``close``.
         """
         if self._closed:
             return
         self._closed = True
         outer = None if self._switch is None else self._switch.outer
         if self._switch is not None:
-            self._switch.remove_hooks()  # from now on the user may train the module, so its weights stay
+            self._switch.remove_hooks()  # from now on the user may train the module: no hook may replace its weights
         if self._module_source is not None:
             self._module_source.stop_exchange()
         failure: Exception | None = None

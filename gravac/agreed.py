@@ -18,13 +18,14 @@ class AgreedNumbers:
     Attributes:
         learning_rate: learning rate of the optimizer, the highest of its parameter groups, mean over ranks; nan if not
             known (no optimizer was given to ``attach``).
-        drift: norm of the mean of the ranks' pseudo-gradients / mean of the pseudo-gradients' norms: 1 if all point
-            the same way, more if residuals were added; nan without outer steps.
+        drift: norm of the mean of the ranks' pseudo-gradients (anchor minus the rank's weights) / mean of the
+            pseudo-gradients' norms: 1 if all ranks moved the same way, above 1 if residuals were added; nan without
+            outer steps.
         loss: training loss reported by ``AdaptiveCompressor.loss``: mean over ranks and training steps; nan if a rank
             reported none.
-        probe: loss on the run's fixed batches, mean over ranks, by the weights before the step (before the second step
-            of several native steps that are measured as one); nan unless a decision requested the loss
-            (``Decision.probe``) and the run has a probe.
+        probe: loss on the run's fixed batches, mean over ranks, computed with the weights before the step. If several
+            native steps are measured as one, the weights are those before the second of them. nan unless a decision
+            requested the loss (``Decision.probe``) and the run has a probe.
     """
 
     learning_rate: float = math.nan

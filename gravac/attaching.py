@@ -57,7 +57,8 @@ def _is_averaged_by_torch(module: object, requested_group: dist.ProcessGroup | N
 
     Args:
         module: the model, or its DistributedDataParallel.
-        requested_group: group that the user gave; for a model in shards it means that the mesh has no replicas.
+        requested_group: group that the user gave as ``process_group``, or ``None``. If a user gives a group for a model
+            in shards, the mesh has no replicate dimension, and torch does not average over that group.
     """
     if isinstance(module, DistributedDataParallel):
         return True
@@ -97,9 +98,10 @@ def is_sharded(module: torch.nn.Module) -> bool:
 
 
 def refuse_unequal_ranks(settings: OuterSettings) -> None:
-    """Raise if ranks are to make different numbers of steps or have different weights, and the model is in shards.
+    """Raise if the settings of outer steps treat ranks differently, which a model in shards does not allow.
 
-    The ranks that hold the shards of one replica make each step together.
+    The ranks that hold the shards of one replica make each step together, so they cannot make different numbers of
+    steps, nor count differently in the mean over the ranks. Called only for a model in shards.
 
     Raises:
         SettingsError: ``by_speed`` or ``samples`` is set.

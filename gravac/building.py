@@ -37,7 +37,7 @@ class RunAdmission:
             do not come from DDP.
         leaving_bytes: payload bytes that a rank hands to dense collectives when outer steps end, to make weights and
             optimizer states equal on all ranks again.
-        waits: whether candidates of outer steps are missing, until the compute time of a step is known.
+        waits: True while candidates of outer steps are missing because no step's compute time has been measured.
     """
 
     settings: RunSettings
@@ -52,7 +52,7 @@ class RunAdmission:
         """Return the candidates that may be chosen, and those that are dropped; see ``gravac.engine.decisions.Admit``.
 
         Args:
-            state: state of the run; its ``candidates`` are set.
+            state: state of the run; this method sets its ``candidates``.
             forms: shapes and dtypes of all the model's gradients.
         """
         policy, outer = self.settings.policy, self.settings.policy.outer
@@ -82,7 +82,7 @@ class RunAdmission:
         return admission
 
     def _leaving_s(self, world: int) -> float | None:
-        """Return the seconds that the exchange at the end of outer steps takes; ``None`` if the link was not probed."""
+        """Return the predicted seconds of the exchange that ends outer steps; ``None`` if the link was not probed."""
         if self.link is None:
             return None
         network = Network(self.link.latency, self.link.bandwidth)

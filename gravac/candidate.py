@@ -27,8 +27,8 @@ class Candidate:
     Attributes:
         mode: who exchanges.
         compressor: name of the compressor; ``"dense"`` for no compression.
-        cf: compression factor: dense elements / sent elements of a sparse compressor, 2 for 16 bit, 1 for dense
-            float32.
+        cf: compression factor: elements / sent elements of a sparse or low-rank compressor, 32 / bits of a quantizer, 2
+            for 16 bit, 1 for dense float32; a ladder's is a wire ratio.
         every: number of steps from one exchange to the next.
         delay: number of steps that an exchange is in flight before its mean is applied; 0: training waits for the mean.
 
@@ -83,14 +83,14 @@ class Forecast:
         candidate: candidate that the forecast describes.
         wire_ratio: predicted wire bytes of a dense float32 all-reduce of the model in each step / predicted wire bytes
             of this candidate.
-        efficiency: statistical efficiency: progress of a step / progress of a step with dense gradient averaging;
-            median of what is believed before the run (``gravac.beliefs``).
+        efficiency: statistical efficiency: progress of a step / progress of a step with dense gradient averaging; the
+            median that gravac assumes before the run measures any (``gravac.beliefs``).
         family: name shared by candidates that encode in the same way and differ only in what they send.
         by_gain: ``(gain, efficiency)``, ascending by gain: the efficiency at each measured gain; empty if efficiency
             does not depend on gain.
         coding_s: seconds of encode and decode alone, without other work beside them; ``None`` if not known.
         exchange_s: seconds of the collectives; ``None`` if not known.
-        step_s: seconds of the whole step, by the measured compute; ``None`` if not known.
+        step_s: seconds of the whole step, predicted with the measured ``compute_s``; ``None`` if not known.
         compute_s: seconds of the step without exchange, measured before the first exchange; ``None`` if not known.
         behind: time for which an exchange may be in flight before the training loop has to wait for it / compute time
             of ``every`` outer steps; ``None``: no outer steps, and the exchange overlaps with backward.
@@ -156,8 +156,8 @@ class Forecast:
         if not self.by_gain or not math.isfinite(gain):
             return self.efficiency
         gains = [point_gain for point_gain, _ in self.by_gain]
-        right = min(max(1, bisect.bisect_left(gains, gain)), len(gains) - 1)
-        (low_gain, low), (high_gain, high) = self.by_gain[right - 1], self.by_gain[right]
+        upper_index = min(max(1, bisect.bisect_left(gains, gain)), len(gains) - 1)
+        (low_gain, low), (high_gain, high) = self.by_gain[upper_index - 1], self.by_gain[upper_index]
         fraction = min(1.0, max(0.0, (gain - low_gain) / (high_gain - low_gain)))
         return low + fraction * (high - low)
 

@@ -18,7 +18,7 @@ class AllReduce:
     The sum may overwrite ``tensor``.
 
     Attributes:
-        tensor: this rank's addend, of any shape; of the same shape and dtype on every rank.
+        tensor: tensor that this rank adds to the sum, of any shape; of the same shape and dtype on every rank.
 
     Example:
         >>> AllReduce(torch.zeros(1000)).payload_bytes
@@ -44,7 +44,7 @@ class AllReduce:
 class AllGather:
     """Request to send every rank's tensors to every rank.
 
-    The result is a tuple that holds, for each of the tensors, those of all ranks: ``[world, *shape]``.
+    The result is a tuple with one tensor ``[world, *shape]`` for each of ``tensors``, whose row r is from rank r.
 
     Attributes:
         tensors: this rank's tensors, of any shapes; of the same shapes and dtypes on every rank.
@@ -131,7 +131,7 @@ Collective = AllReduce | AllGather | AllToAll | Broadcast
 
 
 def tensors_of(collective: Collective) -> tuple[torch.Tensor, ...]:
-    """Return the tensors that a rank hands to a collective, of any shapes and dtypes: one, or several to gather."""
+    """Return a rank's tensors in a collective, of any shapes and dtypes; an ``AllGather`` may have several."""
     return collective.tensors if isinstance(collective, AllGather) else (collective.tensor,)
 
 

@@ -32,7 +32,7 @@ class Registry(Mapping[str, T], Generic[T]):
     built-in object is refused with a warning.
 
     Args:
-        kind: what the objects are, for messages: ``"compressor"`` or ``"controller"``.
+        kind: name of the objects' kind in messages: ``"compressor"`` or ``"controller"``.
         group: name of the group of entry points.
         built_in: objects of this package, by name.
         find_fault: function that returns what is wrong with a loaded object, as text; empty if nothing is wrong.
@@ -81,8 +81,8 @@ class Registry(Mapping[str, T], Generic[T]):
         offered: dict[str, list[EntryPoint]] = {}
         for entry in entry_points(group=self._group):
             if entry.name in self._built_in:
-                remedy = "is refused: gravac itself has one of that name; rename it"
-                warnings.warn(f"{self._kind} {entry.name!r} of {_package(entry)} {remedy}", stacklevel=4)
+                refusal = "is refused: gravac itself has one of that name; rename it"
+                warnings.warn(f"{self._kind} {entry.name!r} of {_package(entry)} {refusal}", stacklevel=4)
             else:
                 offered.setdefault(entry.name, []).append(entry)
         return offered

@@ -1,12 +1,12 @@
 # SPDX-FileCopyrightText: 2026 The gravac developers
 # SPDX-License-Identifier: Apache-2.0
-"""One rank's measurement of one step: bytes, seconds, and squared norms of what was sent and left out.
+"""One rank's measurement of one step: bytes, seconds, and squared norms of the gradients and of their unsent rest.
 
-1. The engine creates a ``LocalMeasurement`` when a step begins; averaging adds squared norms of what it sends and
-   leaves out.
-2. The end of the step adds bytes and moments in time. On a GPU, the device may not have reached these moments, and the
-   host does not know the squared norms yet.
-3. ``read`` converts moments and squared norms to numbers: at the end of the step if the host may wait for the device, a
+1. The engine creates a ``LocalMeasurement`` when a step begins. Averaging adds the squared norms of each group of
+   gradients and of the part that the compressor did not send.
+2. At its end, the step adds its bytes, and the times at which backward and the exchange ended. On a GPU these times are
+   events that the device may not have reached, and the host does not know the squared norms yet.
+3. ``read`` converts times and squared norms to numbers: at the end of the step if the host may wait for the device, a
    step later if the host must not wait.
 4. The ranks sum ``vectors``; ``gravac.engine.agreement`` converts the sums to the ``Measurement`` that all ranks share.
 """
@@ -24,15 +24,16 @@ from gravac.collectives import AllReduce, wire_ratio
 from gravac.exchange.executor import Executor, Mark, Number, Verdict
 
 SLOTS_BEFORE_ERRORS = ("seconds", "error", "energy")
-"""Names of the first numbers of the vector that ranks sum: fields of ``Measurement``. Errors at shadow CFs follow."""
+"""Names of the first numbers of the vector that ranks sum: fields of ``Measurement``. Errors at shadow CFs, which are
+evaluated without sending anything, follow."""
 
 SLOTS_AFTER_ERRORS = ("waited", "coded", "exchanged", *AGREED_NAMES)
 """Names of the numbers that follow the errors at shadow CFs in the vector that ranks sum: fields of ``Measurement``."""
 
 UNRELEASED = "unreleased"
-"""Name of the last number of the vector that ranks sum: the squared norm of residuals that were set aside, to be added
-to gradients part by part, and not sent yet. If the sum over ranks is zero, all ranks drop these residuals. 0 if the
-host looks at the residuals itself."""
+"""Name of the last number of the vector that ranks sum: the squared norm of residuals that were set aside when the CF
+fell, and are not sent yet, since each step adds only a part of them to the gradient. If the sum over ranks is zero, all
+ranks drop these residuals. 0 if the host looks at the residuals itself."""
 
 
 def slots(shadow: Sequence[float]) -> tuple[str, ...]:
@@ -47,7 +48,7 @@ def slots(shadow: Sequence[float]) -> tuple[str, ...]:
 
 
 def error_at(cf: float) -> str:
-    """Return the name of the slot for the squared error at a shadow CF, which is evaluated without sending anything."""
+    """Return the name under which ranks sum the squared error at a shadow CF, which is evaluated without sending."""
     return f"error at {cf!r}"
 
 
@@ -55,14 +56,16 @@ def error_at(cf: float) -> str:
 class LocalMeasurement:
     """One rank's numbers of one step of the engine; numbers that only the device knows are scalars (0-d tensors).
 
+    A moment is a point in time: seconds of the host's clock, or an event of a GPU's stream (``Executor.mark``).
+
     Attributes:
         step: number of the step, counted from 0.
         candidate: candidate that ran.
         first: number of training steps made before the step.
         steps: number of training steps that the measurement covers: 1, or those of a round of outer steps, or of
             successive native steps (a stretch).
-        native_step_s: seconds of a native step, from forward to forward; ``None`` for other steps, whose seconds follow
-            from moments.
+        native_step_s: seconds of a native step, from forward to forward; ``None`` for other steps, whose seconds are
+            the differences of moments.
         shadow: CFs whose error is computed without sending anything, ascending.
         learning_rate: learning rate that the step's gradients are applied with; nan if not known.
         loss_scale: factor that the step's gradients were multiplied with.
@@ -83,7 +86,7 @@ class LocalMeasurement:
         payload_bytes: bytes that this rank handed to collectives.
         wire_bytes: bytes that this rank sent.
         dense_wire_bytes: bytes that a dense float32 all-reduce would have sent.
-        forward_began: moment at which forward started, so its inputs were there; all moments are ``None`` if not known.
+        forward_began: moment at which forward started, with its inputs loaded; all moments are ``None`` if not known.
         optimizer_ended: moment at which the optimizer's step before that forward ended.
         backward_ended: moment at which backward ended, before any wait for the exchange.
         exchange_ended: moment at which the exchange ended.
@@ -185,13 +188,13 @@ class LocalMeasurement:
         executor.spent()
 
     def close(self, executor: Executor) -> None:
-        """Record the bytes of the step, and the present moment; called when the step's exchange has ended."""
+        """Record the step's bytes, and the present moment as the end of its exchange."""
         self.exchange_ended = executor.mark()
         self.ended = self.backward_ended if self.overlaps else self.exchange_ended
         self.payload_bytes += executor.ledger.payload_bytes
         self.wire_bytes += executor.ledger.wire_bytes
         self.dense_wire_bytes = self.steps * AllReduce.wire_bytes(4 * self.elements, executor.world)
-        if self.candidate.mode == "native":  # torch sent these bytes; no ledger has them
+        if self.candidate.mode == "native":  # torch sent these bytes, so the executor's ledger does not count them
             self.payload_bytes += self.steps * round(4 * self.elements / self.candidate.cf)
             sent = AllReduce.wire_bytes(round(4 * self.elements / self.candidate.cf), executor.world)
             self.wire_bytes += self.steps * sent
@@ -205,12 +208,14 @@ class LocalMeasurement:
     def read(self, executor: Executor) -> None:
         """Convert moments and squared norms to ``numbers``; called once, after all moments have passed."""
         self._time(executor.between)
-        shadow = [sum(errors, 0.0) for errors in zip(*self.shadow_errors, strict=True)] or [0.0] * len(self.shadow)
+        shadow_errors = [sum(errors, 0.0) for errors in zip(*self.shadow_errors, strict=True)] or [0.0] * len(
+            self.shadow
+        )
         norms = {name: self.norms[name] for name in sorted(self.norms)}
         error, energy, finite, loss, probe, *further_numbers = executor.numbers(
-            [self.error, self.energy, self.finite, self.loss, self.probe, *shadow, *norms.values()]
+            [self.error, self.energy, self.finite, self.loss, self.probe, *shadow_errors, *norms.values()]
         )
-        shadow, squares = further_numbers[: len(shadow)], further_numbers[len(shadow) :]
+        shadow_errors, squares = further_numbers[: len(shadow_errors)], further_numbers[len(shadow_errors) :]
         self.errors, self.energies, self.verdicts = [error], [energy], [_verdict(finite)]
         self.norms = {name: square / self.loss_scale**2 for name, square in zip(norms, squares, strict=True)}
         self.numbers = {
@@ -218,7 +223,7 @@ class LocalMeasurement:
             "error": _if_finite(self.finite, error),
             "energy": energy,
             UNRELEASED: summed([*self.unreleased.values()]),
-            **dict(zip(map(error_at, self.shadow), shadow, strict=True)),
+            **dict(zip(map(error_at, self.shadow), shadow_errors, strict=True)),
             "waited": self.waited,
             "coded": self.coded,
             "exchanged": self.in_flight,
@@ -238,13 +243,13 @@ class LocalMeasurement:
         self.coded, self.in_flight = self.spent()
         previous = self.previous
         if previous is not None:
-            idle = self._idle_after(between)
-            self.seconds = between(previous.ended, self.ended) + idle - previous._idle_after(between) - self.paused
-        free_since = [self.optimizer_ended, previous and previous.exchange_ended]
+            idle_s = self._idle_after(between)
+            self.seconds = between(previous.ended, self.ended) + idle_s - previous._idle_after(between) - self.paused
+        forward_could_begin = [self.optimizer_ended, previous and previous.exchange_ended]
         self.input_wait = 0.0
         if self.forward_began is not None:
-            since = [between(mark, self.forward_began) for mark in free_since if mark is not None]
-            self.input_wait = max(0.0, min(since, default=0.0))
+            waits_s = [between(mark, self.forward_began) for mark in forward_could_begin if mark is not None]
+            self.input_wait = max(0.0, min(waits_s, default=0.0))
         exposed_s = self._exposed(between)
         self.compute = max(self.seconds - exposed_s - self.input_wait, 0.0)
         self.waited = math.nan if self.backward_ended is None else min(exposed_s, self.in_flight)

@@ -18,16 +18,16 @@ from gravac.restoring import Restoring
 from gravac.telemetry.sinks import Sinks
 
 NOTHING_ELSE: Mapping[str, str] = MappingProxyType({})
-"""Default of ``same``, the texts that ranks compare besides the compressor's settings: none."""
+"""Default of ``same``, the texts that ranks compare besides settings and parameters: no further texts."""
 
 
 class RunOpening:
-    """Opens a run once model and process group are known; does nothing if the run is open.
+    """Compares a run's settings over the ranks and creates its executor, once model and process group are known.
 
     Args:
         settings: settings of the run.
         engine: engine that gets the executor.
-        admission: object that admits candidates; gets the link's speed and the seconds of encode and decode.
+        admission: object that admits candidates; ``open`` gives it the link's speed and seconds of encode and decode.
         sinks: sinks of the run's records, which are opened on rank 0.
         restoring: object that checks that a loaded state is of this rank.
         group: group of the ranks that average; ``None``: the default group.
@@ -54,7 +54,7 @@ class RunOpening:
         self._sinks, self._restoring = sinks, restoring
 
     def open(self, same: Mapping[str, str] = NOTHING_ELSE) -> None:
-        """Compare settings over the ranks, create the executor, and give it to the engine.
+        """Compare settings over the ranks, create the executor, and give it to the engine; do nothing if it has one.
 
         An executor that the user gave is used without a comparison.
 

@@ -27,8 +27,9 @@ SHARED_BESIDE_POLICY = ("samples_per_step", "steps_per_epoch", "total_steps", "p
 """Names of fields that ``RunSettings`` has besides the policy, and that must be equal on all ranks."""
 
 COMPARED_IN_ATTACH = ("outer.samples", "outer.local_buffers")
-"""Names of a policy's settings that ``RunSettings.shared`` omits: ``attach`` compares them over ranks in another form.
-"""
+"""Names of a policy's settings that ``RunSettings.shared`` omits, since they may differ between ranks in part.
+
+``attach`` compares whether ``samples`` is set, and the names in ``local_buffers`` without their order."""
 
 DEFAULT_MIXING = 0.5
 """Default of ``OuterSettings.mixing``, the fraction of its own weights that a rank keeps; from Streaming DiLoCo."""
@@ -95,8 +96,8 @@ class Policy(Settings):
             ``None``, the default: the compressor's own.
         dense: number format of tensors that are sent dense; default: ``"float32"``.
         sixteen_bit: whether the controller may send all tensors in 16 bit; default: True.
-        release: when the CF falls, the accumulated residual is added to gradients part by part; ``release`` is the
-            largest norm of a step's part, in norms of the gradient. Above 0, default: 1.
+        release: when the CF falls, the accumulated residual is added to gradients over several steps; ``release`` is
+            the largest norm of what one step adds / norm of the gradient. Above 0, default: 1.
         residual_dtype: number format of residuals: ``"float32"`` (the default) or ``"bfloat16"``.
         overflow_safety: whether a step with a gradient that is not finite leaves residuals unchanged; ``None``, the
             default: only for float16 gradients and with a GradScaler.
@@ -105,8 +106,8 @@ class Policy(Settings):
         every: lowest and highest number of steps from one exchange to the next, each 1 or more; default: (1, 1). A
             single number stands for both.
         native: whether steps may be left to DDP itself; default: True.
-        least_efficiency: lowest statistical efficiency of a compressed or outer step, in (0, 1]; ``None``, the default:
-            any.
+        least_efficiency: lowest statistical efficiency (progress / progress with dense gradient averaging) of a
+            compressed or outer step, in (0, 1]; ``None``, the default: any.
         outer: settings of outer steps; default: ``OuterSettings()``.
 
     Raises:
@@ -318,9 +319,9 @@ class RunSettings(Settings):
     def as_dict(self) -> dict[str, str | int | float | bool]:
         """Return the settings by dotted name, as numbers, texts and bools, for the log's ``RunRecord``."""
         samples = self.samples_per_step or "steps/s x ranks"
-        run = {"samples_per_step": samples, "steps_per_epoch": self.steps_per_epoch or "auto"}
-        run |= {"total_steps": self.total_steps or "auto", "probe": self.probe}
-        return {**self.policy.as_dict(), **run}
+        run_settings = {"samples_per_step": samples, "steps_per_epoch": self.steps_per_epoch or "auto"}
+        run_settings |= {"total_steps": self.total_steps or "auto", "probe": self.probe}
+        return {**self.policy.as_dict(), **run_settings}
 
     def shared(self) -> dict[str, str]:
         """Return versions and settings that must be the same on all ranks, as texts by name.
@@ -329,9 +330,9 @@ class RunSettings(Settings):
         """
         versions = {"gravac's version": version.__version__, "torch's version": torch.__version__.split("+")[0]}
         versions["beliefs"] = beliefs.beliefs_in_force().digest
-        policy = {name: text for name, text in texts_of(self.policy).items() if name not in COMPARED_IN_ATTACH}
-        beside_policy = {name: text_of(getattr(self, name)) for name in SHARED_BESIDE_POLICY}
-        return {**versions, **policy, **beside_policy}
+        policy_texts = {name: text for name, text in texts_of(self.policy).items() if name not in COMPARED_IN_ATTACH}
+        run_texts = {name: text_of(getattr(self, name)) for name in SHARED_BESIDE_POLICY}
+        return {**versions, **policy_texts, **run_texts}
 
 
 def load_policy(source: str | Path) -> Policy:

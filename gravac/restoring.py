@@ -34,11 +34,11 @@ class Restoring:
 
         Args:
             state: the state, as ``state_dict`` returned it.
-            switch: object that runs each step in its mode; ``None`` before ``attach``, when ``restore_outer`` is still
-                to restore outer steps.
+            switch: object that runs each step in its mode; ``None`` before ``attach``, which then restores outer steps
+                by ``restore_outer``.
 
         Raises:
-            SettingsError: the state does not fit, or is no state of a rank.
+            SettingsError: the state is no state of a rank, is of another model, policy or rank, or a field is wrong.
             RuntimeError: the compressor has made steps already.
         """
         current_outer = None if switch is None else switch.outer
@@ -61,7 +61,7 @@ class Restoring:
         """Create the object that can restore a state's outer steps; return ``None`` if there are none, or no model yet.
 
         Raises:
-            SettingsError: the state does not fit.
+            SettingsError: the state has outer steps, which ``every=1`` excludes, or which do not fit the model.
         """
         dumped_outer = state.get("outer") if isinstance(state, Mapping) else None
         if dumped_outer is None:
@@ -76,7 +76,7 @@ class Restoring:
         """Check that the loaded state, if any, fits the model; called when the model's parameters are known.
 
         Raises:
-            SettingsError: the state does not fit.
+            SettingsError: a tensor of the state is of a parameter that the model lacks, or has another size or dtype.
         """
         if self._rank_and_world is not None and self._engine.decision is None:
             check_loaded(self._engine, self._policy)

@@ -4,8 +4,8 @@
 
 A compressor selects numbers tensor by tensor; a group of tensors is exchanged together. The sent numbers therefore do
 not depend on how a framework assigns tensors to buckets. Residuals are kept by the tensors' names. Tensors that are
-small or have one dimension are averaged dense. Nothing here reads the tensors' numbers: the executor's ``judge`` reads
-whether a group was finite, or leaves that on the device.
+small or have one dimension are averaged dense. No function in this file reads the tensors' numbers: the executor's
+``judge`` reads whether a group was finite, or leaves the answer on the device.
 """
 
 import math
@@ -38,9 +38,9 @@ class Averager:
 
     Args:
         base: compressor of the tensors that are large enough.
-        dense: compressor, in some number format, of all other tensors, and of all tensors if a plan is dense.
-        strength: fraction of the unsent rest (x - sent) that becomes the residual, in [0, 1]; ``None``: the fraction
-            in the profile of ``base`` at each CF.
+        dense: compressor that sends all other tensors dense, in float32 or 16 bit; if a plan is dense, all tensors.
+        strength: fraction of the unsent rest (gradient plus residual, minus what was sent) that becomes the residual,
+            in [0, 1]; ``None``: the fraction in the profile of ``base`` at each CF.
         dense_below: number of elements below which tensors are never compressed.
         feedback: the residuals of this rank.
         seed: seed of the run's random numbers.
@@ -77,7 +77,7 @@ class Averager:
         return len(shape) > 1 and torch.Size(shape).numel() >= self.dense_below
 
     def traffic(self, forms: Sequence[Form], compressor: Compressor, cf: float) -> list[Traffic]:
-        """Return the predicted traffic of a step's collectives, with small tensors sent dense.
+        """Return the predicted kind and size of each collective of a step, with small tensors sent dense.
 
         Args:
             forms: shape and dtype of each gradient.
@@ -148,7 +148,7 @@ class Averager:
         return max(choice.profile.coding_bytes + storing_bytes * (choice.strength > 0) for choice in plan.choices)
 
     def kept_aside(self, name: str) -> torch.Tensor | None:
-        """Return the unsent rest of a parameter that the compressor itself keeps, flat; ``None`` if there is none."""
+        """Return the part of a parameter's unsent rest that the compressor's own memory has, flat; ``None`` if none."""
         residual, memory = self.feedback.residual.get(name), self.memory.stored.get(name)
         if residual is None or memory is None:
             return None
@@ -162,8 +162,8 @@ class Averager:
 
         Args:
             measurement: this rank's measurement of the step.
-            executor: executor that runs this step and later steps. ``None``: the last step's executor; before the first
-                step, the host is assumed to read tensors.
+            executor: executor that runs this step and later steps. ``None``: the last step's executor; if there was
+                none, averaging assumes that the host may read tensors.
         """
         self.measurement = measurement
         if executor is not None and executor is not self._executor:
@@ -176,14 +176,15 @@ class Averager:
         everywhere: Callable[[Verdict], Verdict],
         host_looks: bool,
     ) -> None:
-        """Choose for an executor which tensors are batched, who adds residuals, and when residuals change.
+        """Choose for an executor which tensors are batched, whether compressors add residuals, and when these change.
 
         If the host must not read tensors, as on a GPU, launches cost most. Tensors of any size are then batched, and
-        compressors that can add residuals do so.
+        compressors that can add residuals to gradients do so in their own kernels.
 
         Args:
             judge: function that reads a 0-d bool tensor, or returns it unread if the host must not look.
-            everywhere: function that returns whether a verdict is true on all ranks that hold a part of the model.
+            everywhere: function that takes whether gradients were finite on the ranks that average, and returns whether
+                they were on all ranks that hold a part of the model.
             host_looks: whether the host may read tensors.
         """
         self._judge = judge
@@ -266,8 +267,9 @@ class Averager:
         4. Store residuals, and overwrite gradients with their means.
         """
         batches = merge_batches([self._batch(piece, plan) for piece in pieces])
-        by_compressors = self._compressors_fold and not plan.shadow  # errors at shadow CFs are computed from the sums
-        finite = fold_in(batches, self.feedback, self._judge, inputs_finite, by_compressors)
+        # errors at shadow CFs are computed from the sums of gradients and residuals, so these must exist beforehand
+        compressors_may_fold = self._compressors_fold and not plan.shadow
+        finite = fold_in(batches, self.feedback, self._judge, inputs_finite, compressors_may_fold)
         rounds = [batch.rounds(self._contexts(batch, plan)) for batch in batches]
         folds = [batch.fold for batch in batches if batch.fold is not None]
         outcome = yield from fuse(rounds, finite, self._judge, folds)
@@ -312,7 +314,7 @@ class Averager:
         return Batch([piece], choice, piece.name)
 
     def _contexts(self, batch: Batch, plan: Plan) -> list[Context]:
-        """Return a context for each tensor, or a single context if tensors are joined; compute errors at shadow CFs."""
+        """Return the compressor's facts about each tensor, or about all if they are joined; evaluate shadow CFs."""
         strength, fold = batch.choice.strength, batch.fold
         if len(batch.pieces) > 1 and not batch.rows:
             return [self._context(batch.pieces[0], plan, strength, fold, (batch.x.numel(),))]
@@ -421,7 +423,7 @@ class Averager:
     def _context(
         self, piece: Piece, plan: Plan, strength: float, fold: Fold | None = None, shape: tuple[int, ...] | None = None
     ) -> Context:
-        """Return a compressor's context of a tensor; if ``shape`` is given, of several tensors joined to one."""
+        """Return facts about a tensor for a compressor; if ``shape`` is given, about several tensors joined to one."""
         return Context(
             name=piece.name,
             step=plan.step,

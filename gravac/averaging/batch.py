@@ -30,7 +30,7 @@ def goes_alone(x: torch.Tensor) -> bool:
 
 @dataclass(slots=True, eq=False)
 class Batch:
-    """Tensors that a compressor codes as one in a compressed step.
+    """Tensors that a compressor encodes and decodes together, in a compressed step.
 
     Attributes:
         pieces: the tensors; at least one.
@@ -40,10 +40,10 @@ class Batch:
             number of elements; 0: several tensors are the rows of a matrix.
         rows: whether the batch has several tensors, which are rows of a matrix.
         x: numbers to be sent: gradients plus residuals, flat, ``[sum of lengths]``, float32, or float64 for float64
-            gradients. If the compressor itself adds residuals: until ``unfold``, gradients alone, or for rows memory
-            for the sums.
+            gradients. If the compressor itself adds residuals, x has gradients alone until ``unfold``; with ``rows``,
+            x is then memory in which the compressor computes the sums.
         energy: ``‖x‖²``, 0-d; ``None`` if not computed yet.
-        fold: residuals for a compressor that itself adds them; ``None``: x contains all residuals.
+        fold: residuals for a compressor that itself adds them to the gradients; ``None``: x contains all residuals.
         changes_residuals: whether the tensors' residuals may change in this step.
     """
 
@@ -79,11 +79,11 @@ class Batch:
         """Concatenate flat tensors, one for each piece, with the padding of x; a single tensor is returned itself."""
         if len(tensors) == 1:
             return tensors[0]
-        gaps = [length - tensor.numel() for length, tensor in zip(self.lengths, tensors, strict=True)]
-        zeros = tensors[0].new_zeros(max(gaps)) if any(gaps) else None
+        padding_lengths = [length - tensor.numel() for length, tensor in zip(self.lengths, tensors, strict=True)]
+        zeros = tensors[0].new_zeros(max(padding_lengths)) if any(padding_lengths) else None
         padded: list[torch.Tensor] = []
-        for tensor, gap in zip(tensors, gaps, strict=True):
-            padded += [tensor] if zeros is None or not gap else [tensor, zeros[:gap]]
+        for tensor, padding_length in zip(tensors, padding_lengths, strict=True):
+            padded += [tensor] if zeros is None or not padding_length else [tensor, zeros[:padding_length]]
         return torch.cat(padded)
 
     def rounds(self, contexts: Sequence[Context]) -> Rounds:
@@ -98,7 +98,7 @@ class Batch:
         return compressor.rounds(self.x, cf, contexts[0])
 
     def unfold(self) -> None:
-        """If the compressor added the residuals itself, set x and its energy to the sum and the energy it computed."""
+        """If the compressor added the residuals itself, set x and ``energy`` to the sums and the energy it computed."""
         if self.fold is not None:
             self.energy = self.fold.energy
             self.x = self.x if self.fold.unsent is None else self.fold.unsent
@@ -107,7 +107,8 @@ class Batch:
         """Overwrite the gradients with their means.
 
         Args:
-            mean: mean of x over the ranks, flat, of x's length.
+            mean: mean of x over the ranks, flat, of x's length: a tensor, or an ``Addend``: an object that adds the
+                mean to a tensor without storing all elements of the mean.
             spare: memory for intermediate results, of x's length; overwritten if the batch has several tensors.
         """
         flats = self.flats

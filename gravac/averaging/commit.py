@@ -7,8 +7,9 @@ together. A run has one of three policies.
 
 - ``InPlace``: the host reads the verdict. A group's gradients are added to the residuals in place. If the verdict is
   False, the group's residuals are restored.
-- ``Masked``: the host must not read the verdict. After a group's exchange, the device selects between previous and new
-  residuals, in place: memory that is freed within a step may be given to a stream while another stream reads it.
+- ``Masked``: the host must not read the verdict. After a group's exchange, the device keeps the previous residuals if
+  the verdict is False, and otherwise overwrites them with the new ones. The policy frees no memory: memory that is
+  freed within a step may be given to a stream while another stream reads it.
 - ``AtStepEnd``: overflow safety, whether or not the host reads the verdict. New residuals are computed in other memory.
   At the end of the step they replace the previous ones if every gradient of the step was finite.
 """
@@ -36,7 +37,8 @@ class CommitPolicy:
             changed in place.
         next_releasing: what each residual in ``releasing`` will be after this step, by parameter name; ``None``: the
             whole residual was added to the gradient. The dict is changed in place.
-        by_group: whether the residuals of a group also stay bit for bit the same if the group's means are not finite.
+        by_group: whether a group's residuals stay bit for bit the same not only if one of its gradients is not finite,
+            but also if one of its means is not.
         by_step: whether a step in which any gradient was not finite changes no residual at all.
     """
 
@@ -120,7 +122,7 @@ class InPlace(CommitPolicy):
     summed_in_place: set[str] = field(default_factory=set)
 
     def buffer(self, name: str, gradient: torch.Tensor) -> torch.Tensor:
-        """Return memory for a gradient plus its residual, flat: the residual itself, if it may change now."""
+        """Return memory for a gradient plus its residual, flat: the residual's own memory, unless ``by_group``."""
         if self.by_group or name not in self.residual:
             return super().buffer(name, gradient)
         self.summed_in_place.add(name)
@@ -153,7 +155,7 @@ class InPlace(CommitPolicy):
 
 @dataclass(eq=False)
 class Masked(CommitPolicy):
-    """Policy: residuals change group by group, in place; the device selects the previous or the new residual."""
+    """Policy: the device overwrites the residuals of each group in place, if all gradients of the group were finite."""
 
     def store_residual(self, name: str, unsent: torch.Tensor | None, finite: Verdict) -> None:
         """Overwrite the residual with ``unsent``, flat, or with zeros for ``None``, if ``finite``."""
@@ -175,7 +177,9 @@ class Masked(CommitPolicy):
 
 @dataclass(eq=False)
 class AtStepEnd(CommitPolicy):
-    """Policy: residuals change at the end of a step, if all its gradients were finite; takes a second copy of them.
+    """Policy: residuals change at the end of a step, if all its gradients were finite.
+
+    The new residuals take as much memory as the previous ones.
 
     Attributes:
         pending_residuals: new residuals of this step, flat, by parameter name; ``None``: the parameter has none.
@@ -239,7 +243,7 @@ def _overwrite_if_finite(previous: torch.Tensor, new: torch.Tensor | None, finit
 def _new_residual(finite: Verdict, unsent: torch.Tensor | None, previous: torch.Tensor | None) -> torch.Tensor | None:
     """Return ``unsent`` if ``finite``, else the previous residual; the result may use the memory of either.
 
-    If ``finite`` is a bool, it is True.
+    ``finite`` is True or a 0-d bool tensor, never False.
     """
     if isinstance(finite, bool):
         return unsent

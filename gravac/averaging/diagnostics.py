@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Diagnostics of gradients that a controller may ask for: sums over steps, and compression errors at other CFs.
 
-Diagnostics change nothing of what is sent. They cover the tensors that may be compressed. All numbers stay on the
-tensors' device.
+Diagnostics do not change what is sent. They cover the tensors that may be compressed. All numbers stay on the tensors'
+device.
 """
 
 from collections.abc import Sequence

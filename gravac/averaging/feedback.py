@@ -75,8 +75,8 @@ class Feedback:
     def check_each_group(self, by_group: bool = True) -> None:
         """Set whether each group's residuals stay bit for bit the same if a mean of that group is not finite.
 
-        A group is a set of tensors that are exchanged together; other groups of the step do not matter. This replaces
-        overflow safety. Called between steps.
+        A group is a set of tensors that are exchanged together; other groups of the step do not matter. The check of
+        each group replaces overflow safety. Called between steps.
 
         Args:
             by_group: whether each group is checked by itself.
@@ -166,16 +166,18 @@ class Feedback:
     def _release(self, name: str, gradient: torch.Tensor, x: torch.Tensor) -> None:
         """Add a part of the parameter's residual in ``releasing`` to flat x; note what remains in ``_next_releasing``.
 
-        The part's norm is at most ``release`` times the gradient's. It is computed on the tensors' device. Only if the
-        host may read tensors, it knows that nothing remains.
+        The part's norm is at most ``release`` times the gradient's. The part is computed on the tensors' device. If the
+        host must not read tensors, it notes what remains even if that is zero.
         """
         releasing = self.releasing[name]
-        limit, releasing_norm = self.release * norm(gradient), norm(releasing)
-        if self._judge(releasing_norm <= limit) is True:
+        norm_limit, releasing_norm = self.release * norm(gradient), norm(releasing)
+        if self._judge(releasing_norm <= norm_limit) is True:
             x.add_(releasing)
             self._next_releasing[name] = None
-        elif self._judge(limit > 0) is not False:
-            fraction = torch.where(releasing_norm <= limit, torch.ones_like(releasing_norm), limit / releasing_norm)
+        elif self._judge(norm_limit > 0) is not False:
+            fraction = torch.where(
+                releasing_norm <= norm_limit, torch.ones_like(releasing_norm), norm_limit / releasing_norm
+            )
             released_part = releasing * fraction.to(releasing.dtype)
             x.add_(released_part)
             self._next_releasing[name] = releasing - released_part
@@ -187,8 +189,8 @@ class Feedback:
 
         Args:
             names: the parameters' names.
-            unsent: the new residuals, concatenated in the order of the names, flat; several have equal length.
-                ``None``: the parameters have no residual.
+            unsent: the new residuals, concatenated in the order of the names, flat; all of equal length. ``None``: the
+                parameters have no residual.
             finite: whether every gradient of the group was finite on every rank: a bool, or a 0-d bool tensor.
             keys: keys of the random numbers (``Draws``) that round each parameter's residual to bfloat16.
         """

@@ -74,7 +74,7 @@ def fold_in(
 
 
 def _left_to_compressor(batch: Batch, feedback: Feedback) -> bool:
-    """Set ``batch.fold``, so that the compressor adds the residuals, and return True; return False if it cannot."""
+    """Set ``batch.fold``, so that the compressor adds the residuals; return whether the compressor can do so."""
     names, flats, choice = batch.names, batch.flats, batch.choice
     if flats[0].dtype == torch.float64 or any(name in feedback.releasing for name in names):
         return False

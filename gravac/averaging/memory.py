@@ -72,7 +72,7 @@ class CompressorMemory:
         replace_entries(self.stored, moved_memories)
 
     def load(self, memories: dict[str, Memory]) -> None:
-        """Replace the memory of all parameters by copies of ``memories``, which has the form of ``stored``."""
+        """Replace the memory of all parameters by copies of ``memories``, each parameter's memory by its name."""
         copies = {name: {key: tensor.clone() for key, tensor in memory.items()} for name, memory in memories.items()}
         replace_entries(self.stored, copies)
         self._changed_memories.clear()

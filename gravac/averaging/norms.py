@@ -16,8 +16,10 @@ def all_fit(flats: Sequence[torch.Tensor]) -> torch.Tensor:
     if not flats:
         return torch.ones((), dtype=torch.bool)
     dtypes = dict.fromkeys(flat.dtype for flat in flats)
-    by_dtype = [[flat for flat in flats if flat.dtype == dtype] for dtype in dtypes]
-    largest_magnitudes = [norm.double() for of_dtype in by_dtype for norm in torch._foreach_norm(of_dtype, torch.inf)]
+    flats_by_dtype = [[flat for flat in flats if flat.dtype == dtype] for dtype in dtypes]
+    largest_magnitudes = [
+        norm.double() for same_dtype in flats_by_dtype for norm in torch._foreach_norm(same_dtype, torch.inf)
+    ]
     return (torch.stack(largest_magnitudes) < torch.inf).all()
 
 

@@ -52,8 +52,8 @@ class Choice:
         compressor: the compressor.
         cf: compression factor.
         profile: costs and efficiency of the compressor, expected at that factor and for the present number of ranks.
-        strength: strength of error feedback: fraction of the unsent rest (x - sent) that becomes the
-            residual, in [0, 1].
+        strength: strength of error feedback: fraction of the unsent rest (gradient plus residual, minus what was sent)
+            that becomes the residual, in [0, 1].
     """
 
     compressor: Compressor
@@ -77,8 +77,8 @@ class Plan:
         small: how tensors are sent that are too small to be compressed: dense.
         by_name: how single tensors are sent, by parameter name.
         shadow: CFs of the base compressor whose errors are computed without sending, ascending.
-        sums: ``"none"``: gradients are not summed over steps; ``"report"``: they are, and the sums' norms are reported
-            and the sums dropped; ``"add"``: they are summed. See ``gravac.controllers.base.Decision``.
+        sums: ``"none"``: gradients are not summed over steps. ``"add"``: they are added to the sums. ``"report"``: they
+            are added, the sums' norms are reported, and the sums are dropped. See ``gravac.controllers.base.Decision``.
     """
 
     step: int
@@ -104,7 +104,7 @@ class Plan:
 
     @property
     def choices(self) -> tuple[Choice, ...]:
-        """The ways in which the tensors that are large enough to be compressed are sent."""
+        """How the tensors that are large enough to be compressed are sent: compressors and their settings."""
         return (self.choice, *self.by_name.values())
 
     @property

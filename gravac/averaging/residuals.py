@@ -38,7 +38,8 @@ def subtract_sent(
 
     Args:
         x: gradient plus residual, flat; overwritten.
-        sent: tensor that was sent, flat, of x's length.
+        sent: numbers that were sent, flat, of x's length: a tensor, or an ``Addend``, an object that adds the numbers
+            to a tensor without storing all of them.
         strength: fraction of the unsent rest that becomes the residual, 0 to 1; 0: there is no residual.
         aside: part of the unsent rest that the compressor itself keeps, flat; ``None``: nothing.
     """

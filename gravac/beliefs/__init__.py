@@ -3,8 +3,8 @@
 """Beliefs: the statistical efficiency that gravac assumes of each compression method before a run measures any.
 
 Statistical efficiency is the progress of a step / the progress of a step with dense gradient averaging. A belief
-(``belief``) is a median of it and its uncertainty. ``shipped.json`` holds the numbers, ``tables`` reads them, and
-``points`` interpolates between measured points. ``posterior`` corrects beliefs by a run's own measurements.
+(``belief``) is a median of the efficiency and its uncertainty. ``shipped.json`` holds the numbers, ``tables`` reads
+them, and ``points`` interpolates between measured points. ``posterior`` corrects beliefs by a run's own measurements.
 Controllers get beliefs only through ``gravac.candidate.Forecast``.
 """
 

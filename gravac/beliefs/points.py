@@ -13,8 +13,8 @@ number of steps. ``power_at`` takes points ``(number of steps, exponent)`` of th
 def efficiency_at(points: EfficiencyPoints, x: float) -> float:
     """Return the efficiency at x, interpolated between points.
 
-    The interpolation is linear in log efficiency and log x, and continues beyond the last point; its result is at most
-    1. Below the first point, and if there is only one point, the result is the first point's efficiency.
+    The interpolation is linear in log efficiency and log x, and extrapolates beyond the last point; its result is at
+    most 1. Below the first point, and if there is only one point, the result is the first point's efficiency.
 
     Args:
         points: points ``(x, efficiency)``, at least one, ascending by x.
@@ -34,8 +34,8 @@ def efficiency_at(points: EfficiencyPoints, x: float) -> float:
 def power_at(points: EfficiencyPoints, every: float) -> float:
     """Return the exponent to which a compressor's efficiency is raised if ranks exchange once in ``every`` steps.
 
-    The interpolation is linear in log ``every``, and continues beyond the last point. Below the first point the
-    result is the first point's exponent.
+    The interpolation is linear in log ``every``, and extrapolates beyond the last point. Below the first point, and if
+    there is only one point, the result is the first point's exponent.
 
     Args:
         points: points ``(steps between two exchanges, exponent)``, at least one, ascending by steps; see

@@ -2,7 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Corrects beliefs about methods by a run's measurements.
 
-A measurement changes the belief about the measured method, and, by less, the beliefs about methods of the same kind.
+A measurement of a method changes the belief about that method, and, to a lesser degree, the beliefs about methods of
+the same kind.
 """
 
 import math

@@ -22,7 +22,7 @@ from gravac.beliefs.points import EfficiencyPoints, efficiency_at
 from gravac.settings import Settings
 
 MethodKind = Literal["16 bit", "quantized", "sparse", "low rank", "not measured", "outer", "delay"]
-"""Kind of method. All methods of a kind share one ``Doubt``: the uncertainty of their efficiencies."""
+"""Kind of compression method. All methods of a kind share one ``Doubt``: the uncertainty of their efficiencies."""
 
 UNMEASURED_EFFICIENCY: EfficiencyPoints = ((1.0, 1.0), (10.0, 0.4))
 """``(CF, efficiency)`` assumed for a compressor that was not measured."""
@@ -33,7 +33,7 @@ UNMEASURED_EXPONENTS: EfficiencyPoints = ((1.0, 1.0), (5.0, 1.7), (20.0, 2.9))
 
 
 class CompressorBeliefs(Settings):
-    """Beliefs about one compressor, for an exchange in each step unless said otherwise.
+    """Assumed efficiencies of one compressor; those in ``by_...`` are of an exchange in each step.
 
     Attributes:
         kind: kind of method, which selects the compressor's ``Doubt`` (uncertainty).
@@ -58,13 +58,13 @@ class CompressorBeliefs(Settings):
 
 
 class Doubt(Settings):
-    """Uncertainty of a kind of method, as a standard deviation of log efficiency.
+    """Uncertainty of the efficiencies of one kind of method, as a standard deviation of log efficiency.
 
     ``deviation = sqrt(least**2 + (of_loss * log(median))**2)``
 
     Attributes:
         least: deviation at a median efficiency of 1.
-        of_loss: deviation / loss of efficiency at the median, ``-log(median)``, if that loss is large.
+        of_loss: deviation / loss of efficiency, ``-log(median)``, for methods that lose much efficiency.
     """
 
     least: float = Field(default=0.0, ge=0)
@@ -88,11 +88,11 @@ class Beliefs(Settings):
         compressors: beliefs about each compressor, by its name.
         outer: ``(steps between two exchanges, median efficiency)`` of dense outer steps (ranks exchange once in several
             steps, without compression), by number of ranks.
-        delay: ``(1 + delay in steps, median efficiency)`` of outer steps that go on while an exchange is in flight,
-            relative to the same outer steps without a delay, in rounds of ``delay_every`` steps.
-        delay_every: number of steps of a round for which the delays in ``delay`` stand. In rounds of another length, a
-            delay that is the same fraction of the round costs as much. ``None``: a delay of as many steps costs as much
-            in any round.
+        delay: ``(1 + delay in steps, median efficiency)`` of outer steps with a delay: training continues while an
+            exchange is in flight. The efficiency is relative to the same outer steps without a delay.
+        delay_every: number of steps from one exchange to the next (length of a round) in the measurements that
+            ``delay`` is from. In rounds of another length, a delay that is the same fraction of the round costs as
+            much. ``None``: a delay of the same number of steps costs as much in rounds of any length.
         doubts: uncertainty of each kind of method; medians of a kind that is missing are certain.
     """
 
@@ -135,11 +135,11 @@ class Beliefs(Settings):
             world: number of ranks.
         """
         by_ranks = tuple((ranks, efficiency_at(points, every)) for ranks, points in self.outer.items())
-        undelayed = self.belief(efficiency_at(by_ranks, min(world, max(self.outer))), "outer")
+        without_delay = self.belief(efficiency_at(by_ranks, min(world, max(self.outer))), "outer")
         if not delay:
-            return undelayed
-        in_table = delay if self.delay_every is None else delay * self.delay_every / every
-        return undelayed.times(self.belief(efficiency_at(self.delay, 1 + in_table), "delay"))
+            return without_delay
+        delay_in_table = delay if self.delay_every is None else delay * self.delay_every / every
+        return without_delay.times(self.belief(efficiency_at(self.delay, 1 + delay_in_table), "delay"))
 
 
 def _checked_points(points: EfficiencyPoints) -> EfficiencyPoints:
@@ -176,7 +176,7 @@ def beliefs_in_force() -> Beliefs:
 
 @contextmanager
 def use_beliefs(beliefs: Beliefs) -> Iterator[None]:
-    """Replace the beliefs that this process decides by, within a ``with``; give all ranks the same beliefs."""
+    """Replace the beliefs that this process decides by, within a ``with`` block; give all ranks the same beliefs."""
     _replacements.append(beliefs)
     try:
         yield

@@ -8,8 +8,8 @@ complete checkpoint remains. If each machine has a directory of its own, each di
 lowest rank of those that share the directory.
 
 Ranks find out which of them share a directory by opening each other's new files by name, since a network file system
-may list a folder as it was a minute ago. If a rank fails to see an existing file, two ranks write the same manifest,
-each under a temporary name of its own.
+may list a folder as it was a minute ago. If a rank fails to see an existing file, two ranks write the same manifest.
+That does no harm, since each writes under a temporary name of its own.
 """
 
 import json
@@ -58,14 +58,14 @@ def save(directory: str | Path, compressor: Checkpointed) -> None:
     # 1. wait until every rank's work is done  2. agree on a folder name  3. write all files  4. find the lowest rank
     # that shares the directory  5. write manifests that name the folder  6. remove earlier folders
     state = ranks.run_on_all(lambda: state_on_host(compressor, ranks))
-    name = ranks.all_gather(f"gravac-step{state['step']}-{secrets.token_hex(4)}")[0]
-    path = _rank_file(root / name, ranks.rank)
+    folder_name = ranks.all_gather(f"gravac-step{state['step']}-{secrets.token_hex(4)}")[0]
+    path = _rank_file(root / folder_name, ranks.rank)
     try:
         ranks.run_on_all(lambda: _write(path, f"{path.name}.tmp", lambda file: torch.save(state, file)))
     except Exception:
         _remove(path.parent)
         raise
-    manifest = {"version": FORMAT, "world": ranks.world, "step": state["step"], "folder": name}
+    manifest = {"version": FORMAT, "world": ranks.world, "step": state["step"], "folder": folder_name}
     writes_manifest = ranks.rank in ranks.all_gather(
         next(rank for rank in range(ranks.world) if rank == ranks.rank or _can_open(path.parent, rank))
     )
@@ -76,7 +76,7 @@ def save(directory: str | Path, compressor: Checkpointed) -> None:
         )
     )
     if writes_manifest:
-        _remove_earlier(root, name)
+        _remove_earlier(root, folder_name)
 
 
 def load(directory: str | Path, compressor: Checkpointed, on_resize: OnResize = "mean") -> None:
@@ -101,8 +101,8 @@ def load(directory: str | Path, compressor: Checkpointed, on_resize: OnResize = 
     """
     check_on_resize(on_resize)
     root, ranks = Path(directory), Ranks(compressor.process_group)
-    # after a kill between the manifests of two machines their manifests differ, and both machines still have both
-    # folders: load the older one
+    # a run that was killed while it saved may have replaced the manifest of one machine only; every machine then still
+    # has the folders of both checkpoints: load the older one
     manifests = ranks.all_gather(ranks.run_on_all(lambda: _read_manifest(root)))
     manifest = min(manifests, key=lambda fields: (fields["step"], fields["folder"]))
     world: int = manifest["world"]
@@ -219,16 +219,16 @@ def _can_open(folder: Path, rank: int) -> bool:
     return True
 
 
-def _remove_earlier(root: Path, name: str) -> None:
+def _remove_earlier(root: Path, newest: str) -> None:
     """Remove the folders of earlier checkpoints, as far as the file system lists them and allows that.
 
     Args:
         root: directory of the checkpoint.
-        name: name of the folder that stays.
+        newest: name of the newest checkpoint's folder, which stays.
     """
     with suppress(OSError):
         for folder in [*root.iterdir()]:
-            if FOLDER_PATTERN.fullmatch(folder.name) and folder.name != name:
+            if FOLDER_PATTERN.fullmatch(folder.name) and folder.name != newest:
                 _remove(folder)
 
 

@@ -76,14 +76,17 @@ def _flat(*dtypes: torch.dtype) -> Callable[[torch.Tensor], torch.Tensor]:
 
 
 def _factor(number: Any) -> Any:
-    """Return a finite number above 0, or raise ``ValueError``; an int stays an int: names contain its text."""
+    """Return a compression factor; raise ``ValueError`` unless it is a finite number above 0.
+
+    An int stays an int, since names in the state contain the number's text (``error_at``).
+    """
     if not (is_number(number) and number > 0):
         raise ValueError("it should be a finite number above 0")
     return number
 
 
 def _square(number: float) -> float:
-    """Return a sum of squares, which may be infinite or nan; raise ``ValueError`` if the number cannot be one."""
+    """Return a sum of squares; raise ``ValueError`` unless it is infinite, nan, or from 0 to ``LARGEST_SQUARE``."""
     if number < 0 or LARGEST_SQUARE < number < math.inf:
         raise ValueError(f"it should be a sum of squares, from 0 to {LARGEST_SQUARE:g}")
     return number
@@ -128,7 +131,7 @@ class FactorsFields(Fields):
 
 
 class PendingFields(Fields):
-    """A rank's measurement of a step, which has not yet been summed over the ranks.
+    """A rank's measurement of a step, which has not yet been summed over the ranks; see ``LocalMeasurement``.
 
     Attributes:
         numbers: numbers by the names that ``slots(shadow)`` returns; nan if not known.
@@ -153,7 +156,13 @@ class TotalsFields(Fields):
 
 
 class NativeFields(Fields):
-    """State of successive native steps (a stretch), see ``NativeState``."""
+    """State of a stretch: successive native steps, which gravac times together.
+
+    Attributes:
+        made: number of steps made in the stretch.
+        travels: whether sums of the previous stretch's times over the ranks are in flight.
+        uncounted: whether a step has been made that ``made`` does not include yet.
+    """
 
     made: Count
     travels: bool
@@ -169,9 +178,10 @@ class ShardPlaceFields(Fields):
 
 
 class RankState(Fields):
-    """A rank's state, as ``AdaptiveCompressor.state_dict`` returns it.
+    """A rank's state, as ``AdaptiveCompressor.state_dict`` returns it; ``RunState`` explains most fields.
 
     Attributes:
+        aside: the part of each parameter's unsent rest that the compressor's own memory has, flat.
         outer: state of outer steps, see ``OuterState``; ``None`` in other modes.
         shards: places of this rank's shards, by parameter name; ``None`` if each rank has whole parameters.
     """
@@ -205,7 +215,13 @@ class RankState(Fields):
 
 
 class SharesState(Fields):
-    """Seconds and samples of a step: those of all ranks, as lists by rank, and this rank's own."""
+    """Speeds of the ranks in outer steps, as ``Shares.state_dict`` returns them.
+
+    Attributes:
+        seconds: each rank's seconds of a step, by rank; empty if not known yet.
+        samples: each rank's samples of a step, by rank; empty if not known yet.
+        own: this rank's seconds and samples of a step, in the last round.
+    """
 
     seconds: tuple[Annotated[float, Field(gt=0, allow_inf_nan=False)], ...]
     samples: tuple[Seconds, ...]
@@ -213,7 +229,17 @@ class SharesState(Fields):
 
 
 class FragmentState(Fields):
-    """State of a fragment (part of the model) in outer steps, as ``Fragment.state_dict`` returns it."""
+    """State of a fragment (part of the model) in outer steps, as ``Fragment.state_dict`` returns it.
+
+    Attributes:
+        anchors: weights that all ranks share, by name.
+        own: this rank's weights, by name.
+        due: number of the rank's step from which on the anchors are applied to its weights; ``None``: nothing is to be
+            applied.
+        left: this rank's weights when its pseudo-gradient was sent, by name; may be empty.
+        keeps: fraction of its weights that the rank keeps when it applies the anchors.
+        applied: whether the newest mean was applied to the anchors.
+    """
 
     anchors: dict[str, FiniteTensor]
     own: dict[str, FiniteTensor]
@@ -224,7 +250,13 @@ class FragmentState(Fields):
 
 
 class BuffersState(Fields):
-    """State of a model's buffers, as ``Buffers.state_dict`` returns it: of any dtype; elements may be infinite."""
+    """State of a model's buffers, as ``Buffers.state_dict`` returns it.
+
+    Attributes:
+        anchors: buffers that all ranks share, by name, of any dtype; elements may be infinite.
+        own: this rank's buffers, by name, of any dtype; elements may be infinite.
+        keeps: fraction of its buffers that the rank keeps when it applies the anchors.
+    """
 
     anchors: dict[str, Tensor]
     own: dict[str, Tensor]
@@ -235,8 +267,12 @@ class RefusalsState(Fields):
     """A rank's record of exchanges whose mean was not finite, as ``Refusals.state_dict`` returns it.
 
     Attributes:
-        verdicts: number of each round that has not ended, and for each fragment that arrived, whether its mean was
-            applied.
+        skipped: number of exchanges so far whose mean was not applied.
+        counted_from: number of the round from which on rounds without an applied mean are counted.
+        on_end: numbers of the newest successive rounds in which no mean was applied.
+        refused: numbers of the newest rounds in which a mean was not applied.
+        verdicts: an entry ``(number of the round, applied)`` for each round that has not ended; ``applied`` has a bool
+            for each mean that has arrived: whether the mean was applied.
     """
 
     skipped: Count
@@ -247,7 +283,7 @@ class RefusalsState(Fields):
 
 
 class OuterState(Fields):
-    """The state of outer steps, as ``RoundState.dump`` returns it."""
+    """The state of outer steps, as ``RoundState.dump`` returns it; ``RoundState`` explains the fields."""
 
     phase: Literal["timing", "undecided", "decided"]
     ended: Count
@@ -327,8 +363,8 @@ def check_fits(fields: Mapping[str, Mapping[str, Any]], forms: FormByName, base:
     Args:
         fields: the fields ``residual``, ``releasing``, ``sums``, ``aside`` or ``memory`` of a state, each with entries
             by parameter name.
-        forms: see ``FormByName``.
-        base: compressor that the memories belong to.
+        forms: shape, in memory order, and dtype of each parameter, by name; empty: nothing is checked.
+        base: compressor that the tensors in ``memory`` belong to.
 
     Raises:
         SettingsError: a tensor belongs to a parameter that the model does not have, or has another number of elements
@@ -362,7 +398,7 @@ def check_fits(fields: Mapping[str, Mapping[str, Any]], forms: FormByName, base:
 def check_tensors(
     path: str, tensors: Mapping[str, torch.Tensor], current: Mapping[str, torch.Tensor], subset: bool = False
 ) -> None:
-    """Check that a state's tensors have the current tensors' names and shapes, and are finite where these are.
+    """Check that a state's tensors have the current tensors' names and shapes, and are finite if the current ones are.
 
     Args:
         path: path of the tensors in the state.

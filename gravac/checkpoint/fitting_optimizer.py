@@ -32,7 +32,7 @@ REQUIRED_ENTRIES: tuple[tuple[type[torch.optim.Optimizer], tuple[str, ...]], ...
 
 
 def check_optimizer(path: str, state: Mapping[str, Any], optimizer: torch.optim.Optimizer) -> None:
-    """Check that a state fits an optimizer: parameter groups, parameters' numbers, settings and shapes.
+    """Check that a state fits an optimizer: parameter groups, numbers of the parameters, settings, tensors' shapes.
 
     Args:
         path: path of the optimizer's state in the rank's state.
@@ -40,7 +40,7 @@ def check_optimizer(path: str, state: Mapping[str, Any], optimizer: torch.optim.
         optimizer: optimizer that is to load the state.
 
     Raises:
-        SettingsError: the state does not fit.
+        SettingsError: a field is missing, has a wrong type or shape, or is not finite; the message has its path.
     """
     check_names(path, state, ("state", "param_groups"), subset=True)
     check_names(path, state, ("state", "param_groups"))
@@ -61,8 +61,8 @@ def check_optimizer(path: str, state: Mapping[str, Any], optimizer: torch.optim.
                 f"{group_path}/params: is {describe(numbers)}; it should have {len(own_group['params'])} numbers; "
                 "load the state of the same optimizer"
             )
-        distinct = [number for number in numbers if type(number) is int and number not in parameters]
-        if len({*distinct}) < len(numbers):
+        unused_numbers = [number for number in numbers if type(number) is int and number not in parameters]
+        if len({*unused_numbers}) < len(numbers):
             raise misfit(
                 f"{group_path}/params", f"is {describe(numbers)}", "have a different integer for each parameter"
             )
@@ -77,7 +77,7 @@ def check_optimizer(path: str, state: Mapping[str, Any], optimizer: torch.optim.
                 raise misfit(f"{group_path}/{name}", f"is {describe(setting)}", "be False for CPU parameters")
             if name == "betas" and not all(0 <= beta < 1 for beta in setting):
                 raise misfit(f"{group_path}/{name}", f"is {describe(setting)}", "have numbers from 0 and below 1")
-    names_by_group: dict[int, set[str]] = {}
+    names_by_group: dict[int, set[str]] = {}  # of the entries of each group's first saved parameter
     users_optimizer = optimizer_of_user(optimizer)
     optimizer_classes = [kind for kind in type(users_optimizer).__mro__ if kind is not torch.optim.Optimizer]
     is_of_torch = any(kind.__module__.startswith("torch.optim.") for kind in optimizer_classes)

@@ -4,7 +4,7 @@
 
 All ranks make the same calls in the same order. No gradients are in flight then: ``state_dict`` waits for the exchange
 to end. The collectives use the process group of the training, so that NCCL gets all of them in one order. Messages
-are JSON or bytes: nothing that a peer sends is unpickled here.
+are JSON or bytes: this file unpickles nothing that another rank sent.
 """
 
 import json
@@ -46,7 +46,7 @@ class Checkpointed(Protocol):
 
     @property
     def shards(self) -> "RankShards | None":
-        """Places of this rank's shards in the whole parameters, and number of its replica; ``None`` without shards."""
+        """Where this rank's shards lie in the whole parameters, and its replica's number; ``None`` without shards."""
 
     def state_dict(self) -> dict[str, Any]:
         """Wait until the exchange has ended, and return this rank's state."""

@@ -17,10 +17,10 @@ from gravac.settings import SettingsError
 OnResize = Literal["mean", "keep", "drop"]
 """What becomes of residuals if another number of ranks, or another mesh, loads a checkpoint than saved it.
 
-- ``"mean"``: every rank gets the mean over all ranks' residuals, which is all that error feedback depends on.
-- ``"keep"``: each earlier rank gets its own residuals, new ranks get none, and residuals of missing ranks are lost.
-  For a model in shards the same holds of replicas in place of ranks.
-- ``"drop"``: all residuals, and all tensors that compressors remember, are dropped.
+- ``"mean"``: every rank gets the mean over all ranks' residuals: the mean is all that error feedback depends on.
+- ``"keep"``: each earlier rank gets its own residuals, new ranks get none, and residuals of missing ranks are lost. For
+  a model in shards, each replica gets the residuals of the saved replica of the same number, if there was one.
+- ``"drop"``: all residuals are dropped, and all tensors that compressors keep from step to step, such as a momentum.
 
 Decisions and the number of steps are restored in any case."""
 
@@ -49,7 +49,7 @@ def state_to_load(
     state_of: Callable[[int], State],
     shards: RankShards | None = None,
 ) -> dict[str, Any]:
-    """Return the state that a rank is to load: the state that it saved, or one for other ranks or another mesh.
+    """Return the state that a rank is to load: its saved state, or a state computed for other ranks or another mesh.
 
     Args:
         saved_world: number of ranks that saved their states.
@@ -74,7 +74,7 @@ def state_to_load(
     if states[0]["world"] != saved_world:
         raise SettingsError(
             f"on_resize: {on_resize!r} cannot be used, since only {states[0]['world']} of {saved_world} ranks averaged "
-            "each part of the model (HSDP), and here no model in shards is attached; attach it before you load, or "
+            "each shard of the model (HSDP), and no model in shards is attached; attach the model before you load, or "
             "use 'drop'"
         )
     merged_state = merge_states(states)
@@ -86,7 +86,7 @@ def state_to_load(
 
 
 def _for_other_shards(state: State, shards: RankShards | None) -> dict[str, Any]:
-    """Return a state without what only its rank can load; of a model in shards also without its outer steps.
+    """Return a state without the fields that only its rank can load; with shards, also without outer steps.
 
     Outer steps then begin anew from the weights that the model has, which are those that all replicas shared.
     """
@@ -99,7 +99,7 @@ def _for_other_shards(state: State, shards: RankShards | None) -> dict[str, Any]
 def reshard_states(states: Sequence[State], shards: RankShards, on_resize: OnResize) -> dict[str, Any]:
     """Return the state that a rank of another mesh is to load: residuals of its own shards, from all saved shards.
 
-    What compressors remember, and outer steps, begin anew.
+    The tensors that compressors keep from step to step are dropped, and outer steps begin anew.
 
     Args:
         states: the states of all ranks that saved.
@@ -112,8 +112,8 @@ def reshard_states(states: Sequence[State], shards: RankShards, on_resize: OnRes
     """
     if any(state.get("shards") is None for state in states):
         raise SettingsError(
-            f"on_resize: {on_resize!r} cannot be used, since the states do not tell which part of each parameter they "
-            "are of: they were saved without shards, or by a torch that does not tell; use 'drop'"
+            f"on_resize: {on_resize!r} cannot be used, since the states do not say which shards of the parameters they "
+            "are from: they were saved without shards, or with a torch that does not say; use 'drop'"
         )
     averaged_states = [state for state in states if on_resize == "mean" or state["rank"] == shards.replica]
     residuals = [_sum_unsent(state) for state in averaged_states]
@@ -131,7 +131,7 @@ def _cut_out(
     tensors_of_states: Sequence[Mapping[str, torch.Tensor]],
     places: Mapping[str, ShardPlace],
 ) -> dict[str, torch.Tensor]:
-    """Return, for places in whole parameters, the mean of the saved tensors there, flat, by parameter name.
+    """Cut tensors for new shards out of the tensors of saved shards; return them flat, by parameter name.
 
     Each element is the mean over all states whose shards contain the element; a missing tensor counts as zero.
 
@@ -139,19 +139,19 @@ def _cut_out(
         path: path of the tensors in a state, for messages.
         states: states with the places of their shards.
         tensors_of_states: flat tensors of the states' shards in their padded shapes, by parameter name.
-        places: places to cut out, by parameter name.
+        places: places of the new shards in the whole parameters, by parameter name.
     """
     results = {}
     for name, own_place in places.items():
         total = torch.zeros(own_place.padded_shape)
-        count, has_tensor = torch.zeros(own_place.padded_shape), False
+        shard_count, has_tensor = torch.zeros(own_place.padded_shape), False
         for state, tensors in zip(states, tensors_of_states, strict=True):
             saved_place, tensor = state["shards"].get(name), tensors.get(name)
             overlap = None if saved_place is None else _overlap(f"shards/{name}", own_place, saved_place)
             if overlap is None:
                 continue
             own_region, saved_region = overlap
-            count[own_region] += 1
+            shard_count[own_region] += 1
             if tensor is not None:
                 saved_shape = torch.Size(saved_place["padded_shape"])
                 if tensor.numel() != saved_shape.numel():
@@ -164,23 +164,23 @@ def _cut_out(
                 total[own_region] += tensor.cpu().view(saved_shape)[saved_region]
                 has_tensor = True
         if has_tensor:
-            results[name] = (total / count.clamp(min=1)).view(-1)
+            results[name] = (total / shard_count.clamp(min=1)).view(-1)
     return results
 
 
 Region = tuple[slice, ...]
-"""Part of a tensor: a slice for each dimension."""
+"""Rectangular part of a tensor: a slice for each dimension."""
 
 
 def _overlap(
     path: str, own_place: ShardPlace, saved_place: Mapping[str, Sequence[int]]
 ) -> tuple[Region, Region] | None:
-    """Return the common part of two shards of a parameter, in the first and in the second; ``None`` if there is none.
+    """Return the common elements of two shards, as slices of the first and of the second; ``None`` if there are none.
 
     Args:
-        path: path of the second place in a state, for messages.
-        own_place: place of the first.
-        saved_place: place of the second, by the names of ``ShardPlace``'s fields.
+        path: path of the second shard's place in a state, for messages.
+        own_place: place of the first shard in the whole parameter.
+        saved_place: place of the second shard, by the names of ``ShardPlace``'s fields.
 
     Raises:
         SettingsError: the places have different numbers of dimensions.
@@ -191,11 +191,11 @@ def _overlap(
     for start, size, other_start, other_size in zip(
         own_place.offset, own_place.shape, saved_place["offset"], saved_place["shape"], strict=True
     ):
-        first, end = max(start, other_start), min(start + size, other_start + other_size)
-        if first >= end:
+        common_start, common_end = max(start, other_start), min(start + size, other_start + other_size)
+        if common_start >= common_end:
             return None
-        own_region.append(slice(first - start, end - start))
-        other_region.append(slice(first - other_start, end - other_start))
+        own_region.append(slice(common_start - start, common_end - start))
+        other_region.append(slice(common_start - other_start, common_end - other_start))
     return tuple(own_region), tuple(other_region)
 
 
@@ -209,8 +209,8 @@ def merge_states(states: Sequence[State]) -> dict[str, Any]:
     """Merge all ranks' states of an earlier run into a single state for any world size.
 
     Every rank's residual becomes the mean of the earlier residuals. The mean over the ranks is therefore the same as
-    before, and error feedback depends on nothing else. Errors of quantizing a mean, which some compressors keep, are
-    added to the residual. Other tensors that compressors remember become the ranks' mean.
+    before, and error feedback depends on nothing else. An unsent rest that the compressor itself keeps, such as the
+    error of quantizing a mean, is added to the residual. Other tensors that compressors keep become the ranks' mean.
 
     Args:
         states: the states of all earlier ranks, in any order.

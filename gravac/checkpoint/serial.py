@@ -12,7 +12,7 @@ from gravac.checkpoint.ranks import Checkpointed, Ranks
 from gravac.settings import SettingsError
 
 FORMAT = 1
-"""Version of what holds all ranks' states: a directory with its manifest, or the dict that ``gather`` returns."""
+"""Version of the formats that hold all ranks' states: a directory with a manifest, and the dict from ``gather``."""
 
 
 def state_on_host(compressor: Checkpointed, ranks: Ranks) -> dict[str, Any]:

@@ -61,7 +61,7 @@ def unpack(state: Mapping[str, Any], policy: Policy, engine: Engine) -> None:
     """Restore an engine from a rank's state. See ``AdaptiveCompressor.load_state_dict``.
 
     Raises:
-        SettingsError: the state does not fit; nothing was changed.
+        SettingsError: the state is wrong, or does not fit policy, model or rank; nothing was changed.
     """
     fields = validate_state(state)
     for field, expected in (("base", policy.base.name), ("controller", policy.controller.name)):
@@ -82,7 +82,7 @@ def check_loaded(engine: Engine, policy: Policy) -> None:
     """Check that an engine's state, loaded before the model was known, fits the model.
 
     Raises:
-        SettingsError: the state does not fit.
+        SettingsError: a tensor of the state is of a parameter that the model lacks, or has another size or dtype.
     """
     check_fits({field: getattr(engine.state, field) for field in TENSORS}, engine.form_by_name, policy.base)
 
@@ -102,7 +102,7 @@ def validate_state(state: Mapping[str, Any]) -> dict[str, Any]:
         raise SettingsError(
             f"version: the state has {version!r}, this gravac reads {VERSION}; load it with the gravac that saved it"
         )
-    # compare texts: a wrong state may have a tensor there, which == would compare element by element
+    # compare texts: a wrong state may have a tensor in place of a guard, which == would compare element by element
     guards = {key: repr(guard) for key, guard in DCP_GUARD.items()}
     fields = {key: field for key, field in state.items() if key not in guards or guards[key] != repr(field)}
     validate_rank_state(fields)

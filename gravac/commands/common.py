@@ -35,8 +35,8 @@ def set_work(parser: argparse.ArgumentParser, work: Work, *failures: type[Except
     Args:
         parser: parser of the command.
         work: function that does the work of the command.
-        failures: classes of exceptions that give the exit status ``FAILED``, as ``OSError`` does; any other
-            ``ValueError``, and a ``SettingsError``, gives ``WRONG_USE``.
+        failures: classes of exceptions that give the exit status ``FAILED``, as ``OSError`` does. Any other
+            ``ValueError``, and every ``SettingsError``, gives ``WRONG_USE``; further exceptions are raised.
     """
     reported_errors: tuple[type[Exception], ...] = (ValueError, OSError, *failures)
 

@@ -36,13 +36,13 @@ def _run(options: argparse.Namespace) -> int:
     shapes = None if options.model is None else shapes_of(options.model)
     memories = doctor.memory_of_modes(shapes)
 
-    launched = under_torchrun()
+    is_under_torchrun = under_torchrun()
     check, failure = None, None
     try:
-        check = doctor.check_launched() if launched else doctor.check_here()
+        check = doctor.check_launched() if is_under_torchrun else doctor.check_here()
     except (RuntimeError, OSError) as error:
         failure = str(error).splitlines()[0] if str(error) else type(error).__name__
-    if launched and check is None and failure is None:
+    if is_under_torchrun and check is None and failure is None:
         return 0  # rank 0 reports
     facts = doctor.facts()
     advice = doctor.advice(facts, check, failure)

@@ -36,7 +36,7 @@ def _run(options: argparse.Namespace) -> None:
 
 
 def policy_description(text: str) -> str:
-    """Return a policy's description: the first comment in ``text``, which is that of its file, but not the licence."""
+    """Return a policy's description: the first comment in ``text``, the text of its file, after the licence."""
     lines = (line.removeprefix("#").strip() for line in text.splitlines() if line.startswith("#"))
     return next((line for line in lines if line and not line.startswith("SPDX-")), "")
 

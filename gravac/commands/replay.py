@@ -116,7 +116,7 @@ def describe(replayed_run: Replay, unchanged_too: bool = False) -> str:
 
 
 def describe_end(replayed_run: Replay) -> str:
-    """Return a text on how a replay ends: the step, and the difference between run and policy in that step.
+    """Return a text that says in which step a replay ends, and how run and policy differ in that step.
 
     Args:
         replayed_run: replay of a recorded run.
@@ -206,8 +206,10 @@ def _describe_cfs(cfs: Sequence[float]) -> str:
 
 
 def _by_step(records: tuple[DecisionRecord, ...]) -> dict[int, list[DecisionRecord]]:
-    """Return records by step; records of a step are adjacent."""
-    return {step: list(group) for step, group in itertools.groupby(records, key=lambda record: record.step)}
+    """Return decisions by step; ``records`` has the decisions of a step one after another."""
+    return {
+        step: list(step_records) for step, step_records in itertools.groupby(records, key=lambda record: record.step)
+    }
 
 
 def _describe_choice(record: DecisionRecord | None, forecasts: Sequence[Forecast]) -> str:

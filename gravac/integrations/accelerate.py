@@ -139,5 +139,5 @@ def state_folder(checkpoint: str, models: Sequence[torch.nn.Module], ddp: Distri
         ddp: the model that gravac is attached to.
     """
     # Accelerate may list the model as it was before ``prepare``
-    number = next((number for number, model in enumerate(models) if model is ddp.module or model is ddp), None)
-    return None if number is None else Path(checkpoint, f"{FOLDER}_{number}" if number else FOLDER)
+    model_number = next((index for index, model in enumerate(models) if model is ddp.module or model is ddp), None)
+    return None if model_number is None else Path(checkpoint, f"{FOLDER}_{model_number}" if model_number else FOLDER)

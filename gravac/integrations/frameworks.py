@@ -28,13 +28,13 @@ Every = int | tuple[int, int] | None
 policy's number; 1 without a policy."""
 
 Recipe = Callable[..., AdaptiveCompressor]
-"""Function that returns a new compressor, given the run's number of training steps, if known; see ``_build``."""
+"""Function that returns a new compressor; its optional argument is the run's number of training steps."""
 
 
 def recipe(settings: Mapping[str, Any], on_resize: OnResize, every: Every = None) -> Recipe:
-    """Return a function that creates a compressor with the given settings; called at each start of training.
+    """Return a function that creates a compressor with the given settings.
 
-    The function can be pickled if the settings can.
+    Integrations call the function each time when training starts. It can be pickled if the settings can.
 
     Args:
         settings: arguments of ``AdaptiveCompressor``, or of its ``from_policy`` if ``policy`` is among them.

@@ -86,6 +86,6 @@ def hook(state: HookState, bucket: GradBucket) -> torch.futures.Future[torch.Ten
 
 
 def _build(settings: dict[str, Any]) -> "AdaptiveCompressor":
-    from gravac.adaptive import AdaptiveCompressor  # a layer above, which itself uses this layer's sources
+    from gravac.adaptive import AdaptiveCompressor
 
     return AdaptiveCompressor(**settings)

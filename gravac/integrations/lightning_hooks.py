@@ -116,7 +116,7 @@ class LightningHooks:
                 warn_of_missing_state("the checkpoint")
 
     def on_exception(self, trainer: Any, pl_module: Any, exception: BaseException) -> None:
-        """Close the compressor after an exception, also Ctrl-C; Lightning then saves the weights that ranks share."""
+        """Close the compressor after an exception or Ctrl-C; Lightning then saves the weights that all ranks share."""
         self._steps_may_differ = not isinstance(exception, self.simultaneous)
         if self.compressor is not None and not self._steps_may_differ:
             self.compressor.state_dict()  # waits for the exchange in flight, which a closed compressor cannot do
@@ -132,7 +132,7 @@ class LightningHooks:
 
 
 def is_last_step(trainer: Any) -> bool:
-    """True if the batch that just ended is the last of the Trainer's settings; the same on all ranks."""
+    """True if the Trainer's ``max_steps`` or ``max_epochs`` ends training after this batch; the same on all ranks."""
     steps, epochs = trainer.max_steps, trainer.max_epochs
     if steps is not None and 0 <= steps <= trainer.global_step:
         return True

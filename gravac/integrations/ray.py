@@ -37,8 +37,8 @@ def attach(
 ) -> AdaptiveCompressor:
     """Attach a new compressor to a worker's model. Called on every worker, after the model's weights were loaded.
 
-    If Ray gives the worker a checkpoint, such as after a worker was killed, the checkpoint's states of gravac are
-    restored: of all ranks, as ``report`` saved them.
+    If Ray gives the worker a checkpoint, for example after a worker was killed, ``attach`` restores gravac's states of
+    all ranks, which ``report`` saved in the checkpoint.
 
     Args:
         model: the model that ``ray.train.torch.prepare_model`` returned, or a model in shards by ``fully_shard``.

@@ -103,8 +103,8 @@ class GravacCallback(TrainerCallback):
 
     def on_save(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **unused: Any) -> None:
         """Save all ranks' states in a folder within the Trainer's checkpoint; the Trainer deletes both together."""
-        resumable = not args.save_only_model and not state.is_hyper_param_search
-        if self._attached_ddp is not None and self.compressor is not None and resumable:
+        is_resumable = not args.save_only_model and not state.is_hyper_param_search
+        if self._attached_ddp is not None and self.compressor is not None and is_resumable:
             save(Path(args.output_dir, f"checkpoint-{state.global_step}", FOLDER), self.compressor)
 
     def on_train_end(
@@ -112,8 +112,8 @@ class GravacCallback(TrainerCallback):
     ) -> None:
         """Detach and close the compressor: the Trainer trains the same model if ``train`` is called again.
 
-        After outer steps this makes the ranks' weights equal. If the Trainer loaded its best model at the end, all
-        ranks then have the best model's weights.
+        After outer steps, detaching makes the ranks' weights equal. If the Trainer loaded its best model at the end,
+        all ranks then have the best model's weights.
         """
         self._detach(exchange=True)
 
@@ -135,7 +135,7 @@ class GravacCallback(TrainerCallback):
 
     @property
     def _is_attached(self) -> bool:
-        """True if the Trainer still has the model that the compressor was attached to: not after some exceptions."""
+        """True if the Trainer still has the model that the compressor is attached to; False after some exceptions."""
         ddp = None if self._attached_ddp is None else self._attached_ddp()
         wrapped = self._trainer.model_wrapped
         return ddp is not None and ddp is getattr(wrapped, "_orig_mod", wrapped)
