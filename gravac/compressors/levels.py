@@ -115,9 +115,10 @@ def levels_of_bytes(bits: int, kind: Kind, device: torch.device) -> torch.Tensor
 
 @functools.cache
 def levels_by_key(bits: int, kind: Kind) -> npt.NDArray[np.void]:
-    """Return a table of the levels of a key's codes, joined to one array element of several float32: 1-D.
+    """Return a table of the levels of all codes in a key: 1-D, indexed by the key.
 
-    A key is a byte of codes. For 3 bits, a key is four codes in 12 bits, with the codes' low bits in the low byte.
+    A key is a byte of codes. For 3 bits, a key is four codes in 12 bits, with the codes' low bits in the low byte. An
+    element of the table has several float32, joined to one of numpy's ``void`` elements, to look them up at once.
     """
     if bits == 3:
         keys = torch.arange(1 << 12).unsqueeze(1)

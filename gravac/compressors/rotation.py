@@ -32,8 +32,8 @@ PRODUCT_LENGTH = 32
 """Number of elements of the transforms that are computed by one matrix product on other devices."""
 
 WIDE_DISTANCE = 128
-"""Distance, in elements, from which three stages of the transform are one product with an 8 x 8 matrix: for long rows
-the product costs less than two stages."""
+"""Smallest distance of the elements that a stage of the transform adds, from which a CPU computes three stages by one
+product with an 8 x 8 matrix: for long rows the product takes less time than two stages."""
 
 
 def length(elements: int, block: int = DEFAULT_BLOCK) -> int:

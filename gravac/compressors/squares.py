@@ -54,7 +54,7 @@ def norm(x: torch.Tensor) -> torch.Tensor:
 
 
 def recompute_if_inexact(sum_of_squares: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
-    """Return a sum of squares, 0-d, float64: summed again in float64 if it overflowed or underflowed; for CPU tensors.
+    """Return a sum of squares in float64, 0-d; if it overflowed or underflowed, sum again in float64. For CPU tensors.
 
     Args:
         sum_of_squares: sum of the squares of x in x's own number format, 0-d.

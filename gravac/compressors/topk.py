@@ -3,7 +3,7 @@
 """Top-k: every rank sends its k largest coordinates, values and indices.
 
 Source: Aji & Heafield, "Sparse Communication for Distributed Gradient Descent", EMNLP 2017; with error feedback,
-Stich et al., "Sparsified SGD with Memory", NeurIPS 2018. Contractive with 1/CF; gain at least 1/CF.
+Stich et al., "Sparsified SGD with Memory", NeurIPS 2018. Contractive, with a gain of at least 1/CF.
 """
 
 import math
@@ -27,7 +27,7 @@ class TopK(Compressor):
 
     Attributes:
         values: number format of the values on the wire: ``"float32"``, ``"float16"`` or ``"bfloat16"``; ``None``, the
-            default: the gradient's own. Values are summed in x's dtype.
+            default: the gradient's own. The ranks' values are summed in float32, for float64 gradients in float64.
 
     Raises:
         SettingsError: a setting is unknown, of the wrong type, or out of its range.

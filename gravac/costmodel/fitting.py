@@ -33,8 +33,15 @@ class Observation:
     """A measured step: the arguments of ``gravac.costmodel.predict``, and the step's time.
 
     Attributes:
-        shapes: shapes of the parameters; ``predict`` explains the attributes that are not listed here.
+        shapes: shapes of the parameters.
+        compressor: compressor of the tensors that are large enough; ``None``: no tensor was compressed.
+        cf: compression factor; ignored without a compressor.
+        compute_s: time of forward, backward and optimizer, seconds.
+        world: number of ranks.
         step_s: time of the step, seconds.
+        buckets: number of buckets that the exchange was cut into; ``None``: a bucket for each 25 MiB of gradients.
+        dense: number format of tensors that were not compressed.
+        dense_below: number of elements below which a tensor was not compressed.
         link: name of the network; steps with the same name used the same network.
     """
 
@@ -90,8 +97,8 @@ def fit(observations: Sequence[Observation], machine: Machine | None = None) -> 
 
     The fit assumes that links differ in bandwidth alone: most of a message's latency is the machine's, and the steps
     cannot separate a latency of each link from the time of coding. Fit very different links in separate calls. The
-    fit minimizes relative errors, by least squares that weigh large errors less. For a given overlap, and known
-    exchanges that outlast backward, a step's time is linear in the other constants; a search finds the overlap.
+    fit minimizes relative errors, by least squares that weigh large errors less. A search finds the overlap. Given the
+    overlap, and in which steps the exchange outlasts backward, a step's time is linear in the other constants.
 
     Args:
         observations: measured steps; those of a single rank are ignored, and each link needs at least three. Steps must
@@ -151,7 +158,7 @@ class _Problem:
         self.coding_columns = np.array([[step.copied_bytes * 1e-9, step.starts] for step in loads])
 
     def solve(self) -> tuple[FloatArray, float]:
-        """Return the constants with the smallest error, and their overlap.
+        """Return the constants and the overlap of the fit with the smallest error.
 
         The constants have the order of the unknowns: shape ``(links + 3,)``.
         """

@@ -200,10 +200,10 @@ def break_even(
     dense: Format = "bfloat16",
     dense_below: int = 1024,
 ) -> float | None:
-    """Return the bandwidth, bits per second, below which compressed steps are shorter than dense ones (16 bit).
+    """Return the bandwidth, bits per second, below which compressed steps are shorter than dense steps.
 
     ``None`` if compressed steps are shorter at no bandwidth between ``LOWEST_BANDWIDTH_BPS`` and
-    ``HIGHEST_BANDWIDTH_BPS``, or at all of them.
+    ``HIGHEST_BANDWIDTH_BPS``, or at every bandwidth.
 
     Args:
         shapes: shapes of the parameters.

@@ -32,8 +32,8 @@ class Trace:
         decisions: all recorded decisions, in order.
         latency: number of the engine's steps from a measurement to the first step that the decision based on it holds
             for. After native steps (DDP exchanges by itself) a decision holds from the next step.
-        admitted: forecasts of candidates that were admitted during the run, each record with the number of step records
-            before it.
+        admitted: forecasts that replaced those of ``run`` during training, each record with the number of step records
+            before it in the file.
     """
 
     run: RunRecord
@@ -73,7 +73,7 @@ class Trace:
         return choices
 
     def number(self, setting: str) -> float | None:
-        """Return the number of a setting of the run; ``None`` if the setting is missing or a text (``"auto"``)."""
+        """Return a setting of the run if it is a number; ``None`` if it is missing, or text such as ``"auto"``."""
         number = self.run.settings.get(setting)
         return number if isinstance(number, (int, float)) else None
 

@@ -230,7 +230,7 @@ def _method_name(forecast: Forecast) -> str:
 
 
 def _describe_window(decision: DecisionRecord) -> str:
-    """Return the gain and throughputs of the window that ended with a decision as text."""
+    """Return text with the gain and the throughputs of the window that ended with a decision."""
     phrases = []
     if math.isfinite(decision.gain):
         gain_band = f" [{decision.gain_low:.3f}, {decision.gain_high:.3f}]" if math.isfinite(decision.gain_low) else ""
@@ -273,7 +273,7 @@ def tag_name(candidate: Candidate) -> str:
 
 
 def describe_progress(progress: ProgressRecord, forecasts: Sequence[Forecast]) -> str:
-    """Return a text with the ratio that a candidate's trials measured, and with the efficiency that they corrected."""
+    """Return a text with the ratio that a candidate's trials measured, and the efficiency that gravac assumes now."""
     comparison = (
         f"a step of {progress.candidate} made {progress.ratio:.2f} ± {progress.error:.2f} of the progress of a step of "
         f"{progress.reference} ({progress.trials} {'trial' if progress.trials == 1 else 'trials'})"

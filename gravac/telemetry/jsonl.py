@@ -181,7 +181,7 @@ def _read_records(path: Path, check: Check) -> Iterator[Record]:
 
 
 def _record_from(parsed_line: Any) -> Record:
-    """Return the record of a parsed line.
+    """Convert a parsed line to a record, of the class that the line's ``"kind"`` names.
 
     Raises:
         ValueError: the line is no record that this gravac reads; the message names field and content.
@@ -198,12 +198,12 @@ def _record_from(parsed_line: Any) -> Record:
 
 
 def _validate(record_class: Any, parsed_line: dict[str, Any]) -> Record:
-    """Return the record of class ``record_class`` that a parsed line has.
+    """Convert a parsed line, whose fields pydantic checks, to a record of class ``record_class``.
 
     A ``null`` becomes nan in a field that must have a number, and ``None`` in a field that may be ``None``.
 
     Raises:
-        ValueError: see ``_record_from``.
+        ValueError: the line lacks a field, or a field has content that is not allowed; the message names the field.
     """
     try:
         record: Record = _type_adapter(record_class).validate_json(json.dumps(parsed_line), strict=True)
@@ -223,23 +223,23 @@ def _validate(record_class: Any, parsed_line: dict[str, Any]) -> Record:
 
 @functools.cache
 def _type_adapter(record_class: type[Record]) -> TypeAdapter[Any]:
-    """Return pydantic's adapter of a class of records; the adapter is created once."""
+    """Return pydantic's adapter that checks the fields of a class of records; create the adapter only once."""
     return TypeAdapter(record_class)
 
 
 def _parse_integer(digits: str) -> int | str:
-    """Return an integer of a line; a too large integer stays text, which no field for an integer accepts."""
+    """Convert an integer of a line from text; a too large integer stays text, which no field for an integer accepts."""
     return digits if len(digits) > 20 or abs(int(digits)) >= INTEGER_BOUND else int(digits)
 
 
 def _parse_number(text: str) -> float | str:
-    """Return a number of a line; a too large number stays text, which no field for a number accepts."""
+    """Convert a number of a line from text; a too large number stays text, which no field for a number accepts."""
     number = float(text)
     return text if LARGEST_NUMBER < abs(number) < math.inf else number
 
 
 def _describe_fault(fault: ErrorDetails) -> str:
-    """Return a text about a fault that pydantic found in a line: path of the field, its content, and what is wrong."""
+    """Return an error message about a fault that pydantic found in a line: the field, its content, what is allowed."""
     location, kind = fault["loc"], fault["type"]
     # in the location of a setting, the last key names one of the types that a setting may have
     if location[:1] == ("settings",) and len(location) > 2:

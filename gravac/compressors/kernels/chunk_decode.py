@@ -37,8 +37,8 @@ def _decode(
     preceding = tl.zeros_like(number)
     for halving in tl.static_range(halvings):
         probe = preceding + (1 << (halvings - 1 - halving))
-        less = tl.load(tensor_order + probe - 1, mask=probe < selected, other=0) < number
-        preceding = tl.where((probe < selected) & less, probe, preceding)
+        precedes = tl.load(tensor_order + probe - 1, mask=probe < selected, other=0) < number
+        preceding = tl.where((probe < selected) & precedes, probe, preceding)
     same_number = tl.load(tensor_order + preceding, mask=preceding < selected, other=-1) == number
     matches = (preceding < selected) & same_number
     is_last = tl.load(tensor_order + selected - 1) == number

@@ -22,9 +22,9 @@ class CodeTable(NamedTuple):
     """Constants with which a kernel is compiled: thresholds and levels of codes.
 
     Attributes:
-        positive: positive levels, ascending; empty for even levels.
+        positive: positive levels, ascending; empty for evenly spaced levels.
         points: thresholds between neighbouring positive levels, as grid points, ascending; one fewer than levels.
-        max_step: number of even levels above 0; 0 for fitted levels.
+        max_step: number of evenly spaced levels above 0; 0 for fitted levels.
         group_size: smallest number of codes that fill whole bytes.
     """
 
@@ -60,7 +60,11 @@ def tiling(block: int, group_size: int) -> dict[str, int]:
 def codes_of(fine: tl.tensor, bits: tl.constexpr, points: tl.constexpr, max_step: tl.constexpr) -> tl.tensor:
     """Return the codes of numbers, any shape: int32; signed for 8 bits.
 
-    Numbers are in units of the grid's points, or of the distance of even levels.
+    Args:
+        fine: numbers in units of the grid's points; for evenly spaced levels, in units of the levels' distance.
+        bits: bits per code.
+        points: see ``CodeTable``.
+        max_step: see ``CodeTable``.
     """
     if max_step > 0:
         clamped = tl.minimum(tl.maximum(fine, -max_step * 1.0), max_step * 1.0)
@@ -70,28 +74,35 @@ def codes_of(fine: tl.tensor, bits: tl.constexpr, points: tl.constexpr, max_step
     else:
         half: tl.constexpr = len(points) + 1
         point = tl.floor(fine)
-        up = point >= 0
-        away = tl.where(up, point, -1 - point)
-        rank = tl.zeros_like(away).to(tl.int32)
+        is_positive = point >= 0
+        magnitude = tl.where(is_positive, point, -1 - point)
+        level_index = tl.zeros_like(magnitude).to(tl.int32)
         for i in tl.static_range(len(points)):
-            rank += (away >= points[i]).to(tl.int32)
-        code = tl.where(up, half + rank, half - 1 - rank)
+            level_index += (magnitude >= points[i]).to(tl.int32)
+        code = tl.where(is_positive, half + level_index, half - 1 - level_index)
     return code
 
 
 @triton.jit
 def levels_of(code: tl.tensor, bits: tl.constexpr, positive: tl.constexpr, max_step: tl.constexpr) -> tl.tensor:
-    """Return the levels of codes, any shape, in units of a block's scale: float32."""
+    """Return the levels of codes, any shape, in units of a block's scale: float32.
+
+    Args:
+        code: codes, int32; signed for 8 bits.
+        bits: bits per code.
+        positive: positive levels, see ``CodeTable``.
+        max_step: see ``CodeTable``.
+    """
     if bits == 8:
         level = code.to(tl.float32) * (1 / 127)
     elif max_step > 0:
         level = tl.div_rn(tl.minimum(code - max_step, max_step).to(tl.float32), max_step * 1.0)
     else:
         half: tl.constexpr = len(positive)
-        rank = tl.where(code >= half, code - half, half - 1 - code)
-        level = tl.zeros_like(rank).to(tl.float32) + positive[0]
+        level_index = tl.where(code >= half, code - half, half - 1 - code)
+        level = tl.zeros_like(level_index).to(tl.float32) + positive[0]
         for i in tl.static_range(1, len(positive)):
-            level = tl.where(rank >= i, positive[i], level)
+            level = tl.where(level_index >= i, positive[i], level)
         level = tl.where(code >= half, level, -level)
     return level
 
@@ -122,9 +133,9 @@ def widened(narrow: tl.tensor) -> tl.tensor:
 
 @triton.jit
 def powers_near(peak: tl.tensor) -> tuple[tl.tensor, tl.tensor]:
-    """Return powers of two that scale magnitudes ``peak``, any shape, to [1, 4), and the inverse powers.
+    """Return powers of two that scale the magnitudes ``peak``, any shape, to [1, 4), and the inverse powers.
 
-    A subnormal magnitude is scaled to less than 1.
+    A power of two scales a subnormal magnitude to less than 1.
     """
     exponent = tl.minimum(tl.maximum((peak.to(tl.int32, bitcast=True) >> 23) & 0xFF, 1), 253)
     return ((254 - exponent) << 23).to(tl.float32, bitcast=True), (exponent << 23).to(tl.float32, bitcast=True)

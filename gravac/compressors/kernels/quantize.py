@@ -73,11 +73,11 @@ def _encode(
     # 1. codes, on a grid given by the block's norm, or its largest magnitude. Numbers are multiplied by a power of two
     #    that makes squares close to 1, so that no square overflows or underflows; no other bit changes.
     peak = tl.max(tl.max(tl.abs(x), axis=2), axis=1)
-    up, down = powers_near(peak)
-    scaled = x * up[:, None, None]
+    scale_up, scale_down = powers_near(peak)
+    scaled = x * scale_up[:, None, None]
     narrow = narrowed(peak, up=True)
     if max_step > 0:
-        fine = scaled * inverse_of(widened(narrow) * up, factor)[:, None, None]
+        fine = scaled * inverse_of(widened(narrow) * scale_up, factor)[:, None, None]
     elif bits > 1:
         fine = scaled * inverse_of(tl.sqrt_rn(sum_of_blocks(scaled * scaled)), factor)[:, None, None]
     else:
@@ -86,9 +86,9 @@ def _encode(
     # 2. the least-squares scale of the codes
     level = tl.where(group_exists[:, :, None], levels_of(code, bits, positive, max_step), 0.0)
     if bits < 8:
-        size = sum_of_blocks(level * level)
-        fit = tl.where(size > 0, tl.div_rn(sum_of_blocks(scaled * level), size), 0.0)
-        narrow = narrowed(fit * down, up=False)
+        level_squares = sum_of_blocks(level * level)
+        fitted_scale = tl.where(level_squares > 0, tl.div_rn(sum_of_blocks(scaled * level), level_squares), 0.0)
+        narrow = narrowed(fitted_scale * scale_down, up=False)
     # 3. the message
     start = message + row // shard_blocks * stride
     pack(start + row % shard_blocks * width, code, group_exists, bits, block, group, group_size)
@@ -103,10 +103,10 @@ def _encode(
     if unsent is not None:
         tl.store(unsent + first + offset, rest, mask=inside)
     program_sums = sums + tl.program_id(0).to(tl.int64) * 3
-    rest = rest * up[:, None, None]
-    square = down.to(tl.float64) * down.to(tl.float64)
-    tl.store(program_sums, tl.sum(sum_of_blocks(rest * rest).to(tl.float64) * square))
-    tl.store(program_sums + 1, tl.sum(sum_of_blocks(scaled * scaled).to(tl.float64) * square))
+    rest = rest * scale_up[:, None, None]
+    scale_down_squared = scale_down.to(tl.float64) * scale_down.to(tl.float64)
+    tl.store(program_sums, tl.sum(sum_of_blocks(rest * rest).to(tl.float64) * scale_down_squared))
+    tl.store(program_sums + 1, tl.sum(sum_of_blocks(scaled * scaled).to(tl.float64) * scale_down_squared))
     tl.store(program_sums + 2, tl.sum(sum_of_blocks(tl.where(tl.abs(x) < float("inf"), 0.0, 1.0))).to(tl.float64))
 
 
@@ -181,7 +181,7 @@ def encode(
         number of its elements that are not finite: float64, ``[3]``. Codes of blocks with such elements are arbitrary.
 
     Raises:
-        ValueError: a tensor has another shape or dtype, or is not contiguous; or ``block`` is not as described.
+        ValueError: a tensor has another shape or dtype, or is not contiguous; or kernels cannot code such blocks.
     """
     if not fits(gradient.dtype, block):
         raise ValueError(
@@ -209,7 +209,7 @@ def _encode_op(
     kind: str,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     message, sums = _outputs(gradient, residual, decoded, unsent, shards, shard_blocks, block, bits, kind)
-    code = code_for(bits, kind)
+    code_table = code_for(bits, kind)
     if not len(sums):
         return message, sums
     with on_device_of(gradient):
@@ -224,14 +224,14 @@ def _encode_op(
             shards * shard_blocks,
             max(1, shard_blocks),
             message.stride(0),
-            float(code.max_step or GRID_POINTS_PER_RMS * block**0.5),
+            float(code_table.max_step or GRID_POINTS_PER_RMS * block**0.5),
             block=block,
             bits=bits,
             width=packed_bytes(block, bits),
-            positive=code.positive,
-            points=code.points,
-            max_step=code.max_step,
-            **tiling(block, code.group_size),
+            positive=code_table.positive,
+            points=code_table.points,
+            max_step=code_table.max_step,
+            **tiling(block, code_table.group_size),
             enable_fp_fusion=False,
         )
     return message, sums
@@ -298,8 +298,8 @@ def _decode_op(
     dense: torch.Tensor, messages: torch.Tensor, bits: int, kind: str, block: int, alpha: float | None
 ) -> None:
     shards, ranks, message_bytes = messages.shape
-    width, code = packed_bytes(block, bits), code_for(bits, kind)
-    shard_blocks, tiles = message_bytes // (width + SCALE_DTYPE.itemsize), tiling(block, code.group_size)
+    width, code_table = packed_bytes(block, bits), code_for(bits, kind)
+    shard_blocks, tiles = message_bytes // (width + SCALE_DTYPE.itemsize), tiling(block, code_table.group_size)
     blocks = min(shards * shard_blocks, triton.cdiv(dense.numel(), block))
     if blocks == 0:
         return
@@ -317,8 +317,8 @@ def _decode_op(
             block=block,
             bits=bits,
             width=width,
-            positive=code.positive,
-            max_step=code.max_step,
+            positive=code_table.positive,
+            max_step=code_table.max_step,
             ranks=ranks,
             add=alpha is not None,
             **tiles,
