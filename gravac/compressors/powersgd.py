@@ -134,13 +134,13 @@ class PowerSGD(Compressor):
         if len(shape) < 2 or 0 in shape:
             return None
         n, m = shape[0], torch.Size(shape[1:]).numel()
-        columns = (n + m) / 2 if self.alternating else (n + m) * self.iterations
+        sent_per_column = (n + m) / 2 if self.alternating else (n + m) * self.iterations
         # 1 + 1e-9: a CF that a rank achieved gives this rank again, although the division rounds
-        rank = min(n, m, self.rank or max(1, int(n * m / (cf * columns) * (1 + 1e-9))))
-        max_columns = max(n, m) if self.alternating else columns
-        if min(n, m) == 1 or rank * max_columns >= n * m:
+        rank = min(n, m, self.rank or max(1, int(n * m / (cf * sent_per_column) * (1 + 1e-9))))
+        max_sent_per_column = max(n, m) if self.alternating else sent_per_column
+        if min(n, m) == 1 or rank * max_sent_per_column >= n * m:
             return None
-        return LowRank(n, m, rank, n * m / (rank * columns))
+        return LowRank(n, m, rank, n * m / (rank * sent_per_column))
 
     def method_at(self, cf: float) -> str:
         """Return the name ``low rank`` with the rank if it is set, otherwise with the CF."""

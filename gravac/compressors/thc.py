@@ -221,15 +221,15 @@ class THC(Compressor):
 
     def _in_lanes(self, codes: torch.Tensor, world: int) -> Generator[Any, Any, torch.Tensor]:
         """Sum flat codes over the ranks by one all-reduce of several codes per int32; return the sums: int32, flat."""
-        lanes, width = self._lanes(world), self._lane_bits(world)
+        lanes, lane_bits = self._lanes(world), self._lane_bits(world)
         section = -(-codes.numel() // lanes)
         sections = torch.nn.functional.pad(codes, (0, section * lanes - codes.numel())).view(lanes, section)
         packed = torch.zeros(section, dtype=torch.int32, device=codes.device)
         for lane, lane_codes in enumerate(sections):
-            packed |= lane_codes.int() << (lane * width)
+            packed |= lane_codes.int() << (lane * lane_bits)
         total = yield AllReduce(packed)
-        mask = (1 << width) - 1
-        return torch.cat([(total >> (lane * width)) & mask for lane in range(lanes)])
+        mask = (1 << lane_bits) - 1
+        return torch.cat([(total >> (lane * lane_bits)) & mask for lane in range(lanes)])
 
     @property
     def _max_code(self) -> int:

@@ -104,12 +104,12 @@ class TopK(Compressor):
         indices = largest(x, k_for(elements, cf))
         values = x.gather(1, indices).to(dtype_of(self.values, ctx.dtype))
         gathered_values, packed_indices = yield AllGather(values, pack_indices(indices, elements))
-        starts = torch.arange(0, count * elements, elements, device=x.device).unsqueeze(1)
-        positions = (unpack_indices(packed_indices, elements) + starts).flatten(1)
+        row_starts = torch.arange(0, count * elements, elements, device=x.device).unsqueeze(1)
+        positions = (unpack_indices(packed_indices, elements) + row_starts).flatten(1)
         terms = (gathered_values.to(x.dtype) / ctx.world).flatten(1)
         return Reduced(
             mean=Sparse(tuple(zip(positions.unbind(), terms.unbind(), strict=True))),
-            sent=Sparse((((indices + starts).view(-1), values.to(x.dtype).view(-1)),)),
+            sent=Sparse((((indices + row_starts).view(-1), values.to(x.dtype).view(-1)),)),
             cf=elements / max(1, indices.shape[1]),
         )
 

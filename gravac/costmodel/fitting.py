@@ -162,23 +162,23 @@ class _Problem:
 
         The constants have the order of the unknowns: shape ``(links + 3,)``.
         """
-        overlaps, width = np.linspace(0, 1, 21), 0.05
+        overlaps, half_width = np.linspace(0, 1, 21), 0.05
         best_overlap = min(overlaps, key=lambda overlap: self.solve_at(float(overlap))[0])
         for _ in range(3):
-            overlaps = np.clip(np.linspace(best_overlap - width, best_overlap + width, 11), 0, 1)
+            overlaps = np.clip(np.linspace(best_overlap - half_width, best_overlap + half_width, 11), 0, 1)
             best_overlap = min(overlaps, key=lambda overlap: self.solve_at(float(overlap))[0])
-            width /= 5
+            half_width /= 5
         return self.solve_at(float(best_overlap))[1], float(best_overlap)
 
     def solve_at(self, overlap: float) -> tuple[float, FloatArray]:
         """Return the smallest error of the fit at a given overlap, and the constants with that error."""
         hideable_s = overlap * BACKWARD_FRACTION * self.compute_s
-        best = (math.inf, np.zeros(self.bucket_columns.shape[1] + 2))
+        best_error_and_constants = (math.inf, np.zeros(self.bucket_columns.shape[1] + 2))
         for is_exposed in (np.ones(len(hideable_s), dtype=bool), np.zeros(len(hideable_s), dtype=bool)):
             weights = 1 / self.measured_s
             for _ in range(30):
-                exchanges = np.where(is_exposed, self.bucket_counts, 1.0)[:, None]
-                columns = np.hstack([self.bucket_columns * exchanges, self.coding_columns])
+                exposed_exchanges = np.where(is_exposed, self.bucket_counts, 1.0)[:, None]
+                columns = np.hstack([self.bucket_columns * exposed_exchanges, self.coding_columns])
                 target_s = self.measured_s - self.compute_s + np.where(is_exposed, hideable_s, 0.0)
                 constants = _solve_not_negative(columns * weights[:, None], target_s * weights)
                 bucket_s = self.bucket_columns @ constants[:-2]
@@ -190,8 +190,8 @@ class _Problem:
                     errors < HUBER_THRESHOLD, errors * errors / (2 * HUBER_THRESHOLD), errors - HUBER_THRESHOLD / 2
                 )
                 error = float(losses.sum())
-                if error < best[0]:
-                    best = (error, constants)
+                if error < best_error_and_constants[0]:
+                    best_error_and_constants = (error, constants)
                 was_exposed, is_exposed = is_exposed, waits_s > 0
                 new_weights = 1 / (self.measured_s * np.sqrt(np.maximum(errors, HUBER_THRESHOLD)))
                 same_exposed = bool((was_exposed == is_exposed).all())
@@ -199,7 +199,7 @@ class _Problem:
                 weights = new_weights
                 if has_converged:
                     break
-        return best
+        return best_error_and_constants
 
 
 def _solve_not_negative(columns: FloatArray, target: FloatArray) -> FloatArray:

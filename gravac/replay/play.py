@@ -239,7 +239,7 @@ def _allowed_forecasts(run: RunRecord | ForecastsRecord, policy: Policy) -> tupl
     intervals = [candidate.every for candidate in candidates]
     check_chooses_every(controller, min(intervals), max(intervals))
     proposed_cfs = controller.propose(policy.cf_range, base.candidates(policy.cf_range)) if base.compresses else ()
-    dense_cfs = {first.cf, *(form.cf for form in policy.dense_formats)}
+    dense_cfs = {first.cf, *(dense_format.cf for dense_format in policy.dense_formats)}
     allowed_candidates = [
         candidate for candidate in candidates[1:] if candidate.cf in (dense_cfs if candidate.dense else proposed_cfs)
     ]
@@ -333,11 +333,11 @@ def _notes_on_settings(trace: Trace, policy: Policy) -> Sequence[str]:
         SettingsError: the policy has another base compressor.
     """
     recorded = trace.run.settings
-    base = recorded.get("base", policy.base.name)
-    if policy.base.name not in (base, DENSE):
+    recorded_base = recorded.get("base", policy.base.name)
+    if policy.base.name not in (recorded_base, DENSE):
         raise SettingsError(
-            f"base: the policy's is {policy.base.name}, the trace was recorded with {base}, and has no "
-            f"measurement of another compressor; give a policy with base {base}"
+            f"base: the policy's is {policy.base.name}, the trace was recorded with {recorded_base}, and has no "
+            f"measurement of another compressor; give a policy with base {recorded_base}"
         )
     notes = []
     for name, setting in policy.as_dict().items():

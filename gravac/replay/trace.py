@@ -63,10 +63,10 @@ class Trace:
         before its decision.
         """
         choices: list[Candidate] = []
-        forecasts, decided_every, position = self.forecasts, self.steps[:2][-1].every, 0
+        forecasts, decided_every, decision_index = self.forecasts, self.steps[:2][-1].every, 0
         for record in self.steps:
-            while position < len(self.decisions) and self.decisions[position].step <= record.step:
-                decision, position = self.decisions[position], position + 1
+            while decision_index < len(self.decisions) and self.decisions[decision_index].step <= record.step:
+                decision, decision_index = self.decisions[decision_index], decision_index + 1
                 decided_every = decision.every if decision.mode == "outer" else record.every
             as_decided = replace(record, every=decided_every) if record.mode == "outer" else record
             choices.append(forecast_of(as_decided, forecasts).candidate)

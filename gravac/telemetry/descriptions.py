@@ -80,8 +80,8 @@ def describe_bytes(wire_ratio: float) -> str:
     """
     if not (math.isfinite(wire_ratio) and wire_ratio > 0) or abs(wire_ratio - 1) <= EQUAL_BYTES_MARGIN:
         return ""
-    times, comparative = (wire_ratio, "fewer") if wire_ratio > 1 else (1 / wire_ratio, "more")
-    return f"{times:.0f}x {comparative} bytes" if times >= 10 else f"{round(times, 1):g}x {comparative} bytes"
+    factor, comparative = (wire_ratio, "fewer") if wire_ratio > 1 else (1 / wire_ratio, "more")
+    return f"{factor:.0f}x {comparative} bytes" if factor >= 10 else f"{round(factor, 1):g}x {comparative} bytes"
 
 
 def forecast_of(record: DecisionRecord | StepRecord, forecasts: Sequence[Forecast]) -> Forecast:

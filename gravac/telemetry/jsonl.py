@@ -186,10 +186,10 @@ def _record_from(parsed_line: Any) -> Record:
     Raises:
         ValueError: the line is no record that this gravac reads; the message names field and content.
     """
-    name = parsed_line.get("kind") if isinstance(parsed_line, dict) else parsed_line
-    if not isinstance(parsed_line, dict) or not isinstance(name, str) or name not in RECORD_CLASSES:
-        raise ValueError(f"kind: {name!r:.80} is none of {', '.join(RECORD_CLASSES)}")
-    record_class = RECORD_CLASSES[name]
+    kind = parsed_line.get("kind") if isinstance(parsed_line, dict) else parsed_line
+    if not isinstance(parsed_line, dict) or not isinstance(kind, str) or kind not in RECORD_CLASSES:
+        raise ValueError(f"kind: {kind!r:.80} is none of {', '.join(RECORD_CLASSES)}")
+    record_class = RECORD_CLASSES[kind]
     if record_class is RunRecord and parsed_line.get("version") != RUN_VERSION:
         raise ValueError(
             f"version: {parsed_line.get('version')!r:.80} cannot be read; this gravac reads version {RUN_VERSION} only"
@@ -240,21 +240,21 @@ def _parse_number(text: str) -> float | str:
 
 def _describe_fault(fault: ErrorDetails) -> str:
     """Return an error message about a fault that pydantic found in a line: the field, its content, what is allowed."""
-    location, kind = fault["loc"], fault["type"]
+    location, error_type = fault["loc"], fault["type"]
     # in the location of a setting, the last key names one of the types that a setting may have
     if location[:1] == ("settings",) and len(location) > 2:
-        location, kind = location[:2], "setting"
-    elif kind == "missing" and isinstance(location[-1], int):  # an element of a pair
-        location, kind = location[:-1], "too_long"
+        location, error_type = location[:2], "setting"
+    elif error_type == "missing" and isinstance(location[-1], int):  # an element of a pair
+        location, error_type = location[:-1], "too_long"
     path, content = "/".join(map(str, location)), f"{fault['input']!r:.80}"
-    if kind == "missing":
+    if error_type == "missing":
         return f"{path}: the field is missing"
-    if kind == "literal_error":
+    if error_type == "literal_error":
         allowed_values = fault["ctx"]["expected"].replace("'", "").replace(" or ", ", ")
         return f"{path}: {content} is none of {allowed_values}"
     return (
-        f"{path}: {content} is not {ACCEPTED_TEXTS[kind]}"
-        if kind in ACCEPTED_TEXTS
+        f"{path}: {content} is not {ACCEPTED_TEXTS[error_type]}"
+        if error_type in ACCEPTED_TEXTS
         else f"{path}: {content}: {fault['msg']}"
     )
 

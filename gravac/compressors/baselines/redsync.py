@@ -64,13 +64,13 @@ class RedSync(ThresholdK):
                     return threshold
                 ratio -= self.step
             return 0.0
-        low, high = 0.0, 1.0
+        low_ratio, high_ratio = 0.0, 1.0
         for _ in range(MAX_BISECTIONS):
-            ratio = (low + high) / 2
+            ratio = (low_ratio + high_ratio) / 2
             threshold, count = threshold_and_count(ratio)
             if k <= count <= SLOTS_PER_COORDINATE * k:
                 break
-            low, high = (low, ratio) if count < k else (ratio, high)
+            low_ratio, high_ratio = (low_ratio, ratio) if count < k else (ratio, high_ratio)
         return threshold
 
 
