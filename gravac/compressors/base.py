@@ -138,6 +138,8 @@ class Context:
 class Compressor(Settings):
     """Base class of compressors: frozen settings without state, so that several models may share one.
 
+    Below, x is the tensor to compress, and ``sent`` is the tensor that the rank contributes to the mean (``Reduced``).
+
     Attributes:
         name: name in policies and logs.
         contractive: whether ``‖x - sent‖² <= ‖x‖²``, summed over the ranks. Error feedback needs a contractive

@@ -256,7 +256,10 @@ def _pack_signs(x: torch.Tensor) -> torch.Tensor:
 
 
 def _pack_codes(grid: torch.Tensor, bits: int, kind: Kind) -> torch.Tensor:
-    """Look up the codes of grid points, int8, ``[rows, block]``; return them packed: uint8, ``[rows, bytes]``."""
+    """Look up the codes of grid points (see ``points_between``), int8, ``[rows, block]``; return the packed codes.
+
+    The result is uint8, ``[rows, bytes]``.
+    """
     if bits == 2:
         points = grid.numpy()
         codes, *reaches_higher_points = (

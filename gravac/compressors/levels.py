@@ -60,7 +60,11 @@ def _level_list(bits: int, kind: Kind) -> list[float]:
 
 @functools.cache
 def points_between(bits: int, kind: Kind) -> list[int]:
-    """Return the thresholds between neighbouring codes: the lowest grid point of each code except the first."""
+    """Return the thresholds between neighbouring codes: the lowest grid point of each code except the first.
+
+    Grid points are the integers to which numbers are rounded before they are coded: in units of a block's root mean
+    square / ``GRID_POINTS_PER_RMS`` for fitted levels, of the distance between levels for uniform levels.
+    """
     if bits == 1:
         return [0]
     if kind == "uniform":
@@ -77,7 +81,7 @@ def thresholds(bits: int, kind: Kind, device: torch.device) -> torch.Tensor:
 
 @functools.cache
 def code_of_point(bits: int, kind: Kind) -> Table:
-    """Return a table of the code of each grid point, an integer from -128 to 127: uint8, ``[256]``.
+    """Return a table of the code of each grid point (see ``points_between``), from -128 to 127: uint8, ``[256]``.
 
     The entry of a grid point is at the index ``point % 256``: the point as int8, read as an unsigned byte.
     """
@@ -88,9 +92,10 @@ def code_of_point(bits: int, kind: Kind) -> Table:
 
 @functools.cache
 def code_of_pair(bits: int, kind: Kind) -> Table:
-    """Return a table of the two codes of each pair of grid points, packed in a byte: uint8, ``[65536]``.
+    """Return a table of the two codes of each pair of grid points (see ``points_between``): uint8, ``[65536]``.
 
-    The index is the pair's two bytes. Codes of 3 bits are stored as the low two bits of each code, then the high bits.
+    Both codes are packed in a byte; the index is the pair's two bytes. Codes of 3 bits are stored as the low two bits
+    of each code, then the high bits.
     """
     code = code_of_point(bits, kind)
     pairs = np.arange(1 << 16)

@@ -65,7 +65,10 @@ def _method_with_setting(forecast: Forecast) -> str:
 
 
 def _pace_phrases(forecast: Forecast) -> list[str]:
-    """Return phrases that say how often ranks exchange and how much later they apply the mean; empty if at once."""
+    """Return phrases that say how often ranks exchange, and how much later they apply the mean.
+
+    The result has no phrase on the first if ranks exchange in each step, and none on the second if training waits.
+    """
     candidate = forecast.candidate
     every_phrase = [f"every {candidate.every} steps"] if candidate.every > 1 else []
     return [*every_phrase, *([f"applied {candidate.delay} steps later"] if candidate.delay else [])]
@@ -263,7 +266,7 @@ def describe_mode_change(change: ModeRecord) -> str:
 
 
 def tag_name(candidate: Candidate) -> str:
-    """Return a candidate's name for use in a tag: only letters, digits, dots and underscores.
+    """Return a candidate's name for use in a TensorBoard tag: only letters, digits, dots and underscores.
 
     Example:
         >>> tag_name(Candidate("outer", "quantize", 16.0, every=10, delay=5))

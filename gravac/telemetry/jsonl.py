@@ -154,7 +154,7 @@ def read_jsonl(path: str | Path, check: Check = lambda record: None) -> list[Rec
 
 
 def _read_records(path: Path, check: Check) -> Iterator[Record]:
-    """Yield the records of a file; see ``read_jsonl``."""
+    """Yield the records of a file, without lines that a crash cut short; arguments and errors as in ``read_jsonl``."""
     cut_line: tuple[int, Exception] | None = None
     with path.open("rb") as lines:
         for number, line in enumerate(lines, start=1):

@@ -288,7 +288,7 @@ def the_state_dumps_as_plain_values(controller: Controller[Any]) -> None:
 
 
 def a_restored_state_goes_on_identically(controller: Controller[Any]) -> None:
-    """Check that a run whose state is dumped and restored after every step makes the decisions of a run without."""
+    """Check that a run makes the same decisions if the controller's state is dumped and restored after every step."""
     for forecasts, measure in _cases(controller):
         uninterrupted_steps = drive(controller, forecasts, measure)
         reloaded_steps = drive(controller, forecasts, measure, reload=True)
