@@ -253,7 +253,7 @@ def _outputs(
     bits: int,
     kind: str,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return memory for the messages, uint8, and for three sums that each program computes: float64, ``[programs, 3]``."""
+    """Return memory for the messages, uint8, and for three sums of each program: float64, ``[programs, 3]``."""
     program_count = triton.cdiv(shards * shard_blocks, tiling(block, code_for(bits, kind).group_size)["rows"])
     message_bytes = shard_blocks * (packed_bytes(block, bits) + SCALE_DTYPE.itemsize)
     message = gradient.new_empty(shards, message_bytes, dtype=torch.uint8)
