@@ -74,10 +74,9 @@ class Fold:
             excludes those. ``None``: no residual is kept; a compressor that needs the sum later creates a tensor.
         energy: ``‖gradient + residual‖²``, 0-d, set by the compressor before its first collective; finite if and only
             if every element of the gradient is. In ``rounds_together``, the energy of all rows.
-        gradients: in ``rounds_together``: the gradient of each row, flat. The argument x is then the memory ``unsent``,
+        gradients: gradient of each row in ``rounds_together``, flat. The argument x is then the memory ``unsent``,
             which the compressor overwrites with each row's sum of gradient and residual. Empty in ``rounds``.
-        residuals: in ``rounds_together``: the residual that is added to each row's gradient, flat; empty: nothing is
-            added.
+        residuals: residual that is added to each row's gradient in ``rounds_together``, flat; empty: nothing is added.
     """
 
     residual: torch.Tensor | None = None
@@ -157,7 +156,7 @@ class Compressor(Settings):
         efficiency_points: ``(CF, median efficiency)``, ascending, for a compressor that is not in ``gravac.beliefs``;
             empty: the points of ``gravac.beliefs``, or cautious defaults.
         efficiency_by_gain: ``(gain, median efficiency)``, ascending; empty: as for ``efficiency_points``.
-        efficiency_apart: for outer steps: ``(steps from one exchange to the next, exponent)``, ascending; the
+        efficiency_apart: ``(steps from one exchange to the next, exponent)``, ascending, for outer steps; the
             efficiency is raised to the exponent. Empty: as for ``efficiency_points``.
         rounding: unit roundoff u of the sums on the wire: ``|mean - mean of sent| <= (N+2) u mean of |sent|`` for N
             ranks.
