@@ -2,7 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """The contract of a compressor: a generator that yields each collective it needs, and is resumed with the result.
 
-Laws, checked for every compressor by ``gravac.testing.compressor_laws``:
+Laws, checked for every compressor by ``gravac.testing.compressor_laws``; x is a rank's tensor, ``sent`` and ``mean``
+are fields of the rank's result (``Reduced``):
 
 - the mean over ranks of ``sent`` equals ``mean``, up to the rounding error that ``Compressor.rounding`` bounds;
 - the error of a contractive compressor is at most the tensor's energy, ``‖x - sent‖² <= ‖x‖²`` (summed over the ranks);
@@ -33,16 +34,17 @@ class Reduced:
     """Result of compressing and exchanging one tensor.
 
     Attributes:
-        mean: mean of the sent tensors, the same on all ranks; flat, of x's length. An ``Addend``, which is never stored
-            as a whole, saves memory and time.
-        sent: tensor that this rank contributed to the mean, flat, of x's length; the residual is ``x - sent``. If the
-            compressor adds residuals itself (``folds``): only the part that it has not subtracted from ``fold.unsent``.
-        cf: achieved compression factor, for a sparsifier elements of x / elements sent.
+        mean: mean of the sent tensors, the same on all ranks; flat, of x's length. A tensor, or an ``Addend``: an
+            object that adds the mean to a tensor without storing the mean as a whole, to save memory and time.
+        sent: tensor that this rank contributed to the mean, flat, of x's length; the residual is ``x - sent``. A
+            compressor that adds the residual itself (``Compressor.folds``) may subtract numbers from ``fold.unsent`` as
+            it sends them; ``sent`` then has only the other numbers.
+        cf: achieved compression factor; of a sparsifier: elements of x / elements sent.
         aside: part of ``x - sent`` that the compressor itself keeps in ``ctx.state``, flat, of x's length; the residual
             excludes this part. ``None``: the compressor keeps nothing.
         target: tensor that replaces x when the gain is computed, flat (DGC's velocity); ``None``: x itself.
-        error: ``‖x - sent‖²``, 0-d, as counted for the gain; ``None``: the caller computes it. If an error is common
-            to all ranks, each rank counts its share.
+        error: ``‖x - sent‖²``, 0-d, from which the gain is computed; ``None``: the caller computes the error. An error
+            that the ranks make together, as by rounding their mean, is divided among them.
     """
 
     mean: torch.Tensor | Addend
@@ -72,9 +74,9 @@ class Fold:
             excludes those. ``None``: no residual is kept; a compressor that needs the sum later creates a tensor.
         energy: ``‖gradient + residual‖²``, 0-d, set by the compressor before its first collective; finite if and only
             if every element of the gradient is. In ``rounds_together``, the energy of all rows.
-        gradients: gradient of each row in ``rounds_together``, flat; x is then the memory ``unsent``, to be
-            overwritten with the rows' sums. Otherwise empty.
-        residuals: residual that is added to each row in ``rounds_together``, flat; empty: nothing is added.
+        gradients: gradient of each row in ``rounds_together``, flat. The argument x is then the memory ``unsent``,
+            which the compressor overwrites with each row's sum of gradient and residual. Empty in ``rounds``.
+        residuals: residual that is added to each row's gradient in ``rounds_together``, flat; empty: nothing is added.
     """
 
     residual: torch.Tensor | None = None
@@ -100,7 +102,8 @@ class Context:
             checkpoints. Never change a tensor in place, but replace it: if the step is undone, the old one is restored.
         error_feedback: fraction of the unsent rest ``x - sent`` that becomes the residual, 0 to 1.
         selections: coordinates of x that were selected in this step already, by CF (see ``multilevel``).
-        fold: if the compressor ``folds``: the residual that it adds; x is then a gradient without its residual.
+        fold: residual, for a compressor that adds it to the gradient x itself (``Compressor.folds``). ``None``: x
+            already contains the residual, if there is one.
     """
 
     name: str = ""
@@ -134,6 +137,8 @@ class Context:
 class Compressor(Settings):
     """Base class of compressors: frozen settings without state, so that several models may share one.
 
+    Below, x is the tensor to compress, and ``sent`` is the tensor that the rank contributes to the mean (``Reduced``).
+
     Attributes:
         name: name in policies and logs.
         contractive: whether ``‖x - sent‖² <= ‖x‖²``, summed over the ranks. Error feedback needs a contractive
@@ -151,8 +156,8 @@ class Compressor(Settings):
         efficiency_points: ``(CF, median efficiency)``, ascending, for a compressor that is not in ``gravac.beliefs``;
             empty: the points of ``gravac.beliefs``, or cautious defaults.
         efficiency_by_gain: ``(gain, median efficiency)``, ascending; empty: as for ``efficiency_points``.
-        efficiency_apart: ``(steps between two exchanges, exponent of the efficiency)``, ascending, for outer steps;
-            empty: as for ``efficiency_points``.
+        efficiency_apart: ``(steps from one exchange to the next, exponent)``, ascending, for outer steps; the
+            efficiency is raised to the exponent. Empty: as for ``efficiency_points``.
         rounding: unit roundoff u of the sums on the wire: ``|mean - mean of sent| <= (N+2) u mean of |sent|`` for N
             ranks.
     """
@@ -190,15 +195,18 @@ class Compressor(Settings):
 
     @property
     def host_waits(self) -> bool:
-        """True if the host waits for a GPU while it encodes, since ``rounds`` reads numbers; False by default."""
+        """True if the host waits for a GPU while it encodes, since ``rounds`` reads numbers from the GPU.
+
+        False by default.
+        """
         return False
 
     def profile(self, cf: float, *, world: int = 2, shapes: Sequence[tuple[int, ...]] = ()) -> Profile:
         """Return expected costs and efficiency at a CF, known before the compressor has run.
 
-        By default, the profile has what the class says (``coding_costs``, ``efficiency_points``, ``one_round``, ...).
-        If they depend on settings, ranks or shapes, override this method: ``replace(super().profile(cf),
-        one_round=...)``.
+        By default, the profile consists of the class's attributes (``coding_costs``, ``efficiency_points``,
+        ``one_round``, ...). If these depend on settings, ranks or shapes, override this method:
+        ``replace(super().profile(cf), one_round=...)``.
 
         Args:
             cf: compression factor.
@@ -275,7 +283,7 @@ class Compressor(Settings):
         raise NotImplementedError
 
     def wire_dtype(self, gradient: torch.dtype) -> torch.dtype:
-        """Return the number format in which gradients of a dtype are sent; asked only if ``compresses`` is False."""
+        """Return the number format in which gradients of a dtype are sent; called only if ``compresses`` is False."""
         return gradient
 
     def folds(self, gradient: torch.Tensor, cf: float) -> bool:
@@ -283,12 +291,15 @@ class Compressor(Settings):
 
         ``rounds`` then gets the gradient as x: without its residual, in its own dtype (also 16 bit), maybe not finite.
         If the gradient is not finite, ``rounds`` may send anything: every rank then gets NaN, and keeps nothing of the
-        gradient. For a batch, the result for the first gradient counts, and ``rounds_together`` adds the residuals.
+        gradient. A batch is folded if this method returns True for each of its gradients; ``rounds_together`` then adds
+        the residuals.
         """
         return False
 
     def misfit(self, key: str, memory: torch.Tensor, elements: int) -> str:
-        """Return what a tensor of ``Context.state`` from a checkpoint should be, for a message; ``""`` if it fits.
+        """Check a tensor of ``Context.state`` from a checkpoint: return ``""`` if it fits this compressor.
+
+        Otherwise return what the tensor should be, for an error message, such as ``"two dimensions"``.
 
         Args:
             key: the tensor's key in the state.
@@ -298,7 +309,10 @@ class Compressor(Settings):
         return ""
 
     def kept_aside(self, ctx: Context, elements: int) -> torch.Tensor | None:
-        """Return the unsent rest that the compressor keeps in ``ctx.state``, flat, ``[elements]``; ``None`` if none."""
+        """Return the part of the unsent rest that the compressor itself keeps in ``ctx.state``: flat, ``[elements]``.
+
+        Return ``None`` if the compressor keeps nothing.
+        """
         return None
 
     def rounds(self, x: torch.Tensor, cf: float, ctx: Context) -> Rounds:
@@ -316,7 +330,9 @@ class Compressor(Settings):
         raise NotImplementedError
 
     def batch_key(self, cf: float, ctx: Context) -> Hashable | None:
-        """Return a key: ``rounds_together`` may average tensors of equal key, size and dtype. ``None``: not this one.
+        """Return a key: ``rounds_together`` may average tensors of equal key, size and dtype as one batch.
+
+        ``None``: the tensor is averaged by itself.
 
         The key must be the same on all ranks. Keys are used on a GPU only, where launches cost much.
 

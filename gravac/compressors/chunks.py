@@ -88,7 +88,7 @@ def fold_chunks(gradient: torch.Tensor, chunk: int, fold: Fold, world: int) -> t
     Args:
         gradient: flat gradient; ignored if ``fold`` has several gradients.
         chunk: numbers per chunk.
-        fold: the residuals; sets ``fold.unsent`` if it is ``None``, and ``fold.energy``.
+        fold: the residuals; ``fold.energy`` is set, and ``fold.unsent`` too if it is ``None``.
         world: number of ranks.
 
     Returns:
@@ -98,12 +98,12 @@ def fold_chunks(gradient: torch.Tensor, chunk: int, fold: Fold, world: int) -> t
     residuals = fold.residuals if fold.residual is None else (fold.residual,)
     if fold.unsent is None:
         fold.unsent = torch.empty_like(gradient, dtype=torch.float32)
-    energies, wire = _import_kernels().energies(
+    energies, wire_energies = _import_kernels().energies(
         gradients, chunk, residuals=residuals, sums_out=fold.unsent, world=world
     )
     folded_chunks = FoldedChunks(fold.unsent, energies, chunk, len(gradients))
     fold.energy = folded_chunks.energy
-    return folded_chunks, wire
+    return folded_chunks, wire_energies
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,7 +129,7 @@ class SparseChunks:
         return dense
 
     def overwrite(self, *denses: torch.Tensor) -> bool:
-        """Overwrite flat tensors, one for each tensor or one for all; return False if a kernel cannot write them."""
+        """Overwrite one flat tensor for each of these tensors, or one for all; return False if a kernel cannot."""
         if not all(map(folds, denses)):
             return False
         tensors = [*denses[0].view(len(self.order), -1)] if len(denses) == 1 else denses
@@ -179,7 +179,9 @@ def positions(order: torch.Tensor, k: int, chunk: int, chunk_count: int) -> torc
 
 
 class ChunkSelection(NamedTuple):
-    """Coordinates of a tensor that are sent, the same on all ranks; how many are rows does not depend on gradients.
+    """Coordinates of a tensor that are sent, the same on all ranks: whole chunks, and single coordinates.
+
+    The number of chunks and of single coordinates does not depend on the gradients.
 
     Attributes:
         rows: numbers of the whole chunks: int64, flat, ascending.
@@ -194,7 +196,7 @@ class ChunkSelection(NamedTuple):
 def select_k(
     rows: torch.Tensor, partial: torch.Tensor, k: int, chunk: int, elements: int, start: int = 0
 ) -> ChunkSelection:
-    """Select k coordinates, or fewer at the tensor's end, of given chunks: all of each chunk, but a part of one.
+    """Select k coordinates, or fewer at the tensor's end, from given chunks: all of each chunk, but only a part of one.
 
     Args:
         rows: chunk numbers, int64, ascending: as few as contain k coordinates.

@@ -1,6 +1,8 @@
 # SPDX-FileCopyrightText: 2026 The gravac developers
 # SPDX-License-Identifier: Apache-2.0
-"""Quantizes blocks of numbers to codes of 1, 2, 3, 4 or 8 bits: a scale per block; normal or evenly spaced levels.
+"""Quantizes blocks of numbers to codes of 1, 2, 3, 4 or 8 bits, with a scale per block.
+
+Levels are fitted to a normal distribution, or evenly spaced.
 
 Sources: Max, "Quantizing for Minimum Distortion", IRE Trans. Inf. Theory 1960, table I (the fitted levels); Vargaftik
 et al., "EDEN", ICML 2022 (levels times a scale fitted to the coded numbers).
@@ -148,7 +150,8 @@ class Decoded:
         bits: bits per code, as encoded.
         kind: placement of the levels, as encoded.
         block: numbers per block.
-        extra_numbers: position in the tensor, and numbers (flat, float32) that are added from there on; ``None``: none.
+        extra_numbers: numbers to add to the decoded numbers: position of the first in the tensor, and the numbers
+            (float32, flat); ``None``: nothing to add.
     """
 
     coded: Coded
@@ -248,12 +251,15 @@ def round_up_to_scale(magnitudes: torch.Tensor) -> torch.Tensor:
 
 
 def _pack_signs(x: torch.Tensor) -> torch.Tensor:
-    """Pack codes of one bit, 1 if not negative, of float32 ``[rows, block]``: uint8, ``[rows, block / 8]``."""
+    """Pack the signs of float32 ``[rows, block]`` as bits, 1 if not negative: uint8, ``[rows, block / 8]``."""
     return torch.from_numpy(np.packbits(np.greater_equal(x.numpy(), 0), axis=1, bitorder="little"))
 
 
 def _pack_codes(grid: torch.Tensor, bits: int, kind: Kind) -> torch.Tensor:
-    """Look up the codes of grid points, int8, ``[rows, block]``; return them packed: uint8, ``[rows, bytes]``."""
+    """Look up the codes of grid points (see ``points_between``), int8, ``[rows, block]``; return the packed codes.
+
+    The result is uint8, ``[rows, bytes]``.
+    """
     if bits == 2:
         points = grid.numpy()
         codes, *reaches_higher_points = (
@@ -275,7 +281,7 @@ def _look_up_levels(packed: torch.Tensor, bits: int, kind: Kind, out: torch.Tens
     if bits == 8:
         return out.copy_(packed.view(torch.int8)).mul_(1 / 127)
     if bits == 4:
-        pairs = torch.view_as_complex(out.view(-1, 2))  # torch is faster than numpy for 8 bytes, else slower
+        pairs = torch.view_as_complex(out.view(-1, 2))  # only for elements of 8 bytes is torch faster than numpy
         torch.index_select(levels_of_nibbles(kind), 0, packed.reshape(-1).int(), out=pairs)
         return out
     codes = packed.numpy()

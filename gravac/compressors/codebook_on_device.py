@@ -98,7 +98,7 @@ def decode(packed: torch.Tensor, scales: torch.Tensor, bits: int, kind: Kind, bl
 
 
 def _fit(x: torch.Tensor, bits: int, kind: Kind) -> _Fit:
-    """Encode x, ``[blocks, block]``; scales fit by least squares, or are largest magnitudes (8 bits)."""
+    """Encode x, ``[blocks, block]``; scales are fitted by least squares, or largest magnitudes (8 bits)."""
     packed_codes = torch.empty(len(x), packed_bytes(x.shape[1], bits), dtype=torch.uint8, device=x.device)
     scales, scaled_blocks = torch.empty(len(x), dtype=SCALE_DTYPE, device=x.device), x
     norms: torch.Tensor | None = None
@@ -118,7 +118,7 @@ def _fit(x: torch.Tensor, bits: int, kind: Kind) -> _Fit:
     values = levels(bits, kind, x.device).index_select(0, codes.view(-1)).view_as(x)
     level_products = (x * values).sum(1)
     level_squares = torch.full_like(level_products, x.shape[1]) if bits == 1 else (values * values).sum(1)
-    # only even levels may all be 0, and then so is their product with x
+    # only evenly spaced levels may all be 0; their product with x is then 0 too
     torch.div(level_products, level_squares.clamp(min=1e-30) if kind == "uniform" else level_squares, out=scales)
     return _Fit(Coded(packed_codes, scales), values, level_products, level_squares, norms)
 

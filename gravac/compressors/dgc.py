@@ -45,7 +45,8 @@ class DGC(ThresholdK):
         warmup_steps: number of steps in which the CF rises exponentially from 4 to the requested CF, 0 or more;
             default: 0.
         sample: fraction of the velocity's elements from which the threshold is estimated, in (0, 1]; default: 0.01.
-        exact_count: see ``ThresholdK``; default: True.
+        exact_count: whether exactly the k largest coordinates are sent (default: True); False: those that reach the
+            threshold, as published.
         values: number format of the values on the wire; see ``TopK``.
 
     Raises:
@@ -116,7 +117,7 @@ class DGC(ThresholdK):
         return Reduced(reduced.mean, reduced.sent, reduced.cf, target=velocity, error=energy(unsent))
 
     def errors(self, x: torch.Tensor, cfs: Sequence[float], ctx: Context) -> list[torch.Tensor]:
-        """Return the squared error at each CF, 0-d, of sending the velocity after the gradient, flat x, is added."""
+        """Return the squared error at each CF, 0-d: that of sending the velocity with the gradient, flat x, added."""
         _, velocity = self._accumulated(x, ctx)
         velocity_energy = energy(velocity)
         counts = [k_for(x.numel(), self.cf_at(cf, ctx.step)) for cf in cfs]
@@ -134,7 +135,7 @@ class DGC(ThresholdK):
         return "" if memory_fits else f"{elements} elements in one dimension"
 
     def _accumulated(self, x: torch.Tensor, ctx: Context) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return momentum and velocity after this step's gradient, flat x: both ``[elements]``, dtype of x."""
+        """Return momentum and velocity with this step's gradient, flat x, added: both ``[elements]``, dtype of x."""
         gradient = x
         if self.clip is not None:
             limit = self.clip * ctx.world**-0.5

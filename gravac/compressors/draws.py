@@ -116,7 +116,7 @@ def random_bits_by_key(draws: Sequence[Draws], count: int, device: torch.device 
 
     The rows are those of ``Draws.random_bits``, computed by few launches.
     """
-    # one launch passes as many numbers from the host to the device as there are tensors
+    # one launch passes the keys of many tensors to the device, as its arguments
     keys = torch.zeros(2, len(draws), 1, dtype=torch.int32, device=device)
     torch._foreach_add_([*keys.flatten().unbind()], [draw.key[half] for half in (0, 1) for draw in draws])
     positions = torch.arange(count, dtype=torch.int32, device=device).mul_(_as_int32(POSITION_FACTOR))
@@ -124,7 +124,12 @@ def random_bits_by_key(draws: Sequence[Draws], count: int, device: torch.device 
 
 
 def _mix_bits(x: torch.Tensor, key: int | torch.Tensor) -> torch.Tensor:
-    """Scramble the bits of each int32 word of x, any shape, by half a key, in place; different words stay different."""
+    """Scramble the bits of each int32 word of x, any shape, in place; different words stay different.
+
+    Args:
+        x: words to scramble.
+        key: half of a key (32 of its 64 bits) that is mixed in between the two multiplications.
+    """
     _xor_with_shifted(x, 16)
     _xor_with_shifted(x.mul_(_as_int32(MIXING_FACTORS[0])).bitwise_xor_(key), 15)
     _xor_with_shifted(x.mul_(_as_int32(MIXING_FACTORS[1])), 15)

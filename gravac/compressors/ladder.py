@@ -75,8 +75,8 @@ class Ladder(Compressor):
         refused = [member.name for member in members if not member.contractive or member.owns_momentum]
         if refused:
             raise ValueError(
-                f"{', '.join(refused)} cannot be on a ladder: not contractive, or with momentum of its own; "
-                "give other compressors"
+                f"{', '.join(refused)} cannot be on a ladder: not contractive, or applies the optimizer's momentum "
+                "itself; give other compressors"
             )
         return members
 
@@ -148,7 +148,7 @@ class Ladder(Compressor):
         return [member.errors(x, [member_cf], ctx)[0] for member, member_cf in map(self.serving, cfs)]
 
     def misfit(self, key: str, memory: torch.Tensor, elements: int) -> str:
-        """Return what a tensor from a checkpoint should be, for a member that it does not fit; ``""`` if it fits."""
+        """Return what a tensor from a checkpoint should be for a member that it does not fit; ``""`` if all fit it."""
         return next(filter(None, (member.misfit(key, memory, elements) for member in self.members)), "")
 
     def kept_aside(self, ctx: Context, elements: int) -> torch.Tensor | None:

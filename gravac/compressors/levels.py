@@ -60,7 +60,11 @@ def _level_list(bits: int, kind: Kind) -> list[float]:
 
 @functools.cache
 def points_between(bits: int, kind: Kind) -> list[int]:
-    """Return the thresholds between neighbouring codes: the lowest grid point of each code except the first."""
+    """Return the thresholds between neighbouring codes: the lowest grid point of each code except the first.
+
+    Grid points are the integers to which numbers are rounded before they are coded: in units of a block's root mean
+    square / ``GRID_POINTS_PER_RMS`` for fitted levels, of the distance between levels for uniform levels.
+    """
     if bits == 1:
         return [0]
     if kind == "uniform":
@@ -77,7 +81,7 @@ def thresholds(bits: int, kind: Kind, device: torch.device) -> torch.Tensor:
 
 @functools.cache
 def code_of_point(bits: int, kind: Kind) -> Table:
-    """Return a table of the code of each grid point, an integer from -128 to 127: uint8, ``[256]``.
+    """Return a table of the code of each grid point (see ``points_between``), from -128 to 127: uint8, ``[256]``.
 
     The entry of a grid point is at the index ``point % 256``: the point as int8, read as an unsigned byte.
     """
@@ -88,9 +92,10 @@ def code_of_point(bits: int, kind: Kind) -> Table:
 
 @functools.cache
 def code_of_pair(bits: int, kind: Kind) -> Table:
-    """Return a table of the two codes of each pair of grid points, packed in a byte: uint8, ``[65536]``.
+    """Return a table of the two codes of each pair of grid points (see ``points_between``): uint8, ``[65536]``.
 
-    The index is the pair's two bytes. Codes of 3 bits are stored as the low two bits of each code, then the high bits.
+    Both codes are packed in a byte; the index is the pair's two bytes. Codes of 3 bits are stored as the low two bits
+    of each code, then the high bits.
     """
     code = code_of_point(bits, kind)
     pairs = np.arange(1 << 16)
@@ -115,9 +120,10 @@ def levels_of_bytes(bits: int, kind: Kind, device: torch.device) -> torch.Tensor
 
 @functools.cache
 def levels_by_key(bits: int, kind: Kind) -> npt.NDArray[np.void]:
-    """Return a table of the levels of a key's codes, joined to one array element of several float32: 1-D.
+    """Return a table of the levels of all codes in a key: 1-D, indexed by the key.
 
-    A key is a byte of codes. For 3 bits, a key is four codes in 12 bits, with the codes' low bits in the low byte.
+    A key is a byte of codes. For 3 bits, a key is four codes in 12 bits, with the codes' low bits in the low byte. An
+    element of the table has several float32, joined to one of numpy's ``void`` elements, to look them up at once.
     """
     if bits == 3:
         keys = torch.arange(1 << 12).unsqueeze(1)

@@ -1,11 +1,11 @@
 # SPDX-FileCopyrightText: 2026 The gravac developers
 # SPDX-License-Identifier: Apache-2.0
-"""Messages of quantized numbers: the codes of several blocks, then their scales; on a GPU made by kernels.
+"""Messages of quantized numbers, as ranks send them: the codes of several blocks, then the blocks' scales.
 
 A message is uint8, flat: the codes of each block, packed as by ``packing.pack``, then a scale per block, in
-``SCALE_DTYPE``. Kernels (``kernels.quantize``) make the same messages as ``codebook``, except for numbers on a
-threshold and the last bit of a scale. Kernels decode messages to the same bits as ``codebook``. On a GPU without
-kernels, ``codebook_on_device`` encodes and decodes.
+``SCALE_DTYPE``. On a GPU, Triton kernels (``kernels.quantize``) make the same messages as ``codebook``, except for
+numbers on a threshold and the last bit of a scale. Kernels decode messages to the same bits as ``codebook``. On a GPU
+without kernels, ``codebook_on_device`` encodes and decodes.
 """
 
 from dataclasses import dataclass
@@ -50,7 +50,7 @@ def folds(gradient: torch.Tensor, block: int) -> bool:
 def encode_folded(
     gradient: torch.Tensor, fold: Fold, bits: int, kind: Kind, block: int, shards: int = 1
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Quantize the sum of a flat gradient and the residual in ``fold``, as ``encode`` does; needs kernels.
+    """Quantize the sum of a flat gradient and the residual in ``fold``, as ``encode`` does; needs Triton kernels.
 
     Sets ``fold.energy``, and overwrites ``fold.unsent`` with the coding error, ``sum - decoded``.
 
@@ -93,7 +93,8 @@ class Messages:
         bits: bits per code, as encoded.
         kind: placement of the levels, as encoded.
         block: numbers per scale, as encoded.
-        extra_numbers: position in the tensor, and numbers (flat, float32) that are added from there on; ``None``: none.
+        extra_numbers: numbers to add to the decoded numbers: position of the first in the tensor, and the numbers
+            (float32, flat); ``None``: nothing to add.
     """
 
     messages: torch.Tensor
@@ -166,7 +167,7 @@ class Messages:
         return self.messages.shape[2] // (packed_bytes(self.block, self.bits) + SCALE_DTYPE.itemsize)
 
     def _coded(self) -> Coded:
-        """Return the codes and scales of every part, ``[parts, blocks, ...]``."""
+        """Return the codes and scales of each rank's part, ``[parts, blocks, ...]``: all shards' blocks, in order."""
         by_rank = self.messages.transpose(0, 1)
         packed_codes = self._packed_codes(by_rank)
         scales = scales_in(by_rank[..., packed_codes.shape[2] * packed_codes.shape[3] :])
@@ -196,7 +197,7 @@ def pad_to_blocks(x: torch.Tensor, blocks: int, block: int) -> torch.Tensor:
 
 
 def _usable_kernels(numbers: torch.Tensor, block: int) -> ModuleType | None:
-    """Return the module of kernels that can code ``numbers`` in blocks of ``block`` numbers; ``None`` if none can."""
+    """Return ``kernels.quantize`` if it can code ``numbers`` in blocks of ``block`` numbers, otherwise ``None``."""
     if not kernels.usable(numbers.device.type):
         return None
     quantizer = _import_kernels()

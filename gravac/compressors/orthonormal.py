@@ -15,11 +15,11 @@ import torch
 from gravac.compressors.draws import Draws
 
 NUDGE_LENGTH = 2.0**-18
-"""Length of the vector that is added to each column, scaled to length 1, before orthogonalization.
+"""Length of the vector that is added to each column before orthogonalization; the column has length 1.
 
-Each column gets another vector.
-Columns that are zero, or depend on other columns, thereby become new directions. Condition numbers stay below some 10⁷,
-whose square float64 can represent. The subspace rotates no more than by float32's rounding of products.
+Each column gets another vector. Columns that are zero, or depend on other columns, thereby become new directions.
+Condition numbers stay below some 10⁷, whose square float64 can represent. The vectors change the subspace no more than
+rounding products to float32 does.
 """
 
 ZERO_LENGTH = 1e-150
@@ -32,8 +32,8 @@ def orthonormal(factor: torch.Tensor) -> torch.Tensor:
     For each r, the first r columns of the basis span the first r columns of the factor.
 
     If a column is zero or depends on earlier columns, the basis has another direction instead of a zero. The basis is
-    always orthonormal, so that projecting on it is contractive. The extra directions can only capture more, and a lost
-    direction can return. A factor that is not finite gives a basis that is not finite.
+    always orthonormal, so that projecting on it is contractive. Extra directions can only capture more of a matrix, and
+    a direction that was lost can return. A factor that is not finite gives a basis that is not finite.
 
     Args:
         factor: one matrix or a batch, ``[..., rows, rank]``, ``rank < rows``, float32 or float64.

@@ -42,9 +42,9 @@ def pack(codes: torch.Tensor, bits: int) -> torch.Tensor:
     if bits == 3:
         return torch.cat([pack(codes & 3, 2), pack(codes >> 2, 1)], dim=-1)
     per_byte = 8 // bits
-    surplus = -codes.shape[-1] % per_byte
-    if surplus:
-        codes = torch.nn.functional.pad(codes, (0, surplus))
+    padding = -codes.shape[-1] % per_byte
+    if padding:
+        codes = torch.nn.functional.pad(codes, (0, padding))
     machine_words = codes.reshape(-1).view({2: torch.int16, 4: torch.int32, 8: torch.int64}[per_byte])
     shift = 8 - bits
     gap = per_byte // 2
@@ -68,13 +68,13 @@ def pack_into(packed: torch.Tensor, codes: torch.Tensor, bits: int) -> None:
         pack_into(packed[..., :low_bytes], codes & 3, 2)
         pack_into(packed[..., low_bytes:], codes >> 2, 1)
         return
-    surplus = -codes.shape[-1] % (8 // bits)
-    if surplus:
-        codes = torch.nn.functional.pad(codes, (0, surplus))
+    padding = -codes.shape[-1] % (8 // bits)
+    if padding:
+        codes = torch.nn.functional.pad(codes, (0, padding))
     while bits < 8:
-        first, second = codes[..., ::2], codes[..., 1::2]
-        into = packed if bits == 4 else torch.empty(first.shape, dtype=torch.uint8, device=codes.device)
-        codes = torch.add(first, second, alpha=1 << bits, out=into)
+        even_codes, odd_codes = codes[..., ::2], codes[..., 1::2]
+        target = packed if bits == 4 else torch.empty(even_codes.shape, dtype=torch.uint8, device=codes.device)
+        codes = torch.add(even_codes, odd_codes, alpha=1 << bits, out=target)
         bits *= 2
 
 

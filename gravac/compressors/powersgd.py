@@ -2,9 +2,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """PowerSGD: low-rank factors of the gradient, by a power iteration that starts from the previous step's factor.
 
-Source: Vogels et al., "PowerSGD", NeurIPS 2019 (algorithm 1; algorithm 2 is error feedback); one factor a step: Zhang
-et al., "ACP-SGD", 2023 (arXiv 2306.08881). Contractive: each rank sends its own matrix, projected orthogonally on a
-subspace that all ranks share. No gain is guaranteed; biased: error feedback sends the rest later.
+Source: Vogels et al., "PowerSGD", NeurIPS 2019 (algorithm 1; algorithm 2 is error feedback); for sending only one
+factor per step: Zhang et al., "ACP-SGD", 2023 (arXiv 2306.08881). Contractive: each rank sends its own matrix,
+projected orthogonally on a subspace that all ranks share. No gain is guaranteed; biased: error feedback sends the rest
+later.
 
 x is viewed as the matrix ``M [n, m]``: the tensor's first dimension by all the others. If low rank saves no bytes (1-D,
 a row, a column, a low CF on a small matrix), x is sent dense. On a GPU, matrices of equal shape are averaged as a
@@ -133,13 +134,13 @@ class PowerSGD(Compressor):
         if len(shape) < 2 or 0 in shape:
             return None
         n, m = shape[0], torch.Size(shape[1:]).numel()
-        columns = (n + m) / 2 if self.alternating else (n + m) * self.iterations
+        sent_per_column = (n + m) / 2 if self.alternating else (n + m) * self.iterations
         # 1 + 1e-9: a CF that a rank achieved gives this rank again, although the division rounds
-        rank = min(n, m, self.rank or max(1, int(n * m / (cf * columns) * (1 + 1e-9))))
-        max_columns = max(n, m) if self.alternating else columns
-        if min(n, m) == 1 or rank * max_columns >= n * m:
+        rank = min(n, m, self.rank or max(1, int(n * m / (cf * sent_per_column) * (1 + 1e-9))))
+        max_sent_per_column = max(n, m) if self.alternating else sent_per_column
+        if min(n, m) == 1 or rank * max_sent_per_column >= n * m:
             return None
-        return LowRank(n, m, rank, n * m / (rank * columns))
+        return LowRank(n, m, rank, n * m / (rank * sent_per_column))
 
     def method_at(self, cf: float) -> str:
         """Return the name ``low rank`` with the rank if it is set, otherwise with the CF."""
@@ -274,10 +275,10 @@ class PowerSGD(Compressor):
         return "" if key not in ("p", "q") or memory.dim() == 2 else "two dimensions"
 
     def _sides(self, plan: LowRank, ctx: Context) -> tuple[str, str, int]:
-        """Return which factor a step starts from, "p" or "q", which one it computes first, and the former's rows.
+        """Return a step's start factor (``"p"`` or ``"q"``), the factor it computes first, and the start factor's rows.
 
         A step starts from Q. If ``alternating``, it starts from the factor in the state; the first step starts from the
-        shorter factor, so that it sends the longer factor.
+        factor with fewer rows, so that it sends the factor with more rows.
         """
         starts_from_p = self.alternating and ("p" in ctx.state or ("q" not in ctx.state and plan.n < plan.m))
         return ("p", "q", plan.n) if starts_from_p else ("q", "p", plan.m)
@@ -316,7 +317,7 @@ def stack(tensors: Sequence[torch.Tensor]) -> torch.Tensor:
 
 
 def unstack(factors: torch.Tensor) -> Sequence[torch.Tensor]:
-    """Return the factors ``[rows, rank]`` of a batch ``[count, rows, rank]``, or of a single one ``[rows, rank]``."""
+    """Return the factors ``[rows, rank]`` of a batch ``[count, rows, rank]``; a single factor alone in a tuple."""
     return factors.unbind() if factors.dim() > 2 else (factors,)
 
 
@@ -359,12 +360,12 @@ def next_factor(total: torch.Tensor, previous: torch.Tensor) -> torch.Tensor:
 
 
 def split_factors_for_tf32(basis: torch.Tensor, *factors: torch.Tensor) -> list[torch.Tensor]:
-    """Return a basis and factors, ``[..., rows, rank]``, so split that products in TF32 are as exact as in float32.
+    """Split a basis and factors, ``[..., rows, rank]``, so that their products in TF32 are as exact as in float32.
 
-    If products are rounded to TF32, each result has three times the columns: upper and lower halves of its numbers,
-    side by side. The basis becomes ``[high, high, low]``, a factor ``[high, low, high]``. If products are not rounded,
-    all are returned unchanged. TF32 would round ``mean`` and ``sent`` differently, and their difference would be lost.
-    (The rounding of P and Q itself is harmless: their errors stay in the residual.)
+    If products are rounded to TF32, each result has three times the columns: upper and lower bits of its numbers, side
+    by side. The basis becomes ``[high, high, low]``, a factor ``[high, low, high]``. If products are not rounded, all
+    are returned unchanged. Without the split, TF32 would round ``mean`` and ``sent`` differently, and their difference
+    would be lost. (The rounding of P and Q itself is harmless: their errors stay in the residual.)
     """
     if not rounds_products(basis):
         return [basis, *factors]

@@ -5,11 +5,11 @@
 Each compressor's file has its coding costs, as points at some compression factors (CFs). This file interpolates between
 the points, and says how they were measured.
 
-**Coding costs** are points ``(CF, encode, decode)`` in copies of the tensor, measured on one CPU thread with
-``MEASURED_WORLD`` ranks (``gravac bench compressors``, docs/measurements/compressors.json). Between points, costs are
-interpolated in log CF; below the first and above the last point, that point's costs are used. On a GPU, costs in copies
-may differ much. There a run times its candidates (``gravac.engine.codec_timing``), and ``gravac.costmodel.Machine`` may
-have costs of its own.
+**Coding costs** are points ``(CF, encode, decode)``, in copies of the tensor: 1 is the time in which the tensor is
+copied. They are measured on one CPU thread with ``MEASURED_WORLD`` ranks (``gravac bench compressors``,
+docs/measurements/compressors.json). Between points, costs are interpolated in log CF; below the first and above the
+last point, that point's costs are used. On a GPU, these costs may be far from true. A run on a GPU therefore times its
+candidates (``gravac.engine.codec_timing``), and ``gravac.costmodel.Machine`` may have costs of its own.
 
 **Efficiency** is the fraction of a dense step's progress that a compressed step makes. ``gravac.beliefs`` has the
 efficiency of gravac's compressors; the class of any other compressor declares its own.
@@ -24,7 +24,10 @@ import numpy as np
 from gravac.beliefs import EfficiencyPoints, MethodKind
 
 CostPoints = Sequence[tuple[float, float, float]]
-"""Points (CF, cost of encode, cost of decode at ``MEASURED_WORLD`` ranks), ascending by CF; in copies of the tensor."""
+"""Points (CF, cost of encode, cost of decode at ``MEASURED_WORLD`` ranks), ascending by CF.
+
+A cost is in copies of the tensor: seconds / seconds in which the tensor is copied.
+"""
 
 MEASURED_WORLD = 2
 """Number of ranks at which coding costs are measured."""
@@ -67,13 +70,13 @@ class Profile:
     Attributes:
         family: name shared by compressors and CFs whose coding takes comparable time; a controller compares step times
             within a family.
-        coding: cost of encode and decode, in copies of the tensor. ``None`` at every CF: not measured, so that step
-            times are not predicted, and ``gravac advise`` skips the compressor.
+        coding: cost of encode and decode, in copies of the tensor. ``None``: not measured, at this and every other CF;
+            step times are then not predicted, and ``gravac advise`` skips the compressor.
         efficiency: expected fraction of a dense step's progress that a step makes, in (0, 1].
         efficiency_by_gain: efficiency for a gain that was measured while training: ``(gain, efficiency)``, ascending;
             empty if efficiency does not depend on gain.
-        efficiency_apart: exponent of the efficiency if ranks exchange only every few steps (``gravac.modes.outer``):
-            ``(number of steps, exponent)``, ascending; empty: the efficiency does not change.
+        efficiency_apart: exponents to which the efficiency is raised if ranks exchange only every few steps
+            (``gravac.modes.outer``): ``(number of steps, exponent)``, ascending; empty: the efficiency does not change.
         kind: kind of method, which selects the uncertainty of ``efficiency``; ``None``: the efficiency is certain.
         one_round: whether ``rounds`` yields once for every tensor: the next tensors' rounds may then start while the
             collective is in flight.

@@ -89,8 +89,8 @@ class Quantize(Compressor):
     def profile(self, cf: float, *, world: int = 2, shapes: Sequence[tuple[int, ...]] = ()) -> Profile:
         """Return expected costs and efficiency at a CF for ``world`` ranks.
 
-        If the ranks only exchange their codes (``gathers``), there is a single round. Several tensors may be coded as
-        one, except with ``rotate``.
+        If the ranks only exchange their codes (``gathers``), a single round of collectives averages them. Several
+        tensors may be coded as one, except with ``rotate``.
         """
         gathers, profile = self.gathers(world), super().profile(cf)
         if self.rotate:
@@ -160,7 +160,7 @@ class Quantize(Compressor):
             if ctx.error_feedback:
                 new_error = corrected_mean - coded_mean
                 if ctx.fold is not None and stored_error is None:
-                    new_error.nan_to_num_(0.0, 0.0, 0.0)  # if x is not finite: there is no earlier error to restore
+                    new_error.nan_to_num_(0.0, 0.0, 0.0)  # x may not be finite, and no earlier error can be restored
                 kept_error = new_error if ctx.error_feedback == 1 else new_error.mul_(ctx.error_feedback)
                 ctx.state["second"] = kept_error.view(-1, self.block)
                 aside = self._from_local_shard(mean_error, -1.0, x.numel(), ctx)
@@ -194,10 +194,10 @@ class Quantize(Compressor):
         return "" if memory_fits else f"blocks of {self.block} numbers"
 
     def kept_aside(self, ctx: Context, elements: int) -> torch.Tensor | None:
-        """Return the stored error of the second coding, that of the mean, times the ranks; ``None`` if none is stored.
+        """Return the stored error of the second coding, that of the mean, times the number of ranks: ``[elements]``.
 
-        The error is that of this rank's shard, with zeros elsewhere: flat, ``[elements]``. Averaging this over the
-        ranks gives the error of the mean.
+        A rank stores the error of its own shard; the result has zeros elsewhere. The mean of the results over the ranks
+        is thus the error of the whole mean. ``None``: no error is stored.
         """
         stored_error = ctx.state.get("second")
         return None if stored_error is None else self._from_local_shard(stored_error, ctx.world, elements, ctx)

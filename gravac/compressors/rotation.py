@@ -32,8 +32,8 @@ PRODUCT_LENGTH = 32
 """Number of elements of the transforms that are computed by one matrix product on other devices."""
 
 WIDE_DISTANCE = 128
-"""Distance, in elements, from which three stages of the transform are one product with an 8 x 8 matrix: for long rows
-the product costs less than two stages."""
+"""Smallest distance of the elements that a stage of the transform adds, from which a CPU computes three stages by one
+product with an 8 x 8 matrix: for long rows the product takes less time than two stages."""
 
 
 def length(elements: int, block: int = DEFAULT_BLOCK) -> int:
@@ -55,11 +55,11 @@ class Rotation:
     """
 
     def __init__(self, numbers: int, draws: Draws, block: int, like: torch.Tensor) -> None:
-        period = min(max(PIECE_NUMBERS, block), numbers)
-        signs = draws.signs(period, like.device).to(like.dtype)
-        piece = period
+        sign_period = min(max(PIECE_NUMBERS, block), numbers)
+        signs = draws.signs(sign_period, like.device).to(like.dtype)
+        piece = sign_period
         if like.device.type != "cpu" and numbers:
-            piece, signs = numbers, signs.repeat(-(-numbers // period))
+            piece, signs = numbers, signs.repeat(-(-numbers // sign_period))
         self.slices = [slice(start, min(start + piece, numbers)) for start in range(0, numbers, max(1, piece))]
         self._block = block
         self._signs = signs
@@ -109,25 +109,25 @@ def _transform(source: torch.Tensor, out: torch.Tensor, block: int) -> None:
     sums_only = rounds_products(out)
     read_buffer, write_buffer = source, out
     if sums_only:
-        half = 1
+        stage_length = 1
         torch.mul(read_buffer, block**-0.5, out=write_buffer)
     else:
-        half = min(block, FIRST_TRANSFORM_LENGTH if on_cpu else PRODUCT_LENGTH)
-        matrix = _matrix(half, block**-0.5, out.dtype, out.device)
-        torch.mm(read_buffer.view(-1, half), matrix, out=write_buffer.view(-1, half))
-    while half < block:
+        stage_length = min(block, FIRST_TRANSFORM_LENGTH if on_cpu else PRODUCT_LENGTH)
+        matrix = _matrix(stage_length, block**-0.5, out.dtype, out.device)
+        torch.mm(read_buffer.view(-1, stage_length), matrix, out=write_buffer.view(-1, stage_length))
+    while stage_length < block:
         read_buffer, write_buffer = write_buffer, read_buffer
-        cpu_radix = 8 if half >= WIDE_DISTANCE and 8 * half <= block else 2
-        radix = 2 if sums_only else cpu_radix if on_cpu else min(PRODUCT_LENGTH, block // half)
+        cpu_radix = 8 if stage_length >= WIDE_DISTANCE and 8 * stage_length <= block else 2
+        radix = 2 if sums_only else cpu_radix if on_cpu else min(PRODUCT_LENGTH, block // stage_length)
         if radix > 2:
-            rows = read_buffer.view(-1, radix, half)
+            rows = read_buffer.view(-1, radix, stage_length)
             matrix = _matrix(radix, 1.0, out.dtype, out.device).expand(len(rows), radix, radix)
-            torch.bmm(matrix, rows, out=write_buffer.view(-1, radix, half))
+            torch.bmm(matrix, rows, out=write_buffer.view(-1, radix, stage_length))
         else:
-            pairs, butterflies = read_buffer.view(-1, 2, half), write_buffer.view(-1, 2, half)
+            pairs, butterflies = read_buffer.view(-1, 2, stage_length), write_buffer.view(-1, 2, stage_length)
             torch.add(pairs[:, 0], pairs[:, 1], out=butterflies[:, 0])
             torch.sub(pairs[:, 0], pairs[:, 1], out=butterflies[:, 1])
-        half *= radix
+        stage_length *= radix
     if write_buffer is not out:
         out.copy_(write_buffer)
 

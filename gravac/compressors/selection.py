@@ -118,13 +118,16 @@ def _largest(x: Array, k: int) -> npt.NDArray[np.int64]:
 
 
 def _bound(x: Array, k: int) -> float:
-    """Return a magnitude that at least k coordinates very likely reach, from a sample: 0 if k is nearly all."""
+    """Return a magnitude that at least k coordinates of x very likely reach, estimated from a sample.
+
+    Return 0 if k is nearly the number of elements.
+    """
     sample = np.abs(x[:: max(1, x.size // SAMPLE_SIZE)])
     expected = sample.size * k / x.size
-    rank = math.ceil(expected + 4 * math.sqrt(expected)) + 1
-    if rank >= sample.size:
+    sample_k = math.ceil(expected + 4 * math.sqrt(expected)) + 1
+    if sample_k >= sample.size:
         return 0.0
-    return float(np.partition(sample, sample.size - rank)[sample.size - rank])
+    return float(np.partition(sample, sample.size - sample_k)[sample.size - sample_k])
 
 
 def _reaching(x: Array, bound: float) -> tuple[npt.NDArray[np.int64], Array]:

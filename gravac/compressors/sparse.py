@@ -25,10 +25,10 @@ class Addend(Protocol):
 
 
 def try_overwrite(numbers: Addend, *denses: torch.Tensor) -> bool:
-    """Overwrite flat tensors with consecutive parts of ``numbers``; return False if ``numbers`` has no way to do so.
+    """Overwrite flat tensors with consecutive sections of ``numbers``; return False, without a change, if impossible.
 
     An ``Addend`` may have a method ``overwrite``, which writes the numbers without adding them to zeros, and returns
-    whether it did.
+    True if it could write them.
     """
     overwrite: Callable[..., bool] | None = getattr(numbers, "overwrite", None)
     return overwrite is not None and overwrite(*denses)
@@ -63,7 +63,7 @@ class Sparse:
 
 
 def blocks(flat: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
-    """Return a flat tensor as rows as long as those of the matrix ``like``, without a last partial row.
+    """View a flat tensor as a matrix with rows as long as those of the matrix ``like``; leave out a last partial row.
 
     If ``like`` is 1-D, the flat tensor is returned unchanged.
     """

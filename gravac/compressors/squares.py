@@ -54,14 +54,14 @@ def norm(x: torch.Tensor) -> torch.Tensor:
 
 
 def recompute_if_inexact(sum_of_squares: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
-    """Return a sum of squares, 0-d, float64: summed again in float64 if it overflowed or underflowed; for CPU tensors.
+    """Return a sum of squares in float64, 0-d; if it overflowed or underflowed, sum again in float64. For CPU tensors.
 
     Args:
         sum_of_squares: sum of the squares of x in x's own number format, 0-d.
         x: the numbers, flat.
     """
-    safe = MIN_EXACT_ENERGY < float(sum_of_squares) < math.inf
-    return sum_of_squares.double() if safe else _sum_in_float64(x)
+    is_safe = MIN_EXACT_ENERGY < float(sum_of_squares) < math.inf
+    return sum_of_squares.double() if is_safe else _sum_in_float64(x)
 
 
 def norms_of_rows(rows: torch.Tensor) -> torch.Tensor:
@@ -87,8 +87,8 @@ def _norms_scaled(rows: torch.Tensor) -> torch.Tensor:
 
 def power_of_two(exponent: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
     """Return ``2 ** exponent``, exact, also for subnormal powers, for integers of any shape; float32 or float64."""
-    bits, mantissa, integer = (64, 52, torch.int64) if dtype == torch.float64 else (32, 23, torch.int32)
-    biased = exponent.to(integer) + ((1 << (bits - mantissa - 2)) - 1)
+    bits, mantissa, integer_dtype = (64, 52, torch.int64) if dtype == torch.float64 else (32, 23, torch.int32)
+    biased = exponent.to(integer_dtype) + ((1 << (bits - mantissa - 2)) - 1)
     # a subnormal power of two is a single bit of the mantissa, with an exponent field of 0
     return torch.where(biased > 0, biased << mantissa, 1 << (biased + mantissa - 1).clamp_(0, mantissa)).view(dtype)
 

@@ -7,8 +7,8 @@ adapted to all-reduce, with saturation and partial rotation, by Han et al., "Bey
 HotNets 2024, section 3.2. Rounding to the nearest integer is contractive; so is saturation, which rarely happens.
 
 gloo's integer sums wrap around. To saturate, each rank therefore sums a shard of the codes in wider integers: an
-all-to-all distributes codes, and an all-gather collects sums. Alternatively, an all-reduce sums codes in lanes of int32
-that are too wide to overflow.
+all-to-all distributes codes, and an all-gather collects sums. Alternatively (``exchange="lanes"``), an all-reduce sums
+int32 words. Each word holds several codes, in bit fields (lanes) that are wide enough for the sums.
 """
 
 from collections.abc import Generator, Sequence
@@ -69,8 +69,8 @@ class THC(Compressor):
         bits: bits per coordinate of a rank's codes: 2, 4 (the default) or 8.
         sum_bits: bits per coordinate of the sum, which saturates: 2, 4 or 8 (the default); equal to ``bits`` in the
             published method.
-        rotate: what is rotated at once. ``"partial"``, the default: blocks of 1024; ``"full"``: the whole tensor,
-            padded to a power of two.
+        rotate: numbers that are rotated together. ``"partial"``, the default: blocks of 1024; ``"full"``: the whole
+            tensor, padded to a power of two.
         reach: the grid's largest number, in root mean squares of a block, above 0; default: 2.7. Larger numbers are
             clipped.
         exchange: how codes are summed. ``"shards"``, the default: by the rank that owns each shard; ``"lanes"``: by
@@ -187,8 +187,8 @@ class THC(Compressor):
         """Sum all ranks' packed codes by all-to-all and all-gather: each rank sums one shard.
 
         Returns:
-            All sums, saturated and packed, flat; and the part that saturation cuts off this rank's shard, or ``None``
-            if sums cannot saturate.
+            All sums, saturated and packed, flat; and the change of this rank's sums by saturation: int32, flat, or
+            ``None`` if sums cannot saturate.
         """
         shard_codes = yield AllToAll(packed)
         max_sum, max_sent = world * self._max_code, _max_code(self.sum_bits)
@@ -210,7 +210,7 @@ class THC(Compressor):
 
         Args:
             sent: this rank's codes.
-            cut: what saturation changed in this rank's shard of the sum: int32, flat, in codes.
+            cut: saturated sums minus exact sums of this rank's shard: int32, flat, in units of codes.
             ctx: the tensor's context.
         """
         codes = unpack(sent.codes, self.bits, len(cut) * ctx.world).int()
@@ -221,15 +221,15 @@ class THC(Compressor):
 
     def _in_lanes(self, codes: torch.Tensor, world: int) -> Generator[Any, Any, torch.Tensor]:
         """Sum flat codes over the ranks by one all-reduce of several codes per int32; return the sums: int32, flat."""
-        lanes, width = self._lanes(world), self._lane_bits(world)
+        lanes, lane_bits = self._lanes(world), self._lane_bits(world)
         section = -(-codes.numel() // lanes)
         sections = torch.nn.functional.pad(codes, (0, section * lanes - codes.numel())).view(lanes, section)
         packed = torch.zeros(section, dtype=torch.int32, device=codes.device)
         for lane, lane_codes in enumerate(sections):
-            packed |= lane_codes.int() << (lane * width)
+            packed |= lane_codes.int() << (lane * lane_bits)
         total = yield AllReduce(packed)
-        mask = (1 << width) - 1
-        return torch.cat([(total >> (lane * width)) & mask for lane in range(lanes)])
+        mask = (1 << lane_bits) - 1
+        return torch.cat([(total >> (lane * lane_bits)) & mask for lane in range(lanes)])
 
     @property
     def _max_code(self) -> int:

@@ -8,7 +8,7 @@ are left out, and free slots have zeros.
 
 By default (``exact_count``) the k largest coordinates are sent, and the threshold only makes their search faster. On a
 GPU, ``torch.topk`` finds them, and the host never waits. Without ``exact_count``, the host waits for each number that
-the published rule reads, and four times more.
+the published rule reads from the GPU, and four times besides.
 """
 
 from collections.abc import Sequence

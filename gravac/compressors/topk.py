@@ -3,7 +3,7 @@
 """Top-k: every rank sends its k largest coordinates, values and indices.
 
 Source: Aji & Heafield, "Sparse Communication for Distributed Gradient Descent", EMNLP 2017; with error feedback,
-Stich et al., "Sparsified SGD with Memory", NeurIPS 2018. Contractive with 1/CF; gain at least 1/CF.
+Stich et al., "Sparsified SGD with Memory", NeurIPS 2018. Contractive, with a gain of at least 1/CF.
 """
 
 import math
@@ -27,7 +27,7 @@ class TopK(Compressor):
 
     Attributes:
         values: number format of the values on the wire: ``"float32"``, ``"float16"`` or ``"bfloat16"``; ``None``, the
-            default: the gradient's own. Values are summed in x's dtype.
+            default: the gradient's own. The ranks' values are summed in float32, for float64 gradients in float64.
 
     Raises:
         SettingsError: a setting is unknown, of the wrong type, or out of its range.
@@ -104,12 +104,12 @@ class TopK(Compressor):
         indices = largest(x, k_for(elements, cf))
         values = x.gather(1, indices).to(dtype_of(self.values, ctx.dtype))
         gathered_values, packed_indices = yield AllGather(values, pack_indices(indices, elements))
-        starts = torch.arange(0, count * elements, elements, device=x.device).unsqueeze(1)
-        positions = (unpack_indices(packed_indices, elements) + starts).flatten(1)
+        row_starts = torch.arange(0, count * elements, elements, device=x.device).unsqueeze(1)
+        positions = (unpack_indices(packed_indices, elements) + row_starts).flatten(1)
         terms = (gathered_values.to(x.dtype) / ctx.world).flatten(1)
         return Reduced(
             mean=Sparse(tuple(zip(positions.unbind(), terms.unbind(), strict=True))),
-            sent=Sparse((((indices + starts).view(-1), values.to(x.dtype).view(-1)),)),
+            sent=Sparse((((indices + row_starts).view(-1), values.to(x.dtype).view(-1)),)),
             cf=elements / max(1, indices.shape[1]),
         )
 

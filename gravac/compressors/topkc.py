@@ -62,7 +62,7 @@ class TopKC(Compressor):
     values: Literal["float32", "float16", "bfloat16"] | Quantize | None = "bfloat16"
 
     def profile(self, cf: float, *, world: int = 2, shapes: Sequence[tuple[int, ...]] = ()) -> Profile:
-        """Return expected costs and efficiency; a quantizer of the values multiplies the efficiency by its own."""
+        """Return expected costs and efficiency; if values are quantized, times the efficiency of the quantizer."""
         profile = replace(super().profile(cf), coding_bytes=5 + math.ceil(32 / cf))
         if not isinstance(self.values, Quantize):
             return profile

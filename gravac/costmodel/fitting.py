@@ -33,8 +33,15 @@ class Observation:
     """A measured step: the arguments of ``gravac.costmodel.predict``, and the step's time.
 
     Attributes:
-        shapes: shapes of the parameters; ``predict`` explains the attributes that are not listed here.
+        shapes: shapes of the parameters.
+        compressor: compressor of the tensors that are large enough; ``None``: no tensor was compressed.
+        cf: compression factor; ignored without a compressor.
+        compute_s: time of forward, backward and optimizer, seconds.
+        world: number of ranks.
         step_s: time of the step, seconds.
+        buckets: number of buckets that the exchange was cut into; ``None``: a bucket for each 25 MiB of gradients.
+        dense: number format of tensors that were not compressed.
+        dense_below: number of elements below which a tensor was not compressed.
         link: name of the network; steps with the same name used the same network.
     """
 
@@ -90,8 +97,8 @@ def fit(observations: Sequence[Observation], machine: Machine | None = None) -> 
 
     The fit assumes that links differ in bandwidth alone: most of a message's latency is the machine's, and the steps
     cannot separate a latency of each link from the time of coding. Fit very different links in separate calls. The
-    fit minimizes relative errors, by least squares that weigh large errors less. For a given overlap, and known
-    exchanges that outlast backward, a step's time is linear in the other constants; a search finds the overlap.
+    fit minimizes relative errors, by least squares that weigh large errors less. A search finds the overlap. Given the
+    overlap, and in which steps the exchange outlasts backward, a step's time is linear in the other constants.
 
     Args:
         observations: measured steps; those of a single rank are ignored, and each link needs at least three. Steps must
@@ -152,27 +159,27 @@ class _Problem:
         self.coding_columns = np.array([[step.copied_bytes * 1e-9, step.starts] for step in loads])
 
     def solve(self) -> tuple[FloatArray, float]:
-        """Return the constants with the smallest error, and their overlap.
+        """Return the constants and the overlap of the fit with the smallest error.
 
         The constants have the order of the unknowns: shape ``(links + 3,)``.
         """
-        overlaps, width = np.linspace(0, 1, 21), 0.05
+        overlaps, half_width = np.linspace(0, 1, 21), 0.05
         best_overlap = min(overlaps, key=lambda overlap: self.solve_at(float(overlap))[0])
         for _ in range(3):
-            overlaps = np.clip(np.linspace(best_overlap - width, best_overlap + width, 11), 0, 1)
+            overlaps = np.clip(np.linspace(best_overlap - half_width, best_overlap + half_width, 11), 0, 1)
             best_overlap = min(overlaps, key=lambda overlap: self.solve_at(float(overlap))[0])
-            width /= 5
+            half_width /= 5
         return self.solve_at(float(best_overlap))[1], float(best_overlap)
 
     def solve_at(self, overlap: float) -> tuple[float, FloatArray]:
         """Return the smallest error of the fit at a given overlap, and the constants with that error."""
         hideable_s = overlap * BACKWARD_FRACTION * self.compute_s
-        best = (math.inf, np.zeros(self.bucket_columns.shape[1] + 2))
+        best_error_and_constants = (math.inf, np.zeros(self.bucket_columns.shape[1] + 2))
         for is_exposed in (np.ones(len(hideable_s), dtype=bool), np.zeros(len(hideable_s), dtype=bool)):
             weights = 1 / self.measured_s
             for _ in range(30):
-                exchanges = np.where(is_exposed, self.bucket_counts, 1.0)[:, None]
-                columns = np.hstack([self.bucket_columns * exchanges, self.coding_columns])
+                exposed_exchanges = np.where(is_exposed, self.bucket_counts, 1.0)[:, None]
+                columns = np.hstack([self.bucket_columns * exposed_exchanges, self.coding_columns])
                 target_s = self.measured_s - self.compute_s + np.where(is_exposed, hideable_s, 0.0)
                 constants = _solve_not_negative(columns * weights[:, None], target_s * weights)
                 bucket_s = self.bucket_columns @ constants[:-2]
@@ -184,8 +191,8 @@ class _Problem:
                     errors < HUBER_THRESHOLD, errors * errors / (2 * HUBER_THRESHOLD), errors - HUBER_THRESHOLD / 2
                 )
                 error = float(losses.sum())
-                if error < best[0]:
-                    best = (error, constants)
+                if error < best_error_and_constants[0]:
+                    best_error_and_constants = (error, constants)
                 was_exposed, is_exposed = is_exposed, waits_s > 0
                 new_weights = 1 / (self.measured_s * np.sqrt(np.maximum(errors, HUBER_THRESHOLD)))
                 same_exposed = bool((was_exposed == is_exposed).all())
@@ -193,7 +200,7 @@ class _Problem:
                 weights = new_weights
                 if has_converged:
                     break
-        return best
+        return best_error_and_constants
 
 
 def _solve_not_negative(columns: FloatArray, target: FloatArray) -> FloatArray:

@@ -18,17 +18,17 @@ A cost is a time / the time of copying the tensor; decode is measured at ``MEASU
 
 @dataclass(frozen=True, slots=True)
 class Machine:
-    """A machine: its cost of compression, and the part of an exchange that it can hide.
+    """Constants of a machine: its speed of compression, and how much of the exchange it can hide behind backward.
 
     Attributes:
         copy_bytes_per_s: bytes of a tensor / seconds that copying the tensor takes.
         overlap: fraction of the time of backward that can hide the exchange, 0 to 1.
-        costs: costs of encode and decode on this machine, see ``Costs``; of a compressor that is missing they are not
-            known. ``None``: the costs of each compressor's profile, which were measured on a CPU.
+        costs: costs of encode and decode on this machine, see ``Costs``; a compressor that is missing has no known
+            cost. ``None``: the costs of each compressor's profile, which were measured on a CPU.
         per_rank: whether decoding after an all-gather takes time in proportion to the number of ranks, except for a
             fixed part (``Coding.fixed``); if not, costs are the same at any number of ranks.
-        start_s: seconds that each round of collectives of a compressed bucket takes besides coding and exchange:
-            waking threads, calls, cold caches.
+        start_s: seconds that each round of collectives of a compressed bucket takes besides coding and exchange: for
+            waking threads, for calls, and for cold caches.
     """
 
     copy_bytes_per_s: float

@@ -49,7 +49,7 @@ def collective_seconds(kind: Kind, payload_bytes: float, world: int, network: Ne
 
 
 def messages_of(kind: Kind, payload_bytes: float, world: int, tree: bool = False) -> tuple[int, float]:
-    """Return the number of messages that one rank sends in a collective, one after the other, and their total bytes.
+    """Return the number of messages that one rank sends in a collective, one after the other, and the bytes of all.
 
     Arguments are those of ``collective_seconds``.
     """

@@ -137,19 +137,21 @@ def load(
         is_small = compressor is None or (compressor.compresses and (len(shape) < 2 or size < dense_below))
         sender, sender_cf = (number_format, number_format.cf) if compressor is None or is_small else (compressor, cf)
         traffic = sender.traffic(shape, sender_cf, torch.float32, world)
-        gathered = any(sent.kind is AllGather for sent in traffic)
+        gathered = any(collective.kind is AllGather for collective in traffic)
         copied_bytes += 4 * size * machine.copies(sender, sender_cf, world, gathered)
         if sender.compresses:
             rounds = max(rounds, len(traffic))
-        for index, sent in enumerate(traffic):
-            payload_bytes[index, sent.kind] = payload_bytes.get((index, sent.kind), 0) + sent.payload_bytes
+        for round_index, collective in enumerate(traffic):
+            payload_bytes[round_index, collective.kind] = (
+                payload_bytes.get((round_index, collective.kind), 0) + collective.payload_bytes
+            )
     messages_and_bytes = [messages_of(kind, payload, world) for (_, kind), payload in payload_bytes.items()]
     return Load(
         compute_s=compute_s,
         copied_bytes=copied_bytes,
         starts=buckets * rounds,
         messages=sum(messages for messages, _ in messages_and_bytes),
-        bits=8 * sum(sent for _, sent in messages_and_bytes) / buckets,
+        bits=8 * sum(sent_bytes for _, sent_bytes in messages_and_bytes) / buckets,
         buckets=buckets,
         wire_bytes=sum(kind.wire_bytes(payload, world) for (_, kind), payload in payload_bytes.items()),
     )
@@ -200,10 +202,10 @@ def break_even(
     dense: Format = "bfloat16",
     dense_below: int = 1024,
 ) -> float | None:
-    """Return the bandwidth, bits per second, below which compressed steps are shorter than dense ones (16 bit).
+    """Return the bandwidth, bits per second, below which compressed steps are shorter than dense steps.
 
     ``None`` if compressed steps are shorter at no bandwidth between ``LOWEST_BANDWIDTH_BPS`` and
-    ``HIGHEST_BANDWIDTH_BPS``, or at all of them.
+    ``HIGHEST_BANDWIDTH_BPS``, or at every bandwidth.
 
     Args:
         shapes: shapes of the parameters.
@@ -241,6 +243,6 @@ def crossing(wins: Callable[[float], bool]) -> float | None:
     if not wins(lower_bps) or wins(higher_bps):
         return None
     while higher_bps / lower_bps > 1.0001:
-        middle = math.sqrt(lower_bps * higher_bps)
-        lower_bps, higher_bps = (middle, higher_bps) if wins(middle) else (lower_bps, middle)
+        middle_bps = math.sqrt(lower_bps * higher_bps)
+        lower_bps, higher_bps = (middle_bps, higher_bps) if wins(middle_bps) else (lower_bps, middle_bps)
     return math.sqrt(lower_bps * higher_bps)

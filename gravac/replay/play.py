@@ -115,8 +115,9 @@ def replay(trace: Trace, policy: Policy) -> Replay:
         The decisions of run and policy, and the first step in which run and policy differ.
 
     Raises:
-        SettingsError: the policy has another base, decides by single tensors, does not choose how often ranks exchange
-            although the run did, or has only choices that the run did not have; or steps are missing in the trace.
+        SettingsError: the policy has another base compressor, decides by norms of single tensors, does not choose how
+            often ranks exchange although the run did, or runs candidates that the run could not choose; or steps are
+            missing in the trace.
     """
     if not trace.steps:
         raise SettingsError(
@@ -196,7 +197,7 @@ class _ModeChange:
     def compare_step(
         self, index: int, record: StepRecord, executed: Candidate, in_force: Decision, previous: Candidate | None
     ) -> Parting | None:
-        """Return how run and policy differ in a step; ``None`` if they agree, or may only be changing modes.
+        """Return how run and policy differ in a step; ``None`` if they agree, or if ranks may still be changing modes.
 
         Args:
             index: index of the record.
@@ -219,11 +220,11 @@ class _ModeChange:
 
 
 def _allowed_forecasts(run: RunRecord | ForecastsRecord, policy: Policy) -> tuple[tuple[Forecast, ...], list[str]]:
-    """Return forecasts of the run's candidates that a policy allows, and a note if the run lacked some others.
+    """Return forecasts of the run's candidates that a policy allows, and notes on candidates that the run did not have.
 
     Raises:
-        SettingsError: the policy's choices are fixed, and the run lacked some of them; or its controller does not
-            choose how often ranks exchange, although the run's did; or the run's first candidate is not dense.
+        SettingsError: the policy's controller runs candidates that the run could not choose (``keeps_all``), or does
+            not choose how often ranks exchange although the run did; or the run's first candidate is not dense.
     """
     controller, base = policy.controller, policy.base
     forecasts = run.forecasts
@@ -238,7 +239,7 @@ def _allowed_forecasts(run: RunRecord | ForecastsRecord, policy: Policy) -> tupl
     intervals = [candidate.every for candidate in candidates]
     check_chooses_every(controller, min(intervals), max(intervals))
     proposed_cfs = controller.propose(policy.cf_range, base.candidates(policy.cf_range)) if base.compresses else ()
-    dense_cfs = {first.cf, *(form.cf for form in policy.dense_formats)}
+    dense_cfs = {first.cf, *(dense_format.cf for dense_format in policy.dense_formats)}
     allowed_candidates = [
         candidate for candidate in candidates[1:] if candidate.cf in (dense_cfs if candidate.dense else proposed_cfs)
     ]
@@ -332,17 +333,19 @@ def _notes_on_settings(trace: Trace, policy: Policy) -> Sequence[str]:
         SettingsError: the policy has another base compressor.
     """
     recorded = trace.run.settings
-    base = recorded.get("base", policy.base.name)
-    if policy.base.name not in (base, DENSE):
+    recorded_base = recorded.get("base", policy.base.name)
+    if policy.base.name not in (recorded_base, DENSE):
         raise SettingsError(
-            f"base: the policy's is {policy.base.name}, the trace was recorded with {base}, and has no "
-            f"measurement of another compressor; give a policy with base {base}"
+            f"base: the policy's is {policy.base.name}, the trace was recorded with {recorded_base}, and has no "
+            f"measurement of another compressor; give a policy with base {recorded_base}"
         )
     notes = []
     for name, setting in policy.as_dict().items():
         affects_gain = name.startswith(("base.", "dense")) or name in ("error_feedback", "release")
         if affects_gain and name in recorded and str(recorded[name]) != str(setting):
-            notes.append(f"{name}: recorded with {recorded[name]}, the policy has {setting}; gains are the recording's")
+            notes.append(
+                f"{name}: recorded with {recorded[name]}, the policy has {setting}; gains are those of the run"
+            )
     if trace.steps[0].step:
         notes.append(f"the run was resumed at step {trace.steps[0].step}; the controller starts afresh there")
     return notes

@@ -32,8 +32,8 @@ class Trace:
         decisions: all recorded decisions, in order.
         latency: number of the engine's steps from a measurement to the first step that the decision based on it holds
             for. After native steps (DDP exchanges by itself) a decision holds from the next step.
-        admitted: forecasts of candidates that were admitted during the run, each record with the number of step records
-            before it.
+        admitted: forecasts that replaced those of ``run`` during training, each record with the number of step records
+            before it in the file.
     """
 
     run: RunRecord
@@ -63,17 +63,17 @@ class Trace:
         before its decision.
         """
         choices: list[Candidate] = []
-        forecasts, decided_every, position = self.forecasts, self.steps[:2][-1].every, 0
+        forecasts, decided_every, decision_index = self.forecasts, self.steps[:2][-1].every, 0
         for record in self.steps:
-            while position < len(self.decisions) and self.decisions[position].step <= record.step:
-                decision, position = self.decisions[position], position + 1
+            while decision_index < len(self.decisions) and self.decisions[decision_index].step <= record.step:
+                decision, decision_index = self.decisions[decision_index], decision_index + 1
                 decided_every = decision.every if decision.mode == "outer" else record.every
             as_decided = replace(record, every=decided_every) if record.mode == "outer" else record
             choices.append(forecast_of(as_decided, forecasts).candidate)
         return choices
 
     def number(self, setting: str) -> float | None:
-        """Return the number of a setting of the run; ``None`` if the setting is missing or a text (``"auto"``)."""
+        """Return a setting of the run if it is a number; ``None`` if it is missing, or text such as ``"auto"``."""
         number = self.run.settings.get(setting)
         return number if isinstance(number, (int, float)) else None
 

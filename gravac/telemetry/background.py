@@ -82,7 +82,7 @@ class BackgroundSink:
             )
 
     def _run(self) -> None:
-        """Pass waiting records to the sink until ``None`` arrives or the sink fails, then close the sink (thread)."""
+        """Pass records to the sink, on the thread, until ``None`` arrives or the sink fails; then close the sink."""
         try:
             while (record := self._waiting_records.get()) is not None:
                 self._sink(record)

@@ -73,8 +73,8 @@ def describe_bytes(wire_ratio: float) -> str:
     """
     if not (math.isfinite(wire_ratio) and wire_ratio > 0) or abs(wire_ratio - 1) <= EQUAL_BYTES_MARGIN:
         return ""
-    times, comparative = (wire_ratio, "fewer") if wire_ratio > 1 else (1 / wire_ratio, "more")
-    return f"{times:.0f}x {comparative} bytes" if times >= 10 else f"{round(times, 1):g}x {comparative} bytes"
+    factor, comparative = (wire_ratio, "fewer") if wire_ratio > 1 else (1 / wire_ratio, "more")
+    return f"{factor:.0f}x {comparative} bytes" if factor >= 10 else f"{round(factor, 1):g}x {comparative} bytes"
 
 
 def forecast_of(record: DecisionRecord | StepRecord, forecasts: Sequence[Forecast]) -> Forecast:
@@ -223,7 +223,7 @@ def _method_name(forecast: Forecast) -> str:
 
 
 def _describe_window(decision: DecisionRecord) -> str:
-    """Return the gain and throughputs of the window that ended with a decision as text."""
+    """Return text with the gain and the throughputs of the window that ended with a decision."""
     phrases = []
     if math.isfinite(decision.gain):
         gain_band = f" [{decision.gain_low:.3f}, {decision.gain_high:.3f}]" if math.isfinite(decision.gain_low) else ""
@@ -256,7 +256,7 @@ def describe_mode_change(change: ModeRecord) -> str:
 
 
 def tag_name(candidate: Candidate) -> str:
-    """Return a candidate's name for use in a tag: only letters, digits, dots and underscores.
+    """Return a candidate's name for use in a TensorBoard tag: only letters, digits, dots and underscores.
 
     Example:
         >>> tag_name(Candidate("outer", "quantize", 16.0, every=10, delay=5))
@@ -266,7 +266,7 @@ def tag_name(candidate: Candidate) -> str:
 
 
 def describe_progress(progress: ProgressRecord, forecasts: Sequence[Forecast]) -> str:
-    """Return a text with the ratio that a candidate's trials measured, and with the efficiency that they corrected."""
+    """Return a text with the ratio that a candidate's trials measured, and the efficiency that gravac assumes now."""
     comparison = (
         f"a step of {progress.candidate} made {progress.ratio:.2f} ± {progress.error:.2f} of the progress of a step of "
         f"{progress.reference} ({progress.trials} {'trial' if progress.trials == 1 else 'trials'})"

@@ -154,7 +154,7 @@ def read_jsonl(path: str | Path, check: Check = lambda record: None) -> list[Rec
 
 
 def _read_records(path: Path, check: Check) -> Iterator[Record]:
-    """Yield the records of a file; see ``read_jsonl``."""
+    """Yield the records of a file, without lines that a crash cut short; arguments and errors as in ``read_jsonl``."""
     cut_line: tuple[int, Exception] | None = None
     with path.open("rb") as lines:
         for number, line in enumerate(lines, start=1):
@@ -181,15 +181,15 @@ def _read_records(path: Path, check: Check) -> Iterator[Record]:
 
 
 def _record_from(parsed_line: Any) -> Record:
-    """Return the record of a parsed line.
+    """Convert a parsed line to a record, of the class that the line's ``"kind"`` names.
 
     Raises:
         ValueError: the line is no record that this gravac reads; the message names field and content.
     """
-    name = parsed_line.get("kind") if isinstance(parsed_line, dict) else parsed_line
-    if not isinstance(parsed_line, dict) or not isinstance(name, str) or name not in RECORD_CLASSES:
-        raise ValueError(f"kind: {name!r:.80} is none of {', '.join(RECORD_CLASSES)}")
-    record_class = RECORD_CLASSES[name]
+    kind = parsed_line.get("kind") if isinstance(parsed_line, dict) else parsed_line
+    if not isinstance(parsed_line, dict) or not isinstance(kind, str) or kind not in RECORD_CLASSES:
+        raise ValueError(f"kind: {kind!r:.80} is none of {', '.join(RECORD_CLASSES)}")
+    record_class = RECORD_CLASSES[kind]
     if record_class is RunRecord and parsed_line.get("version") != RUN_VERSION:
         raise ValueError(
             f"version: {parsed_line.get('version')!r:.80} cannot be read; this gravac reads version {RUN_VERSION} only"
@@ -198,12 +198,12 @@ def _record_from(parsed_line: Any) -> Record:
 
 
 def _validate(record_class: Any, parsed_line: dict[str, Any]) -> Record:
-    """Return the record of class ``record_class`` that a parsed line has.
+    """Convert a parsed line, whose fields pydantic checks, to a record of class ``record_class``.
 
     A ``null`` becomes nan in a field that must have a number, and ``None`` in a field that may be ``None``.
 
     Raises:
-        ValueError: see ``_record_from``.
+        ValueError: the line lacks a field, or a field has content that is not allowed; the message names the field.
     """
     try:
         record: Record = _type_adapter(record_class).validate_json(json.dumps(parsed_line), strict=True)
@@ -223,38 +223,38 @@ def _validate(record_class: Any, parsed_line: dict[str, Any]) -> Record:
 
 @functools.cache
 def _type_adapter(record_class: type[Record]) -> TypeAdapter[Any]:
-    """Return pydantic's adapter of a class of records; the adapter is created once."""
+    """Return pydantic's adapter that checks the fields of a class of records; create the adapter only once."""
     return TypeAdapter(record_class)
 
 
 def _parse_integer(digits: str) -> int | str:
-    """Return an integer of a line; a too large integer stays text, which no field for an integer accepts."""
+    """Convert an integer of a line from text; a too large integer stays text, which no field for an integer accepts."""
     return digits if len(digits) > 20 or abs(int(digits)) >= INTEGER_BOUND else int(digits)
 
 
 def _parse_number(text: str) -> float | str:
-    """Return a number of a line; a too large number stays text, which no field for a number accepts."""
+    """Convert a number of a line from text; a too large number stays text, which no field for a number accepts."""
     number = float(text)
     return text if LARGEST_NUMBER < abs(number) < math.inf else number
 
 
 def _describe_fault(fault: ErrorDetails) -> str:
-    """Return a text about a fault that pydantic found in a line: path of the field, its content, and what is wrong."""
-    location, kind = fault["loc"], fault["type"]
+    """Return an error message about a fault that pydantic found in a line: the field, its content, what is allowed."""
+    location, error_type = fault["loc"], fault["type"]
     # in the location of a setting, the last key names one of the types that a setting may have
     if location[:1] == ("settings",) and len(location) > 2:
-        location, kind = location[:2], "setting"
-    elif kind == "missing" and isinstance(location[-1], int):  # an element of a pair
-        location, kind = location[:-1], "too_long"
+        location, error_type = location[:2], "setting"
+    elif error_type == "missing" and isinstance(location[-1], int):  # an element of a pair
+        location, error_type = location[:-1], "too_long"
     path, content = "/".join(map(str, location)), f"{fault['input']!r:.80}"
-    if kind == "missing":
+    if error_type == "missing":
         return f"{path}: the field is missing"
-    if kind == "literal_error":
+    if error_type == "literal_error":
         allowed_values = fault["ctx"]["expected"].replace("'", "").replace(" or ", ", ")
         return f"{path}: {content} is none of {allowed_values}"
     return (
-        f"{path}: {content} is not {ACCEPTED_TEXTS[kind]}"
-        if kind in ACCEPTED_TEXTS
+        f"{path}: {content} is not {ACCEPTED_TEXTS[error_type]}"
+        if error_type in ACCEPTED_TEXTS
         else f"{path}: {content}: {fault['msg']}"
     )
 

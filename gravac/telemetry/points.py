@@ -31,7 +31,7 @@ class Points:
         self._sent_gigabytes = [0.0, 0.0]
 
     def add(self, step: StepRecord) -> None:
-        """Add a step; write a point if the steps since the last point are ``every`` or more."""
+        """Add a step; write a point if ``every`` training steps or more were added since the last point."""
         if self._previous_step is None or _equal_fields(self._previous_step) != _equal_fields(step):
             self.flush()
             staircase_numbers = {page.STEPS[name]: per_step(step, name) or 0.0 for name in page.STAIRS}
@@ -68,7 +68,10 @@ def _equal_fields(step: StepRecord) -> tuple[object, ...]:
 
 
 def _candidate_numbers(step: StepRecord) -> dict[str, float]:
-    """Return a step's CF and its logarithm, or the numbers of a round of outer steps, by tag."""
+    """Return the numbers, by tag, that show which candidate ran in a step: the CF and its logarithm.
+
+    For a round of outer steps: the number of steps, the delay, the drift, each rank's steps and the wire ratio.
+    """
     if step.mode != "outer":
         return {page.CF: step.cf, page.CF_LOG10: math.log10(step.cf)}
     round_numbers = {page.EVERY: float(step.every), page.DELAY: float(step.delay), page.DRIFT: step.drift}

@@ -19,8 +19,9 @@ class RunRecord:
         world_size: number of ranks.
         forecasts: forecast of each candidate that the controller may choose, dense first.
         dropped: candidates that the controller may not choose, each with the cause.
-        timed: compression factors (CFs) of the candidates whose encode and decode were timed on the gradients' device,
-            as ``coding_s``; of other candidates, ``coding_s`` is computed from the compressors' costs on a CPU.
+        timed: compression factors (CFs) of the candidates whose encode and decode were timed on the gradients' device;
+            ``coding_s`` of their forecasts is that time. For other candidates, ``coding_s`` is computed from the
+            compressors' costs on a CPU.
     """
 
     settings: dict[str, str | int | float | bool]

@@ -59,7 +59,8 @@ class TensorBoardSink:
         self._decision_count = 0
         self._measured_names: tuple[str, ...] = ()
         self._changes: list[tuple[DecisionRecord, DecisionRecord | StepRecord | None]] = []
-        self._previous_record: DecisionRecord | StepRecord | None = None  # first step, or newest decision
+        # names the candidate that runs: record of the first step, later of the newest decision
+        self._running_record: DecisionRecord | StepRecord | None = None
 
     def __call__(self, record: Record) -> None:
         """Write a record. Never raises: the first failure causes a warning, and later records are dropped."""
@@ -110,10 +111,10 @@ class TensorBoardSink:
         self._writer.add_text(page.RUN_TEXT, descriptions.describe_run(run), step)
 
     def _add_step(self, step: StepRecord) -> None:
-        """Add a step to the next point."""
+        """Add a step to the point that is written next."""
         self._points.add(step)
         self._newest_step = step
-        self._previous_record = step if self._previous_record is None else self._previous_record
+        self._running_record = step if self._running_record is None else self._running_record
 
     def _write_decision(self, decision: DecisionRecord) -> None:
         """Write a decision's gains and description; remember the decision if it changes the candidate."""
@@ -121,11 +122,11 @@ class TensorBoardSink:
         gains = (decision.gain, decision.gain_low, decision.gain_high)
         if all(map(math.isfinite, gains)):
             self._write_scalars(dict(zip(page.GAIN, gains, strict=True)), decision.step)
-        text = descriptions.describe_decision(decision, self._previous_record, self._forecasts)
+        text = descriptions.describe_decision(decision, self._running_record, self._forecasts)
         self._writer.add_text(page.DECISION_TEXT, text, decision.step)
         if decision.changed:
-            self._changes = [*self._changes[-MAX_CHANGES + 1 :], (decision, self._previous_record)]
-        self._previous_record = decision
+            self._changes = [*self._changes[-MAX_CHANGES + 1 :], (decision, self._running_record)]
+        self._running_record = decision
 
     def _write_layout(self) -> None:
         """Write the layout of the run's charts."""

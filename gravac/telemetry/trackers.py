@@ -94,7 +94,7 @@ def wandb_sink(run: Any = None, every: int = 10) -> TrackerSink:
     step_tag = page.PREFIX + "step"
     run.define_metric(step_tag)
     run.define_metric(page.PREFIX + "*", step_metric=step_tag)
-    return TrackerSink(lambda numbers, number: run.log({**numbers, step_tag: number}), run.config.update, every)
+    return TrackerSink(lambda numbers, step: run.log({**numbers, step_tag: step}), run.config.update, every)
 
 
 def mlflow_sink(every: int = 10) -> TrackerSink:

@@ -426,9 +426,9 @@ def _cases(compressor: Compressor) -> list[tuple[int, tuple[int, ...], float]]:
 
 
 def _run_cases(
-    compressor: Compressor, make: Callable[[int, tuple[int, ...]], list[torch.Tensor]] = gradients
+    compressor: Compressor, make_gradients: Callable[[int, tuple[int, ...]], list[torch.Tensor]] = gradients
 ) -> Iterator[tuple[str, list[torch.Tensor], list[Reduced]]]:
     """Exchange random gradients in all cases; yield each case as text, and each rank's gradient and result."""
     for world, shape, cf in _cases(compressor):
-        xs = make(world, shape)
+        xs = make_gradients(world, shape)
         yield f"{world} ranks, {shape}, {cf}x", xs, exchange(compressor, xs, cf)

@@ -267,7 +267,7 @@ def a_change_is_told_with_its_reason(controller: Controller[Any]) -> None:
 
 
 def shadows_are_few_ascending_and_given(controller: Controller[Any]) -> None:
-    """Check that a decision's shadow CFs ascend, are at most ``SHADOWS``, and are those of compressed candidates."""
+    """Check that a decision has at most ``SHADOWS`` shadow CFs, ascending, all of them CFs of compressed candidates."""
     for forecasts, measure in _cases(controller):
         allowed_cfs = {forecast.candidate.cf for forecast in forecasts if not forecast.candidate.dense}
         for decision in _decisions(controller, forecasts, measure):
@@ -288,7 +288,7 @@ def the_state_dumps_as_plain_values(controller: Controller[Any]) -> None:
 
 
 def a_restored_state_goes_on_identically(controller: Controller[Any]) -> None:
-    """Check that a run whose state is dumped and restored after every step makes the decisions of a run without."""
+    """Check that a run makes the same decisions if the controller's state is dumped and restored after every step."""
     for forecasts, measure in _cases(controller):
         uninterrupted_steps = drive(controller, forecasts, measure)
         reloaded_steps = drive(controller, forecasts, measure, reload=True)
@@ -387,7 +387,7 @@ def _decisions(controller: Controller[Any], forecasts: Sequence[Forecast], measu
 
 
 def _cases(controller: Controller[Any]) -> list[tuple[tuple[Forecast, ...], Measure]]:
-    """Return (forecasts, measure) of all cases: ranges, dense in 32 bit, 16 bit or both, good or broken numbers."""
+    """Return (forecasts, measure) of all cases: CF ranges, dense in 32 bit, 16 bit or both, good or broken numbers."""
     wide_range, narrow_range = forecasts_of(controller), forecasts_of(controller, (1.0, 100.0))
     dense_16_bit = forecast_of(DENSE, 2.0)
     cases = [wide_range, narrow_range, (dense_16_bit, *wide_range[1:])]

@@ -4,8 +4,8 @@
 
 Source: Sahu et al., "Rethinking gradient sparsification as total error minimization", NeurIPS 2021 (arXiv 2108.00951).
 If the whole run, and not each step, has a budget, hard threshold is the sparsifier with the smallest total error. The
-squared error of each coordinate is below threshold². Contractive only in that coding never adds error: if no coordinate
-reaches the threshold, nothing is sent until the residual has grown.
+squared error of each coordinate is below threshold². Contractive, since coding never adds error, but without a
+guaranteed gain: if no coordinate reaches the threshold, nothing is sent until the residual has grown.
 
 The number of coordinates that reach the threshold differs between ranks and steps, but every rank must send equally
 many bytes. The CF therefore fixes the number k of slots that are sent, with zeros in free slots. If more than k

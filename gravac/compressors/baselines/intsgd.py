@@ -123,8 +123,8 @@ def from_lanes(total: torch.Tensor, bits: int, elements: int) -> torch.Tensor:
     """Convert the sum over ranks of ``to_lanes`` back to an integer per element: int8 or int32, ``[elements]``."""
     if bits != 16:
         return total
-    low = ((total + 2**15) & 0xFFFF) - 2**15
-    return torch.cat([low, (total - low) >> 16])[:elements]
+    low_integers = ((total + 2**15) & 0xFFFF) - 2**15
+    return torch.cat([low_integers, (total - low_integers) >> 16])[:elements]
 
 
 intsgd = IntSGD()

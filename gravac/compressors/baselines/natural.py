@@ -26,7 +26,10 @@ EXPONENT_SPAN = 126
 
 
 class Natural(Compressor):
-    """Natural compression: a sign and a 7-bit exponent per element, relative to the tensor's lowest; by all-gather."""
+    """Natural compression: a sign and a 7-bit exponent per element, exchanged by all-gather.
+
+    Exponents are relative to the tensor's lowest.
+    """
 
     name: ClassVar[str] = "natural"
     cf: ClassVar[float] = 4.0

@@ -86,8 +86,8 @@ class QSGD(Compressor):
 
     def decode(self, codes: torch.Tensor, norms: torch.Tensor) -> torch.Tensor:
         """Return the numbers that flat codes represent: flat, of the codes' length, in the norms' dtype."""
-        signed = codes.to(norms.dtype) - self.levels
-        return signed * repeat_for_elements(norms / self.levels, self.bucket, codes.numel())
+        signed_levels = codes.to(norms.dtype) - self.levels
+        return signed_levels * repeat_for_elements(norms / self.levels, self.bucket, codes.numel())
 
     def errors(self, x: torch.Tensor, cfs: Sequence[float], ctx: Context) -> list[torch.Tensor]:
         """Return the expected squared error of flat x, 0-d: the sum of ``p (1 - p)`` times the squared level distance.
@@ -159,8 +159,8 @@ def relative_magnitudes(x: torch.Tensor, norm: torch.Tensor) -> torch.Tensor:
 
 def round_randomly(x: torch.Tensor, draws: Draws) -> torch.Tensor:
     """Round each element to an integer, up with a probability equal to its fraction; unbiased within 2**-24."""
-    low = x.floor()
-    return low.add_(draws.uniform(x.numel(), x.device).view_as(x) < x - low)
+    floors = x.floor()
+    return floors.add_(draws.uniform(x.numel(), x.device).view_as(x) < x - floors)
 
 
 def rounding_variance(x: torch.Tensor) -> torch.Tensor:

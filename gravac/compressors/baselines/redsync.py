@@ -3,8 +3,8 @@
 """RedSync: top-k by a threshold between the mean and the largest magnitude, lowered in steps or found by bisection.
 
 Source: Fang et al., "RedSync: Reducing Synchronization Bandwidth for Distributed Deep Learning Training System", JPDC
-2019 (arXiv 1808.04357), section 5.2: trimmed top-k and threshold binary search. If exactly k coordinates are sent,
-contractive as top-k is; otherwise only in that coding never adds error.
+2019 (arXiv 1808.04357), section 5.2: trimmed top-k and threshold binary search. Contractive: coding never adds error.
+If exactly k coordinates are sent, the gain is at least 1/CF, as with top-k; otherwise no gain is guaranteed.
 """
 
 from typing import Annotated, ClassVar, Literal
@@ -27,7 +27,8 @@ class RedSync(ThresholdK):
             the threshold; the k largest are sent. ``"bisection"``: the ratio's range is halved until between k and 2k
             magnitudes reach the threshold; all of them are sent if ``exact_count`` is False.
         step: decrease of the ratio per step, in (0, 1); default: 0.2.
-        exact_count: see ``ThresholdK``; default: True.
+        exact_count: whether exactly the k largest coordinates are sent (default: True); False: those that reach the
+            threshold, as published.
         values: number format of the values on the wire; see ``TopK``.
 
     ``"trimmed"`` always sends exactly k coordinates, so that ``exact_count`` has no effect.
@@ -63,13 +64,13 @@ class RedSync(ThresholdK):
                     return threshold
                 ratio -= self.step
             return 0.0
-        low, high = 0.0, 1.0
+        low_ratio, high_ratio = 0.0, 1.0
         for _ in range(MAX_BISECTIONS):
-            ratio = (low + high) / 2
+            ratio = (low_ratio + high_ratio) / 2
             threshold, count = threshold_and_count(ratio)
             if k <= count <= SLOTS_PER_COORDINATE * k:
                 break
-            low, high = (low, ratio) if count < k else (ratio, high)
+            low_ratio, high_ratio = (low_ratio, ratio) if count < k else (ratio, high_ratio)
         return threshold
 
 

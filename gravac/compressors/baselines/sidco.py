@@ -3,9 +3,11 @@
 """SIDCo: top-k by a threshold from a probability law that is fitted to the magnitudes, in stages for high CFs.
 
 Source: Abdelmoniem et al., "An Efficient Statistical-based Gradient Compression Technique for Distributed Training
-Systems", MLSys 2021 (arXiv 2101.10761), sections 3.1 to 3.3. In the paper, the number of stages follows the ratio
-achieved in earlier steps. gravac's rule needs no memory: it adds stages within a step while the sent fraction is off by
-more than ``TOLERANCE``. Zeros, which have no probability under these laws, are left out of the fit.
+Systems", MLSys 2021 (arXiv 2101.10761), sections 3.1 to 3.3. The first stage fits a law to all magnitudes; each later
+stage fits a law to the magnitudes above the threshold of the stage before, and raises the threshold. In the paper, the
+number of stages follows the ratio achieved in earlier steps. gravac's rule needs no memory: it adds stages within a
+step while the sent fraction is off by more than ``TOLERANCE``. Zeros, which have no probability under these laws, are
+left out of the fit.
 """
 
 import math
@@ -33,7 +35,8 @@ class SIDCo(ThresholdK):
         law: law fitted to the magnitudes in the first stage: ``"exponential"`` (the default), ``"gpareto"``
             (generalized Pareto) or ``"gamma"``. Later stages fit the excess over the last stage's threshold: by an
             exponential law if ``law`` is exponential, otherwise by a generalized Pareto law.
-        exact_count: see ``ThresholdK``; default: True.
+        exact_count: whether exactly the k largest coordinates are sent (default: True); False: those that reach the
+            threshold, as published.
         values: number format of the values on the wire; see ``TopK``.
 
     Raises:

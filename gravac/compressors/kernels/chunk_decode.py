@@ -30,30 +30,30 @@ def _decode(
     rows: tl.constexpr,
     columns: tl.constexpr,
 ) -> None:
-    index = tl.program_id(1)
-    number = tl.program_id(0).to(tl.int64) * rows + tl.arange(0, rows)
-    tensor_order = order + index.to(tl.int64) * selected
+    tensor_index = tl.program_id(1)
+    chunk_number = tl.program_id(0).to(tl.int64) * rows + tl.arange(0, rows)
+    tensor_order = order + tensor_index.to(tl.int64) * selected
     # all selected chunks but the last ascend: search by halving how many of them precede a chunk
-    preceding = tl.zeros_like(number)
+    preceding = tl.zeros_like(chunk_number)
     for halving in tl.static_range(halvings):
         probe = preceding + (1 << (halvings - 1 - halving))
-        less = tl.load(tensor_order + probe - 1, mask=probe < selected, other=0) < number
-        preceding = tl.where((probe < selected) & less, probe, preceding)
-    same_number = tl.load(tensor_order + preceding, mask=preceding < selected, other=-1) == number
+        precedes = tl.load(tensor_order + probe - 1, mask=probe < selected, other=0) < chunk_number
+        preceding = tl.where((probe < selected) & precedes, probe, preceding)
+    same_number = tl.load(tensor_order + preceding, mask=preceding < selected, other=-1) == chunk_number
     matches = (preceding < selected) & same_number
-    is_last = tl.load(tensor_order + selected - 1) == number
+    is_last = tl.load(tensor_order + selected - 1) == chunk_number
     slot = tl.where(is_last, selected - 1, preceding)
-    dense = pick(denses, index, count)
+    dense = pick(denses, tensor_index, count)
     for start in range(0, chunk, columns):
         column = start + tl.arange(0, columns)
-        target = number[:, None] * chunk + column[None, :]
+        target = chunk_number[:, None] * chunk + column[None, :]
         source = slot[:, None] * chunk + column[None, :]
         inside = (column < chunk)[None, :] & (target < numbers)
-        sent = inside & (matches | is_last)[:, None] & (source < k)
-        mean = tl.load(values + index.to(tl.int64) * width + source, mask=sent, other=0).to(tl.float32)
+        is_sent = inside & (matches | is_last)[:, None] & (source < k)
+        mean = tl.load(values + tensor_index.to(tl.int64) * width + source, mask=is_sent, other=0).to(tl.float32)
         if add:
-            mean = tl.load(dense + target, mask=sent, other=0).to(tl.float32) + mean * alpha
-            tl.store(dense + target, mean.to(dense.dtype.element_ty), mask=sent)
+            mean = tl.load(dense + target, mask=is_sent, other=0).to(tl.float32) + mean * alpha
+            tl.store(dense + target, mean.to(dense.dtype.element_ty), mask=is_sent)
         else:
             tl.store(dense + target, mean.to(dense.dtype.element_ty), mask=inside)
 

@@ -68,35 +68,35 @@ def _energies(
     rows: tl.constexpr,
     columns: tl.constexpr,
 ) -> None:
-    index = tl.program_id(1)
+    tensor_index = tl.program_id(1)
     row = tl.arange(0, rows)
-    first = tl.program_id(0).to(tl.int64) * rows
-    within = tl.minimum(numbers - first * chunk, rows * chunk).to(tl.int32)
-    gradient = pick(gradients, index, count) + first * chunk
-    into = index.to(tl.int64) * numbers + first * chunk
+    first_chunk = tl.program_id(0).to(tl.int64) * rows
+    remaining_numbers = tl.minimum(numbers - first_chunk * chunk, rows * chunk).to(tl.int32)
+    gradient = pick(gradients, tensor_index, count) + first_chunk * chunk
+    sums_start = tensor_index.to(tl.int64) * numbers + first_chunk * chunk
     squares = tl.zeros([rows, columns], tl.float32)
     large = tl.zeros([rows, columns], tl.float32)
     small = tl.zeros([rows, columns], tl.float32)
     for start in range(0, chunk, columns):
         column = start + tl.arange(0, columns)
         offset = row[:, None] * chunk + column[None, :]
-        inside = (column < chunk)[None, :] & (offset < within)
+        inside = (column < chunk)[None, :] & (offset < remaining_numbers)
         x = tl.load(gradient + offset, mask=inside, other=0).to(tl.float32)
         if residuals is not None:
-            residual = pick(residuals, index, count) + first * chunk
+            residual = pick(residuals, tensor_index, count) + first_chunk * chunk
             x = tl.load(residual + offset, mask=inside, other=0).to(tl.float32) + x
         if sums_out is not None:
-            tl.store(sums_out + into + offset, x, mask=inside)
+            tl.store(sums_out + sums_start + offset, x, mask=inside)
         squares += x * x
         large += (x * DOWN) * (x * DOWN)
         small += (x * UP) * (x * UP)
     energy = energy_of(squares, large, small)
-    chunk_offset = index.to(tl.int64) * chunks + first + row
-    tl.store(energies + chunk_offset, energy, mask=row * chunk < within)
+    chunk_offset = tensor_index.to(tl.int64) * chunks + first_chunk + row
+    tl.store(energies + chunk_offset, energy, mask=row * chunk < remaining_numbers)
     if wire is not None:
         clamped = tl.minimum(energy, MAX_WIRE_ENERGY).to(tl.float32)
         divided = tl.where(energy < float("inf"), tl.div_rn(clamped, tl.zeros_like(clamped) + world), 0.0)
-        tl.store(wire + chunk_offset, narrowed(divided, up=False).to(tl.int16), mask=row * chunk < within)
+        tl.store(wire + chunk_offset, narrowed(divided, up=False).to(tl.int16), mask=row * chunk < remaining_numbers)
 
 
 @triton.jit
@@ -116,9 +116,9 @@ def _take(
     rows: tl.constexpr,
     columns: tl.constexpr,
 ) -> None:
-    index = tl.program_id(1).to(tl.int64)
+    tensor_index = tl.program_id(1).to(tl.int64)
     slot = tl.program_id(0).to(tl.int64) * rows + tl.arange(0, rows)
-    chunk_number = tl.load(order + index * selected + slot, mask=slot < selected, other=0)
+    chunk_number = tl.load(order + tensor_index * selected + slot, mask=slot < selected, other=0)
     squares = tl.zeros([rows, columns], tl.float32)
     large = tl.zeros([rows, columns], tl.float32)
     small = tl.zeros([rows, columns], tl.float32)
@@ -127,7 +127,7 @@ def _take(
         source = chunk_number[:, None] * chunk + column[None, :]
         target = slot[:, None] * chunk + column[None, :]
         inside = (slot < selected)[:, None] & (column < chunk)[None, :]
-        previous = tl.load(x + index * numbers + source, mask=inside & (source < numbers), other=0)
+        previous = tl.load(x + tensor_index * numbers + source, mask=inside & (source < numbers), other=0)
         divided = tl.div_rn(previous, tl.zeros_like(previous) + world)
         if form == "bfloat16":
             narrow = narrowed(divided, up=False).to(tl.int16)
@@ -138,13 +138,13 @@ def _take(
         else:
             narrow = divided
             sent = divided
-        tl.store(values + index * width + target, narrow, mask=inside & (target < k))
+        tl.store(values + tensor_index * width + target, narrow, mask=inside & (target < k))
         rest = tl.where(target < k, previous - sent * world, previous)
-        tl.store(x + index * numbers + source, rest, mask=inside & (source < numbers) & (target < k))
+        tl.store(x + tensor_index * numbers + source, rest, mask=inside & (source < numbers) & (target < k))
         squares += rest * rest
         large += (rest * DOWN) * (rest * DOWN)
         small += (rest * UP) * (rest * UP)
-    tl.store(energies + index * chunks + chunk_number, energy_of(squares, large, small), mask=slot < selected)
+    tl.store(energies + tensor_index * chunks + chunk_number, energy_of(squares, large, small), mask=slot < selected)
 
 
 def energies(

@@ -22,9 +22,10 @@ class CodeTable(NamedTuple):
     """Constants with which a kernel is compiled: thresholds and levels of codes.
 
     Attributes:
-        positive: positive levels, ascending; empty for even levels.
-        points: thresholds between neighbouring positive levels, as grid points, ascending; one fewer than levels.
-        max_step: number of even levels above 0; 0 for fitted levels.
+        positive: positive levels, ascending; empty for evenly spaced levels.
+        points: thresholds between neighbouring positive levels, as grid points (see ``levels.points_between``),
+            ascending; one fewer than levels.
+        max_step: number of evenly spaced levels above 0; 0 for fitted levels.
         group_size: smallest number of codes that fill whole bytes.
     """
 
@@ -60,7 +61,11 @@ def tiling(block: int, group_size: int) -> dict[str, int]:
 def codes_of(fine: tl.tensor, bits: tl.constexpr, points: tl.constexpr, max_step: tl.constexpr) -> tl.tensor:
     """Return the codes of numbers, any shape: int32; signed for 8 bits.
 
-    Numbers are in units of the grid's points, or of the distance of even levels.
+    Args:
+        fine: numbers before they are rounded to grid points, in the grid's unit (see ``levels.points_between``).
+        bits: bits per code.
+        points: see ``CodeTable``.
+        max_step: see ``CodeTable``.
     """
     if max_step > 0:
         clamped = tl.minimum(tl.maximum(fine, -max_step * 1.0), max_step * 1.0)
@@ -68,31 +73,38 @@ def codes_of(fine: tl.tensor, bits: tl.constexpr, points: tl.constexpr, max_step
         step = (clamped + 12582912.0 - 12582912.0).to(tl.int32)
         code = step if bits == 8 else step + max_step
     else:
-        half: tl.constexpr = len(points) + 1
+        positive_count: tl.constexpr = len(points) + 1
         point = tl.floor(fine)
-        up = point >= 0
-        away = tl.where(up, point, -1 - point)
-        rank = tl.zeros_like(away).to(tl.int32)
+        is_positive = point >= 0
+        magnitude = tl.where(is_positive, point, -1 - point)
+        level_index = tl.zeros_like(magnitude).to(tl.int32)
         for i in tl.static_range(len(points)):
-            rank += (away >= points[i]).to(tl.int32)
-        code = tl.where(up, half + rank, half - 1 - rank)
+            level_index += (magnitude >= points[i]).to(tl.int32)
+        code = tl.where(is_positive, positive_count + level_index, positive_count - 1 - level_index)
     return code
 
 
 @triton.jit
 def levels_of(code: tl.tensor, bits: tl.constexpr, positive: tl.constexpr, max_step: tl.constexpr) -> tl.tensor:
-    """Return the levels of codes, any shape, in units of a block's scale: float32."""
+    """Return the levels of codes, any shape, in units of a block's scale: float32.
+
+    Args:
+        code: codes, int32; signed for 8 bits.
+        bits: bits per code.
+        positive: positive levels, see ``CodeTable``.
+        max_step: see ``CodeTable``.
+    """
     if bits == 8:
         level = code.to(tl.float32) * (1 / 127)
     elif max_step > 0:
         level = tl.div_rn(tl.minimum(code - max_step, max_step).to(tl.float32), max_step * 1.0)
     else:
-        half: tl.constexpr = len(positive)
-        rank = tl.where(code >= half, code - half, half - 1 - code)
-        level = tl.zeros_like(rank).to(tl.float32) + positive[0]
+        positive_count: tl.constexpr = len(positive)
+        level_index = tl.where(code >= positive_count, code - positive_count, positive_count - 1 - code)
+        level = tl.zeros_like(level_index).to(tl.float32) + positive[0]
         for i in tl.static_range(1, len(positive)):
-            level = tl.where(rank >= i, positive[i], level)
-        level = tl.where(code >= half, level, -level)
+            level = tl.where(level_index >= i, positive[i], level)
+        level = tl.where(code >= positive_count, level, -level)
     return level
 
 
@@ -122,9 +134,9 @@ def widened(narrow: tl.tensor) -> tl.tensor:
 
 @triton.jit
 def powers_near(peak: tl.tensor) -> tuple[tl.tensor, tl.tensor]:
-    """Return powers of two that scale magnitudes ``peak``, any shape, to [1, 4), and the inverse powers.
+    """Return powers of two that scale the magnitudes ``peak``, any shape, to [1, 4), and the inverse powers.
 
-    A subnormal magnitude is scaled to less than 1.
+    A power of two scales a subnormal magnitude to less than 1.
     """
     exponent = tl.minimum(tl.maximum((peak.to(tl.int32, bitcast=True) >> 23) & 0xFF, 1), 253)
     return ((254 - exponent) << 23).to(tl.float32, bitcast=True), (exponent << 23).to(tl.float32, bitcast=True)
@@ -154,13 +166,13 @@ def program_layout(
     """
     row = tl.program_id(0).to(tl.int64) * rows + tl.arange(0, rows)
     group = tl.arange(0, groups)
-    first = tl.program_id(0).to(tl.int64) * rows * block
+    first_number = tl.program_id(0).to(tl.int64) * rows * block
     # offsets from the first number fit into 32 bits, which take half the registers
     in_block = group[:, None] * group_size + tl.arange(0, group_size)[None, :]
     offset = tl.arange(0, rows)[:, None, None] * block + in_block[None, :, :]
     group_exists = (row < blocks)[:, None] & (group * group_size < block)[None, :]
-    within = tl.minimum(numbers - first, rows * block).to(tl.int32)
-    return row, group, first, offset, group_exists, group_exists[:, :, None] & (offset < within)
+    remaining_numbers = tl.minimum(numbers - first_number, rows * block).to(tl.int32)
+    return row, group, first_number, offset, group_exists, group_exists[:, :, None] & (offset < remaining_numbers)
 
 
 @triton.jit
@@ -173,13 +185,13 @@ def pack(
     group: tl.tensor,
     group_size: tl.constexpr,
 ) -> None:
-    """Store the codes ``[rows, groups, group_size]`` of blocks, packed, beginning at ``start``, ``[rows]``."""
+    """Store the codes of blocks, ``[rows, groups, group_size]``, packed, each row from its pointer in ``start`` on."""
     position = tl.arange(0, group_size)[None, None, :]
     target = start[:, None] + group[None, :]
     if bits == 3:
-        low = tl.sum((code & 3) << (2 * position), axis=2)
-        tl.store(target + group[None, :], low.to(tl.uint8), mask=group_exists)
-        tl.store(target + group[None, :] + 1, (low >> 8).to(tl.uint8), mask=group_exists)
+        low_bits = tl.sum((code & 3) << (2 * position), axis=2)
+        tl.store(target + group[None, :], low_bits.to(tl.uint8), mask=group_exists)
+        tl.store(target + group[None, :] + 1, (low_bits >> 8).to(tl.uint8), mask=group_exists)
         tl.store(target + block // 4, tl.sum((code >> 2) << position, axis=2).to(tl.uint8), mask=group_exists)
     else:
         tl.store(target, tl.sum(code << (bits * position), axis=2).to(tl.uint8), mask=group_exists)
@@ -194,15 +206,18 @@ def unpack(
     group: tl.tensor,
     group_size: tl.constexpr,
 ) -> tl.tensor:
-    """Load packed codes, beginning at ``start``, ``[rows]``: int32, ``[rows, groups, group_size]``; 8 bits signed."""
+    """Load packed codes, each row from its pointer in ``start`` on: int32, ``[rows, groups, group_size]``.
+
+    Codes of 8 bits are signed.
+    """
     position = tl.arange(0, group_size)[None, None, :]
     source = start[:, None] + group[None, :]
     if bits == 3:
-        first = tl.load(source + group[None, :], mask=group_exists, other=0).to(tl.int32)
-        second = tl.load(source + group[None, :] + 1, mask=group_exists, other=0).to(tl.int32)
-        high = tl.load(source + block // 4, mask=group_exists, other=0).to(tl.int32)
-        low = first | (second << 8)
-        code = ((low[:, :, None] >> (2 * position)) & 3) | (((high[:, :, None] >> position) & 1) << 2)
+        first_byte = tl.load(source + group[None, :], mask=group_exists, other=0).to(tl.int32)
+        second_byte = tl.load(source + group[None, :] + 1, mask=group_exists, other=0).to(tl.int32)
+        high_bits = tl.load(source + block // 4, mask=group_exists, other=0).to(tl.int32)
+        low_bits = first_byte | (second_byte << 8)
+        code = ((low_bits[:, :, None] >> (2 * position)) & 3) | (((high_bits[:, :, None] >> position) & 1) << 2)
     else:
         packed = tl.load(source, mask=group_exists, other=0).to(tl.int32)
         code = (packed[:, :, None] >> (bits * position)) & ((1 << bits) - 1)

@@ -66,47 +66,49 @@ def _encode(
     groups: tl.constexpr,
     group_size: tl.constexpr,
 ) -> None:
-    row, group, first, offset, group_exists, inside = program_layout(numbers, blocks, block, rows, groups, group_size)
-    x = tl.load(gradient + first + offset, mask=inside, other=0).to(tl.float32)
+    row, group, first_number, offset, group_exists, inside = program_layout(
+        numbers, blocks, block, rows, groups, group_size
+    )
+    x = tl.load(gradient + first_number + offset, mask=inside, other=0).to(tl.float32)
     if residual is not None:
-        x = tl.load(residual + first + offset, mask=inside, other=0).to(tl.float32) + x
+        x = tl.load(residual + first_number + offset, mask=inside, other=0).to(tl.float32) + x
     # 1. codes, on a grid given by the block's norm, or its largest magnitude. Numbers are multiplied by a power of two
     #    that makes squares close to 1, so that no square overflows or underflows; no other bit changes.
     peak = tl.max(tl.max(tl.abs(x), axis=2), axis=1)
-    up, down = powers_near(peak)
-    scaled = x * up[:, None, None]
-    narrow = narrowed(peak, up=True)
+    scale_up, scale_down = powers_near(peak)
+    scaled = x * scale_up[:, None, None]
+    scale_bits = narrowed(peak, up=True)
     if max_step > 0:
-        fine = scaled * inverse_of(widened(narrow) * up, factor)[:, None, None]
+        grid_numbers = scaled * inverse_of(widened(scale_bits) * scale_up, factor)[:, None, None]
     elif bits > 1:
-        fine = scaled * inverse_of(tl.sqrt_rn(sum_of_blocks(scaled * scaled)), factor)[:, None, None]
+        grid_numbers = scaled * inverse_of(tl.sqrt_rn(sum_of_blocks(scaled * scaled)), factor)[:, None, None]
     else:
-        fine = x
-    code = codes_of(fine, bits, points, max_step)
+        grid_numbers = x
+    code = codes_of(grid_numbers, bits, points, max_step)
     # 2. the least-squares scale of the codes
     level = tl.where(group_exists[:, :, None], levels_of(code, bits, positive, max_step), 0.0)
     if bits < 8:
-        size = sum_of_blocks(level * level)
-        fit = tl.where(size > 0, tl.div_rn(sum_of_blocks(scaled * level), size), 0.0)
-        narrow = narrowed(fit * down, up=False)
+        level_squares = sum_of_blocks(level * level)
+        fitted_scale = tl.where(level_squares > 0, tl.div_rn(sum_of_blocks(scaled * level), level_squares), 0.0)
+        scale_bits = narrowed(fitted_scale * scale_down, up=False)
     # 3. the message
     start = message + row // shard_blocks * stride
     pack(start + row % shard_blocks * width, code, group_exists, bits, block, group, group_size)
     scale = start + shard_blocks * width + row % shard_blocks * BYTES_OF_SCALE
-    tl.store(scale, narrow.to(tl.uint8), mask=row < blocks)
-    tl.store(scale + 1, (narrow >> 8).to(tl.uint8), mask=row < blocks)
+    tl.store(scale, scale_bits.to(tl.uint8), mask=row < blocks)
+    tl.store(scale + 1, (scale_bits >> 8).to(tl.uint8), mask=row < blocks)
     # 4. the decoded numbers, and the rest
-    sent = level * widened(narrow)[:, None, None]
+    sent = level * widened(scale_bits)[:, None, None]
     rest = x - sent
     if decoded is not None:
-        tl.store(decoded + first + offset, sent, mask=inside)
+        tl.store(decoded + first_number + offset, sent, mask=inside)
     if unsent is not None:
-        tl.store(unsent + first + offset, rest, mask=inside)
+        tl.store(unsent + first_number + offset, rest, mask=inside)
     program_sums = sums + tl.program_id(0).to(tl.int64) * 3
-    rest = rest * up[:, None, None]
-    square = down.to(tl.float64) * down.to(tl.float64)
-    tl.store(program_sums, tl.sum(sum_of_blocks(rest * rest).to(tl.float64) * square))
-    tl.store(program_sums + 1, tl.sum(sum_of_blocks(scaled * scaled).to(tl.float64) * square))
+    rest = rest * scale_up[:, None, None]
+    scale_down_squared = scale_down.to(tl.float64) * scale_down.to(tl.float64)
+    tl.store(program_sums, tl.sum(sum_of_blocks(rest * rest).to(tl.float64) * scale_down_squared))
+    tl.store(program_sums + 1, tl.sum(sum_of_blocks(scaled * scaled).to(tl.float64) * scale_down_squared))
     tl.store(program_sums + 2, tl.sum(sum_of_blocks(tl.where(tl.abs(x) < float("inf"), 0.0, 1.0))).to(tl.float64))
 
 
@@ -132,22 +134,24 @@ def _decode(
     groups: tl.constexpr,
     group_size: tl.constexpr,
 ) -> None:
-    row, group, first, offset, group_exists, inside = program_layout(numbers, blocks, block, rows, groups, group_size)
+    row, group, first_number, offset, group_exists, inside = program_layout(
+        numbers, blocks, block, rows, groups, group_size
+    )
     mean = tl.full([rows, groups, group_size], -0.0, tl.float32)  # adding -0.0 changes no number, 0.0 would change -0.0
     for rank in range(ranks):
         start = messages + row // shard_blocks * stride + rank * rank_stride
         code = unpack(start + row % shard_blocks * width, group_exists, bits, block, group, group_size)
         scale = start + shard_blocks * width + row % shard_blocks * BYTES_OF_SCALE
-        narrow = tl.load(scale, mask=row < blocks, other=0).to(tl.int32)
-        narrow |= tl.load(scale + 1, mask=row < blocks, other=0).to(tl.int32) << 8
-        mean += levels_of(code, bits, positive, max_step) * widened(narrow)[:, None, None]
+        scale_bits = tl.load(scale, mask=row < blocks, other=0).to(tl.int32)
+        scale_bits |= tl.load(scale + 1, mask=row < blocks, other=0).to(tl.int32) << 8
+        mean += levels_of(code, bits, positive, max_step) * widened(scale_bits)[:, None, None]
     if ranks > 1:
         mean = mean * fraction
     if add:
-        mean = tl.load(dense + first + offset, mask=inside, other=0).to(tl.float32) + mean * alpha
+        mean = tl.load(dense + first_number + offset, mask=inside, other=0).to(tl.float32) + mean * alpha
     else:
         mean = tl.zeros_like(mean) + mean  # turns -0.0 into 0.0, as adding to zeros does
-    tl.store(dense + first + offset, mean.to(dense.dtype.element_ty), mask=inside)
+    tl.store(dense + first_number + offset, mean.to(dense.dtype.element_ty), mask=inside)
 
 
 def encode(
@@ -181,7 +185,7 @@ def encode(
         number of its elements that are not finite: float64, ``[3]``. Codes of blocks with such elements are arbitrary.
 
     Raises:
-        ValueError: a tensor has another shape or dtype, or is not contiguous; or ``block`` is not as described.
+        ValueError: a tensor has another shape or dtype, or is not contiguous; or kernels cannot code such blocks.
     """
     if not fits(gradient.dtype, block):
         raise ValueError(
@@ -209,7 +213,7 @@ def _encode_op(
     kind: str,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     message, sums = _outputs(gradient, residual, decoded, unsent, shards, shard_blocks, block, bits, kind)
-    code = code_for(bits, kind)
+    code_table = code_for(bits, kind)
     if not len(sums):
         return message, sums
     with on_device_of(gradient):
@@ -224,14 +228,14 @@ def _encode_op(
             shards * shard_blocks,
             max(1, shard_blocks),
             message.stride(0),
-            float(code.max_step or GRID_POINTS_PER_RMS * block**0.5),
+            float(code_table.max_step or GRID_POINTS_PER_RMS * block**0.5),
             block=block,
             bits=bits,
             width=packed_bytes(block, bits),
-            positive=code.positive,
-            points=code.points,
-            max_step=code.max_step,
-            **tiling(block, code.group_size),
+            positive=code_table.positive,
+            points=code_table.points,
+            max_step=code_table.max_step,
+            **tiling(block, code_table.group_size),
             enable_fp_fusion=False,
         )
     return message, sums
@@ -249,7 +253,7 @@ def _outputs(
     bits: int,
     kind: str,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return memory for the messages, and for the three sums of each program: uint8, and float64 ``[programs, 3]``."""
+    """Return memory for the messages, uint8, and for three sums of each program: float64, ``[programs, 3]``."""
     program_count = triton.cdiv(shards * shard_blocks, tiling(block, code_for(bits, kind).group_size)["rows"])
     message_bytes = shard_blocks * (packed_bytes(block, bits) + SCALE_DTYPE.itemsize)
     message = gradient.new_empty(shards, message_bytes, dtype=torch.uint8)
@@ -298,8 +302,8 @@ def _decode_op(
     dense: torch.Tensor, messages: torch.Tensor, bits: int, kind: str, block: int, alpha: float | None
 ) -> None:
     shards, ranks, message_bytes = messages.shape
-    width, code = packed_bytes(block, bits), code_for(bits, kind)
-    shard_blocks, tiles = message_bytes // (width + SCALE_DTYPE.itemsize), tiling(block, code.group_size)
+    width, code_table = packed_bytes(block, bits), code_for(bits, kind)
+    shard_blocks, tiles = message_bytes // (width + SCALE_DTYPE.itemsize), tiling(block, code_table.group_size)
     blocks = min(shards * shard_blocks, triton.cdiv(dense.numel(), block))
     if blocks == 0:
         return
@@ -317,8 +321,8 @@ def _decode_op(
             block=block,
             bits=bits,
             width=width,
-            positive=code.positive,
-            max_step=code.max_step,
+            positive=code_table.positive,
+            max_step=code_table.max_step,
             ranks=ranks,
             add=alpha is not None,
             **tiles,

@@ -1,6 +1,9 @@
 # SPDX-FileCopyrightText: 2026 The gravac developers
 # SPDX-License-Identifier: Apache-2.0
-"""Division of the work of chunk kernels: how many chunks a program processes, and how many tensors a launch."""
+"""Division of the work of the kernels for chunks: how many chunks a program processes, and how many tensors a launch.
+
+A program is one of the parallel instances of a Triton kernel.
+"""
 
 import triton
 import triton.language as tl
@@ -23,7 +26,7 @@ def tiling(chunk: int) -> dict[str, int]:
 
 @triton.jit
 def pick(tensors: tl.tuple, index: tl.tensor, count: tl.constexpr) -> tl.tensor:
-    """Return the tensor at an index of a tuple of ``count`` tensors, if the index is only known at run time."""
+    """Return the tensor at an index of a tuple of ``count`` tensors; the index may be known only at run time."""
     picked = tensors[0]
     for i in tl.static_range(1, count):
         picked = tl.where(index == i, tensors[i], picked)
