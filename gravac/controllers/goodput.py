@@ -76,15 +76,16 @@ STARTING_BUDGET_STEPS = 25.0
 Trials may cost the fraction ``explore`` of the run's time besides."""
 
 FEWEST_TRIAL_ROUNDS = 3
-"""Smallest number of rounds (outer steps up to an exchange) in a trial: the decision after the first round takes effect
-after so many rounds."""
+"""Smallest number of rounds (outer steps up to an exchange) in a trial: a decision by the first round takes effect only
+after this many rounds."""
 
 LARGEST_FIRST_STEP_RATIO = 3.0
-"""Time of a trial's first step over the time that a step may take at most; a higher ratio ends the trial."""
+"""Time of a trial's first step / longest step time with which the candidate would be best: a higher ratio ends the
+trial."""
 
 HARMLESS_EFFICIENCY = 0.4
 """Efficiency below which a trial may set training back by more than the trial's own steps. Candidates below are tried
-last. For example, nine steps of a rank-1 compressor during the warm-up cost the task ``denoise`` 30 to 180 steps, also
+last. For example, nine steps of a rank-1 compressor during the warm-up cost the task ``denoise`` 30 to 180 steps, even
 if their residual was dropped."""
 
 SETBACK_STEPS, SETTLED_STEPS = 15.0, 100
@@ -104,7 +105,7 @@ efficiency of outer steps differs more from task to task than that of others (``
 outer steps give a single measurement."""
 
 LEAST_WAITING_FRACTION = 0.03
-"""Smallest fraction of a step's time that waits for bytes, below which no candidate that sends less is tried: a
+"""Fraction of a step's time spent waiting for bytes, below which no candidate that sends less is tried: such a
 candidate can save no more than the wait."""
 
 FULL_BUDGET_FRACTION = 0.5
@@ -144,10 +145,10 @@ class Goodput(Settings):
         hysteresis: relative gain in goodput below which no other candidate is tried or chosen.
         change: relative change of the chosen candidate's step time, in two consecutive windows, that starts a new
             search; twice that change in a single window starts one too.
-        hopeless: step time of a trial over the longest step time with which the candidate would be best; a trial with a
-            higher ratio ends at once.
-        expire: number of windows after which the measured step time of a candidate that does not run counts half as a
-            lower bound of its step time, and half again after as many more.
+        hopeless: largest ratio of a trial's step time to the longest step time with which the candidate would be best;
+            a trial with a higher ratio ends at once.
+        expire: number of windows after which only half of a candidate's measured step time counts as lower bound of its
+            step time, if the candidate does not run; after twice as many windows a quarter, and so on.
         explore: fraction of the run's time that trials may cost.
         probe: whether the run has a loss on fixed batches, so that it can measure progress.
         total_steps: number of steps of the run; ``None``: the controller assumes twice the number of steps so far.
@@ -176,7 +177,9 @@ class Goodput(Settings):
         return self(probe=True, total_steps=self.total_steps if total_steps is None else total_steps)
 
     def propose(self, cf_range: tuple[float, float], supported: Span | Sequence[float]) -> tuple[float, ...]:
-        """Return the compression factors to choose from: all of a list; of a span, the lowest, doubled again and again.
+        """Return the compression factors to choose from, ascending.
+
+        Of a list, all in ``cf_range``. Of a span, the lowest of ``cf_range`` doubled again and again, and the highest.
 
         Example:
             >>> Goodput().propose((10, 100), Span(1, 1000))
@@ -277,9 +280,9 @@ class Goodput(Settings):
     def restore(self, dumped: dict[str, Any], forecasts: Sequence[Forecast]) -> tuple[GoodputState, Decision]:
         """Return the state that a dict of ``dump`` describes, and the decision for the next step.
 
-        If the candidates differ from those at the dump, the measurements of candidates in both lists stay; the reason
-        names the missing candidates. If the candidate that ran is missing, the best measured candidate runs. If no
-        candidate in both lists was measured, the search starts again.
+        If the candidates differ from those at the dump, the state keeps the measurements of dumped candidates that are
+        also in ``forecasts``; the reason names the missing candidates. If the candidate that ran is missing, the best
+        measured candidate runs. If no measurement is left, the search starts again.
         """
         dumped_candidates, current = dumped["candidates"], identify(forecast.candidate for forecast in forecasts)
         if dumped_candidates != current:
@@ -541,7 +544,7 @@ class Goodput(Settings):
         return max(0.0, price_s) + state.leaving_seconds(forecast) <= gain_s
 
     def _may_time_again(self, state: GoodputState, best: GoodputEntry) -> bool:
-        """True if the suspect can be timed again at the cost of at most ``explore`` of the time since the link changed.
+        """True if timing the suspect again costs at most the fraction ``explore`` of the time since the link changed.
 
         The suspect is the candidate whose few slow steps alone showed that the link became slower; see
         ``GoodputState``.
@@ -586,7 +589,7 @@ class Goodput(Settings):
         return state.goodput(incumbent) * (1 + margin) * (1 + self._mode_change_price(state, incumbent, forecast))
 
     def _mode_change_price(self, state: GoodputState, incumbent: GoodputEntry, forecast: Forecast) -> float:
-        """Return the time of a change to or from outer steps over the time of the steps so far.
+        """Return the time of a change to or from outer steps / the time of as many steps as were made so far.
 
         The result is 0 if both candidates make outer steps, or neither does.
 
@@ -603,7 +606,7 @@ class Goodput(Settings):
 
 
 def _price_of_trial(state: GoodputState, best: GoodputEntry, position: int, slowest_s: float) -> float:
-    """Return an upper bound of the seconds that a trial costs, including those to leave outer steps for the trial.
+    """Return an upper bound of the seconds that a trial costs, with the time to leave outer steps for the trial.
 
     Args:
         state: state of the search.

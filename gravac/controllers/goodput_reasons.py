@@ -15,7 +15,7 @@ from gravac.controllers.goodput_state import GoodputEntry, GoodputState
 
 
 class Finding(NamedTuple):
-    """What the newest steps showed, as text for the reason of a decision.
+    """Text for the reason of a decision: what the newest steps showed about time, link or progress.
 
     Attributes:
         text: the text.

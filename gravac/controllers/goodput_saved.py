@@ -36,11 +36,14 @@ def check_saved(dumped: dict[str, Any]) -> None:
 def with_current_positions(
     dumped: dict[str, Any], positions: Mapping[int, int], forecasts: Sequence[Forecast]
 ) -> dict[str, Any] | None:
-    """Return a dumped state with the positions of the current candidates, and without those that are missing now.
+    """Return a dumped state, fitted to the current candidates.
+
+    Each position in the state becomes the candidate's position in ``forecasts``. Measurements of dumped candidates that
+    are not in ``forecasts`` are left out.
 
     Args:
         dumped: the dumped state.
-        positions: current position of each candidate in both lists, by its position in the dump.
+        positions: position in ``forecasts`` of each dumped candidate that is there, by its position in the dump.
         forecasts: forecasts of the current candidates.
 
     Returns:

@@ -23,20 +23,21 @@ HOLD: Final = "hold"
 PROGRESS: Final = "progress"
 
 FEW_STEPS = 3
-"""Number of steps after which a trial may be given up at little cost; one more step runs before that takes effect. So
+"""Number of steps after which a trial may be given up at little cost; one more step runs before that takes effect. This
 many consecutive steps, all far too slow, also end the window of the chosen candidate."""
 
 FAR_SLOWER_RATIO = 2.0
-"""Ratio of a step's time to the time that it took before, or may take, above which the step is far too slow: after
-``FEW_STEPS`` such consecutive steps the window ends."""
+"""Ratio of a step's time to a limit, above which the step is far too slow. The limit is the time that the candidate's
+steps took before, or in a trial the longest time with which the candidate would be best. After ``FEW_STEPS``
+consecutive steps that are far too slow the window ends."""
 
 STEP_TIME_NOISE = 0.12
 """Relative difference of two step times that shows nothing about the link, since coding may cause it: quantizers of 1
 and of 2 bits differ in coding."""
 
 CHEAPER_CODING_RATIO = 0.5
-"""The more cheaply coding of two families of compressors, if both send as many bytes, is assumed to need at least this
-fraction of the other family's step time."""
+"""Smallest assumed ratio of step times of two families of compressors that send equally many bytes. The family whose
+coding is cheaper saves at most the rest of the step time."""
 
 SHORTEST_TO_PREDICTED_RATIO = 0.8
 """Coding and exchange are assumed to take at least this fraction of the time predicted before the first step."""
@@ -76,7 +77,8 @@ class GoodputEntry:
         seconds: median time of the candidate's steps.
         window: number of the window in which the candidate was measured; old measurements expire.
         efficiency: statistical efficiency of the candidate's steps, corrected by the measured gain.
-        saved: seconds that a step waited for bytes, coded and exchanged, see ``Measurement``; ``None`` if not known.
+        saved: ``(waited, coded, exchanged)``: median seconds of a step in each, see ``Measurement``; ``None`` if not
+            known.
         doubt: standard error of ``seconds``, in seconds, from the spread of the step times.
         times: number of windows that ``seconds`` is a mean over.
     """
@@ -106,7 +108,7 @@ class GoodputEntry:
         return replace(self, seconds=seconds, doubt=doubt, times=earlier.times + 1)
 
     def scale_work(self, ratio: float) -> GoodputEntry:
-        """Return the entry that a machine would give that takes ``ratio`` times as long to compute and to code.
+        """Return this entry as if the machine took ``ratio`` times as long to compute and to code, but not to wait.
 
         Example:
             >>> entry = GoodputEntry(1, 0.3, 0, 0.9, saved=(0.1, 0.05, 0.15))  # waits 0.1 s of 0.3 s for bytes
@@ -132,11 +134,12 @@ class GoodputState:
         entries: newest measurement of each candidate that ran.
         windows: number of windows ended so far.
         steps: number of steps observed.
-        elapsed: seconds of all steps.
-        spent: seconds that trials took beyond the best candidate's time for the same progress.
+        elapsed: seconds of all steps since the run started, or since the link changed last.
+        spent: seconds, in the same steps, that trials took beyond the best candidate's time for the same progress.
         floors: ``(position, seconds)`` of candidates that were measured before the link changed: lower bound of the
             time of a step after the change.
-        off: number of consecutive windows in which the chosen candidate's step time differed from that in its entry.
+        off: number of consecutive windows in which the chosen candidate's steps, or its exchanges, took clearly longer
+            or shorter than its measurement in ``entries`` says.
         moved: whether the link changed after its speed was probed.
         slowed: whether the link became slower, and not faster, at its last change.
         suspect: position of the candidate whose few slow steps alone showed that the link became slower; ``None`` if
@@ -221,7 +224,7 @@ class GoodputState:
         return max(0.0, entry.seconds - self.least_efficiency(entry.position) / self.goodput(best))
 
     def _entry_of_superseded(self, candidate: Candidate) -> GoodputEntry | None:
-        """Return the entry of a candidate that ran in a step although another candidate was already decided on.
+        """Return the measurement of a candidate that ran in a step although another candidate was already decided on.
 
         ``None`` if ``candidate`` is the one decided on, or the best candidate, or was not measured.
         """
@@ -254,7 +257,8 @@ class GoodputState:
 
         Args:
             seconds: median time of the candidate's steps in the window, in seconds.
-            weight: weight of this window in the entry, in [0, 1]; the candidate's earlier entry, if any, has the rest.
+            weight: weight of this window in the mean step time, in [0, 1]; the candidate's earlier measurement, if any,
+                has the rest.
         """
         earlier_entry = self.entry(self.position)
         other_entries = tuple(entry for entry in self.entries if entry.position != self.position)
@@ -275,7 +279,7 @@ class GoodputState:
         )
 
     def link_is_unchanged(self, change: float) -> bool:
-        """True if the running candidate's exchange takes as long as before: not the link, but the machine changed.
+        """True if the running candidate's exchange takes as long as before: the machine changed, not the link.
 
         Args:
             change: largest relative change of the exchange time that does not count.
@@ -285,18 +289,19 @@ class GoodputState:
 
     @property
     def exchange_became_faster(self) -> bool:
-        """True if the running candidate's exchange, a good part of its steps, takes less than half as long as before.
+        """True if the running candidate's exchange takes less than half as long as when it was measured before.
 
-        That shows a faster link even if backward hides the exchange, and step times show nothing.
+        The exchange must have taken more than the fraction ``MEASURABLE_EXCHANGE_FRACTION`` of a step. A shorter
+        exchange shows a faster link even if backward hides the exchange, and step times show nothing.
         """
         ratio = self._exchange_ratio(MEASURABLE_EXCHANGE_FRACTION)
         return ratio is not None and ratio < 1 / 2
 
     def _exchange_ratio(self, smallest: float) -> float | None:
-        """Return the running candidate's exchange time in this window over its exchange time in the entry.
+        """Return the running candidate's exchange time in this window / its exchange time in the earlier measurement.
 
         Args:
-            smallest: fraction of a step that the exchange time in the entry must exceed.
+            smallest: fraction of a step that the exchange time in the earlier measurement must exceed.
 
         Returns:
             The ratio; ``None`` if an exchange time is not known, or too small.
@@ -309,10 +314,10 @@ class GoodputState:
     def after_drift(self, seconds: float, at_once: bool = False) -> GoodputState:
         """Return the state after another window of the running candidate, adapted to a drift of the machine's speed.
 
-        The seconds in which a step did not wait for bytes show how much faster or slower the machine became. Entries of
-        other candidates are scaled by that ratio; otherwise a candidate measured in a faster minute would look better
-        for ever. A change within the standard errors of both windows is no drift: if one lucky trial made the candidate
-        the best, the other entries must not be scaled for that.
+        The seconds in which a step did not wait for bytes show how much faster or slower the machine became.
+        Measurements of other candidates are scaled by that ratio; otherwise a candidate measured in a faster minute
+        would look better for ever. A change within the standard errors of both windows is no drift: if one lucky trial
+        made the candidate the best, the other measurements must not be scaled for that.
 
         Args:
             seconds: median time of the running candidate's steps in the window, in seconds.
@@ -381,9 +386,9 @@ class GoodputState:
         - If steps became faster by d, steps that send the fraction y are faster by at most d y / x if y < x; otherwise
           no bound follows.
 
-        A candidate's exchange may overlap with more of its compute than the running candidate's. If steps became
-        slower, the bound is then its old time. If its exchange overlaps with less, and steps became faster, it has no
-        bound.
+        The exchanges of two candidates may overlap with different fractions of their compute. If steps became slower, a
+        candidate whose exchange overlaps with more than the running candidate's keeps its old time as bound. If steps
+        became faster, a candidate whose exchange overlaps with less gets no bound.
 
         Args:
             seconds: time of a step of the running candidate since the change, in seconds.
@@ -423,7 +428,8 @@ class GoodputState:
     def machine_was_paused(self, seconds: float, change: float) -> bool:
         """True if the suspect runs, and its steps take clearly less time than when the link seemed to become slower.
 
-        Then the machine had only paused.
+        The suspect is the candidate whose few slow steps alone showed a slower link. If its steps are fast again, the
+        machine had only paused.
 
         Args:
             seconds: median time of the suspect's steps now, in seconds.
@@ -433,11 +439,11 @@ class GoodputState:
         return self.position == self.suspect and entry is not None and seconds < (1 - change) * entry.seconds
 
     def without_suspect(self) -> GoodputState:
-        """Return the state without a suspect if the suspect runs, since it is timed again now."""
+        """Return the state without ``suspect`` if that candidate runs, since its steps are timed again now."""
         return replace(self, suspect=None) if self.position == self.suspect else self
 
     def sends_less(self, position: int, than: int) -> bool:
-        """True if an exchange of the candidate at ``position`` has fewer bytes than that of the one at ``than``."""
+        """True if the candidate at ``position`` has fewer bytes in an exchange than the candidate at ``than``."""
         return exchange_fraction(self.forecasts[position]) < exchange_fraction(self.forecasts[than])
 
     def goodput(self, entry: GoodputEntry) -> float:
@@ -469,10 +475,10 @@ class GoodputState:
         return min((upper_bound(entry) for entry in ((measured,) if measured else self.entries)), default=0.0)
 
     def exchange_times(self, entry: GoodputEntry) -> tuple[float, float, float]:
-        """Return upper bounds of the seconds that a measured step waited for bytes, coded and exchanged.
+        """Return ``(waited, coded, exchanged)``: upper bounds of a measured step's seconds, see ``Measurement``.
 
-        If they are not known, each is the whole step time. A native step codes nothing, and waits for no longer than
-        its exchange should take.
+        If the three times are not known, each bound is the whole step time. A native step codes nothing, and waits for
+        no longer than its exchange should take.
         """
         if entry.saved is not None:
             return entry.saved
@@ -529,7 +535,8 @@ class GoodputState:
 
         While the link is as probed, these are the forecast's seconds. After the link changed, the forecast is
         multiplied by the growth of a dense exchange. If too few exchanges were timed to know that growth, the growth of
-        the timed exchanges counts, which is too much for small exchanges, since much of their time is latency.
+        the timed exchanges counts. That growth is too large if these exchanges are small, since much of their time is
+        latency.
         """
         if not self.moved:
             return forecast.leaving_s or 0.0
@@ -540,7 +547,7 @@ class GoodputState:
         return max(dense_growth, growth) * (forecast.leaving_s or 0.0)
 
     def waiting_fraction(self, entry: GoodputEntry) -> float:
-        """Return the fraction of a measured step that waits for bytes: sending less can save no more than that."""
+        """Return the fraction of a measured step's time spent waiting for bytes: sending less can save no more."""
         waited, _, _ = self.exchange_times(entry)
         return waited / entry.seconds
 
@@ -561,20 +568,21 @@ class GoodputState:
     def shortest_step_seconds(self, position: int, expire: int) -> float:
         """Return a lower bound of the seconds of a candidate's step, by the measurements so far.
 
-        A measured candidate takes at least its measured time less ``STANDARD_ERRORS`` of its standard error. That bound
-        halves after ``expire`` windows, and again after as many more. For a candidate that was not measured, each
-        measured step of other candidates gives a bound:
+        A measured candidate takes at least its measured time minus ``STANDARD_ERRORS`` standard errors. That bound
+        halves each time ``expire`` windows have passed. For a candidate that was not measured, each measured step of
+        other candidates gives a bound:
 
         - Sending less saves at most the time that the measured step waited. Another family of compressors may also save
           the coding of the measured step, and takes its own coding.
         - Step time is convex in the bytes sent: constant while backward hides the exchange, then linear. So a slope
           measured between two numbers of bytes is a lower bound of the slope above them, and an upper bound of the
           slope below.
-        - A candidate whose exchange may overlap with more of the steps waits for nothing at best, whatever it sends.
+        - A candidate whose exchange may overlap with more of the steps may not wait at all, however many bytes it
+          sends. Its bound is the time of the measured step without the wait and without ``_compute_growth``.
 
         Args:
             position: position of the candidate.
-            expire: number of windows after which a measurement's bound halves.
+            expire: number of windows after which the lower bound by a measured step time halves.
         """
         forecast = self.forecasts[position]
         measured = self.entry(position)
@@ -602,9 +610,10 @@ class GoodputState:
         return max(bounds)
 
     def _compute_growth(self, entry: GoodputEntry) -> float:
-        """Return the seconds by which a measured step's compute took longer than compute before the first exchange.
+        """Return the seconds by which a measured step's compute exceeds the compute measured before the first exchange.
 
-        An exchange that overlaps with steps shares processors with them. A candidate that sends less may avoid that.
+        An exchange that overlaps with outer steps shares processors with them. A candidate that sends less may avoid
+        that. The result is 0 if the exchange does not overlap with outer steps, or if one of the times is not known.
         """
         forecast = self.forecasts[entry.position]
         if entry.saved is None or forecast.compute_s is None or not _overlap(forecast):
@@ -652,13 +661,13 @@ class GoodputState:
     def _shortest_exchange(self, forecast: Forecast) -> float:
         """Return a lower bound of the seconds of a candidate's exchange, divided by the steps between two exchanges.
 
-        The bound assumes that a measured step waits for its exchange for its time less that of the shortest measured
-        step and of its own coding.
+        The wait of a measured step for its exchange is estimated as the step's time, minus the time of the shortest
+        measured step, minus the step's own coding.
 
         - An exchange of as many bytes as the measured one, or fewer, takes at least that wait times the ratio of their
           bytes: the time of the bytes falls in proportion, and latency does not fall.
-        - An exchange of more bytes takes at least that wait, and the time of the further bytes by measured steps that
-          send two different numbers of bytes.
+        - An exchange of more bytes takes at least that wait plus the time of the further bytes. The latter follows from
+          measured steps that send two different numbers of bytes (``_slope``).
         """
         shortest_s = min((entry.seconds for entry in self.entries), default=0.0)
         every, fraction = forecast.candidate.every, exchange_fraction(forecast)
@@ -682,9 +691,9 @@ class GoodputState:
         Steps are compared within a family of compressors only, since coding costs differ between families.
 
         Args:
-            position: position of the candidate whose fraction of bytes is an end of the compared range.
+            position: position of a measured candidate, whose bytes limit which steps are compared.
             above: True: return an upper bound, by steps that send as much as that candidate or more; infinite if not
-                known. False: return a lower bound, by steps that send as much or less, without what coding adds.
+                known. False: return a lower bound, by steps that send as much or less, without the growth of coding.
         """
         fraction = 1 / self.forecasts[position].wire_ratio
         points: dict[str, list[tuple[float, float, float]]] = {}

@@ -77,7 +77,7 @@ class Waiting:
         """Set how many elements are compressed in one job of the step that begins.
 
         Args:
-            coding_bytes: most memory that averaging takes besides gradients and residuals, in bytes per element.
+            coding_bytes: largest memory that averaging takes besides gradients and residuals, in bytes per element.
             model_elements: number of elements of all the model's tensors.
             exchange_s: seconds that exchanging all tensors in one job would take on the link; 0: not known.
             on_cpu: whether the gradients are on a CPU, on which calls cost little, and a job is coded while others are
@@ -87,10 +87,11 @@ class Waiting:
         self.max_elements = TEMPORARIES // (CODING_BYTES if on_cpu else coding_bytes)
 
     def take(self, group: ReadyGroup | None, at_once: bool) -> list[ReadyGroup]:
-        """Add a group; return the groups to compress now in one job, which then no longer wait: all groups, or none.
+        """Add a group; return the groups to compress now, in one job: either all waiting groups, or none.
 
         None are returned while all waiting groups together have fewer than ``enough_elements`` elements. A large group
-        arrives in segments: none are returned either if the group's next segment still fits into the job.
+        arrives in segments: none are returned either if the group's next segment still fits into the job. Returned
+        groups no longer wait.
 
         Args:
             group: group, or segment of a group, to add; ``None``: nothing is added.

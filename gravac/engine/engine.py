@@ -58,7 +58,7 @@ from gravac.measurement import LocalMeasurement
 T = TypeVar("T")
 
 Fill = Callable[[LocalMeasurement], None]
-"""Function that adds numbers of the source to a step's measurement, such as the moment when backward ended."""
+"""Function that adds a source's times to a step's measurement, such as the time at which backward ended."""
 
 
 class Engine:
@@ -309,7 +309,7 @@ class Engine:
         self._hand_over(None, None, is_last=True)
 
     def end(self, fill: Fill = lambda measurement: None) -> None:
-        """End a step, all of whose gradients have been handed over: measure and decide. Does not wait.
+        """End a step, all of whose gradients have been handed over: measure and decide. Does not wait for the exchange.
 
         Args:
             fill: function that adds the source's numbers to the measurement; called by the executor when all tensors
@@ -596,7 +596,9 @@ class Engine:
         return self.decision.candidate
 
     def _observe(self, local: LocalMeasurement, sums: list[list[float]]) -> None:
-        """Decide by a step that the ranks agreed on; drop residuals that were set aside and are zero on all ranks.
+        """Let the controller decide by a step's measurement that the ranks agreed on.
+
+        Also drop residuals that were set aside when CFs fell, if they are zero on all ranks.
 
         Args:
             local: this rank's measurement of the step.

@@ -174,7 +174,7 @@ class Fifo:
         return later - earlier
 
     def spent(self) -> Callable[[], tuple[float, float]]:
-        """Return a function that tells the seconds of coding and exchange since the last call; see ``Executor``.
+        """Return a function that returns the seconds of coding and exchange since the last call; see ``Executor``.
 
         Called on the exchange thread.
         """

@@ -40,7 +40,7 @@ Fused = Generator[Requests, list[Any], Outcome[T] | None]
 """Generator that yields each round's joined collectives; returns an ``Outcome``, or ``None`` if a rank set the flag."""
 
 ALIGNMENT = 8
-"""Number of bytes; rows of bytes are padded to a multiple of it, so that every dtype can be viewed in them."""
+"""Number of bytes to a multiple of which rows of bytes are padded, so that tensors of every dtype can be views of them."""
 
 FLAG = -1
 """Key of the flag in dicts of collectives; the other keys are the generators' positions."""

@@ -249,7 +249,7 @@ class GroupTransport:
 class StagedTransport(GroupTransport):
     """Runs collectives of GPU tensors over a group that exchanges only CPU tensors, by copies in pinned memory.
 
-    ``launch`` waits for the present stream's work so far, and ``finish`` for the copies back to the device.
+    ``launch`` waits for the current stream's work so far, and ``finish`` for the copies back to the device.
     """
 
     def launch(self, requests: list[Collective]) -> list[Pending]:

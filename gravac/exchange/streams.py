@@ -115,7 +115,7 @@ class StreamExecutor:
         return float(earlier.elapsed_time(later)) / 1e3
 
     def spent(self) -> Callable[[], tuple[float, float]]:
-        """Return a function that tells the seconds of coding and exchange since the last call; see ``Executor``."""
+        """Return a function that returns the seconds of coding and exchange since the last call; see ``Executor``."""
         coding, self._coding_intervals = self._coding_intervals, []
         exchanging, self._exchange_intervals = self._exchange_intervals, []
 
