@@ -140,7 +140,7 @@ class DeviceSchedule:
         self._agreement, self._latency = agreement, agreement.executor.latency
 
     def step_follows(self, step: int) -> None:
-        """Wait until the device has run an earlier step, and read its numbers; send numbers that a checkpoint restored."""
+        """Wait until the device has run an earlier step, and read its numbers; send numbers of a restored run."""
         self._agreement.executor.wait_for_previous_step()
         self._agreement.read(step + 1 - self._latency)
         self._agreement.send(step - self._latency)

@@ -65,7 +65,7 @@ class Executor(Protocol):
         """Return the seconds from one moment to another; both have passed."""
 
     def spent(self) -> Callable[[], tuple[float, float]]:
-        """Return a function that returns the seconds of coding, and of exchange, by jobs since the last call of ``spent``.
+        """Return a function that returns the seconds of jobs' coding and exchange since the last call of ``spent``.
 
         Returns:
             A function, to be called once, when these jobs have ended. It returns the seconds spent inside jobs (encode,
@@ -99,7 +99,7 @@ class Executor(Protocol):
         """
 
     def agree(self, vectors: Sequence[Sequence[Number]]) -> Any:
-        """Start to sum vectors, in float64, over the ranks that agree on decisions; return a handle that ``agreed`` takes."""
+        """Start to sum vectors, in float64, over the ranks that agree on decisions; return a handle for ``agreed``."""
 
     def agreed(self, started: Any) -> list[list[float]]:
         """Wait for the sums that ``agree`` started, and return the sums as lists.
@@ -154,11 +154,11 @@ class Executor(Protocol):
         """
 
     def close(self) -> None:
-        """End the executor after all jobs and calls; if a rank does not answer, make the remaining jobs and calls fail."""
+        """End the executor after all jobs and calls; if a rank does not answer, make those that have not ended fail."""
 
 
 def both(first: Verdict, second: Verdict) -> Verdict:
-    """Return ``first and second`` for two verdicts: a bool, or a 0-d bool tensor if only the device knows."""
+    """Return whether two verdicts are both true: a bool, or a 0-d bool tensor if only the device knows."""
     if isinstance(first, bool):
         return second if first else False
     if isinstance(second, bool):
@@ -167,9 +167,9 @@ def both(first: Verdict, second: Verdict) -> Verdict:
 
 
 def choose(verdict: Verdict, finite: torch.Tensor, otherwise: torch.Tensor) -> torch.Tensor:
-    """Return ``finite`` if the verdict is true, else ``otherwise``; the two have the same shape.
+    """Return one of two tensors of the same shape: ``finite`` if all gradients were finite, else ``otherwise``.
 
-    A new tensor is returned if only the device knows the verdict.
+    A new tensor is returned if only the device knows whether all gradients were finite (``verdict``).
     """
     if isinstance(verdict, bool):
         return finite if verdict else otherwise

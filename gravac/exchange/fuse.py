@@ -40,7 +40,7 @@ Fused = Generator[Requests, list[Any], Outcome[T] | None]
 """Generator that yields each round's joined collectives; returns an ``Outcome``, or ``None`` if a rank set the flag."""
 
 ALIGNMENT = 8
-"""Number of bytes to a multiple of which rows of bytes are padded, so that tensors of every dtype can be views of them."""
+"""Rows of bytes are padded to a multiple of this number of bytes, so that they can be viewed as any dtype."""
 
 FLAG = -1
 """Key of the flag in dicts of collectives; the other keys are the generators' positions."""
@@ -275,7 +275,10 @@ _Batch = _Sums | _Rows | _Broadcasts
 
 
 def _batches(requests: dict[int, Collective]) -> list[_Batch]:
-    """Return a batch for each kind of collective, and for each dtype of sums, and root of broadcasts.
+    """Sort collectives into batches, each of which is run as a single collective.
+
+    There is a batch of all-reduces for each dtype, a batch of all all-gathers, a batch of all all-to-alls, and a batch
+    of broadcasts for each root.
 
     Args:
         requests: collective by the position of its generator.

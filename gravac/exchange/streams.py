@@ -155,7 +155,7 @@ class StreamExecutor:
         return started
 
     def agree(self, vectors: Sequence[Sequence[Number]]) -> PendingSums:
-        """Start to sum vectors over the ranks that agree, and to copy the sums to the host; return these sums."""
+        """Start to sum vectors over the ranks that agree on decisions, and to copy the sums to the host."""
         called = self._device.record()
         with self._on(self._agreement_stream):
             self._device.follow(called)
@@ -174,7 +174,10 @@ class StreamExecutor:
         return [vector.tolist() for vector in started.sums]
 
     def everywhere(self, finite: Verdict) -> Verdict:
-        """Return whether a verdict is true on all ranks that agree; only the current stream waits for these ranks."""
+        """Return whether a verdict (all gradients were finite) is true on all ranks that agree on decisions.
+
+        The current stream waits for these ranks; the host does not.
+        """
         if self._agree_transport is self.transport:
             return finite
         called = self._device.record()
@@ -202,7 +205,7 @@ class StreamExecutor:
         return [*numbers]
 
     def wait_for_previous_step(self) -> None:
-        """Make the host wait for work queued before this method's last call, and for all sums started since then.
+        """Make the host wait for work queued before the previous call of this method, and for all sums started since.
 
         The wait is short: the device has had the step between the two calls to do that work.
         """
