@@ -130,7 +130,7 @@ class Accordion(Settings):
         learning rate with that of the step before, in every step.
         """
         updated_state = replace(state, step=measurement.step, window=state.window.add(measurement))
-        cause = ""
+        cause_text = ""
         if measurement.norms and self._sums(measurement.step) == "report":
             updated_state = self._compare_norms(updated_state, measurement.norms)
         if math.isfinite(rate := measurement.learning_rate):
@@ -138,7 +138,7 @@ class Accordion(Settings):
             # lower by more than the rounding of a mean
             if previous_rate is not None and rate < previous_rate and not math.isclose(rate, previous_rate):
                 updated_state = replace(updated_state, calm=())
-                cause = f"the learning rate fell to {rate:g}: "
+                cause_text = f"the learning rate fell to {rate:g}: "
             updated_state = replace(updated_state, learning_rate=rate)
         has_changed = updated_state.runs != state.runs
         if not has_changed and updated_state.window.steps < self.window:
@@ -149,7 +149,7 @@ class Accordion(Settings):
         )
         tensor_count = len(updated_state.norms)
         critical_count = tensor_count - len(updated_state.calm)
-        reason = f"accordion: {cause}{critical_count} of {tensor_count} tensors critical"
+        reason = f"accordion: {cause_text}{critical_count} of {tensor_count} tensors critical"
         return updated_state, replace(self._decision_for(updated_state), reason=reason, summary=summary)
 
     def dump(self, state: AccordionState) -> dict[str, Any]:

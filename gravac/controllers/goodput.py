@@ -284,13 +284,13 @@ class Goodput(Settings):
         also in ``forecasts``; the reason names the missing candidates. If the candidate that ran is missing, the best
         measured candidate runs. If no measurement is left, the search starts again.
         """
-        dumped_candidates, current = dumped["candidates"], identify(forecast.candidate for forecast in forecasts)
-        if dumped_candidates != current:
-            missing_names = [name_of(identity) for identity in dumped_candidates if identity not in current]
+        dumped_candidates, candidates = dumped["candidates"], identify(forecast.candidate for forecast in forecasts)
+        if dumped_candidates != candidates:
+            missing_names = [name_of(identity) for identity in dumped_candidates if identity not in candidates]
             positions = {
-                position: current.index(identity)
+                position: candidates.index(identity)
                 for position, identity in enumerate(dumped_candidates)
-                if identity in current
+                if identity in candidates
             }
             remapped = with_current_positions(dumped, positions, forecasts)
             if remapped is None:
@@ -299,7 +299,7 @@ class Goodput(Settings):
                 return fresh_state, replace(decision, reason=reason)
             running = forecasts[remapped["position"]].candidate
             state = state_from_plain(GoodputState, remapped, running, forecasts=forecasts)
-            still_runs = dumped_candidates[dumped["position"]] in current
+            still_runs = dumped_candidates[dumped["position"]] in candidates
             reason = "" if still_runs else f"; {state.running} is the best of those measured"
             reason = missing_text(missing_names) + reason if missing_names else ""
             return state, Decision(state.running, reason=reason, watch=state.watch)
@@ -398,13 +398,13 @@ class Goodput(Settings):
         if entry is None:
             took_text = f"{state.running} takes {milliseconds(seconds)} a step"
             return self._try_or_hold(state.enter_measurement(seconds), Finding(took_text, repeated=True))
-        change, has_faster_exchange = abs(seconds - entry.seconds) / entry.seconds, state.exchange_became_faster
+        difference, has_faster_exchange = abs(seconds - entry.seconds) / entry.seconds, state.exchange_became_faster
         takes_text = f"{state.running} takes {milliseconds(seconds)} a step"
-        if change > self.change or has_faster_exchange:
+        if difference > self.change or has_faster_exchange:
             state = replace(state, off=state.off + 1)
-            takes_text += f" instead of {milliseconds(entry.seconds)}" if change > self.change else ""
+            takes_text += f" instead of {milliseconds(entry.seconds)}" if difference > self.change else ""
             takes_text += ", its exchange less than half the time" if has_faster_exchange else ""
-            if state.off < 2 and change <= 2 * self.change:
+            if state.off < 2 and difference <= 2 * self.change:
                 return state, f"{takes_text}: wait for another window"
             if state.running.mode == "native" and seconds < entry.seconds:
                 state = replace(state.after_drift(seconds, at_once=True), off=0)
@@ -551,15 +551,15 @@ class Goodput(Settings):
         """
         if state.suspect is None or state.suspect == best.position or not state.may_run(state.suspect):
             return False
-        suspect = state.entry(state.suspect)
-        if suspect is None:
+        suspect_entry = state.entry(state.suspect)
+        if suspect_entry is None:
             return False
-        return _price_of_trial(state, best, state.suspect, suspect.seconds) <= self.explore * state.elapsed
+        return _price_of_trial(state, best, state.suspect, suspect_entry.seconds) <= self.explore * state.elapsed
 
     def _is_steady(self, state: GoodputState, seconds: float) -> bool:
         """True if the chosen candidate's steps take about as long (``seconds``) as when they were measured before."""
-        current = state.entry(state.position)
-        return current is not None and abs(seconds - current.seconds) <= self.change * current.seconds
+        current_entry = state.entry(state.position)
+        return current_entry is not None and abs(seconds - current_entry.seconds) <= self.change * current_entry.seconds
 
     def _best_entry(self, state: GoodputState) -> GoodputEntry:
         """Return the measurement of highest goodput, or of the best candidate so far if none is clearly better."""
@@ -630,8 +630,8 @@ def _ends_outer_steps(current: Forecast, following: Forecast) -> bool:
 
 def _far_slower(state: GoodputState) -> bool:
     """True if the last steps of the chosen candidate are far slower than its steps were when they were measured."""
-    current = state.entry(state.position)
-    return current is not None and _all_exceed(FAR_SLOWER_RATIO * current.seconds, state.window.seconds)
+    current_entry = state.entry(state.position)
+    return current_entry is not None and _all_exceed(FAR_SLOWER_RATIO * current_entry.seconds, state.window.seconds)
 
 
 def _all_exceed(limit_s: float, seconds: Sequence[float]) -> bool:

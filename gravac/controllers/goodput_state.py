@@ -116,8 +116,8 @@ class GoodputEntry:
             0.5
         """
         saved = None if self.saved is None else (self.saved[0], ratio * self.saved[1], self.saved[2])
-        waited = 0.0 if self.saved is None else self.saved[0]
-        return replace(self, seconds=waited + ratio * (self.seconds - waited), saved=saved)
+        waited_s = 0.0 if self.saved is None else self.saved[0]
+        return replace(self, seconds=waited_s + ratio * (self.seconds - waited_s), saved=saved)
 
 
 @dataclass(frozen=True, slots=True)
@@ -196,8 +196,8 @@ class GoodputState:
         seconds = measured.seconds if math.isfinite(measured.seconds) and measured.seconds > 0 else 0.0
         energy = measured.energy if math.isfinite(measured.energy) and measured.candidate.mode == "hook" else 0.0
         best_entry = self.entry(self.best)
-        rate = measured.learning_rate if math.isfinite(measured.learning_rate) else self.learning_rate
-        rate_rose = 0 < self.learning_rate < rate
+        learning_rate = measured.learning_rate if math.isfinite(measured.learning_rate) else self.learning_rate
+        rate_rose = 0 < self.learning_rate < learning_rate
         superseded_entry = self._entry_of_superseded(measured.candidate)
         lost_s = (
             0.0
@@ -210,7 +210,7 @@ class GoodputState:
             elapsed=self.elapsed + measured.steps * seconds,
             spent=self.spent + lost_s,
             energy=max(self.energy, energy),
-            learning_rate=max(0.0, rate),
+            learning_rate=max(0.0, learning_rate),
             rose_at=self.steps + measured.steps if rate_rose else self.rose_at,
         )
 
@@ -306,10 +306,10 @@ class GoodputState:
         Returns:
             The ratio; ``None`` if an exchange time is not known, or too small.
         """
-        entry, times = self.entry(self.position), self.window.median_times
-        if entry is None or entry.saved is None or times is None or not entry.saved[2] > smallest * entry.seconds:
+        entry, medians = self.entry(self.position), self.window.median_times
+        if entry is None or entry.saved is None or medians is None or not entry.saved[2] > smallest * entry.seconds:
             return None
-        return times[2] / entry.saved[2]
+        return medians[2] / entry.saved[2]
 
     def after_drift(self, seconds: float, at_once: bool = False) -> GoodputState:
         """Return the state after another window of the running candidate, adapted to a drift of the machine's speed.
@@ -323,20 +323,22 @@ class GoodputState:
             seconds: median time of the running candidate's steps in the window, in seconds.
             at_once: whether to apply the whole change; otherwise half of it.
         """
-        earlier = self.entry(self.position)
-        assert earlier is not None
+        earlier_entry = self.entry(self.position)
+        assert earlier_entry is not None
         weight = 1.0 if at_once else 0.5
         updated_state = self.enter_measurement(seconds, weight)
         if self.running.mode == "native":  # how long it waits is not known: a small change counts as the machine's
-            ratio = 1 + weight * (seconds / earlier.seconds - 1)
+            ratio = 1 + weight * (seconds / earlier_entry.seconds - 1)
             entries = (
                 entry if entry.position == self.position else entry.scale_work(ratio) for entry in updated_state.entries
             )
             return replace(updated_state, entries=tuple(entries))
-        by_chance = abs(seconds - earlier.seconds) <= STANDARD_ERRORS * math.hypot(earlier.doubt, self.window.doubt)
-        if earlier.saved is None or self.window.median_times is None or (by_chance and not at_once):
+        is_within_errors = abs(seconds - earlier_entry.seconds) <= STANDARD_ERRORS * math.hypot(
+            earlier_entry.doubt, self.window.doubt
+        )
+        if earlier_entry.saved is None or self.window.median_times is None or (is_within_errors and not at_once):
             return updated_state
-        busy_s, earlier_busy_s = seconds - self.window.median_times[0], earlier.seconds - earlier.saved[0]
+        busy_s, earlier_busy_s = seconds - self.window.median_times[0], earlier_entry.seconds - earlier_entry.saved[0]
         ratio = 1 + weight * (busy_s / earlier_busy_s - 1) if min(busy_s, earlier_busy_s) > 0 else 1.0
         entries = (
             entry if entry.position == self.position else entry.scale_work(ratio) for entry in updated_state.entries
@@ -393,19 +395,21 @@ class GoodputState:
         Args:
             seconds: time of a step of the running candidate since the change, in seconds.
         """
-        earlier = self.entry(self.position)
-        assert earlier is not None
-        fraction, slowdown = 1 / self.forecast.wire_ratio, seconds - earlier.seconds
+        earlier_entry = self.entry(self.position)
+        assert earlier_entry is not None
+        fraction, slowdown_s = 1 / self.forecast.wire_ratio, seconds - earlier_entry.seconds
         floors = {}
         for entry in self.entries:
             other_fraction = 1 / self.forecasts[entry.position].wire_ratio
             more_overlap = _overlap(self.forecasts[entry.position]) - _overlap(self.forecast)
-            if entry.position == self.position or (slowdown <= 0 and (other_fraction > fraction or more_overlap < 0)):
+            if entry.position == self.position or (slowdown_s <= 0 and (other_fraction > fraction or more_overlap < 0)):
                 continue
-            scales = (other_fraction > fraction) == (slowdown > 0) and not (slowdown > 0 and more_overlap > 0)
-            change = slowdown * other_fraction / fraction if scales else 0.0
-            floors[entry.position] = (1 - STEP_TIME_NOISE) * max(0.0, entry.seconds + change)
-        return self._without_entries(tuple(floors.items()), slowed=slowdown > 0).enter_measurement(seconds)
+            is_proportional = (other_fraction > fraction) == (slowdown_s > 0) and not (
+                slowdown_s > 0 and more_overlap > 0
+            )
+            change_s = slowdown_s * other_fraction / fraction if is_proportional else 0.0
+            floors[entry.position] = (1 - STEP_TIME_NOISE) * max(0.0, entry.seconds + change_s)
+        return self._without_entries(tuple(floors.items()), slowed=slowdown_s > 0).enter_measurement(seconds)
 
     def after_slow_trial(self, seconds: float) -> GoodputState:
         """Return the state after a trial whose steps were so slow that the link must have become slower.
@@ -457,22 +461,24 @@ class GoodputState:
         not known, the whole step counts as exchange.
         """
         forecast = self.forecasts[position]
-        measured = self.entry(position)
+        measured_entry = self.entry(position)
 
         def upper_bound(entry: GoodputEntry) -> float:
             measured_forecast = self.forecasts[entry.position]
-            waited, _, exchanged = self.exchange_times(entry)
-            hidden_s = max(0.0, exchanged - waited) if _overlap(forecast) < _overlap(measured_forecast) else 0.0
+            waited_s, _, exchanged_s = self.exchange_times(entry)
+            hidden_s = max(0.0, exchanged_s - waited_s) if _overlap(forecast) < _overlap(measured_forecast) else 0.0
             coding_s = 0.0
             if measured_forecast.candidate.mode == "native":
                 coding_s = (forecast.coding_s or 0.0) + HOOK_OVERHEAD / 2 * entry.seconds
             more_bytes = max(0.0, measured_forecast.wire_ratio / forecast.wire_ratio - 1)
-            grown_s = entry.seconds + hidden_s + coding_s + exchanged * more_bytes
+            grown_s = entry.seconds + hidden_s + coding_s + exchanged_s * more_bytes
             if forecast.candidate.mode == "native" and forecast.exchange_s is not None and not self.moved:
-                return min(grown_s, entry.seconds - waited + forecast.exchange_s * max(1.0, self._link_slowdown(max)))
+                return min(grown_s, entry.seconds - waited_s + forecast.exchange_s * max(1.0, self._link_slowdown(max)))
             return grown_s
 
-        return min((upper_bound(entry) for entry in ((measured,) if measured else self.entries)), default=0.0)
+        return min(
+            (upper_bound(entry) for entry in ((measured_entry,) if measured_entry else self.entries)), default=0.0
+        )
 
     def exchange_times(self, entry: GoodputEntry) -> tuple[float, float, float]:
         """Return ``(waited, coded, exchanged)``: upper bounds of a measured step's seconds, see ``Measurement``.
@@ -548,21 +554,22 @@ class GoodputState:
 
     def waiting_fraction(self, entry: GoodputEntry) -> float:
         """Return the fraction of a measured step's time spent waiting for bytes: sending less can save no more."""
-        waited, _, _ = self.exchange_times(entry)
-        return waited / entry.seconds
+        waited_s, _, _ = self.exchange_times(entry)
+        return waited_s / entry.seconds
 
     def largest_gain(self, entry: GoodputEntry) -> float:
         """Return an upper bound of what another candidate can gain, as a fraction of a measured step's time; at most 1.
 
         Another candidate can save time, and can make more progress in a step.
         """
-        waited, coded, _ = self.exchange_times(entry)
+        waited_s, coded_s, _ = self.exchange_times(entry)
         is_hook = self.forecasts[entry.position].candidate.mode == "hook"
         has_native = any(forecast.candidate.mode == "native" for forecast in self.forecasts)
         highest_efficiency = max(forecast.least_efficiency for forecast in self.forecasts)
         more_progress = highest_efficiency / max(self.least_efficiency(entry.position), 1e-9) - 1
         return min(
-            1.0, (waited + coded) / entry.seconds + HOOK_OVERHEAD * (is_hook and has_native) + max(0.0, more_progress)
+            1.0,
+            (waited_s + coded_s) / entry.seconds + HOOK_OVERHEAD * (is_hook and has_native) + max(0.0, more_progress),
         )
 
     def shortest_step_seconds(self, position: int, expire: int) -> float:
@@ -585,25 +592,27 @@ class GoodputState:
             expire: number of windows after which the lower bound by a measured step time halves.
         """
         forecast = self.forecasts[position]
-        measured = self.entry(position)
-        if measured is not None:
-            shortest_s = max(measured.seconds / 2, measured.seconds - STANDARD_ERRORS * measured.doubt)
-            return shortest_s * 0.5 ** ((self.windows - measured.window) // expire)
+        measured_entry = self.entry(position)
+        if measured_entry is not None:
+            shortest_s = max(
+                measured_entry.seconds / 2, measured_entry.seconds - STANDARD_ERRORS * measured_entry.doubt
+            )
+            return shortest_s * 0.5 ** ((self.windows - measured_entry.window) // expire)
         bounds = [floor for floor_position, floor in self.floors if floor_position == position]
         bounds.append(self._shortest_by_probe(forecast))
         for entry in self.entries:
             measured_forecast = self.forecasts[entry.position]
-            waited, coded, _ = self.exchange_times(entry)
+            waited_s, coded_s, _ = self.exchange_times(entry)
             shortest_s = entry.seconds
             if forecast.candidate.mode == "native" and measured_forecast.candidate.mode != "native":
                 shortest_s -= HOOK_OVERHEAD * entry.seconds
             if forecast.family != measured_forecast.family:
                 coding_s = SHORTEST_TO_PREDICTED_RATIO * (forecast.coding_s or 0.0)
-                shortest_s += coding_s - min(coded, (1 - CHEAPER_CODING_RATIO) * entry.seconds)
+                shortest_s += coding_s - min(coded_s, (1 - CHEAPER_CODING_RATIO) * entry.seconds)
             more_bytes = 1 / forecast.wire_ratio - 1 / measured_forecast.wire_ratio
             more_overlap = _overlap(forecast) > _overlap(measured_forecast)
             if more_bytes < 0 or more_overlap:
-                bounds.append(shortest_s - waited - self._compute_growth(entry))
+                bounds.append(shortest_s - waited_s - self._compute_growth(entry))
             if more_overlap:
                 continue
             bounds.append(shortest_s + more_bytes * self._slope(entry.position, above=more_bytes < 0))
@@ -618,8 +627,8 @@ class GoodputState:
         forecast = self.forecasts[entry.position]
         if entry.saved is None or forecast.compute_s is None or not _overlap(forecast):
             return 0.0
-        waited, coded, _ = entry.saved
-        return max(0.0, entry.seconds - waited - coded - forecast.compute_s)
+        waited_s, coded_s, _ = entry.saved
+        return max(0.0, entry.seconds - waited_s - coded_s - forecast.compute_s)
 
     def _shortest_by_probe(self, forecast: Forecast) -> float:
         """Return a lower bound of the seconds of a candidate's step, by the link's probe and exchanges since then.
@@ -637,20 +646,21 @@ class GoodputState:
             return max(SHORTEST_STEP_RATIO_ON_UNKNOWN_LINK * shortest_s, exchange_s / max(1.0, _overlap(forecast)))
         if forecast.candidate.mode == "native":
             shortest_s *= 1 - HOOK_OVERHEAD
-        computes_s = (
-            entry.seconds - waited - coded - self._compute_growth(entry) for entry, (waited, coded, _) in timed_entries
+        compute_times_s = (
+            entry.seconds - waited_s - coded_s - self._compute_growth(entry)
+            for entry, (waited_s, coded_s, _) in timed_entries
         )
-        compute_s = max(0.0, min(computes_s))
+        compute_s = max(0.0, min(compute_times_s))
         if forecast.candidate.mode == "native":
             compute_s *= 1 - HOOK_OVERHEAD
-        slowdown = 1.0  # smallest exchange time measured / predicted; 1 or less
-        for entry, (_, _, exchanged) in timed_entries:
+        exchange_ratio = 1.0  # smallest exchange time measured / predicted; 1 or less
+        for entry, (_, _, exchanged_s) in timed_entries:
             if entry.saved is None:
                 continue
             expected_s = self.forecasts[entry.position].exchange_s
-            slowdown = min(slowdown, exchanged / expected_s) if expected_s else slowdown
+            exchange_ratio = min(exchange_ratio, exchanged_s / expected_s) if expected_s else exchange_ratio
         coding_s = SHORTEST_TO_PREDICTED_RATIO * (forecast.coding_s or 0.0)
-        exchange_s = SHORTEST_TO_PREDICTED_RATIO * slowdown * forecast.exchange_s
+        exchange_s = SHORTEST_TO_PREDICTED_RATIO * exchange_ratio * forecast.exchange_s
         if forecast.behind is not None:
             return max(
                 SHORTEST_STEP_RATIO * shortest_s,
@@ -673,10 +683,10 @@ class GoodputState:
         every, fraction = forecast.candidate.every, exchange_fraction(forecast)
         bounds = [0.0]
         for entry in self.entries:
-            measured = self.forecasts[entry.position]
+            measured_forecast = self.forecasts[entry.position]
             coded_s = entry.saved[1] if entry.saved else 0.0
-            wait_s = measured.candidate.every * (entry.seconds - coded_s - shortest_s)
-            measured_fraction = exchange_fraction(measured)
+            wait_s = measured_forecast.candidate.every * (entry.seconds - coded_s - shortest_s)
+            measured_fraction = exchange_fraction(measured_forecast)
             if fraction <= measured_fraction:
                 bounds.append(wait_s * fraction / measured_fraction / every)
             elif self._exchanges_in_each_step(entry):
@@ -696,21 +706,24 @@ class GoodputState:
                 known. False: return a lower bound, by steps that send as much or less, without the growth of coding.
         """
         fraction = 1 / self.forecasts[position].wire_ratio
-        points: dict[str, list[tuple[float, float, float]]] = {}
+        points_by_family: dict[str, list[tuple[float, float, float]]] = {}
         for entry in self.entries:
             forecast = self.forecasts[entry.position]
             measured_fraction = 1 / forecast.wire_ratio
             if measured_fraction >= fraction if above else measured_fraction <= fraction:
                 coding_s = entry.saved[1] if entry.saved else 0.0
-                points.setdefault(forecast.family, []).append((measured_fraction, entry.seconds, coding_s))
+                points_by_family.setdefault(forecast.family, []).append((measured_fraction, entry.seconds, coding_s))
         slopes = []
-        for family in points.values():
-            (low, low_step_s, low_coding_s), (high, high_step_s, high_coding_s) = min(family), max(family)
-            if high > low:
+        for points in points_by_family.values():
+            (low_fraction, low_step_s, low_coding_s), (high_fraction, high_step_s, high_coding_s) = (
+                min(points),
+                max(points),
+            )
+            if high_fraction > low_fraction:
                 noise_s = STEP_TIME_NOISE * max(high_step_s, low_step_s) * (1 if above else -1)
                 more_coding_s = 0.0 if above else max(0.0, high_coding_s - low_coding_s)  # coding is no exchange
                 grown_s = high_step_s - low_step_s - more_coding_s
-                slopes.append((grown_s + noise_s) / (high - low))
+                slopes.append((grown_s + noise_s) / (high_fraction - low_fraction))
         return math.inf if above and not slopes else max([0.0, *slopes])
 
 

@@ -320,10 +320,10 @@ class GraVAC(Settings):
 
     def _end_search(self, state: GravacState, reason: str) -> tuple[GravacState, str]:
         """End the search: choose a measured candidate; return the state, and the reason as text."""
-        pair = self._saturated_pair(state)
-        if pair is not None:
-            selected_entry = pair[0]
-            lower, higher = (state.candidates[entry.position] for entry in pair)
+        saturated_pair = self._saturated_pair(state)
+        if saturated_pair is not None:
+            selected_entry = saturated_pair[0]
+            lower, higher = (state.candidates[entry.position] for entry in saturated_pair)
             reason += f"; compression throughput saturates between {lower} and {higher}: the lower"
         else:
             selected_entry = max(state.entries, key=lambda entry: (entry.t_compression, -entry.position))
@@ -388,16 +388,16 @@ class GraVAC(Settings):
         Returns:
             The state, and the reason for a new search as text; empty if neither number changed enough.
         """
-        speed, rate = state.window.t_system, state.learning_rate
-        if state.speed is None or speed is None:
-            return replace(state, speed=speed, off=0, rate=state.rate or rate), ""
-        off_count = state.off + 1 if abs(speed - state.speed) > self.change * state.speed else 0
+        current_speed, current_rate = state.window.t_system, state.learning_rate
+        if state.speed is None or current_speed is None:
+            return replace(state, speed=current_speed, off=0, rate=state.rate or current_rate), ""
+        off_count = state.off + 1 if abs(current_speed - state.speed) > self.change * state.speed else 0
         state = replace(state, off=off_count)
         if off_count > 1:
-            return state, f"{speed:.4g} samples/s at {state.running}, not the {state.speed:.4g} it was"
-        if rate is not None and state.rate and rate < (1 - self.fall) * state.rate:
-            return state, f"the learning rate fell from {state.rate:.3g} to {rate:.3g}"
-        return replace(state, rate=state.rate or rate), ""
+            return state, f"{current_speed:.4g} samples/s at {state.running}, not the {state.speed:.4g} it was"
+        if current_rate is not None and state.rate and current_rate < (1 - self.fall) * state.rate:
+            return state, f"the learning rate fell from {state.rate:.3g} to {current_rate:.3g}"
+        return replace(state, rate=state.rate or current_rate), ""
 
     def _evaluate_dense(self, state: GravacState) -> tuple[GravacState, str]:
         """Return from dense to θ_min, the lowest CF in use, once the rest at dense is over, if θ_min's gain reaches ε.

@@ -126,13 +126,13 @@ class GravacState:
 
     def count_steps(self, measured: Measurement) -> "GravacState":
         """Return the state with a measurement's steps counted: all, those at dense, and those at the lowest CF."""
-        rate, candidate = measured.learning_rate, measured.candidate
+        learning_rate, candidate = measured.learning_rate, measured.candidate
         energy = measured.energy if math.isfinite(measured.energy) and candidate.mode == "hook" else 0.0
         return replace(
             self,
             steps=self.steps + measured.steps,
             energy=max(self.energy, energy),
-            learning_rate=rate if math.isfinite(rate) else self.learning_rate,
+            learning_rate=learning_rate if math.isfinite(learning_rate) else self.learning_rate,
             dense_steps=self.dense_steps + measured.steps * (self.rests_at_dense and candidate.dense),
             floor_steps=self.floor_steps
             + measured.steps * (candidate == self.candidates[self.floor] and self.compresses),

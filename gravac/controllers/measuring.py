@@ -87,16 +87,16 @@ def next_trials(state: GoodputState, total_steps: int | None, expire: int) -> Tr
         return None
     if state.forecasts[state.best].candidate.mode == "outer":
         hook_or_native = [entry for entry in state.entries if state.forecasts[entry.position].candidate.mode != "outer"]
-        pairs = [(state.best, max(hook_or_native, key=state.goodput).position)] if hook_or_native else []
+        compared_positions = [(state.best, max(hook_or_native, key=state.goodput).position)] if hook_or_native else []
     else:
-        pairs = [
+        compared_positions = [
             (position, state.best)
             for position in range(len(state.forecasts))
             if position != state.best and state.may_run(position)
         ]
     plans = [
         TrialPlan(candidate, reference, length, gain)
-        for candidate, reference in pairs
+        for candidate, reference in compared_positions
         for length in STRETCH_LENGTHS
         if (gain := expected_gain(state, candidate, reference, length, total_steps, expire)) > 0
     ]
@@ -149,7 +149,7 @@ def expected_gain(
         return 0.0
     run_steps = _total_steps(state, total_steps)
     steps_to_come = run_steps - state.steps
-    steps = steps_of_trial(state.forecasts[candidate].candidate)
+    trial_steps = steps_of_trial(state.forecasts[candidate].candidate)
     belief, reference_belief = state.belief(candidate), state.belief(reference)
     candidate_seconds, reference_seconds = (
         _step_seconds(state, position, expire) for position in (candidate, reference)
@@ -171,11 +171,13 @@ def expected_gain(
         price = (first_price if earlier_results is None else 0.0) + trials * trial_price
         if (
             state.booked + price > LARGEST_COST_FRACTION * steps_to_come
-            or steps_tried + trials * steps > LARGEST_STEP_FRACTION * run_steps
+            or steps_tried + trials * trial_steps > LARGEST_STEP_FRACTION * run_steps
         ):
             break
         gain = value_of_trials(advantage, deviation, scatter, trials, is_preferred)
-        largest_gain = max(largest_gain, gain * (steps_to_come - trials * (steps + SETTLING_STEPS + length)) - price)
+        largest_gain = max(
+            largest_gain, gain * (steps_to_come - trials * (trial_steps + SETTLING_STEPS + length)) - price
+        )
     return largest_gain
 
 

@@ -381,9 +381,9 @@ class Learned:
     @property
     def _mean(self) -> float:
         """Weighted mean of the trials' ratios; 1 without trials."""
-        weights = [(ratio, error**-2) for ratio, error in self.estimates]
-        total_weight = sum(weight for _, weight in weights)
-        return sum(ratio * weight for ratio, weight in weights) / total_weight if total_weight else 1.0
+        weighted_ratios = [(ratio, error**-2) for ratio, error in self.estimates]
+        total_weight = sum(weight for _, weight in weighted_ratios)
+        return sum(ratio * weight for ratio, weight in weighted_ratios) / total_weight if total_weight else 1.0
 
     @property
     def measured_ratio(self) -> MeasuredRatio:

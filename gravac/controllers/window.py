@@ -100,8 +100,8 @@ class Window:
 
         The first steps after a change of candidate are left out if there are later steps.
         """
-        pairs = self.gains or self.early
-        return _gain(sum(error for error, _ in pairs), sum(energy for _, energy in pairs))
+        errors_and_energies = self.gains or self.early
+        return _gain(sum(error for error, _ in errors_and_energies), sum(energy for _, energy in errors_and_energies))
 
     @property
     def t_system(self) -> float | None:
@@ -114,7 +114,7 @@ class Window:
         if not seconds:
             return None
         median = statistics.median(seconds)
-        return self.samples / statistics.median(time for time in seconds if time <= GAP_MEDIANS * median)
+        return self.samples / statistics.median(step_s for step_s in seconds if step_s <= GAP_MEDIANS * median)
 
     @property
     def doubt(self) -> float:
@@ -125,7 +125,7 @@ class Window:
         if len(self.seconds) < 3:
             return 0.0
         median = statistics.median(self.seconds)
-        deviation = statistics.median(abs(time - median) for time in self.seconds)
+        deviation = statistics.median(abs(step_s - median) for step_s in self.seconds)
         return MEDIAN_ERROR * deviation / math.sqrt(len(self.seconds))
 
     @property

@@ -146,16 +146,16 @@ def cut(group: ReadyGroup, join: Callable[[], None]) -> list[ReadyGroup]:
 
 def split(pieces: Sequence[Piece], limit: int) -> list[list[Piece]]:
     """Split tensors, in order, into lists of at most ``limit`` elements each, or of a single larger tensor."""
-    lists: list[list[Piece]] = []
-    room = 0
+    segments: list[list[Piece]] = []
+    free_elements = 0
     for piece in pieces:
         size = piece.flat.numel()
-        if not lists or size > room:
-            lists.append([])
-            room = limit
-        lists[-1].append(piece)
-        room -= size
-    return lists
+        if not segments or size > free_elements:
+            segments.append([])
+            free_elements = limit
+        segments[-1].append(piece)
+        free_elements -= size
+    return segments
 
 
 def elements(groups: Sequence[ReadyGroup]) -> int:

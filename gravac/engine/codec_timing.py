@@ -149,17 +149,17 @@ def _median_seconds_by_cf(
         time_steps: function that returns the seconds of coding in each timed step at a CF.
         untimed: dict to which the exception of each CF at which timing failed is added.
     """
-    spent, medians = 0.0, dict[float, float | None]()
+    spent_s, medians = 0.0, dict[float, float | None]()
     for cf in cfs:
         medians[cf] = None
-        if spent >= BUDGET_SECONDS:
+        if spent_s >= BUDGET_SECONDS:
             continue
         try:
             seconds = time_steps(cf)
         except Exception as failure:
             untimed[cf] = failure
             continue
-        spent += sum(seconds)
+        spent_s += sum(seconds)
         medians[cf] = statistics.median(seconds)
     return medians
 

@@ -184,10 +184,10 @@ class Deciding:
 
     def _add_compute_time(self, state: RunState, measured: Measurement) -> None:
         """Collect a step's compute time; after ``COMPUTE_STEPS`` steps, admit candidates again, by the median time."""
-        compute = compute_of(measured)
-        if measured.first < SETTLING or not 0 < compute < math.inf:
+        compute_s = compute_of(measured)
+        if measured.first < SETTLING or not 0 < compute_s < math.inf:
             return
-        self._compute_seconds += [compute] * measured.steps
+        self._compute_seconds += [compute_s] * measured.steps
         if len(self._compute_seconds) < COMPUTE_STEPS:
             return
         state.compute_s, self._compute_seconds = statistics.median(self._compute_seconds), []

@@ -216,11 +216,11 @@ class _Rows:
         self._widest_first = sorted(tensors, key=lambda tensor: -tensor.element_size())
         first = self._widest_first[0]
         rows = len(first) if self._scatters else 1
-        pieces = [tensor.contiguous().view(rows, -1).view(torch.uint8) for tensor in self._widest_first]
-        size = sum(piece.shape[1] for piece in pieces)
-        pieces.append(torch.zeros(rows, -size % ALIGNMENT, dtype=torch.uint8, device=first.device))
-        joined_pieces = torch.cat(pieces, dim=1)
-        return AllToAll(joined_pieces) if self._scatters else AllGather(joined_pieces[0])
+        byte_rows = [tensor.contiguous().view(rows, -1).view(torch.uint8) for tensor in self._widest_first]
+        row_bytes = sum(piece.shape[1] for piece in byte_rows)
+        byte_rows.append(torch.zeros(rows, -row_bytes % ALIGNMENT, dtype=torch.uint8, device=first.device))
+        joined_rows = torch.cat(byte_rows, dim=1)
+        return AllToAll(joined_rows) if self._scatters else AllGather(joined_rows[0])
 
     def split(self, answer: Any) -> Sequence[tuple[int, Any]]:
         """Return each member's position and result, given the result of the single collective."""

@@ -95,9 +95,9 @@ def choose_kind(backend: str, device: torch.device, kind: Kind) -> Literal["thre
                 'executor: "thread" cannot wait for NCCL, whose collectives are ordered by streams; use "stream"'
             )
         return "stream"
-    carries = f"the backend {backend!r}" if backend else "no backend of the process group"
+    backend_text = f"the backend {backend!r}" if backend else "no backend of the process group"
     raise RuntimeError(
-        f"executor: {carries} carries {device.type} tensors; gravac runs over nccl or gloo: "
+        f"executor: {backend_text} carries {device.type} tensors; gravac runs over nccl or gloo: "
         'init_process_group("nccl"), or "cpu:gloo,cuda:nccl"'
     )
 
