@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Controllers choose how the next steps run: pure functions of measurements. No torch, no clock, no I/O.
 
-Each controller class that this file imports can be named in a policy. ``as`` makes an import public.
+Each controller class that this file imports can be named in a policy. The form ``import X as X`` exports ``X``.
 """
 
 from typing import Any

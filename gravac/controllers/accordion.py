@@ -36,7 +36,7 @@ class AccordionState:
         window: current window: the steps since the last record.
         step: number of the last measured step; -1 before the first.
         calm: names of the tensors that are not in a critical regime, ascending.
-        norms: norm of each tensor's gradient sum in the last epoch that was compared, by name.
+        norms: norm of each tensor's gradients, summed over the last epoch whose norms were compared, by tensor name.
         learning_rate: last learning rate known; ``None`` before the first.
     """
 
@@ -77,8 +77,8 @@ class Accordion(Settings):
         every: epochs between two comparisons of norms; in the published code 10 for CNNs and 5 for an LSTM.
         epoch: steps of an epoch; ``None``: ``steps_per_epoch`` of ``AdaptiveCompressor``, or 1000 if that is not set.
         window: steps between records.
-        latency: steps from a measurement to the step in which its decision takes effect, fewer than an epoch has;
-            gravac sets the number (``for_latency``).
+        latency: steps from a measurement to the step in which its decision takes effect, fewer than the steps of an
+            epoch; gravac sets the number (``for_latency``).
 
     Example:
         >>> Accordion().propose((2.0, 10.0), Span(1.0, 100.0))
@@ -126,10 +126,11 @@ class Accordion(Settings):
     def observe(self, state: AccordionState, measurement: Measurement) -> tuple[AccordionState, Decision]:
         """Return the state after a step, and a decision.
 
-        Compares norms with the previous norms if the measurement has any, and the learning rate in every step.
+        If the measurement has norms, compares these with the norms of the previous comparison. Also compares the
+        learning rate with that of the step before, in every step.
         """
         updated_state = replace(state, step=measurement.step, window=state.window.add(measurement))
-        cause = ""
+        cause_text = ""
         if measurement.norms and self._sums(measurement.step) == "report":
             updated_state = self._compare_norms(updated_state, measurement.norms)
         if math.isfinite(rate := measurement.learning_rate):
@@ -137,7 +138,7 @@ class Accordion(Settings):
             # lower by more than the rounding of a mean
             if previous_rate is not None and rate < previous_rate and not math.isclose(rate, previous_rate):
                 updated_state = replace(updated_state, calm=())
-                cause = f"the learning rate fell to {rate:g}: "
+                cause_text = f"the learning rate fell to {rate:g}: "
             updated_state = replace(updated_state, learning_rate=rate)
         has_changed = updated_state.runs != state.runs
         if not has_changed and updated_state.window.steps < self.window:
@@ -148,7 +149,7 @@ class Accordion(Settings):
         )
         tensor_count = len(updated_state.norms)
         critical_count = tensor_count - len(updated_state.calm)
-        reason = f"accordion: {cause}{critical_count} of {tensor_count} tensors critical"
+        reason = f"accordion: {cause_text}{critical_count} of {tensor_count} tensors critical"
         return updated_state, replace(self._decision_for(updated_state), reason=reason, summary=summary)
 
     def dump(self, state: AccordionState) -> dict[str, Any]:
@@ -162,9 +163,9 @@ class Accordion(Settings):
         self.restore(dumped, [Forecast(running, wire_ratio=1.0)])
 
     def restore(self, dumped: dict[str, Any], forecasts: Sequence[Forecast]) -> tuple[AccordionState, Decision]:
-        """Return the state that ``dump`` returned, and the decision in force.
+        """Return the state that a dict of ``dump`` describes, and the decision for the next step.
 
-        The same tensors are critical. The window of steps continues if its candidate still runs.
+        The same tensors stay critical. The window of steps continues if its candidate still runs.
         """
         low, high = _low_and_high(forecasts)
         state = from_plain(AccordionState, {**dumped, "low": low, "high": high, "window": Window(low)})
@@ -177,7 +178,7 @@ class Accordion(Settings):
         return self.epoch or DEFAULT_EPOCH_STEPS
 
     def _sums(self, step: int) -> Sums:
-        """Return whether to sum gradients in a step: they are summed in epochs at whose end norms are compared."""
+        """Return ``Decision.sums`` for a step: gradients are summed in each epoch at whose end norms are compared."""
         epoch, step_in_epoch = divmod(step, self._steps_per_epoch)
         if epoch % self.every:
             return "none"

@@ -49,12 +49,13 @@ class Measurement(AgreedNumbers):
             the same ``energy``.
         waited: seconds in which the step waited for bytes: an upper bound of what sending less can save. Mean over
             ranks; nan if not known.
-        coded: seconds of encode, decode and error feedback, hidden or not; mean over ranks, nan if not known.
-        exchanged: seconds in which collectives were in flight, hidden or not: an upper bound of the time that grows
-            with bytes. Mean over ranks; nan if not known.
+        coded: seconds of encode, decode and error feedback, hidden behind backward or not; mean over ranks, nan if not
+            known.
+        exchanged: seconds in which collectives were in flight, hidden behind backward or not: an upper bound of the
+            time that grows with bytes. Mean over ranks; nan if not known.
         norms: ``(name, norm)`` of each tensor that may be compressed, by ascending name, if the decision had
-            ``sums="report"``. ``norm`` is that of the tensor's gradients summed since the last such step,
-            ``√(Σ‖Σg‖² / ranks)``.
+            ``sums="report"``. ``norm`` is the norm of the tensor's gradients, summed over the steps since the last
+            report: ``√(Σ‖Σg‖² / ranks)``, the outer sum over ranks.
         first: number of training steps made before the step.
         steps: number of training steps that the measurement covers.
     """
@@ -97,9 +98,10 @@ class Summary:
 
 @dataclass(frozen=True, slots=True)
 class Progress:
-    """Results of a run's switchback trials of a candidate: steps of it between steps of another, the reference.
+    """Results of a run's switchback trials of a candidate.
 
-    The loss is read around these steps (``gravac.controllers.progress``).
+    A trial runs steps of the candidate between steps of another candidate, the reference, and reads the loss before and
+    after the candidate's steps (``gravac.controllers.progress``).
 
     Attributes:
         candidate: the candidate.
@@ -132,7 +134,7 @@ LATENCY = 2
 
 @dataclass(frozen=True, slots=True)
 class Decision:
-    """A candidate to run from ``latency`` steps after the observed step on, and what to measure beside it.
+    """A candidate to run from ``latency`` steps after the observed step on, and numbers to measure meanwhile.
 
     Attributes:
         candidate: candidate to run.
@@ -198,7 +200,10 @@ class Controller(Protocol[StateT]):
 
     @property
     def keeps_all(self) -> bool:
-        """True if its candidates are admitted even if they would send no less than dense (a static choice)."""
+        """True if all proposed candidates are admitted, even those that would send no fewer bytes than dense.
+
+        A controller that runs a CF chosen by the user needs that.
+        """
 
     @property
     def sixteen_bit(self) -> bool:

@@ -84,15 +84,16 @@ STARTING_BUDGET_STEPS = 25.0
 Trials may cost the fraction ``explore`` of the run's time besides."""
 
 FEWEST_TRIAL_ROUNDS = 3
-"""Smallest number of rounds (outer steps up to an exchange) in a trial: the decision after the first round takes effect
-after so many rounds."""
+"""Smallest number of rounds (outer steps up to an exchange) in a trial: a decision by the first round takes effect only
+after this many rounds."""
 
 LARGEST_FIRST_STEP_RATIO = 3.0
-"""Time of a trial's first step over the time that a step may take at most; a higher ratio ends the trial."""
+"""Time of a trial's first step / longest step time with which the candidate would be best: a higher ratio ends the
+trial."""
 
 HARMLESS_EFFICIENCY = 0.4
 """Efficiency below which a trial may set training back by more than the trial's own steps. Candidates below are tried
-last. For example, nine steps of a rank-1 compressor during the warm-up cost the task ``denoise`` 30 to 180 steps, also
+last. For example, nine steps of a rank-1 compressor during the warm-up cost the task ``denoise`` 30 to 180 steps, even
 if their residual was dropped."""
 
 SETBACK_STEPS, SETTLED_STEPS = 15.0, 100
@@ -112,7 +113,7 @@ efficiency of outer steps differs more from task to task than that of others (``
 outer steps give a single measurement."""
 
 LEAST_WAITING_FRACTION = 0.03
-"""Smallest fraction of a step's time that waits for bytes, below which no candidate that sends less is tried: a
+"""Fraction of a step's time spent waiting for bytes, below which no candidate that sends less is tried: such a
 candidate can save no more than the wait."""
 
 FULL_BUDGET_FRACTION = 0.5
@@ -152,10 +153,10 @@ class Goodput(Settings):
         hysteresis: relative gain in goodput below which no other candidate is tried or chosen.
         change: relative change of the chosen candidate's step time, in two consecutive windows, that starts a new
             search; twice that change in a single window starts one too.
-        hopeless: step time of a trial over the longest step time with which the candidate would be best; a trial with a
-            higher ratio ends at once.
-        expire: number of windows after which the measured step time of a candidate that does not run counts half as a
-            lower bound of its step time, and half again after as many more.
+        hopeless: largest ratio of a trial's step time to the longest step time with which the candidate would be best;
+            a trial with a higher ratio ends at once.
+        expire: number of windows after which only half of a candidate's measured step time counts as lower bound of its
+            step time, if the candidate does not run; after twice as many windows a quarter, and so on.
         explore: fraction of the run's time that trials may cost.
         probe: whether the run has a loss on fixed batches, so that it can measure progress.
         total_steps: number of steps of the run; ``None``: the controller assumes twice the number of steps so far.
@@ -184,7 +185,9 @@ class Goodput(Settings):
         return self(probe=True, total_steps=self.total_steps if total_steps is None else total_steps)
 
     def propose(self, cf_range: tuple[float, float], supported: Span | Sequence[float]) -> tuple[float, ...]:
-        """Return the compression factors to choose from: all of a list; of a span, the lowest, doubled again and again.
+        """Return the compression factors to choose from, ascending.
+
+        Of a list, all in ``cf_range``. Of a span, the lowest of ``cf_range`` doubled again and again, and the highest.
 
         Example:
             >>> Goodput().propose((10, 100), Span(1, 1000))
@@ -285,17 +288,17 @@ class Goodput(Settings):
     def restore(self, dumped: dict[str, Any], forecasts: Sequence[Forecast]) -> tuple[GoodputState, Decision]:
         """Return the state that a dict of ``dump`` describes, and the decision for the next step.
 
-        If the candidates differ from those at the dump, the measurements of candidates in both lists stay; the reason
-        names the missing candidates. If the candidate that ran is missing, the best measured candidate runs. If no
-        candidate in both lists was measured, the search starts again.
+        If the candidates differ from those at the dump, the state keeps the measurements of dumped candidates that are
+        also in ``forecasts``; the reason names the missing candidates. If the candidate that ran is missing, the best
+        measured candidate runs. If no measurement is left, the search starts again.
         """
-        dumped_candidates, current = dumped["candidates"], identify(forecast.candidate for forecast in forecasts)
-        if dumped_candidates != current:
-            missing_names = [name_of(identity) for identity in dumped_candidates if identity not in current]
+        dumped_candidates, candidates = dumped["candidates"], identify(forecast.candidate for forecast in forecasts)
+        if dumped_candidates != candidates:
+            missing_names = [name_of(identity) for identity in dumped_candidates if identity not in candidates]
             positions = {
-                position: current.index(identity)
+                position: candidates.index(identity)
                 for position, identity in enumerate(dumped_candidates)
-                if identity in current
+                if identity in candidates
             }
             remapped = with_current_positions(dumped, positions, forecasts)
             if remapped is None:
@@ -304,7 +307,7 @@ class Goodput(Settings):
                 return fresh_state, replace(decision, reason=reason)
             running = forecasts[remapped["position"]].candidate
             state = state_from_plain(GoodputState, remapped, running, forecasts=forecasts)
-            still_runs = dumped_candidates[dumped["position"]] in current
+            still_runs = dumped_candidates[dumped["position"]] in candidates
             reason = "" if still_runs else f"; {state.running} is the best of those measured"
             reason = missing_text(missing_names) + reason if missing_names else ""
             return state, Decision(state.running, reason=reason, watch=state.watch)
@@ -403,13 +406,13 @@ class Goodput(Settings):
         if entry is None:
             took_text = f"{state.running} takes {milliseconds(seconds)} a step"
             return self._try_or_hold(state.enter_measurement(seconds), Finding(took_text, repeated=True))
-        change, has_faster_exchange = abs(seconds - entry.seconds) / entry.seconds, state.exchange_became_faster
+        difference, has_faster_exchange = abs(seconds - entry.seconds) / entry.seconds, state.exchange_became_faster
         takes_text = f"{state.running} takes {milliseconds(seconds)} a step"
-        if change > self.change or has_faster_exchange:
+        if difference > self.change or has_faster_exchange:
             state = replace(state, off=state.off + 1)
-            takes_text += f" instead of {milliseconds(entry.seconds)}" if change > self.change else ""
+            takes_text += f" instead of {milliseconds(entry.seconds)}" if difference > self.change else ""
             takes_text += ", and its exchange less than half as long as before" if has_faster_exchange else ""
-            if state.off < 2 and change <= 2 * self.change:
+            if state.off < 2 and difference <= 2 * self.change:
                 return state, f"{takes_text}: wait for another window"
             if state.running.mode == "native" and seconds < entry.seconds:
                 state = replace(state.after_drift(seconds, at_once=True), off=0)
@@ -547,22 +550,22 @@ class Goodput(Settings):
         return max(0.0, price_s) + state.leaving_seconds(forecast) <= gain_s
 
     def _may_time_again(self, state: GoodputState, best: GoodputEntry) -> bool:
-        """True if the suspect can be timed again at the cost of at most ``explore`` of the time since the link changed.
+        """True if timing the suspect again costs at most the fraction ``explore`` of the time since the link changed.
 
         The suspect is the candidate whose few slow steps alone showed that the link became slower; see
         ``GoodputState``.
         """
         if state.suspect is None or state.suspect == best.position or not state.may_run(state.suspect):
             return False
-        suspect = state.entry(state.suspect)
-        if suspect is None:
+        suspect_entry = state.entry(state.suspect)
+        if suspect_entry is None:
             return False
-        return _price_of_trial(state, best, state.suspect, suspect.seconds) <= self.explore * state.elapsed
+        return _price_of_trial(state, best, state.suspect, suspect_entry.seconds) <= self.explore * state.elapsed
 
     def _is_steady(self, state: GoodputState, seconds: float) -> bool:
         """True if the chosen candidate's steps take about as long (``seconds``) as when they were measured before."""
-        current = state.entry(state.position)
-        return current is not None and abs(seconds - current.seconds) <= self.change * current.seconds
+        current_entry = state.entry(state.position)
+        return current_entry is not None and abs(seconds - current_entry.seconds) <= self.change * current_entry.seconds
 
     def _best_entry(self, state: GoodputState) -> GoodputEntry:
         """Return the measurement of highest goodput, or of the best candidate so far if none is clearly better."""
@@ -592,7 +595,7 @@ class Goodput(Settings):
         return state.goodput(incumbent) * (1 + margin) * (1 + self._mode_change_price(state, incumbent, forecast))
 
     def _mode_change_price(self, state: GoodputState, incumbent: GoodputEntry, forecast: Forecast) -> float:
-        """Return the time of a change to or from outer steps over the time of the steps so far.
+        """Return the time of a change to or from outer steps / the time of as many steps as were made so far.
 
         The result is 0 if both candidates make outer steps, or neither does.
 
@@ -609,7 +612,7 @@ class Goodput(Settings):
 
 
 def _price_of_trial(state: GoodputState, best: GoodputEntry, position: int, slowest_s: float) -> float:
-    """Return an upper bound of the seconds that a trial costs, including those to leave outer steps for the trial.
+    """Return an upper bound of the seconds that a trial costs, with the time to leave outer steps for the trial.
 
     Args:
         state: state of the search.
@@ -633,8 +636,8 @@ def _ends_outer_steps(current: Forecast, following: Forecast) -> bool:
 
 def _far_slower(state: GoodputState) -> bool:
     """True if the last steps of the chosen candidate are far slower than its steps were when they were measured."""
-    current = state.entry(state.position)
-    return current is not None and _all_exceed(FAR_SLOWER_RATIO * current.seconds, state.window.seconds)
+    current_entry = state.entry(state.position)
+    return current_entry is not None and _all_exceed(FAR_SLOWER_RATIO * current_entry.seconds, state.window.seconds)
 
 
 def _all_exceed(limit_s: float, seconds: Sequence[float]) -> bool:

@@ -15,7 +15,7 @@ from gravac.controllers.goodput_state import GoodputEntry, GoodputState
 
 
 class Finding(NamedTuple):
-    """What the newest steps showed, as text for the reason of a decision.
+    """Text for the reason of a decision: what the newest steps showed about time, link or progress.
 
     Attributes:
         text: the text.
@@ -52,12 +52,12 @@ def step_text(state: GoodputState, entry: GoodputEntry) -> str:
 
 def switch_text(state: GoodputState, best: GoodputEntry, previous_best: GoodputEntry) -> str:
     """Return as text a comparison of the best candidate with the candidate that was best before."""
-    instead = f"instead of {milliseconds(previous_best.seconds)}"
+    instead_text = f"instead of {milliseconds(previous_best.seconds)}"
     candidate, previous_candidate = (state.forecasts[entry.position].candidate for entry in (best, previous_best))
-    took, cost = f"{candidate}: {milliseconds(best.seconds)} a step", cost_text(state, best.position)
+    took_text, cost_suffix = f"{candidate}: {milliseconds(best.seconds)} a step", cost_text(state, best.position)
     if best.seconds < previous_best.seconds:
-        return f"{took} {instead}{cost}"
-    return f"{took}{cost}, {instead} at {previous_candidate}{cost_text(state, previous_best.position)}"
+        return f"{took_text} {instead_text}{cost_suffix}"
+    return f"{took_text}{cost_suffix}, {instead_text} at {previous_candidate}{cost_text(state, previous_best.position)}"
 
 
 def trial_text(state: GoodputState, position: int, ratio: float, incumbent: str, expire: int) -> str:

@@ -21,10 +21,12 @@ def check_saved(dumped: dict[str, Any]) -> None:
     entries, floors = [entry.position for entry in state.entries], [position for position, _ in state.floors]
     positions = {"position": [state.position], "best": [state.best], "entries": entries, "floors": floors}
     positions["suspect"] = [] if state.suspect is None else [state.suspect]
-    compared = [(learned.candidate, learned.reference) for learned in state.learned]
+    compared_positions = [(learned.candidate, learned.reference) for learned in state.learned]
     if state.trials is not None:
-        compared.append((state.trials.candidate, state.trials.reference))
-    positions["learned"] = [position for candidate_and_reference in compared for position in candidate_and_reference]
+        compared_positions.append((state.trials.candidate, state.trials.reference))
+    positions["learned"] = [
+        position for candidate_and_reference in compared_positions for position in candidate_and_reference
+    ]
     check_positions(positions, len(candidates))
     if any(entry.window > state.windows for entry in state.entries):
         raise SettingsError(
@@ -36,11 +38,14 @@ def check_saved(dumped: dict[str, Any]) -> None:
 def with_current_positions(
     dumped: dict[str, Any], positions: Mapping[int, int], forecasts: Sequence[Forecast]
 ) -> dict[str, Any] | None:
-    """Return a dumped state with the positions of the current candidates, and without those that are missing now.
+    """Return a dumped state, fitted to the current candidates.
+
+    Each position in the state becomes the candidate's position in ``forecasts``. Measurements of dumped candidates that
+    are not in ``forecasts`` are left out.
 
     Args:
         dumped: the dumped state.
-        positions: current position of each candidate in both lists, by its position in the dump.
+        positions: position in ``forecasts`` of each dumped candidate that is there, by its position in the dump.
         forecasts: forecasts of the current candidates.
 
     Returns:

@@ -40,7 +40,9 @@ def first_position(forecasts: Sequence[Forecast], near: float, link_changed: boo
 
 
 def _may_start(forecast: Forecast, dense: Forecast) -> bool:
-    """True if a search may start with a candidate: not with native float16, nor with outer steps unless all are.
+    """True if a search may start with a candidate.
+
+    A search never starts with native float16. It starts with outer steps only if all candidates are outer steps.
 
     Args:
         forecast: forecast of the candidate.

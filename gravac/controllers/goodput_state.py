@@ -23,20 +23,21 @@ HOLD: Final = "hold"
 PROGRESS: Final = "progress"
 
 FEW_STEPS = 3
-"""Number of steps after which a trial may be given up at little cost; one more step runs before that takes effect. So
+"""Number of steps after which a trial may be given up at little cost; one more step runs before that takes effect. This
 many consecutive steps, all far too slow, also end the window of the chosen candidate."""
 
 FAR_SLOWER_RATIO = 2.0
-"""Ratio of a step's time to the time that it took before, or may take, above which the step is far too slow: after
-``FEW_STEPS`` such consecutive steps the window ends."""
+"""Ratio of a step's time to a limit, above which the step is far too slow. The limit is the time that the candidate's
+steps took before, or in a trial the longest time with which the candidate would be best. After ``FEW_STEPS``
+consecutive steps that are far too slow the window ends."""
 
 STEP_TIME_NOISE = 0.12
 """Relative difference of two step times that shows nothing about the link, since coding may cause it: quantizers of 1
 and of 2 bits differ in coding."""
 
 CHEAPER_CODING_RATIO = 0.5
-"""The more cheaply coding of two families of compressors, if both send as many bytes, is assumed to need at least this
-fraction of the other family's step time."""
+"""Smallest assumed ratio of step times of two families of compressors that send equally many bytes. The family whose
+coding is cheaper saves at most the rest of the step time."""
 
 SHORTEST_TO_PREDICTED_RATIO = 0.8
 """Coding and exchange are assumed to take at least this fraction of the time predicted before the first step."""
@@ -76,7 +77,8 @@ class GoodputEntry:
         seconds: median time of the candidate's steps.
         window: number of the window in which the candidate was measured; old measurements expire.
         efficiency: statistical efficiency of the candidate's steps, corrected by the measured gain.
-        saved: seconds that a step waited for bytes, coded and exchanged, see ``Measurement``; ``None`` if not known.
+        saved: ``(waited, coded, exchanged)``: median seconds of a step in each, see ``Measurement``; ``None`` if not
+            known.
         doubt: standard error of ``seconds``, in seconds, from the spread of the step times.
         times: number of windows that ``seconds`` is a mean over.
     """
@@ -106,7 +108,7 @@ class GoodputEntry:
         return replace(self, seconds=seconds, doubt=doubt, times=earlier.times + 1)
 
     def scale_work(self, ratio: float) -> GoodputEntry:
-        """Return the entry that a machine would give that takes ``ratio`` times as long to compute and to code.
+        """Return this entry as if the machine took ``ratio`` times as long to compute and to code, but not to wait.
 
         Example:
             >>> entry = GoodputEntry(1, 0.3, 0, 0.9, saved=(0.1, 0.05, 0.15))  # waits 0.1 s of 0.3 s for bytes
@@ -114,8 +116,8 @@ class GoodputEntry:
             0.5
         """
         saved = None if self.saved is None else (self.saved[0], ratio * self.saved[1], self.saved[2])
-        waited = 0.0 if self.saved is None else self.saved[0]
-        return replace(self, seconds=waited + ratio * (self.seconds - waited), saved=saved)
+        waited_s = 0.0 if self.saved is None else self.saved[0]
+        return replace(self, seconds=waited_s + ratio * (self.seconds - waited_s), saved=saved)
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,11 +134,12 @@ class GoodputState:
         entries: newest measurement of each candidate that ran.
         windows: number of windows ended so far.
         steps: number of steps observed.
-        elapsed: seconds of all steps.
-        spent: seconds that trials took beyond the best candidate's time for the same progress.
+        elapsed: seconds of all steps since the run started, or since the link changed last.
+        spent: seconds, in the same steps, that trials took beyond the best candidate's time for the same progress.
         floors: ``(position, seconds)`` of candidates that were measured before the link changed: lower bound of the
             time of a step after the change.
-        off: number of consecutive windows in which the chosen candidate's step time differed from that in its entry.
+        off: number of consecutive windows in which the chosen candidate's steps, or its exchanges, took clearly longer
+            or shorter than its measurement in ``entries`` says.
         moved: whether the link changed after its speed was probed.
         slowed: whether the link became slower, and not faster, at its last change.
         suspect: position of the candidate whose few slow steps alone showed that the link became slower; ``None`` if
@@ -193,8 +196,8 @@ class GoodputState:
         seconds = measured.seconds if math.isfinite(measured.seconds) and measured.seconds > 0 else 0.0
         energy = measured.energy if math.isfinite(measured.energy) and measured.candidate.mode == "hook" else 0.0
         best_entry = self.entry(self.best)
-        rate = measured.learning_rate if math.isfinite(measured.learning_rate) else self.learning_rate
-        rate_rose = 0 < self.learning_rate < rate
+        learning_rate = measured.learning_rate if math.isfinite(measured.learning_rate) else self.learning_rate
+        rate_rose = 0 < self.learning_rate < learning_rate
         superseded_entry = self._entry_of_superseded(measured.candidate)
         lost_s = (
             0.0
@@ -207,7 +210,7 @@ class GoodputState:
             elapsed=self.elapsed + measured.steps * seconds,
             spent=self.spent + lost_s,
             energy=max(self.energy, energy),
-            learning_rate=max(0.0, rate),
+            learning_rate=max(0.0, learning_rate),
             rose_at=self.steps + measured.steps if rate_rose else self.rose_at,
         )
 
@@ -221,7 +224,7 @@ class GoodputState:
         return max(0.0, entry.seconds - self.least_efficiency(entry.position) / self.goodput(best))
 
     def _entry_of_superseded(self, candidate: Candidate) -> GoodputEntry | None:
-        """Return the entry of a candidate that ran in a step although another candidate was already decided on.
+        """Return the measurement of a candidate that ran in a step although another candidate was already decided on.
 
         ``None`` if ``candidate`` is the one decided on, or the best candidate, or was not measured.
         """
@@ -254,7 +257,8 @@ class GoodputState:
 
         Args:
             seconds: median time of the candidate's steps in the window, in seconds.
-            weight: weight of this window in the entry, in [0, 1]; the candidate's earlier entry, if any, has the rest.
+            weight: weight of this window in the mean step time, in [0, 1]; the candidate's earlier measurement, if any,
+                has the rest.
         """
         earlier_entry = self.entry(self.position)
         other_entries = tuple(entry for entry in self.entries if entry.position != self.position)
@@ -275,7 +279,7 @@ class GoodputState:
         )
 
     def link_is_unchanged(self, change: float) -> bool:
-        """True if the running candidate's exchange takes as long as before: not the link, but the machine changed.
+        """True if the running candidate's exchange takes as long as before: the machine changed, not the link.
 
         Args:
             change: largest relative change of the exchange time that does not count.
@@ -285,53 +289,56 @@ class GoodputState:
 
     @property
     def exchange_became_faster(self) -> bool:
-        """True if the running candidate's exchange, a good part of its steps, takes less than half as long as before.
+        """True if the running candidate's exchange takes less than half as long as when it was measured before.
 
-        That shows a faster link even if backward hides the exchange, and step times show nothing.
+        The exchange must have taken more than the fraction ``MEASURABLE_EXCHANGE_FRACTION`` of a step. A shorter
+        exchange shows a faster link even if backward hides the exchange, and step times show nothing.
         """
         ratio = self._exchange_ratio(MEASURABLE_EXCHANGE_FRACTION)
         return ratio is not None and ratio < 1 / 2
 
     def _exchange_ratio(self, smallest: float) -> float | None:
-        """Return the running candidate's exchange time in this window over its exchange time in the entry.
+        """Return the running candidate's exchange time in this window / its exchange time in the earlier measurement.
 
         Args:
-            smallest: fraction of a step that the exchange time in the entry must exceed.
+            smallest: fraction of a step that the exchange time in the earlier measurement must exceed.
 
         Returns:
             The ratio; ``None`` if an exchange time is not known, or too small.
         """
-        entry, times = self.entry(self.position), self.window.median_times
-        if entry is None or entry.saved is None or times is None or not entry.saved[2] > smallest * entry.seconds:
+        entry, medians = self.entry(self.position), self.window.median_times
+        if entry is None or entry.saved is None or medians is None or not entry.saved[2] > smallest * entry.seconds:
             return None
-        return times[2] / entry.saved[2]
+        return medians[2] / entry.saved[2]
 
     def after_drift(self, seconds: float, at_once: bool = False) -> GoodputState:
         """Return the state after another window of the running candidate, adapted to a drift of the machine's speed.
 
-        The seconds in which a step did not wait for bytes show how much faster or slower the machine became. Entries of
-        other candidates are scaled by that ratio; otherwise a candidate measured in a faster minute would look better
-        for ever. A change within the standard errors of both windows is no drift: if one lucky trial made the candidate
-        the best, the other entries must not be scaled for that.
+        The seconds in which a step did not wait for bytes show how much faster or slower the machine became.
+        Measurements of other candidates are scaled by that ratio; otherwise a candidate measured in a faster minute
+        would look better for ever. A change within the standard errors of both windows is no drift: if one lucky trial
+        made the candidate the best, the other measurements must not be scaled for that.
 
         Args:
             seconds: median time of the running candidate's steps in the window, in seconds.
             at_once: whether to apply the whole change; otherwise half of it.
         """
-        earlier = self.entry(self.position)
-        assert earlier is not None
+        earlier_entry = self.entry(self.position)
+        assert earlier_entry is not None
         weight = 1.0 if at_once else 0.5
         updated_state = self.enter_measurement(seconds, weight)
         if self.running.mode == "native":  # how long it waits is not known: a small change counts as the machine's
-            ratio = 1 + weight * (seconds / earlier.seconds - 1)
+            ratio = 1 + weight * (seconds / earlier_entry.seconds - 1)
             entries = (
                 entry if entry.position == self.position else entry.scale_work(ratio) for entry in updated_state.entries
             )
             return replace(updated_state, entries=tuple(entries))
-        by_chance = abs(seconds - earlier.seconds) <= STANDARD_ERRORS * math.hypot(earlier.doubt, self.window.doubt)
-        if earlier.saved is None or self.window.median_times is None or (by_chance and not at_once):
+        is_within_errors = abs(seconds - earlier_entry.seconds) <= STANDARD_ERRORS * math.hypot(
+            earlier_entry.doubt, self.window.doubt
+        )
+        if earlier_entry.saved is None or self.window.median_times is None or (is_within_errors and not at_once):
             return updated_state
-        busy_s, earlier_busy_s = seconds - self.window.median_times[0], earlier.seconds - earlier.saved[0]
+        busy_s, earlier_busy_s = seconds - self.window.median_times[0], earlier_entry.seconds - earlier_entry.saved[0]
         ratio = 1 + weight * (busy_s / earlier_busy_s - 1) if min(busy_s, earlier_busy_s) > 0 else 1.0
         entries = (
             entry if entry.position == self.position else entry.scale_work(ratio) for entry in updated_state.entries
@@ -381,26 +388,28 @@ class GoodputState:
         - If steps became faster by d, steps that send the fraction y are faster by at most d y / x if y < x; otherwise
           no bound follows.
 
-        A candidate's exchange may overlap with more of its compute than the running candidate's. If steps became
-        slower, the bound is then its old time. If its exchange overlaps with less, and steps became faster, it has no
-        bound.
+        The exchanges of two candidates may overlap with different fractions of their compute. If steps became slower, a
+        candidate whose exchange overlaps with more than the running candidate's keeps its old time as bound. If steps
+        became faster, a candidate whose exchange overlaps with less gets no bound.
 
         Args:
             seconds: time of a step of the running candidate since the change, in seconds.
         """
-        earlier = self.entry(self.position)
-        assert earlier is not None
-        fraction, slowdown = 1 / self.forecast.wire_ratio, seconds - earlier.seconds
+        earlier_entry = self.entry(self.position)
+        assert earlier_entry is not None
+        fraction, slowdown_s = 1 / self.forecast.wire_ratio, seconds - earlier_entry.seconds
         floors = {}
         for entry in self.entries:
             other_fraction = 1 / self.forecasts[entry.position].wire_ratio
             more_overlap = _overlap(self.forecasts[entry.position]) - _overlap(self.forecast)
-            if entry.position == self.position or (slowdown <= 0 and (other_fraction > fraction or more_overlap < 0)):
+            if entry.position == self.position or (slowdown_s <= 0 and (other_fraction > fraction or more_overlap < 0)):
                 continue
-            scales = (other_fraction > fraction) == (slowdown > 0) and not (slowdown > 0 and more_overlap > 0)
-            change = slowdown * other_fraction / fraction if scales else 0.0
-            floors[entry.position] = (1 - STEP_TIME_NOISE) * max(0.0, entry.seconds + change)
-        return self._without_entries(tuple(floors.items()), slowed=slowdown > 0).enter_measurement(seconds)
+            is_proportional = (other_fraction > fraction) == (slowdown_s > 0) and not (
+                slowdown_s > 0 and more_overlap > 0
+            )
+            change_s = slowdown_s * other_fraction / fraction if is_proportional else 0.0
+            floors[entry.position] = (1 - STEP_TIME_NOISE) * max(0.0, entry.seconds + change_s)
+        return self._without_entries(tuple(floors.items()), slowed=slowdown_s > 0).enter_measurement(seconds)
 
     def after_slow_trial(self, seconds: float) -> GoodputState:
         """Return the state after a trial whose steps were so slow that the link must have become slower.
@@ -423,7 +432,8 @@ class GoodputState:
     def machine_was_paused(self, seconds: float, change: float) -> bool:
         """True if the suspect runs, and its steps take clearly less time than when the link seemed to become slower.
 
-        Then the machine had only paused.
+        The suspect is the candidate whose few slow steps alone showed a slower link. If its steps are fast again, the
+        machine had only paused.
 
         Args:
             seconds: median time of the suspect's steps now, in seconds.
@@ -433,11 +443,11 @@ class GoodputState:
         return self.position == self.suspect and entry is not None and seconds < (1 - change) * entry.seconds
 
     def without_suspect(self) -> GoodputState:
-        """Return the state without a suspect if the suspect runs, since it is timed again now."""
+        """Return the state without ``suspect`` if that candidate runs, since its steps are timed again now."""
         return replace(self, suspect=None) if self.position == self.suspect else self
 
     def sends_less(self, position: int, than: int) -> bool:
-        """True if an exchange of the candidate at ``position`` has fewer bytes than that of the one at ``than``."""
+        """True if the candidate at ``position`` has fewer bytes in an exchange than the candidate at ``than``."""
         return exchange_fraction(self.forecasts[position]) < exchange_fraction(self.forecasts[than])
 
     def goodput(self, entry: GoodputEntry) -> float:
@@ -451,28 +461,30 @@ class GoodputState:
         not known, the whole step counts as exchange.
         """
         forecast = self.forecasts[position]
-        measured = self.entry(position)
+        measured_entry = self.entry(position)
 
         def upper_bound(entry: GoodputEntry) -> float:
             measured_forecast = self.forecasts[entry.position]
-            waited, _, exchanged = self.exchange_times(entry)
-            hidden_s = max(0.0, exchanged - waited) if _overlap(forecast) < _overlap(measured_forecast) else 0.0
+            waited_s, _, exchanged_s = self.exchange_times(entry)
+            hidden_s = max(0.0, exchanged_s - waited_s) if _overlap(forecast) < _overlap(measured_forecast) else 0.0
             coding_s = 0.0
             if measured_forecast.candidate.mode == "native":
                 coding_s = (forecast.coding_s or 0.0) + HOOK_OVERHEAD / 2 * entry.seconds
             more_bytes = max(0.0, measured_forecast.wire_ratio / forecast.wire_ratio - 1)
-            grown_s = entry.seconds + hidden_s + coding_s + exchanged * more_bytes
+            grown_s = entry.seconds + hidden_s + coding_s + exchanged_s * more_bytes
             if forecast.candidate.mode == "native" and forecast.exchange_s is not None and not self.moved:
-                return min(grown_s, entry.seconds - waited + forecast.exchange_s * max(1.0, self._link_slowdown(max)))
+                return min(grown_s, entry.seconds - waited_s + forecast.exchange_s * max(1.0, self._link_slowdown(max)))
             return grown_s
 
-        return min((upper_bound(entry) for entry in ((measured,) if measured else self.entries)), default=0.0)
+        return min(
+            (upper_bound(entry) for entry in ((measured_entry,) if measured_entry else self.entries)), default=0.0
+        )
 
     def exchange_times(self, entry: GoodputEntry) -> tuple[float, float, float]:
-        """Return upper bounds of the seconds that a measured step waited for bytes, coded and exchanged.
+        """Return ``(waited, coded, exchanged)``: upper bounds of a measured step's seconds, see ``Measurement``.
 
-        If they are not known, each is the whole step time. A native step codes nothing, and waits for no longer than
-        its exchange should take.
+        If the three times are not known, each bound is the whole step time. A native step codes nothing, and waits for
+        no longer than its exchange should take.
         """
         if entry.saved is not None:
             return entry.saved
@@ -529,7 +541,8 @@ class GoodputState:
 
         While the link is as probed, these are the forecast's seconds. After the link changed, the forecast is
         multiplied by the growth of a dense exchange. If too few exchanges were timed to know that growth, the growth of
-        the timed exchanges counts, which is too much for small exchanges, since much of their time is latency.
+        the timed exchanges counts. That growth is too large if these exchanges are small, since much of their time is
+        latency.
         """
         if not self.moved:
             return forecast.leaving_s or 0.0
@@ -540,77 +553,82 @@ class GoodputState:
         return max(dense_growth, growth) * (forecast.leaving_s or 0.0)
 
     def waiting_fraction(self, entry: GoodputEntry) -> float:
-        """Return the fraction of a measured step that waits for bytes: sending less can save no more than that."""
-        waited, _, _ = self.exchange_times(entry)
-        return waited / entry.seconds
+        """Return the fraction of a measured step's time spent waiting for bytes: sending less can save no more."""
+        waited_s, _, _ = self.exchange_times(entry)
+        return waited_s / entry.seconds
 
     def largest_gain(self, entry: GoodputEntry) -> float:
         """Return an upper bound of what another candidate can gain, as a fraction of a measured step's time; at most 1.
 
         Another candidate can save time, and can make more progress in a step.
         """
-        waited, coded, _ = self.exchange_times(entry)
+        waited_s, coded_s, _ = self.exchange_times(entry)
         is_hook = self.forecasts[entry.position].candidate.mode == "hook"
         has_native = any(forecast.candidate.mode == "native" for forecast in self.forecasts)
         highest_efficiency = max(forecast.least_efficiency for forecast in self.forecasts)
         more_progress = highest_efficiency / max(self.least_efficiency(entry.position), 1e-9) - 1
         return min(
-            1.0, (waited + coded) / entry.seconds + HOOK_OVERHEAD * (is_hook and has_native) + max(0.0, more_progress)
+            1.0,
+            (waited_s + coded_s) / entry.seconds + HOOK_OVERHEAD * (is_hook and has_native) + max(0.0, more_progress),
         )
 
     def shortest_step_seconds(self, position: int, expire: int) -> float:
         """Return a lower bound of the seconds of a candidate's step, by the measurements so far.
 
-        A measured candidate takes at least its measured time less ``STANDARD_ERRORS`` of its standard error. That bound
-        halves after ``expire`` windows, and again after as many more. For a candidate that was not measured, each
-        measured step of other candidates gives a bound:
+        A measured candidate takes at least its measured time minus ``STANDARD_ERRORS`` standard errors. That bound
+        halves each time ``expire`` windows have passed. For a candidate that was not measured, each measured step of
+        other candidates gives a bound:
 
         - Sending less saves at most the time that the measured step waited. Another family of compressors may also save
           the coding of the measured step, and takes its own coding.
         - Step time is convex in the bytes sent: constant while backward hides the exchange, then linear. So a slope
           measured between two numbers of bytes is a lower bound of the slope above them, and an upper bound of the
           slope below.
-        - A candidate whose exchange may overlap with more of the steps waits for nothing at best, whatever it sends.
+        - A candidate whose exchange may overlap with more of the steps may not wait at all, however many bytes it
+          sends. Its bound is the time of the measured step without the wait and without ``_compute_growth``.
 
         Args:
             position: position of the candidate.
-            expire: number of windows after which a measurement's bound halves.
+            expire: number of windows after which the lower bound by a measured step time halves.
         """
         forecast = self.forecasts[position]
-        measured = self.entry(position)
-        if measured is not None:
-            shortest_s = max(measured.seconds / 2, measured.seconds - STANDARD_ERRORS * measured.doubt)
-            return shortest_s * 0.5 ** ((self.windows - measured.window) // expire)
+        measured_entry = self.entry(position)
+        if measured_entry is not None:
+            shortest_s = max(
+                measured_entry.seconds / 2, measured_entry.seconds - STANDARD_ERRORS * measured_entry.doubt
+            )
+            return shortest_s * 0.5 ** ((self.windows - measured_entry.window) // expire)
         bounds = [floor for floor_position, floor in self.floors if floor_position == position]
         bounds.append(self._shortest_by_probe(forecast))
         for entry in self.entries:
             measured_forecast = self.forecasts[entry.position]
-            waited, coded, _ = self.exchange_times(entry)
+            waited_s, coded_s, _ = self.exchange_times(entry)
             shortest_s = entry.seconds
             if forecast.candidate.mode == "native" and measured_forecast.candidate.mode != "native":
                 shortest_s -= HOOK_OVERHEAD * entry.seconds
             if forecast.family != measured_forecast.family:
                 coding_s = SHORTEST_TO_PREDICTED_RATIO * (forecast.coding_s or 0.0)
-                shortest_s += coding_s - min(coded, (1 - CHEAPER_CODING_RATIO) * entry.seconds)
+                shortest_s += coding_s - min(coded_s, (1 - CHEAPER_CODING_RATIO) * entry.seconds)
             more_bytes = 1 / forecast.wire_ratio - 1 / measured_forecast.wire_ratio
             more_overlap = _overlap(forecast) > _overlap(measured_forecast)
             if more_bytes < 0 or more_overlap:
-                bounds.append(shortest_s - waited - self._compute_growth(entry))
+                bounds.append(shortest_s - waited_s - self._compute_growth(entry))
             if more_overlap:
                 continue
             bounds.append(shortest_s + more_bytes * self._slope(entry.position, above=more_bytes < 0))
         return max(bounds)
 
     def _compute_growth(self, entry: GoodputEntry) -> float:
-        """Return the seconds by which a measured step's compute took longer than compute before the first exchange.
+        """Return the seconds by which a measured step's compute exceeds the compute measured before the first exchange.
 
-        An exchange that overlaps with steps shares processors with them. A candidate that sends less may avoid that.
+        An exchange that overlaps with outer steps shares processors with them. A candidate that sends less may avoid
+        that. The result is 0 if the exchange does not overlap with outer steps, or if one of the times is not known.
         """
         forecast = self.forecasts[entry.position]
         if entry.saved is None or forecast.compute_s is None or not _overlap(forecast):
             return 0.0
-        waited, coded, _ = entry.saved
-        return max(0.0, entry.seconds - waited - coded - forecast.compute_s)
+        waited_s, coded_s, _ = entry.saved
+        return max(0.0, entry.seconds - waited_s - coded_s - forecast.compute_s)
 
     def _shortest_by_probe(self, forecast: Forecast) -> float:
         """Return a lower bound of the seconds of a candidate's step, by the link's probe and exchanges since then.
@@ -628,20 +646,21 @@ class GoodputState:
             return max(SHORTEST_STEP_RATIO_ON_UNKNOWN_LINK * shortest_s, exchange_s / max(1.0, _overlap(forecast)))
         if forecast.candidate.mode == "native":
             shortest_s *= 1 - HOOK_OVERHEAD
-        computes_s = (
-            entry.seconds - waited - coded - self._compute_growth(entry) for entry, (waited, coded, _) in timed_entries
+        compute_times_s = (
+            entry.seconds - waited_s - coded_s - self._compute_growth(entry)
+            for entry, (waited_s, coded_s, _) in timed_entries
         )
-        compute_s = max(0.0, min(computes_s))
+        compute_s = max(0.0, min(compute_times_s))
         if forecast.candidate.mode == "native":
             compute_s *= 1 - HOOK_OVERHEAD
-        slowdown = 1.0  # smallest exchange time measured / predicted; 1 or less
-        for entry, (_, _, exchanged) in timed_entries:
+        exchange_ratio = 1.0  # smallest exchange time measured / predicted; 1 or less
+        for entry, (_, _, exchanged_s) in timed_entries:
             if entry.saved is None:
                 continue
             expected_s = self.forecasts[entry.position].exchange_s
-            slowdown = min(slowdown, exchanged / expected_s) if expected_s else slowdown
+            exchange_ratio = min(exchange_ratio, exchanged_s / expected_s) if expected_s else exchange_ratio
         coding_s = SHORTEST_TO_PREDICTED_RATIO * (forecast.coding_s or 0.0)
-        exchange_s = SHORTEST_TO_PREDICTED_RATIO * slowdown * forecast.exchange_s
+        exchange_s = SHORTEST_TO_PREDICTED_RATIO * exchange_ratio * forecast.exchange_s
         if forecast.behind is not None:
             return max(
                 SHORTEST_STEP_RATIO * shortest_s,
@@ -652,22 +671,22 @@ class GoodputState:
     def _shortest_exchange(self, forecast: Forecast) -> float:
         """Return a lower bound of the seconds of a candidate's exchange, divided by the steps between two exchanges.
 
-        The bound assumes that a measured step waits for its exchange for its time less that of the shortest measured
-        step and of its own coding.
+        The wait of a measured step for its exchange is estimated as the step's time, minus the time of the shortest
+        measured step, minus the step's own coding.
 
         - An exchange of as many bytes as the measured one, or fewer, takes at least that wait times the ratio of their
           bytes: the time of the bytes falls in proportion, and latency does not fall.
-        - An exchange of more bytes takes at least that wait, and the time of the further bytes by measured steps that
-          send two different numbers of bytes.
+        - An exchange of more bytes takes at least that wait plus the time of the further bytes. The latter follows from
+          measured steps that send two different numbers of bytes (``_slope``).
         """
         shortest_s = min((entry.seconds for entry in self.entries), default=0.0)
         every, fraction = forecast.candidate.every, exchange_fraction(forecast)
         bounds = [0.0]
         for entry in self.entries:
-            measured = self.forecasts[entry.position]
+            measured_forecast = self.forecasts[entry.position]
             coded_s = entry.saved[1] if entry.saved else 0.0
-            wait_s = measured.candidate.every * (entry.seconds - coded_s - shortest_s)
-            measured_fraction = exchange_fraction(measured)
+            wait_s = measured_forecast.candidate.every * (entry.seconds - coded_s - shortest_s)
+            measured_fraction = exchange_fraction(measured_forecast)
             if fraction <= measured_fraction:
                 bounds.append(wait_s * fraction / measured_fraction / every)
             elif self._exchanges_in_each_step(entry):
@@ -682,26 +701,29 @@ class GoodputState:
         Steps are compared within a family of compressors only, since coding costs differ between families.
 
         Args:
-            position: position of the candidate whose fraction of bytes is an end of the compared range.
+            position: position of a measured candidate, whose bytes limit which steps are compared.
             above: True: return an upper bound, by steps that send as much as that candidate or more; infinite if not
-                known. False: return a lower bound, by steps that send as much or less, without what coding adds.
+                known. False: return a lower bound, by steps that send as much or less, without the growth of coding.
         """
         fraction = 1 / self.forecasts[position].wire_ratio
-        points: dict[str, list[tuple[float, float, float]]] = {}
+        points_by_family: dict[str, list[tuple[float, float, float]]] = {}
         for entry in self.entries:
             forecast = self.forecasts[entry.position]
             measured_fraction = 1 / forecast.wire_ratio
             if measured_fraction >= fraction if above else measured_fraction <= fraction:
                 coding_s = entry.saved[1] if entry.saved else 0.0
-                points.setdefault(forecast.family, []).append((measured_fraction, entry.seconds, coding_s))
+                points_by_family.setdefault(forecast.family, []).append((measured_fraction, entry.seconds, coding_s))
         slopes = []
-        for family in points.values():
-            (low, low_step_s, low_coding_s), (high, high_step_s, high_coding_s) = min(family), max(family)
-            if high > low:
+        for points in points_by_family.values():
+            (low_fraction, low_step_s, low_coding_s), (high_fraction, high_step_s, high_coding_s) = (
+                min(points),
+                max(points),
+            )
+            if high_fraction > low_fraction:
                 noise_s = STEP_TIME_NOISE * max(high_step_s, low_step_s) * (1 if above else -1)
                 more_coding_s = 0.0 if above else max(0.0, high_coding_s - low_coding_s)  # coding is no exchange
                 grown_s = high_step_s - low_step_s - more_coding_s
-                slopes.append((grown_s + noise_s) / (high - low))
+                slopes.append((grown_s + noise_s) / (high_fraction - low_fraction))
         return math.inf if above and not slopes else max([0.0, *slopes])
 
 

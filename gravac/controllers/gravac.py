@@ -71,8 +71,8 @@ class GraVAC(Settings):
             search: the link or the machine changed.
         fall: relative fall of the learning rate, since a CF was chosen, that starts a new search, because gains change
             then. The rate is known if ``attach`` was given the optimizer.
-        dwell: smallest number of windows between two searches, or in which dense runs for lack of gain; doubles every
-            time.
+        dwell: smallest number of windows between two searches, and also of windows in which dense runs for lack of
+            gain; doubles every time.
         expire: number of windows after which a measured throughput is no longer compared with others.
         paper_literal: whether to run Algorithm 1 as printed instead.
         ewma: weight of a new gain in the moving average of gains in Algorithm 1 as printed; the paper has N/100, 0.32
@@ -152,9 +152,10 @@ class GraVAC(Settings):
         return state, self._decision(state, reason, summary)
 
     def _native_if_allowed(self, state: GravacState) -> GravacState:
-        """Return the state in which DDP exchanges by itself if it may: dense runs, and no CF needs evaluation.
+        """Return the state with ``by_itself``: True if dense runs and no CF needs evaluation, so that DDP may exchange.
 
         If dense runs for lack of gain, a CF is evaluated in the last window before compression may be tried again.
+        Float16 also needs gradients far from overflow.
         """
         fits_format = state.running.cf == 1 or fits_float16(state.energy)
         may_run = state.phase == EXPLOIT and state.running.dense and state.running.cf in state.native and fits_format
@@ -222,7 +223,7 @@ class GraVAC(Settings):
         return "literal" if self.paper_literal else "repaired"
 
     def _shadow(self, state: GravacState) -> tuple[float, ...]:
-        """Return the CFs to evaluate without sending: those still to be tried, or θ_min while resting at dense."""
+        """Return the CFs to evaluate without sending: those still to be tried; θ_min if dense runs for lack of gain."""
         if (
             state.by_itself
             or (state.steps + 1) % self.shadow_every
@@ -244,7 +245,7 @@ class GraVAC(Settings):
         return self._evaluate_candidate(state)
 
     def _evaluate_lowest(self, state: GravacState) -> tuple[GravacState, str]:
-        """Calibrate ε by the gain of the lowest CF, which ran in the window, and try the next candidate.
+        """Set ε, the smallest gain allowed, by the gain of the lowest CF, which ran; and try the next candidate.
 
         Returns the state, and the reason as text. If the gain is below ε, dense runs.
         """
@@ -277,7 +278,7 @@ class GraVAC(Settings):
         return self._try_or_end_search(state, reason)
 
     def _enter_measurement(self, state: GravacState) -> GravacState:
-        """Return the state with the window's measurement as the candidate's entry, and without expired entries."""
+        """Return the state with the window's measurement of the running candidate, and without expired measurements."""
         t_compression = state.window.summary(state.phase).t_compression or 0.0
         entry = GravacEntry(state.position, state.window.gain, t_compression, state.windows)
         other_entries = [
@@ -290,7 +291,8 @@ class GraVAC(Settings):
     def _try_or_end_search(self, state: GravacState, reason: str) -> tuple[GravacState, str]:
         """End the search if throughput saturates; otherwise try the next candidate, unless its shadow gain is below ε.
 
-        Returns the state, and the reason as text, which begins with ``reason``.
+        A shadow gain is evaluated without sending; ε is the smallest gain allowed. Returns the state, and the reason as
+        text, which begins with ``reason``.
         """
         if not state.queue or self._saturated_pair(state) is not None:
             return self._end_search(state, reason)
@@ -303,7 +305,11 @@ class GraVAC(Settings):
         return replace(state, position=next_position, queue=state.queue[1:]), f"{reason}; try {candidate}"
 
     def _saturated_pair(self, state: GravacState) -> tuple[GravacEntry, GravacEntry] | None:
-        """Return the two entries of best throughput if they differ by ω or less, lower CF first; ``None`` otherwise."""
+        """Return the two measurements of best throughput if these differ by at most the setting ``omega``.
+
+        The measurement of the lower CF comes first. ``None`` if they differ by more, or if fewer than two have a
+        throughput.
+        """
         best_two = sorted(state.entries, key=lambda entry: entry.t_compression)[-2:]
         if len(best_two) < 2 or not best_two[0].t_compression:
             return None
@@ -313,11 +319,11 @@ class GraVAC(Settings):
         return lower_entry, higher_entry
 
     def _end_search(self, state: GravacState, reason: str) -> tuple[GravacState, str]:
-        """End the search: choose a candidate from the entries; return the state, and the reason as text."""
-        pair = self._saturated_pair(state)
-        if pair is not None:
-            selected_entry = pair[0]
-            lower, higher = (state.candidates[entry.position] for entry in pair)
+        """End the search: choose a measured candidate; return the state, and the reason as text."""
+        saturated_pair = self._saturated_pair(state)
+        if saturated_pair is not None:
+            selected_entry = saturated_pair[0]
+            lower, higher = (state.candidates[entry.position] for entry in saturated_pair)
             reason += f"; compression throughput saturates between {lower} and {higher}: the lower"
         else:
             selected_entry = max(state.entries, key=lambda entry: (entry.t_compression, -entry.position))
@@ -331,7 +337,7 @@ class GraVAC(Settings):
         return replace(chosen_state, queue=(), speed=None, off=0, rate=None, rest_until=rest_until), reason
 
     def _evaluate_chosen(self, state: GravacState) -> tuple[GravacState, str]:
-        """Keep the chosen candidate, scale down, return from dense, or search again, by the window that ended.
+        """Decide by the window that ended: keep the chosen candidate, lower the CF, return from dense, or search again.
 
         Returns the state, and the reason as text.
         """
@@ -382,21 +388,22 @@ class GraVAC(Settings):
         Returns:
             The state, and the reason for a new search as text; empty if neither number changed enough.
         """
-        speed, rate = state.window.t_system, state.learning_rate
-        if state.speed is None or speed is None:
-            return replace(state, speed=speed, off=0, rate=state.rate or rate), ""
-        off_count = state.off + 1 if abs(speed - state.speed) > self.change * state.speed else 0
+        current_speed, current_rate = state.window.t_system, state.learning_rate
+        if state.speed is None or current_speed is None:
+            return replace(state, speed=current_speed, off=0, rate=state.rate or current_rate), ""
+        off_count = state.off + 1 if abs(current_speed - state.speed) > self.change * state.speed else 0
         state = replace(state, off=off_count)
         if off_count > 1:
-            return state, f"{speed:.4g} samples/s at {state.running}, not the {state.speed:.4g} it was"
-        if rate is not None and state.rate and rate < (1 - self.fall) * state.rate:
-            return state, f"the learning rate fell from {state.rate:.3g} to {rate:.3g}"
-        return replace(state, rate=state.rate or rate), ""
+            return state, f"{current_speed:.4g} samples/s at {state.running}, not the {state.speed:.4g} it was"
+        if current_rate is not None and state.rate and current_rate < (1 - self.fall) * state.rate:
+            return state, f"the learning rate fell from {state.rate:.3g} to {current_rate:.3g}"
+        return replace(state, rate=state.rate or current_rate), ""
 
     def _evaluate_dense(self, state: GravacState) -> tuple[GravacState, str]:
-        """Return from dense to θ_min if its windows at dense are over, and θ_min's shadow gain reaches ε.
+        """Return from dense to θ_min, the lowest CF in use, once the rest at dense is over, if θ_min's gain reaches ε.
 
-        The shadow gain is optimistic. Returns the state, and the reason as text.
+        That gain is evaluated without sending (shadow gain), and may be higher than the gain of steps that run at
+        θ_min. Returns the state, and the reason as text.
         """
         lowest = state.candidates[state.floor]
         shadow_gain = state.window.shadow_gain(lowest.cf)
@@ -412,7 +419,7 @@ class GraVAC(Settings):
 
 
 def _in_hook(forecasts: Sequence[Forecast]) -> tuple[Candidate, ...]:
-    """Return the candidates in mode ``hook``, also in place of native candidates, without duplicates."""
+    """Return the candidates without duplicates, each native candidate replaced by that of the same CF in the hook."""
     candidates = (forecast.candidate for forecast in forecasts)
     return tuple(
         dict.fromkeys(candidate.in_hook if candidate.mode == "native" else candidate for candidate in candidates)
@@ -425,5 +432,5 @@ def _native_cfs(forecasts: Sequence[Forecast]) -> tuple[float, ...]:
 
 
 def _with_native_note(state: GravacState, reason: str) -> str:
-    """Return the reason, with a note if DDP exchanges by itself."""
+    """Return the reason of a decision as text, with a note if DDP exchanges by itself."""
     return f"{reason}; DDP exchanges by itself: {state.runs}" if state.by_itself else reason

@@ -29,7 +29,7 @@ class LiteralSettings(Protocol):
 
     @property
     def window(self) -> int:
-        """Number of steps from one update of θ_min and θ_s to the next."""
+        """Number of steps between updates of θ_min (lowest CF in use) and θ_s (ratio of the CF tried to θ_min)."""
 
     @property
     def epsilon(self) -> float:
@@ -45,7 +45,10 @@ class LiteralSettings(Protocol):
 
     @property
     def step(self) -> str:
-        """Growth of θ_s at each update: squared (``"exponential"``), or doubled (``"geometric"``)."""
+        """Growth of θ_s, the ratio of the CF that is tried to the lowest CF in use, at each update.
+
+        ``"exponential"``: θ_s is squared; ``"geometric"``: θ_s is doubled.
+        """
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,12 +84,12 @@ class LiteralState:
 
     @property
     def floor(self) -> int:
-        """Position of the candidate at θ_min."""
+        """Position of the candidate at θ_min, the lowest CF in use."""
         return self.nearest_to(self.theta_min)
 
     @property
     def candidate(self) -> int:
-        """Position of the candidate at θ_s θ_min."""
+        """Position of the candidate at θ_s θ_min, the CF that is tried."""
         return self.nearest_to(self.theta_s * self.theta_min)
 
 
@@ -100,13 +103,20 @@ def start(candidates: Sequence[Candidate]) -> tuple[LiteralState, Decision]:
 
 
 def decide(state: LiteralState) -> Decision:
-    """Return the decision for the running candidate, with θ_min and θ_s θ_min to evaluate (lines 6 to 9)."""
+    """Return the decision to keep the running candidate (lines 6 to 9).
+
+    The ranks also evaluate the lowest CF in use (θ_min) and the CF that is tried (θ_s θ_min) without sending.
+    """
     shadow_cfs = sorted({state.candidates[position].cf for position in (state.floor, state.candidate) if position})
     return Decision(state.candidates[state.running], tuple(shadow_cfs))
 
 
 def observe(settings: LiteralSettings, state: LiteralState, measured: Measurement) -> tuple[LiteralState, Decision]:
-    """Return the state after one iteration, and a decision: gains, UpdateStep, the three-way branch, CheckGraVAC."""
+    """Run an iteration of Algorithm 1 by a step's measurement; return the state, and a decision.
+
+    An iteration updates gains and throughputs (UpdateStep), chooses the candidate by ε, and every ``window`` steps
+    updates θ_min and θ_s (CheckGraVAC).
+    """
     state = _update(settings, replace(state, steps=state.steps + 1, window=state.window.add(measured)), measured)
     running, reason = _branch(settings, state)
     summary = None
@@ -148,7 +158,11 @@ def _smooth(weight: float, average: float | None, gain: float | None) -> float |
 
 
 def _branch(settings: LiteralSettings, state: LiteralState) -> tuple[int, str]:
-    """Return the position of the candidate to run, by the gain that reaches ε, and the reason (lines 11 to 25)."""
+    """Return the position of the candidate to run, and the reason as text (lines 11 to 25).
+
+    The candidate at θ_s θ_min runs if its average gain reaches ε; otherwise the candidate at θ_min, if its gain does;
+    otherwise dense.
+    """
     if state.delta_c is not None and state.delta_c >= settings.epsilon:
         return state.candidate, f"δ_c {state.delta_c:.3g} reaches ε {settings.epsilon:g}: candidate"
     if state.delta_min is not None and state.delta_min >= settings.epsilon:

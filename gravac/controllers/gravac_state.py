@@ -47,18 +47,20 @@ class GravacState:
         threshold: ε in force, the gain below which a CF is refused; absolute.
         queue: positions still to be tried, ascending.
         entries: measurements of the candidates whose gain is high enough.
-        reference: gain of the chosen candidate when it was chosen; ``None`` after scaling down.
+        reference: gain of the chosen candidate when it was chosen; ``None`` if θ_min or dense runs because a gain fell
+            below ε.
         windows: number of windows ended so far.
         rest_until: number of the window before which no new search starts, and before which dense stays if it runs for
             lack of gain.
-        dwell: smallest number of windows from one search to the next, or of the next rest at dense.
+        dwell: smallest number of windows from one search to the next, and also of windows in which dense will run the
+            next time that no gain is high enough.
         speed: samples per second in the first window of the chosen candidate; ``None`` before that window.
         off: number of consecutive windows in which samples per second differed from ``speed``.
         rate: learning rate in the first window of the chosen candidate; ``None`` if not known.
         learning_rate: last learning rate known; ``None`` before the first.
         steps: number of steps observed.
         dense_steps: number of steps that ran dense because no gain was high enough.
-        floor_steps: number of steps that ran at θ_min.
+        floor_steps: number of steps that ran the candidate at θ_min (``floor``).
         native: CFs at which DDP may exchange by itself.
         by_itself: whether DDP exchanges by itself; the running candidate is dense then.
         energy: largest energy of a measured step, see ``Measurement``; 0: no step was measured.
@@ -94,12 +96,12 @@ class GravacState:
 
     @property
     def running(self) -> Candidate:
-        """The candidate that runs."""
+        """The candidate that runs, as in ``candidates``: in mode ``hook`` even if DDP exchanges by itself."""
         return self.candidates[self.position]
 
     @property
     def fallback(self) -> int:
-        """Position of the dense candidate that sends fewest bytes: the one to run if no gain is high enough."""
+        """Position of the dense candidate that sends fewest bytes, which runs if no gain is high enough."""
         return sum(candidate.dense for candidate in self.candidates) - 1
 
     @property
@@ -123,14 +125,14 @@ class GravacState:
         return self.phase == EXPLOIT and self.running.dense and self.reference is None
 
     def count_steps(self, measured: Measurement) -> "GravacState":
-        """Return the state with a measurement's training steps counted: all, those at dense, and those at θ_min."""
-        rate, candidate = measured.learning_rate, measured.candidate
+        """Return the state with a measurement's steps counted: all, those at dense, and those at the lowest CF."""
+        learning_rate, candidate = measured.learning_rate, measured.candidate
         energy = measured.energy if math.isfinite(measured.energy) and candidate.mode == "hook" else 0.0
         return replace(
             self,
             steps=self.steps + measured.steps,
             energy=max(self.energy, energy),
-            learning_rate=rate if math.isfinite(rate) else self.learning_rate,
+            learning_rate=learning_rate if math.isfinite(learning_rate) else self.learning_rate,
             dense_steps=self.dense_steps + measured.steps * (self.rests_at_dense and candidate.dense),
             floor_steps=self.floor_steps
             + measured.steps * (candidate == self.candidates[self.floor] and self.compresses),

@@ -3,10 +3,11 @@
 """Decides which candidate's progress a run measures by switchback trials, and when the trials end.
 
 A switchback trial is a stretch of steps of a candidate between two stretches of another candidate, the reference; the
-loss is read around them (``gravac.controllers.progress``). Trials cost progress: steps of another candidate take more
-time, or make less progress, than steps of the best candidate. Therefore trials are made only if better decisions should
-gain more than the trials cost. All trials of a run cost at most ``LARGEST_COST_FRACTION`` of the steps to come;
-candidates under trial make at most ``LARGEST_STEP_FRACTION`` of all steps; and at most ``MOST_CANDIDATES`` are tried.
+loss is read in the stretches of the reference (``gravac.controllers.progress``). Trials cost progress: steps of another
+candidate take more time, or make less progress, than steps of the best candidate. Therefore trials are made only if
+better decisions should gain more than the trials cost. All trials of a run cost at most ``LARGEST_COST_FRACTION`` of
+the steps to come; candidates under trial make at most ``LARGEST_STEP_FRACTION`` of all steps; and at most
+``MOST_CANDIDATES`` are tried.
 """
 
 from __future__ import annotations
@@ -50,8 +51,8 @@ FIRST_TRIAL_FRACTION = 0.03
 """Fraction of a run's steps before the first switchback trial: at first the loss falls too fast to compare."""
 
 SMALLEST_RATIO_DIVISOR = 0.3
-"""Smallest divisor of a measured ratio's standard deviation. Divided by the ratio itself, if larger, the deviation
-becomes that of the ratio's logarithm."""
+"""Lower limit of a ratio that divides its standard deviation. The quotient is the standard deviation of the ratio's
+logarithm."""
 
 NO_TRIALS_REASON = "switchback trials would cost more progress than they can gain"
 """Reason, as text, not to measure progress in a run that could: too few steps to come, or too little to gain."""
@@ -63,8 +64,8 @@ class TrialPlan(NamedTuple):
     Attributes:
         candidate: position of the candidate in the list of candidates.
         reference: position of the candidate that ``candidate`` is compared with.
-        length: number of successive steps of the reference that are compared with.
-        gain: expected gain in progress, less the cost, in steps of the best candidate; see ``expected_gain``.
+        length: number of steps of each stretch of the reference, before and after the candidate's steps.
+        gain: expected gain in progress minus the cost, in steps of the best candidate; see ``expected_gain``.
     """
 
     candidate: int
@@ -74,27 +75,28 @@ class TrialPlan(NamedTuple):
 
 
 def next_trials(state: GoodputState, total_steps: int | None, expire: int) -> Trials | None:
-    """Return the switchback trials of largest expected gain, ready to begin; ``None`` if none gain more than they cost.
+    """Return the switchback trials of largest expected gain, ready to begin; ``None`` if no trials should gain.
 
     Args:
         state: state of the search, while the best candidate runs.
         total_steps: number of steps of the run; ``None``: not known.
-        expire: number of windows after which a measurement's bound halves; see ``GoodputState.shortest_step_seconds``.
+        expire: number of windows after which the lower bound by a measured step time halves; see
+            ``GoodputState.shortest_step_seconds``.
     """
     if not trials_may_begin(state, total_steps):
         return None
     if state.forecasts[state.best].candidate.mode == "outer":
         hook_or_native = [entry for entry in state.entries if state.forecasts[entry.position].candidate.mode != "outer"]
-        pairs = [(state.best, max(hook_or_native, key=state.goodput).position)] if hook_or_native else []
+        compared_positions = [(state.best, max(hook_or_native, key=state.goodput).position)] if hook_or_native else []
     else:
-        pairs = [
+        compared_positions = [
             (position, state.best)
             for position in range(len(state.forecasts))
             if position != state.best and state.may_run(position)
         ]
     plans = [
         TrialPlan(candidate, reference, length, gain)
-        for candidate, reference in pairs
+        for candidate, reference in compared_positions
         for length in STRETCH_LENGTHS
         if (gain := expected_gain(state, candidate, reference, length, total_steps, expire)) > 0
     ]
@@ -126,15 +128,16 @@ def steps_of_trial(candidate: Candidate) -> int:
 def expected_gain(
     state: GoodputState, candidate: int, reference: int, length: int, total_steps: int | None, expire: int
 ) -> float:
-    """Return the progress that further switchback trials should gain, less their cost, in steps of the best candidate.
+    """Return the progress that further switchback trials should gain, minus their cost, in steps of the best candidate.
 
     Args:
         state: state of the search, with the results of trials so far.
         candidate: position of the candidate.
         reference: position of the candidate that ``candidate`` is compared with.
-        length: number of successive steps of the reference that are compared with.
+        length: number of steps of each stretch of the reference, before and after the candidate's steps.
         total_steps: number of steps of the run; ``None``: not known.
-        expire: number of windows after which a measurement's bound halves; see ``GoodputState.shortest_step_seconds``.
+        expire: number of windows after which the lower bound by a measured step time halves; see
+            ``GoodputState.shortest_step_seconds``.
 
     Returns:
         The largest gain of 1 to ``MOST_TRIALS_AHEAD`` trials; 0 if trials cost more than they gain, or are not allowed.
@@ -146,7 +149,7 @@ def expected_gain(
         return 0.0
     run_steps = _total_steps(state, total_steps)
     steps_to_come = run_steps - state.steps
-    steps = steps_of_trial(state.forecasts[candidate].candidate)
+    trial_steps = steps_of_trial(state.forecasts[candidate].candidate)
     belief, reference_belief = state.belief(candidate), state.belief(reference)
     candidate_seconds, reference_seconds = (
         _step_seconds(state, position, expire) for position in (candidate, reference)
@@ -168,19 +171,22 @@ def expected_gain(
         price = (first_price if earlier_results is None else 0.0) + trials * trial_price
         if (
             state.booked + price > LARGEST_COST_FRACTION * steps_to_come
-            or steps_tried + trials * steps > LARGEST_STEP_FRACTION * run_steps
+            or steps_tried + trials * trial_steps > LARGEST_STEP_FRACTION * run_steps
         ):
             break
         gain = value_of_trials(advantage, deviation, scatter, trials, is_preferred)
-        largest_gain = max(largest_gain, gain * (steps_to_come - trials * (steps + SETTLING_STEPS + length)) - price)
+        largest_gain = max(
+            largest_gain, gain * (steps_to_come - trials * (trial_steps + SETTLING_STEPS + length)) - price
+        )
     return largest_gain
 
 
 def trial_prices(state: GoodputState, candidate: int, reference: int, length: int, expire: int) -> tuple[float, float]:
-    """Return what the reference's first stretch costs, and what a trial with the reference's stretch after it costs.
+    """Return two costs: that of the reference's first stretch (successive steps of one candidate), and that of a trial.
 
-    Both costs are progress lost in comparison with steps of the best candidate, in steps of that candidate. A stretch
-    is a number of successive steps of one candidate. Arguments are those of ``expected_gain``.
+    A trial is a stretch of the candidate, and the stretch of the reference that follows. Both costs are progress lost
+    in comparison with steps of the best candidate, in steps of that candidate. Arguments are those of
+    ``expected_gain``.
     """
     best = state.entry(state.best)
     assert best is not None

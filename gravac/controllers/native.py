@@ -1,9 +1,9 @@
 # SPDX-FileCopyrightText: 2026 The gravac developers
 # SPDX-License-Identifier: Apache-2.0
-"""Limits of native steps, in which DDP exchanges gradients by itself: whether float16 is safe, and how long they last.
+"""Limits of native steps, in which DDP exchanges gradients by itself, for controllers that may choose such steps.
 
-A stretch is a number of successive native steps that gravac times together. For controllers that may choose native
-candidates.
+Functions say whether gradients may be sent in float16, and how many successive native steps gravac times together (a
+stretch).
 """
 
 import math

@@ -32,11 +32,12 @@ STRETCH_LENGTHS = (100, 50)
 less and measure less exactly."""
 
 SETTLING_STEPS = 30
-"""Number of steps of the reference after a stretch of the candidate before the loss is read, to end after-effects."""
+"""Number of steps of the reference (the candidate compared with) between a stretch of the candidate and the next
+reading of the loss: enough for the candidate's after-effects to end."""
 
 READINGS_AT_END = 3
-"""Number of times that the loss is read at each end of a stretch of the reference. A single reading depends on the last
-few batches."""
+"""Number of times that the loss is read at each end of a stretch of the reference (the candidate compared with). A
+single reading depends on the last few batches."""
 
 STEPS_BETWEEN_READINGS = 5
 """Number of steps between two readings of the loss at an end of a stretch."""
@@ -49,10 +50,10 @@ RATIO_BIAS = 0.1
 """Error of the measured ratio of two efficiencies that further trials do not reduce."""
 
 OUTER_OVERSTATEMENT = 1.3
-"""Ratio of efficiencies that a trial of outer steps reads / ratio that whole runs show. ``SETTLING_STEPS`` after outer
-steps ended, the averaging of weights still lowers the loss by more than it does in the end. Geometric mean over the
-four programs of ``make measure-switchback``; the standard error of its logarithm is 0.09. For candidates that average
-gradients the quotient is 1, within its error."""
+"""Ratio of efficiencies that a trial of outer steps measures / ratio that whole runs show. ``SETTLING_STEPS`` after
+outer steps ended, the averaging of weights still lowers the loss by more than it does in the end. Geometric mean over
+the four programs of ``make measure-switchback``; the standard error of its logarithm is 0.09. For candidates that
+average gradients the quotient is 1, within its error."""
 
 READING_NOISE = 0.2
 """Standard deviation of the ratio of efficiencies that a trial measures, due to the noise of the readings of the loss
@@ -73,8 +74,8 @@ REFERENCE: Final = "reference"
 CANDIDATE: Final = "candidate"
 
 Stage = Literal["settling", "reference", "candidate"]
-"""Stage of a switchback trial: steps of the reference before the loss is read (settling), the compared steps of the
-reference, or steps of the candidate."""
+"""Stage of a switchback trial: steps of the reference (the candidate compared with) before the loss is read (settling),
+the compared steps of the reference, or steps of the candidate."""
 
 _NORMAL = NormalDist()
 
@@ -107,7 +108,8 @@ class Trials:
         readings: all readings of the loss so far, ``2 * READINGS_AT_END`` for each stretch of the reference.
         candidate_steps: number of steps that the candidate made in each trial.
         earlier: results of earlier trials of the same two candidates; ``None``: no earlier trials.
-        overstatement: ratio that a trial reads / true ratio; what trials read is divided by it.
+        overstatement: ratio of efficiencies that a trial measures / true ratio; ``results`` divides measured ratios by
+            this number.
         slow: number of newest steps, in a row, that took far longer than earlier steps of the running candidate.
         waited: number of measurements since the controller requested the reading that it waits for.
     """
@@ -133,24 +135,30 @@ class Trials:
 
     @property
     def reading_offsets(self) -> tuple[int, ...]:
-        """Steps at which the loss is read in a stretch of the reference, counted from its first reading; ascending."""
+        """Steps at which the loss is read in a stretch of the reference, the candidate compared with.
+
+        Counted in steps from the first reading of the stretch; ascending.
+        """
         first_offsets = tuple(STEPS_BETWEEN_READINGS * number for number in range(READINGS_AT_END))
         return (*first_offsets, *(self.length - offset for offset in reversed(first_offsets)))
 
     @property
     def reference_readings(self) -> tuple[tuple[Reading, ...], ...]:
-        """Readings of the loss in each stretch of the reference that has ended, in order."""
+        """Readings of the loss in each ended stretch of the reference, oldest first.
+
+        The reference is the candidate that trials compare with; a stretch is a number of its successive steps.
+        """
         count = len(self.reading_offsets)
         return tuple(self.readings[end - count : end] for end in range(count, len(self.readings) + 1, count))
 
     @property
     def ended_count(self) -> int:
-        """Number of trials that have ended: those with a whole stretch of the reference after the candidate's."""
+        """Number of ended trials: the reference (the candidate compared with) has run a whole stretch at the end."""
         return max(0, len(self.reference_readings) - 1)
 
     @property
     def reference_has_ended(self) -> bool:
-        """True if a stretch of the reference has just ended; only then trials may end as planned."""
+        """True if a stretch of the reference, the candidate compared with, has just ended: trials may end now."""
         return self.stage == REFERENCE and len(self.readings) % len(self.reading_offsets) == 0
 
     @property
@@ -179,7 +187,7 @@ class Trials:
         Args:
             measured: the measurement.
             is_candidate: whether the candidate under trial ran.
-            is_reference: whether the reference ran.
+            is_reference: whether the reference ran, the candidate compared with.
             far_slower: whether the measured steps took far longer than earlier steps of the running candidate.
         """
         trials = replace(self, slow=self.slow + measured.steps if far_slower else 0)
@@ -203,7 +211,7 @@ class Trials:
         return replace(self, stage=CANDIDATE, made=0, candidate_steps=(*self.candidate_steps, 0))
 
     def start_settling(self) -> Trials:
-        """Return the trials in the stage ``"settling"``: steps of the reference before the loss is read."""
+        """Return the trials in the stage ``"settling"``: the candidate compared with runs; the loss is not read yet."""
         return replace(self, stage=SETTLING, made=0)
 
     def request_reading(self) -> Trials:
@@ -234,7 +242,7 @@ class Trials:
 
 @dataclass(frozen=True, slots=True)
 class Line:
-    """The least-squares line of loss against step, through the readings of a stretch of the reference.
+    """The least-squares line of loss against step, through the readings of successive steps of one candidate.
 
     Attributes:
         first_step: step of the first reading.
@@ -298,12 +306,13 @@ class Line:
 def estimate_ratio(before: Line, after: Line, steps: int, noise: float) -> tuple[float, float]:
     """Return the ratio of the efficiencies of candidate and reference that one switchback trial measured.
 
-    The estimate assumes that between the two stretches of the reference a step of the reference lowers the loss by the
-    geometric mean of the loss's fall per step in each stretch.
+    The reference is the candidate compared with; its steps run in a stretch before and a stretch after the candidate's.
+    The estimate assumes that between these two stretches a step of the reference lowers the loss by the geometric mean
+    of the loss's fall per step in each stretch.
 
     Args:
-        before: line of the loss in the reference's steps before the candidate's.
-        after: line of the loss in the reference's steps after the candidate's, without the first ones (settling).
+        before: line through the readings in the reference's stretch before the candidate's.
+        after: line through the readings in the reference's stretch after the candidate's, without settling steps.
         steps: number of the candidate's steps between the two lines.
         noise: standard deviation of a reading of the loss.
 
@@ -311,10 +320,12 @@ def estimate_ratio(before: Line, after: Line, steps: int, noise: float) -> tuple
         The ratio, and its standard error. The error is infinite if the loss did not fall in both stretches of the
         reference.
 
-    Example: >>> before = Line.through([Reading(0, 4.0), Reading(50, 3.5), Reading(100, 3.0)]) >>> after =
-        Line.through([Reading(230, 2.1), Reading(280, 1.6), Reading(330, 1.1)]) >>> ratio, error =
-        estimate_ratio(before, after, steps=100, noise=0.0)  # 130 steps fell by 0.9, 30 of them by 0.3 >>> round(ratio,
-        3), error (0.6, 0.2)
+    Example:
+        >>> before = Line.through([Reading(0, 4.0), Reading(50, 3.5), Reading(100, 3.0)])
+        >>> after = Line.through([Reading(230, 2.1), Reading(280, 1.6), Reading(330, 1.1)])
+        >>> ratio, error = estimate_ratio(before, after, steps=100, noise=0.0)  # 130 steps: 0.9 less loss; 30: 0.3
+        >>> round(ratio, 3), error
+        (0.6, 0.2)
     """
     if min(before.fall_per_step, after.fall_per_step) <= 0 or not steps:
         return 0.0, math.inf
@@ -370,9 +381,9 @@ class Learned:
     @property
     def _mean(self) -> float:
         """Weighted mean of the trials' ratios; 1 without trials."""
-        weights = [(ratio, error**-2) for ratio, error in self.estimates]
-        total_weight = sum(weight for _, weight in weights)
-        return sum(ratio * weight for ratio, weight in weights) / total_weight if total_weight else 1.0
+        weighted_ratios = [(ratio, error**-2) for ratio, error in self.estimates]
+        total_weight = sum(weight for _, weight in weighted_ratios)
+        return sum(ratio * weight for ratio, weight in weighted_ratios) / total_weight if total_weight else 1.0
 
     @property
     def measured_ratio(self) -> MeasuredRatio:
@@ -385,7 +396,7 @@ def expected_scatter(results: Learned | None, length: int) -> float:
 
     Args:
         results: results of the same candidate's trials so far; ``None``: no trials.
-        length: number of successive steps of the reference that are compared with.
+        length: number of steps of the reference (the candidate compared with) before, and again after, the candidate's.
     """
     if results is None or not results.estimates:
         return math.hypot(UNEVEN_PROGRESS_DEVIATION, READING_NOISE * STRETCH_LENGTHS[0] / length)
@@ -396,7 +407,7 @@ def value_of_trials(advantage: float, deviation: float, scatter: float, trials: 
     """Return the expected gain of a number of switchback trials, as a fraction of the progress to come.
 
     The gain is the difference in goodput between two decisions, both by the lower bound: after the trials, and without
-    trials.
+    trials. The trials compare a candidate with another candidate, the reference.
 
     Args:
         advantage: mean of log (goodput of the candidate / goodput of the reference).

@@ -12,7 +12,7 @@ from gravac.candidate import Span
 
 
 def exponential(cf_range: tuple[float, float]) -> tuple[float, ...]:
-    """Return the CFs of a range at the lowest CF times 1, 2, 4, 16, 256 ..., and the highest CF.
+    """Return the lowest CF of a range times 1, 2, 4, 16, 256 ..., as far as these are in the range; and the highest CF.
 
     Example:
         >>> exponential((10, 1000))
@@ -27,7 +27,7 @@ def exponential(cf_range: tuple[float, float]) -> tuple[float, ...]:
 
 
 def geometric(cf_range: tuple[float, float], ratio: float = 2.0) -> tuple[float, ...]:
-    """Return the CFs of a range at the lowest CF times 1, ``ratio``, ``ratio**2`` ..., and the highest CF.
+    """Return a range's lowest CF times 1, ``ratio``, ``ratio**2`` ..., as far as these are in it; and the highest CF.
 
     Example:
         >>> geometric((10, 100))

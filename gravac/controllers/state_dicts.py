@@ -18,7 +18,7 @@ from gravac.settings import STATE_REMEDY, SettingsError
 StateT = TypeVar("StateT")
 
 FIELDS_NOT_DUMPED = ("candidate", "candidates", "forecasts", "low", "high")
-"""Fields of windows and states that have candidates or forecasts: a restore gets those of the resumed run."""
+"""Fields of windows and states that contain candidates or forecasts: ``restore`` gets those of the resumed run."""
 
 EXCLUDED_FIELDS: dict[str, Any] = {**dict.fromkeys(FIELDS_NOT_DUMPED, True), "window": {"candidate"}}
 """Value of pydantic's ``exclude`` that leaves out ``FIELDS_NOT_DUMPED``, of a window or of a state with a window."""
@@ -194,5 +194,5 @@ def _field_names(state_class: Any) -> set[str]:
 
 @functools.cache
 def _adapter(data_class: Any) -> TypeAdapter[Any]:
-    """Return pydantic's adapter of a type, which is made once."""
+    """Return pydantic's adapter of a type, a dataclass for example; each is made once."""
     return TypeAdapter(data_class)

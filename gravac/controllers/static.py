@@ -34,12 +34,18 @@ class Static(Settings):
     window: int = Field(default=20, ge=1)
 
     def propose(self, cf_range: tuple[float, float], supported: Span | Sequence[float]) -> tuple[float, ...]:
-        """Return ``cf``, or the nearest supported CF, if in the range or 1 or 2 (dense); otherwise an empty tuple."""
+        """Return ``cf``, or the supported CF nearest to ``cf``.
+
+        An empty tuple if that CF is outside ``cf_range``, and is neither 1 nor 2 (dense).
+        """
         cfs = (self.cf,) if isinstance(supported, Span) else snap((self.cf,), supported)
         return tuple(cf for cf in cfs if cf in (1.0, 2.0) or cf_range[0] <= cf <= cf_range[1])
 
     def start(self, forecasts: Sequence[Forecast]) -> tuple[StaticState, Decision]:
-        """Return the first state and decision: run dense if dense has ``cf``, otherwise the candidate after dense."""
+        """Return the state before the first step, and the decision for that step.
+
+        Dense runs if ``cf`` is 1 or the CF of dense, otherwise the only other candidate.
+        """
         dense, *other_candidates = (forecast.candidate for forecast in forecasts)
         candidate = dense if self.cf in (1.0, dense.cf) or not other_candidates else other_candidates[0]
         return Window(candidate), Decision(candidate, reason=f"static: {candidate}")

@@ -3,7 +3,7 @@
 """Runs switchback trials for Goodput: decides which candidate runs next, and when the loss is read.
 
 A switchback trial is a stretch of steps of a candidate between two stretches of another candidate, the reference; the
-loss is read around them. ``gravac.controllers.measuring`` decides whether trials are made, and
+loss is read in the stretches of the reference. ``gravac.controllers.measuring`` decides whether trials are made, and
 ``gravac.controllers.progress`` keeps and evaluates the readings.
 """
 
@@ -42,7 +42,8 @@ class Switchback:
 
     Attributes:
         total_steps: number of steps of the run; ``None``: not known.
-        expire: number of windows after which a measurement's bound halves; see ``GoodputState.shortest_step_seconds``.
+        expire: number of windows after which the lower bound by a measured step time halves; see
+            ``GoodputState.shortest_step_seconds``.
     """
 
     total_steps: int | None
@@ -51,7 +52,7 @@ class Switchback:
     def start(
         self, state: GoodputState, trials: Trials, reason: str, summary: Summary | None
     ) -> tuple[GoodputState, Decision]:
-        """Return the state with new trials, and the decision to run the reference first.
+        """Return the state with new trials, and the decision to run the reference first: the candidate compared with.
 
         Args:
             state: state of the search.
@@ -106,9 +107,10 @@ class Switchback:
         return state, _continue(trials, reference, probe=True)
 
     def _after_reference(self, state: GoodputState, trials: Trials) -> tuple[GoodputState, Decision | TrialsEnd]:
-        """Start another trial after a stretch of the reference, or end the trials if another costs more than it gains.
+        """Start another trial after the steps of the reference, or end the trials if another costs more than it gains.
 
-        Returns the state, and the decision to run the candidate or the end of the trials.
+        The reference is the candidate compared with. Returns the state, and the decision to run the candidate or the
+        end of the trials.
         """
         reference, candidate = _reference_and_candidate(state, trials)
         first_price, trial_price = trial_prices(state, trials.candidate, trials.reference, trials.length, self.expire)
@@ -129,7 +131,7 @@ class Switchback:
         return state, Decision(candidate, (), reason, summary, watch=trials.remaining_steps, progress=progress)
 
     def _abort(self, state: GoodputState, trials: Trials, reason: str) -> tuple[GoodputState, TrialsEnd]:
-        """Return the state with the trials ended early, and their end.
+        """End the trials early; return the state, and a ``TrialsEnd`` with the reason.
 
         The results of finished trials stay; the cost of the unfinished trial is added to ``booked``.
         """
@@ -137,9 +139,10 @@ class Switchback:
         return replace(with_trial_results(state, trials, price), trials=None, phase=HOLD), TrialsEnd(reason)
 
     def _price_of_unfinished_trial(self, state: GoodputState, trials: Trials) -> float:
-        """Return the cost of the unfinished trial, in steps of the best candidate, by the fraction of its steps made.
+        """Return the cost so far of the unfinished trial, in steps of the best candidate.
 
-        Before the first trial, return the cost of the first stretch of the reference.
+        That is the fraction of the trial's cost that corresponds to the candidate's steps made. Before the first trial,
+        return the cost of the first stretch of the reference.
         """
         first_price, trial_price = trial_prices(state, trials.candidate, trials.reference, trials.length, self.expire)
         if not trials.candidate_steps:
@@ -148,7 +151,7 @@ class Switchback:
 
 
 def _reference_and_candidate(state: GoodputState, trials: Trials) -> tuple[Candidate, Candidate]:
-    """Return the reference, and the candidate under trial, in this order."""
+    """Return the reference (the candidate compared with), and the candidate under trial, in this order."""
     return state.forecasts[trials.reference].candidate, state.forecasts[trials.candidate].candidate
 
 
@@ -159,7 +162,10 @@ def _continue(trials: Trials, candidate: Candidate, probe: bool = False) -> Deci
 
 
 def _too_slow(state: GoodputState, trials: Trials) -> bool:
-    """True if the candidate's goodput, with the upper bound of its efficiency, is below the reference's."""
+    """True if the candidate's goodput, even with the upper bound of its efficiency, is below the reference's.
+
+    The goodput is steps per second times efficiency; the reference is the candidate compared with.
+    """
     reference, seconds = state.entry(trials.reference), state.window.seconds
     if reference is None or len(seconds) < FEW_STEPS:
         return False

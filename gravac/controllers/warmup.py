@@ -45,7 +45,7 @@ class Warmup(Settings):
 
     Attributes:
         cf: compression factor of the last stage; 1000 in the paper.
-        first: compression factor of the first stage; 4 in the paper. (``start`` is a method of every controller.)
+        first: compression factor of the first stage; 4 in the paper.
         factor: ratio between the CFs of two successive stages; 4 in the paper.
         every: number of steps of a stage; one epoch in the paper: set the number of steps of your epoch.
         window: steps between records.
@@ -74,7 +74,10 @@ class Warmup(Settings):
         return geometric((min(self.first, self.cf), self.cf), self.factor)
 
     def propose(self, cf_range: tuple[float, float], supported: Span | Sequence[float]) -> tuple[float, ...]:
-        """Return the supported CFs nearest to the stages' CFs in the range; higher CFs are clamped to its end."""
+        """Return the supported CFs nearest to the stages' CFs, ascending.
+
+        Stages above ``cf_range`` count as its highest CF; stages below it are left out.
+        """
         lowest_cf, highest_cf = cf_range
         target_cfs = sorted({min(cf, highest_cf) for cf in self.stages if cf >= lowest_cf})
         return snap(target_cfs, supported)

@@ -19,20 +19,21 @@ MEDIAN_ERROR = 1.2533 * 1.4826
 the median absolute deviation."""
 
 GAP_MEDIANS = 5.0
-"""Step time, in medians, above which a step is a gap (an evaluation or a checkpoint lies in it) and is left out."""
+"""Multiple of the median step time above which a step's time is left out, as a gap: an evaluation or a checkpoint lies
+in such a step."""
 
 
 @dataclass(frozen=True, slots=True)
 class Window:
-    """Statistics of one candidate's steps; steps of other candidates, and with non-finite gradients, do not count.
+    """Statistics of one candidate's steps; other candidates' steps, and steps with non-finite gradients, do not count.
 
     A measurement of several training steps (outer steps up to an exchange, or native steps that are timed together)
-    counts as so many steps, and adds a single time: that of one of these steps.
+    counts as that many steps, and adds a single time: that of one of these steps.
 
     Attributes:
         candidate: the candidate whose steps count.
-        settling: number of the next steps that gain and time leave out after a change of candidate (if there are later
-            steps).
+        settling: number of the next steps that gain and time leave out, since the candidate changed; these steps count
+            only if the window has no later steps.
         seconds: time of each clean step, in seconds: after ``settling``, and without an evaluation of shadow CFs.
         rough: time of each step that is not clean, in seconds; used if there is no clean step.
         saved: ``(waited, coded, exchanged)`` of each clean step in which they are known, in seconds; see
@@ -83,7 +84,10 @@ class Window:
         )
 
     def following(self, candidate: Candidate) -> "Window":
-        """Return an empty window of ``candidate`` after this window; all steps count if the candidate is the same."""
+        """Return an empty window for the next steps, which run ``candidate``.
+
+        All steps will count if this window has the same candidate; otherwise the first ``SETTLING`` steps do not count.
+        """
         return Window(candidate, settling=0 if candidate == self.candidate else SETTLING)
 
     def with_newest_times(self, steps: int) -> "Window":
@@ -92,34 +96,44 @@ class Window:
 
     @property
     def gain(self) -> float:
-        """``1 - Σ error / Σ energy`` over the steps after ``settling`` (ratio of sums); 1 if nothing was to be sent."""
-        pairs = self.gains or self.early
-        return _gain(sum(error for error, _ in pairs), sum(energy for _, energy in pairs))
+        """``1 - Σ error / Σ energy`` over the steps (ratio of sums); 1 if nothing was to be sent.
+
+        The first steps after a change of candidate are left out if there are later steps.
+        """
+        errors_and_energies = self.gains or self.early
+        return _gain(sum(error for error, _ in errors_and_energies), sum(energy for _, energy in errors_and_energies))
 
     @property
     def t_system(self) -> float | None:
         """Samples per second, by the median time of clean steps without gaps; by the other steps if none is clean.
 
-        ``None`` if no step was timed. A gap is a step longer than ``GAP_MEDIANS`` medians.
+        A step is clean unless it follows a change of candidate, or evaluates shadow CFs. A gap is a step longer than
+        ``GAP_MEDIANS`` medians. ``None`` if no step was timed.
         """
         seconds = self.seconds or self.rough
         if not seconds:
             return None
         median = statistics.median(seconds)
-        return self.samples / statistics.median(time for time in seconds if time <= GAP_MEDIANS * median)
+        return self.samples / statistics.median(step_s for step_s in seconds if step_s <= GAP_MEDIANS * median)
 
     @property
     def doubt(self) -> float:
-        """Standard error of the median step time, in seconds, by the median deviation; 0 for fewer than three steps."""
+        """Standard error of the median step time, in seconds; 0 for fewer than three steps.
+
+        Computed from the median absolute deviation of the step times.
+        """
         if len(self.seconds) < 3:
             return 0.0
         median = statistics.median(self.seconds)
-        deviation = statistics.median(abs(time - median) for time in self.seconds)
+        deviation = statistics.median(abs(step_s - median) for step_s in self.seconds)
         return MEDIAN_ERROR * deviation / math.sqrt(len(self.seconds))
 
     @property
     def median_times(self) -> tuple[float, float, float] | None:
-        """Median seconds that a clean step waited for bytes, coded and exchanged; ``None`` if not known."""
+        """``(waited, coded, exchanged)``: medians over clean steps, in seconds, see ``Measurement``.
+
+        ``None`` if not known. A step is clean unless it follows a change of candidate, or evaluates shadow CFs.
+        """
         if not self.saved:
             return None
         waited, coded, exchanged = map(statistics.median, zip(*self.saved, strict=True))

@@ -43,7 +43,7 @@ class Admission(NamedTuple):
 
 
 def averager_of(policy: Policy) -> Averager:
-    """Return an averager with a policy's settings, as rank 0 of 1; the ranks are set later."""
+    """Return an averager with a policy's settings, as rank 0 of 1; ``Engine.use`` sets rank and number of ranks."""
     feedback = Feedback(policy.release, policy.overflow_safety, policy.residual_dtype)
     return Averager(
         base=policy.base,
@@ -158,9 +158,10 @@ def select(policy: Policy, predict: Predict) -> Admission:
 
 
 def drop_below_efficiency(admission: Admission, least_efficiency: float | None) -> Admission:
-    """Return an admission without the candidates whose efficiency has too low a lower bound (``lower_bound``).
+    """Return an admission without the candidates that may make too little progress in a step.
 
-    Candidates that average dense gradients in each step, in float32 or 16 bit, stay.
+    A candidate stays if the lower bound of its efficiency (progress of a step / progress of a dense step) is at least
+    ``least_efficiency``, or if it averages dense gradients in each step, in float32 or 16 bit.
 
     Args:
         admission: forecasts of all candidates.

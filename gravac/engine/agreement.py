@@ -3,7 +3,7 @@
 """The ranks' agreement on a step's measurement, and the points of a step at which they sum numbers.
 
 1. A step ends: its ``LocalMeasurement`` is pending.
-2. ``read``: the host converts the measurement's squared norms and moments to numbers.
+2. ``read``: the host converts the measurement's squared norms and recorded times (events on a device) to numbers.
 3. ``send``: the ranks start to sum the numbers.
 4. ``observe``: the sums have arrived, and the engine decides by the sums.
 
@@ -35,7 +35,7 @@ Observe = Callable[[LocalMeasurement, list[list[float]]], None]
 
 
 class Agreement:
-    """Sums a run's pending measurements over the ranks.
+    """Sums a run's pending measurements, on which the ranks have not agreed yet, over the ranks.
 
     Args:
         executor: object that sums vectors over the ranks.
@@ -49,7 +49,11 @@ class Agreement:
         self._in_flight: list[Any] = []
 
     def read(self, last_step: int) -> None:
-        """Convert the moments of pending measurements up to ``last_step`` to numbers; these steps have ended."""
+        """Convert squared norms and recorded times of pending measurements to numbers.
+
+        Args:
+            last_step: number of the last step to convert; this step and all earlier ones have ended.
+        """
         for measurement in self._state.pending:
             if measurement.step <= last_step and not measurement.numbers:
                 measurement.read(self.executor)
@@ -77,7 +81,7 @@ class Agreement:
 
 
 class AgreementSchedule(Protocol):
-    """Points of a step at which the measurements are read, sent and observed.
+    """Points of a step at which measurements are read (converted to numbers), sent (to be summed) and observed.
 
     Attributes:
         host_looks: whether the host looks at tensors' numbers within a step.
@@ -86,7 +90,10 @@ class AgreementSchedule(Protocol):
     host_looks: bool
 
     def step_follows(self, step: int) -> None:
-        """Read numbers of earlier steps, if the schedule reads any now; called before ``step_begins``, by itself."""
+        """Read numbers of earlier steps, if the schedule reads any before a step begins.
+
+        Called before ``step_begins``, in an executor's call that does nothing else.
+        """
 
     def step_begins(self, step: int) -> None:
         """Do what the schedule does when a step begins: send or observe numbers of earlier steps."""
@@ -111,11 +118,11 @@ class HostSchedule:
         """Do nothing: numbers of earlier steps were read when these steps ended."""
 
     def step_begins(self, step: int) -> None:
-        """Send the numbers of the previous step."""
+        """Start to sum the numbers of the previous step over the ranks."""
         self._agreement.send(step + 1 - self._latency)
 
     def step_ends(self, step: int) -> None:
-        """Read the step's numbers, and decide by those of the previous step."""
+        """Convert the step's measurement to numbers, and decide by the sums of the previous step's numbers."""
         self._agreement.read(step)
         self._agreement.observe(step + 1 - self._latency)
 
@@ -133,7 +140,7 @@ class DeviceSchedule:
         self._agreement, self._latency = agreement, agreement.executor.latency
 
     def step_follows(self, step: int) -> None:
-        """Wait until the device has run an earlier step, read its numbers, and send numbers of a restored run."""
+        """Wait until the device has run an earlier step, and read its numbers; send numbers of a restored run."""
         self._agreement.executor.wait_for_previous_step()
         self._agreement.read(step + 1 - self._latency)
         self._agreement.send(step - self._latency)
@@ -148,7 +155,7 @@ class DeviceSchedule:
 
 
 def schedule_of(agreement: Agreement) -> AgreementSchedule:
-    """Return the schedule that fits the agreement's executor: whether its host may look at tensors' numbers."""
+    """Return a ``HostSchedule`` if the executor's host may look at tensors' numbers, else a ``DeviceSchedule``."""
     return HostSchedule(agreement) if agreement.executor.host_looks else DeviceSchedule(agreement)
 
 

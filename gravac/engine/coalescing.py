@@ -77,7 +77,7 @@ class Waiting:
         """Set how many elements are compressed in one job of the step that begins.
 
         Args:
-            coding_bytes: most memory that averaging takes besides gradients and residuals, in bytes per element.
+            coding_bytes: largest memory that averaging takes besides gradients and residuals, in bytes per element.
             model_elements: number of elements of all the model's tensors.
             exchange_s: seconds that exchanging all tensors in one job would take on the link; 0: not known.
             on_cpu: whether the gradients are on a CPU, on which calls cost little, and a job is coded while others are
@@ -87,10 +87,11 @@ class Waiting:
         self.max_elements = TEMPORARIES // (CODING_BYTES if on_cpu else coding_bytes)
 
     def take(self, group: ReadyGroup | None, at_once: bool) -> list[ReadyGroup]:
-        """Add a group; return the groups to compress now in one job, which then no longer wait: all groups, or none.
+        """Add a group; return the groups to compress now, in one job: either all waiting groups, or none.
 
         None are returned while all waiting groups together have fewer than ``enough_elements`` elements. A large group
-        arrives in segments: none are returned either if the group's next segment still fits into the job.
+        arrives in segments: none are returned either if the group's next segment still fits into the job. Returned
+        groups no longer wait.
 
         Args:
             group: group, or segment of a group, to add; ``None``: nothing is added.
@@ -145,16 +146,16 @@ def cut(group: ReadyGroup, join: Callable[[], None]) -> list[ReadyGroup]:
 
 def split(pieces: Sequence[Piece], limit: int) -> list[list[Piece]]:
     """Split tensors, in order, into lists of at most ``limit`` elements each, or of a single larger tensor."""
-    lists: list[list[Piece]] = []
-    room = 0
+    segments: list[list[Piece]] = []
+    free_elements = 0
     for piece in pieces:
         size = piece.flat.numel()
-        if not lists or size > room:
-            lists.append([])
-            room = limit
-        lists[-1].append(piece)
-        room -= size
-    return lists
+        if not segments or size > free_elements:
+            segments.append([])
+            free_elements = limit
+        segments[-1].append(piece)
+        free_elements -= size
+    return segments
 
 
 def elements(groups: Sequence[ReadyGroup]) -> int:

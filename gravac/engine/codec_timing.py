@@ -32,7 +32,7 @@ from gravac.measurement import LocalMeasurement
 from gravac.policy import Policy
 
 MAX_ELEMENTS = 1 << 24
-"""Largest number of elements that are encoded and decoded to time it: far more than a GPU's caches hold."""
+"""Largest number of elements that are encoded and decoded to time coding: far more than a GPU's caches hold."""
 
 UNTIMED_STEPS = 2
 """Number of untimed steps of each candidate, before the timed ones: the first compiles kernels and has no residual."""
@@ -45,7 +45,7 @@ BUDGET_SECONDS = 1.0
 
 
 class TypicalTensors(NamedTuple):
-    """Tensors of one shape, like most of a model's, that are encoded and decoded to time it.
+    """Tensors of one shape, like most of a model's, that are encoded and decoded to time coding.
 
     Attributes:
         rows: number of rows of each tensor as a matrix.
@@ -149,17 +149,17 @@ def _median_seconds_by_cf(
         time_steps: function that returns the seconds of coding in each timed step at a CF.
         untimed: dict to which the exception of each CF at which timing failed is added.
     """
-    spent, medians = 0.0, dict[float, float | None]()
+    spent_s, medians = 0.0, dict[float, float | None]()
     for cf in cfs:
         medians[cf] = None
-        if spent >= BUDGET_SECONDS:
+        if spent_s >= BUDGET_SECONDS:
             continue
         try:
             seconds = time_steps(cf)
         except Exception as failure:
             untimed[cf] = failure
             continue
-        spent += sum(seconds)
+        spent_s += sum(seconds)
         medians[cf] = statistics.median(seconds)
     return medians
 
@@ -200,7 +200,10 @@ def _time_steps(
 
 
 def _coding_intervals(averager: Averager, job: Any, device: Device) -> Iterator[Interval]:
-    """Run a job to its end, as if all ranks sent the same tensors; yield each interval between two collectives."""
+    """Run a job (generator of collectives) to its end; yield each interval in which the job codes.
+
+    Nothing is sent: each collective returns the result that it would have if all ranks sent the same tensors.
+    """
     results: list[Any] | None = None
     while True:
         began = device.record()

@@ -23,7 +23,8 @@ from gravac.telemetry.records import ForecastsRecord, Record, RunRecord
 Admit = Callable[[RunState, Sequence[Form]], Admission]
 """Function that returns a run's candidates, by the run's state and the gradients' shapes and dtypes.
 
-If the function's attribute ``waits`` is true afterwards, it is called again when the state has ``compute_s``."""
+If the function's attribute ``waits`` is true after the call, ``Deciding`` calls the function again when the state has
+``compute_s``, the seconds of a step without exchange."""
 
 
 COMPUTE_STEPS = 8
@@ -147,7 +148,11 @@ class Deciding:
             ) from error
 
     def samples(self, ranks: int) -> float:
-        """Return the number of samples of a step over all ranks; ``ranks``, the number of ranks, if it was not set."""
+        """Return the number of samples of a step over all ranks.
+
+        Args:
+            ranks: number of ranks, which is returned if the setting ``samples_per_step`` is ``None``.
+        """
         samples = self._record_settings.samples_per_step
         return float(ranks) if samples is None else samples
 
@@ -178,11 +183,11 @@ class Deciding:
             self._add_compute_time(state, measured)
 
     def _add_compute_time(self, state: RunState, measured: Measurement) -> None:
-        """Add a step's compute time; after ``COMPUTE_STEPS`` steps, admit candidates again, by the median time."""
-        compute = compute_of(measured)
-        if measured.first < SETTLING or not 0 < compute < math.inf:
+        """Collect a step's compute time; after ``COMPUTE_STEPS`` steps, admit candidates again, by the median time."""
+        compute_s = compute_of(measured)
+        if measured.first < SETTLING or not 0 < compute_s < math.inf:
             return
-        self._compute_seconds += [compute] * measured.steps
+        self._compute_seconds += [compute_s] * measured.steps
         if len(self._compute_seconds) < COMPUTE_STEPS:
             return
         state.compute_s, self._compute_seconds = statistics.median(self._compute_seconds), []

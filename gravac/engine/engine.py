@@ -58,7 +58,7 @@ from gravac.measurement import LocalMeasurement
 T = TypeVar("T")
 
 Fill = Callable[[LocalMeasurement], None]
-"""Function that adds numbers of the source to a step's measurement, such as the moment when backward ended."""
+"""Function that adds a source's times to a step's measurement, such as the time at which backward ended."""
 
 
 class Engine:
@@ -115,7 +115,7 @@ class Engine:
         self._schedule: AgreementSchedule | None = None
         self._call_guarded = GuardedCaller()
         self._waiting = Waiting()
-        self._elements = 0
+        self._model_elements = 0
         self._plan = averager.plan(0, None)
         self._needs_one_round = False  # whether each job of this step yields collectives only once
         self._measurement: LocalMeasurement | None = None
@@ -309,7 +309,7 @@ class Engine:
         self._hand_over(None, None, is_last=True)
 
     def end(self, fill: Fill = lambda measurement: None) -> None:
-        """End a step, all of whose gradients have been handed over: measure and decide. Does not wait.
+        """End a step, all of whose gradients have been handed over: measure and decide. Does not wait for the exchange.
 
         Args:
             fill: function that adds the source's numbers to the measurement; called by the executor when all tensors
@@ -340,27 +340,27 @@ class Engine:
             group: the whole group; averaged if the step is dense. ``None``: no tensors.
             is_last: whether groups may not wait for a later group.
         """
-        in_job = [ready for ready in (segment, group) if ready is not None]
+        job_groups = [ready for ready in (segment, group) if ready is not None]
 
         def job() -> Any:
             compresses = self._plan.compresses
-            in_job[:] = self._waiting.take(segment if compresses else group, at_once=is_last or not compresses)
-            if not in_job:
+            job_groups[:] = self._waiting.take(segment if compresses else group, at_once=is_last or not compresses)
+            if not job_groups:
                 return
-            pieces = [piece for ready in in_job for piece in ready.pieces]
+            pieces = [piece for ready in job_groups for piece in ready.pieces]
             with named_failure(self.state, lambda: describe(pieces)):
-                buffer = in_job[0].buffer if len(in_job) == 1 else None
-                finite = functools.reduce(both, (ready.finite for ready in in_job))
+                buffer = job_groups[0].buffer if len(job_groups) == 1 else None
+                finite = functools.reduce(both, (ready.finite for ready in job_groups))
                 yield from self.averager.average(pieces, self._plan, buffer, finite)
             if self._with_inputs.counted:
                 ratio_of_ranks = self.averager.world / self._with_inputs.number(self.executor)
                 for piece in pieces:
                     piece.flat.mul_(ratio_of_ranks)
-            for ready in in_job:
+            for ready in job_groups:
                 ready.done()
 
         def failed(failure: BaseException) -> None:
-            for ready in (*in_job, *self._waiting.groups):
+            for ready in (*job_groups, *self._waiting.groups):
                 ready.fail(failure)
 
         self.executor.exchange(job(), failed, self.device, lambda: self._needs_one_round)
@@ -470,7 +470,7 @@ class Engine:
 
     def _first_decision(self, forms: Sequence[Form]) -> Decision:
         """Admit candidates, and return the controller's first decision; the ranks and the model are known now."""
-        self._elements = sum(torch.Size(shape).numel() for shape, _ in forms)
+        self._model_elements = sum(torch.Size(shape).numel() for shape, _ in forms)
         self.averager.to_device(self.device)
         if any(dtype == torch.float16 for _, dtype in forms):
             self.averager.feedback.turn_on_overflow_safety()
@@ -503,11 +503,11 @@ class Engine:
             sums=decision.sums,
         )
         self._needs_one_round = self.averager.one_round(self._plan)
-        link_s = self.deciding.exchange_s(candidate) if self._needs_one_round else 0.0
+        exchange_s = self.deciding.exchange_s(candidate) if self._needs_one_round else 0.0
         self._waiting.set_limits(
-            self.averager.coding_bytes(self._plan), self._elements, link_s, self.device.type == "cpu"
+            self.averager.coding_bytes(self._plan), self._model_elements, exchange_s, self.device.type == "cpu"
         )
-        scale = 1.0 if state.loss_scale is None or inputs.mode != "hook" else state.loss_scale
+        loss_scale = 1.0 if state.loss_scale is None or inputs.mode != "hook" else state.loss_scale
         self._measurement = LocalMeasurement(
             step=state.step,
             candidate=candidate,
@@ -515,7 +515,7 @@ class Engine:
             steps=inputs.steps,
             shadow=self._plan.shadow,
             learning_rate=inputs.learning_rate,
-            loss_scale=scale,
+            loss_scale=loss_scale,
             previous=self._last_measurement,
         )
         self.averager.measure(self._measurement, executor)
@@ -568,7 +568,7 @@ class Engine:
         fill(measurement)
         self.averager.commit(self.executor.everywhere)
         if measurement.candidate.mode == "native":
-            measurement.elements = self._elements
+            measurement.elements = self._model_elements
         measurement.close(self.executor)
         self._last_measurement = None if measurement.candidate.mode == "native" else measurement
         state.totals.add(measurement)
@@ -596,7 +596,9 @@ class Engine:
         return self.decision.candidate
 
     def _observe(self, local: LocalMeasurement, sums: list[list[float]]) -> None:
-        """Decide by a step that the ranks agreed on; drop residuals that were set aside and are zero on all ranks.
+        """Let the controller decide by a step's measurement that the ranks agreed on.
+
+        Also drop residuals that were set aside when CFs fell, if they are zero on all ranks.
 
         Args:
             local: this rank's measurement of the step.

@@ -54,7 +54,7 @@ class Handle:
         self._future: Future[None] = Future()
 
     def wait(self) -> None:
-        """Wait until the tensors hold the mean. If streams run the exchange, only the current stream waits.
+        """Wait until the tensors hold the mean. If a GPU's streams run the exchange, only the current stream waits.
 
         If a rank calls this method, all ranks must call it.
 
@@ -80,8 +80,8 @@ class Handle:
         The executor calls the function, which therefore must not wait. If the function raises, the exception is
         reported once, as a ``RuntimeWarning``, and training continues.
 
-        If streams run the exchange, the function is called at once, and the current stream waits for the mean. To avoid
-        that wait, give the function to ``Engine.exchange`` as ``then``.
+        If a GPU's streams run the exchange, the function is called at once, and the current stream waits for the mean.
+        To avoid that wait, give the function to ``Engine.exchange`` as ``then``.
         """
         if self._future.done() and self._engine.ready_to_run:
             self._engine.executor.join()

@@ -22,7 +22,7 @@ INPUTS_LEFT_TEXT = "the number of ranks with inputs left"
 
 @dataclass(frozen=True, slots=True)
 class StepInputs:
-    """What a source of gradients tells the engine when a step begins.
+    """Mode, learning rate and other facts of a step, which a source of gradients gives the engine when the step begins.
 
     Attributes:
         loss_scale: factor that the gradients were multiplied with, a scalar (0-d tensor) if only their device knows it;

@@ -57,7 +57,8 @@ class NativeState:
 
     Attributes:
         made: number of steps made in the current stretch.
-        travels: whether the ranks' sums of the previous stretch's times are in flight and not decided by yet.
+        travels: whether the sums over ranks of the previous stretch's times are in flight, so that the controller has
+            not decided by them yet.
         uncounted: whether a step has been made that ``made`` does not include yet.
     """
 
@@ -92,14 +93,16 @@ class RunState:
             it; ``None`` without a scaler.
         layout: exchange groups; empty before they are known.
         gain: gain of the last step that all ranks agreed on; ``None`` before the first, or if it was not finite.
-        wire_ratio: wire ratio of the last agreed step; ``None`` before the first.
-        totals: sums over all steps.
+        wire_ratio: bytes of a dense float32 all-reduce / bytes that this rank sent, in the last step that all ranks
+            agreed on; ``None`` before the first.
+        totals: bytes and numbers of steps, summed over all steps.
         history: the newest decision records; the run's setting ``history`` is their largest number.
         compute_s: seconds of a step without exchange, mean over ranks; ``None``: not known. A source may set the number
             before the first step, the same on all ranks.
         candidates: identity of each candidate that the controller chooses from, a list that
             ``gravac.controllers.state_dicts.identify`` returns; empty before the first step.
-        native: state of successive native steps (a stretch); always the same object.
+        native: state of successive native steps (a stretch). The object is never replaced, since the watch of native
+            steps (``gravac.modes.native``) also has it.
         outer: state of outer steps; ``None`` without outer steps.
     """
 
@@ -129,8 +132,8 @@ class RunState:
     def dump(self) -> dict[str, Any]:
         """Return all but the controller's state, as a dict of JSON types and of the tensors themselves, not copies.
 
-        The host waits for numbers that only the device knows. Measurements that were not read yet are left out; they
-        exist only if the exchange failed.
+        The host waits for numbers that only the device knows. Measurements that were not converted to numbers yet are
+        left out; they exist only if the exchange failed.
         """
         totals = self.totals
         return {
@@ -157,7 +160,7 @@ class RunState:
         }
 
     def restore(self, dumped: Mapping[str, Any]) -> None:
-        """Restore all of a dump but rank, world, tensors and ``outer``, which do not change."""
+        """Restore all fields of a dump except rank, world, tensors and ``outer``, which stay as they are."""
         self.step, self.trained = dumped["step"], dumped["trained"]
         self.loss_scale, self.gain = dumped["loss_scale"], dumped["gain"]
         self.candidate = None if dumped["candidate"] is None else Candidate(**dumped["candidate"])

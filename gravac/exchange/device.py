@@ -51,7 +51,7 @@ class Device(Protocol):
         ...
 
     def follow(self, event: Event) -> None:
-        """Make the current stream wait for a moment; the host does not wait."""
+        """Make the current stream wait until another stream has reached an event; the host does not wait."""
         ...
 
     def pinned(self, tensor: torch.Tensor) -> torch.Tensor:
@@ -91,7 +91,7 @@ class CudaDevice:
         return event
 
     def follow(self, event: Any) -> None:
-        """Make the current stream wait for a moment."""
+        """Make the current stream wait until another stream has reached an event; the host does not wait."""
         torch.cuda.current_stream(self.device).wait_event(event)
 
     def pinned(self, tensor: torch.Tensor) -> torch.Tensor:

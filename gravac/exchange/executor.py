@@ -65,7 +65,7 @@ class Executor(Protocol):
         """Return the seconds from one moment to another; both have passed."""
 
     def spent(self) -> Callable[[], tuple[float, float]]:
-        """Return a function that tells the seconds that jobs spent in coding, and in the exchange, since the last call.
+        """Return a function that returns the seconds of jobs' coding and exchange since the last call of ``spent``.
 
         Returns:
             A function, to be called once, when these jobs have ended. It returns the seconds spent inside jobs (encode,
@@ -87,7 +87,7 @@ class Executor(Protocol):
         """
 
     def launch(self, collectives: list[Collective]) -> Any:
-        """Start collectives, all of them ``AllReduce``, from within a call; return a handle for ``finish``."""
+        """Start all-reduces, from within a function that ``call`` runs; return a handle that ``finish`` takes."""
 
     def finish(self, started: Any) -> list[Any]:
         """Wait for collectives that ``launch`` started, and return their results, in order.
@@ -99,7 +99,7 @@ class Executor(Protocol):
         """
 
     def agree(self, vectors: Sequence[Sequence[Number]]) -> Any:
-        """Start to sum vectors, in float64, over the ranks that agree; return a handle for ``agreed``."""
+        """Start to sum vectors, in float64, over the ranks that agree on decisions; return a handle for ``agreed``."""
 
     def agreed(self, started: Any) -> list[list[float]]:
         """Wait for the sums that ``agree`` started, and return the sums as lists.
@@ -111,7 +111,10 @@ class Executor(Protocol):
         """
 
     def everywhere(self, finite: Verdict) -> Verdict:
-        """Return whether a verdict is true on all ranks that agree on decisions; these call it when a step ends."""
+        """Return whether a verdict (all gradients were finite) is true on all ranks that agree on decisions.
+
+        Each of these ranks calls the method when a step ends.
+        """
 
     def wait_for_previous_step(self) -> None:
         """Make the host wait until the device has run the previous step's calls; called before each step.
@@ -139,7 +142,7 @@ class Executor(Protocol):
         """
 
     def join(self) -> None:
-        """Make later work of the job that calls this method wait for all jobs that have ended, on any stream."""
+        """Make later work on the calling job's stream wait for the work of all jobs that have ended, on any stream."""
 
     def drain(self, seconds: float | None = None) -> bool:
         """Wait until all jobs and calls handed over have ended, for at most ``seconds``; return whether they have."""
@@ -151,11 +154,11 @@ class Executor(Protocol):
         """
 
     def close(self) -> None:
-        """End the executor after all jobs and calls; if a rank does not answer, make the remaining ones fail."""
+        """End the executor after all jobs and calls; if a rank does not answer, make those that have not ended fail."""
 
 
 def both(first: Verdict, second: Verdict) -> Verdict:
-    """Return ``first and second`` for two verdicts: a bool, or a 0-d bool tensor if only the device knows."""
+    """Return whether two verdicts are both true: a bool, or a 0-d bool tensor if only the device knows."""
     if isinstance(first, bool):
         return second if first else False
     if isinstance(second, bool):
@@ -164,9 +167,9 @@ def both(first: Verdict, second: Verdict) -> Verdict:
 
 
 def choose(verdict: Verdict, finite: torch.Tensor, otherwise: torch.Tensor) -> torch.Tensor:
-    """Return ``finite`` if the verdict is true, else ``otherwise``; the two have the same shape.
+    """Return one of two tensors of the same shape: ``finite`` if all gradients were finite, else ``otherwise``.
 
-    A new tensor is returned if only the device knows the verdict.
+    A new tensor is returned if only the device knows whether all gradients were finite (``verdict``).
     """
     if isinstance(verdict, bool):
         return finite if verdict else otherwise

@@ -174,7 +174,7 @@ class Fifo:
         return later - earlier
 
     def spent(self) -> Callable[[], tuple[float, float]]:
-        """Return a function that tells the seconds of coding and exchange since the last call; see ``Executor``.
+        """Return a function that returns the seconds of coding and exchange since the last call; see ``Executor``.
 
         Called on the exchange thread.
         """
@@ -204,7 +204,7 @@ class Fifo:
         return self._await(self.transport, started)
 
     def agree(self, vectors: Sequence[Sequence[Number]]) -> list[Pending]:
-        """Start to sum vectors over the ranks that agree; called on the exchange thread."""
+        """Start to sum vectors over the ranks that agree on decisions; called on the exchange thread."""
         sums = [AllReduce(torch.tensor(vector, dtype=torch.float64)) for vector in vectors]
         return self._launch(self._agree_transport, sums)
 
@@ -213,7 +213,7 @@ class Fifo:
         return [total.tolist() for total in self._await(self._agree_transport, started)]
 
     def everywhere(self, finite: Verdict) -> Verdict:
-        """Return whether a verdict is true on all ranks that agree, which may be more than those that average."""
+        """Return whether a verdict (all gradients were finite) is true on all ranks that agree on decisions."""
         if self._agree_transport is self.transport:
             return finite
         ((number,),) = self.agreed(self.agree([[float(finite)]]))
@@ -451,7 +451,7 @@ class Fifo:
                 self._flight.append(exchange)
 
     def _land(self) -> None:
-        """Resume the oldest job in flight, whose results have arrived, to its end or to its next collectives."""
+        """Resume the oldest job in flight, whose results have arrived, until it ends or starts further collectives."""
         exchange = self._flight.popleft()
         if self._guard(exchange.fail, self._resume, exchange):
             self._flight.appendleft(exchange)

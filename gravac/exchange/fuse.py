@@ -40,7 +40,7 @@ Fused = Generator[Requests, list[Any], Outcome[T] | None]
 """Generator that yields each round's joined collectives; returns an ``Outcome``, or ``None`` if a rank set the flag."""
 
 ALIGNMENT = 8
-"""Number of bytes; rows of bytes are padded to a multiple of it, so that every dtype can be viewed in them."""
+"""Rows of bytes are padded to a multiple of this number of bytes, so that they can be viewed as any dtype."""
 
 FLAG = -1
 """Key of the flag in dicts of collectives; the other keys are the generators' positions."""
@@ -216,11 +216,11 @@ class _Rows:
         self._widest_first = sorted(tensors, key=lambda tensor: -tensor.element_size())
         first = self._widest_first[0]
         rows = len(first) if self._scatters else 1
-        pieces = [tensor.contiguous().view(rows, -1).view(torch.uint8) for tensor in self._widest_first]
-        size = sum(piece.shape[1] for piece in pieces)
-        pieces.append(torch.zeros(rows, -size % ALIGNMENT, dtype=torch.uint8, device=first.device))
-        joined_pieces = torch.cat(pieces, dim=1)
-        return AllToAll(joined_pieces) if self._scatters else AllGather(joined_pieces[0])
+        byte_rows = [tensor.contiguous().view(rows, -1).view(torch.uint8) for tensor in self._widest_first]
+        row_bytes = sum(piece.shape[1] for piece in byte_rows)
+        byte_rows.append(torch.zeros(rows, -row_bytes % ALIGNMENT, dtype=torch.uint8, device=first.device))
+        joined_rows = torch.cat(byte_rows, dim=1)
+        return AllToAll(joined_rows) if self._scatters else AllGather(joined_rows[0])
 
     def split(self, answer: Any) -> Sequence[tuple[int, Any]]:
         """Return each member's position and result, given the result of the single collective."""
@@ -275,7 +275,10 @@ _Batch = _Sums | _Rows | _Broadcasts
 
 
 def _batches(requests: dict[int, Collective]) -> list[_Batch]:
-    """Return a batch for each kind of collective, and for each dtype of sums, and root of broadcasts.
+    """Sort collectives into batches, each of which is run as a single collective.
+
+    There is a batch of all-reduces for each dtype, a batch of all all-gathers, a batch of all all-to-alls, and a batch
+    of broadcasts for each root.
 
     Args:
         requests: collective by the position of its generator.

@@ -196,10 +196,10 @@ class GroupTransport:
     def _failed(self, failure: RuntimeError) -> ExchangeError:
         """Return an error that says that a rank did not answer, with the group's timeout and torch's error."""
         timeout = timeout_of(self.group)
-        limit = "" if timeout is None else f" of {timeout.total_seconds():g} s"
+        limit_text = "" if timeout is None else f" of {timeout.total_seconds():g} s"
         return ExchangeError(
             f"rank {self.rank} of {self.world} got no answer: a rank died, or stalled for longer than the process "
-            f"group's timeout{limit} (init_process_group(timeout=...)): {failure}"
+            f"group's timeout{limit_text} (init_process_group(timeout=...)): {failure}"
         )
 
     def _launch(self, request: Collective) -> Pending:
@@ -249,7 +249,7 @@ class GroupTransport:
 class StagedTransport(GroupTransport):
     """Runs collectives of GPU tensors over a group that exchanges only CPU tensors, by copies in pinned memory.
 
-    ``launch`` waits for the present stream's work so far, and ``finish`` for the copies back to the device.
+    ``launch`` waits for the current stream's work so far, and ``finish`` for the copies back to the device.
     """
 
     def launch(self, requests: list[Collective]) -> list[Pending]:

@@ -16,7 +16,8 @@ from gravac.collectives import AllReduce
 from gravac.exchange.group import CPU, GroupTransport
 
 ALL_REDUCE_BYTES = (65_536, 1_048_576, 8_388_608)
-"""Bytes of the timed all-reduces, smallest first; the last is the first that takes longer than ``LONG_SECONDS``."""
+"""Bytes of the timed all-reduces, smallest first; none is timed after the first that takes longer than
+``LONG_SECONDS``."""
 
 LONG_SECONDS = 0.01
 """Seconds of an all-reduce above which no larger all-reduce is timed."""
@@ -89,7 +90,7 @@ def probe_link(
     target = torch.ones_like(source)
     copy_s = mean_over_ranks(min(_timed(lambda: target.copy_(source), device) for _ in range(3)))
     sent_bytes = AllReduce.wire_bytes(size, transport.world)
-    sending_s = max(seconds - smallest_s, seconds / 2, 1e-9)  # groups may have ended with different sizes
+    sending_s = max(seconds - smallest_s, seconds / 2, 1e-9)  # HSDP's groups may have stopped at different sizes
     if agreement is not None:
         smallest_s, copy_s = mean_over_ranks(smallest_s, agreement), mean_over_ranks(copy_s, agreement)
         sending_s = sent_bytes * mean_over_ranks(sending_s / sent_bytes, agreement)

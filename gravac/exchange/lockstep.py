@@ -104,7 +104,7 @@ class LockstepExecutor:
         return later - earlier
 
     def spent(self) -> Callable[[], tuple[float, float]]:
-        """Return a function that tells the simulated seconds since the last call, all of them for the exchange.
+        """Return a function that returns the simulated seconds since the last call; all of them count as exchange.
 
         See ``Executor``.
         """
@@ -112,11 +112,11 @@ class LockstepExecutor:
         return lambda: (0.0, self._seconds - previous)
 
     def call(self, function: Callable[[], None], fail: Fail) -> None:
-        """Queue a function, which is called when every rank has queued a function in the same place."""
+        """Queue a function, which is called when every rank has queued a function at the same position."""
         self.queue.append(_Work(fail, call=function))
 
     def exchange(self, job: Job, fail: Fail, device: torch.device, one_round: Callable[[], bool]) -> None:
-        """Queue a job, which is run when every rank has queued a job in the same place."""
+        """Queue a job, which is run when every rank has queued a job at the same position."""
         self.queue.append(_Work(fail, job=job))
 
     def launch(self, collectives: list[Collective]) -> list[Any]:
@@ -179,7 +179,7 @@ class LockstepExecutor:
         """Do nothing: jobs end one after the other."""
 
     def drain(self, seconds: float | None = None) -> bool:
-        """Run the jobs and calls that all ranks have handed over; do not wait for those that only some have."""
+        """Run the jobs and calls that all ranks have handed over; do not wait for ranks that have handed over fewer."""
         self._ranks.run()
         return True
 

@@ -41,8 +41,8 @@ def open_executor(
 ) -> OpenedExecutor:
     """Create an executor over a process group, and measure the link's speed. Called on every rank.
 
-    A thread gets process groups of its own, with the same ranks. Streams use the given groups, so that NCCL gets all
-    collectives of a training loop in a single order.
+    An executor of the kind ``"thread"`` gets new process groups, with the same ranks. An executor of the kind
+    ``"stream"`` uses the given groups, so that NCCL gets all collectives of a training loop in a single order.
 
     Args:
         device: device of the gradients.
@@ -52,7 +52,7 @@ def open_executor(
         pace: bits per second of a slower link to emulate by sleeping; ``None``: the link as it is.
 
     Raises:
-        RuntimeError: there is no process group yet, or its backend fits no executor, or not the executor of ``kind``.
+        RuntimeError: there is no process group yet; or no executor, or not that of ``kind``, can use its backend.
     """
     check_initialized()
     if choose_kind(backend_of(group, device), device, kind) == "stream":
@@ -80,7 +80,7 @@ def choose_kind(backend: str, device: torch.device, kind: Kind) -> Literal["thre
     """Return the kind of executor for the backend that exchanges a device's tensors.
 
     Raises:
-        RuntimeError: no executor fits the backend, or not the requested kind.
+        RuntimeError: no executor, or not that of the requested kind, can use the backend.
     """
     if device.type == "cpu" or backend == "gloo":
         if kind == "stream":
@@ -95,9 +95,9 @@ def choose_kind(backend: str, device: torch.device, kind: Kind) -> Literal["thre
                 'executor: "thread" cannot wait for NCCL, whose collectives are ordered by streams; use "stream"'
             )
         return "stream"
-    carries = f"the backend {backend!r}" if backend else "no backend of the process group"
+    backend_text = f"the backend {backend!r}" if backend else "no backend of the process group"
     raise RuntimeError(
-        f"executor: {carries} carries {device.type} tensors; gravac runs over nccl or gloo: "
+        f"executor: {backend_text} carries {device.type} tensors; gravac runs over nccl or gloo: "
         'init_process_group("nccl"), or "cpu:gloo,cuda:nccl"'
     )
 

@@ -115,7 +115,7 @@ class StreamExecutor:
         return float(earlier.elapsed_time(later)) / 1e3
 
     def spent(self) -> Callable[[], tuple[float, float]]:
-        """Return a function that tells the seconds of coding and exchange since the last call; see ``Executor``."""
+        """Return a function that returns the seconds of coding and exchange since the last call; see ``Executor``."""
         coding, self._coding_intervals = self._coding_intervals, []
         exchanging, self._exchange_intervals = self._exchange_intervals, []
 
@@ -155,13 +155,13 @@ class StreamExecutor:
         return started
 
     def agree(self, vectors: Sequence[Sequence[Number]]) -> PendingSums:
-        """Start to sum vectors over the ranks that agree, and to copy the sums to the host; return these sums."""
-        called = self._device.record()
+        """Start to sum vectors over the ranks that agree on decisions, and to copy the sums to the host."""
+        caller_event = self._device.record()
         with self._on(self._agreement_stream):
-            self._device.follow(called)
+            self._device.follow(caller_event)
             reduces = [AllReduce(self._vector(numbers)) for numbers in vectors]
             self._agree_transport.finish(self._agree_transport.launch([*reduces]))
-            sums = [self._device.pinned(each.tensor).copy_(each.tensor, non_blocking=True) for each in reduces]
+            sums = [self._device.pinned(reduce.tensor).copy_(reduce.tensor, non_blocking=True) for reduce in reduces]
             self._agreements += 1
             self._previous_step_event = self._device.record()
             return PendingSums(sums, self._previous_step_event, self._agreements, vectors)
@@ -174,17 +174,22 @@ class StreamExecutor:
         return [vector.tolist() for vector in started.sums]
 
     def everywhere(self, finite: Verdict) -> Verdict:
-        """Return whether a verdict is true on all ranks that agree; only the current stream waits for these ranks."""
+        """Return whether a verdict (all gradients were finite) is true on all ranks that agree on decisions.
+
+        The current stream waits for these ranks; the host does not.
+        """
         if self._agree_transport is self.transport:
             return finite
-        called = self._device.record()
+        caller_event = self._device.record()
         with self._on(self._agreement_stream):
-            self._device.follow(called)
-            number = AllReduce(self._vector([finite.double() if isinstance(finite, torch.Tensor) else float(finite)]))
-            self._agree_transport.finish(self._agree_transport.launch([number]))
-            ended = self._device.record()
-        self._device.follow(ended)
-        return number.tensor[0] == self.agree_world
+            self._device.follow(caller_event)
+            sum_request = AllReduce(
+                self._vector([finite.double() if isinstance(finite, torch.Tensor) else float(finite)])
+            )
+            self._agree_transport.finish(self._agree_transport.launch([sum_request]))
+            sum_event = self._device.record()
+        self._device.follow(sum_event)
+        return sum_request.tensor[0] == self.agree_world
 
     def judge(self, finite: torch.Tensor) -> Verdict:
         """Return the scalar (0-d tensor) itself: the host must not look at it."""
@@ -202,7 +207,7 @@ class StreamExecutor:
         return [*numbers]
 
     def wait_for_previous_step(self) -> None:
-        """Make the host wait for work queued before this method's last call, and for all sums started since then.
+        """Make the host wait for work queued before the previous call of this method, and for all sums started since.
 
         The wait is short: the device has had the step between the two calls to do that work.
         """
@@ -210,9 +215,9 @@ class StreamExecutor:
             self.host_waits += 1
             self._wait(self._previous_step_event)
             self._agreements_past = self._agreements
-        current = self._device.record()
+        caller_event = self._device.record()
         with self._on(self._agreement_stream):
-            self._device.follow(current)
+            self._device.follow(caller_event)
             self._previous_step_event = self._device.record()
 
     def order(self) -> None:
@@ -259,16 +264,16 @@ class StreamExecutor:
         Raises:
             ExchangeError: another rank failed.
         """
-        began = looked = time.monotonic()
-        pause = 5e-5
+        began_s = looked_s = time.monotonic()
+        pause_s = 5e-5
         while not event.query():
-            time.sleep(pause)
-            pause = min(2 * pause, 1e-3)
-            current = time.monotonic()
-            if seconds is not None and current - began > seconds:
+            time.sleep(pause_s)
+            pause_s = min(2 * pause_s, 1e-3)
+            time_s = time.monotonic()
+            if seconds is not None and time_s - began_s > seconds:
                 return False
-            if current - looked > LOOK_SECONDS and self._failure is None:
-                looked = current
+            if time_s - looked_s > LOOK_SECONDS and self._failure is None:
+                looked_s = time_s
                 if (report := self._failures.look()) is not None:
                     raise ExchangeError(f"rank {self.rank} of {self.world} got no answer: {report}")
         event.synchronize()  # returns at once; tools that record the host's waits see this call
@@ -276,9 +281,9 @@ class StreamExecutor:
 
     def _call(self, function: Callable[[], None]) -> None:
         """Call a function on the main stream, which first waits for the caller's stream and for all jobs."""
-        current = self._device.record()
+        caller_event = self._device.record()
         with self._on(self._main_stream):
-            self._device.follow(current)
+            self._device.follow(caller_event)
             self.order()
             self._job_ends.clear()
             function()
@@ -340,11 +345,13 @@ class StreamExecutor:
 
     def _vector(self, numbers: Sequence[Number]) -> torch.Tensor:
         """Return numbers of the host and 0-d tensors of the device as a flat float64 tensor on the device, in order."""
-        runs = []
+        vectors = []
         for on_device, run in groupby(numbers, key=lambda number: isinstance(number, torch.Tensor)):
             if on_device:
-                runs.append(torch.stack([torch.as_tensor(number).double() for number in run]))
+                vectors.append(torch.stack([torch.as_tensor(number).double() for number in run]))
             else:
-                of_host = torch.tensor([*run], dtype=torch.float64)
-                runs.append(self._device.pinned(of_host).copy_(of_host).to(self._device.device, non_blocking=True))
-        return torch.cat(runs)
+                host_numbers = torch.tensor([*run], dtype=torch.float64)
+                vectors.append(
+                    self._device.pinned(host_numbers).copy_(host_numbers).to(self._device.device, non_blocking=True)
+                )
+        return torch.cat(vectors)
