@@ -64,7 +64,7 @@ def optimizer_of_user(optimizer: torch.optim.Optimizer) -> torch.optim.Optimizer
 
 
 def innermost(module: torch.nn.Module) -> torch.nn.Module:
-    """Return a module without the wrapper of ``torch.compile``, if it has that."""
+    """Return the module inside the wrapper of ``torch.compile``; the module itself if it is not compiled."""
     inner = getattr(module, "_orig_mod", module)
     assert isinstance(inner, torch.nn.Module)
     return inner

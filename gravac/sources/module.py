@@ -467,7 +467,12 @@ class ModuleSource(HookedSource):
         return handle
 
     def _read_flag_sums(self) -> "_RankCounts | None":
-        """Read the last step's flag sums, and set the buffers to send; return counts, ``None`` if already read."""
+        """Read the sums of the last step's flags, and set which buffers the next step sends.
+
+        Returns:
+            Number of ranks whose backward failed, and for each parameter the number of ranks that had a gradient;
+            ``None`` if the sums were read before.
+        """
         flag_sums, self._unread_flag_sums = self._unread_flag_sums, None
         if flag_sums is None:
             return None
