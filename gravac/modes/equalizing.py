@@ -200,11 +200,11 @@ class _OptimizerStates:
         state = self.tensor_of(entry)
         if state is None:
             optimizer, parameter = self._parameters[entry.parameter_index]
-            like = parameter.detach()
-            if tuple(shape) == tuple(like.shape):
-                state = torch.empty_like(like, dtype=entry.dtype, device=device or None)
+            detached = parameter.detach()
+            if tuple(shape) == tuple(detached.shape):
+                state = torch.empty_like(detached, dtype=entry.dtype, device=device or None)
             else:
-                state = torch.empty(shape, dtype=entry.dtype, device=device or like.device)
+                state = torch.empty(shape, dtype=entry.dtype, device=device or detached.device)
             optimizer.state[parameter][entry.key] = state
         state.copy_(values.view(shape))
 
@@ -308,10 +308,11 @@ def _average_moments(
     mean_dtype: torch.dtype,
     device: torch.device,
 ) -> Returning[None]:
-    """Average each moment of a chunk over the ranks whose moment is finite, in one all-reduce.
+    """Average each moment (tensor of floating-point numbers, such as Adam's ``exp_avg``) of a chunk, in one all-reduce.
 
-    The all-reduced tensor ends with a number for each moment: 1 if this rank has the moment and all its numbers are
-    finite, else 0. The sum of these numbers is the number of ranks to divide by.
+    The mean is over the ranks whose moment is finite. The all-reduced tensor ends with a number for each
+    moment: 1 if this rank has the moment and all its elements are finite, else 0. The sum of these numbers over the
+    ranks is the number of ranks to divide by.
     """
     states = _OptimizerStates(optimizers)
     elements = sum(entry.elements for entry in chunk)
@@ -456,7 +457,7 @@ def differing_ranks(
     """
     ((rows,),) = yield [AllGather(torch.tensor([checksum(tensors, optimizers)], device=device))]
     first_checksum, *other_checksums = (rank_checksum for (rank_checksum,) in rows.tolist())
-    return [rank for rank, other in enumerate(other_checksums, 1) if other != first_checksum]
+    return [rank for rank, rank_checksum in enumerate(other_checksums, 1) if rank_checksum != first_checksum]
 
 
 def checksum(tensors: Sequence[torch.Tensor], optimizers: Sequence[torch.optim.Optimizer]) -> int:
@@ -508,7 +509,14 @@ def _checksum_weights(device: torch.device) -> list[torch.Tensor]:
 
 
 def _word_sum(tensor: torch.Tensor, weights: Sequence[torch.Tensor]) -> torch.Tensor:
-    """Return a weighted sum of a tensor's 8-byte words, read as integers, modulo 2^64: a scalar, int64."""
+    """Return a weighted sum of a tensor's 8-byte words, read as integers, modulo 2^64: a scalar, int64.
+
+    Sums of blocks of words are summed by blocks again, until one number is left.
+
+    Args:
+        tensor: tensor of any shape.
+        weights: a tensor of weights for each of these levels, as ``_checksum_weights`` returns them.
+    """
     chunk_bytes = max(1, CHUNK_BYTES // (8 * BLOCK_WORDS)) * 8 * BLOCK_WORDS
     chunk_sums = []
     for chunk in torch.split(_bytes_of(tensor), chunk_bytes):

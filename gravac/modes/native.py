@@ -51,8 +51,8 @@ class NativeWatch:
 
     Args:
         engine: sums numbers over the ranks, and asks the controller for decisions.
-        learning_rate: returns the optimizers' learning rate; nan if not known.
-        clock: returns the current time in seconds.
+        learning_rate: function that returns the optimizers' learning rate; nan if not known.
+        clock: function that returns the current time in seconds.
     """
 
     def __init__(
@@ -65,7 +65,7 @@ class NativeWatch:
         self._forward_began_s: float | None = None
         self._stretch_steps = DEFAULT_STRETCH_STEPS
         self._slow_step_check: RankSums | None = None
-        self._sent_at_step = 0  # number of the stretch's steps when the slow-step check was sent
+        self._check_sent_at_step = 0  # number of the stretch's steps when the slow-step check was sent
         self._times_checked = 0  # number of step times that earlier slow-step checks covered
 
     def start(self, may_resume: bool = False) -> None:
@@ -107,7 +107,7 @@ class NativeWatch:
             return None
         if (
             self._slow_step_check is not None
-            and self._state.made >= self._sent_at_step + SUM_DELAY_STEPS
+            and self._state.made >= self._check_sent_at_step + SUM_DELAY_STEPS
             and self._read_slow_step_check()
         ):
             self._end_stretch(after_slow_step=True)
@@ -157,7 +157,7 @@ class NativeWatch:
             "whether a native step took far longer", [float(step_is_slow)]
         )
         self._slow_step_check.receive()  # at once: the executor has nothing else to do in native steps
-        self._sent_at_step = self._state.made
+        self._check_sent_at_step = self._state.made
 
     def _read_slow_step_check(self) -> bool:
         """Wait for the slow-step check; return whether a step took far longer on any rank. The same on all ranks."""

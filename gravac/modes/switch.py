@@ -463,7 +463,7 @@ class Switch:
             )
 
     def _add_residuals(self, optimizer: torch.optim.Optimizer) -> None:
-        """Add the residuals of hook steps before outer steps to this rank's gradients, once."""
+        """Add the residuals that hook steps left when outer steps began to this rank's gradients, once."""
         if not self._residuals_to_add or self.outer is None:
             return
         names = {

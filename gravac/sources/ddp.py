@@ -353,7 +353,7 @@ def refuse_unfit_ddp(ddp: object, base: Compressor, optimizer: torch.optim.Optim
 
     Args:
         ddp: object that the user gave as the module.
-        base: the run's base compressor.
+        base: compressor of the run's policy.
         optimizer: the module's optimizer; ``None`` if not known.
 
     Raises:
@@ -378,7 +378,7 @@ def refuse_momentum(base: Compressor, optimizer: torch.optim.Optimizer | None) -
     """Raise if an optimizer would apply momentum a second time, after the compressor.
 
     Args:
-        base: the run's base compressor.
+        base: compressor of the run's policy.
         optimizer: the module's optimizer; ``None`` if not known.
 
     Raises:

@@ -405,7 +405,7 @@ def _groups_with_replicas(fsdp_modules: Iterable[Any], required: bool) -> list[A
         if not required:
             return []
         raise SettingsError(
-            f"module: torch {torch.__version__} keeps the replicas of a model in shards elsewhere ({error}); use a "
+            f"module: torch {torch.__version__} lacks a private name by which gravac finds replicas ({error}); use a "
             "mesh of the shard dimension alone, and give AdaptiveCompressor(process_group=...) the ranks that hold "
             "the same shard"
         ) from error

@@ -46,7 +46,7 @@ class AnchorStorage:
     seed: int = 0
 
     def anchor(self, name: str, parameter: torch.Tensor) -> torch.nn.Parameter:
-        """Return a copy of a parameter for the outer optimizer, with its shape and strides.
+        """Return a parameter's anchor, which the outer optimizer trains: a copy of the parameter's shape and strides.
 
         Raises:
             SettingsError: anchors are to be in bfloat16, but the parameter is in neither float32 nor bfloat16.

@@ -23,7 +23,7 @@ AVERAGEABLE_DTYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float6
 """Number formats of buffers that can be averaged; torch cannot add in other floating-point and complex formats."""
 
 LOCAL_REMEDY = "let each rank keep its own buffer: local_buffers=[{name!r}]"
-"""End of errors about a buffer that cannot be averaged."""
+"""Remedy at the end of errors about a buffer that cannot be averaged."""
 
 
 class Buffers:
@@ -127,7 +127,7 @@ class Buffers:
 
     @torch.no_grad()
     def put_anchors(self) -> dict[str, torch.Tensor]:
-        """Put the anchors into the module; return the replaced buffers, by name, of any shapes, for ``overwrite``."""
+        """Put the anchors into the module; return copies of the buffers before, by name, for ``overwrite``."""
         replaced_buffers = {name: buffer.clone() for name, buffer in self._averaged_buffers.items()}
         self.overwrite(self.anchors)
         return replaced_buffers
@@ -213,7 +213,7 @@ class Buffers:
         for name, buffer in buffer_by_name.items():
             if name not in self.anchors and self._is_averaged(name, buffer):
                 raise ValueError(
-                    f"module: buffer {name} was not there, or had no floating-point numbers, when this compressor was "
+                    f"module: buffer {name} did not exist, or had no floating-point numbers, when this compressor was "
                     "attached; register the buffer before attach, or " + LOCAL_REMEDY.format(name=name)
                 )
         for name, anchor in self.anchors.items():

@@ -285,15 +285,16 @@ def outer_efficiency(forecast: Forecast, every: int, delay: int = 0, world: int 
 
 
 def _dominates(forecast: Forecast, other: Forecast) -> bool:
-    """True if a candidate is at least as good as another in wire ratio, efficiency and lower bound, and better in one.
+    """True if a candidate is no worse than another in any respect, and better in one.
 
-    A candidate with a delay and a candidate without a delay never dominate each other.
+    The respects are wire ratio, median of the efficiency, and lower bound of the efficiency. A candidate
+    with a delay and a candidate without a delay never dominate each other.
     """
     scores, other_scores = (
-        (compared.wire_ratio, compared.efficiency, compared.least_efficiency) for compared in (forecast, other)
+        (scored.wire_ratio, scored.efficiency, scored.least_efficiency) for scored in (forecast, other)
     )
     no_worse, equal = (
-        all(ours >= theirs for ours, theirs in zip(scores, other_scores, strict=True)),
+        all(score >= other_score for score, other_score in zip(scores, other_scores, strict=True)),
         scores == other_scores,
     )
     both_or_neither_delayed = (forecast.candidate.delay > 0) == (other.candidate.delay > 0)

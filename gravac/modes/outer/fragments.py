@@ -203,7 +203,7 @@ class Fragment:
         """Return the pseudo-gradient to exchange: anchors minus weights, multiplied by ``weight``.
 
         Args:
-            due_step: number of the rank's step from which on the anchors are applied.
+            due_step: number of the rank's step from which on the anchors are applied to its weights.
             weight: factor on the pseudo-gradient.
             round_number: number of the round.
             local_fraction: fraction of its weights that the rank keeps when it applies the anchors; ``None``: the rank
@@ -296,7 +296,7 @@ class Fragment:
         self.due_step, self.weights_when_sent = None, {}
 
     def state_dict(self) -> dict[str, Any]:
-        """Return anchors, the rank's own weights, and the step at which it will apply the anchors.
+        """Return anchors, the rank's own weights, and when and how the rank will apply the anchors to its weights.
 
         Called while no exchange is in flight.
         """
@@ -388,8 +388,8 @@ def undone_unless_finite(finite: torch.Tensor, anchors: Sequence[torch.nn.Parame
         (anchor, anchor.data.clone(), _copies_on_device(finite.device, state.get(anchor, {}))) for anchor in anchors
     ]
     yield
-    for anchor, previous, previous_state in saved_tensors:
-        anchor.data = torch.where(finite, anchor.data, previous)
+    for anchor, previous_anchor, previous_state in saved_tensors:
+        anchor.data = torch.where(finite, anchor.data, previous_anchor)
         for key, previous_tensor in previous_state.items():
             state[anchor][key] = torch.where(finite, state[anchor][key], previous_tensor)
 

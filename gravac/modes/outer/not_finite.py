@@ -40,7 +40,7 @@ MAX_NAMED = 3
 """Largest number of tensors that a warning names."""
 
 COUNT_KEY = "step"
-"""Key in the states of torch's optimizers whose entry, the count of steps, is not reset."""
+"""Key of the count of steps in the states of torch's optimizers; the count is not reset."""
 
 
 class NotFiniteError(RuntimeError):
@@ -199,7 +199,7 @@ class Refusals:
             NotFiniteError: no fragment was applied in ``MAX_REFUSED_ROUNDS`` consecutive rounds.
         """
         self.warn()
-        for number in sorted(recorded for recorded in self._applied_by_round if recorded <= newest_round):
+        for number in sorted(number for number in self._applied_by_round if number <= newest_round):
             applied = self._applied_by_round.pop(number)
             if number < self._counted_from_round:
                 continue
@@ -244,9 +244,9 @@ def _tensors_in(state: Any, key: str = "") -> list[tuple[str, torch.Tensor]]:
     if torch.is_tensor(state):
         return [(key, state)]
     if isinstance(state, Mapping):
-        return [keyed for name, entry in state.items() for keyed in _tensors_in(entry, key or str(name))]
+        return [named_tensor for name, entry in state.items() for named_tensor in _tensors_in(entry, key or str(name))]
     if isinstance(state, list | tuple):
-        return [keyed for entry in state for keyed in _tensors_in(entry, key)]
+        return [named_tensor for entry in state for named_tensor in _tensors_in(entry, key)]
     return []
 
 

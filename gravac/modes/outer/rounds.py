@@ -44,8 +44,8 @@ class Rounds:
         every_range: lowest and highest number of steps of a round.
         delay: number of steps that a fragment is in flight, more if its exchange takes longer; 0: training waits for
             the exchange; ``"auto"``: the controller decides the number, and training waits after that many steps.
-        mixing: fraction of its own weights that a rank keeps when it applies anchors that were in flight while it
-            trained; ``None``: the rank keeps what it learned meanwhile.
+        mixing: fraction of its own weights that a rank keeps when it applies anchors, if it trained while the exchange
+            was in flight; ``None``: the rank keeps what it learned meanwhile.
         check_parameters: function called before a fragment is sent; raises if the trained parameters are not those
             that ranks exchange.
 

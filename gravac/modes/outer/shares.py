@@ -20,7 +20,7 @@ from gravac.engine.engine import Engine
 from gravac.engine.handle import RankSums
 
 EQUAL_SPEED = 0.1
-"""Ranks make equally many steps if, for each rank, |speed - mean speed over the ranks| / mean speed is at most this."""
+"""Ranks make equally many steps if, for each rank, |speed - mean speed| / mean speed is at most this number."""
 
 NEWEST_WEIGHT = 0.5
 """Weight of the newest round's step time in a moving average of step times over the rounds, in [0, 1]."""
@@ -36,7 +36,7 @@ class Shares:
 
     Attributes:
         by_speed: whether a rank's number of steps is in proportion to its speed.
-        clock: returns the current time in seconds.
+        clock: function that returns the current time in seconds.
         steps: number of steps of each rank in the present round; empty before the first round.
         weight: factor on this rank's pseudo-gradient, which makes the mean over the ranks a mean over samples.
     """
@@ -133,8 +133,8 @@ class Shares:
         if self.by_speed and all(0 < rank_seconds < math.inf for rank_seconds in seconds):
             previous_seconds = self._agreed_seconds or seconds
             self._agreed_seconds = [
-                average + NEWEST_WEIGHT * (newest - average)
-                for average, newest in zip(previous_seconds, seconds, strict=True)
+                average_s + NEWEST_WEIGHT * (newest_s - average_s)
+                for average_s, newest_s in zip(previous_seconds, seconds, strict=True)
             ]
         if any(samples):
             self._agreed_samples = samples
