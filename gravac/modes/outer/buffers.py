@@ -127,7 +127,7 @@ class Buffers:
 
     @torch.no_grad()
     def put_anchors(self) -> dict[str, torch.Tensor]:
-        """Put the anchors into the module; return copies of the buffers before, by name, for ``overwrite``."""
+        """Put the anchors into the module; return copies of the replaced buffers, by name, of their shapes."""
         replaced_buffers = {name: buffer.clone() for name, buffer in self._averaged_buffers.items()}
         self.overwrite(self.anchors)
         return replaced_buffers
@@ -177,7 +177,8 @@ class Buffers:
         """Move the module's buffers to the anchors if the mean was applied; otherwise the rank keeps its buffers.
 
         Args:
-            mean_applied: as for ``zero_means_unless``.
+            mean_applied: whether the mean of the fragment that was sent with the buffers was applied to its anchors; a
+                0-d bool tensor if the host must not wait for the device.
         """
         if mean_applied is False:
             return

@@ -63,8 +63,8 @@ class Refusals:
         self.skipped = 0
         self._fragments, self._buffers, self._inner_optimizers = fragments, buffers, inner
         self._applied_by_round: dict[int, list[bool]] = {}
-        """For each round, by number, that ``check`` has not counted yet: whether a mean was applied, for each fragment
-        whose mean has arrived, in the order of arrival."""
+        """Rounds that ``check`` has not counted yet, by number: whether a mean was applied, for each fragment whose
+        mean has arrived, in the order of arrival."""
         self._consecutive_rounds: list[int] = []  # numbers of the newest consecutive rounds without an applied fragment
         self._refused_rounds: list[int] = []  # numbers of the newest few rounds in which a fragment was refused
         self._warnings: list[str] = []
