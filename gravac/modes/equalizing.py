@@ -2,8 +2,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Makes optimizer states and gradient scaler equal on all ranks after outer steps; weights are equal already.
 
-Each function that returns a ``Returning`` is a job: a generator of collectives. ``Engine.run_between_steps`` runs the
-job on every rank at the same point, on the executor's thread or stream, while the training loop waits for its result.
+Each function that returns a ``Returning`` is a job: a generator that yields collectives, and continues with their
+results. ``Engine.run_between_steps`` runs the job on every rank at the same point, on the executor's thread or stream,
+while the training loop waits for its result.
 ``equalize_ranks`` runs these jobs in order:
 
 1. ``average_states`` averages the optimizers' moments.
@@ -66,14 +67,15 @@ def equalize_ranks(
 def average_states(optimizers: Sequence[torch.optim.Optimizer], device: torch.device) -> Returning[None]:
     """Average the optimizers' states over the ranks; all ranks have the same bits afterwards.
 
-    - A floating-point tensor becomes the mean over the ranks that have a finite one; zeros if no rank has. The mean
-      is computed in float32, or in float64 for float64 tensors, and rounded to the tensor's number format.
-    - All other tensors are copied from rank 0, or from the first rank that has them: such as ``step``,
-      integers, and scalar states of a parameter that is no scalar.
+    - A floating-point tensor becomes the mean over the ranks whose tensor is finite; zeros if no rank has a finite
+      tensor. The mean is computed in float32, or in float64 for float64 tensors, and rounded to the tensor's number
+      format.
+    - All other tensors are copied from rank 0, or, if rank 0 lacks the tensor, from the first rank that has it. Such
+      tensors are ``step``, integers, and scalar states of a parameter that is no scalar.
     - Numbers that are no tensors are copied in the same way.
     - A rank may lack a state, if a scaler skipped all its steps, or if the state is ``None``. Such a rank gets the
       state.
-    - Anything else (text, lists, states whose key is no text) stays as each rank has it.
+    - Anything else (text, lists, states whose key is no text) is not exchanged.
 
     The all-reduces send 4 bytes for each element of a floating-point state (8 in float64). That is two model sizes for
     Adam, three with ``amsgrad``, one for SGD with momentum. Ranks also exchange some kilobytes that describe which rank
@@ -106,8 +108,8 @@ class _StateEntry:
         key: key of the entry in the parameter's state, such as ``"exp_avg"``.
         kind: ``"moment"``, a tensor to average; ``"tensor"``, a tensor to copy from ``root``; or ``"number"``, a number
             to copy.
-        form: number format, shape and device of a tensor; the device is empty if it is the parameter's. For a number,
-            the number itself.
+        form: ``[number format, shape, device]`` of a tensor, the device empty if it is the parameter's. For an entry of
+            kind ``"number"``, the number itself.
         root: first rank that has the entry.
     """
 
@@ -156,7 +158,9 @@ class _OptimizerStates:
         ]
 
     def descriptions(self) -> list[dict[str, list[Any]]]:
-        """Return, for each parameter, ``[kind, form]`` of each state on this rank by key; see ``_StateEntry``.
+        """Return a dictionary for each parameter: ``[kind, form]`` of each entry of its state on this rank, by key.
+
+        ``_StateEntry`` describes ``kind`` and ``form``.
 
         Raises:
             SettingsError: a state is no plain dense tensor.
@@ -164,7 +168,7 @@ class _OptimizerStates:
         return [self._description(optimizer, parameter) for optimizer, parameter in self._parameters]
 
     def _description(self, optimizer: torch.optim.Optimizer, parameter: torch.Tensor) -> dict[str, list[Any]]:
-        """Return ``[kind, form]`` of each state of one parameter, by key."""
+        """Return ``[kind, form]`` (see ``_StateEntry``) of each entry of one parameter's state, by key."""
         description: dict[str, list[Any]] = {}
         for key, state in _state_of(optimizer, parameter).items():
             if not isinstance(key, str):
@@ -173,8 +177,8 @@ class _OptimizerStates:
                 _refuse_not_plain(optimizer, key, state)
                 is_count = key == "step" or (state.dim() == 0 and parameter.dim() > 0)
                 device = "" if state.device == parameter.device else str(state.device)
-                form = [str(state.dtype).removeprefix("torch."), list(state.shape), device]
-                description[key] = ["moment" if state.is_floating_point() and not is_count else "tensor", form]
+                layout = [str(state.dtype).removeprefix("torch."), list(state.shape), device]
+                description[key] = ["moment" if state.is_floating_point() and not is_count else "tensor", layout]
             elif isinstance(state, int | float):
                 description[key] = ["number", state]
         return description
@@ -190,17 +194,17 @@ class _OptimizerStates:
 
         Args:
             entry: description of the tensor.
-            values: numbers of the tensor, flat, in row-major order, of any number format.
+            values: new elements of the tensor, flat, in row-major order, of any number format.
         """
         _, shape, device = entry.form
         state = self.tensor_of(entry)
         if state is None:
             optimizer, parameter = self._parameters[entry.parameter_index]
-            like = parameter.detach()
-            if tuple(shape) == tuple(like.shape):
-                state = torch.empty_like(like, dtype=entry.dtype, device=device or None)
+            detached = parameter.detach()
+            if tuple(shape) == tuple(detached.shape):
+                state = torch.empty_like(detached, dtype=entry.dtype, device=device or None)
             else:
-                state = torch.empty(shape, dtype=entry.dtype, device=device or like.device)
+                state = torch.empty(shape, dtype=entry.dtype, device=device or detached.device)
             optimizer.state[parameter][entry.key] = state
         state.copy_(values.view(shape))
 
@@ -248,19 +252,20 @@ def _agreed_entries(optimizers: Sequence[torch.optim.Optimizer], device: torch.d
     entries: dict[tuple[int, str], _StateEntry] = {}
     for rank, descriptions in enumerate(ranks):
         for parameter_index, states in enumerate(descriptions):
-            for key, (kind, form) in states.items():
-                entry = entries.setdefault((parameter_index, key), _StateEntry(parameter_index, key, kind, form, rank))
-                if entry.kind != kind or (kind != "number" and entry.form != form):
+            for key, (kind, layout_or_number) in states.items():
+                entry_of_rank = _StateEntry(parameter_index, key, kind, layout_or_number, rank)
+                entry = entries.setdefault((parameter_index, key), entry_of_rank)
+                if entry.kind != kind or (kind != "number" and entry.form != layout_or_number):
                     raise ValueError(
-                        f"optimizers: the state {key!r} of parameter {parameter_index} is a {kind} {form} on rank "
-                        f"{rank}, but a {entry.kind} {entry.form} on rank {entry.root}; make the same optimizers on "
-                        "all ranks"
+                        f"optimizers: the state {key!r} of parameter {parameter_index} is a {kind} {layout_or_number} "
+                        f"on rank {rank}, but a {entry.kind} {entry.form} on rank {entry.root}; make the same "
+                        "optimizers on all ranks"
                     )
     return [entries[key] for key in sorted(entries)]
 
 
 def _gather_texts(text: str, device: torch.device) -> Returning[list[str]]:
-    """Gather texts over the ranks; return each rank's text, by rank."""
+    """Gather a text from each rank; return the texts, by rank."""
     packed_text = zlib.compress(text.encode(), 1)
     ((lengths,),) = yield [AllGather(torch.tensor([len(packed_text)], device=device))]
     sizes = [int(length) for (length,) in lengths.tolist()]
@@ -270,7 +275,7 @@ def _gather_texts(text: str, device: torch.device) -> Returning[list[str]]:
 
 
 def _set_numbers(optimizers: Sequence[torch.optim.Optimizer], entries: Iterable[_StateEntry]) -> None:
-    """Set this rank's numbers to those of the first rank that has them."""
+    """Set each state of kind ``"number"`` to the number of the first rank that has the state."""
     states = _OptimizerStates(optimizers)
     for entry in entries:
         if entry.kind == "number":
@@ -303,10 +308,11 @@ def _average_moments(
     mean_dtype: torch.dtype,
     device: torch.device,
 ) -> Returning[None]:
-    """Average each moment of a chunk over the ranks whose moment is finite, in one all-reduce.
+    """Average each moment (tensor of floating-point numbers, such as Adam's ``exp_avg``) of a chunk, in one all-reduce.
 
-    The all-reduced tensor ends with a number for each moment: 1 if this rank has the moment and all its numbers are
-    finite, else 0. The sum of these numbers is the number of ranks to divide by.
+    The mean is over the ranks whose moment is finite. The all-reduced tensor ends with a number for each
+    moment: 1 if this rank has the moment and all its elements are finite, else 0. The sum of these numbers over the
+    ranks is the number of ranks to divide by.
     """
     states = _OptimizerStates(optimizers)
     elements = sum(entry.elements for entry in chunk)
@@ -330,7 +336,7 @@ def _average_moments(
 def _broadcast_entries(
     optimizers: Sequence[torch.optim.Optimizer], entries: Sequence[_StateEntry], device: torch.device
 ) -> Returning[None]:
-    """Copy each tensor to all ranks, bit for bit, from the first rank that has it."""
+    """Copy each tensor that the entries describe to all ranks, bit for bit, from the first rank that has it."""
     states = _OptimizerStates(optimizers)
     tensors = [entry for entry in entries if entry.kind != "number"]
     for root in sorted({entry.root for entry in tensors}):
@@ -351,7 +357,7 @@ def copy_from_first(
 ) -> Returning[None]:
     """Copy rank 0's tensors and optimizer states to all ranks, bit for bit.
 
-    Each byte is sent once, by rank 0; a state that rank 0 lacks, by the first rank that has the state.
+    Rank 0 sends each byte once. If rank 0 lacks a state, the first rank that has the state sends it.
 
     Args:
         tensors: parameters and buffers: dense, of any shapes; shapes and number formats are the same on all ranks.
@@ -406,7 +412,7 @@ def _pack_bytes(tensors: Sequence[torch.Tensor | None], sizes: Sequence[int], de
 
 
 def _bytes_of(tensor: torch.Tensor) -> torch.Tensor:
-    """Return a tensor's bytes in the order of its indices, ``[bytes]``, uint8; a view if the tensor is contiguous."""
+    """Return a tensor's bytes in row-major order, ``[bytes]``, uint8; a view if the tensor is contiguous."""
     return tensor.detach().resolve_conj().resolve_neg().contiguous().reshape(-1).view(torch.uint8)
 
 
@@ -450,14 +456,15 @@ def differing_ranks(
         SettingsError: a state is no plain dense tensor.
     """
     ((rows,),) = yield [AllGather(torch.tensor([checksum(tensors, optimizers)], device=device))]
-    first_checksum, *other_checksums = (number for (number,) in rows.tolist())
-    return [rank for rank, other in enumerate(other_checksums, 1) if other != first_checksum]
+    first_checksum, *other_checksums = (rank_checksum for (rank_checksum,) in rows.tolist())
+    return [rank for rank, rank_checksum in enumerate(other_checksums, 1) if rank_checksum != first_checksum]
 
 
 def checksum(tensors: Sequence[torch.Tensor], optimizers: Sequence[torch.optim.Optimizer]) -> int:
     """Return a checksum of all bits of tensors, of any shapes, and of optimizer states: a signed number of 64 bits.
 
-    The checksum also covers shapes, number formats, keys of states, and states that are numbers, but no order of keys.
+    The checksum also covers shapes, number formats, keys of states, and states that are numbers. The order of keys does
+    not change it.
 
     Raises:
         SettingsError: a state is no plain dense tensor.
@@ -465,14 +472,14 @@ def checksum(tensors: Sequence[torch.Tensor], optimizers: Sequence[torch.optim.O
     states = _OptimizerStates(optimizers)
     descriptions = states.descriptions()
     entries = [
-        _StateEntry(parameter_index, key, kind, form, 0)
+        _StateEntry(parameter_index, key, kind, layout_or_number, 0)
         for parameter_index, states_by_key in enumerate(descriptions)
-        for key, (kind, form) in sorted(states_by_key.items())
+        for key, (kind, layout_or_number) in sorted(states_by_key.items())
         if kind != "number"
     ]
     all_tensors = [*tensors, *(state for state in map(states.tensor_of, entries) if state is not None)]
-    forms = [(list(tensor.shape), str(tensor.dtype)) for tensor in tensors]
-    text = json.dumps([forms, descriptions, _word_sums(all_tensors)], sort_keys=True)
+    shapes_and_dtypes = [(list(tensor.shape), str(tensor.dtype)) for tensor in tensors]
+    text = json.dumps([shapes_and_dtypes, descriptions, _word_sums(all_tensors)], sort_keys=True)
     return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "little", signed=True)
 
 
@@ -492,14 +499,24 @@ def _word_sums(tensors: Sequence[torch.Tensor]) -> list[int]:
 
 
 def _checksum_weights(device: torch.device) -> list[torch.Tensor]:
-    """Return odd integer weights, ``[BLOCK_WORDS]``, for each level of sums: of words, of blocks' sums, and so on."""
+    """Return odd integer weights, each ``[BLOCK_WORDS]``, int64: for sums of words, for sums of these sums, and so on.
+
+    The weights are the same on all ranks.
+    """
     generator = torch.Generator().manual_seed(0x67726176)
     limit = 1 << 62
     return [torch.randint(-limit, limit, (BLOCK_WORDS,), generator=generator).to(device) * 2 + 1 for _ in range(6)]
 
 
 def _word_sum(tensor: torch.Tensor, weights: Sequence[torch.Tensor]) -> torch.Tensor:
-    """Return a weighted sum of a tensor's 8-byte words, read as integers, modulo 2^64: a scalar, int64."""
+    """Return a weighted sum of a tensor's 8-byte words, read as integers, modulo 2^64: a scalar, int64.
+
+    Sums of blocks of words are summed by blocks again, until one number is left.
+
+    Args:
+        tensor: tensor of any shape.
+        weights: a tensor of weights for each of these levels, as ``_checksum_weights`` returns them.
+    """
     chunk_bytes = max(1, CHUNK_BYTES // (8 * BLOCK_WORDS)) * 8 * BLOCK_WORDS
     chunk_sums = []
     for chunk in torch.split(_bytes_of(tensor), chunk_bytes):

@@ -2,12 +2,12 @@
 # SPDX-License-Identifier: Apache-2.0
 """Times native steps, in which DDP averages gradients by itself. Only forwards are hooked: no Python runs in backward.
 
-A step is timed from its forward to the next step's. A *stretch* is a number of successive native steps that count as
-one measurement. At its end the ranks begin to average the medians of their step times, and continue to train. A step
-later the sums have arrived, and the controller decides by them. In a long stretch the ranks also make a *slow-step
-check* at intervals: each rank tells the others whether a step took far longer than the agreed time. If so, the stretch
-ends at once, since steps may take seconds if a link breaks down. All ranks count the same steps, since DDP's backward
-needs all ranks.
+A step's time lasts from the start of its forward to the start of the next step's forward. A *stretch* is a number of
+successive native steps that count as one measurement. At its end the ranks begin to average the medians of their step
+times, and continue to train. A step later the sums have arrived, and the controller decides by them. In a long stretch
+the ranks also make a *slow-step check* at intervals: each rank tells the others whether a step took far longer than the
+agreed time. If so, the stretch ends at once, since steps may take seconds if a link breaks down. All ranks count the
+same steps, since DDP's backward needs all ranks.
 """
 
 import math
@@ -31,10 +31,11 @@ SUM_DELAY_STEPS = 1
 ranks have sent their numbers: the rank that reads may wait for the link, but not for a slower rank."""
 
 SLOW_STEP_RATIO = 2.0
-"""Multiple of the agreed time of a step above which a step counts as far longer."""
+"""A step took "far longer" if its time / the agreed time of a step (the mean over the ranks) is above this ratio."""
 
 SLOW_END_RATIO = 1.5
-"""Multiple of the whole stretch's median step time above which a rank sends the median of the last steps instead."""
+"""If median time of a stretch's last steps / median time of all its steps is above this ratio, a rank sends the
+median of the last steps."""
 
 LAST_STEPS_COMPARED = 8
 """Number of last steps of a stretch whose median time is compared with the whole stretch's."""
@@ -50,8 +51,8 @@ class NativeWatch:
 
     Args:
         engine: sums numbers over the ranks, and asks the controller for decisions.
-        learning_rate: returns the optimizers' learning rate; nan if not known.
-        clock: returns the current time in seconds.
+        learning_rate: function that returns the optimizers' learning rate; nan if not known.
+        clock: function that returns the current time in seconds.
     """
 
     def __init__(
@@ -64,7 +65,7 @@ class NativeWatch:
         self._forward_began_s: float | None = None
         self._stretch_steps = DEFAULT_STRETCH_STEPS
         self._slow_step_check: RankSums | None = None
-        self._sent_at_step = 0  # number of the stretch's steps when the slow-step check was sent
+        self._check_sent_at_step = 0  # number of the stretch's steps when the slow-step check was sent
         self._times_checked = 0  # number of step times that earlier slow-step checks covered
 
     def start(self, may_resume: bool = False) -> None:
@@ -93,7 +94,7 @@ class NativeWatch:
         """Count the previous step, and send or read sums over the ranks. Called when a step's forward begins.
 
         Args:
-            averaged: whether DDP has averaged gradients since the last such forward.
+            averaged: whether DDP has averaged gradients since the last call.
 
         Returns:
             The candidate of this step, if the controller has just decided; otherwise ``None``.
@@ -106,7 +107,7 @@ class NativeWatch:
             return None
         if (
             self._slow_step_check is not None
-            and self._state.made >= self._sent_at_step + SUM_DELAY_STEPS
+            and self._state.made >= self._check_sent_at_step + SUM_DELAY_STEPS
             and self._read_slow_step_check()
         ):
             self._end_stretch(after_slow_step=True)
@@ -148,15 +149,15 @@ class NativeWatch:
         return agreed_s > 0 and self._state.made % max(1, round(CHECK_INTERVAL_S / agreed_s)) == 0
 
     def _send_slow_step_check(self) -> None:
-        """Begin a sum over the ranks: the number of ranks on which a step took far longer since the last check."""
+        """Begin a sum over the ranks, which counts the ranks on which a step since the last check took far longer."""
         agreed_s = self._engine.deciding.seconds
         step_is_slow = max(self._step_seconds[self._times_checked :], default=0.0) > SLOW_STEP_RATIO * agreed_s
         self._times_checked = len(self._step_seconds)
         self._slow_step_check = self._engine.sum_over_ranks(
             "whether a native step took far longer", [float(step_is_slow)]
         )
-        self._slow_step_check.receive()  # already here: in native steps nothing else waits for the executor
-        self._sent_at_step = self._state.made
+        self._slow_step_check.receive()  # at once: the executor has nothing else to do in native steps
+        self._check_sent_at_step = self._state.made
 
     def _read_slow_step_check(self) -> bool:
         """Wait for the slow-step check; return whether a step took far longer on any rank. The same on all ranks."""

@@ -24,7 +24,7 @@ class Probe:
         self._loss, self._module = loss, module
 
     def read(self) -> "torch.Tensor | float":
-        """Call the user's function; return the loss as it does: a number, or a tensor of one element."""
+        """Call the user's function, and return the loss that it returns: a number, or a tensor of one element."""
         tensors = [*self._module.parameters(), *self._module.buffers()]
         gpu_indices = {tensor.device.index for tensor in tensors if tensor.device.type == "cuda"}
         buffer_copies = [(buffer, buffer.detach().clone()) for buffer in self._module.buffers()]

@@ -83,7 +83,7 @@ class Source(Protocol):
 
     @property
     def will_exchange(self) -> bool:
-        """True if the backward of the forward that now begins is to exchange gradients, so it is no accumulation."""
+        """True if the backward of the forward that begins is to exchange gradients, and not only to accumulate them."""
 
     def use_hook(self) -> None:
         """Let gravac exchange gradients from the next forward on."""
@@ -95,7 +95,7 @@ class Source(Protocol):
         """Exchange nothing from the next forward on."""
 
     def silence_exchange(self) -> None:
-        """Stop the exchange of the forward that now begins, and of its backward. Called in outer steps."""
+        """Stop the exchange of the forward that now begins, and of its backward. Called in each outer step."""
 
     def restore_exchange(self) -> None:
         """Undo ``silence_exchange``. Called when the forward has ended."""
@@ -123,7 +123,7 @@ class Switch:
 
     Attributes:
         mode: mode of the present step; ``None`` before the first forward with gradients.
-        outer: outer steps under way; ``None`` in other modes.
+        outer: this rank's outer steps while the mode is ``"outer"``; ``None`` in other modes.
         changes: records of all changes of mode so far.
         exclude_native: function called before the first decision if native steps are impossible.
     """
@@ -147,7 +147,7 @@ class Switch:
         self._native_watch = NativeWatch(engine, self._learning_rate)
         self._probe = None if probe is None else Probe(probe, innermost(source.inner_module))
         self._decision_probed: Future[Candidate] | None = (
-            None  # last decision in hook mode that was checked for a probe
+            None  # newest decision of hook mode, after which the probe has been read if requested
         )
         self._native_cf = 1.0
         # whether, since the last outer step was counted, the forward and the backward of a synced step have begun
@@ -295,7 +295,9 @@ class Switch:
         self._synced_backward = True
 
     def _step_starts(self, optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> Any:
-        """Add residuals of hook steps to the gradients: now, or after the closure that computes the gradients.
+        """Before an optimizer's step in outer mode, add residuals of earlier hook steps to this rank's gradients.
+
+        They are added once: now, or, if the step has a closure, after the closure, which computes the gradients.
 
         Returns:
             Arguments of the optimizer's step, with the closure wrapped; ``None`` without a closure.
@@ -425,7 +427,7 @@ class Switch:
 
         Args:
             dumped: the state, as ``RoundState.dump`` returned it.
-            world: number of ranks that saved the state; ``None``: it was merged from all ranks' states.
+            world: number of ranks that saved the state; ``None``: the state was merged from all ranks' states.
 
         Raises:
             SettingsError: the state does not fit.
@@ -461,7 +463,7 @@ class Switch:
             )
 
     def _add_residuals(self, optimizer: torch.optim.Optimizer) -> None:
-        """Add the residuals of hook steps before outer steps to this rank's gradients, once."""
+        """Add the residuals that hook steps left when outer steps began to this rank's gradients, once."""
         if not self._residuals_to_add or self.outer is None:
             return
         names = {

@@ -45,8 +45,8 @@ class SentBuffers:
     @property
     def tensors(self) -> dict[str, torch.Tensor]:
         """The present tensors of the module's buffers, by name."""
-        by_name = {name: owner._buffers.get(key) for name, (owner, key) in self._owners.items()}
-        return {name: buffer for name, buffer in by_name.items() if buffer is not None}
+        buffer_by_name = {name: owner._buffers.get(key) for name, (owner, key) in self._owners.items()}
+        return {name: buffer for name, buffer in buffer_by_name.items() if buffer is not None}
 
     def detect_changes(self) -> None:
         """Detect which watched buffers have changed since the last call, and set ``changed_flags``."""
@@ -63,7 +63,7 @@ class SentBuffers:
         """
         self.sent_names = [
             *self._always_sent_names,
-            *(name for name, count in zip(self.watched_names, rank_counts, strict=True) if count),
+            *(name for name, rank_count in zip(self.watched_names, rank_counts, strict=True) if rank_count),
         ]
 
     def pack(self, device: torch.device) -> torch.Tensor:

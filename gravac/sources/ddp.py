@@ -49,7 +49,7 @@ class _Bucket:
     Args:
         buffer: the bucket's flat buffer.
         names: names of the bucket's parameters.
-        wait_on_stream: makes the present stream wait for earlier jobs.
+        wait_on_stream: function that makes the present GPU stream wait for the executor's earlier jobs.
     """
 
     def __init__(self, buffer: torch.Tensor, names: Names, wait_on_stream: Callable[[], None]) -> None:
@@ -104,7 +104,7 @@ class DDPAdapter:
             before the first step.
         send_residuals: whether the next step sends, dense, all residuals (what earlier steps did not send), whatever
             the controller decided.
-        layout: divides buckets into exchange groups.
+        layout: divides buckets into exchange groups: lists of the names of parameters that are exchanged together.
         names: parameters' names, by the parameters' ``id``.
         loss_scale: function that returns the present loss scale; ``None`` without a scaler.
         optimizer: optimizer whose learning rate the controller gets; ``None``: the controller gets none.
@@ -208,7 +208,7 @@ class DDPAdapter:
             fails if the exchange fails.
 
         Raises:
-            TypeError: compiled autograd handed over a gradient by itself.
+            TypeError: compiled autograd passed a single gradient in place of a bucket.
         """
         if isinstance(bucket, tuple):
             # torch ignores the returned future here, so that ranks would differ in silence if it failed
@@ -251,7 +251,12 @@ class DDPAdapter:
         return averaged_future
 
     def _begin(self, forms: list[Form], bucket: "_Bucket") -> None:
-        """Begin the engine's step with the first bucket of a backward."""
+        """Begin the engine's step with the first bucket of a backward.
+
+        Args:
+            forms: shape and number format of each of the bucket's gradients.
+            bucket: the bucket, which fails if the step's beginning fails.
+        """
         self._backward_id = torch._C._current_graph_task_id()
         if self._backward_id != NO_BACKWARD:
             Variable._execution_engine.queue_callback(self._end)
@@ -333,7 +338,10 @@ class DDPAdapter:
 
 
 def learning_rate(optimizer: torch.optim.Optimizer) -> float:
-    """Return the highest learning rate of an optimizer's parameter groups; nan if only a device knows the rates."""
+    """Return the highest learning rate of an optimizer's parameter groups.
+
+    Return nan if no group has a learning rate, or if a rate is a GPU's tensor, since reading it would wait for the GPU.
+    """
     rates = [group["lr"] for group in optimizer.param_groups if "lr" in group]
     if not rates or any(isinstance(rate, torch.Tensor) and rate.device.type != "cpu" for rate in rates):
         return math.nan
@@ -345,7 +353,7 @@ def refuse_unfit_ddp(ddp: object, base: Compressor, optimizer: torch.optim.Optim
 
     Args:
         ddp: object that the user gave as the module.
-        base: the run's base compressor.
+        base: compressor of the run's policy.
         optimizer: the module's optimizer; ``None`` if not known.
 
     Raises:
@@ -370,7 +378,7 @@ def refuse_momentum(base: Compressor, optimizer: torch.optim.Optimizer | None) -
     """Raise if an optimizer would apply momentum a second time, after the compressor.
 
     Args:
-        base: the run's base compressor.
+        base: compressor of the run's policy.
         optimizer: the module's optimizer; ``None`` if not known.
 
     Raises:

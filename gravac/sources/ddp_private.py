@@ -217,7 +217,7 @@ class Reducer:
         self._user_flags: _UserFlags | None = None  # ``None`` unless DDP's exchange is turned off
         self._has_averaged = False
         self._last_times_ns = _backward_times_ns(ddp)
-        self._static_began = _first_static_backward_began(ddp)
+        self._static_graph_flag = _first_static_backward_began(ddp)  # as last read, or set by silence_exchange
 
     @property
     def ddp(self) -> DistributedDataParallel:
@@ -241,7 +241,7 @@ class Reducer:
 
     @property
     def detects_all_backwards(self) -> bool:
-        """True if ``has_averaged`` detects every backward; False if the module has a single parameter.
+        """True if ``has_averaged`` detects every backward; ``False`` if the module has a single parameter.
 
         In 40 000 measured backwards of some 25 us each, 78 backwards of a module with one parameter took exactly as
         many nanoseconds as the backward before; with two parameters, no backward did.
@@ -266,7 +266,7 @@ class Reducer:
         ddp.require_backward_grad_sync = ddp.require_forward_param_sync = False
         if ddp.static_graph:
             # otherwise DDP would add a node to the graph whose backward expects the reducer to exchange
-            ddp._static_graph_delay_allreduce_enqueued = self._static_began = True
+            ddp._static_graph_delay_allreduce_enqueued = self._static_graph_flag = True
 
     def restore_flags(self) -> None:
         """Set DDP's flags back to the user's. Called by a forward hook, registered with ``always_call=True``."""
@@ -297,7 +297,7 @@ class Reducer:
         self._record_backwards()
         ddp = self.ddp
         rebuild_reducer(ddp, forward_pending=False)
-        self._last_times_ns, self._static_began = _backward_times_ns(ddp), _first_static_backward_began(ddp)
+        self._last_times_ns, self._static_graph_flag = _backward_times_ns(ddp), _first_static_backward_began(ddp)
 
     def use_float16(self) -> None:
         """Let the reducer average in float16, by torch's C++ hook, until ``renew``. Called on every rank.
@@ -312,12 +312,12 @@ class Reducer:
     def _record_backwards(self) -> None:
         """Set ``_has_averaged`` if DDP has averaged gradients since this method was last called."""
         ddp = self.ddp
-        times_ns, static_began = _backward_times_ns(ddp), _first_static_backward_began(ddp)
+        times_ns, static_graph_flag = _backward_times_ns(ddp), _first_static_backward_began(ddp)
         # a new reducer begins with zeros; the first backward of a static graph sets no times, but a flag
         self._has_averaged |= (any(times_ns) and times_ns != self._last_times_ns) or (
-            static_began and not self._static_began
+            static_graph_flag and not self._static_graph_flag
         )
-        self._last_times_ns, self._static_began = times_ns, static_began
+        self._last_times_ns, self._static_graph_flag = times_ns, static_graph_flag
 
 
 def _backward_times_ns(ddp: DistributedDataParallel) -> list[int]:

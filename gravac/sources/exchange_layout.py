@@ -18,7 +18,7 @@ STEPS_UNTIL_FIXED = 3
 
 
 class ExchangeLayout:
-    """Collects the parameters of arriving buckets into complete exchange groups.
+    """Sorts the parameters of arriving buckets into exchange groups, and returns each group once all of it has arrived.
 
     Args:
         fixed_groups: groups of an earlier run, in the order of their exchange; empty if there is no earlier run.
@@ -59,7 +59,10 @@ class ExchangeLayout:
         return complete_groups
 
     def end(self) -> list[Names]:
-        """End a backward: fix the groups if they can be; return the arrived parameters of each incomplete group."""
+        """End a backward; return the names of the arrived parameters of each incomplete group.
+
+        If the groups are not fixed yet, and this backward shows DDP's final buckets, these become the groups.
+        """
         incomplete_groups = [
             tuple(name for name in group if name in self._waiting_names)
             for group in self.fixed_groups
@@ -79,6 +82,10 @@ class ExchangeLayout:
             self._fix_groups(layout)
 
     def _fix_groups(self, layout: tuple[Names, ...]) -> None:
-        """Set the groups."""
+        """Set the exchange groups for the rest of the run.
+
+        Args:
+            layout: the groups, in the order of their exchange; empty: buckets are not cut yet.
+        """
         self.fixed_groups = layout
         self._group_of = {name: position for position, names in enumerate(layout) for name in names}

@@ -33,7 +33,7 @@ class _FinishedWork(dist.Work):
     """Handle of a collective that has ended."""
 
     def wait(self, timeout: timedelta | None = None) -> bool:
-        """Return at once."""
+        """Return ``True`` at once: the collective has ended."""
         return True
 
 
@@ -65,7 +65,7 @@ class IdleAllReduceGroup(dist.ProcessGroup):
 
 @dataclass(frozen=True, slots=True)
 class _ParameterSlot:
-    """Place of a parameter in the model, where ``load_state_dict(assign=True)`` may put another tensor.
+    """Module and name by which a model refers to a parameter; ``load_state_dict(assign=True)`` may replace the tensor.
 
     Attributes:
         owner: module that has the parameter.
@@ -79,7 +79,7 @@ class _ParameterSlot:
 
     @property
     def parameter(self) -> "torch.nn.Parameter | None":
-        """The parameter in shards; ``None`` while torch has put the gathered parameter into its place."""
+        """The parameter in shards; ``None`` while the module has the gathered parameter instead."""
         tensor = self.owner._parameters.get(self.parameter_key)
         return tensor if isinstance(tensor, DTensor) else None
 
@@ -250,12 +250,18 @@ class ShardedModel:
 
     @property
     def padded_shapes(self) -> dict[str, tuple[int, ...]]:
-        """Shapes in which ranks exchange what belongs to a parameter, by name: the largest shard's over all ranks."""
+        """Shape in which ranks exchange a parameter's gradient or pseudo-gradient, by the parameter's name.
+
+        In each dimension, the shape has the largest size of all ranks' shards of the parameter.
+        """
         return {name: tuple(shape) for name, shape in self._padded_shapes.items()}
 
     @property
     def shard_places(self) -> dict[str, ShardPlace]:
-        """Place of this rank's shard within each parameter, by name; empty if this torch does not tell."""
+        """Offset and shapes of this rank's shard in each whole parameter, by name.
+
+        Empty if this torch lacks the private function that computes offsets.
+        """
         offsets = {name: _offset_in_whole(slot) for name, slot in self._parameter_slots.items()}
         if any(offset is None for offset in offsets.values()):
             return {}
@@ -285,7 +291,7 @@ class ShardedModel:
                     shard.copy_(contiguous)
 
     def gradient(self, name: str, parameter: torch.nn.Parameter) -> PaddedGradient:
-        """Return the gradient of a parameter in its padded shape: in torch's memory if there is room, or as a copy.
+        """Return the gradient of a parameter in its padded shape: a view if torch's memory has room, else a copy.
 
         Args:
             name: the parameter's name.
@@ -315,10 +321,10 @@ def local_tensor(tensor: Any) -> Any:
 
 
 def in_shards_like(local: torch.Tensor, parameter: torch.Tensor) -> torch.Tensor:
-    """Return a tensor in shards like those of a parameter, which shares memory with this rank's part of it.
+    """Return a ``DTensor`` that is cut into shards like a parameter, and has ``local`` itself as this rank's shard.
 
     Args:
-        local: this rank's part, of the shape of this rank's shard of the parameter.
+        local: this rank's shard, of the shape of this rank's shard of the parameter.
         parameter: a parameter in shards, of any shape.
     """
     like: Any = parameter
@@ -328,7 +334,7 @@ def in_shards_like(local: torch.Tensor, parameter: torch.Tensor) -> torch.Tensor
 
 
 def _slots_to_average(module: torch.nn.Module, averaged_ids: "set[int] | None") -> Iterator[tuple[str, _ParameterSlot]]:
-    """Yield name and place in the model of each parameter to average.
+    """Yield, for each parameter to average, its name in the model and its ``_ParameterSlot``.
 
     Args:
         module: the model.
@@ -349,14 +355,14 @@ def _slots_to_average(module: torch.nn.Module, averaged_ids: "set[int] | None") 
 
 
 def _local_shard(slot: _ParameterSlot) -> torch.Tensor:
-    """Return this rank's shard of the parameter at a place, of the shard's shape, detached."""
+    """Return this rank's shard of a slot's parameter, of the shard's shape, detached."""
     parameter: Any = slot.parameter
     shard: torch.Tensor = parameter.to_local().detach()
     return shard
 
 
 def _mesh_of(slot: _ParameterSlot) -> Any:
-    """Return the device mesh of the parameter at a place."""
+    """Return the device mesh of a slot's parameter."""
     parameter: Any = slot.parameter
     return parameter.device_mesh
 
@@ -387,7 +393,7 @@ def _groups_with_replicas(fsdp_modules: Iterable[Any], required: bool) -> list[A
 
     Args:
         fsdp_modules: modules that ``fully_shard`` or ``replicate`` was called with.
-        required: whether to raise if this torch lacks a private name; if not, no group is returned then.
+        required: whether to raise if this torch lacks a private name; otherwise no group is returned in that case.
 
     Raises:
         SettingsError: this torch lacks a private name, and ``required``.
@@ -399,14 +405,14 @@ def _groups_with_replicas(fsdp_modules: Iterable[Any], required: bool) -> list[A
         if not required:
             return []
         raise SettingsError(
-            f"module: torch {torch.__version__} keeps the replicas of a model in shards elsewhere ({error}); use a "
+            f"module: torch {torch.__version__} lacks a private name by which gravac finds replicas ({error}); use a "
             "mesh of the shard dimension alone, and give AdaptiveCompressor(process_group=...) the ranks that hold "
             "the same shard"
         ) from error
 
 
 def _offset_in_whole(slot: _ParameterSlot) -> tuple[int, ...] | None:
-    """Return the index of this rank's first element in the whole parameter at a place; ``None`` if torch lacks a name.
+    """Return the index of this rank's first element in a slot's whole parameter; ``None`` if torch lacks a name.
 
     If this rank's shard is empty, the index has no meaning.
     """
@@ -462,7 +468,7 @@ def _replica_group(groups: list[Any], requested_group: dist.ProcessGroup | None)
 
 
 def _shard_ranks(groups: list[Any]) -> frozenset[int]:
-    """Return the ranks of the shard dimension; empty if not known, or not the same for all units.
+    """Return the ranks that hold this rank's replica together; empty without groups, or if these differ in the ranks.
 
     Args:
         groups: torch's parameter groups whose mesh has a replicate dimension.

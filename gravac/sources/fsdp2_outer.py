@@ -44,8 +44,8 @@ class LocalShards(LocalModel):
         optimizers: torch's optimizers that train it.
 
     Attributes:
-        exchange_shapes: shape in which each parameter is exchanged, by name, the same on all ranks: that of the largest
-            shard.
+        exchange_shapes: shape in which each parameter is exchanged, by name, the same on all ranks: the largest size
+            of all ranks' shards in each dimension.
     """
 
     def __init__(
@@ -62,7 +62,7 @@ class LocalShards(LocalModel):
         self.prepare()
 
     def prepare(self) -> None:
-        """Make the plain tensors share memory with the model's present shards, and take over its present buffers."""
+        """Make the plain tensors share memory with the model's present shards, and register its present buffers."""
         self._model.reshard()
         for name, shard in self._model.shards.items():
             parameter = self._local_parameters[name]

@@ -29,7 +29,7 @@ class HookedSource(ABC):
         engine: averages the gradients.
 
     Attributes:
-        is_stopped: whether nothing is exchanged. Changed on all ranks between two steps.
+        is_stopped: whether this source exchanges nothing. Changed on all ranks between the same two steps.
         loss_scale: function that returns the present loss scale; ``None`` without a scaler.
         optimizer: optimizer that applies the gradients; ``None`` if not known.
         decided_candidate: future of the candidate that the controller had chosen when the last step began; ``None``

@@ -48,13 +48,17 @@ class LocalModel:
             trained_module: module that the user trains and saves.
             weights: tensors of the shapes of this rank's parameters, by the parameters' names.
         """
-        by_id = {
+        weight_by_id = {
             id(parameter): weights[canonical_name(name)]
             for name, parameter in self.module.named_parameters()
             if canonical_name(name) in weights
         }
-        named = trained_module.named_parameters(remove_duplicate=False)
-        return {name: by_id[id(parameter)].to(parameter) for name, parameter in named if id(parameter) in by_id}
+        named_parameters = trained_module.named_parameters(remove_duplicate=False)
+        return {
+            name: weight_by_id[id(parameter)].to(parameter)
+            for name, parameter in named_parameters
+            if id(parameter) in weight_by_id
+        }
 
 
 def optimizer_of_user(optimizer: torch.optim.Optimizer) -> torch.optim.Optimizer:
@@ -64,7 +68,7 @@ def optimizer_of_user(optimizer: torch.optim.Optimizer) -> torch.optim.Optimizer
 
 
 def innermost(module: torch.nn.Module) -> torch.nn.Module:
-    """Return a module without the wrapper of ``torch.compile``, if it has that."""
+    """Return the module inside the wrapper of ``torch.compile``; the module itself if it is not compiled."""
     inner = getattr(module, "_orig_mod", module)
     assert isinstance(inner, torch.nn.Module)
     return inner

@@ -164,14 +164,16 @@ class ModuleSource(HookedSource):
             raise TypeError(
                 "module: it is a DistributedDataParallel, which averages gradients by itself; give ddp.module"
             )
-        named = {canonical_name(name): parameter for name, parameter in module.named_parameters()}
-        parameters = {name: parameter for name, parameter in named.items() if parameter.requires_grad}
-        _refuse_sharded(module, named)
-        _refuse_unplaced(named, parameters)
+        all_parameters = {canonical_name(name): parameter for name, parameter in module.named_parameters()}
+        parameters = {name: parameter for name, parameter in all_parameters.items() if parameter.requires_grad}
+        _refuse_sharded(module, all_parameters)
+        _refuse_unplaced(all_parameters, parameters)
         check_memory(module)
         self._engine.know(parameters)
         self._parameters = parameters
-        self._frozen_parameters = {name: parameter for name, parameter in named.items() if not parameter.requires_grad}
+        self._frozen_parameters = {
+            name: parameter for name, parameter in all_parameters.items() if not parameter.requires_grad
+        }
         self._groups = _exchange_groups(parameters)
         self._group_of = {name: number for number, names in enumerate(self._groups) for name in names}
         self._buffers = SentBuffers(module if self._broadcasts_buffers else None)
@@ -203,10 +205,10 @@ class ModuleSource(HookedSource):
         refuse_other_hooks(self._parameters)
         self._module = weakref.ref(module)
         disable: Any = torch.compiler.disable  # in a module that is compiled in place, hooks would be compiled with it
-        starts, ended = UncopiedHook(disable(self._forward_starts)), UncopiedHook(disable(self._forward_ended))
-        self._hook_handles = [module.register_forward_pre_hook(starts), module.register_forward_hook(ended)]
-        trained: dict[str, Any] = {**self._parameters}
-        for name, parameter in trained.items():
+        pre_hook, end_hook = UncopiedHook(disable(self._forward_starts)), UncopiedHook(disable(self._forward_ended))
+        self._hook_handles = [module.register_forward_pre_hook(pre_hook), module.register_forward_hook(end_hook)]
+        trained_parameters: dict[str, Any] = {**self._parameters}
+        for name, parameter in trained_parameters.items():
             hook = functools.partial(self._accumulated, name)
             self._hook_handles.append(parameter.register_post_accumulate_grad_hook(hook))
         self.optimizer = optimizer
@@ -467,7 +469,12 @@ class ModuleSource(HookedSource):
         return handle
 
     def _read_flag_sums(self) -> "_RankCounts | None":
-        """Read the last step's flag sums, and set the buffers to send; return counts, ``None`` if already read."""
+        """Read the sums of the last step's flags, and set which buffers the next step sends.
+
+        Returns:
+            Number of ranks whose backward failed, and for each parameter the number of ranks that had a gradient;
+            ``None`` if the sums were read before.
+        """
         flag_sums, self._unread_flag_sums = self._unread_flag_sums, None
         if flag_sums is None:
             return None
@@ -535,16 +542,18 @@ def _refuse_sharded(module: torch.nn.Module, parameters: Mapping[str, torch.nn.P
             )
 
 
-def _refuse_unplaced(named: Mapping[str, torch.nn.Parameter], parameters: Mapping[str, torch.nn.Parameter]) -> None:
+def _refuse_unplaced(
+    all_parameters: Mapping[str, torch.nn.Parameter], parameters: Mapping[str, torch.nn.Parameter]
+) -> None:
     """Raise a ``ValueError`` if there is no parameter to train, or parameters lack memory or are on several devices.
 
     Args:
-        named: all parameters of the module, by name.
+        all_parameters: all parameters of the module, by name.
         parameters: parameters to train, by name.
     """
     if not parameters:
         raise ValueError("module: it has no parameter that requires a gradient; give a module to train")
-    for name, parameter in named.items():
+    for name, parameter in all_parameters.items():
         if torch.nn.parameter.is_lazy(parameter) or parameter.is_meta:
             raise ValueError(
                 f"module: parameter {name} has no memory yet; run a forward, or move the module to a device, before "

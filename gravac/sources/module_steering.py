@@ -51,7 +51,7 @@ class SteeredModule:
 
     @property
     def will_exchange(self) -> bool:
-        """True if the backward of the forward that now begins is to exchange gradients, so it is no accumulation."""
+        """True if the backward of the forward that begins is to exchange gradients, and not only to accumulate them."""
         return not self.source.is_accumulating
 
     def use_hook(self) -> None:

@@ -19,8 +19,8 @@ def check_memory(module: torch.nn.Module) -> None:
             to train has gaps in memory, or shares memory with another parameter or with a buffer.
     """
     parameters, buffers = dict(module.named_parameters()), dict(module.named_buffers())
-    for kind, named in (("parameter", parameters), ("buffer", buffers)):
-        for name, tensor in named.items():
+    for kind, tensors_by_name in (("parameter", parameters), ("buffer", buffers)):
+        for name, tensor in tensors_by_name.items():
             refuse_overlap(f"{kind} {canonical_name(name)}", tensor)
     trained_parameters = {
         f"parameter {canonical_name(name)}": parameter
@@ -49,8 +49,8 @@ def _refuse_shared(trained_parameters: Mapping[str, torch.Tensor], buffers: Mapp
     """
     ranges = [
         _MemoryRange.of(name, tensor, is_trained)
-        for is_trained, named in ((True, trained_parameters), (False, buffers))
-        for name, tensor in named.items()
+        for is_trained, tensors_by_name in ((True, trained_parameters), (False, buffers))
+        for name, tensor in tensors_by_name.items()
     ]
     furthest_range: _MemoryRange | None = None  # range with the highest end so far in its storage
     for memory_range in sorted(ranges):
@@ -91,7 +91,7 @@ class _MemoryRange(NamedTuple):
     def of(cls, name: str, tensor: torch.Tensor, is_trained: bool) -> "_MemoryRange":
         """Return the range of a tensor of any shape."""
         element_bytes, start = tensor.element_size(), tensor.element_size() * int(tensor.storage_offset())
-        last_index = sum(stride * (number - 1) for stride, number in zip(tensor.stride(), tensor.shape, strict=True))
+        last_index = sum(stride * (size - 1) for stride, size in zip(tensor.stride(), tensor.shape, strict=True))
         return cls(tensor.untyped_storage()._cdata, start, start + element_bytes * (1 + last_index), name, is_trained)
 
 
@@ -113,8 +113,7 @@ def refuse_overlap(subject: str, tensor: torch.Tensor) -> None:
         if size > 1 and tensor.numel() and stride <= last_index:
             raise ValueError(
                 f"module: {subject} has shape {tuple(tensor.shape)} and strides {tensor.stride()}, so that several of "
-                "its elements are one place in memory (expand() makes such tensors); replace it by its .contiguous() "
-                "copy"
+                "its elements share memory (expand() makes such tensors); replace it by its .contiguous() copy"
             )
         last_index += stride * (size - 1)
 

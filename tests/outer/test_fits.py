@@ -182,7 +182,7 @@ def test_a_buffer_that_cannot_be_averaged_is_refused_by_name() -> None:
     )
     refused(lambda: torch.zeros(4).expand(2000, 4), "buffer odd has shape", local_buffers=["odd"])  # it is shared first
     refused(lambda: torch.arange(4).expand(2, 4), "buffer odd has shape")
-    refused(lambda: torch.zeros(10).as_strided((4, 4), (2, 1)), "several of its elements are one place")
+    refused(lambda: torch.zeros(10).as_strided((4, 4), (2, 1)), "several of its elements share memory")
     refused(lambda: torch.eye(3).to_sparse(), "buffer odd is of layout torch.sparse_coo")
     refused(lambda: torch.zeros(3, 4).to(torch.float8_e4m3fn), r"in torch.float8_e4m3fn.*local_buffers=\['odd'\]")
     Ranks(1, make=partial(Odd, lambda: torch.zeros(3).to(torch.float8_e4m3fn), lambda *_: None), local_buffers=["odd"])
@@ -202,7 +202,7 @@ def becomes(new: Any) -> Callable[[Any, torch.Tensor], None]:
         (becomes(lambda odd: odd[:1].expand(3, 4)), r"buffer odd has shape \(3, 4\) and strides \(0, 1\)"),
         (becomes(lambda odd: None), "buffer odd, which ranks average in each round, is gone"),
         (becomes(lambda odd: odd.to(torch.int32)), "buffer odd is in torch.int32"),
-        (lambda module, mean: module.register_buffer("late", mean), "buffer late was not there"),
+        (lambda module, mean: module.register_buffer("late", mean), "buffer late did not exist"),
     ],
 )
 def test_a_buffer_that_no_longer_fits_is_named_before_anything_leaves(change: Any, said: str) -> None:
@@ -233,8 +233,8 @@ def parameters_lie(lies: str) -> torch.nn.Module:
     ("lies", "said"),
     [
         ("gaps", r"module: parameter odd has shape \(8, 4\) and strides \(8, 1\), which leave gaps"),
-        ("expanded", "module: parameter odd has shape .* several of its elements are one place"),
-        ("frozen, expanded", "module: parameter odd has shape .* several of its elements are one place"),
+        ("expanded", "module: parameter odd has shape .* several of its elements share memory"),
+        ("frozen, expanded", "module: parameter odd has shape .* several of its elements share memory"),
         ("two names", "module: parameter odd and parameter again share memory"),
         ("a buffer", "module: parameter odd and buffer again share memory"),
     ],

@@ -25,7 +25,7 @@ SIXTEEN_BIT = (torch.float16, torch.bfloat16)
 """Number formats of weights whose pseudo-gradients are in float32, since weights change little in a round."""
 
 State = Mapping[torch.Tensor, dict[str, Any]]
-"""State of an optimizer: a dictionary by name for each parameter."""
+"""State of an optimizer: for each parameter, a dictionary of entries by name, such as ``"momentum_buffer"``."""
 
 NO_STATE: State = MappingProxyType({})
 
@@ -38,7 +38,7 @@ class AnchorStorage:
         bfloat16: whether anchors and the outer optimizer's state are in bfloat16; otherwise they are in the number
             format of pseudo-gradients.
         offload: whether anchors and the outer optimizer's state are in CPU memory, pinned for parameters on a GPU.
-        seed: the run's seed, for rounding.
+        seed: the run's seed, from which the random numbers for rounding follow.
     """
 
     bfloat16: bool = False
@@ -46,7 +46,7 @@ class AnchorStorage:
     seed: int = 0
 
     def anchor(self, name: str, parameter: torch.Tensor) -> torch.nn.Parameter:
-        """Return a copy of a parameter for the outer optimizer, with its shape and strides.
+        """Return a parameter's anchor, which the outer optimizer trains: a copy of the parameter's shape and strides.
 
         Raises:
             SettingsError: anchors are to be in bfloat16, but the parameter is in neither float32 nor bfloat16.
@@ -89,13 +89,13 @@ class AnchorStorage:
     def _round_into(
         self, name: str, tensor: torch.Tensor, into: torch.Tensor, kind: str, round_number: int
     ) -> torch.Tensor:
-        """Round a tensor of an anchor at random into ``into``, a tensor of its shape; return ``into``.
+        """Round an anchor, or an optimizer's tensor for an anchor, at random to bfloat16; return ``into``.
 
         Args:
-            name: the anchor's parameter.
+            name: name of the anchor's parameter.
             tensor: tensor to round, float32.
-            into: tensor that is overwritten, bfloat16.
-            kind: ``"anchor"``, or the key of an optimizer's tensor.
+            into: tensor of the same shape that is overwritten with the rounded numbers, bfloat16.
+            kind: ``"anchor"``, or the key of the tensor in the optimizer's state.
             round_number: number of the round.
         """
         draws = Draws(f"{self.seed}\0{kind}\0{name}\0{round_number}")
@@ -104,9 +104,9 @@ class AnchorStorage:
 
 
 def _tensors_like_anchor(anchor: torch.Tensor, state: State) -> list[tuple[str, torch.Tensor]]:
-    """Return ``(key, tensor)`` for each of the optimizer's floating-point tensors of an anchor's shape and strides.
+    """Return ``(key, tensor)`` for each tensor in an anchor's optimizer state that is to be stored like the anchor.
 
-    ``step``, torch's count of steps, is left out.
+    These are floating-point tensors of the anchor's shape and strides, without ``step``, torch's count of steps.
     """
     tensors = {key: entry for key, entry in state.get(anchor, {}).items() if torch.is_tensor(entry) and key != "step"}
     float_tensors = [(key, tensor) for key, tensor in tensors.items() if tensor.is_floating_point()]

@@ -23,7 +23,7 @@ AVERAGEABLE_DTYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float6
 """Number formats of buffers that can be averaged; torch cannot add in other floating-point and complex formats."""
 
 LOCAL_REMEDY = "let each rank keep its own buffer: local_buffers=[{name!r}]"
-"""End of errors about a buffer that cannot be averaged."""
+"""Remedy at the end of errors about a buffer that cannot be averaged."""
 
 
 class Buffers:
@@ -39,8 +39,8 @@ class Buffers:
         anchors: averaged buffers as all ranks had them after the last round, by name.
 
     Raises:
-        ValueError: a name in ``local_names`` is neither that of a buffer nor that of a module with buffers; or a buffer
-            cannot be averaged.
+        ValueError: a name in ``local_names`` names neither a buffer nor a module with buffers; or a buffer cannot be
+            averaged.
     """
 
     def __init__(self, module: torch.nn.Module, local_names: Collection[str] = ()) -> None:
@@ -77,7 +77,7 @@ class Buffers:
 
     @property
     def piece_templates(self) -> dict[str, torch.Tensor]:
-        """Flat tensors of the sizes and dtypes that ranks exchange, with any content, by name in the exchange."""
+        """Flat tensors of the sizes and dtypes that ranks exchange, with any content, by ``BUFFER_PREFIX`` + name."""
         return {BUFFER_PREFIX + name: _real(anchor).reshape(-1) for name, anchor in self.anchors.items()}
 
     def check(self) -> None:
@@ -97,7 +97,7 @@ class Buffers:
             local_fraction: fraction of each buffer that the rank keeps when it applies the anchors, in [0, 1).
 
         Raises:
-            ValueError: see ``check``.
+            ValueError: a buffer no longer fits its anchor; see ``check``.
         """
         self._local_fraction = local_fraction
         pieces = []
@@ -127,7 +127,7 @@ class Buffers:
 
     @torch.no_grad()
     def put_anchors(self) -> dict[str, torch.Tensor]:
-        """Put the anchors into the module; return the replaced buffers, by name, of any shapes, for ``overwrite``."""
+        """Put the anchors into the module; return copies of the replaced buffers, by name, of their shapes."""
         replaced_buffers = {name: buffer.clone() for name, buffer in self._averaged_buffers.items()}
         self.overwrite(self.anchors)
         return replaced_buffers
@@ -159,9 +159,13 @@ class Buffers:
     # if a mean is not finite
 
     def zero_means_unless(self, mean_applied: Verdict) -> None:
-        """Overwrite means that have arrived with zeros, so that anchors stay, unless the fragment's mean was applied.
+        """Unless the mean was applied, overwrite the buffers' means with zeros, so that the buffers' anchors stay.
 
-        Called before ``apply_mean``.
+        Called when the means have arrived, before ``apply_mean``.
+
+        Args:
+            mean_applied: whether the mean of the fragment that is sent with the buffers was applied to its anchors; a
+                0-d bool tensor if the host must not wait for the device.
         """
         for piece in self._pieces:
             if mean_applied is False:
@@ -170,7 +174,12 @@ class Buffers:
                 piece.flat.masked_fill_(~mean_applied, 0.0)
 
     def apply_anchors_if(self, mean_applied: Verdict) -> None:
-        """Apply the anchors if the means were applied to them; otherwise the rank keeps its buffers."""
+        """Move the module's buffers to the anchors if the mean was applied; otherwise the rank keeps its buffers.
+
+        Args:
+            mean_applied: whether the mean of the fragment that was sent with the buffers was applied to its anchors; a
+                0-d bool tensor if the host must not wait for the device.
+        """
         if mean_applied is False:
             return
         buffers_before = (
@@ -189,7 +198,10 @@ class Buffers:
 
     @property
     def names_not_finite(self) -> list[str]:
-        """Names of buffers with a number that is not finite, but is finite in the anchor. The host waits for them."""
+        """Names of averaged buffers with an element that is not finite, although the anchor's element is finite.
+
+        The host waits for the buffers.
+        """
         return [
             name
             for name, buffer in self._averaged_buffers.items()
@@ -202,7 +214,7 @@ class Buffers:
         for name, buffer in buffer_by_name.items():
             if name not in self.anchors and self._is_averaged(name, buffer):
                 raise ValueError(
-                    f"module: buffer {name} was not there, or had no floating-point numbers, when this compressor was "
+                    f"module: buffer {name} did not exist, or had no floating-point numbers, when this compressor was "
                     "attached; register the buffer before attach, or " + LOCAL_REMEDY.format(name=name)
                 )
         for name, anchor in self.anchors.items():

@@ -22,10 +22,12 @@ DELAY_MARGIN = 1.25
 """A candidate's delay / the number of steps that its exchange is predicted to take."""
 
 MAX_DELAY_FRACTION = 0.5
-"""Largest delay / steps of a round; with longer delays, a measured run with 1 bit an element missed its target loss."""
+"""Largest delay / number of steps of a round. With longer delays, a measured run that sent 1 bit for each element did
+not reach its target loss."""
 
 Delay = int | Literal["auto"]
-"""Number of steps that an exchange is in flight before its mean is applied; ``"auto"``: 0, or as many as it takes."""
+"""Number of steps that an exchange is in flight before its mean is applied. ``"auto"``: 0, or as many steps as the
+exchange takes; the controller chooses."""
 
 
 DelaysByCandidate = Mapping[tuple[str, float, int], tuple[int, ...]]
@@ -35,7 +37,9 @@ NO_DELAYS: DelaysByCandidate = MappingProxyType({})
 
 
 def every_choices(lowest: int, highest: int) -> tuple[int, ...]:
-    """Return the numbers of steps between exchanges to choose from, ascending: the bounds, and 1, 2, 5, 10 ... between.
+    """Return the numbers of steps between exchanges from which a controller chooses, ascending.
+
+    These are the two bounds, and all of 1, 2, 5, 10, 20, 50, ... that lie between the bounds.
 
     Args:
         lowest: lowest number of steps.
@@ -83,18 +87,18 @@ def with_outer_candidates(
     checkpointed: DelaysByCandidate = NO_DELAYS,
     leaving_s: float | None = None,
 ) -> Admission:
-    """Return an admission (the candidates' forecasts) with outer steps: each candidate at each number in ``every``.
+    """Return an admission with forecasts of outer steps: of each admitted candidate, for each number in ``every``.
 
     Forecasts of an exchange in each step stay if ``every`` begins with 1. Outer candidates that no controller would
-    choose are dropped (``without_dominated``).
+    choose are left out (``without_dominated``).
 
     Args:
-        admission: forecasts of candidates that exchange in each step.
+        admission: forecasts of the candidates that may be chosen; all of these exchange in each step.
         every: numbers of steps from one exchange to the next, ascending.
         compute_s: seconds that a step takes without exchange; ``None``: not known.
         delay: steps that an exchange is in flight; ``"auto"`` makes two candidates, with and without a delay, between
             which a controller chooses.
-        keep_all: whether to keep all candidates.
+        keep_all: whether to keep also candidates that no controller would choose.
         fragments: number of fragments that the model is exchanged in.
         chooses: whether the controller can choose between candidates that differ only in ``every`` and delay. If not,
             only the most promising of such candidates stays.
@@ -213,7 +217,7 @@ def without_dominated(forecasts: Sequence[Forecast], keep_all: bool) -> tuple[Fo
 
     Args:
         forecasts: forecasts of all candidates.
-        keep_all: whether to keep all candidates.
+        keep_all: whether to drop no candidate.
     """
     first_forecast, *other_forecasts = forecasts
     remaining_forecasts = [
@@ -256,7 +260,7 @@ def forecast_at_every(
         efficiency=belief.efficiency,
         deviation=belief.deviation,
         family=forecast.family + f" every {every}" * (every > 1) + " behind steps" * (delay > 0),
-        by_gain=(),  # measured on gradients: which efficiency a gain stands for
+        by_gain=(),  # efficiencies by gain, which were measured on gradients, not on pseudo-gradients
         apart=(),
         coding_s=coding_s,
         exchange_s=exchange_s,
@@ -282,15 +286,16 @@ def outer_efficiency(forecast: Forecast, every: int, delay: int = 0, world: int 
 
 
 def _dominates(forecast: Forecast, other: Forecast) -> bool:
-    """True if a candidate is at least as good as another in wire ratio, efficiency and lower bound, and better in one.
+    """True if a candidate is no worse than another in any respect, and better in one.
 
-    A candidate with a delay and a candidate without a delay never dominate each other.
+    The respects are wire ratio, median of the efficiency, and lower bound of the efficiency. A candidate
+    with a delay and a candidate without a delay never dominate each other.
     """
     scores, other_scores = (
-        (compared.wire_ratio, compared.efficiency, compared.least_efficiency) for compared in (forecast, other)
+        (scored.wire_ratio, scored.efficiency, scored.least_efficiency) for scored in (forecast, other)
     )
     no_worse, equal = (
-        all(ours >= theirs for ours, theirs in zip(scores, other_scores, strict=True)),
+        all(score >= other_score for score, other_score in zip(scores, other_scores, strict=True)),
         scores == other_scores,
     )
     both_or_neither_delayed = (forecast.candidate.delay > 0) == (other.candidate.delay > 0)
@@ -298,5 +303,8 @@ def _dominates(forecast: Forecast, other: Forecast) -> bool:
 
 
 def most_promising(forecasts: Sequence[Forecast]) -> Forecast:
-    """Return the forecast with the highest lower bound of efficiency / seconds of a step (1 if not known)."""
+    """Return the forecast with the highest ratio: lower bound of the efficiency / seconds of a step.
+
+    If a forecast has no seconds of a step, its lower bound alone counts.
+    """
     return max(forecasts, key=lambda forecast: forecast.least_efficiency / (forecast.step_s or 1.0))

@@ -1,6 +1,6 @@
 # SPDX-FileCopyrightText: 2026 The gravac developers
 # SPDX-License-Identifier: Apache-2.0
-"""Fragments: parts of the model that are exchanged by themselves, each with its anchors and its pseudo-gradient.
+"""Fragments: parts of the model, each of which is exchanged by itself and has its own anchors and pseudo-gradient.
 
 Anchors are the weights that all ranks shared last; the pseudo-gradient is anchors minus the rank's weights. In a round:
 
@@ -9,7 +9,7 @@ Anchors are the weights that all ranks shared last; the pseudo-gradient is ancho
 3. The mean over the ranks has arrived, and the outer optimizer makes its step on the anchors.
 4. The rank applies the anchors to its weights, and continues to train.
 
-Anchors change in 3 only, by the mean over all ranks, so they are the same on all ranks, even if ranks reach 4 at
+Only 3 changes anchors, by the mean over all ranks. So all ranks have the same anchors, even if ranks reach 4 at
 different times. ``gravac.modes.outer.not_finite`` describes 3 and 4 for a mean that is not finite.
 """
 
@@ -53,10 +53,12 @@ class PendingFragment:
         round_number: number of the round.
         local_squared_norm: squared norm of the pseudo-gradient that this rank sends, 0-d, float64.
         mean_squared_norm: squared norm of the mean over the ranks, 0-d, float64.
-        local_finite: whether all numbers that this rank sends, in pseudo-gradient and buffers, are finite.
-        mean_finite: once ``has_arrived``, whether all means are finite, and therefore applied: the same on all ranks.
+        local_finite: whether all numbers that this rank sends, in pseudo-gradient and buffers, are finite; a 0-d bool
+            tensor if the host must not wait for the device.
+        mean_finite: once ``has_arrived``, whether all means are finite, and therefore applied: the same on all ranks; a
+            0-d bool tensor if the host must not wait for the device.
         flags_on_host: ``[mean_finite, local_finite]``, ``[2]``, bool, in host memory, to be read two rounds later;
-            ``None`` if the host knows both already, or unless ``has_arrived``.
+            ``None`` before the means have arrived, or if both are ``bool`` already.
         reset_text: text that says which tensors this rank reset after it sent numbers that are not finite; or empty.
         waits_since: time since which training waits for the exchange; ``None`` if training does not wait.
     """
@@ -72,8 +74,8 @@ class PendingFragment:
             view[parameter.numel() :].zero_()
         if weight != 1:
             self.flat.mul_(weight)
-        with_views = zip(fragment.exchange_shapes.items(), views, strict=True)
-        self.pieces = tuple(Piece(name, view, shape) for (name, shape), view in with_views)
+        shapes_and_views = zip(fragment.exchange_shapes.items(), views, strict=True)
+        self.pieces = tuple(Piece(name, view, shape) for (name, shape), view in shapes_and_views)
         self.local_squared_norm = self.mean_squared_norm = _squared_norm(self.flat)
         self.local_finite: Verdict = True
         self.mean_finite: Verdict = True
@@ -133,7 +135,7 @@ class PendingFragment:
         return self._arrival.done()
 
     def wait(self) -> None:
-        """Wait until the pieces hold their means; return nothing.
+        """Wait until the pieces hold their means.
 
         Raises:
             ExchangeError: a rank did not answer.
@@ -147,8 +149,8 @@ class Fragment:
     Args:
         parameters: parameters trained on this rank, by name; dense in memory.
         storage: number format and device of the anchors.
-        exchange_shapes: shapes in which pseudo-gradients are exchanged, by name, where these are not the parameters'
-            own shapes. A pseudo-gradient is followed by zeros if its exchange shape has more elements.
+        exchange_shapes: shapes in which pseudo-gradients are exchanged, by name, if these are not the parameters' own
+            shapes. A pseudo-gradient is followed by zeros if its exchange shape has more elements.
 
     Attributes:
         parameters: parameters trained on this rank, by name.
@@ -201,7 +203,7 @@ class Fragment:
         """Return the pseudo-gradient to exchange: anchors minus weights, multiplied by ``weight``.
 
         Args:
-            due_step: number of the rank's step from which on the anchors are applied.
+            due_step: number of the rank's step from which on the anchors are applied to its weights.
             weight: factor on the pseudo-gradient.
             round_number: number of the round.
             local_fraction: fraction of its weights that the rank keeps when it applies the anchors; ``None``: the rank
@@ -218,7 +220,11 @@ class Fragment:
     def apply_mean(self, outer: torch.optim.Optimizer) -> None:
         """Make the outer optimizer's step on the anchors, by the means over the ranks, which have arrived.
 
-        Means that are not finite leave anchors and the outer optimizer's state as they were.
+        If a mean is not finite, anchors and the outer optimizer's state stay as they were. If no pseudo-gradient is
+        pending, nothing changes.
+
+        Args:
+            outer: the outer optimizer, which trains the anchors.
         """
         if self.pending is None:
             return
@@ -290,7 +296,7 @@ class Fragment:
         self.due_step, self.weights_when_sent = None, {}
 
     def state_dict(self) -> dict[str, Any]:
-        """Return anchors, the rank's own weights, and the step at which it will apply the anchors.
+        """Return anchors, the rank's own weights, and when and how the rank will apply the anchors to its weights.
 
         Called while no exchange is in flight.
         """
@@ -328,8 +334,8 @@ def divide_into_fragments(
         parameters: parameters by name, at least as many as fragments.
         fragment_count: number of fragments.
         storage: number format and device of the anchors.
-        exchange_shapes: shapes in which pseudo-gradients are exchanged, by name, where these are not the parameters'
-            own shapes. The number of elements that are exchanged counts.
+        exchange_shapes: shapes in which pseudo-gradients are exchanged, by name, if these are not the parameters' own
+            shapes. A parameter counts with the number of elements of its exchange shape.
 
     Example:
         >>> sizes = {"a": 10, "b": 10, "c": 20, "d": 5}
@@ -382,8 +388,8 @@ def undone_unless_finite(finite: torch.Tensor, anchors: Sequence[torch.nn.Parame
         (anchor, anchor.data.clone(), _copies_on_device(finite.device, state.get(anchor, {}))) for anchor in anchors
     ]
     yield
-    for anchor, previous, previous_state in saved_tensors:
-        anchor.data = torch.where(finite, anchor.data, previous)
+    for anchor, previous_anchor, previous_state in saved_tensors:
+        anchor.data = torch.where(finite, anchor.data, previous_anchor)
         for key, previous_tensor in previous_state.items():
             state[anchor][key] = torch.where(finite, state[anchor][key], previous_tensor)
 

@@ -19,9 +19,9 @@ Otherwise a NaN on one rank would stay in the anchors of all ranks for good. How
 6. The host warns and counts. If no fragment was applied in three consecutive rounds, ``NotFiniteError`` is raised, on
    all ranks before the same exchange. The anchor is finite then, and a checkpoint can be saved.
 
-If the host must not look at tensors (GPU streams), a 0-d bool tensor tells whether the mean is finite, and by it the
-device does 3 and 4. The host reads that tensor, and does 5 and 6, when the next round but one begins: the device has
-computed the tensor by then.
+If the host must not look at tensors (GPU streams), whether the mean is finite is in a 0-d bool tensor. By this tensor
+the device selects between old and new tensors in 3 and 4. The host reads the tensor, and does 5 and 6, two rounds
+later: the device has computed the tensor by then.
 """
 
 import warnings
@@ -40,7 +40,7 @@ MAX_NAMED = 3
 """Largest number of tensors that a warning names."""
 
 COUNT_KEY = "step"
-"""Key in the states of torch's optimizers whose entry, the count of steps, is not reset."""
+"""Key of the count of steps in the states of torch's optimizers; the count is not reset."""
 
 
 class NotFiniteError(RuntimeError):
@@ -63,9 +63,10 @@ class Refusals:
         self.skipped = 0
         self._fragments, self._buffers, self._inner_optimizers = fragments, buffers, inner
         self._applied_by_round: dict[int, list[bool]] = {}
-        """Whether means were applied, in the order in which they arrived, by number of a round that is not over."""
-        self._consecutive_rounds: list[int] = []  # the newest, without an applied fragment
-        self._refused_rounds: list[int] = []  # the newest few, with a refused fragment
+        """Rounds that ``check`` has not counted yet, by number: whether a mean was applied, for each fragment whose
+        mean has arrived, in the order of arrival."""
+        self._consecutive_rounds: list[int] = []  # numbers of the newest consecutive rounds without an applied fragment
+        self._refused_rounds: list[int] = []  # numbers of the newest few rounds in which a fragment was refused
         self._warnings: list[str] = []
         self._reset_in_round = self._counted_from_round = 0
 
@@ -136,7 +137,7 @@ class Refusals:
         """Overwrite the inner optimizers' tensors that are not finite with zeros; return the tensors' names."""
         names = {id(weight): name for fragment in self._fragments for name, weight in fragment.parameters.items()}
         zeroed_names: list[str] = []
-        for parameter, state in [pair for optimizer in self._inner_optimizers for pair in optimizer.state.items()]:
+        for parameter, state in [entry for optimizer in self._inner_optimizers for entry in optimizer.state.items()]:
             keys_not_finite = [key for key, tensor in _tensors_in(state) if key != COUNT_KEY and _is_not_finite(tensor)]
             for key, tensor in _tensors_in(state):
                 if key in keys_not_finite and _is_not_finite(tensor):
@@ -189,16 +190,16 @@ class Refusals:
 
         Args:
             current_round: number of the present round.
-            newest_round: number of the newest round of which all ranks know whether its means were applied.
-            delay_rounds: number of rounds after which the host learns of a refusal. Only then the rank that caused the
-                refusal restarts from the anchor, just before it sends a round. That round does not count as a success,
-                since the rank contributed nothing to it.
+            newest_round: number of the newest round for which all ranks know whether its means were applied.
+            delay_rounds: number of rounds after which the host learns of a refusal. The rank that caused the refusal
+                restarts from the anchor only then, just before it sends a round. That round does not count as a
+                success, since the rank contributed nothing to it.
 
         Raises:
             NotFiniteError: no fragment was applied in ``MAX_REFUSED_ROUNDS`` consecutive rounds.
         """
         self.warn()
-        for number in sorted(recorded for recorded in self._applied_by_round if recorded <= newest_round):
+        for number in sorted(number for number in self._applied_by_round if number <= newest_round):
             applied = self._applied_by_round.pop(number)
             if number < self._counted_from_round:
                 continue
@@ -239,13 +240,13 @@ class Refusals:
 
 
 def _tensors_in(state: Any, key: str = "") -> list[tuple[str, torch.Tensor]]:
-    """Return ``(key, tensor)`` for each tensor in a parameter's optimizer state, also for those in containers."""
+    """Return ``(key, tensor)`` for each tensor in a parameter's optimizer state; a container's tensors have its key."""
     if torch.is_tensor(state):
         return [(key, state)]
     if isinstance(state, Mapping):
-        return [pair for name, entry in state.items() for pair in _tensors_in(entry, key or str(name))]
+        return [named_tensor for name, entry in state.items() for named_tensor in _tensors_in(entry, key or str(name))]
     if isinstance(state, list | tuple):
-        return [pair for entry in state for pair in _tensors_in(entry, key)]
+        return [named_tensor for entry in state for named_tensor in _tensors_in(entry, key)]
     return []
 
 
@@ -255,6 +256,6 @@ def _is_not_finite(tensor: torch.Tensor) -> bool:
 
 
 def _first_names(names: Sequence[str]) -> str:
-    """Return the first names as a text, and the number of further names."""
+    """Return a text with the first ``MAX_NAMED`` names, and the number of further names."""
     unnamed = len(names) - MAX_NAMED
     return ", ".join(names[:MAX_NAMED]) + (f" and {unnamed} more" if unnamed > 0 else "")

@@ -36,7 +36,8 @@ class OuterSteps:
     """A rank's steps, and the exchanges of pseudo-gradients between them.
 
     A rank's pseudo-gradient is the anchor (the weights that all ranks shared last) minus the rank's weights. The outer
-    optimizer uses its mean over the ranks as the anchor's gradient (DiLoCo, arXiv:2311.08105, algorithm 1).
+    optimizer trains the anchor; the anchor's gradient is the mean of the pseudo-gradients over the ranks (DiLoCo,
+    arXiv:2311.08105, algorithm 1).
 
     Args:
         engine: exchanges pseudo-gradients.
@@ -179,7 +180,7 @@ class OuterSteps:
 
     @property
     def shared_tensors(self) -> dict[str, torch.Tensor]:
-        """Anchors of parameters and averaged buffers, by name, each of its tensor's shape; the same on all ranks."""
+        """Anchors of parameters and averaged buffers, by name, in the tensors' shapes; the same on all ranks."""
         return {name: anchor.detach() for name, anchor in self._anchors.items()} | self.state.buffers.anchors
 
     @property
@@ -281,7 +282,10 @@ class OuterSteps:
 
     @torch.inference_mode(False)
     def wait_for_exchanges(self) -> None:
-        """Wait until no exchange is in flight, and apply means to anchors; weights change when their delay is over."""
+        """Wait until no exchange is in flight, and apply means to anchors.
+
+        The rank's weights do not change: ``step`` applies the anchors to the weights when the delay is over.
+        """
         self._rounds.wait_for_exchanges()
 
     def wait_before_saving(self) -> None:
@@ -329,7 +333,7 @@ class OuterSteps:
 
         Args:
             dumped: the state, as ``RoundState.dump`` returned it.
-            world: number of ranks that saved the state; ``None``: it was merged from all ranks' states.
+            world: number of ranks that saved the state; ``None``: the state was merged from all ranks' states.
 
         Raises:
             SettingsError: the state does not fit.

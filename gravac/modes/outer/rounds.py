@@ -44,8 +44,8 @@ class Rounds:
         every_range: lowest and highest number of steps of a round.
         delay: number of steps that a fragment is in flight, more if its exchange takes longer; 0: training waits for
             the exchange; ``"auto"``: the controller decides the number, and training waits after that many steps.
-        mixing: fraction of its own weights that a rank keeps when it applies anchors that were in flight while it
-            trained; ``None``: the rank keeps what it learned meanwhile.
+        mixing: fraction of its own weights that a rank keeps when it applies anchors, if it trained while the exchange
+            was in flight; ``None``: the rank keeps what it learned meanwhile.
         check_parameters: function called before a fragment is sent; raises if the trained parameters are not those
             that ranks exchange.
 
@@ -72,7 +72,7 @@ class Rounds:
         state.delay = 0 if delay == "auto" else delay
         self._sent_fragments: list[PendingFragment] = []  # of the present round
         self._unread_fragments: list[tuple[int, PendingFragment]] = []
-        """Positions and exchanges of fragments, the flags of which the host has not read yet."""
+        """Position and exchange of each sent fragment for which the host has not read yet whether it was finite."""
         self._last_handle: Handle | None = None
         self._decision: Future[Candidate] | None = None  # made when the last round began
         self._step_ends_s: list[float] = []
@@ -108,7 +108,10 @@ class Rounds:
             self._send_ready(state.own_steps + late_steps, state.every + late_steps, learning_rate)
 
     def apply_due(self) -> None:
-        """Apply means whose delay is over; unless training waits for means, a later call applies those in flight."""
+        """Apply means whose delay is over.
+
+        If such a mean is still in flight, wait for it if training waits for means; otherwise a later call applies it.
+        """
         self._finish_due()
         self._state.shares.begin_step()
         self._state.refusals.warn()
@@ -199,8 +202,8 @@ class Rounds:
         timed_steps = max(2, min(MAX_TIMED_STEPS, self._every_range[1] - 1))
         self._step_ends_s.append(self._synchronized_time())
         if len(self._step_ends_s) == timed_steps:
-            pairs = zip(self._step_ends_s, self._step_ends_s[1:], strict=False)
-            seconds = [end - previous_end for previous_end, end in pairs]
+            successive_ends = zip(self._step_ends_s, self._step_ends_s[1:], strict=False)
+            seconds = [end - previous_end for previous_end, end in successive_ends]
             self._decision = self._engine.prepare(statistics.median(seconds[1:] or seconds))
             self._state.phase = "undecided"
 
@@ -262,7 +265,7 @@ class Rounds:
             self._end_round()
 
     def _end_round(self) -> None:
-        """End the round, whose last fragment has been sent; for the engine, a round is one step."""
+        """End the round, whose last fragment has been sent, and the step of the engine that stands for the round."""
         sent_fragments, self._sent_fragments = tuple(self._sent_fragments), []
         overlaps, ended_at = not self._rounds_are_sequential or self._state.delay > 0, self._engine.mark()
         waited_s, paused_s, steps_of_ranks = self._waited_s, self._paused_s, self._state.shares.steps
@@ -280,7 +283,10 @@ class Rounds:
         self._waited_s = self._paused_s = 0.0
 
     def _finish_fragment(self, fragment: Fragment) -> None:
-        """Finish a fragment's exchange, if it is in flight; apply the anchors, and buffers' with the last."""
+        """Finish a fragment's exchange, if it is in flight, and apply its anchors to the rank's weights.
+
+        With the last fragment, also apply the buffers' anchors to the buffers.
+        """
         self._apply_mean(fragment)
         if fragment.due_step is not None:
             fragment.apply_anchors()
@@ -303,7 +309,7 @@ class Rounds:
         if self._rounds_are_sequential and self._last_handle is not None:
             self._last_handle.wait()
         fragment.pending.wait()
-        if training_waits and not is_last:  # the last fragment's exchange is timed by its end
+        if training_waits and not is_last:  # the wait for the last fragment is measured from its ``waits_since``
             self._waited_s += time.perf_counter() - began_s
         self._engine.executor.join()
         pending_exchange = fragment.pending

@@ -20,10 +20,10 @@ from gravac.engine.engine import Engine
 from gravac.engine.handle import RankSums
 
 EQUAL_SPEED = 0.1
-"""Ranks make equally many steps if no rank's speed differs from the mean speed by more than this fraction of it."""
+"""Ranks make equally many steps if, for each rank, |speed - mean speed| / mean speed is at most this number."""
 
 NEWEST_WEIGHT = 0.5
-"""Weight of the newest round's step time in a moving average over rounds, in [0, 1]."""
+"""Weight of the newest round's step time in a moving average of step times over the rounds, in [0, 1]."""
 
 
 class Shares:
@@ -36,7 +36,7 @@ class Shares:
 
     Attributes:
         by_speed: whether a rank's number of steps is in proportion to its speed.
-        clock: returns the current time in seconds.
+        clock: function that returns the current time in seconds.
         steps: number of steps of each rank in the present round; empty before the first round.
         weight: factor on this rank's pseudo-gradient, which makes the mean over the ranks a mean over samples.
     """
@@ -113,14 +113,18 @@ class Shares:
             )
 
     def _send_last_round(self) -> None:
-        """Begin to gather all ranks' seconds and samples, as a sum of lists that have only the own rank's numbers."""
+        """Begin to gather all ranks' seconds and samples of a step.
+
+        Each rank sends a list with room for all ranks' numbers, which has zeros in place of the other ranks' numbers;
+        the sum of these lists has the numbers of all ranks.
+        """
         rank, world = self._engine.state.rank, self._engine.state.world
         numbers = [0.0] * (2 * world)
         numbers[rank], numbers[world + rank] = self._last_round
         self._sums_in_flight = self._engine.sum_over_ranks("the ranks' step times", numbers)
 
     def _update_agreed(self) -> None:
-        """Wait for the sums, if ranks wait for any, and update the seconds and samples of all ranks by them."""
+        """Wait for the sums that ``receive`` began to wait for, if any; set all ranks' seconds and samples by them."""
         if self._sums_awaited is None:
             return
         sums, world = self._sums_awaited.result(), self._engine.state.world
@@ -129,8 +133,8 @@ class Shares:
         if self.by_speed and all(0 < rank_seconds < math.inf for rank_seconds in seconds):
             previous_seconds = self._agreed_seconds or seconds
             self._agreed_seconds = [
-                average + NEWEST_WEIGHT * (newest - average)
-                for average, newest in zip(previous_seconds, seconds, strict=True)
+                average_s + NEWEST_WEIGHT * (newest_s - average_s)
+                for average_s, newest_s in zip(previous_seconds, seconds, strict=True)
             ]
         if any(samples):
             self._agreed_samples = samples

@@ -136,8 +136,8 @@ def same_on_all_ranks(module: torch.nn.Module, settings: OuterSettings) -> dict[
 
 def make_outer_optimizer(settings: OuterSettings, anchors: Iterable[torch.nn.Parameter]) -> torch.optim.Optimizer:
     """Return a new outer optimizer, as the settings say, that trains anchors of any shapes."""
-    create = OuterSGD if settings.optimizer is None else settings.optimizer
-    optimizer: torch.optim.Optimizer = create(anchors)
+    optimizer_class = OuterSGD if settings.optimizer is None else settings.optimizer
+    optimizer: torch.optim.Optimizer = optimizer_class(anchors)
     return optimizer
 
 
