@@ -114,7 +114,7 @@ def connect(
         SettingsError: the model is in shards without replicas.
         TypeError: the model is neither a DistributedDataParallel module nor in shards by FSDP2.
     """
-    module = averaged_module(model, training_setting(accelerator), SHARDS_REMEDY, compressor.process_group)
+    module = averaged_module(model, training_setting(accelerator), SHARDS_REMEDY)
     compressor.attach(module, torch_optimizer(optimizer), accelerator.scaler)
     return module
 

@@ -1,6 +1,6 @@
 # SPDX-FileCopyrightText: 2026 The gravac developers
 # SPDX-License-Identifier: Apache-2.0
-"""Functions that the integrations of training frameworks share. All other files of integrations use only gravac's public API."""
+"""Functions that the integrations of training frameworks share; all other files use only gravac's public API."""
 
 import functools
 import math
@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
 from gravac.adaptive import AdaptiveCompressor
@@ -100,16 +99,13 @@ def data_parallel(
     )
 
 
-def averaged_module(
-    model: object, setting: str, shards_remedy: str, process_group: dist.ProcessGroup | None = None
-) -> torch.nn.Module:
+def averaged_module(model: object, setting: str, shards_remedy: str) -> torch.nn.Module:
     """Return a DistributedDataParallel module, or a model in shards by FSDP2 with replicas, that a framework trains.
 
     Args:
         model: the model that the framework trains; the wrapper of ``torch.compile`` is removed.
         setting: name and value of the framework's setting that chose how to train, for the message.
         shards_remedy: how a user of the framework trains in shards with replicas, for the message.
-        process_group: group of the ranks that hold the same shard, if the user gave it; ``None``: torch knows them.
 
     Raises:
         TypeError: the framework trains neither by DistributedDataParallel nor in shards by FSDP2.
@@ -121,7 +117,7 @@ def averaged_module(
         return data_parallel(model, setting, remedy)
     from gravac.sources.fsdp2 import has_replicas  # imports a second of torch, which others need not wait for
 
-    if process_group is None and not has_replicas(inner):
+    if not has_replicas(inner):
         raise SettingsError(
             f"{setting}: the model is in shards without replicas, and gravac averages over replicas; {shards_remedy}"
         )

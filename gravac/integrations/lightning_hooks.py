@@ -22,7 +22,6 @@ from gravac.integrations.frameworks import (
 )
 from gravac.settings import SettingsError
 
-
 SHARDS_REMEDY = (
     "use ModelParallelStrategy, and in configure_model call fully_shard(..., mesh=mesh) with "
     'mesh = init_device_mesh(device, (2, N), mesh_dim_names=("replicate", "shard")), where N is half the number of '
@@ -77,9 +76,8 @@ class LightningHooks:
         if trainer.world_size == 1:
             warn_of_one_process("the Trainer")
             return
-        compressor = self._build(trainer.estimated_stepping_batches)
         setting = f"strategy: {type(trainer.strategy).__name__}"
-        module = averaged_module(trainer.strategy.model, setting, SHARDS_REMEDY, compressor.process_group)
+        module = averaged_module(trainer.strategy.model, setting, SHARDS_REMEDY)
         if not isinstance(module, DistributedDataParallel):
             module = self._sharded_module = outermost_sharded_module(module)
         if len(trainer.optimizers) != 1:
@@ -87,6 +85,7 @@ class LightningHooks:
                 f"optimizers: there are {len(trainer.optimizers)}, and a backward for one of them exchanges gradients "
                 "of parameters that the others change; use one optimizer of all parameters"
             )
+        compressor = self._build(trainer.estimated_stepping_batches)
         compressor.attach(module, trainer.optimizers[0], getattr(trainer.precision_plugin, "scaler", None))
         if states is not None:
             load_gathered(states, compressor, self._on_resize)
@@ -166,11 +165,10 @@ def outermost_sharded_module(module: torch.nn.Module) -> torch.nn.Module:
     """
     from torch.distributed.fsdp import FSDPModule  # imports a second of torch, which others need not wait for
 
-    paths = [
-        path
-        for path, child in module.named_modules()
-        if isinstance(child, FSDPModule) and any(parameter.requires_grad for parameter in child.parameters())
+    trained = [
+        (path, child) for path, child in module.named_modules() if any(p.requires_grad for p in child.parameters())
     ]
+    paths = [path for path, child in trained if isinstance(child, FSDPModule)]
     outermost_paths = [path for path in paths if not any(is_within(path, other) for other in paths)]
     if len(outermost_paths) > 1:
         raise SettingsError(

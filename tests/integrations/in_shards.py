@@ -37,7 +37,7 @@ def loss_of(predicted: torch.Tensor, expected: torch.Tensor) -> torch.Tensor:
 
 
 def optimizer_of(module: torch.nn.Module) -> torch.optim.Optimizer:
-    return torch.optim.AdamW(module.parameters(), lr=1e-2)
+    return torch.optim.AdamW(module.parameters(), lr=1e-2, weight_decay=0)
 
 
 def train(
@@ -50,8 +50,8 @@ def train(
     """Train a model in shards by hand.
 
     Args:
-        module: the model; its forward returns the loss if it has an attribute ``losses``.
-        batches: this rank's batches.
+        module: the model.
+        batches: this rank's batches; the last step may have fewer of these.
         settings: those of the compressor; ``None``: torch exchanges.
         accumulate: number of batches of a step.
         flag: method by which all but the last of these are told to exchange nothing.
@@ -63,11 +63,12 @@ def train(
         compressor.attach(module, optimizer)
     losses = []
     for position, (x, y) in enumerate(batches, 1):
-        getattr(module, flag)(position % accumulate == 0)
+        steps = position % accumulate == 0 or position == len(batches)
+        getattr(module, flag)(steps)
         loss = loss_of(module(x), y)
         (loss / accumulate).backward()
         losses.append(float(loss.detach()))
-        if position % accumulate == 0:
+        if steps:
             optimizer.step()
             optimizer.zero_grad()
     return trained(losses, module, compressor)
