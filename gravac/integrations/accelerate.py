@@ -106,7 +106,7 @@ def attach(
 def connect(
     accelerator: Accelerator, model: object, optimizer: torch.optim.Optimizer, compressor: AdaptiveCompressor
 ) -> torch.nn.Module:
-    """Attach a compressor to a prepared model; return the model, without the wrapper of ``torch.compile``.
+    """Attach a compressor to a prepared model; return the module that it is attached to.
 
     The compressor gets the accelerator's scaler, and torch's own optimizer, since Accelerate's wrapper has no hooks.
 

@@ -103,7 +103,7 @@ def averaged_module(model: object, setting: str, shards_remedy: str) -> torch.nn
     """Return a DistributedDataParallel module, or a model in shards by FSDP2 with replicas, that a framework trains.
 
     Args:
-        model: the model that the framework trains; the wrapper of ``torch.compile`` is removed.
+        model: the model that the framework trains; the wrapper of ``torch.compile`` is removed from DDP.
         setting: name and value of the framework's setting that chose how to train, for the message.
         shards_remedy: how a user of the framework trains in shards with replicas, for the message.
 
@@ -117,11 +117,12 @@ def averaged_module(model: object, setting: str, shards_remedy: str) -> torch.nn
         return data_parallel(model, setting, remedy)
     from gravac.sources.fsdp2 import has_replicas  # imports a second of torch, which others need not wait for
 
-    if not has_replicas(inner):
+    assert isinstance(model, torch.nn.Module)
+    if not has_replicas(model):
         raise SettingsError(
             f"{setting}: the model is in shards without replicas, and gravac averages over replicas; {shards_remedy}"
         )
-    return inner
+    return model
 
 
 def warn_of_one_process(framework: str) -> None:

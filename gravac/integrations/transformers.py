@@ -139,4 +139,4 @@ class GravacCallback(TrainerCallback):
         """True if the Trainer still has the model that the compressor was attached to: not after some exceptions."""
         module = None if self._attached_module is None else self._attached_module()
         wrapped = self._trainer.model_wrapped
-        return module is not None and module is getattr(wrapped, "_orig_mod", wrapped)
+        return module is not None and (module is wrapped or module is getattr(wrapped, "_orig_mod", None))
