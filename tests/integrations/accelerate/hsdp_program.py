@@ -13,8 +13,8 @@ from accelerate import Accelerator, DistributedType, FullyShardedDataParallelPlu
 from accelerate.state import AcceleratorState
 
 from gravac.integrations.accelerate import attach
-from tests.hsdp.training import mesh_of, model, sharded
-from tests.integrations import in_shards
+from tests.hsdp.training import mesh_of, model, sharded, shards_of
+from tests.integrations import apart, in_shards
 from tests.integrations.by_hand import Trained, as_torchrun_says
 
 
@@ -71,6 +71,18 @@ def train_and_by_hand(rank: int, world: int, folder: Path, accumulate: int) -> d
             in_shards.train(sharded(mesh_of(2)), batches, in_shards.COMPRESSED, accumulate),
         ),
     }
+
+
+def saved(rank: int, world: int, folder: Path) -> tuple[bool, bool]:
+    """Save in the middle of a round; whether a rank's own weights are among gravac's states, and shared ones saved."""
+    train(rank, world, folder, in_shards.OUTER)
+    accelerator = accelerator_of()
+    module = model()
+    module, _ = accelerator.prepare(module, in_shards.optimizer_of(module))
+    accelerator.load_state(str(folder))
+    (path,) = folder.glob(f"gravac/*/rank{rank}.pt")
+    state = torch.load(path)
+    return apart.is_apart(state), apart.holds_shared(shards_of(module), state)
 
 
 def refusals(rank: int, world: int) -> dict[str, str]:

@@ -33,6 +33,10 @@ def test_a_saved_run_goes_on_bit_for_bit(settings: dict[str, Any], tmp_path: Pat
     assert_resumed(straight, resumed)
 
 
+def test_own_weights_are_in_gravacs_folder_and_shared_ones_in_accelerates(tmp_path: Path) -> None:
+    assert ranks(program.saved, tmp_path, world=in_shards.WORLD) == [(True, True)] * in_shards.WORLD
+
+
 def test_shards_without_replicas_and_fsdp1_are_refused_with_the_remedy() -> None:
     for messages in ranks(program.refusals, world=in_shards.WORLD):
         assert messages["one replica"].startswith("SettingsError: parallelism_config.dp_replicate_size: 1: ")

@@ -6,8 +6,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
-from tests.integrations import in_shards
+from tests.integrations import apart, in_shards
 from tests.integrations.by_hand import assert_resumed, assert_same, ranks
 from tests.integrations.lightning import hsdp_program
 from tests.integrations.lightning.program import CALLBACKS
@@ -43,6 +44,16 @@ def test_a_saved_run_goes_on_bit_for_bit(
 ) -> None:
     runs = ranks(hsdp_program.straight_and_resumed, package, tmp_path, settings, distributed, world=in_shards.WORLD)
     assert_resumed([straight for straight, _ in runs], [resumed for _, resumed in runs])
+    path = tmp_path / f"step={in_shards.SAVED_AT}.ckpt"
+    assert path.is_dir() == distributed
+    if not distributed:
+        file = torch.load(path, weights_only=True)
+        first_replica = [state["outer"]["fragments"] for state in file["gravac"]["states"][:2]]
+        assert all(map(apart.is_apart, file["gravac"]["states"]))
+        for fragments in zip(*first_replica, strict=True):
+            for name in fragments[0]["anchors"]:
+                shared = torch.cat([fragment["anchors"][name] for fragment in fragments])
+                assert shared.equal(file["state_dict"][f"model.{name}"])
 
 
 def test_shards_without_replicas_and_several_modules_are_refused_with_the_remedy(package: str, tmp_path: Path) -> None:
