@@ -408,7 +408,7 @@ class AdaptiveCompressor(Closeable):
             refuse_unequal_ranks(self.policy.outer)
         for optimizer in optimizers:
             refuse_momentum(self.policy.base, optimizer)
-        model = ShardedModel(innermost(module), self._requested_group)
+        model = ShardedModel(module, self._requested_group)  # the wrapper of torch.compile may be a unit, too
         source = FSDP2Source(self._engine, model)
         self._opening.group = model.replicas
         self._opening.agree_group = self._opening.agree_group or model.all_model_ranks

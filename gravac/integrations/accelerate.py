@@ -10,13 +10,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch.nn.parallel import DistributedDataParallel
 
 from gravac.checkpoint import OnResize, save
 from gravac.integrations.frameworks import (
     FOLDER,
     Every,
-    data_parallel,
+    averaged_module,
     load_if_present,
     metrics,
     recipe,
@@ -29,6 +28,12 @@ if TYPE_CHECKING:
     from gravac.adaptive import AdaptiveCompressor
 
 __all__ = ["attach", "metrics"]
+
+SHARDS_REMEDY = (
+    "set fsdp_version to 2 (Trainer: version in fsdp_config), and parallelism_config to "
+    "ParallelismConfig(dp_replicate_size=2, dp_shard_size=N), where N is half the number of processes, at least 2"
+)
+"""How a user of Accelerate or of the Trainer trains with replicas in shards."""
 
 
 def attach(
@@ -49,7 +54,8 @@ def attach(
     Args:
         accelerator: accelerator that prepared the model; its ``save_state`` writes every rank's state into the folder
             ``gravac`` of the checkpoint, and its ``load_state`` reads them.
-        model: the model that ``prepare`` returned.
+        model: the model that ``prepare`` returned: wrapped in DistributedDataParallel, or in shards by FSDP2 with
+            replicas, ``ParallelismConfig(dp_replicate_size=2, ...)``.
         optimizer: the optimizer that ``prepare`` returned.
         every: number of steps from one exchange to the next. 1: gradients are averaged in each step; 10: ranks train on
             their own for ten steps; ``(1, 100)``: the controller decides between these bounds. ``None``: the policy's
@@ -62,25 +68,29 @@ def attach(
         The compressor; close it after training. In a single process it is attached to nothing, and a warning says so.
 
     Raises:
-        SettingsError: a setting is wrong.
-        TypeError: Accelerate trains with FSDP, DeepSpeed or Megatron-LM, or the model was not prepared.
+        SettingsError: a setting is wrong, or Accelerate trains with FSDP2 without replicas.
+        TypeError: Accelerate trains with FSDP1, DeepSpeed or Megatron-LM, or the model was not prepared.
     """
     compressor = recipe(settings, on_resize, every)()
     if accelerator.num_processes == 1:
         warn_of_one_process("Accelerate")
         return compressor
-    ddp = connect(accelerator, model, optimizer, compressor)
+    module = connect(accelerator, model, optimizer, compressor)
     report_losses(accelerator, compressor)
 
     def save_state(models: Sequence[torch.nn.Module], weights: object, checkpoint: str) -> None:
-        if (folder := state_folder(checkpoint, models, ddp)) is not None:
+        if (folder := state_folder(checkpoint, models, module)) is not None:
             save(folder, compressor)
 
     to_load: list[Path] = []
 
     def load_state(models: Sequence[torch.nn.Module], checkpoint: str) -> None:
-        folder = state_folder(checkpoint, models, ddp)
-        to_load[:] = [] if folder is None else [folder]
+        if not accelerator.is_fsdp2:
+            folder = state_folder(checkpoint, models, module)
+            to_load[:] = [] if folder is None else [folder]
+        # with FSDP2, Accelerate has loaded weights and optimizer already, and names no models
+        elif (folder := state_folder(checkpoint, accelerator._models, module)) is not None:
+            load_if_present(folder, compressor, on_resize)
 
     def load_after_optimizer(_: torch.optim.Optimizer) -> None:
         # Accelerate first loads the weights and optimizer that rank 0 saved; each rank's own must come last
@@ -95,17 +105,30 @@ def attach(
 
 def connect(
     accelerator: Accelerator, model: object, optimizer: torch.optim.Optimizer, compressor: AdaptiveCompressor
-) -> DistributedDataParallel:
-    """Attach a compressor to a prepared model; return the model's DistributedDataParallel module.
+) -> torch.nn.Module:
+    """Attach a compressor to a prepared model; return the module that it is attached to.
 
     The compressor gets the accelerator's scaler, and torch's own optimizer, since Accelerate's wrapper has no hooks.
 
     Raises:
-        TypeError: the model is not a DistributedDataParallel module.
+        SettingsError: the model is in shards without replicas.
+        TypeError: the model is neither a DistributedDataParallel module nor in shards by FSDP2.
     """
-    ddp = data_parallel(model, f"distributed_type: {accelerator.distributed_type.value}")
-    compressor.attach(ddp, torch_optimizer(optimizer), accelerator.scaler)
-    return ddp
+    module = averaged_module(model, training_setting(accelerator), SHARDS_REMEDY)
+    compressor.attach(module, torch_optimizer(optimizer), accelerator.scaler)
+    return module
+
+
+def training_setting(accelerator: Accelerator) -> str:
+    """Return name and value of the setting by which an accelerator trains as it does, for messages."""
+    plugin = getattr(accelerator.state, "fsdp_plugin", None)
+    if plugin is None:
+        return f"distributed_type: {accelerator.distributed_type.value}"
+    if plugin.fsdp_version == 1:
+        return "fsdp_version: 1"
+    if accelerator.parallelism_config is None:
+        return "parallelism_config: None"
+    return f"parallelism_config.dp_replicate_size: {accelerator.parallelism_config.dp_replicate_size}"
 
 
 def report_losses(accelerator: Accelerator, compressor: AdaptiveCompressor) -> None:
@@ -128,7 +151,7 @@ def torch_optimizer(optimizer: torch.optim.Optimizer) -> torch.optim.Optimizer:
     return inner
 
 
-def state_folder(checkpoint: str, models: Sequence[torch.nn.Module], ddp: DistributedDataParallel) -> Path | None:
+def state_folder(checkpoint: str, models: Sequence[torch.nn.Module], module: torch.nn.Module) -> Path | None:
     """Return the folder of gravac's states in a checkpoint; ``None`` if the accelerator no longer has the model.
 
     From the second model on, the folder's name ends with the model's number, as names of Accelerate's own files do.
@@ -136,8 +159,9 @@ def state_folder(checkpoint: str, models: Sequence[torch.nn.Module], ddp: Distri
     Args:
         checkpoint: folder of the checkpoint.
         models: the accelerator's models.
-        ddp: the model that gravac is attached to.
+        module: the model that gravac is attached to.
     """
     # Accelerate may list the model as it was before ``prepare``
-    model_number = next((index for index, model in enumerate(models) if model is ddp.module or model is ddp), None)
-    return None if model_number is None else Path(checkpoint, f"{FOLDER}_{model_number}" if model_number else FOLDER)
+    aliases = (module, getattr(module, "module", module))
+    number = next((number for number, model in enumerate(models) if any(model is alias for alias in aliases)), None)
+    return None if number is None else Path(checkpoint, f"{FOLDER}_{number}" if number else FOLDER)

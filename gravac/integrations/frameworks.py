@@ -1,6 +1,6 @@
 # SPDX-FileCopyrightText: 2026 The gravac developers
 # SPDX-License-Identifier: Apache-2.0
-"""Functions that the integrations of training frameworks share. Integrations use only gravac's public API."""
+"""Functions that the integrations of training frameworks share; all other files use only gravac's public API."""
 
 import functools
 import math
@@ -9,9 +9,11 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+import torch
 from torch.nn.parallel import DistributedDataParallel
 
 from gravac.adaptive import AdaptiveCompressor
+from gravac.attaching import is_sharded
 from gravac.checkpoint.directory import load
 from gravac.checkpoint.ranks import Ranks
 from gravac.checkpoint.resize import OnResize, check_on_resize
@@ -75,12 +77,15 @@ def _build(setup: functools.partial[AdaptiveCompressor], training_steps: float =
     return setup()
 
 
-def data_parallel(model: object, setting: str) -> DistributedDataParallel:
+def data_parallel(
+    model: object, setting: str, remedy: str = "train with DDP, or without gravac"
+) -> DistributedDataParallel:
     """Return the DistributedDataParallel module that a framework trains, without the wrapper of ``torch.compile``.
 
     Args:
         model: the model that the framework trains.
-        setting: name and content of the framework's setting that chose how to train, for the message.
+        setting: name and value of the framework's setting that chose how to train, for the message.
+        remedy: what the user can do if the framework trains in another way, for the message.
 
     Raises:
         TypeError: the framework does not train by DistributedDataParallel.
@@ -90,8 +95,34 @@ def data_parallel(model: object, setting: str) -> DistributedDataParallel:
         return inner
     raise TypeError(
         f"{setting}: gravac compresses what DistributedDataParallel exchanges, but the framework trains a "
-        f"{type(inner).__name__}; train with DDP, or without gravac"
+        f"{type(inner).__name__}; {remedy}"
     )
+
+
+def averaged_module(model: object, setting: str, shards_remedy: str) -> torch.nn.Module:
+    """Return a DistributedDataParallel module, or a model in shards by FSDP2 with replicas, that a framework trains.
+
+    Args:
+        model: the model that the framework trains; the wrapper of ``torch.compile`` is removed from DDP.
+        setting: name and value of the framework's setting that chose how to train, for the message.
+        shards_remedy: how a user of the framework trains in shards with replicas, for the message.
+
+    Raises:
+        TypeError: the framework trains neither by DistributedDataParallel nor in shards by FSDP2.
+        SettingsError: the model is in shards without replicas, or this torch lacks a private name.
+    """
+    inner = getattr(model, "_orig_mod", model)
+    if not isinstance(inner, torch.nn.Module) or not is_sharded(inner):
+        remedy = f"train with DDP, or without gravac, or in shards by FSDP2 with replicas: {shards_remedy}"
+        return data_parallel(model, setting, remedy)
+    from gravac.sources.fsdp2 import has_replicas  # imports a second of torch, which others need not wait for
+
+    assert isinstance(model, torch.nn.Module)
+    if not has_replicas(model):
+        raise SettingsError(
+            f"{setting}: the model is in shards without replicas, and gravac averages over replicas; {shards_remedy}"
+        )
+    return model
 
 
 def warn_of_one_process(framework: str) -> None:

@@ -7,18 +7,27 @@ from collections.abc import Mapping
 from typing import Any, ClassVar
 
 import torch
+from torch.nn.parallel import DistributedDataParallel
 
 from gravac.adaptive import AdaptiveCompressor
 from gravac.checkpoint import OnResize, gather, load_gathered
 from gravac.integrations.frameworks import (
     FOLDER,
     Every,
-    data_parallel,
+    averaged_module,
     metrics,
     recipe,
     warn_of_missing_state,
     warn_of_one_process,
 )
+from gravac.settings import SettingsError
+
+SHARDS_REMEDY = (
+    "use ModelParallelStrategy, and in configure_model call fully_shard(..., mesh=mesh) with "
+    'mesh = init_device_mesh(device, (2, N), mesh_dim_names=("replicate", "shard")), where N is half the number of '
+    "processes"
+)
+"""How a user of Lightning trains with replicas in shards."""
 
 
 class LightningHooks:
@@ -51,31 +60,41 @@ class LightningHooks:
         self._build = recipe(settings, on_resize, every)
         self._on_resize = on_resize
         self._states_to_load: dict[str, Any] | None = None
+        self._sharded_module: Any = None  # the model, if it is in shards
         self._steps_may_differ = False  # whether ranks may be at different steps
 
     def on_train_start(self, trainer: Any, pl_module: Any) -> None:
-        """Attach a new compressor to the strategy's DDP module, and load the checkpoint's states, if there are any.
+        """Attach a new compressor to the strategy's model, and load the checkpoint's states, if there are any.
 
         Raises:
-            TypeError: the strategy is not DDP.
+            TypeError: the strategy trains neither by DDP nor in shards by FSDP2.
+            SettingsError: the model is in shards without replicas, or in shards that do not form one module.
             ValueError: there are several optimizers.
         """
         states, self._states_to_load = self._states_to_load, None
-        self.compressor, self._steps_may_differ = None, False
+        self.compressor, self._sharded_module, self._steps_may_differ = None, None, False
         if trainer.world_size == 1:
             warn_of_one_process("the Trainer")
             return
-        ddp = data_parallel(trainer.strategy.model, f"strategy: {type(trainer.strategy).__name__}")
+        setting = f"strategy: {type(trainer.strategy).__name__}"
+        module = averaged_module(trainer.strategy.model, setting, SHARDS_REMEDY)
+        if not isinstance(module, DistributedDataParallel):
+            module = self._sharded_module = outermost_sharded_module(module)
         if len(trainer.optimizers) != 1:
             raise ValueError(
                 f"optimizers: the module has {len(trainer.optimizers)}, but gravac supports one: each backward would "
                 "also exchange gradients of the other optimizers' parameters; use one optimizer for all parameters"
             )
         compressor = self._build(trainer.estimated_stepping_batches)
-        compressor.attach(ddp, trainer.optimizers[0], getattr(trainer.precision_plugin, "scaler", None))
+        compressor.attach(module, trainer.optimizers[0], getattr(trainer.precision_plugin, "scaler", None))
         if states is not None:
             load_gathered(states, compressor, self._on_resize)
         self.compressor = compressor
+
+    def on_train_batch_start(self, trainer: Any, pl_module: Any, batch: Any, batch_idx: int) -> None:
+        """Let only the last backward of a step exchange over the replicas; Lightning does so for DDP only."""
+        if self._sharded_module is not None and pl_module.automatic_optimization:
+            self._sharded_module.set_requires_all_reduce(not trainer.fit_loop._should_accumulate())
 
     def on_train_batch_end(self, trainer: Any, pl_module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
         """Report the loss, log numbers when the Trainer logs, and after the last step end the round of outer steps."""
@@ -129,6 +148,39 @@ class LightningHooks:
     def _close(self) -> None:
         if self.compressor is not None:
             self.compressor.close()
+        if self._sharded_module is not None:
+            self._sharded_module.set_requires_all_reduce(True)
+
+
+def outermost_sharded_module(module: torch.nn.Module) -> torch.nn.Module:
+    """Return the module within a ``LightningModule`` that holds all layers in shards, and whose forward begins a step.
+
+    Lightning calls ``training_step`` and not the forward of the ``LightningModule``.
+
+    Args:
+        module: a ``LightningModule`` with layers in shards.
+
+    Raises:
+        SettingsError: several modules are in shards, and none of these holds all others.
+    """
+    from torch.distributed.fsdp import FSDPModule  # imports a second of torch, which others need not wait for
+
+    trained = [
+        (path, child) for path, child in module.named_modules() if any(p.requires_grad for p in child.parameters())
+    ]
+    paths = [path for path, child in trained if isinstance(child, FSDPModule)]
+    outermost_paths = [path for path in paths if not any(is_within(path, other) for other in paths)]
+    if len(outermost_paths) > 1:
+        raise SettingsError(
+            f"configure_model: {outermost_paths[0]} and {outermost_paths[1]} are in shards, and no module in shards "
+            "holds both; put all layers that are trained into one module, and call fully_shard(module, mesh=mesh) last"
+        )
+    return module.get_submodule(outermost_paths[0])
+
+
+def is_within(path: str, other: str) -> bool:
+    """True if a module lies within another, given the paths of both."""
+    return path != other and (not other or path.startswith(f"{other}."))
 
 
 def is_last_step(trainer: Any) -> bool:

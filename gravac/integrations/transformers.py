@@ -7,7 +7,7 @@ import weakref
 from pathlib import Path
 from typing import Any
 
-from torch.nn.parallel import DistributedDataParallel
+import torch
 from transformers import Trainer, TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 from transformers.trainer_utils import get_last_checkpoint
 
@@ -48,7 +48,7 @@ class GravacCallback(TrainerCallback):
         self._on_resize = on_resize
         self._trainer = trainer
         self._checkpoint: Path | None = None
-        self._attached_ddp: weakref.ref[DistributedDataParallel] | None = None
+        self._attached_module: weakref.ref[torch.nn.Module] | None = None
         train = trainer.train
 
         @functools.wraps(train)
@@ -69,7 +69,8 @@ class GravacCallback(TrainerCallback):
         """Attach a new compressor to the model that the Trainer prepared, and load the checkpoint's states, if any.
 
         Raises:
-            TypeError: the Trainer does not train with DistributedDataParallel.
+            TypeError: the Trainer trains neither with DistributedDataParallel nor in shards by FSDP2.
+            SettingsError: the model is in shards without replicas.
         """
         self._detach()
         self.compressor = None
@@ -78,14 +79,14 @@ class GravacCallback(TrainerCallback):
             warn_of_one_process("the Trainer")
             return
         compressor = self._build(state.max_steps)
-        ddp = connect(accelerator, self._trainer.model_wrapped, self._trainer.optimizer, compressor)
-        self.compressor, self._attached_ddp = compressor, weakref.ref(ddp)
+        module = connect(accelerator, self._trainer.model_wrapped, self._trainer.optimizer, compressor)
+        self.compressor, self._attached_module = compressor, weakref.ref(module)
         if self._checkpoint is not None:
             load_if_present(self._checkpoint / FOLDER, compressor, self._on_resize)
 
     def on_step_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **unused: Any) -> None:
         """End the round of outer steps with an exchange after the last step, before the Trainer evaluates and saves."""
-        if self._attached_ddp is not None and self.compressor is not None and control.should_training_stop:
+        if self._attached_module is not None and self.compressor is not None and control.should_training_stop:
             self.compressor.synchronize()
 
     def on_log(
@@ -97,14 +98,14 @@ class GravacCallback(TrainerCallback):
         **unused: Any,
     ) -> None:
         """Report the logged loss to the compressor, and log gravac's numbers to all trackers of the Trainer."""
-        if self._attached_ddp is not None and self.compressor is not None and logs is not None and "loss" in logs:
+        if self._attached_module is not None and self.compressor is not None and logs is not None and "loss" in logs:
             self.compressor.loss(logs["loss"])
             self._trainer.log(metrics(self.compressor))
 
     def on_save(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **unused: Any) -> None:
         """Save all ranks' states in a folder within the Trainer's checkpoint; the Trainer deletes both together."""
-        is_resumable = not args.save_only_model and not state.is_hyper_param_search
-        if self._attached_ddp is not None and self.compressor is not None and is_resumable:
+        resumable = not args.save_only_model and not state.is_hyper_param_search
+        if self._attached_module is not None and self.compressor is not None and resumable:
             save(Path(args.output_dir, f"checkpoint-{state.global_step}", FOLDER), self.compressor)
 
     def on_train_end(
@@ -124,18 +125,18 @@ class GravacCallback(TrainerCallback):
             exchange: whether the ranks make their weights equal after outer steps; False after an exception, which may
                 have left ranks at different steps.
         """
-        if self._attached_ddp is None or self.compressor is None:
+        if self._attached_module is None or self.compressor is None:
             return
         if not exchange:
             self.compressor.close()
         if self._is_attached:
             self.compressor.detach()
         self.compressor.close()
-        self._attached_ddp = None
+        self._attached_module = None
 
     @property
     def _is_attached(self) -> bool:
         """True if the Trainer still has the model that the compressor is attached to; False after some exceptions."""
-        ddp = None if self._attached_ddp is None else self._attached_ddp()
+        module = None if self._attached_module is None else self._attached_module()
         wrapped = self._trainer.model_wrapped
-        return ddp is not None and ddp is getattr(wrapped, "_orig_mod", wrapped)
+        return module is not None and (module is wrapped or module is getattr(wrapped, "_orig_mod", None))

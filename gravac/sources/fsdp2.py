@@ -311,6 +311,15 @@ class ShardedModel:
         return PaddedGradient(Piece(name, copy.view(-1), tuple(padded_shape)), shard, is_copy=True)
 
 
+def has_replicas(module: torch.nn.Module) -> bool:
+    """True if torch averages the gradients of a model in shards over replicas.
+
+    Raises:
+        SettingsError: this torch lacks a private name.
+    """
+    return bool(_groups_with_replicas((child for child in module.modules() if isinstance(child, FSDPModule)), True))
+
+
 def local_tensor(tensor: Any) -> Any:
     """Return this rank's shard of a ``DTensor``, detached; return anything else unchanged.
 

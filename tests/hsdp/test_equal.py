@@ -34,6 +34,12 @@ def compiled_blocks() -> torch.nn.Module:
     return fully_shard(whole, mesh=mesh)
 
 
+def compiled_as_a_whole() -> torch.nn.Module:
+    """Return the compiled model in shards, as Accelerate makes it: the wrapper of ``torch.compile`` is the unit."""
+    wrapper: Any = torch.compile(model(), backend="aot_eager")
+    return fully_shard(wrapper, mesh=mesh_of(2))
+
+
 def with_divide_factor() -> torch.nn.Module:
     """Return the model in shards whose gradients are summed over the replicas, and divided by two only."""
     module: Any = sharded(mesh_of(2))
@@ -60,6 +66,7 @@ CASES: dict[str, tuple[Any, dict[str, Any]]] = {
     "clipped": (lambda: sharded(mesh_of(2)), {"clip": 0.1}),
     "activation checkpointing": (wrapped_in_checkpoints, {}),
     "compiled": (compiled_blocks, {}),
+    "compiled as a whole": (compiled_as_a_whole, {}),
     "bfloat16": (lambda: sharded(mesh_of(2), mp_policy=MIXED), {}),
     "on the CPU": (lambda: sharded(mesh_of(2), offload_policy=CPUOffloadPolicy(pin_memory=False)), {}),
     "divide factor": (with_divide_factor, {}),

@@ -28,7 +28,9 @@ def trainer(**given: Any) -> SimpleNamespace:
 
 
 def accelerator(kind: str, processes: int = 2) -> SimpleNamespace:
-    return SimpleNamespace(distributed_type=SimpleNamespace(value=kind), num_processes=processes, scaler=None)
+    return SimpleNamespace(
+        distributed_type=SimpleNamespace(value=kind), num_processes=processes, scaler=None, state=SimpleNamespace()
+    )
 
 
 def test_wrong_settings_are_refused_when_they_are_given() -> None:
