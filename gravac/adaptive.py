@@ -18,6 +18,7 @@ from gravac.attaching import (
     is_sharded,
     moments_per_parameter,
     optimizers_of,
+    reason_against_pipelines,
     reason_to_idle,
     refuse_unequal_ranks,
 )
@@ -366,9 +367,11 @@ class AdaptiveCompressor(Closeable):
         self._prepare(ddp.module, optimizers, scaler, {})
         self._adapter.set_module(ddp, optimizers[0] if optimizers else None)
         self._adapter.loss_scale = self._loss_scale(scaler)
+        self._adapter.reason_against_pipelines = reason_against_pipelines(self.policy, self._probe is not None)
         register_hook(ddp, self.hook)
         if may_change_mode:
-            self._steer(SteeredDDP(self._adapter, ddp, self.hook), optimizers, scaler)
+            switch = self._steer(SteeredDDP(self._adapter, ddp, self.hook), optimizers, scaler)
+            switch.reason_against_pipelines = self._adapter.reason_against_pipelines
         else:
             self._adapter.watch()
 
@@ -458,12 +461,13 @@ class AdaptiveCompressor(Closeable):
         source: Source,
         optimizers: Sequence[torch.optim.Optimizer],
         scaler: torch.amp.GradScaler | None,
-    ) -> None:
-        """Create the switch, which runs each step in the mode that the controller decided."""
+    ) -> Switch:
+        """Create the switch, which runs each step in the mode that the controller decided; return it."""
         self._switch = Switch(self._engine, source, self.policy, optimizers, scaler, self._probe)
         self._switch.exclude_native = self._exclude_native
         self._restoring.restore_outer(self._switch)
         self._switch.register_hooks()
+        return self._switch
 
     def detach(self) -> None:
         """Undo ``attach``: from then on the module trains without gravac, as a new DistributedDataParallel does.

@@ -116,6 +116,26 @@ def refuse_unequal_ranks(settings: OuterSettings) -> None:
         )
 
 
+def reason_against_pipelines(policy: Policy, has_probe: bool) -> str:
+    """Return the reason why the schedule of a pipeline cannot train a DDP module, with the remedy; empty if it can.
+
+    Args:
+        policy: settings of the run.
+        has_probe: whether the run computes the loss on fixed batches.
+    """
+    if policy.every != (1, 1):
+        return (
+            f"every: {policy.every} allows outer steps, but the schedule of a pipeline makes "
+            "DistributedDataParallel exchange in each step; use every=1"
+        )
+    if has_probe:
+        return (
+            "probe: the loss on fixed batches needs all stages of a pipeline, and each stage decides by itself when to "
+            "compute it; leave probe out"
+        )
+    return ""
+
+
 def moments_per_parameter(optimizer: torch.optim.Optimizer) -> int:
     """Return how many tensors of a parameter's size an optimizer keeps for each parameter: 2 for Adam, 0 for SGD."""
     group = optimizer.param_groups[0]

@@ -50,6 +50,11 @@ class SteeredModule:
         self.source.send_residuals = send_residuals
 
     @property
+    def in_pipeline(self) -> bool:
+        """False, since forwards tell which backward exchanges."""
+        return False
+
+    @property
     def will_exchange(self) -> bool:
         """True if the backward of the forward that now begins is to exchange gradients, so it is no accumulation."""
         return not self.source.is_accumulating
