@@ -20,6 +20,7 @@ from gravac.attaching import (
     optimizers_of,
     reason_against_pipelines,
     reason_to_idle,
+    refuse_single_columns,
     refuse_unequal_ranks,
 )
 from gravac.building import build
@@ -314,8 +315,9 @@ class AdaptiveCompressor(Closeable):
             grad_scaler: scaler of the loss. gravac then multiplies residuals whenever the scale changes, and turns
                 ``overflow_safety`` on, unless it was set.
             agree_group: group of all ranks that hold a part of the model, and must make the same decisions; needed if
-                only some of these ranks average with each other, as with tensor parallelism. ``None``, the default: the
-                ranks that average; for a model in shards, all ranks of its mesh.
+                only some of these ranks average with each other, as with tensor parallelism. In a pipeline, all ranks
+                that hold a part of the same stage. ``None``, the default: the ranks that average; for a model in
+                shards, all ranks of its mesh.
 
         Raises:
             SettingsError: a setting differs between ranks (the message has its name, its values and their ranks); the
@@ -352,6 +354,7 @@ class AdaptiveCompressor(Closeable):
     ) -> None:
         for optimizer in optimizers or (None,):
             refuse_unfit_ddp(ddp, self.policy.base, optimizer)
+        refuse_single_columns(ddp, self._opening.agree_group)
         native_cfs = () if not self.policy.native else cfs_of_native_steps(ddp, scaler)
         if self.policy.every != (1, 1):
             Reducer(ddp)  # raises if this torch lacks private names of DDP that outer steps need

@@ -13,7 +13,7 @@ from gravac.exchange.comparing import check_alike
 from gravac.modes.outer.starting import device_of
 from gravac.policy import OuterSettings, Policy
 from gravac.settings import SettingsError, short_repr
-from gravac.sources.ddp_private import Reducer
+from gravac.sources.ddp_private import Reducer, shards_of_tensor_parallelism
 
 ENVIRONMENT_SWITCH = "GRAVAC"
 """Name of the environment variable that turns gravac off if its content is ``off``."""
@@ -113,6 +113,27 @@ def refuse_unequal_ranks(settings: OuterSettings) -> None:
         raise SettingsError(
             f"outer.samples: {settings.samples}, but gravac does not weigh the replicas of a model in shards by their "
             "samples; leave samples out"
+        )
+
+
+def refuse_single_columns(ddp: DistributedDataParallel, agree_group: dist.ProcessGroup | None) -> None:
+    """Raise if the ranks that hold a model's shards of tensor parallelism would decide each for itself.
+
+    Parameters that all of these ranks hold would then drift apart.
+
+    Args:
+        ddp: the module, before its first forward.
+        agree_group: ranks that make the same decisions; ``None``: only those that average.
+
+    Raises:
+        SettingsError: the module has such shards, and ``agree_group`` is ``None``.
+    """
+    shards = shards_of_tensor_parallelism(ddp)
+    if shards and agree_group is None:
+        raise SettingsError(
+            f"agree_group: not given, but {next(iter(shards))} is a shard of tensor parallelism, and the ranks with "
+            "the other shards must make the same decisions; give attach(..., agree_group=group) all ranks that hold a "
+            "part of the model, such as torch.distributed.group.WORLD"
         )
 
 

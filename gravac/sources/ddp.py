@@ -114,9 +114,9 @@ class DDPAdapter:
         names: parameters' names, by the parameters' ``id``.
         loss_scale: function that returns the present loss scale; ``None`` without a scaler.
         optimizer: optimizer whose learning rate the controller gets; ``None``: the controller gets none.
-        exchanging_forward_began: whether a forward outside of ``no_sync()`` has begun since DDP exchanged last. False in
-            the schedules of ``torch.distributed.pipelining``, which run each forward in ``no_sync()``, and make DDP
-            exchange in the last backward.
+        exchanging_forward_began: whether a forward outside of ``no_sync()`` has begun since DDP exchanged last. False
+            with the schedules of ``torch.distributed.pipelining``, which run each forward in ``no_sync()``, and make
+            DDP exchange in the last backward.
         reason_against_pipelines: reason why a pipeline's schedule cannot run the module, with the remedy; empty if it
             can.
     """

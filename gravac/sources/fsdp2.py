@@ -121,9 +121,9 @@ class ShardedModel:
             name.
 
     Raises:
-        SettingsError: the mesh has no replicate dimension, and no process group was given. Or the given group has other
-            ranks than the replicate dimension. Or units have different replicas, ranks hold different parameters, or
-            this torch lacks a private name.
+        SettingsError: no part of the model is in shards by FSDP2; or the mesh has no replicate dimension, and no
+            process group was given; or that group has other ranks than the replicate dimension; or units have different
+            replicas, ranks hold different parameters, or this torch lacks a private name.
         TypeError: the model, or a part of it, is in shards by FSDP1.
         ValueError: no parameter that requires a gradient is in shards.
         RuntimeError: another hook uses gradients as soon as they are accumulated, such as that of an optimizer that
@@ -133,6 +133,12 @@ class ShardedModel:
     def __init__(self, module: torch.nn.Module, process_group: dist.ProcessGroup | None = None) -> None:
         _refuse_fsdp1(module)
         self._fsdp_modules = [child for child in module.modules() if isinstance(child, FSDPModule)]
+        if not self._fsdp_modules:
+            raise SettingsError(
+                "module: its parameters are DTensors, but neither fully_shard nor replicate was called with it; for "
+                "tensor parallelism, call DistributedDataParallel(module, device_mesh=...) with the data parallel "
+                "dimension of the mesh, or fully_shard"
+            )
         self.reshard()  # after a forward without a backward, the module has gathered parameters in place of shards
         self._groups = _groups_with_replicas(self._fsdp_modules, required=process_group is None)
         if process_group is None and not self._groups:
