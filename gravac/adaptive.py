@@ -419,6 +419,7 @@ class AdaptiveCompressor(Closeable):
         self._admission.leaving_bytes //= model.ranks_of_replica
         model.broadcast_weights()
         source.loss_scale = self._loss_scale(scaler)
+        source.reason_against_pipelines = reason_against_pipelines(self.policy, self._probe is not None)
         source.watch(module, optimizers[0] if optimizers else None)
         self._steer(SteeredShards(source, module, model), optimizers, scaler)
         self._module_source = source

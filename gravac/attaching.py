@@ -138,7 +138,7 @@ def refuse_single_columns(ddp: DistributedDataParallel, agree_group: dist.Proces
 
 
 def reason_against_pipelines(policy: Policy, has_probe: bool) -> str:
-    """Return the reason why the schedule of a pipeline cannot train a DDP module, with the remedy; empty if it can.
+    """Return the reason why the schedule of a pipeline cannot train a module, with the remedy; empty if it can.
 
     Args:
         policy: settings of the run.
@@ -146,8 +146,8 @@ def reason_against_pipelines(policy: Policy, has_probe: bool) -> str:
     """
     if policy.every != (1, 1):
         return (
-            f"every: {policy.every} allows outer steps, but the schedule of a pipeline makes "
-            "DistributedDataParallel exchange in each step; use every=1"
+            f"every: {policy.every} allows outer steps, but the module is a stage of a pipeline, whose schedule exchanges "
+            "in each step; use every=1"
         )
     if has_probe:
         return (

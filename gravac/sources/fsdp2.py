@@ -18,6 +18,7 @@ from typing import Any, TypeVar
 
 import torch
 import torch.distributed as dist
+from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import FSDPModule
 from torch.distributed.tensor import DTensor
 
@@ -71,17 +72,22 @@ class _ParameterSlot:
         owner: module that has the parameter.
         parameter_key: name of the parameter in that module.
         unit: number of the parameter's unit: the parameters that one ``fully_shard`` call holds.
+        mesh: device mesh of the parameter in shards.
     """
 
     owner: torch.nn.Module
     parameter_key: str
     unit: int
+    mesh: DeviceMesh
 
     @property
     def parameter(self) -> "torch.nn.Parameter | None":
-        """The parameter in shards; ``None`` while torch has put the gathered parameter into its place."""
+        """The parameter in shards; ``None`` while torch has put the gathered parameter into its place.
+
+        With tensor parallelism, the gathered parameter is a ``DTensor``, too, but on a mesh of fewer dimensions.
+        """
         tensor = self.owner._parameters.get(self.parameter_key)
-        return tensor if isinstance(tensor, DTensor) else None
+        return tensor if isinstance(tensor, DTensor) and tensor.device_mesh == self.mesh else None
 
 
 @dataclass(frozen=True, slots=True)
@@ -165,9 +171,7 @@ class ShardedModel:
 
     def _gather_shapes(self) -> None:
         """Set ``all_model_ranks``, and padded shapes that are the same on all these ranks. Called on every rank."""
-        mesh_ranks = {
-            rank for slot in self._parameter_slots.values() for rank in _mesh_of(slot).mesh.flatten().tolist()
-        }
+        mesh_ranks = {rank for slot in self._parameter_slots.values() for rank in slot.mesh.mesh.flatten().tolist()}
         ranks = sorted(set().union(*_gather_objects(mesh_ranks, self.replicas)))
         if ranks != sorted(dist.get_process_group_ranks(self.replicas)):
             self.all_model_ranks = dist.group.WORLD if len(ranks) == dist.get_world_size() else _new_group(ranks)
@@ -351,7 +355,7 @@ def _slots_to_average(module: torch.nn.Module, averaged_ids: "set[int] | None") 
             if parameter.requires_grad and is_averaged and id(parameter) not in seen_ids:
                 seen_ids.add(id(parameter))
                 name = canonical_name(f"{path}.{parameter_key}" if path else parameter_key)
-                yield name, _ParameterSlot(child, parameter_key, unit_of[id(child)])
+                yield name, _ParameterSlot(child, parameter_key, unit_of[id(child)], parameter.device_mesh)
 
 
 def _local_shard(slot: _ParameterSlot) -> torch.Tensor:
@@ -359,12 +363,6 @@ def _local_shard(slot: _ParameterSlot) -> torch.Tensor:
     parameter: Any = slot.parameter
     shard: torch.Tensor = parameter.to_local().detach()
     return shard
-
-
-def _mesh_of(slot: _ParameterSlot) -> Any:
-    """Return the device mesh of the parameter at a place."""
-    parameter: Any = slot.parameter
-    return parameter.device_mesh
 
 
 def _largest_sizes(shapes: Iterable[tuple[int, ...]]) -> torch.Size:

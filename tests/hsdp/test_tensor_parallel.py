@@ -8,11 +8,13 @@ import torch
 import torch.distributed as dist
 from torch.distributed._composable.replicate_with_fsdp import replicate
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor, Replicate
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 from torch.nn.parallel import DistributedDataParallel
 
 from gravac import Accordion, AdaptiveCompressor, Static
+from tests.hsdp.training import shards_of
 from tests.modes.scripted import DENSE, NATIVE, Scripted, script
 from tests.ranks import processes
 
@@ -171,25 +173,39 @@ def test_ddps_own_exchange_comes_back_with_all_shards() -> None:
         assert run == (["native", "hook"], [], 16)
 
 
-def with_replicate(rank: int, world: int) -> tuple[bool, list[float]]:
-    """Train with FSDP2's ``replicate``, compressed; return whether the embedding is the same on all ranks, and CFs."""
-    mesh = mesh_of_four()
-    module = replicate(in_shards(mesh, EVEN), mesh=mesh["dp"])
-    compressor = AdaptiveCompressor("topk", (5, 20), controller="gravac", window=2, native=False, dense_below=64)
-    optimizer = torch.optim.SGD(module.parameters(), lr=0.1)
-    compressor.attach(module, optimizer, agree_group=dist.group.WORLD)
-    cfs = train(mesh, module, optimizer, range(10), lambda: compressor.cf)
-    weight: Any = module.embedding.weight
-    local = weight.to_local().detach().contiguous()
-    of_ranks = [torch.empty_like(local) for _ in range(world)]
-    dist.all_gather(of_ranks, local)
-    compressor.close()
-    return all(torch.equal(local, other) for other in of_ranks), cfs
+def fsdp2_both_ways(rank: int, world: int) -> dict[str, tuple[list[str], int]]:
+    """Train in shards or replicated by FSDP2, natively and with dense gradients by gravac.
+
+    Returns:
+        The parameters that differ, and the number of steps that the engine counted.
+    """
+    mesh = init_device_mesh("cpu", (2, 1, 2), mesh_dim_names=("dp", "shard", "tp"))
+    found = {}
+    for name in ("HSDP", "replicate"):
+        runs, steps = [], 0
+        for is_native in (True, False):
+            module = in_shards(mesh, EVEN)
+            if name == "HSDP":
+                fully_shard(module, mesh=mesh["dp", "shard"])
+            else:
+                replicate(module, mesh=mesh["dp"])
+            optimizer = torch.optim.SGD(module.parameters(), lr=0.1)
+            compressor = AdaptiveCompressor(controller=Static(cf=1), native=False)
+            if not is_native:
+                compressor.attach(module, optimizer)
+            train(mesh, module, optimizer, range(5))
+            compressor._engine.drain()
+            runs.append(shards_of(module))
+            steps = compressor._engine.state.trained
+            compressor.close()
+        native, ours = runs
+        found[name] = [key for key in native if not torch.equal(native[key], ours[key])], steps
+    return found
 
 
-def test_with_replicate_of_fsdp2() -> None:
-    ranks = processes(with_replicate, WORLD)
-    assert all(run == (True, ranks[0][1]) for run in ranks)
+def test_with_fsdp2_every_shard_of_tensor_parallelism_is_averaged() -> None:
+    for found in processes(fsdp2_both_ways, WORLD):
+        assert found == {"HSDP": ([], 5), "replicate": ([], 5)}
 
 
 def message_of(module: Any, compressor: AdaptiveCompressor | None = None, **settings: Any) -> str:
