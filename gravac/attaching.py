@@ -146,8 +146,8 @@ def reason_against_pipelines(policy: Policy, has_probe: bool) -> str:
     """
     if policy.every != (1, 1):
         return (
-            f"every: {policy.every} allows outer steps, but the module is a stage of a pipeline, whose schedule exchanges "
-            "in each step; use every=1"
+            f"every: {policy.every} allows outer steps, but the module is a stage of a pipeline, whose schedule "
+            "exchanges in each step; use every=1"
         )
     if has_probe:
         return (

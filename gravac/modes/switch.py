@@ -257,8 +257,8 @@ class Switch:
             return False
         if self.reason_against_pipelines:
             raise SettingsError(self.reason_against_pipelines)
-        if has_averaged and native.uncounted:  # the step before the run was saved, and the step after it
-            native.made += 1
+        if has_averaged and native.uncounted:
+            self._native_watch.count_saved_step()
         has_averaged, native.uncounted = has_averaged or native.uncounted, False
         return has_averaged
 
