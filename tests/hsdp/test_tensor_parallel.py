@@ -4,6 +4,7 @@
 
 from typing import Any
 
+import pytest
 import torch
 import torch.distributed as dist
 from torch.distributed._composable.replicate_with_fsdp import replicate
@@ -206,6 +207,34 @@ def fsdp2_both_ways(rank: int, world: int) -> dict[str, tuple[list[str], int]]:
 def test_with_fsdp2_every_shard_of_tensor_parallelism_is_averaged() -> None:
     for found in processes(fsdp2_both_ways, WORLD):
         assert found == {"HSDP": ([], 5), "replicate": ([], 5)}
+
+
+def outer(rank: int, world: int) -> tuple[bool, dict[str, torch.Tensor]]:
+    """Make outer steps with HSDP and tensor parallelism.
+
+    Returns:
+        Whether weights moved apart before they were synchronized, and the weights after that.
+    """
+    mesh = init_device_mesh("cpu", (2, 1, 2), mesh_dim_names=("dp", "shard", "tp"))
+    module = fully_shard(in_shards(mesh, EVEN), mesh=mesh["dp", "shard"])
+    optimizer = torch.optim.SGD(module.parameters(), lr=0.1)
+    compressor = AdaptiveCompressor("topk", every=3, controller=Static(cf=5), dense_below=64)
+    compressor.attach(module, optimizer)
+    train(mesh, module, optimizer, range(8))
+    before = shards_of(module)
+    compressor.synchronize()
+    after = shards_of(module)
+    compressor.close()
+    return any(not torch.equal(before[name], weight) for name, weight in after.items()), after
+
+
+@pytest.mark.long
+def test_outer_steps_of_hsdp_with_tensor_parallelism() -> None:
+    ranks = processes(outer, WORLD)
+    for rank, (moved, weights) in enumerate(ranks):
+        assert moved
+        assert all(torch.equal(weight, ranks[rank ^ 2][1][name]) for name, weight in weights.items())
+        assert torch.equal(weights["embedding.weight"], ranks[0][1]["embedding.weight"])
 
 
 def message_of(module: Any, compressor: AdaptiveCompressor | None = None, **settings: Any) -> str:
