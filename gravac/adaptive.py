@@ -18,7 +18,9 @@ from gravac.attaching import (
     is_sharded,
     moments_per_parameter,
     optimizers_of,
+    reason_against_pipelines,
     reason_to_idle,
+    refuse_single_columns,
     refuse_unequal_ranks,
 )
 from gravac.building import build
@@ -315,8 +317,9 @@ class AdaptiveCompressor(Closeable):
             grad_scaler: scaler of the loss. gravac then multiplies residuals whenever the scale changes, and turns
                 ``overflow_safety`` on, unless it was set.
             agree_group: group of all ranks that hold a part of the model, and must make the same decisions; needed if
-                only some of these ranks average with each other, as with tensor parallelism. ``None``, the default: the
-                ranks that average; for a model in shards, all ranks of its mesh.
+                only some of these ranks average with each other, as with tensor parallelism. In a pipeline, all ranks
+                that hold a part of the same stage. ``None``, the default: the ranks that average; for a model in
+                shards, all ranks of its mesh.
 
         Raises:
             SettingsError: a setting differs between ranks (the message has its name, its values and their ranks); the
@@ -353,6 +356,7 @@ class AdaptiveCompressor(Closeable):
     ) -> None:
         for optimizer in optimizers or (None,):
             refuse_unfit_ddp(ddp, self.policy.base, optimizer)
+        refuse_single_columns(ddp, self._opening.agree_group)
         native_cfs = () if not self.policy.native else cfs_of_native_steps(ddp, scaler)
         if self.policy.every != (1, 1):
             Reducer(ddp)  # raises if this torch lacks private names of DDP that outer steps need
@@ -368,9 +372,11 @@ class AdaptiveCompressor(Closeable):
         self._prepare(ddp.module, optimizers, scaler, {})
         self._adapter.set_module(ddp, optimizers[0] if optimizers else None)
         self._adapter.loss_scale = self._loss_scale(scaler)
+        self._adapter.reason_against_pipelines = reason_against_pipelines(self.policy, self._probe is not None)
         register_hook(ddp, self.hook)
         if may_change_mode:
-            self._steer(SteeredDDP(self._adapter, ddp, self.hook), optimizers, scaler)
+            switch = self._steer(SteeredDDP(self._adapter, ddp, self.hook), optimizers, scaler)
+            switch.reason_against_pipelines = self._adapter.reason_against_pipelines
         else:
             self._adapter.watch()
 
@@ -416,6 +422,7 @@ class AdaptiveCompressor(Closeable):
         self._admission.leaving_bytes //= model.ranks_of_replica
         model.broadcast_weights()
         source.loss_scale = self._loss_scale(scaler)
+        source.reason_against_pipelines = reason_against_pipelines(self.policy, self._probe is not None)
         source.watch(module, optimizers[0] if optimizers else None)
         self._steer(SteeredShards(source, module, model), optimizers, scaler)
         self._module_source = source
@@ -461,12 +468,13 @@ class AdaptiveCompressor(Closeable):
         source: Source,
         optimizers: Sequence[torch.optim.Optimizer],
         scaler: torch.amp.GradScaler | None,
-    ) -> None:
-        """Create the switch, which runs each step in the mode that the controller decided."""
+    ) -> Switch:
+        """Create the switch, which runs each step in the mode that the controller decided; return it."""
         self._switch = Switch(self._engine, source, self.policy, optimizers, scaler, self._probe)
         self._switch.exclude_native = self._exclude_native
         self._restoring.restore_outer(self._switch)
         self._switch.register_hooks()
+        return self._switch
 
     def detach(self) -> None:
         """Undo ``attach``: from then on the module trains without gravac, as a new DistributedDataParallel does.

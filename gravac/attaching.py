@@ -13,7 +13,7 @@ from gravac.exchange.comparing import check_alike
 from gravac.modes.outer.starting import device_of
 from gravac.policy import OuterSettings, Policy
 from gravac.settings import SettingsError, short_repr
-from gravac.sources.ddp_private import Reducer
+from gravac.sources.ddp_private import Reducer, shards_of_tensor_parallelism
 
 ENVIRONMENT_SWITCH = "GRAVAC"
 """Name of the environment variable that turns gravac off if its content is ``off``."""
@@ -116,6 +116,47 @@ def refuse_unequal_ranks(settings: OuterSettings) -> None:
             f"outer.samples: {settings.samples}, but gravac does not weigh the replicas of a model in shards by their "
             "samples; leave samples out"
         )
+
+
+def refuse_single_columns(ddp: DistributedDataParallel, agree_group: dist.ProcessGroup | None) -> None:
+    """Raise if the ranks that hold a model's shards of tensor parallelism would decide each for itself.
+
+    Parameters that all of these ranks hold would then drift apart.
+
+    Args:
+        ddp: the module, before its first forward.
+        agree_group: ranks that make the same decisions; ``None``: only those that average.
+
+    Raises:
+        SettingsError: the module has such shards, and ``agree_group`` is ``None``.
+    """
+    shards = shards_of_tensor_parallelism(ddp)
+    if shards and agree_group is None:
+        raise SettingsError(
+            f"agree_group: not given, but {next(iter(shards))} is a shard of tensor parallelism, and the ranks with "
+            "the other shards must make the same decisions; give attach(..., agree_group=group) all ranks that hold a "
+            "part of the model, such as torch.distributed.group.WORLD"
+        )
+
+
+def reason_against_pipelines(policy: Policy, has_probe: bool) -> str:
+    """Return the reason why the schedule of a pipeline cannot train a module, with the remedy; empty if it can.
+
+    Args:
+        policy: settings of the run.
+        has_probe: whether the run computes the loss on fixed batches.
+    """
+    if policy.every != (1, 1):
+        return (
+            f"every: {policy.every} allows outer steps, but the module is a stage of a pipeline, whose schedule "
+            "exchanges in each step; use every=1"
+        )
+    if has_probe:
+        return (
+            "probe: the loss on fixed batches needs all stages of a pipeline, and each stage decides by itself when to "
+            "compute it; leave probe out"
+        )
+    return ""
 
 
 def moments_per_parameter(optimizer: torch.optim.Optimizer) -> int:

@@ -10,7 +10,7 @@ import torch.distributed as dist
 from gravac.building import RunAdmission
 from gravac.engine.codec_timing import time_codecs
 from gravac.engine.engine import Engine
-from gravac.exchange.comparing import check_alike
+from gravac.exchange.comparing import check_alike, largest_shapes
 from gravac.exchange.executor import Executor
 from gravac.exchange.opening import OpenedExecutor, open_executor
 from gravac.policy import RunSettings
@@ -93,5 +93,6 @@ class RunOpening:
         texts = {**settings.shared(), **same}
         if self.agree_group is not None:
             check_alike(texts, device, self.agree_group)
+            self._engine.decide_by(largest_shapes(self._engine.shapes, self.agree_group))
         check_alike({**texts, **self._engine.parameter_texts}, device, self.group)
         return open_executor(device, self.group, self.agree_group, settings.executor, settings.pace)

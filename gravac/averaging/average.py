@@ -50,6 +50,8 @@ class Averager:
         world: number of ranks that average.
         memory: tensors that compressors keep from step to step.
         diagnostics: sums of gradients over steps, if the controller asks for them.
+        agreed_shapes: shapes by which the ranks that agree decide which tensors are compressed, by parameter name; the
+            tensor's own shape decides if its name is missing.
         measurement: this rank's measurement of the present step.
     """
 
@@ -63,6 +65,7 @@ class Averager:
     world: int = field(default=1, init=False)
     memory: CompressorMemory = field(default_factory=CompressorMemory, init=False)
     diagnostics: Diagnostics = field(default_factory=Diagnostics, init=False)
+    agreed_shapes: Mapping[str, tuple[int, ...]] = field(default_factory=dict, init=False)
     measurement: LocalMeasurement = field(init=False)
     _choices: dict[tuple[bool, float, int], Choice] = field(default_factory=dict, init=False)
     _executor: Executor | None = field(default=None, init=False)
@@ -75,6 +78,10 @@ class Averager:
     def compresses(self, shape: tuple[int, ...]) -> bool:
         """True if a tensor of a shape may be compressed: it is not 1-D, and has ``dense_below`` elements or more."""
         return len(shape) > 1 and torch.Size(shape).numel() >= self.dense_below
+
+    def _may_compress(self, piece: Piece) -> bool:
+        """True if a tensor may be compressed; the same on all ranks that agree, if they hold shards of other sizes."""
+        return self.compresses(self.agreed_shapes.get(piece.name, piece.shape))
 
     def traffic(self, forms: Sequence[Form], compressor: Compressor, cf: float) -> list[Traffic]:
         """Return the predicted kind and size of each collective of a step, with small tensors sent dense.
@@ -252,7 +259,7 @@ class Averager:
             self.diagnostics.sums.clear()
         else:
             finite = self._judge(all_finite([energy(piece.flat) for piece in pieces]))
-            compressible = [piece for piece in pieces if self.compresses(piece.shape)]
+            compressible = [piece for piece in pieces if self._may_compress(piece)]
             self.diagnostics.add_gradients(compressible, plan, finite, self.measurement)
         return self._compressed(pieces, plan, inputs_finite) if plan.compresses else self._dense(pieces, plan, buffer)
 
@@ -301,7 +308,7 @@ class Averager:
         A tensor with error feedback, or whose errors at shadow CFs are computed, is never joined with others to one
         long tensor.
         """
-        compressible = self.compresses(piece.shape)
+        compressible = piece.flat.numel() > 0 and self._may_compress(piece)
         choice, elements = plan.of(piece.name, compressible), piece.flat.numel()
         common_key = (choice.compresses, choice.cf, piece.flat.dtype)
         is_separate = choice.strength > 0 or (compressible and plan.shadow) or elements > self._max_joined_elements
@@ -439,7 +446,7 @@ class Averager:
 
     def _evaluate_shadow_cfs(self, piece: Piece, x: torch.Tensor, plan: Plan, context: Context) -> None:
         """Compute the compression error of a tensor, flat x, at each CF in ``plan.shadow``, if it may be compressed."""
-        if plan.shadow and self.compresses(piece.shape):
+        if plan.shadow and self._may_compress(piece):
             evaluate_shadow_cfs(piece, x, self.base, plan, context, self.measurement)
 
     def _discard_group(self, pieces: Sequence[Piece]) -> None:

@@ -74,7 +74,8 @@ class Engine:
         state: state of the run after the steps so far.
         device: device of the gradients.
         shapes: shapes of the parameters, by name, in memory order.
-        forms: shapes and dtypes of their gradients, in the model's order; empty if ``know`` was given no parameters.
+        forms: shapes and dtypes of their gradients, in the model's order, by which the ranks decide; empty if ``know``
+            was given no parameters.
         parameter_texts: name, shape and dtype of each parameter as text, in the model's order; ranks compare them.
         shard_places: place of this rank's shard within each parameter, by name; empty if each rank has whole
             parameters, or if the places are not known.
@@ -107,6 +108,7 @@ class Engine:
         self.device = torch.device("cpu")
         self.shapes: dict[str, tuple[int, ...]] = {}
         self.forms: list[Form] = []
+        self._dtypes: list[torch.dtype] = []
         self.parameter_texts: dict[str, str] = {}
         self.shard_places: Mapping[str, ShardPlace] = {}
         self._open = open_executor
@@ -136,13 +138,25 @@ class Engine:
         refuse_complex(parameters)
         self.parameter_texts = texts_of_tensors(parameters)
         self.shapes = {name: memory_shape(parameter) for name, parameter in parameters.items()}
-        self.forms = [(self.shapes[name], parameter.dtype) for name, parameter in parameters.items()]
+        self._dtypes = [parameter.dtype for parameter in parameters.values()]
+        self.decide_by({})
         self.device = next((parameter.device for parameter in parameters.values()), self.device)
+
+    def decide_by(self, agreed_shapes: Mapping[str, tuple[int, ...]]) -> None:
+        """Decide by shapes that are the same on all ranks that agree, if these ranks hold shards of other sizes.
+
+        Args:
+            agreed_shapes: the largest shape of each parameter over these ranks, in memory order, by name; empty: all
+                ranks have the same shapes.
+        """
+        self.averager.agreed_shapes = agreed_shapes
+        shapes = (agreed_shapes.get(name, shape) for name, shape in self.shapes.items())
+        self.forms = list(zip(shapes, self._dtypes, strict=True))
 
     @property
     def form_by_name(self) -> dict[str, Form]:
-        """Shapes and dtypes of the gradients, by name; empty if ``know`` was given no parameters."""
-        return dict(zip(self.shapes, self.forms, strict=True))
+        """Shapes and dtypes of this rank's gradients, by name; empty if ``know`` was given no parameters."""
+        return dict(zip(self.shapes, zip(self.shapes.values(), self._dtypes, strict=True), strict=True))
 
     def open(self) -> None:
         """Create an executor, if there is none. Called on every rank; ``begin`` calls it.

@@ -59,6 +59,32 @@ def check_alike(texts: Mapping[str, str], device: torch.device, group: dist.Proc
     run_comparison(compare(texts), gather)
 
 
+def largest_shapes(shapes: Mapping[str, tuple[int, ...]], group: dist.ProcessGroup) -> dict[str, tuple[int, ...]]:
+    """Return, for each parameter, the largest size of each dimension over the ranks. Called on every rank of a group.
+
+    Args:
+        shapes: shapes of this rank's parameters, by name.
+        group: ranks that hold different parts of one model, and make the same decisions.
+
+    Raises:
+        SettingsError: ranks have parameters of different names, or of different numbers of dimensions.
+    """
+    shapes_of_ranks: list[Mapping[str, tuple[int, ...]]] = [{}] * dist.get_world_size(group)
+    dist.all_gather_object(shapes_of_ranks, dict(shapes), group=group)
+    dimensions = [{name: len(shape) for name, shape in of_rank.items()} for of_rank in shapes_of_ranks]
+    for rank, of_rank in enumerate(dimensions):
+        if differing := sorted(of_rank.items() ^ dimensions[0].items()):
+            raise SettingsError(
+                f"agree_group: its ranks 0 and {rank} do not both have a parameter {differing[0][0]} with "
+                f"{differing[0][1]} dimensions, so that they train different models; give the ranks that hold parts "
+                "of the same parameters: stages of a pipeline decide by themselves"
+            )
+    return {
+        name: tuple(max(sizes) for sizes in zip(*(of_rank[name] for of_rank in shapes_of_ranks), strict=True))
+        for name in shapes
+    }
+
+
 def run_comparison(comparison: Comparison, gather: Callable[[torch.Tensor], list[torch.Tensor]]) -> None:
     """Run a comparison to its end; raise what the comparison raises.
 

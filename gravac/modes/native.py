@@ -120,6 +120,10 @@ class NativeWatch:
             self._send_slow_step_check()
         return None
 
+    def count_saved_step(self) -> None:
+        """Count the last step before the run was saved, which no forward has counted yet."""
+        self._state.made += 1
+
     def prepare_to_save(self) -> None:
         """Wait for a slow-step check in flight, which a saved state does not contain. Called on every rank."""
         if self._slow_step_check is not None:

@@ -34,6 +34,7 @@ from gravac.modes.native import NativeWatch
 from gravac.modes.outer.outer_steps import OuterSteps
 from gravac.modes.probe import Probe, ProbeLoss
 from gravac.policy import Policy
+from gravac.settings import SettingsError
 from gravac.sources.ddp import learning_rate
 from gravac.sources.ddp_private import UncopiedHook, ignored_buffers
 from gravac.sources.hooked import tensors_in
@@ -76,6 +77,10 @@ class Source(Protocol):
     @property
     def in_join(self) -> bool:
         """True if ranks may run out of inputs (``join()``), and would then miss exchanges of outer steps."""
+
+    @property
+    def in_pipeline(self) -> bool:
+        """True if a pipeline's schedule may exchange gradients without a forward that tells; see ``SteeredDDP``."""
 
     @property
     def shares_buffers(self) -> bool:
@@ -126,6 +131,8 @@ class Switch:
         outer: this rank's outer steps while the mode is ``"outer"``; ``None`` in other modes.
         changes: records of all changes of mode so far.
         exclude_native: function called before the first decision if native steps are impossible.
+        reason_against_pipelines: reason why a pipeline's schedule cannot run the module, with the remedy; empty if it
+            can.
     """
 
     def __init__(
@@ -141,6 +148,7 @@ class Switch:
         self.outer: OuterSteps | None = None
         self.changes: list[ModeRecord] = []
         self.exclude_native: Callable[[], None] = lambda: None
+        self.reason_against_pipelines = ""
         self._engine, self._source, self._policy = engine, source, policy
         self._optimizers, self._scaler = tuple(optimizers), scaler
         self._local_model = source.local_model(optimizers)
@@ -150,6 +158,7 @@ class Switch:
             None  # newest decision of hook mode, after which the probe has been read if requested
         )
         self._native_cf = 1.0
+        self._runs_schedules = False  # whether a pipeline's schedule has made DDP average in native mode
         # whether, since the last outer step was counted, the forward and the backward of a synced step have begun
         self._synced_forward = self._synced_backward = False
         self._optimizers_in_step: set[int] = set()  # ids of the optimizers in the middle of their step
@@ -220,13 +229,38 @@ class Switch:
 
     def _native_step_starts(self) -> None:
         """Begin a forward in native mode; change the mode if the controller decided so."""
-        if not self._source.will_exchange or self._source.in_join:  # a rank without inputs has no forward to count
+        if self._source.in_join:  # a rank without inputs has no forward to count
             return
-        candidate = self._native_watch.forward_starts(self._has_averaged())
+        if self._source.in_pipeline:
+            if not self._is_first_of_schedule():
+                return
+            averaged = True
+        elif self._source.will_exchange:
+            averaged = self._has_averaged()
+        else:
+            return
+        candidate = self._native_watch.forward_starts(averaged)
         if candidate is not None:
             self._read_probe()
         if candidate is not None and (candidate.mode, candidate.cf) != ("native", self._native_cf):
             self._change_to(candidate)
+
+    def _is_first_of_schedule(self) -> bool:
+        """Return whether DDP has averaged since the last forward, so that a pipeline's schedule begins its next step.
+
+        Raises:
+            SettingsError: the run's settings do not fit a pipeline.
+        """
+        has_averaged, native = self._source.has_averaged(), self._engine.state.native
+        self._runs_schedules |= has_averaged
+        if not self._runs_schedules:
+            return False
+        if self.reason_against_pipelines:
+            raise SettingsError(self.reason_against_pipelines)
+        if has_averaged and native.uncounted:
+            self._native_watch.count_saved_step()
+        has_averaged, native.uncounted = has_averaged or native.uncounted, False
+        return has_averaged
 
     def _read_probe(self) -> None:
         """Compute the loss on fixed batches, if the newest decision requests it."""

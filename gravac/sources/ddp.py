@@ -8,6 +8,7 @@ stored in the future that the hook returns, and ``backward()`` raises them.
 """
 
 import math
+import sys
 import weakref
 from collections.abc import Callable
 from concurrent.futures import Future
@@ -25,12 +26,15 @@ from gravac.engine.engine import Engine
 from gravac.engine.inputs import StepInputs
 from gravac.exchange.executor import Mark, Number
 from gravac.measurement import LocalMeasurement
+from gravac.settings import SettingsError
 from gravac.sources.ddp_private import (
     UncopiedHook,
     averaged_parameters,
+    check_has_shards,
     divides_by_ranks_with_inputs,
     has_hook,
     rebuild_reducer,
+    shards_of_tensor_parallelism,
 )
 from gravac.sources.exchange_layout import ExchangeLayout, Names
 
@@ -38,6 +42,8 @@ NO_BACKWARD = -1
 """Autograd's number for "no backward is running". In ``join()``, a rank without inputs takes part, without a backward,
 in the exchanges of the other ranks."""
 
+PIPELINING = "torch.distributed.pipelining"
+"""Module with torch's pipelines."""
 
 BucketMean = torch.futures.Future[torch.Tensor | None]
 """Future of a bucket's mean; its result is ``None`` if the exchange failed."""
@@ -108,6 +114,11 @@ class DDPAdapter:
         names: parameters' names, by the parameters' ``id``.
         loss_scale: function that returns the present loss scale; ``None`` without a scaler.
         optimizer: optimizer whose learning rate the controller gets; ``None``: the controller gets none.
+        exchanging_forward_began: whether a forward outside of ``no_sync()`` has begun since DDP exchanged last. False
+            with the schedules of ``torch.distributed.pipelining``, which run each forward in ``no_sync()``, and make
+            DDP exchange in the last backward.
+        reason_against_pipelines: reason why a pipeline's schedule cannot run the module, with the remedy; empty if it
+            can.
     """
 
     def __init__(self, engine: Engine) -> None:
@@ -117,7 +128,11 @@ class DDPAdapter:
         self.names: dict[int, str] = {}
         self.loss_scale: Callable[[], Number] | None = None
         self.optimizer: torch.optim.Optimizer | None = None
+        self.exchanging_forward_began = False
+        self.reason_against_pipelines = ""
         self._engine = engine
+        self._forward_accumulates = False  # whether the newest forward with gradients began in no_sync()
+        self._shards: dict[str, torch.nn.Parameter] = {}
         self._backward_id: int | None = None  # autograd's number of the backward under way; NO_BACKWARD in a join
         self._pieces_by_bucket: dict[int, tuple[torch.Tensor, list[Piece]]] = {}  # by bucket index
         self._arrived_pieces: dict[str, tuple[Piece, _Bucket]] = {}
@@ -141,11 +156,14 @@ class DDPAdapter:
     def set_module(self, ddp: DistributedDataParallel, optimizer: torch.optim.Optimizer | None) -> None:
         """Set the module whose gradients are averaged, and the optimizer whose learning rate is read."""
         self._ddp, self.optimizer = weakref.ref(ddp), optimizer
+        self._shards = shards_of_tensor_parallelism(ddp)
+        self._forward_accumulates = self.exchanging_forward_began = False
+        self._hook_handles = [ddp.register_forward_pre_hook(UncopiedHook(self._record_forward))]
 
     def watch(self) -> None:
         """Register hooks that record when a forward begins and when the optimizer's step ends."""
         assert self.ddp is not None
-        self._hook_handles = [self.ddp.register_forward_pre_hook(UncopiedHook(self._forward_hook))]
+        self._hook_handles.append(self.ddp.register_forward_pre_hook(UncopiedHook(self._forward_hook)))
         if self.optimizer is not None:
             self._hook_handles.append(self.optimizer.register_step_post_hook(self.step_ended))
 
@@ -163,13 +181,14 @@ class DDPAdapter:
                 "detach: this compressor was not attached by attach(); a hook that was registered by hand stays until "
                 "you make a new DistributedDataParallel around the model"
             )
-        rebuild_reducer(ddp, forward_pending=self._forward_began is not None)
+        rebuild_reducer(ddp, forward_pending=self._forward_began is not None, shards=self._shards)
         for handle in self._hook_handles:
             handle.remove()
         self._hook_handles.clear()
         self.optimizer = None
         self.loss_scale = None
         self._ddp = None
+        self._shards = {}
         self.decided_candidate = None
         self.forget_step()
 
@@ -178,10 +197,37 @@ class DDPAdapter:
         """The attached DDP module; ``None`` if there is none, or if it was deleted."""
         return self._ddp() if self._ddp is not None else None
 
+    def exchange_ended(self) -> None:
+        """Record that DDP has exchanged gradients, by gravac's hook or by itself."""
+        self.exchanging_forward_began = False
+
     def forget_step(self) -> None:
         """Forget the times and buckets of the step under way. Called when the next steps exchange no gradients."""
         self._forward_began = self._optimizer_ended = None
         self._pieces_by_bucket.clear()
+
+    def _record_forward(self, *_: object) -> None:
+        """Record whether DDP is to exchange in the backward of the forward that now begins."""
+        if torch.is_grad_enabled() and self.ddp is not None:
+            self._forward_accumulates = not self.ddp.require_backward_grad_sync
+            self.exchanging_forward_began |= not self._forward_accumulates
+
+    def _check_pipeline(self) -> None:
+        """Raise if a pipeline's schedule makes DDP exchange what it is not to exchange. Called by a backward's hook.
+
+        Raises:
+            SettingsError: a backward in ``no_sync()`` exchanges, or ``reason_against_pipelines`` is not empty.
+        """
+        if self.ddp is None or not self._forward_accumulates:
+            return
+        if not self.ddp.require_backward_grad_sync and PIPELINING in sys.modules:
+            raise SettingsError(
+                "input_args, output_args: a stage of the pipeline lacks them, so that its schedule ran a forward "
+                "outside of no_sync() to learn shapes, and DDP would now average the first micro-batch alone; give "
+                "both to PipelineStage on every rank"
+            )
+        if self.reason_against_pipelines and not self.exchanging_forward_began:
+            raise SettingsError(self.reason_against_pipelines)
 
     def _forward_hook(self, *_: object) -> None:
         """Record when a forward begins, if it computes gradients."""
@@ -233,6 +279,8 @@ class DDPAdapter:
         names = tuple(piece.name for piece in pieces)
         step_begins = self._backward_id != torch._C._current_graph_task_id()
         if step_begins:
+            if torch._C._current_graph_task_id() != NO_BACKWARD:
+                self._check_pipeline()
             self._engine.device = buffer.device
             self._engine.open()  # first, since this may fail, and nothing is in flight yet
         in_flight = _Bucket(buffer, names, self._engine.executor.join)
@@ -290,6 +338,7 @@ class DDPAdapter:
         self._arrived_pieces.clear()
         self._forward_began = None
         self._backward_id = None
+        self.exchange_ended()
         self._engine.state.layout = self.layout.fixed_groups
         self._engine.end(add_times)
 
@@ -358,7 +407,8 @@ def refuse_unfit_ddp(ddp: object, base: Compressor, optimizer: torch.optim.Optim
 
     Raises:
         TypeError: ``ddp`` is not a DistributedDataParallel module.
-        RuntimeError: the module has a communication hook already.
+        RuntimeError: the module has a communication hook already, or its first forward has taken shards of tensor
+            parallelism out of it.
         ValueError: compressor and optimizer both apply momentum (SGD's momentum, or Adam's first moment).
     """
     if not isinstance(ddp, DistributedDataParallel):
@@ -366,6 +416,7 @@ def refuse_unfit_ddp(ddp: object, base: Compressor, optimizer: torch.optim.Optim
             f"ddp: attach needs a torch.nn.parallel.DistributedDataParallel module, got {type(ddp).__name__}; "
             "wrap the model first: ddp = DistributedDataParallel(model)"
         )
+    check_has_shards(ddp)
     if has_hook(ddp):
         raise RuntimeError(
             "ddp has a communication hook already, and torch allows one; detach() the compressor that it belongs "

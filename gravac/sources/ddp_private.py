@@ -7,8 +7,9 @@ exist. Copies and pickles of a module do not get gravac's hooks.
 """
 
 import weakref
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import nullcontext
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import torch
@@ -53,6 +54,13 @@ TORCH_NAMES_FOR_REDUCER = (
     "torch.distributed.BuiltinCommHookType.FP16_COMPRESS",
 )
 """Private names of torch that ``Reducer`` needs."""
+
+
+SHARD = "_st_info"
+"""Private name of the attribute by which DDP marks a parameter that is a shard of tensor parallelism."""
+
+NO_SHARDS: Mapping[str, torch.nn.Parameter] = MappingProxyType({})
+"""Default of ``shards``: the module has no shards of tensor parallelism."""
 
 
 class UncopiedHook:
@@ -126,7 +134,55 @@ def _is_ignored(module: torch.nn.Module, name: str) -> bool:
     return (name if "." in name else f".{name}") in ignored
 
 
-def rebuild_reducer(ddp: DistributedDataParallel, forward_pending: bool) -> None:
+def shards_of_tensor_parallelism(module: torch.nn.Module) -> dict[str, torch.nn.Parameter]:
+    """Return the parameters that are shards of tensor parallelism (``parallelize_module``), by name in the model.
+
+    DDP turns each ``DTensor`` into a plain parameter of the shard's shape, and marks that parameter.
+
+    Args:
+        module: the model, or the DDP module around it, before its first forward.
+    """
+    return {name: parameter for name, parameter in averaged_parameters(module).items() if hasattr(parameter, SHARD)}
+
+
+def check_has_shards(ddp: DistributedDataParallel) -> None:
+    """Raise if DDP's first forward has taken the shards of tensor parallelism out of the module.
+
+    Raises:
+        RuntimeError: the module lacks shards, so that gravac cannot know their names.
+    """
+    present_ids = {id(parameter) for parameter in averaged_parameters(ddp).values()}
+    averaged: Iterable[torch.nn.Parameter] = getattr(ddp, "_module_parameters", ())
+    missing = [parameter for parameter in averaged if hasattr(parameter, SHARD) and id(parameter) not in present_ids]
+    if missing:
+        raise RuntimeError(
+            f"ddp: its first forward has taken {len(missing)} shards of tensor parallelism out of the module, so that "
+            "gravac cannot know their names; attach before the first forward"
+        )
+
+
+def put_shards_back(ddp: DistributedDataParallel, shards: Mapping[str, torch.nn.Parameter]) -> None:
+    """Put the shards of tensor parallelism back into the module, from which DDP's forward took them.
+
+    DDP's forward replaces each shard by a ``DTensor`` that is no parameter, and the next forward does so again. A new
+    reducer averages only what the module has. Called between two steps.
+
+    Args:
+        ddp: the DDP module.
+        shards: the result of ``shards_of_tensor_parallelism`` before the first forward.
+    """
+    present = averaged_parameters(ddp)
+    for name, shard in shards.items():
+        if present.get(name) is not shard:
+            path, _, key = name.rpartition(".")
+            owner = ddp.module.get_submodule(path)
+            delattr(owner, key)
+            setattr(owner, key, shard)
+
+
+def rebuild_reducer(
+    ddp: DistributedDataParallel, forward_pending: bool, shards: Mapping[str, torch.nn.Parameter] = NO_SHARDS
+) -> None:
     """Give a DDP module a new reducer without a communication hook, as a new DistributedDataParallel has.
 
     Called on every rank between the same two steps; starts no collective.
@@ -134,6 +190,7 @@ def rebuild_reducer(ddp: DistributedDataParallel, forward_pending: bool) -> None
     Args:
         ddp: the module; its gradients stay as they are.
         forward_pending: whether a forward has run whose backward may still follow, and is to be averaged.
+        shards: the module's shards of tensor parallelism, see ``put_shards_back``.
 
     Raises:
         RuntimeError: a backward is running; or the pending backward would not be averaged; or this torch's
@@ -152,6 +209,7 @@ def rebuild_reducer(ddp: DistributedDataParallel, forward_pending: bool) -> None
             "detach: a forward with gradients has run whose backward has not, and with find_unused_parameters or "
             "static_graph that backward would not be averaged; detach between a backward and the next forward"
         )
+    put_shards_back(ddp, shards)
     private_ddp: Any = ddp
     private_ddp._remove_autograd_hooks()
     parameters, sparse = private_ddp._build_params_for_reducer()
@@ -214,6 +272,7 @@ class Reducer:
     def __init__(self, ddp: DistributedDataParallel) -> None:
         _check_names(ddp)
         self._module = weakref.ref(ddp)
+        self._shards = shards_of_tensor_parallelism(ddp)
         self._user_flags: _UserFlags | None = None  # ``None`` unless DDP's exchange is turned off
         self._has_averaged = False
         self._last_times_ns = _backward_times_ns(ddp)
@@ -296,7 +355,7 @@ class Reducer:
         """
         self._record_backwards()
         ddp = self.ddp
-        rebuild_reducer(ddp, forward_pending=False)
+        rebuild_reducer(ddp, forward_pending=False, shards=self._shards)
         self._last_times_ns, self._static_graph_flag = _backward_times_ns(ddp), _first_static_backward_began(ddp)
 
     def use_float16(self) -> None:
@@ -379,6 +438,11 @@ def check_outer_steps_possible(module: torch.nn.Module, optimizers: Iterable[tor
     for path, child in module.named_modules():
         if isinstance(child, torch.nn.SyncBatchNorm):
             raise _no_outer_steps(f"{path} is a SyncBatchNorm, which exchanges in each forward", "BatchNorm")
+    if shards := shards_of_tensor_parallelism(module):
+        raise _no_outer_steps(
+            f"DistributedDataParallel takes {next(iter(shards))}, a shard of tensor parallelism, out of the module",
+            "fully_shard on a mesh with a replicate dimension",
+        )
     for path, parameter in module.named_parameters():
         if hasattr(parameter, "_in_backward_optimizers"):
             raise _no_outer_steps(

@@ -61,6 +61,14 @@ class SteeredDDP:
         return self._reducer.will_average
 
     @property
+    def in_pipeline(self) -> bool:
+        """True if the forward that now begins is in ``no_sync()``, and no forward since the last exchange was outside.
+
+        In a pipeline's schedule all forwards are in ``no_sync()``, and DDP exchanges in the last backward.
+        """
+        return not (self.will_exchange or self._adapter.exchanging_forward_began)
+
+    @property
     def in_join(self) -> bool:
         """True if training runs under ``join()``, in which ranks without inputs would miss exchanges of outer steps."""
         return self._reducer.in_join
@@ -100,7 +108,10 @@ class SteeredDDP:
 
     def has_averaged(self) -> bool:
         """Return whether DDP itself has averaged gradients since the last call."""
-        return self._reducer.has_averaged()
+        has_averaged = self._reducer.has_averaged()
+        if has_averaged:
+            self._adapter.exchange_ended()
+        return has_averaged
 
     def forward_starts(self) -> None:
         """Record the time at which the forward of a hook step begins."""

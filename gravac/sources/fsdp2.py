@@ -18,6 +18,7 @@ from typing import Any, TypeVar
 
 import torch
 import torch.distributed as dist
+from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import FSDPModule
 from torch.distributed.tensor import DTensor
 
@@ -71,17 +72,22 @@ class _ParameterSlot:
         owner: module that has the parameter.
         parameter_key: name of the parameter in that module.
         unit: number of the parameter's unit: the parameters that one ``fully_shard`` call holds.
+        mesh: device mesh of the parameter in shards.
     """
 
     owner: torch.nn.Module
     parameter_key: str
     unit: int
+    mesh: DeviceMesh
 
     @property
     def parameter(self) -> "torch.nn.Parameter | None":
-        """The parameter in shards; ``None`` while the module has the gathered parameter instead."""
+        """The parameter in shards; ``None`` while torch has put the gathered parameter into its place.
+
+        With tensor parallelism, the gathered parameter is a ``DTensor``, too, but on a mesh of fewer dimensions.
+        """
         tensor = self.owner._parameters.get(self.parameter_key)
-        return tensor if isinstance(tensor, DTensor) else None
+        return tensor if isinstance(tensor, DTensor) and tensor.device_mesh == self.mesh else None
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,9 +127,9 @@ class ShardedModel:
             name.
 
     Raises:
-        SettingsError: the mesh has no replicate dimension, and no process group was given. Or the given group has other
-            ranks than the replicate dimension. Or units have different replicas, ranks hold different parameters, or
-            this torch lacks a private name.
+        SettingsError: no part of the model is in shards by FSDP2; or the mesh has no replicate dimension, and no
+            process group was given; or that group has other ranks than the replicate dimension; or units have different
+            replicas, ranks hold different parameters, or this torch lacks a private name.
         TypeError: the model, or a part of it, is in shards by FSDP1.
         ValueError: no parameter that requires a gradient is in shards.
         RuntimeError: another hook uses gradients as soon as they are accumulated, such as that of an optimizer that
@@ -133,6 +139,12 @@ class ShardedModel:
     def __init__(self, module: torch.nn.Module, process_group: dist.ProcessGroup | None = None) -> None:
         _refuse_fsdp1(module)
         self._fsdp_modules = [child for child in module.modules() if isinstance(child, FSDPModule)]
+        if not self._fsdp_modules:
+            raise SettingsError(
+                "module: its parameters are DTensors, but neither fully_shard nor replicate was called with it; for "
+                "tensor parallelism, call DistributedDataParallel(module, device_mesh=...) with the data parallel "
+                "dimension of the mesh, or fully_shard"
+            )
         self.reshard()  # after a forward without a backward, the module has gathered parameters in place of shards
         self._groups = _groups_with_replicas(self._fsdp_modules, required=process_group is None)
         if process_group is None and not self._groups:
@@ -159,9 +171,7 @@ class ShardedModel:
 
     def _gather_shapes(self) -> None:
         """Set ``all_model_ranks``, and padded shapes that are the same on all these ranks. Called on every rank."""
-        mesh_ranks = {
-            rank for slot in self._parameter_slots.values() for rank in _mesh_of(slot).mesh.flatten().tolist()
-        }
+        mesh_ranks = {rank for slot in self._parameter_slots.values() for rank in slot.mesh.mesh.flatten().tolist()}
         ranks = sorted(set().union(*_gather_objects(mesh_ranks, self.replicas)))
         if ranks != sorted(dist.get_process_group_ranks(self.replicas)):
             self.all_model_ranks = dist.group.WORLD if len(ranks) == dist.get_world_size() else _new_group(ranks)
@@ -360,7 +370,7 @@ def _slots_to_average(module: torch.nn.Module, averaged_ids: "set[int] | None") 
             if parameter.requires_grad and is_averaged and id(parameter) not in seen_ids:
                 seen_ids.add(id(parameter))
                 name = canonical_name(f"{path}.{parameter_key}" if path else parameter_key)
-                yield name, _ParameterSlot(child, parameter_key, unit_of[id(child)])
+                yield name, _ParameterSlot(child, parameter_key, unit_of[id(child)], parameter.device_mesh)
 
 
 def _local_shard(slot: _ParameterSlot) -> torch.Tensor:
@@ -368,12 +378,6 @@ def _local_shard(slot: _ParameterSlot) -> torch.Tensor:
     parameter: Any = slot.parameter
     shard: torch.Tensor = parameter.to_local().detach()
     return shard
-
-
-def _mesh_of(slot: _ParameterSlot) -> Any:
-    """Return the device mesh of a slot's parameter."""
-    parameter: Any = slot.parameter
-    return parameter.device_mesh
 
 
 def _largest_sizes(shapes: Iterable[tuple[int, ...]]) -> torch.Size:

@@ -27,6 +27,7 @@ from torch.autograd import Variable
 from gravac.averaging.plan import Piece
 from gravac.engine.engine import Engine
 from gravac.engine.handle import Handle
+from gravac.settings import SettingsError
 from gravac.sources.ddp import NO_BACKWARD
 from gravac.sources.ddp_private import UncopiedHook
 from gravac.sources.fsdp2 import PaddedGradient, ShardedModel
@@ -61,10 +62,15 @@ class FSDP2Source(HookedSource):
     Args:
         engine: averages over the replicas.
         model: the model in shards, with its replicas.
+
+    Attributes:
+        reason_against_pipelines: reason why a pipeline's schedule cannot run the module, with the remedy; empty if it
+            can.
     """
 
     def __init__(self, engine: Engine, model: ShardedModel) -> None:
         super().__init__(engine)
+        self.reason_against_pipelines = ""
         self._model = model
         units = [*model.units.values()]
         self._unit_sizes = {unit: units.count(unit) for unit in units}
@@ -177,7 +183,13 @@ class FSDP2Source(HookedSource):
             self._end_step(self._step)
 
     def _gradient_reduced(self, name: str, parameter: torch.nn.Parameter) -> None:
-        """Take a gradient that torch has reduced within this replica; hand its unit over if the unit is complete."""
+        """Take a gradient that torch has reduced within this replica; hand its unit over if the unit is complete.
+
+        Raises:
+            SettingsError: a pipeline's schedule, which calls this method outside of autograd, cannot run the module.
+        """
+        if self.reason_against_pipelines and self._is_outside_of_autograd:
+            raise SettingsError(self.reason_against_pipelines)
         if self.is_stopped:
             self._model.multiply_gradient(parameter)
         if self.is_stopped or (self._accumulate_depth and not self._model.knows_replicas):
@@ -203,13 +215,17 @@ class FSDP2Source(HookedSource):
         """True if a backward is under way that has neither ended nor failed."""
         return self._backward is not None and self._backward() is not None
 
+    @property
+    def _is_outside_of_autograd(self) -> bool:
+        """True if no backward is under way: a pipeline's schedule reduces gradients after its backwards."""
+        return not self._running and torch._C._current_graph_task_id() == NO_BACKWARD
+
     def _watch_backward(self) -> None:
         """Register a callback for the end of the outermost backward, if that backward has just begun.
 
-        A pipeline schedule reduces gradients after its backwards, outside of autograd. Then there is no callback, and
-        the step ends with its last gradient.
+        Outside of autograd there is no callback, and the step ends with its last gradient.
         """
-        if self._running or torch._C._current_graph_task_id() == NO_BACKWARD:
+        if self._running or self._is_outside_of_autograd:
             return
         self._complete_failed_backward()
         self._call_at_end(EndCallback(self._backward_ends))

@@ -50,6 +50,11 @@ class SteeredModule:
         self.source.send_residuals = send_residuals
 
     @property
+    def in_pipeline(self) -> bool:
+        """False, since forwards tell which backward exchanges."""
+        return False
+
+    @property
     def will_exchange(self) -> bool:
         """True if the backward of the forward that begins is to exchange gradients, and not only to accumulate them."""
         return not self.source.is_accumulating
