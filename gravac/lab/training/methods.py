@@ -40,6 +40,7 @@ from typing import Any
 from pydantic import Field
 
 from gravac import AdaptiveCompressor, Static
+from gravac.attaching import refuse_unequal_ranks
 from gravac.candidate import DENSE, Candidate, Mode, Span
 from gravac.compressors import Compressor, dense, ladder
 from gravac.lab.training.expression import compressor, controller, settings
@@ -225,6 +226,20 @@ class Method:
         if self.torchft is None or importlib.util.find_spec("torchft") is not None:
             return None
         return f"method: {self.text!r} needs torchft; pip install 'gravac[torchft]'"
+
+    @property
+    def mesh_refusal(self) -> str | None:
+        """Error message if the method cannot train a model in shards on a mesh; ``None`` if the method can."""
+        if self.torchft is not None or self.powersgd_rank is not None:
+            return (
+                f"method: {self.text!r} cannot train a model in shards; on a mesh use {', '.join(TORCH_FORMATS)} "
+                "(torch's own HSDP), a compressor at a CF such as quantize(4), or adaptive"
+            )
+        try:
+            refuse_unequal_ranks(self.modes.outer)
+        except SettingsError as error:
+            return f"method: {self.text!r}: {error}"
+        return None
 
     @classmethod
     def parse(cls, text: str) -> Method:
