@@ -4,12 +4,11 @@
 
 from __future__ import annotations
 
-import math
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from gravac.lab.shapes import Shape
+from gravac.lab.shapes import Shape, elements_of
 
 _MESH = re.compile(r"\s*(\d+)\s*[x×]\s*(\d+)\s*")
 
@@ -74,7 +73,15 @@ class Mesh:
         Args:
             shapes: shapes of the parameters.
         """
-        return sum(math.prod(self.shard_shape(shape)) for shape in shapes)
+        return elements_of([self.shard_shape(shape) for shape in shapes])
+
+    def shard_size(self, shapes: Sequence[Sequence[int]] | None = None) -> float:
+        """Return the size of a rank's shards / the size of the model.
+
+        Args:
+            shapes: shapes of the model's parameters; ``None``: of a model that is cut into equal shards.
+        """
+        return 1 / self.shards if shapes is None else self.shard_elements(shapes) / elements_of(shapes)
 
 
 def parse_mesh(text: str) -> Mesh:

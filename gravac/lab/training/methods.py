@@ -371,13 +371,17 @@ def compression_name(method: str, compressor_name: str, cf: float, mode: Mode = 
         mode: mode of the step.
 
     Example:
-        >>> compression_name("adaptive", "dense", 2.0, "native")
-        'native float16'
+        >>> compression_name("adaptive", "dense", 2.0, "native"), compression_name("bf16", "dense", 2.0, "native")
+        ('native float16', 'native bfloat16')
         >>> compression_name("adaptive", "ladder", 32.0), compression_name("adaptive", "dense", 2.0)
         ('low rank 16', 'dense in 16 bit')
     """
     if mode == "native":
-        return str(Candidate(mode, compressor_name, cf))
+        return (
+            f"native {TORCH_FORMATS[method][1]}"
+            if method in TORCH_FORMATS
+            else str(Candidate(mode, compressor_name, cf))
+        )
     if compressor_name == DENSE:
         return "dense in 16 bit" if cf == 2 else "dense float32"
     try:

@@ -48,7 +48,7 @@ DEFAULT_METHODS = (
 )
 """Methods to compare by default."""
 
-DEFAULT_MESH_METHODS = ("fp32", "bf16", "adaptive", "adaptive(every=(1, 100))")
+DEFAULT_MESH_METHODS = ("fp32", "fp16", "bf16", "adaptive", "adaptive(every=(1, 100))")
 """Methods to compare by default on a mesh: torch's own HSDP, and gravac with an exchange in each step, or less often.
 """
 
