@@ -26,7 +26,10 @@ WIDTH, STEPS, CF = 256, 4, 10.0
 """Width of the small model's layers, number of its training steps, and its compression factor (top-k)."""
 
 PATIENCE_SECONDS = 60.0
-"""Seconds after which ``check_here`` gives up waiting for two ranks; for four ranks, twice as many."""
+"""Seconds after which ``check_here`` gives up waiting for its two ranks."""
+
+PATIENCE_SECONDS_ON_MESH = 240.0
+"""Seconds after which ``check_here`` gives up waiting for the ranks of a mesh, which are more and import more."""
 
 
 class Check(Settings):
@@ -110,12 +113,13 @@ def check_here(mesh: Mesh | None = None) -> Check:
         mesh: mesh of a model in shards; ``None``: DDP, without shards.
 
     Raises:
-        RuntimeError: a rank failed, or the ranks took longer than ``PATIENCE_SECONDS``.
+        RuntimeError: a rank failed, or the ranks took too long.
     """
     small_mesh = None if mesh is None else Mesh(2, min(2, mesh.shards))
     ranks, arguments = (2, []) if small_mesh is None else (small_mesh.ranks, [str(small_mesh)])
+    patience_s = PATIENCE_SECONDS if small_mesh is None else PATIENCE_SECONDS_ON_MESH
     with tempfile.TemporaryDirectory(prefix="gravac-doctor-") as folder:
-        local_ranks.spawn("gravac.lab.doctor", Path(folder), ranks, *arguments, timeout_s=PATIENCE_SECONDS * ranks / 2)
+        local_ranks.spawn("gravac.lab.doctor", Path(folder), ranks, *arguments, timeout_s=patience_s)
         return Check.model_validate_json(Path(folder, "check.json").read_text())
 
 

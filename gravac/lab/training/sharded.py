@@ -33,7 +33,12 @@ def shard(task: Task, model: torch.nn.Module, mesh: DeviceMesh, reduce_dtype: to
         model: model of the task.
         mesh: mesh with the dimensions ``replicate`` and ``shard``.
         reduce_dtype: number format in which torch reduces gradients; ``None``: the format of the parameters.
+
+    Raises:
+        ValueError: the task names no blocks.
     """
+    if not task.blocks:
+        raise ValueError(f"task: {task.name!r} has no blocks by which its model could be cut; use charlm or gpt2")
     from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard  # takes a while: only if models are in shards
 
     policy = MixedPrecisionPolicy(reduce_dtype=reduce_dtype)

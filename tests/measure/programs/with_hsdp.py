@@ -21,7 +21,8 @@ import torch.distributed as dist
 from gravac import AdaptiveCompressor
 from gravac.lab.mesh import Mesh
 from gravac.lab.tasks import make
-from gravac.lab.training.sharded import device_mesh, shard as cut_into_shards
+from gravac.lab.training.sharded import device_mesh
+from gravac.lab.training.sharded import shard as cut_into_shards
 from tests.measure.nanogpt import REPORT
 from tests.measure.nanogpt_links import BEGINS
 from tests.measure.programs.methods import BFLOAT16, SETTINGS, RunReport
