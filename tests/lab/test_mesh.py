@@ -22,13 +22,16 @@ from gravac.lab.mesh import Mesh, parse_mesh
 from gravac.lab.report.markdown import markdown_tables
 from gravac.lab.report.summary import sections
 from gravac.lab.tasks import TASKS, make
+from gravac.lab.training.attach import attach
 from gravac.lab.training.methods import Method
 from gravac.lab.training.session import Leg, SessionSpec
+from gravac.lab.training.sharded import device_mesh, shard
 from gravac.lab.tta import record
 from gravac.lab.tta.matrix import RunMatrix
 from gravac.lab.tta.observations import observations
 from tests.lab.made_up_runs import made_up
 from tests.lab.test_doctor import check, facts
+from tests.ranks import processes
 
 SLOW = Network(50e-6, 1e8)
 GPU = Machine(350e9)
@@ -270,6 +273,44 @@ def test_runs_on_a_mesh_are_compared_with_each_other_alone() -> None:
     assert all(len(section.rows) == 2 for section in found)
     assert markdown_tables(runs).count("4 workers (mesh 2x2)") == 1
     assert [step.world for step in observations(runs)] == [4, 4], "the cost model is not fitted to meshes"
+
+
+def metrics_of_a_postponed_state(rank: int, world: int) -> list[float]:
+    """Train a step, copy the state that ranks share, train more; metrics of the first state, then of its copy."""
+    task, mesh = make("charlm", scale=0.1), Mesh(2, world // 2)
+    model, evaluated_later = task.model(), task.model()
+    for module in (model, evaluated_later):
+        shard(task, module, device_mesh(mesh))
+    optimizer = task.optimizer(model)
+    exchange = attach(
+        Method.parse("outer(every=2):quantize(4)"), model, optimizer, samples_per_step=8 * world, log_dir=None
+    )
+
+    def train(step: int) -> None:
+        optimizer.zero_grad()
+        task.loss(model, task.batch(step, rank)).backward()  # type: ignore[no-untyped-call]
+        optimizer.step()
+
+    def metric(module: torch.nn.Module) -> float:
+        return task.metric.compute(task.validate(module, mesh.replica_of(rank), mesh.replicas))
+
+    for step in range(2):
+        train(step)
+    state = exchange.shared_state()
+    with exchange.shared_weights():
+        first = metric(model)
+    train(2)
+    train(3)
+    evaluated_later.load_state_dict(state)
+    with exchange.shared_weights():
+        metrics = [first, metric(evaluated_later), metric(model)]
+    exchange.close()
+    return metrics
+
+
+def test_a_state_in_shards_is_evaluated_later_as_it_was() -> None:
+    for at_once, later, present in processes(metrics_of_a_postponed_state, 4):
+        assert later == at_once != present
 
 
 @needs_namespaces

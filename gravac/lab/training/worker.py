@@ -109,7 +109,7 @@ class _Training:
         self.spec, self.leg, self.rank, self.control = spec, spec.legs[index], rank, groups.control
         trains_alone = self.leg.method == ALONE
         self.workers = 1 if trains_alone else spec.workers
-        self.mesh = None if trains_alone else mesh_of(spec)
+        self.mesh = None if trains_alone else _mesh_of(spec)
         self.task = make(spec.task, scale=spec.scale, seed=spec.seed, data=spec.data)
         self.model = self.task.model()
         self.evaluation_model = copy.deepcopy(self.model)  # a second model, to evaluate postponed states
@@ -400,7 +400,7 @@ def _interface_bytes(spec: SessionSpec) -> int:
     )
 
 
-def mesh_of(spec: SessionSpec) -> Mesh | None:
+def _mesh_of(spec: SessionSpec) -> Mesh | None:
     """Return the mesh of a session's model in shards; ``None``: DDP, without shards."""
     return None if spec.mesh is None else parse_mesh(spec.mesh)
 
@@ -442,7 +442,7 @@ def main(arguments: list[str]) -> int:
         timeout=timedelta(minutes=10),
     )
     try:
-        mesh = mesh_of(spec)
+        mesh = _mesh_of(spec)
         groups = _Groups(_new_control_group(spec), None if mesh is None else device_mesh(mesh))
         for index in range(len(spec.legs)):
             train(spec, index, rank, groups)
