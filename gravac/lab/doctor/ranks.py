@@ -48,8 +48,8 @@ class Check(Settings):
         lacks: text that names what this torch lacks for native and outer steps, and the remedy; ``None`` if it lacks
             nothing.
         mesh: mesh of the checked model in shards, as text; ``None``: DDP, without shards.
-        shard_link: as ``link``, within a replica of a mesh; ``None`` without a mesh, and for one shard.
-        replica_hosts: on a mesh, largest number of machines that the ranks of one replica run on; 1 without a mesh.
+        shard_link: latency and bandwidth within a replica of a mesh; ``None`` without a mesh, and for one shard.
+        replica_hosts: largest number of machines that the ranks of one replica of a mesh run on; 1 without a mesh.
     """
 
     ranks: int
