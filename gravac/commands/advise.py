@@ -7,7 +7,7 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from gravac.commands.common import Commands, rate, require, set_work
+from gravac.commands.common import Commands, add_mesh, mesh_of, rate, require, set_work
 
 
 def add(commands: Commands) -> None:
@@ -27,11 +27,15 @@ def add(commands: Commands) -> None:
         type=float,
         required=True,
         metavar="S",
-        help="seconds of forward, backward and optimizer for one batch on one worker",
+        help="seconds of forward, backward and optimizer for one batch on one worker; on a mesh, with torch's exchange "
+        "within a replica",
     )
     parser.add_argument("--workers", type=int, help="number of ranks (default: that of the calibration, or 8)")
+    add_mesh(parser, "predict the exchange between replicas, in which each rank sends the gradient of its shard")
     network = parser.add_mutually_exclusive_group(required=True)
-    network.add_argument("--link", type=rate, help="rate of each worker's link, such as 100mbit, 1gbit or 10gbit")
+    network.add_argument(
+        "--link", type=rate, help="rate of each worker's link, or of each replica's, such as 100mbit or 1gbit"
+    )
     network.add_argument(
         "--calibration", type=Path, metavar="FILE", help="file that gravac calibrate --json FILE wrote"
     )
@@ -82,6 +86,7 @@ def _run(options: argparse.Namespace) -> None:
     from gravac.lab.advise import COPY, LATENCY, advise, display
     from gravac.lab.calibrate import read_calibration
 
+    mesh = mesh_of(options)
     if options.calibration is None:
         latency = LATENCY if options.latency_us is None else 1e-6 * options.latency_us
         network, copy_bytes_per_s, workers = Network(latency, options.link), COPY, 8
@@ -98,7 +103,7 @@ def _run(options: argparse.Namespace) -> None:
     advice = advise(
         options.model,
         options.batch_seconds,
-        workers if options.workers is None else options.workers,
+        mesh or (workers if options.workers is None else options.workers),
         network,
         Machine(copy_bytes_per_s, options.overlap),
         options.compressors,

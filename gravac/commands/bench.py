@@ -7,7 +7,7 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from gravac.commands.common import FAILED, Commands, require, set_work, settings
+from gravac.commands.common import FAILED, Commands, add_mesh, mesh_of, require, set_work, settings
 
 
 def add(commands: Commands) -> None:
@@ -108,12 +108,15 @@ def _add_tta(benches: Commands) -> None:
         default=["100mbit"],
         dest="links",
         metavar="LINK",
-        help="links of each worker (default: 100mbit)",
+        help="links of each worker, or of each replica of a mesh (default: 100mbit)",
     )
-    parser.add_argument("--methods", nargs="+", metavar="METHOD", help="methods to compare (default: a short list)")
     parser.add_argument(
-        "--workers", type=int, default=2, metavar="N", help="number of worker processes, 2 to 8 (default: 2)"
+        "--methods", nargs="+", metavar="METHOD", help="methods to compare (default: a short list, another on a mesh)"
     )
+    parser.add_argument(
+        "--workers", type=int, metavar="N", help="number of worker processes, 2 to 8 (default: 2, or those of the mesh)"
+    )
+    add_mesh(parser, "each replica has a link, which its ranks share; fp32, fp16 and bf16 are torch's own HSDP")
     parser.add_argument(
         "--seeds", type=int, default=3, metavar="N", help="number of runs of each method, one seed each (default: 3)"
     )
@@ -166,8 +169,15 @@ def _add_tta(benches: Commands) -> None:
 def _run_tta(options: argparse.Namespace) -> int:
     require("lab", "rich")
     from gravac.lab.tta.display import run_tta
-    from gravac.lab.tta.matrix import DEFAULT_METHODS, RunMatrix
+    from gravac.lab.tta.matrix import DEFAULT_MESH_METHODS, DEFAULT_METHODS, RunMatrix
 
-    seeds = tuple(range(options.first_seed, options.first_seed + options.seeds))
-    matrix = settings(RunMatrix, options, seeds=seeds, methods=options.methods or DEFAULT_METHODS)
+    mesh = mesh_of(options)
+    matrix = settings(
+        RunMatrix,
+        options,
+        seeds=tuple(range(options.first_seed, options.first_seed + options.seeds)),
+        methods=options.methods or (DEFAULT_METHODS if mesh is None else DEFAULT_MESH_METHODS),
+        workers=(options.workers or 2) if mesh is None else mesh.ranks,
+        mesh=mesh,
+    )
     return FAILED if run_tta(matrix) else 0

@@ -9,9 +9,12 @@ import importlib.util
 import inspect
 import sys
 from collections.abc import Callable
-from typing import Any, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 
 from gravac.settings import SettingsError
+
+if TYPE_CHECKING:
+    from gravac.lab.mesh import Mesh
 
 Commands: TypeAlias = "argparse._SubParsersAction[argparse.ArgumentParser]"
 """The ``argparse`` object to which each command adds a parser."""
@@ -74,6 +77,35 @@ def rate(text: str) -> float:
         return parse_rate(text)
     except ValueError as error:
         raise argparse.ArgumentTypeError(str(error)) from None
+
+
+def add_mesh(parser: argparse.ArgumentParser, meaning: str) -> None:
+    """Add the option ``--mesh``, which ``mesh_of`` reads.
+
+    Args:
+        parser: parser of the command.
+        meaning: text that says what the command does with a mesh.
+    """
+    parser.add_argument(
+        "--mesh", metavar="RxS", help=f"model in shards (HSDP) of R replicas, each of S shards, such as 2x4: {meaning}"
+    )
+
+
+def mesh_of(options: argparse.Namespace) -> Mesh | None:
+    """Return the mesh that the option ``--mesh`` names; ``None`` without the option.
+
+    Raises:
+        ValueError: the text is no mesh, or the command has an option ``--workers``, and the user gave it, too.
+    """
+    from gravac.lab.mesh import parse_mesh
+
+    if options.mesh is None:
+        return None
+    mesh = parse_mesh(options.mesh)
+    workers = vars(options).get("workers")
+    if workers is not None:
+        raise ValueError(f"workers: {workers} cannot be used with a mesh, which has {mesh.ranks} ranks; leave it out")
+    return mesh
 
 
 def require(extra: str, *modules: str) -> None:

@@ -8,7 +8,7 @@ import argparse
 import json
 import math
 
-from gravac.commands.common import FAILED, Commands, set_work
+from gravac.commands.common import FAILED, Commands, add_mesh, mesh_of, set_work
 
 
 def add(commands: Commands) -> None:
@@ -18,12 +18,13 @@ def add(commands: Commands) -> None:
         help="check what is installed, and whether ranks connect and train",
         description="Prints versions, devices and backends, trains a small model for a few compressed steps, prints "
         "the memory that each mode of steps takes, and gives advice. Trains on torchrun's ranks if torchrun started "
-        "the command, otherwise on two ranks that the command starts on this machine.",
+        "the command, otherwise on two ranks that the command starts on this machine, or on four for a mesh.",
     )
     parser.add_argument(
         "--model",
         help="print the memory for resnet50, vgg16, lstm or bert-base (default: in multiples of a model's size)",
     )
+    add_mesh(parser, "train in shards, and print the memory of a rank, and what a rank sends between replicas")
     parser.add_argument("--json", action="store_true", help="print all results as JSON")
     set_work(parser, _run)
 
@@ -33,13 +34,15 @@ def _run(options: argparse.Namespace) -> int:
     from gravac.lab.advise import shapes_of
     from gravac.lab.local_ranks import under_torchrun
 
+    mesh = mesh_of(options)
     shapes = None if options.model is None else shapes_of(options.model)
-    memories = doctor.memory_of_modes(shapes)
+    memories = doctor.memory_of_modes(shapes, mesh)
+    traffic = () if mesh is None else doctor.traffic_of_mesh(mesh, shapes)
 
     is_under_torchrun = under_torchrun()
     check, failure = None, None
     try:
-        check = doctor.check_launched() if is_under_torchrun else doctor.check_here()
+        check = doctor.check_launched(mesh) if is_under_torchrun else doctor.check_here(mesh)
     except (RuntimeError, OSError) as error:
         failure = str(error).splitlines()[0] if str(error) else type(error).__name__
     if is_under_torchrun and check is None and failure is None:
@@ -51,12 +54,15 @@ def _run(options: argparse.Namespace) -> int:
             "facts": facts.model_dump(),
             "ranks": check and check.model_dump(),
             "memory": [memory.model_dump() for memory in memories],
+            "traffic": [entry.model_dump() for entry in traffic],
             "failure": failure,
             "advice": advice,
         }
         print(json.dumps(report, indent=2))
     else:
         elements = None if shapes is None else sum(map(math.prod, shapes))
-        memory = doctor.memory_words(memories, options.model, elements)
-        print("\n".join([doctor.in_words(facts, check), "", memory, "", *(f"- {line}" for line in advice)]))
+        texts = [doctor.in_words(facts, check), doctor.memory_words(memories, options.model, elements, mesh)]
+        if mesh is not None:
+            texts.append(doctor.traffic_words(traffic, mesh, options.model, shapes))
+        print("\n".join(["\n\n".join(texts), "", *(f"- {line}" for line in advice)]))
     return FAILED if failure is not None or (check is not None and not check.same) else 0

@@ -2,10 +2,16 @@
 # SPDX-License-Identifier: Apache-2.0
 """Parameter shapes, in registration order, of the models on which papers on gradient compression measure."""
 
-from collections.abc import Callable
+import math
+from collections.abc import Callable, Sequence
 
 Shape = tuple[int, ...]
 """Shape of one parameter."""
+
+
+def elements_of(shapes: Sequence[Sequence[int]]) -> int:
+    """Return the number of elements of tensors of some shapes."""
+    return sum(map(math.prod, shapes))
 
 
 def resnet50(classes: int = 1000) -> list[Shape]:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 
@@ -18,12 +18,15 @@ from gravac.beliefs import Belief
 from gravac.candidate import DENSE, Forecast, Mode, Span
 from gravac.collectives import AllReduce, wire_ratio
 from gravac.compressors import COMPRESSORS, Compressor, Dense, ladder
-from gravac.costmodel import Format, Machine, Network, Prediction, break_even, load
+from gravac.costmodel import Format, Load, Machine, Network, Prediction, crossing, load
+from gravac.costmodel.step import BUCKET_BYTES
 from gravac.engine.admission import efficiency_belief
 from gravac.lab.advise.option import Option
 from gravac.lab.advise.outer_steps import CompressorLoad, bandwidth_below, fixed_code, outer_steps
 from gravac.lab.advise.verdict import adaptive_code, each_step_verdict, expected_choice, outer_steps_verdict
-from gravac.lab.shapes import MODELS, Shape
+from gravac.lab.advise.wrapping import IN_DDP, IN_SHARDS
+from gravac.lab.mesh import Mesh
+from gravac.lab.shapes import MODELS, Shape, elements_of
 
 CF_RANGE = (1.0, 1000.0)
 """Lowest and highest compression factor (CF) that is considered, unless the user names a lower or higher CF."""
@@ -52,10 +55,13 @@ class Advice:
         code: line of code to paste, with which gravac chooses while training.
         fixed: line of code to paste instead, which runs the expected choice from start to end.
         workers: number of ranks.
-        network: network between the workers.
+        network: network between the workers; on a mesh, between the replicas, whose ranks share a link.
         machine: speed of each worker.
         batch_s: seconds of forward, backward and optimizer for one batch.
         elements: number of elements of the model.
+        exchanged_elements: number of elements whose gradient a rank exchanges: those of the model, or of its shards.
+        dense_wire_bytes: bytes that a rank sends in a dense float32 exchange; on a mesh, to other replicas.
+        mesh: mesh of a model in shards; ``None``: DDP, without shards.
     """
 
     choices: tuple[Option, ...]
@@ -71,6 +77,9 @@ class Advice:
     machine: Machine
     batch_s: float
     elements: int
+    exchanged_elements: int
+    dense_wire_bytes: int
+    mesh: Mesh | None = None
 
     @property
     def by_progress(self) -> tuple[Option, ...]:
@@ -157,10 +166,43 @@ def candidates(
     return selected_pairs
 
 
+def exchange_load(
+    shapes: Sequence[Shape],
+    compressor: Compressor | None,
+    cf: float,
+    batch_s: float,
+    workers: int | Mesh,
+    machine: Machine,
+    dense: Format,
+) -> Load:
+    """Return the work of a step, as ``costmodel.load`` does, also for a model in shards on a mesh.
+
+    On a mesh, a rank exchanges its shards with the ranks that hold the same shards. The ranks of a replica share a
+    link, so that the bits of all of them count; ``wire_bytes`` are those of one rank. FSDP2's units are assumed to be
+    as large as DDP's buckets of the whole model.
+
+    Args:
+        shapes: shapes of the whole model's parameters.
+        compressor: compressor; ``None``: dense.
+        cf: compression factor.
+        batch_s: seconds of forward, backward and optimizer for one batch.
+        workers: number of ranks, or the mesh of a model in shards.
+        machine: speed of each worker.
+        dense: number format of tensors that are not compressed.
+    """
+    if not isinstance(workers, Mesh):
+        return load(shapes, compressor, cf, batch_s, workers, machine, dense=dense)
+    elements = elements_of(shapes)
+    units = max(1, min(len(shapes), round(4 * elements / BUCKET_BYTES)))
+    shard_shapes = [workers.shard_shape(shape) for shape in shapes]
+    of_a_rank = load(shard_shapes, compressor, cf, batch_s, workers.replicas, machine, buckets=units, dense=dense)
+    return replace(of_a_rank, bits=workers.shards * of_a_rank.bits)
+
+
 def advise(
     model: str | torch.nn.Module | Sequence[Shape],
     batch_s: float,
-    workers: int,
+    workers: int | Mesh,
     network: Network,
     machine: Machine | None = None,
     compressors: Sequence[str] | None = None,
@@ -172,9 +214,10 @@ def advise(
 
     Args:
         model: name of a model of ``gravac.lab.shapes.MODELS``, a module, or shapes.
-        batch_s: seconds of forward, backward and optimizer of one batch on one worker.
-        workers: number of ranks, 1 or more.
-        network: network between the workers.
+        batch_s: seconds of forward, backward and optimizer of one batch on one worker; on a mesh, with the exchange
+            within a replica.
+        workers: number of ranks, 1 or more; or the mesh of a model in shards, in which replicas exchange.
+        network: network between the workers; on a mesh, between the replicas, whose ranks share a link.
         machine: speed of each worker; ``None`` for one CPU core.
         compressors: names of compressors; ``None`` for all with known costs.
         cfs: compression factors; ``None`` for 10, 100 and 1000, and for all factors of a compressor with a list.
@@ -187,16 +230,21 @@ def advise(
     machine = machine or Machine(COPY)
     if not (math.isfinite(batch_s) and batch_s > 0):
         raise ValueError(f"batch_seconds: {batch_s!r} is out of range; give seconds, above 0")
-    if workers < 1:
+    mesh = workers if isinstance(workers, Mesh) else None
+    ranks = workers.ranks if isinstance(workers, Mesh) else workers
+    averaging_ranks = ranks if mesh is None else mesh.replicas  # number of ranks that average with each other
+    wrapping = IN_DDP if mesh is None else IN_SHARDS
+    if ranks < 1:
         raise ValueError(f"workers: {workers!r} is out of range; give 1 or more")
     if price_per_hour is not None and not (math.isfinite(price_per_hour) and price_per_hour >= 0):
         raise ValueError(f"price_per_hour: {price_per_hour!r} is out of range; give a price of 0 or more")
     shapes = shapes_of(model)
-    elements = sum(math.prod(shape) for shape in shapes)
-    dense_wire_bytes = AllReduce.wire_bytes(4 * elements, workers)
+    elements = elements_of(shapes)
+    exchanged_elements = elements if mesh is None else mesh.shard_elements(shapes)
+    dense_wire_bytes = AllReduce.wire_bytes(4 * exchanged_elements, averaging_ranks)
 
     def cost_of_1000_steps(step_s: float) -> float | None:
-        return None if price_per_hour is None else 1000 * step_s / 3600 * workers * price_per_hour
+        return None if price_per_hour is None else 1000 * step_s / 3600 * ranks * price_per_hour
 
     def option_in_each_step(
         name: str, cf: float, prediction: Prediction, belief: Belief, threshold: float | None = None
@@ -237,8 +285,8 @@ def advise(
             every=candidate.every,
         )
 
-    float32_load = load(shapes, None, 1, batch_s, workers, machine, dense="float32")
-    sixteen_bit_load = load(shapes, None, 1, batch_s, workers, machine, dense=dense)
+    float32_load = exchange_load(shapes, None, 1, batch_s, workers, machine, "float32")
+    sixteen_bit_load = exchange_load(shapes, None, 1, batch_s, workers, machine, dense)
     sixteen_bit = sixteen_bit_load.over(network, machine)
     dense_loads = [
         CompressorLoad(Dense(), 1.0, float32_load),
@@ -255,20 +303,22 @@ def advise(
     ]
     compressed_loads: list[CompressorLoad] = []
     for compressor, cf in candidates(compressors, cfs, machine):
-        compressed_load = load(shapes, compressor, cf, batch_s, workers, machine, dense=dense)
+        compressed_load = exchange_load(shapes, compressor, cf, batch_s, workers, machine, dense)
         compressed_loads.append(CompressorLoad(compressor, cf, compressed_load))
         prediction = compressed_load.over(network, machine)
-        threshold = break_even(shapes, compressor, cf, batch_s, workers, machine, network.alpha, dense=dense)
+        threshold = _bandwidth_where_equal(compressed_load, sixteen_bit_load, network, machine)
         threshold = _break_even_bandwidth(threshold, prediction.step_s < sixteen_bit.step_s)
         each_step_options.append(
             option_in_each_step(compressor.name, cf, prediction, efficiency_belief(compressor.profile(cf)), threshold)
         )
     forecasts = (
-        outer_steps(dense_loads, compressed_loads, dense_wire_bytes, network, machine, workers) if workers > 1 else []
+        outer_steps(dense_loads, compressed_loads, dense_wire_bytes, network, machine, averaging_ranks)
+        if averaging_ranks > 1
+        else []
     )
     outer_options = [outer_option(compressor_load, forecast) for compressor_load, forecast in forecasts]
-    each_step_text, reason = each_step_verdict(each_step_options[2:], sixteen_bit)
-    expected_option, verdict = expected_choice(each_step_options, outer_options)
+    each_step_text, reason = each_step_verdict(each_step_options[2:], sixteen_bit, wrapping)
+    expected_option, verdict = expected_choice(each_step_options, outer_options, wrapping)
     return Advice(
         choices=(*each_step_options, *outer_options),
         each_step=each_step_text,
@@ -276,14 +326,36 @@ def advise(
         verdict=verdict,
         mode=expected_option.mode,
         reason=reason,
-        code=adaptive_code(expected_option),
-        fixed=fixed_code(expected_option, dense),
-        workers=workers,
+        code=adaptive_code(expected_option, wrapping),
+        fixed=fixed_code(expected_option, dense, wrapping),
+        workers=ranks,
         network=network,
         machine=machine,
         batch_s=batch_s,
         elements=elements,
+        exchanged_elements=exchanged_elements,
+        dense_wire_bytes=dense_wire_bytes,
+        mesh=mesh,
     )
+
+
+def _bandwidth_where_equal(compressed: Load, sixteen_bit: Load, network: Network, machine: Machine) -> float | None:
+    """Return the bandwidth, bits per second, below which a compressed step is shorter than one in 16 bit.
+
+    ``None`` if it is shorter at every bandwidth, or at none.
+
+    Args:
+        compressed: load of the compressed step.
+        sixteen_bit: load of the step in 16 bit.
+        network: network between the workers, whose latency is kept.
+        machine: speed of each worker.
+    """
+
+    def is_shorter(bandwidth: float) -> bool:
+        varied_network = Network(network.alpha, bandwidth)
+        return compressed.over(varied_network, machine).step_s < sixteen_bit.over(varied_network, machine).step_s
+
+    return crossing(is_shorter)
 
 
 def _break_even_bandwidth(threshold: float | None, is_faster: bool) -> float:

@@ -12,15 +12,17 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from gravac.compressors import COMPRESSORS
-from gravac.costmodel import Format, Load, Network, load
+from gravac.costmodel import Format, Load, Network
+from gravac.lab.doctor.memory import format_bytes
 from gravac.lab.json_file import write_json
 from gravac.lab.links.rates import format_rate
+from gravac.lab.mesh import Mesh
 from gravac.lab.shapes import Shape
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from rich.console import Console
-from gravac.lab.advise.choices import Advice, shapes_of
+from gravac.lab.advise.choices import Advice, exchange_load, shapes_of
 from gravac.lab.advise.option import Option
 from gravac.lab.advise.verdict import MARGIN
 
@@ -28,7 +30,7 @@ BANDWIDTHS = tuple(10 ** (7 + step / 10) for step in range(41))
 """Bandwidths on the plot's axis, bits per second: 0.01 to 100 Gbit/s."""
 
 WORKERS = tuple(2**power for power in range(1, 13))
-"""Numbers of workers on the plot's axis: 2 to 4096."""
+"""Numbers of workers, or of replicas of a model in shards, on the plot's axis: 2 to 4096."""
 
 MAX_ROWS = 10
 """Number of choices (rows) in the table, unless the user requests all."""
@@ -62,6 +64,7 @@ def show(advice: Advice, console: Console | None = None, count: int | None = MAX
         f"in code, fixed choice: {advice.fixed}",
         f"why: {advice.reason}",
         NOT_MEASURED,
+        *([] if advice.mesh is None else [mesh_words(advice)]),
     ):
         console.print(line, highlight=False, soft_wrap=True)
     network, machine = advice.network, advice.machine
@@ -69,14 +72,14 @@ def show(advice: Advice, console: Console | None = None, count: int | None = MAX
     hidden_count = len(advice.choices) - len(shown_choices)
     table = Table(
         box=SIMPLE_HEAVY,
-        title=f"{advice.elements / 1e6:.1f} M parameters, {advice.workers} workers, "
+        title=f"{advice.elements / 1e6:.1f} M parameters, {_ranks_text(advice)}, "
         f"{1e3 * advice.batch_s:g} ms a batch, {format_rate(float(f'{network.bandwidth:.4g}'))}, "
         f"{1e6 * network.alpha:.4g} µs a message",
         caption="Sorted by time to an accuracy, soonest first"
         f"{f'; {hidden_count} more with --all' if hidden_count else ''}. "
         "Coding (encode and decode) is assumed to take the time of as many copies as on a CPU, at"
         f" {machine.copy_bytes_per_s / 1e9:.4g} GB/s; {machine.overlap:.0%} of backward hides "
-        "exchange. H: steps from one exchange to the next; native: by DDP itself.",
+        "exchange. H: steps from one exchange to the next; native: by torch itself.",
     )
     table.add_column("compressor")
     table.add_column("mode")
@@ -115,6 +118,30 @@ def show(advice: Advice, console: Console | None = None, count: int | None = MAX
     console.print(table)
 
 
+def mesh_words(advice: Advice) -> str:
+    """Return what ranks of a mesh exchange between replicas and keep, as text.
+
+    Args:
+        advice: advice for a model in shards on a mesh.
+    """
+    mesh = advice.mesh
+    assert mesh is not None
+    return (
+        f"mesh {mesh}: {mesh.replicas} ranks hold the same shard, {advice.exchanged_elements / 1e6:.4g} M parameters, "
+        f"and average its gradient. In dense float32 each rank sends {format_bytes(advice.dense_wire_bytes)} to other "
+        "replicas. The ranks of a replica share its link. Residuals take up to "
+        f"{format_bytes(4 * advice.exchanged_elements)} a rank. What torch exchanges within a replica is not "
+        "predicted: count it in --batch-seconds."
+    )
+
+
+def _ranks_text(advice: Advice) -> str:
+    """Return the number of ranks as text, or of replicas and shards."""
+    if advice.mesh is None:
+        return f"{advice.workers} workers"
+    return f"{advice.mesh.replicas} replicas of {advice.mesh.shards} shard{'s' if advice.mesh.shards > 1 else ''}"
+
+
 def _break_even_text(bandwidth: float | None) -> str:
     if bandwidth is None:
         return "-"
@@ -138,8 +165,11 @@ def as_json(advice: Advice) -> dict[str, Any]:
             name: getattr(advice, name) for name in ("each_step", "outer", "verdict", "mode", "reason", "code", "fixed")
         },
         "workers": advice.workers,
+        "mesh": None if advice.mesh is None else str(advice.mesh),
         "batch_seconds": advice.batch_s,
         "elements": advice.elements,
+        "exchanged_elements": advice.exchanged_elements,
+        "dense_wire_bytes": advice.dense_wire_bytes,
         "alpha": advice.network.alpha,
         "bandwidth": advice.network.bandwidth,
         "copy_bytes_per_s": advice.machine.copy_bytes_per_s,
@@ -156,7 +186,7 @@ def save(advice: Advice, path: Path) -> None:
 def plot(
     advice: Advice, model: str | torch.nn.Module | Sequence[Shape], path: Path, dense: Format = "bfloat16"
 ) -> None:
-    """Write a PNG of the speed-up over 16 bit, by bandwidth and by number of workers. Needs matplotlib.
+    """Write a PNG of the speed-up over 16 bit, by bandwidth and by number of workers or replicas. Needs matplotlib.
 
     Each of the eight best compressors has a curve: that of its best CF, with an exchange in each step.
 
@@ -181,9 +211,13 @@ def plot(
             best_by_compressor[choice.compressor] = choice
     plotted_choices = sorted(best_by_compressor.values(), key=lambda choice: -choice.progress)[:8]
 
-    def load_of(choice: Option | None, workers: int) -> Load:
+    mesh = advice.mesh
+    present_count, axis_label = (advice.workers, "workers") if mesh is None else (mesh.replicas, "replicas")
+
+    def load_of(choice: Option | None, count: int) -> Load:
         compressor, cf = (None, 1.0) if choice is None else (COMPRESSORS[choice.compressor], choice.cf)
-        return load(shapes, compressor, cf, advice.batch_s, workers, machine, dense=dense)
+        workers = count if mesh is None else Mesh(count, mesh.shards)
+        return exchange_load(shapes, compressor, cf, advice.batch_s, workers, machine, dense)
 
     def speed_ups(compressed_load: Load, sixteen_bit: Load, networks: Sequence[Network]) -> list[float]:
         return [sixteen_bit.over(net, machine).step_s / compressed_load.over(net, machine).step_s for net in networks]
@@ -191,17 +225,17 @@ def plot(
     figure = Figure(figsize=(11, 4.5), layout="constrained")
     bandwidth_axes, workers_axes = figure.subplots(1, 2)
     networks = [Network(network.alpha, bandwidth) for bandwidth in BANDWIDTHS]
-    sixteen_bit = load_of(None, advice.workers)
-    dense_by_workers = {workers: load_of(None, workers) for workers in WORKERS}
+    sixteen_bit = load_of(None, present_count)
+    dense_by_count = {count: load_of(None, count) for count in WORKERS}
     gbit_per_s = [bandwidth / 1e9 for bandwidth in BANDWIDTHS]
     for choice in plotted_choices:
-        compressed_load = load_of(choice, advice.workers)
+        compressed_load = load_of(choice, present_count)
         bandwidth_axes.plot(gbit_per_s, speed_ups(compressed_load, sixteen_bit, networks), label=str(choice))
-        curve = [speed_ups(load_of(choice, workers), dense_by_workers[workers], [network])[0] for workers in WORKERS]
+        curve = [speed_ups(load_of(choice, count), dense_by_count[count], [network])[0] for count in WORKERS]
         workers_axes.plot(WORKERS, curve, label=str(choice))
-    _format_axes(bandwidth_axes, f"{advice.workers} workers", "bandwidth, Gbit/s", network.bandwidth / 1e9)
+    _format_axes(bandwidth_axes, _ranks_text(advice), "bandwidth, Gbit/s", network.bandwidth / 1e9)
     rate = format_rate(float(f"{network.bandwidth:.3g}"))
-    _format_axes(workers_axes, rate, "workers", advice.workers)
+    _format_axes(workers_axes, rate, axis_label, present_count)
     bandwidth_axes.set_ylabel("step time of 16 bit / step time")
     workers_axes.legend(fontsize=8)
     figure.savefig(path, format="png", dpi=120)

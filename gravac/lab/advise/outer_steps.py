@@ -13,6 +13,7 @@ from gravac.compressors import Compressor
 from gravac.costmodel import Load, Machine, Network, crossing
 from gravac.engine.admission import Admission, efficiency_belief
 from gravac.lab.advise.option import Option
+from gravac.lab.advise.wrapping import IN_DDP, Wrapping
 from gravac.modes.outer.candidates import every_choices, forecast_at_every, with_outer_candidates
 
 MAX_EVERY = 100
@@ -141,12 +142,13 @@ def bandwidth_below(
     return crossing(is_faster)
 
 
-def fixed_code(option: Option, dense: str) -> str:
+def fixed_code(option: Option, dense: str, wrapping: Wrapping = IN_DDP) -> str:
     """Return the line of code that runs an option in all steps, without decisions while training.
 
     Args:
         option: option to run.
         dense: name of the 16-bit format.
+        wrapping: texts on how the model is distributed.
 
     Example:
         >>> numbers = dict(step_s=1, compress_s=0, exposed_s=0, speed_up=1, wire_ratio=1, break_even=0, efficiency=1)
@@ -155,14 +157,11 @@ def fixed_code(option: Option, dense: str) -> str:
     """
     if option.mode == "native":
         short_name = {"bfloat16": "bf16", "float16": "fp16"}.get(dense)
-        return (
-            f"ddp.register_comm_hook(None, {short_name}_compress_hook)"
-            if option.cf == 2 and short_name
-            else "DDP, no hook"
-        )
+        native_cf = 2.0 if option.cf == 2 and short_name else 1.0
+        return wrapping.native_code[native_cf].format(short=short_name, dtype=dense)
     base_argument = f'base="{option.compressor}"'
     if option.compressor == DENSE:
         base_argument = f'base=dense(dtype="{"float32" if option.cf == 1 else dense}"), cf_range=(1, 2)'
     mode_argument = f"every={option.every}" if option.every > 1 else "native=False"
     arguments = f"{base_argument}, controller=Static(cf={option.cf:.6g}), {mode_argument}"
-    return f"AdaptiveCompressor({arguments}).attach(ddp, optimizer)"
+    return f"AdaptiveCompressor({arguments}).attach({wrapping.model}, optimizer)"

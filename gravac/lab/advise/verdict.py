@@ -9,33 +9,37 @@ from collections.abc import Callable, Sequence
 from gravac.costmodel import Prediction
 from gravac.lab.advise.option import Option
 from gravac.lab.advise.outer_steps import MAX_EVERY
+from gravac.lab.advise.wrapping import IN_DDP, Wrapping
 
 MARGIN = 1.05
 """Ratio of two predicted step times below which they count as equal, since predictions are no more exact than that."""
 
 
-def each_step_verdict(choices: Sequence[Option], sixteen_bit: Prediction) -> tuple[str, str]:
+def each_step_verdict(
+    choices: Sequence[Option], sixteen_bit: Prediction, wrapping: Wrapping = IN_DDP
+) -> tuple[str, str]:
     """Return two lines of text: the best option that exchanges gradients in each step, and the reason.
 
     Args:
         choices: options that compress gradients in each step.
         sixteen_bit: predicted step in 16 bit.
+        wrapping: texts on how the model is distributed.
     """
     best_option = max(choices, key=lambda choice: choice.progress)
     fastest_option = max(choices, key=lambda choice: choice.speed_up)
     native_step_text = (
-        f"a native step in 16 bit takes {_milliseconds(sixteen_bit.step_s)}, "
+        f"{wrapping.native_step} in 16 bit takes {_milliseconds(sixteen_bit.step_s)}, "
         f"{_milliseconds(sixteen_bit.exposed_s)} of it waiting for the exchange"
     )
     if fastest_option.speed_up <= MARGIN:
         return (
-            "stay native: nothing is predicted to make a step more than 5 % shorter than 16 bit",
+            f"{wrapping.stay}: nothing is predicted to make a step more than 5 % shorter than 16 bit",
             f"{native_step_text}; the fastest compressed step is {fastest_option}, "
             f"{fastest_option.speed_up:.2f} times as fast",
         )
     if best_option.progress <= MARGIN:
         return (
-            "stay native: no choice is expected to make more than 5 % more progress per second than 16 bit",
+            f"{wrapping.stay}: no choice is expected to make more than 5 % more progress per second than 16 bit",
             f"{native_step_text}; {fastest_option} makes steps {fastest_option.speed_up:.2f} times as fast, "
             "but each makes less progress; "
             f"the most progress per second is that of {best_option}, {best_option.progress:.2f} times that of 16 bit",
@@ -67,15 +71,18 @@ def outer_steps_verdict(choices: Sequence[Option]) -> str:
     )
 
 
-def expected_choice(each_step_options: Sequence[Option], outer_options: Sequence[Option]) -> tuple[Option, str]:
+def expected_choice(
+    each_step_options: Sequence[Option], outer_options: Sequence[Option], wrapping: Wrapping = IN_DDP
+) -> tuple[Option, str]:
     """Return the option that gravac is expected to choose, and the reason as text.
 
     Options are compared by the lower bound of their progress (``Option.safe_progress``). Compressed steps must be more
     than ``MARGIN`` times as good as native steps, and outer steps as the best option in each step.
 
     Args:
-        each_step_options: options with an exchange of gradients in each step, DDP's own among them.
+        each_step_options: options with an exchange of gradients in each step, torch's own among them.
         outer_options: options with outer steps.
+        wrapping: texts on how the model is distributed.
     """
     native_option = max(
         (choice for choice in each_step_options if choice.reference), key=lambda choice: choice.progress
@@ -91,14 +98,14 @@ def expected_choice(each_step_options: Sequence[Option], outer_options: Sequence
     if best_option is native_option:
         waiting_fraction = native_option.exposed_s / native_option.step_s
         reason = (
-            f"expect native steps, by DDP itself in {_dense_format(native_option)}, which wait for the exchange "
+            f"{wrapping.expect_native} in {_dense_format(native_option)}, which wait for the exchange "
             f"{waiting_fraction:.0%} of their time"
         )
     else:
         progress_ratio = best_option.safe_progress / native_option.safe_progress
         reason = (
             f"expect compressed gradients in each step: {best_option}, {progress_ratio:.2f} times the progress of "
-            "native steps"
+            f"{wrapping.native_steps}"
         )
     if safest_outer is None:
         return best_option, reason
@@ -112,10 +119,10 @@ def expected_choice(each_step_options: Sequence[Option], outer_options: Sequence
     )
 
 
-def adaptive_code(choice: Option) -> str:
+def adaptive_code(choice: Option, wrapping: Wrapping = IN_DDP) -> str:
     """Return the line of code with which gravac chooses while training, also among outer steps if ``choice`` is one."""
     arguments = f"every=(1, {MAX_EVERY})" if choice.mode == "outer" else ""
-    return f"AdaptiveCompressor({arguments}).attach(ddp, optimizer)"
+    return f"AdaptiveCompressor({arguments}).attach({wrapping.model}, optimizer)"
 
 
 def safest(choices: Sequence[Option]) -> Option:

@@ -6,10 +6,12 @@ from gravac.lab.doctor.descriptions import advice, in_words, memory_words
 from gravac.lab.doctor.facts import Facts, facts
 from gravac.lab.doctor.memory import Memory, memory_of_modes
 from gravac.lab.doctor.ranks import Check, check_here, check_launched
+from gravac.lab.doctor.traffic import LinkTraffic, traffic_of_mesh, traffic_words
 
 __all__ = [
     "Check",
     "Facts",
+    "LinkTraffic",
     "Memory",
     "advice",
     "check_here",
@@ -18,4 +20,6 @@ __all__ = [
     "in_words",
     "memory_of_modes",
     "memory_words",
+    "traffic_of_mesh",
+    "traffic_words",
 ]

@@ -6,11 +6,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from gravac.exchange.link_probe import LinkProbe
 from gravac.lab.doctor.facts import OPTIONAL_PACKAGES, Facts
 from gravac.lab.doctor.memory import Memory
 from gravac.lab.doctor.memory import describe as describe_memory
 from gravac.lab.doctor.ranks import Check
 from gravac.lab.links.rates import format_rate
+from gravac.lab.mesh import Mesh, parse_mesh
 
 EXAMPLE_PARAMETERS = 100e6
 """Number of parameters of an example model: advice states how long their exchange takes at the measured bandwidth."""
@@ -54,31 +56,39 @@ def in_words(facts: Facts, check: Check | None) -> str:
     if check is not None:
         location = f"{check.hosts} machine{'s' if check.hosts > 1 else ''}, {check.backend}, {check.device}"
         weights = "the same weights" if check.same else "DIFFERENT weights"
-        lines.append(("ranks", f"{check.ranks} on {location}; {weights} after a few compressed steps"))
+        ranks = str(check.ranks) if check.mesh is None else f"{check.ranks}, as mesh {check.mesh},"
+        lines.append(("ranks", f"{ranks} on {location}; {weights} after a few compressed steps"))
         if check.wire_ratio is not None:
             lines.append(("compressed step", f"{check.wire_ratio:.1f} times fewer bytes than a dense one"))
-        names_text = (
-            "all names that native and outer steps need" if check.lacks is None else f"not all names: {check.lacks}"
-        )
+        needs = "native and outer steps" if check.mesh is None else "models in shards"
+        names_text = f"all names that {needs} need" if check.lacks is None else f"not all names: {check.lacks}"
         lines.append(("torch has", names_text))
+        path = "loopback, no network" if check.loopback else "between the ranks"
         if check.link is not None:
-            rate = format_rate(float(f"{check.link.bandwidth:.3g}"))
-            link_path = "loopback, no network" if check.loopback else "between the ranks"
-            lines.append(("link", f"{rate}, {1e6 * check.link.latency:.0f} µs a message ({link_path})"))
+            lines.append(("link" if check.mesh is None else "link of replicas", _link_words(check.link, path)))
+        if check.shard_link is not None:
+            lines.append(("link in a replica", _link_words(check.shard_link, path)))
     width = max(len(name) for name, _ in lines)
     return "\n".join(f"{name:<{width}}  {text}" for name, text in lines)
 
 
-def memory_words(memories: Sequence[Memory], model: str | None, elements: int | None) -> str:
+def _link_words(link: LinkProbe, path: str) -> str:
+    """Return the speed of a link as text; ``path`` says what the link connects."""
+    return f"{format_rate(float(f'{link.bandwidth:.3g}'))}, {1e6 * link.latency:.0f} µs a message ({path})"
+
+
+def memory_words(memories: Sequence[Memory], model: str | None, elements: int | None, mesh: Mesh | None = None) -> str:
     """Return the memory that each mode of steps takes on a rank as text, with a line for each purpose.
 
     Args:
         memories: memory of all modes.
         model: name of the model; ``None``: no particular model.
         elements: number of the model's parameters; ``None``: memory is given in multiples of the model's size.
+        mesh: mesh of a model in shards; ``None``: DDP, without shards.
     """
+    rank = "a rank" if mesh is None else f"a rank of the mesh {mesh}"
     unit = "in multiples of the model's size" if elements is None else f"of {model}, {elements / 1e6:.1f} M parameters"
-    lines = [f"Memory that gravac takes on a rank, {unit}, float32:"]
+    lines = [f"Memory that gravac takes on {rank}, {unit}, float32:"]
     previous_mode = ""
     for memory in memories:
         lines.append(f"  {memory.mode if memory.mode != previous_mode else '':<7} {describe_memory(memory, elements)}")
@@ -129,17 +139,29 @@ def _rank_advice(check: Check) -> list[str]:
     if check.ranks == 1:
         return ["one rank exchanges nothing, so there is nothing to compress: launch two or more"]
     if check.loopback:
+        option = "" if check.mesh is None else " --mesh RxS, with R machines of S ranks each"
         return [
             "gravac works on this machine. Of your network this says nothing: run gravac doctor the way you train, "
-            "such as torchrun --nnodes 2 --nproc-per-node 1 --rdzv-backend c10d --rdzv-endpoint HOST:29500 "
-            "-m gravac doctor"
+            f"such as torchrun --nnodes 2 --nproc-per-node {1 if check.mesh is None else 'S'} --rdzv-backend c10d "
+            f"--rdzv-endpoint HOST:29500 -m gravac doctor{option}"
         ]
     if check.link is None:
         return []
-    exchange_s = 8 * 4 * EXAMPLE_PARAMETERS * 2 * (check.ranks - 1) / check.ranks / check.link.bandwidth
-    rate = format_rate(float(f"{check.link.bandwidth:.3g}"))
-    return [
+    mesh = None if check.mesh is None else parse_mesh(check.mesh)
+    averaging_ranks, ranks_of_link = (check.ranks, 1) if mesh is None else (mesh.replicas, mesh.shards)
+    link_bandwidth = ranks_of_link * check.link.bandwidth  # all ranks of a replica sent while the link was measured
+    exchange_s = 8 * 4 * EXAMPLE_PARAMETERS * 2 * (averaging_ranks - 1) / averaging_ranks / link_bandwidth
+    rate = format_rate(float(f"{link_bandwidth:.3g}"))
+    mesh_option = "" if mesh is None else f"--mesh {mesh} "
+    recommendations = [
         f"at {rate} a dense float32 exchange of 100 M parameters takes {exchange_s:.3g} s. If a backward of "
         "yours takes less, compression may save time; to predict how much, run "
-        f"gravac advise --link {check.link.bandwidth / 1e6:.4g}mbit --model ... --batch-seconds ..."
+        f"gravac advise {mesh_option}--link {link_bandwidth / 1e6:.4g}mbit --model ... --batch-seconds ..."
     ]
+    if check.replica_hosts > 1:
+        recommendations.append(
+            f"the ranks of a replica run on {check.replica_hosts} machines, so torch sends weights and gradients "
+            "within a replica over the network, too, and gravac compresses none of these; give a mesh of as many "
+            "replicas as machines, if a replica fits on one machine"
+        )
+    return recommendations

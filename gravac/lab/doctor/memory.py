@@ -9,6 +9,7 @@ from collections.abc import Sequence
 
 from gravac.candidate import Mode
 from gravac.engine.coalescing import TEMPORARIES
+from gravac.lab.mesh import Mesh
 from gravac.lab.shapes import Shape
 from gravac.modes.equalizing import CHUNK_BYTES
 from gravac.settings import Settings
@@ -35,29 +36,39 @@ class Memory(Settings):
     extra_bytes: int = 0
 
 
-def memory_of_modes(shapes: Sequence[Shape] | None = None) -> tuple[Memory, ...]:
+def memory_of_modes(shapes: Sequence[Shape] | None = None, mesh: Mesh | None = None) -> tuple[Memory, ...]:
     """Return the memory that each mode of steps takes on a rank, an entry for each purpose.
 
-    Before the mode changes, the optimizer's moments are averaged in groups of 16 MiB; larger tensors by themselves.
+    Before the mode changes, the optimizer's moments are averaged in groups of 16 MiB; larger tensors by themselves. A
+    model in shards has no native steps, and all memory is that of a rank's shards.
 
     Args:
         shapes: parameter shapes of the model; ``None`` for a model without tensors of more than 16 MiB.
+        mesh: mesh of a model in shards; ``None``: DDP, without shards.
     """
-    largest_bytes = 0 if shapes is None else 4 * max(map(math.prod, shapes))
+    rank_shapes = shapes if shapes is None or mesh is None else [mesh.shard_shape(shape) for shape in shapes]
+    largest_bytes = 0 if rank_shapes is None else 4 * max(map(math.prod, rank_shapes))
     group_bytes = max(CHUNK_BYTES, largest_bytes)
+    rank_size = 1.0 if mesh is None else mesh.shard_size(shapes)
+    native = (Memory(mode="native", purpose="nothing", when="always"),) if mesh is None else ()
     return (
-        Memory(mode="native", purpose="nothing", when="always"),
-        Memory(mode="hook", purpose="residuals", when="since the first compressed step", sizes=1),
+        *native,
+        Memory(mode="hook", purpose="residuals", when="since the first compressed step", sizes=rank_size),
         Memory(
             mode="hook",
             purpose="encode and decode, at most",
             when="while ranks exchange a step",
             extra_bytes=TEMPORARIES,
         ),
-        Memory(mode="outer", purpose="the anchor", when="all the time", sizes=1),
-        Memory(mode="outer", purpose="residuals", when="since the first compressed round", sizes=1),
-        Memory(mode="outer", purpose="the tensors to send", when="while ranks exchange a round", sizes=1),
-        Memory(mode="outer", purpose="the rank's own weights", when="while the model is evaluated or saved", sizes=1),
+        Memory(mode="outer", purpose="the anchor", when="all the time", sizes=rank_size),
+        Memory(mode="outer", purpose="residuals", when="since the first compressed round", sizes=rank_size),
+        Memory(mode="outer", purpose="the tensors to send", when="while ranks exchange a round", sizes=rank_size),
+        Memory(
+            mode="outer",
+            purpose="the rank's own weights",
+            when="while the model is evaluated or saved",
+            sizes=rank_size,
+        ),
         Memory(
             mode="outer",
             purpose="the average of moments",
@@ -82,10 +93,16 @@ def describe(memory: Memory, elements: int | None) -> str:
     if not memory.sizes and not memory.extra_bytes:
         return memory.purpose
     if memory.sizes and elements is None:
-        return f"{memory.purpose}: {memory.sizes:g} x the model, {memory.when}"
+        return f"{memory.purpose}: {memory.sizes:.3g} x the model, {memory.when}"
     byte_count = memory.extra_bytes + 4 * memory.sizes * (elements or 0)
-    return f"{memory.purpose}: {_format_bytes(byte_count)}, {memory.when}"
+    return f"{memory.purpose}: {format_bytes(byte_count)}, {memory.when}"
 
 
-def _format_bytes(byte_count: float) -> str:
+def format_bytes(byte_count: float) -> str:
+    """Return a number of bytes as text, such as ``335 MB``.
+
+    Example:
+        >>> format_bytes(335.1e6), format_bytes(1.34e9)
+        ('335 MB', '1.34 GB')
+    """
     return f"{byte_count / 1e9:.3g} GB" if byte_count >= 1e9 else f"{byte_count / 1e6:.3g} MB"

@@ -6,7 +6,9 @@ from __future__ import annotations
 
 import socket
 import tempfile
+from collections.abc import Sequence
 from pathlib import Path
+from typing import Any, NamedTuple
 
 import torch
 import torch.distributed as dist
@@ -16,6 +18,7 @@ from gravac import AdaptiveCompressor, Static, topk
 from gravac.exchange.group import GroupTransport, backend_of
 from gravac.exchange.link_probe import LinkProbe, probe_link
 from gravac.lab import local_ranks
+from gravac.lab.mesh import Mesh
 from gravac.settings import Settings, SettingsError
 from gravac.sources.ddp_private import Reducer
 
@@ -24,6 +27,9 @@ WIDTH, STEPS, CF = 256, 4, 10.0
 
 PATIENCE_SECONDS = 60.0
 """Seconds after which ``check_here`` gives up waiting for its two ranks."""
+
+PATIENCE_SECONDS_ON_MESH = 240.0
+"""Seconds after which ``check_here`` gives up waiting for the ranks of a mesh, which are more and import more."""
 
 
 class Check(Settings):
@@ -34,12 +40,16 @@ class Check(Settings):
         hosts: number of machines that the ranks run on.
         backend: backend that carries the gradients' bytes.
         device: type of the device that holds the gradients.
-        link: latency (s) and bandwidth (bit/s) between ranks, and bytes per second of a copy; ``None`` for one rank.
+        link: latency (s) and bandwidth (bit/s) between ranks, and bytes per second of a copy; ``None`` for one rank. On
+            a mesh, of the ranks that hold the same shard, while the ranks of all shards send.
         wire_ratio: wire bytes of a dense step / wire bytes of a compressed step.
         same: whether all ranks hold the same weights after the steps.
         loopback: whether the check started the ranks on this machine, so that no network links them.
         lacks: text that names what this torch lacks for native and outer steps, and the remedy; ``None`` if it lacks
             nothing.
+        mesh: mesh of the checked model in shards, as text; ``None``: DDP, without shards.
+        shard_link: latency and bandwidth within a replica of a mesh; ``None`` without a mesh, and for one shard.
+        replica_hosts: largest number of machines that the ranks of one replica of a mesh run on; 1 without a mesh.
     """
 
     ranks: int
@@ -51,72 +61,174 @@ class Check(Settings):
     same: bool
     loopback: bool = False
     lacks: str | None = None
+    mesh: str | None = None
+    shard_link: LinkProbe | None = None
+    replica_hosts: int = 1
 
 
-def check_launched() -> Check | None:
+class _Trained(NamedTuple):
+    """What a rank found while it trained the small model.
+
+    Attributes:
+        wire_ratio: wire bytes of a dense step / wire bytes of a compressed step; ``None`` if nothing was sent.
+        same: whether the ranks that average with this rank hold the same weights.
+        link: speed of the link between these ranks; ``None`` for one rank.
+        lacks: text that names what this torch lacks, see ``Check``.
+        shard_link: speed of the link within a replica; ``None`` without a mesh, and for one shard.
+    """
+
+    wire_ratio: float | None
+    same: bool
+    link: LinkProbe | None
+    lacks: str | None = None
+    shard_link: LinkProbe | None = None
+
+
+def check_launched(mesh: Mesh | None = None) -> Check | None:
     """Check the ranks that a launcher such as torchrun started; return the result on rank 0, ``None`` on other ranks.
+
+    Args:
+        mesh: mesh of a model in shards; ``None``: DDP, without shards.
 
     Raises:
         RuntimeError: ranks cannot connect, or the exchange failed.
+        SettingsError: the mesh has another number of ranks, or this torch lacks what a model in shards needs.
     """
     with local_ranks.launched_group() as rank:
-        result = check()
+        if mesh is not None and mesh.ranks != dist.get_world_size():
+            raise SettingsError(
+                f"mesh: {mesh} has {mesh.ranks} ranks, and {dist.get_world_size()} were started; start {mesh.ranks}, "
+                "or give another mesh"
+            )
+        result = check(mesh=mesh)
         return result if rank == 0 else None
 
 
-def check_here() -> Check:
-    """Start two ranks on this machine, check them over loopback, and return the result.
+def check_here(mesh: Mesh | None = None) -> Check:
+    """Start ranks on this machine, check them over loopback, and return the result.
+
+    Two ranks are started. For a mesh, two replicas of at most two shards are started.
+
+    Args:
+        mesh: mesh of a model in shards; ``None``: DDP, without shards.
 
     Raises:
-        RuntimeError: a rank failed, or the ranks took longer than ``PATIENCE_SECONDS``.
+        RuntimeError: a rank failed, or the ranks took too long.
     """
+    small_mesh = None if mesh is None else Mesh(2, min(2, mesh.shards))
+    ranks, arguments = (2, []) if small_mesh is None else (small_mesh.ranks, [str(small_mesh)])
+    patience_s = PATIENCE_SECONDS if small_mesh is None else PATIENCE_SECONDS_ON_MESH
     with tempfile.TemporaryDirectory(prefix="gravac-doctor-") as folder:
-        local_ranks.spawn("gravac.lab.doctor", Path(folder), 2, timeout_s=PATIENCE_SECONDS)
+        local_ranks.spawn("gravac.lab.doctor", Path(folder), ranks, *arguments, timeout_s=patience_s)
         return Check.model_validate_json(Path(folder, "check.json").read_text())
 
 
-def check(loopback: bool = False) -> Check:
+def check(loopback: bool = False, mesh: Mesh | None = None) -> Check:
     """Train a small model for a few compressed steps, and return whether ranks stay equal, with facts about the link.
 
     All ranks of the default process group must call this function.
 
     Args:
         loopback: value of ``Check.loopback`` in the result.
+        mesh: mesh of all ranks, on which a model in shards is trained; ``None``: DDP, without shards.
     """
     device = torch.device("cuda", torch.cuda.current_device()) if dist.get_backend() == "nccl" else torch.device("cpu")
     world = dist.get_world_size()
-    group = dist.group.WORLD
-    assert group is not None
-    link = probe_link(GroupTransport(group, device=device), device)
     torch.manual_seed(0)
     model = torch.nn.Sequential(*[torch.nn.Linear(WIDTH, WIDTH) for _ in range(3)]).to(device)
-    ddp = DistributedDataParallel(model)
-    optimizer = torch.optim.SGD(ddp.parameters(), lr=0.1)
-    lacks = missing_torch_name(ddp)
-    with AdaptiveCompressor(topk, controller=Static(cf=CF), native=False) as compressor:
-        compressor.attach(ddp, optimizer)
-        generator = torch.Generator().manual_seed(dist.get_rank())
-        for _ in range(STEPS):
-            optimizer.zero_grad()
-            ddp(torch.randn(8, WIDTH, generator=generator).to(device)).square().mean().backward()
-            optimizer.step()
-        wire_ratio = compressor.wire_ratio
-    flat_weights = torch.cat([parameter.detach().flatten() for parameter in model.parameters()])
-    weights_of_ranks = [torch.empty_like(flat_weights) for _ in range(world)]
-    dist.all_gather(weights_of_ranks, flat_weights)
-    hostnames: list[str] = [""] * world
-    dist.all_gather_object(hostnames, socket.gethostname())
+    trained = _train_in_ddp(model, device) if mesh is None else _train_in_shards(model, device, mesh)
+    findings: list[Any] = [None] * world
+    dist.all_gather_object(findings, (socket.gethostname(), trained.same))
+    hostnames = [hostname for hostname, _ in findings]
     return Check(
         ranks=world,
         hosts=len(set(hostnames)),
         backend=backend_of(None, device),
         device=device.type,
-        link=link,
-        wire_ratio=wire_ratio,
-        same=all(torch.equal(rank_weights, flat_weights) for rank_weights in weights_of_ranks),
+        link=trained.link,
+        wire_ratio=trained.wire_ratio,
+        same=all(same for _, same in findings),
         loopback=loopback,
-        lacks=lacks,
+        lacks=trained.lacks,
+        mesh=None if mesh is None else str(mesh),
+        shard_link=trained.shard_link,
+        replica_hosts=1 if mesh is None else replica_hosts(hostnames, mesh),
     )
+
+
+def _train_in_ddp(model: torch.nn.Sequential, device: torch.device) -> _Trained:
+    """Train a model in DDP for a few compressed steps; return what this rank found."""
+    group = dist.group.WORLD
+    assert group is not None
+    link = probe_link(GroupTransport(group, device=device), device)
+    ddp = DistributedDataParallel(model)
+    lacks = missing_torch_name(ddp)
+    wire_ratio = _train(ddp, device)
+    return _Trained(wire_ratio, _has_same_weights(list(model.parameters()), group), link, lacks)
+
+
+def _train_in_shards(model: torch.nn.Sequential, device: torch.device, mesh: Mesh) -> _Trained:
+    """Train a model in shards on a mesh for a few compressed steps; return what this rank found."""
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.fsdp import fully_shard
+
+    device_mesh = init_device_mesh(device.type, (mesh.replicas, mesh.shards), mesh_dim_names=("replicate", "shard"))
+    everyone = dist.group.WORLD
+    assert everyone is not None
+    replicas, replica = device_mesh.get_group("replicate"), device_mesh.get_group("shard")
+    link, shard_link = (
+        probe_link(GroupTransport(group, device=device), device, GroupTransport(everyone, device=device))
+        for group in (replicas, replica)
+    )
+    for module in (*model, model):
+        fully_shard(module, mesh=device_mesh)
+    wire_ratio = _train(model, device)
+    sharded: list[Any] = list(model.parameters())
+    same = _has_same_weights([parameter.to_local() for parameter in sharded], replicas)
+    return _Trained(wire_ratio, same, link, shard_link=shard_link)
+
+
+def _train(module: torch.nn.Module, device: torch.device) -> float | None:
+    """Train a module for a few compressed steps; return the wire ratio of the last, ``None`` if nothing was sent."""
+    optimizer = torch.optim.SGD(module.parameters(), lr=0.1)
+    with AdaptiveCompressor(topk, controller=Static(cf=CF), native=False) as compressor:
+        compressor.attach(module, optimizer)
+        generator = torch.Generator().manual_seed(dist.get_rank())
+        for _ in range(STEPS):
+            optimizer.zero_grad()
+            module(torch.randn(8, WIDTH, generator=generator).to(device)).square().mean().backward()
+            optimizer.step()
+        return compressor.wire_ratio
+
+
+def _has_same_weights(weights: Sequence[torch.Tensor], group: dist.ProcessGroup) -> bool:
+    """True if all ranks of a group hold the same weights as this rank; called on all of these ranks.
+
+    Args:
+        weights: this rank's weights, of any shapes, which are the same on these ranks.
+        group: ranks to compare with.
+    """
+    flat_weights = torch.cat([weight.detach().flatten() for weight in weights])
+    weights_of_ranks = [torch.empty_like(flat_weights) for _ in range(dist.get_world_size(group))]
+    dist.all_gather(weights_of_ranks, flat_weights, group=group)
+    return all(torch.equal(rank_weights, flat_weights) for rank_weights in weights_of_ranks)
+
+
+def replica_hosts(hostnames: Sequence[str], mesh: Mesh) -> int:
+    """Return the largest number of machines that the ranks of one replica run on.
+
+    Args:
+        hostnames: name of each rank's machine, by rank.
+        mesh: mesh of all ranks.
+
+    Example:
+        >>> replica_hosts(["a", "a", "b", "b"], Mesh(2, 2)), replica_hosts(["a", "b", "a", "b"], Mesh(2, 2))
+        (1, 2)
+    """
+    hosts_by_replica: dict[int, set[str]] = {}
+    for rank, hostname in enumerate(hostnames):
+        hosts_by_replica.setdefault(mesh.replica_of(rank), set()).add(hostname)
+    return max(map(len, hosts_by_replica.values()))
 
 
 def missing_torch_name(ddp: DistributedDataParallel) -> str | None:

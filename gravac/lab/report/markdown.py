@@ -26,10 +26,10 @@ def markdown_tables(runs: Sequence[TrainingRecord], commits_note: str = "") -> s
         runs: records of the runs to report.
         commits_note: sentence on the runs' commits, without full stop, to put before the tables; empty: no sentence.
     """
-    by_task: dict[tuple[str, float, int], list[Section]] = {}
+    by_task: dict[tuple[str, float, str], list[Section]] = {}
     for section in sections(runs):
         setup = section.setup
-        by_task.setdefault((setup.task, setup.scale, setup.workers), []).append(section)
+        by_task.setdefault((setup.task, setup.scale, setup.ranks_text), []).append(section)
     opening = [f"{commits_note[0].upper()}{commits_note[1:]}."] if commits_note else []
     return "\n\n".join(opening + [_task_tables(task_sections) for task_sections in by_task.values()])
 
@@ -66,7 +66,7 @@ def _task_tables(task_sections: Sequence[Section]) -> str:
     seeds = sorted({run.seed for run in runs})
     targets = sorted({run.target for run in runs})
     target = f"{targets[0]:.3f}" if len(targets) == 1 else f"{targets[0]:.3f} to {targets[-1]:.3f}, by seed"
-    heading = f"### {setup.task}, scale {setup.scale:g}, {setup.workers} workers"
+    heading = f"### {setup.task}, scale {setup.scale:g}, {setup.ranks_text}"
     summary = f"{first.metric}; target {target}; seeds {', '.join(map(str, seeds))}; " + (
         f"the limit is {limit:.1f} s." if limit else "the limit is not known."
     )

@@ -132,6 +132,7 @@ def file_names(all_sections: Iterable[Section]) -> list[str]:
         setup = section.setup
         short_name = f"{_slug(setup.task)}-{_slug(setup.link)}"
         full_name = f"{short_name}-scale_{_slug(f'{setup.scale:g}')}-workers_{setup.workers}"
+        full_name += "" if setup.mesh is None else f"-mesh_{setup.mesh}"
         numbered_names = (f"{full_name}-{number}" for number in itertools.count(2))
         candidates = itertools.chain((short_name, full_name), numbered_names)
         names.append(next(name for name in candidates if name not in names))
@@ -144,12 +145,15 @@ def _slug(text: str) -> str:
 
 
 def _label(section: Section, all_sections: Sequence[Section]) -> str:
-    """Return a section's task name, with scale and number of workers if these differ between sections of the page."""
+    """Return a section's task name, with scale and number of workers if these differ between sections of the page.
+
+    A mesh is always named.
+    """
     setup, text = section.setup, section.setup.task
     if len({each.setup.scale for each in all_sections}) > 1:
         text += f", scale {setup.scale:g}"
-    if len({each.setup.workers for each in all_sections}) > 1:
-        text += f", {setup.workers} workers"
+    if len({each.setup.ranks_text for each in all_sections}) > 1 or setup.mesh is not None:
+        text += f", {setup.ranks_text}"
     return text
 
 

@@ -99,7 +99,7 @@ def assign_looks(methods: Sequence[str], adaptive: Iterable[str]) -> dict[str, L
 def figure_title(section: Section, subject: str) -> str:
     """Return the title of a figure: its subject, the section's setup, and a note if the runs were paced."""
     setup = section.setup
-    text = f"{subject}\n{setup.task} on {setup.link}, {setup.workers} workers"
+    text = f"{subject}\n{setup.task} on {setup.link}, {setup.ranks_text}"
     text += f", scale {setup.scale:g}" if setup.scale != 1 else ""
     return text + (f" ({PACED})" if section.paced else "")
 

@@ -30,19 +30,26 @@ from gravac.lab.tta.record import TrainingRecord
 
 
 class Setup(NamedTuple):
-    """What all runs have in common that a section of the report compares: task, scale, link and number of workers.
+    """What all runs have in common that a section of the report compares: task, scale, link, workers and mesh.
 
     Attributes:
         task: name of the task.
         scale: scale of the task's model.
         link: text of the link.
         workers: number of ranks.
+        mesh: replicas x shards of a model in shards as text; ``None``: DDP, without shards.
     """
 
     task: str
     scale: float
     link: str
     workers: int
+    mesh: str | None = None
+
+    @property
+    def ranks_text(self) -> str:
+        """Number of workers as text, with the mesh of a model in shards: ``4 workers (mesh 2x2)``."""
+        return f"{self.workers} workers" + ("" if self.mesh is None else f" (mesh {self.mesh})")
 
 
 UNKNOWN_AMOUNT = Amount(0.0, 0.0, 0.0, 0, ">")
@@ -54,7 +61,7 @@ class Section:
     """The comparison of all methods in one setup.
 
     Attributes:
-        setup: task, scale, link and number of workers.
+        setup: task, scale, link, number of workers, and mesh.
         rows: numbers of each method, fastest first; methods that did not reach the target last.
         limit: the limit: median seconds to the target of fp32 on an unthrottled link; ``None`` if not known.
         dense_steps: median number of steps to the target of fp32 on this link, or otherwise on the unthrottled link;
@@ -96,15 +103,17 @@ class Section:
 
 
 def sections(runs: Sequence[TrainingRecord]) -> list[Section]:
-    """Return the sections of a report, one for each task, scale, number of workers and link, slow links first.
+    """Return the sections of a report, one for each task, scale, number of workers, mesh and link, slow links first.
 
     If two records are of the same method, setup and seed, the later record counts.
     """
     latest_runs = {(run.cell, run.method): run for run in runs}
     by_setup: dict[Setup, list[TrainingRecord]] = {}
     for run in latest_runs.values():
-        by_setup.setdefault(Setup(run.task, run.scale, run.link, run.workers), []).append(run)
-    order = sorted(by_setup, key=lambda setup: (setup.task, setup.scale, setup.workers, link_order(setup.link)))
+        by_setup.setdefault(Setup(run.task, run.scale, run.link, run.workers, run.mesh), []).append(run)
+    order = sorted(
+        by_setup, key=lambda setup: (setup.task, setup.scale, setup.workers, setup.mesh or "", link_order(setup.link))
+    )
     return [_section(setup, by_setup[setup], by_setup) for setup in order]
 
 

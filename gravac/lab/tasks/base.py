@@ -86,6 +86,8 @@ class Task(ABC):
     """Number of steps from one evaluation to the next, the same for every method and link."""
     warmup: ClassVar[int] = 20
     """Number of steps over which the learning rate rises linearly."""
+    blocks: ClassVar[str] = ""
+    """Dotted name of the model's list of blocks, by which FSDP2 cuts the model into shards; empty: it is not cut."""
 
     @classmethod
     def tuned_learning_rate(cls, scale: float) -> float:

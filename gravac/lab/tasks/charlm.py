@@ -99,6 +99,7 @@ class CharLM(Characters):
     """
 
     name: ClassVar[str] = "charlm"
+    blocks: ClassVar[str] = "blocks"
     budget: ClassVar[int] = 300
     steps_per_evaluation: ClassVar[int] = 10
 

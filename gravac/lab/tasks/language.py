@@ -92,6 +92,7 @@ class GPT2(Language):
     """The task ``gpt2``: a small GPT-2 predicts the next byte. See ``Language`` and ``Characters``."""
 
     name: ClassVar[str] = "gpt2"
+    blocks: ClassVar[str] = "transformer.h"
     metric: ClassVar[Metric] = Metric("validation loss", "nats a byte")
     budget: ClassVar[int] = 160
     steps_per_evaluation: ClassVar[int] = 10
@@ -125,6 +126,7 @@ class ModernBERT(Language):
     """
 
     name: ClassVar[str] = "modernbert"
+    blocks: ClassVar[str] = "model.layers"
     metric: ClassVar[Metric] = Metric("validation loss", "nats a masked byte")
     budget: ClassVar[int] = 160
     steps_per_evaluation: ClassVar[int] = 10

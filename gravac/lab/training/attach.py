@@ -1,6 +1,6 @@
 # SPDX-FileCopyrightText: 2026 The gravac developers
 # SPDX-License-Identifier: Apache-2.0
-"""Attaches a method of exchanging gradients (of gravac, torch or torchft) to a model."""
+"""Attaches a method of exchanging gradients (of gravac, torch or torchft) to a model, which may be in shards."""
 
 from __future__ import annotations
 
@@ -11,9 +11,11 @@ from typing import Any
 import torch
 from torch.nn.parallel import DistributedDataParallel
 
+from gravac.attaching import is_sharded
 from gravac.controllers import CONTROLLERS
-from gravac.lab.training.exchange import Exchange, attach_to_ddp
+from gravac.lab.training.exchange import Exchange, GravacExchange, attach_to_ddp
 from gravac.lab.training.methods import Method, bucket_mb
+from gravac.lab.training.sharded import TorchShardedExchange
 from gravac.lab.training.shuffled import RunChoice, ShuffledController
 from gravac.lab.training.torchft_baselines import TorchftExchange
 
@@ -29,11 +31,12 @@ def attach(
     pace: float | None = None,
     choices: Sequence[RunChoice] = (),
 ) -> Exchange:
-    """Attach a method to a model, wrapped in DDP unless the method is torchft's; return the attached method.
+    """Attach a method to a model, wrapped in DDP unless the model is in shards or the method is torchft's.
 
     Args:
         method: method of exchanging gradients.
-        model: model to train, not wrapped in DDP; all ranks begin with the same weights.
+        model: model to train, not wrapped in DDP, perhaps in shards by ``sharded.shard``; all ranks begin with the
+            same weights.
         optimizer: optimizer of the model.
         samples_per_step: number of samples that all ranks together train in a step.
         log_dir: folder into which adaptive methods write their logs; ``None``: no logs.
@@ -41,9 +44,15 @@ def attach(
         pace: bits per second to which gravac limits its exchange, to emulate a slow link; ``None``: not limited.
         choices: choices of an adaptive run, for a method that repeats them in random order (``matched:``).
 
+    Returns:
+        The attached method.
+
     Raises:
-        ValueError: the method cannot be paced, needs a package that is not installed, or has no choices to repeat.
+        ValueError: the method cannot be paced, cannot train a model in shards, needs a package that is not installed,
+            or has no choices to repeat.
     """
+    if is_sharded(model) and method.mesh_refusal is not None:
+        raise ValueError(method.mesh_refusal)
     if method.torchft is not None:
         if pace is not None:
             raise ValueError(f"method: {method.text!r} of torchft cannot be paced; leave it out, or use real links")
@@ -59,6 +68,10 @@ def attach(
         is_name = isinstance(method.controller, str)
         inner_controller = CONTROLLERS[method.controller]() if is_name else method.controller
         run_settings["controller"] = ShuffledController(inner_controller, tuple(choices), seed)
+    if is_sharded(model):
+        if method.torch_format is not None:
+            return TorchShardedExchange(method, model)
+        return GravacExchange(method, model, optimizer, **run_settings)
     parameters = sum(parameter.numel() for parameter in model.parameters())
     ddp = DistributedDataParallel(model, bucket_cap_mb=bucket_mb(method, parameters))
     return attach_to_ddp(method, ddp, optimizer, **run_settings)

@@ -1,10 +1,10 @@
 # SPDX-FileCopyrightText: 2026 The gravac developers
 # SPDX-License-Identifier: Apache-2.0
-"""Methods of exchanging gradients, attached to a model in DDP, and the numbers that the lab reads of them.
+"""Methods of exchanging gradients, attached to a model, and the numbers that the lab reads of them.
 
 ``Exchange`` is the interface; ``TorchExchange`` is DDP with or without a hook of torch, ``GravacExchange`` is gravac. A
 training step calls none of them: they work by hooks of DDP, modules and optimizers. ``torchft_baselines.py`` has
-torchft's methods.
+torchft's methods, ``sharded.py`` torch's own exchange of a model in shards.
 """
 
 from __future__ import annotations
@@ -96,6 +96,11 @@ class Exchange:
     def exchange_count(self) -> int | None:
         """Return the number of exchanges so far; ``None`` for methods that exchange in every step."""
         return None
+
+    @property
+    def knows_exposed_time(self) -> bool:
+        """True if ``exposed_seconds`` tells the wait for the exchange from the computation."""
+        return True
 
     def exposed_seconds(self, backward: float) -> float:
         """Return the seconds that the last step waited for the exchange.
@@ -189,18 +194,18 @@ class TorchExchange(Exchange):
 
 
 class GravacExchange(Exchange):
-    """A method that gravac runs, attached to DDP.
+    """A method that gravac runs, attached to DDP, or to a model in shards.
 
     Args:
         method: method of gravac, or a dense method of torch that gravac runs in its place.
-        module: DDP around the model, without a communication hook yet.
+        module: DDP around the model, without a communication hook yet; or the model, in shards by FSDP2.
         optimizer: optimizer of the model.
         run_settings: settings of ``AdaptiveCompressor`` that belong to the run: ``samples_per_step``, ``log_dir``,
             ``seed``, ``pace``, ``controller``.
     """
 
     def __init__(
-        self, method: Method, module: DistributedDataParallel, optimizer: torch.optim.Optimizer, **run_settings: Any
+        self, method: Method, module: torch.nn.Module, optimizer: torch.optim.Optimizer, **run_settings: Any
     ) -> None:
         super().__init__(method, module)
         self._step_records: list[StepRecord] = []
@@ -280,7 +285,8 @@ class GravacExchange(Exchange):
     def wire_bytes(self, steps: int, world: int) -> int:
         """Return the wire bytes that this rank sent so far among ``world`` ranks.
 
-        gravac counts the bytes that it sends; a formula gives those that DDP sent in native steps.
+        gravac counts the bytes that it sends; a formula gives those that DDP sent in native steps, which a model in
+        shards does not have.
         """
         native_bytes = (
             count * AllReduce.wire_bytes(round(4 * self._elements / cf), world)

@@ -40,6 +40,7 @@ from typing import Any
 from pydantic import Field
 
 from gravac import AdaptiveCompressor, Static
+from gravac.attaching import refuse_unequal_ranks
 from gravac.candidate import DENSE, Candidate, Mode, Span
 from gravac.compressors import Compressor, dense, ladder
 from gravac.lab.training.expression import compressor, controller, settings
@@ -226,6 +227,20 @@ class Method:
             return None
         return f"method: {self.text!r} needs torchft; pip install 'gravac[torchft]'"
 
+    @property
+    def mesh_refusal(self) -> str | None:
+        """Error message if the method cannot train a model in shards on a mesh; ``None`` if the method can."""
+        if self.torchft is not None or self.powersgd_rank is not None:
+            return (
+                f"method: {self.text!r} cannot train a model in shards; on a mesh use {', '.join(TORCH_FORMATS)} "
+                "(torch's own HSDP), a compressor at a CF such as quantize(4), or adaptive"
+            )
+        try:
+            refuse_unequal_ranks(self.modes.outer)
+        except SettingsError as error:
+            return f"method: {self.text!r}: {error}"
+        return None
+
     @classmethod
     def parse(cls, text: str) -> Method:
         """Return the method for a text; see the table of the module ``gravac.lab.training.methods``.
@@ -356,13 +371,17 @@ def compression_name(method: str, compressor_name: str, cf: float, mode: Mode = 
         mode: mode of the step.
 
     Example:
-        >>> compression_name("adaptive", "dense", 2.0, "native")
-        'native float16'
+        >>> compression_name("adaptive", "dense", 2.0, "native"), compression_name("bf16", "dense", 2.0, "native")
+        ('native float16', 'native bfloat16')
         >>> compression_name("adaptive", "ladder", 32.0), compression_name("adaptive", "dense", 2.0)
         ('low rank 16', 'dense in 16 bit')
     """
     if mode == "native":
-        return str(Candidate(mode, compressor_name, cf))
+        return (
+            f"native {TORCH_FORMATS[method][1]}"
+            if method in TORCH_FORMATS
+            else str(Candidate(mode, compressor_name, cf))
+        )
     if compressor_name == DENSE:
         return "dense in 16 bit" if cf == 2 else "dense float32"
     try:

@@ -23,6 +23,7 @@ from typing import Any
 from gravac.lab.links.network import CONTROL, INTERFACE, EmulatedNetwork
 from gravac.lab.links.owner import is_orphaned, owner_mark
 from gravac.lab.links.schedule import Schedule
+from gravac.lab.mesh import Mesh
 from gravac.lab.training.session import Leg, SessionSpec
 
 PATIENCE_S = 120.0
@@ -62,6 +63,7 @@ class TrainingSettings:
         data: folder of the task's data, for tasks that need a folder.
         seed: seed of initial weights and batches.
         log_dir: folder of TensorBoard logs, with a subfolder for each leg's label; ``None``: no logs.
+        mesh: mesh on which a model in shards trains; ``None``: DDP, without shards.
     """
 
     workers: int
@@ -72,6 +74,7 @@ class TrainingSettings:
     data: str = ""
     seed: int = 0
     log_dir: Path | None = None
+    mesh: Mesh | None = None
 
 
 class TrainingRun:
@@ -83,8 +86,8 @@ class TrainingRun:
     Args:
         legs: legs to train, in order.
         settings: settings that the compared runs share.
-        network: emulated links of the workers; ``None``: workers communicate over the loopback interface, and
-            gravac limits its exchange to the lowest rate in ``settings``.
+        network: emulated links of the workers, on a mesh of the replicas, whose workers share a link; ``None``: workers
+            communicate over the loopback interface, and gravac limits its exchange to the lowest rate in ``settings``.
     """
 
     def __init__(self, legs: Sequence[Leg], settings: TrainingSettings, network: EmulatedNetwork | None) -> None:
@@ -163,6 +166,7 @@ class TrainingRun:
             pace=None if network else settings.slowest,
             link=settings.link,
             legs=self._legs,
+            mesh=None if settings.mesh is None else str(settings.mesh),
         )
         environment = {
             **MALLOC_ENVIRONMENT,
@@ -172,10 +176,11 @@ class TrainingRun:
         }
         for rank in range(settings.workers):
             command = [sys.executable, "-m", "gravac.lab.training.worker", spec.to_json(), str(rank)]
+            host = rank if settings.mesh is None else settings.mesh.replica_of(rank)
             with open(self._folder / f"rank{rank}.log", "wb") as log, _defer_signals():
                 self._workers.append(
                     subprocess.Popen(
-                        [*(network.prefix(rank) if network else []), *command],
+                        [*(network.prefix(host) if network else []), *command],
                         stdin=subprocess.PIPE,  # never written to: its end tells the worker that the parent ended
                         stdout=log,
                         stderr=log,

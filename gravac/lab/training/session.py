@@ -68,6 +68,7 @@ class SessionSpec:
         pace: bits per second to which gravac limits its exchange, to emulate a slow link; ``None``: not limited.
         link: the link as text, for the logs.
         legs: legs to train, in order.
+        mesh: mesh of a model in shards as text, such as ``2x2``; ``None``: DDP, without shards.
     """
 
     task: str
@@ -82,6 +83,7 @@ class SessionSpec:
     pace: float | None
     link: str
     legs: tuple[Leg, ...]
+    mesh: str | None = None
 
     def to_json(self) -> str:
         """Return the specification as one line of JSON."""

@@ -9,6 +9,9 @@ Rank 0 decides when to evaluate and when to stop. While a step runs, rank 0 broa
 separate process group, which takes the same short time with every method. On emulated links this group has separate
 network interfaces: a command does not wait for an exchange, and its bytes are not counted. If a method makes local
 steps, ranks evaluate the weights that they share.
+
+On a mesh, legs train a model in shards (``sharded.py``), and the ranks of a replica evaluate the same validation data,
+because they make each forward together.
 """
 
 from __future__ import annotations
@@ -22,18 +25,22 @@ import threading
 import time
 from collections.abc import Callable, Iterable
 from contextlib import ExitStack, nullcontext
+from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
 
 import torch
 import torch.distributed as dist
+from torch.distributed.device_mesh import DeviceMesh
 
+from gravac.lab.mesh import Mesh, parse_mesh
 from gravac.lab.tasks import make
-from gravac.lab.tasks.base import Score, Task
+from gravac.lab.tasks.base import Score
 from gravac.lab.training.attach import attach
 from gravac.lab.training.exchange import Exchange
 from gravac.lab.training.methods import Method
 from gravac.lab.training.session import ALONE, WARM_UP_STEPS, Leg, SessionSpec, log_folder
+from gravac.lab.training.sharded import device_mesh, reduce_dtype, shard
 from gravac.lab.training.step_clock import StepTimes, TrainingClock
 from gravac.lab.training.worker_report import WorkerReport, decisions_as_json, mode_changes_as_json
 
@@ -47,20 +54,33 @@ MAX_POSTPONED = 10
 """Maximum number of evaluations postponed until no exchange is in flight; for another, training waits for exchanges."""
 
 
-def train(spec: SessionSpec, index: int, rank: int, control: dist.ProcessGroup) -> None:
+@dataclass(frozen=True)
+class _Groups:
+    """Process groups of a session.
+
+    Attributes:
+        control: separate process group for rank 0's commands and for metrics.
+        mesh: mesh on which legs train a model in shards; ``None``: DDP, without shards.
+    """
+
+    control: dist.ProcessGroup
+    mesh: DeviceMesh | None
+
+
+def train(spec: SessionSpec, index: int, rank: int, groups: _Groups) -> None:
     """Train one leg until a limit or its target is reached; all ranks must call this function.
 
     Args:
         spec: specification of the session.
         index: index of the leg in ``spec.legs``.
         rank: rank of this process.
-        control: separate process group for rank 0's commands and for metrics.
+        groups: process groups of the session.
     """
     leg = spec.legs[index]
     trains_alone = leg.method == ALONE
     if rank == 0 or not trains_alone:
         with ExitStack() as stack:
-            training = _Training(spec, index, rank, control, stack)
+            training = _Training(spec, index, rank, groups, stack)
             if leg.evaluates:
                 training.evaluate()
             usage = _ResourceUse(spec)
@@ -71,7 +91,7 @@ def train(spec: SessionSpec, index: int, rank: int, control: dist.ProcessGroup) 
                     command = STOP  # on all ranks, since all have the same metric
             training.report_results(usage)
     if trains_alone:
-        dist.barrier(group=control)
+        dist.barrier(group=groups.control)
 
 
 class _Training:
@@ -81,17 +101,21 @@ class _Training:
         spec: specification of the session.
         index: index of the leg in ``spec.legs``.
         rank: rank of this process.
-        control: separate process group for rank 0's commands and for metrics.
+        groups: process groups of the session.
         stack: stack of contexts that closes the leg's files and threads.
     """
 
-    def __init__(self, spec: SessionSpec, index: int, rank: int, control: dist.ProcessGroup, stack: ExitStack) -> None:
-        self.spec, self.leg, self.rank, self.control = spec, spec.legs[index], rank, control
+    def __init__(self, spec: SessionSpec, index: int, rank: int, groups: _Groups, stack: ExitStack) -> None:
+        self.spec, self.leg, self.rank, self.control = spec, spec.legs[index], rank, groups.control
         trains_alone = self.leg.method == ALONE
         self.workers = 1 if trains_alone else spec.workers
+        self.mesh = None if trains_alone else _mesh_of(spec)
         self.task = make(spec.task, scale=spec.scale, seed=spec.seed, data=spec.data)
         self.model = self.task.model()
         self.evaluation_model = copy.deepcopy(self.model)  # a second model, to evaluate postponed states
+        if self.mesh is not None and groups.mesh is not None:
+            for model in (self.model, self.evaluation_model):
+                shard(self.task, model, groups.mesh, reduce_dtype(Method.parse(self.leg.method)))
         self.optimizer = self.task.optimizer(self.model)
         self.samples_per_step = self.task.batch_size * self.workers
         self.parameters = sum(parameter.numel() for parameter in self.model.parameters())
@@ -102,7 +126,7 @@ class _Training:
         self.step_times: list[StepTimes] = []
         self.end_seconds = [0.0]  # seconds of training at the start, then at the end of each step
         self.clock = TrainingClock()
-        self.commands = _StepCommands(self.leg, control, trains_alone)
+        self.commands = _StepCommands(self.leg, self.control, trains_alone)
         self.report = WorkerReport(spec, index, rank)
         stack.callback(self.report.close)
         self.exchange: Exchange | None = None
@@ -207,9 +231,33 @@ class _Training:
             steps: number of steps that the model was trained for.
             model: model to evaluate.
         """
-        self.metric = _evaluate(self.task, model, self.workers, self.rank, self.control)
+        self.metric = self._metric_of(model)
         self.report.report_evaluation(steps, self.end_seconds[steps], self.metric)
         return self.leg.target is not None and self.task.metric.is_reached(self.metric, self.leg.target)
+
+    def _metric_of(self, model: torch.nn.Module) -> float:
+        """Evaluate a part of the validation data on each rank; return the metric over all data, on every rank.
+
+        Each rank evaluates a part of its own. On a mesh each replica does.
+        """
+        portion, portions = self.rank, self.workers
+        if self.mesh is not None:
+            portion, portions = self.mesh.replica_of(self.rank), self.mesh.replicas
+        score = self.task.validate(model, portion, portions)
+        score_sums = torch.tensor([score.total, score.count], dtype=torch.float64)
+        if self.workers > 1:
+            dist.all_reduce(score_sums, group=self.control)
+        return self.task.metric.compute(Score(float(score_sums[0]), int(score_sums[1])))
+
+    def _bytes_of_a_rank(self, interface_bytes: float) -> int:
+        """Return the bytes that a rank's interface sent: the mean over ranks.
+
+        On a mesh the ranks of a replica share an interface, and each of them has counted all of its bytes.
+
+        Args:
+            interface_bytes: sum over the ranks of the bytes that each has counted.
+        """
+        return round(interface_bytes / self.workers / (1 if self.mesh is None else self.mesh.shards))
 
     def report_results(self, usage: _ResourceUse) -> None:
         """Sum the leg's use of processor and network over the ranks, and report the leg's results."""
@@ -229,18 +277,19 @@ class _Training:
             steps_s=[round(times.seconds, 6) for times in counted_times],
             cpu_seconds=cpu_seconds,
             wire_bytes=exchange.wire_bytes(len(self.step_times), self.workers) if exchange else 0,
-            interface_bytes=round(interface_bytes / self.workers) if self.spec.interface else None,
+            interface_bytes=self._bytes_of_a_rank(interface_bytes) if self.spec.interface else None,
             gain=exchange.mean_gain() if exchange else None,
             every=_mean_every(len(self.step_times), exchange),
             turns=decisions_as_json(exchange, self.end_seconds) if exchange else [],
             changes=mode_changes_as_json(exchange, self.end_seconds) if exchange else [],
-            split=_phase_seconds(counted_times, exchange),
+            split=_phase_seconds(counted_times, exchange) if exchange is None or exchange.knows_exposed_time else None,
         )
         spec = self.spec
+        mesh_setting = {} if spec.mesh is None else {"mesh": spec.mesh}
         self.report.write_hparams(
             {
                 "task": spec.task, "link": spec.link, "method": self.leg.method, "workers": spec.workers,
-                "seed": spec.seed,
+                "seed": spec.seed, **mesh_setting,
             },
             {"run/metric": self.metric, "run/seconds": self.end_seconds[-1], "run/steps": float(len(self.step_times))},
         )  # fmt: skip
@@ -314,15 +363,6 @@ def _is_reached(amount: float, bound: float | None) -> bool:
     return bound is not None and amount >= bound
 
 
-def _evaluate(task: Task, model: torch.nn.Module, workers: int, rank: int, control: dist.ProcessGroup) -> float:
-    """Evaluate a shard of the validation data on each rank; return the metric over all shards, on every rank."""
-    score = task.validate(model, rank, workers)
-    score_sums = torch.tensor([score.total, score.count], dtype=torch.float64)
-    if workers > 1:
-        dist.all_reduce(score_sums, group=control)
-    return task.metric.compute(Score(float(score_sums[0]), int(score_sums[1])))
-
-
 def _mean_every(steps: int, exchange: Exchange | None) -> float | None:
     """Return the mean number of steps from one exchange to the next; ``None`` if the method exchanges in every step."""
     exchanges = exchange.exchange_count() if exchange else None
@@ -358,6 +398,11 @@ def _interface_bytes(spec: SessionSpec) -> int:
     raise RuntimeError(
         f"interface {spec.interface!r} is not in /proc/net/dev; start the worker in its network namespace"
     )
+
+
+def _mesh_of(spec: SessionSpec) -> Mesh | None:
+    """Return the mesh of a session's model in shards; ``None``: DDP, without shards."""
+    return None if spec.mesh is None else parse_mesh(spec.mesh)
 
 
 def _new_control_group(spec: SessionSpec) -> dist.ProcessGroup:
@@ -397,9 +442,10 @@ def main(arguments: list[str]) -> int:
         timeout=timedelta(minutes=10),
     )
     try:
-        control = _new_control_group(spec)
+        mesh = _mesh_of(spec)
+        groups = _Groups(_new_control_group(spec), None if mesh is None else device_mesh(mesh))
         for index in range(len(spec.legs)):
-            train(spec, index, rank, control)
+            train(spec, index, rank, groups)
     finally:
         dist.destroy_process_group()
     return 0

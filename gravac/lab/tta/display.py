@@ -89,7 +89,7 @@ class TtaLive(ProgressDisplay):
         )
         mark = " (factored)" if run.factored else ""
         self._print(
-            f"{run.task} {run.link} seed {run.seed}: {run.method}: {result}, {run.steps} steps of "
+            f"{task_name(run)} {run.link} seed {run.seed}: {run.method}: {result}, {run.steps} steps of "
             f"{1000 * run.step_s:.0f} ms{mark}{self._note}"
         )
         if self._progress:
@@ -144,13 +144,22 @@ def run_tta(matrix: RunMatrix, console: Console | None = None) -> int:
         console.print(f"Links: {PACED} ({pacing_reason}).", highlight=False, soft_wrap=True, markup=False)
     with TtaLive(console, matrix.paced) as live:
         runs = run_matrix(matrix, live)
-    selected_runs = [run for run in runs if run.task in matrix.tasks and run.method in matrix.methods]
+    selected_runs = [
+        run
+        for run in runs
+        if run.task in matrix.tasks and run.method in matrix.methods and run.mesh == matrix.mesh_text
+    ]
     console.print(results_table(selected_runs, matrix.paced))
     if matrix.json is not None:
         console.print(
             f"Results written to {matrix.json}. For a page: gravac report {matrix.json} --out DIR", soft_wrap=True
         )
     return live.failures
+
+
+def task_name(run: TrainingRecord) -> str:
+    """Return a run's task as text, with the mesh of a model in shards: ``gpt2 2x2``."""
+    return run.task if run.mesh is None else f"{run.task} {run.mesh}"
 
 
 def results_table(runs: Sequence[TrainingRecord], paced: bool) -> Table:
@@ -168,7 +177,7 @@ def results_table(runs: Sequence[TrainingRecord], paced: bool) -> Table:
     order = sorted(runs, key=lambda run: (run.task, run.link, run.seed, run.tta_s is None, run.tta_s or 0))
     for run in order:
         run_table.add_row(
-            run.task,
+            task_name(run),
             run.link,
             str(run.seed),
             escape(run.method) + ("†" if run.factored else ""),

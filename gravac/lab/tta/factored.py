@@ -39,7 +39,7 @@ def factored_record(
     samples_per_s = unthrottled_record.samples_per_s * unthrottled_record.step_s / step_s
     probe_steps = sum(probe["step"] for probe in probes)
     steps_ratio = unthrottled_record.steps / probe_steps
-    probe_split: dict[str, Any] = probes[-1]["split"]
+    probe_split: dict[str, Any] | None = probes[-1]["split"]
     probe_bytes = [probe["interface_bytes"] for probe in probes]
     return _with_step_time(unthrottled_record, step_s, limit_s).model_copy(
         update={
@@ -47,7 +47,7 @@ def factored_record(
             "samples_per_s": samples_per_s,
             "efficiency": efficiency(samples_per_s, reference),
             "interface_bytes": None if None in probe_bytes else round(steps_ratio * sum(probe_bytes)),
-            "split": Split(**probe_split),
+            "split": None if probe_split is None else Split(**probe_split),
             "stamp": stamp,
         }
     )

@@ -13,6 +13,9 @@ is measured in a short session in which the methods alternate. Adaptive methods 
 in full. With ``times_each_seed`` the time of a step is measured for every seed, just before the seed's adaptive runs,
 instead of once.
 
+With ``mesh``, models train in shards (HSDP): each replica has a link, which its ranks share, and native DDP is torch's
+own HSDP.
+
 ``more_seeds`` adds seeds, one after another, for each method on each link whose times differ by more than 10 % between
 seeds. All runs stay in the results.
 """
@@ -25,7 +28,8 @@ from pathlib import Path
 
 from gravac.lab.links.link import parse_link
 from gravac.lab.links.network import MAX_WORKERS
-from gravac.lab.tasks import make
+from gravac.lab.mesh import Mesh
+from gravac.lab.tasks import TASKS, make
 from gravac.lab.tasks.base import Task
 from gravac.lab.training.methods import Method
 
@@ -44,6 +48,10 @@ DEFAULT_METHODS = (
 )
 """Methods to compare by default."""
 
+DEFAULT_MESH_METHODS = ("fp32", "fp16", "bf16", "adaptive", "adaptive(every=(1, 100))")
+"""Methods to compare by default on a mesh: torch's own HSDP, and gravac with an exchange in each step, or less often.
+"""
+
 
 @dataclass(frozen=True)
 class RunMatrix:
@@ -53,7 +61,7 @@ class RunMatrix:
         tasks: names of reference tasks.
         links: texts of links, see ``gravac.lab.links.link``.
         methods: texts of methods, see ``gravac.lab.training.methods``.
-        workers: number of workers, 2 to 8.
+        workers: number of workers, 2 to 8; on a mesh, the number of its ranks.
         seeds: seeds, 0 and up.
         more_seeds: maximum number of further seeds, for methods whose times to the target differ by more than 10 %
             between seeds.
@@ -68,6 +76,7 @@ class RunMatrix:
         data: folder of a task's data, for tasks that need a folder.
         json: file for the results; runs that are in the file already are not repeated. ``None``: no file.
         log_dir: folder of TensorBoard logs; ``None``: no logs.
+        mesh: replicas x shards of models in shards (HSDP); ``None``: DDP, without shards.
 
     Raises:
         ValueError: a setting is out of range, or does not go with another setting.
@@ -89,8 +98,11 @@ class RunMatrix:
     data: str = ""
     json: Path | None = None
     log_dir: Path | None = None
+    mesh: Mesh | None = None
 
     def __post_init__(self) -> None:
+        if self.mesh is not None:
+            self._check_mesh(self.mesh)
         if not 2 <= self.workers <= MAX_WORKERS:
             raise ValueError(f"workers: {self.workers} is outside 2 to {MAX_WORKERS}; use 2")
         if self.budget is not None and self.budget < 2:
@@ -131,6 +143,35 @@ class RunMatrix:
             raise ValueError(f"json: {self.json.parent} is not a folder; make the folder first, or name another")
         if self.json is not None and not os.access(self.json.absolute().parent, os.W_OK):
             raise ValueError(f"json: the folder {self.json.parent} is not writable; name a file in another folder")
+
+    def _check_mesh(self, mesh: Mesh) -> None:
+        """Raise a ``ValueError`` if the mesh does not go with the machine, or with another setting."""
+        if mesh.ranks > MAX_WORKERS:
+            raise ValueError(f"mesh: {mesh} has {mesh.ranks} ranks, and at most {MAX_WORKERS} can run; use 2x2")
+        if self.workers != mesh.ranks:
+            raise ValueError(
+                f"workers: {self.workers} are not the {mesh.ranks} ranks of the mesh {mesh}; leave them out"
+            )
+        if self.paced:
+            raise ValueError(
+                f"mesh: {mesh} cannot be paced, since gravac cannot slow down torch's own exchange between replicas; "
+                "use emulated links, which need Linux and root"
+            )
+        for name in self.tasks:
+            if name in TASKS and not TASKS[name].blocks:
+                sharded_tasks = ", ".join(task for task in TASKS if TASKS[task].blocks)
+                raise ValueError(
+                    f"task: {name!r} has no blocks by which its model could be cut into shards; with a mesh use "
+                    f"{sharded_tasks}"
+                )
+        for text in self.methods:
+            if (refusal := Method.parse(text).mesh_refusal) is not None:
+                raise ValueError(refusal)
+
+    @property
+    def mesh_text(self) -> str | None:
+        """The mesh as text, for records; ``None`` without a mesh."""
+        return None if self.mesh is None else str(self.mesh)
 
     def task(self, name: str, seed: int) -> Task:
         """Return a task of the matrix, by its name and a seed."""

@@ -38,7 +38,7 @@ def observations(runs: Iterable[TrainingRecord]) -> list[Observation]:
     """Return an observation of a typical step of each run, for runs whose steps the cost model can predict.
 
     These are runs of dense methods of torch, and of gravac's compressors at a fixed CF. Left out are adaptive runs,
-    paced runs, and runs of methods with local steps.
+    paced runs, runs on a mesh, and runs of methods with local steps.
     """
     shapes: dict[tuple[str, float], list[tuple[int, ...]]] = {}
     steps = []
@@ -46,7 +46,7 @@ def observations(runs: Iterable[TrainingRecord]) -> list[Observation]:
         method = Method.parse(run.method)
         if run.adaptive or run.paced or run.split is None or not (method.torch_format or method.uses_gravac):
             continue
-        if method.has_local_steps:
+        if method.has_local_steps or run.mesh is not None:
             continue
         key = (run.task, run.scale)
         if key not in shapes:

@@ -107,6 +107,7 @@ class Cell(NamedTuple):
         scale: scale of the task's model.
         link: text of the link.
         workers: number of ranks.
+        mesh: mesh of a model in shards as text; ``None``: DDP, without shards.
         seed: seed of the runs.
     """
 
@@ -114,6 +115,7 @@ class Cell(NamedTuple):
     scale: float
     link: str
     workers: int
+    mesh: str | None
     seed: int
 
 
@@ -125,6 +127,7 @@ class TrainingRecord(_JsonRecord):
         scale: scale of the task's model; 1 suits two cores.
         link: text of the link, such as ``"100mbit"``, ``"1gbit,30s:50mbit"`` or ``"unthrottled"``.
         workers: number of ranks.
+        mesh: replicas x shards of a model in shards (HSDP), such as ``"2x2"``; ``None``: DDP, without shards.
         method: text of the method, such as ``"fp16"``, ``"topk@10"`` or ``"gravac:ladder"``.
         adaptive: whether a controller chose candidates during the run.
         seed: seed of initial weights, batches and random compressors.
@@ -142,14 +145,16 @@ class TrainingRecord(_JsonRecord):
         efficiency: scaling efficiency, ``samples_per_s`` / (``workers`` x samples per second of one worker alone);
             ``None`` if not measured.
         wire_bytes: bytes that a rank sent, as gravac counted, or by formula for torch's methods; ``None`` if not known.
+            On a mesh, those that a rank sent to other replicas.
         interface_bytes: bytes that a rank's network interface counted as sent, headers included; ``None`` without
-            emulated links.
+            emulated links. On a mesh, those of a replica's interface / its number of ranks, which share the interface.
         cpu_seconds: processor seconds of all ranks over the run, evaluation included.
         gain: mean gain over the steps; ``None`` for methods without gains.
         val_metric: validation metric at the end of the run.
         curve: validation metric at each evaluation.
         turns: decisions of the controller, beginning with the initial candidate.
-        split: seconds of each phase of a typical step; ``None`` if not known.
+        split: seconds of each phase of a typical step; ``None`` if not known, as for torch's own methods on a mesh,
+            which wait for the exchange within backward.
         paced: whether gravac limited its exchange to the link's rate, without a real link.
         factored: whether the number of steps is from a run on another link, and ``step_s`` from a short run on this
             link.
@@ -161,6 +166,7 @@ class TrainingRecord(_JsonRecord):
     scale: float
     link: str
     workers: int
+    mesh: str | None = None
     method: str
     adaptive: bool
     seed: int
@@ -191,7 +197,7 @@ class TrainingRecord(_JsonRecord):
     @property
     def cell(self) -> Cell:
         """Cell of the matrix to which the run belongs."""
-        return Cell(self.task, self.scale, self.link, self.workers, self.seed)
+        return Cell(self.task, self.scale, self.link, self.workers, self.mesh, self.seed)
 
 
 _RECORDS_ADAPTER = TypeAdapter(list[TrainingRecord])

@@ -334,15 +334,17 @@ class _MatrixRunner:
             data=matrix.data,
             seed=seed,
             log_dir=matrix.log_dir,
+            mesh=matrix.mesh,
         )
-        cell = f"{task} {link} seed {seed}"
+        cell = f"{task}{self._mesh_suffix} {link} seed {seed}"
+        hosts = matrix.workers if matrix.mesh is None else matrix.mesh.replicas
         remaining_legs = list(legs)
         while remaining_legs:
             ended_count, idle_stamp = 0, stamp()
             self.watcher.show_start(cell, remaining_legs[0])
             try:
                 with ExitStack() as stack:
-                    network = None if matrix.paced else stack.enter_context(EmulatedNetwork(matrix.workers, link))
+                    network = None if matrix.paced else stack.enter_context(EmulatedNetwork(hosts, link))
                     run = stack.enter_context(TrainingRun(remaining_legs, settings, network))
                     watch = partial(self._watch, cell, remaining_legs)
                     for finished_leg in finished_legs(run, remaining_legs, watch):
@@ -394,6 +396,7 @@ class _MatrixRunner:
             scale=self.matrix.scale,
             link=str(link),
             workers=self.matrix.workers,
+            mesh=self.matrix.mesh_text,
             method=finished_leg.leg.method,
             adaptive=Method.parse(finished_leg.leg.method).adaptive,
             seed=seed,
@@ -416,7 +419,7 @@ class _MatrixRunner:
             val_metric=curve[-1].metric,
             curve=curve,
             turns=tuple(DecisionPoint(**decision) for decision in end["turns"]),
-            split=Split(**end["split"]),
+            split=None if end["split"] is None else Split(**end["split"]),
             paced=self.matrix.paced and link.slowest is not None,
             factored=False,
             stamp=finished_leg.stamp,
@@ -435,12 +438,18 @@ class _MatrixRunner:
         return next((run for run in cell_runs if (run.method, run.seed) == (method, seed)), None)
 
     def _is_of_cell(self, run: TrainingRecord, task: str, link: str) -> bool:
-        """True if a run has this task and link, and the matrix's scale and number of workers; the seed may be any."""
-        return run.cell[:4] == (task, self.matrix.scale, link, self.matrix.workers)
+        """True if a run has this task and link, and the matrix's scale, workers and mesh; the seed may be any."""
+        return run.cell[:5] == (task, self.matrix.scale, link, self.matrix.workers, self.matrix.mesh_text)
 
     def _label(self, task: str, link: str, method: str, seed: int) -> str:
         """Return the name of a run's log folder, a relative path."""
-        return "/".join((task, link.replace("/", "-"), method.replace(":", "-"), f"seed{seed}"))
+        task_folder = f"{task}{self._mesh_suffix}".replace(" ", "-")
+        return "/".join((task_folder, link.replace("/", "-"), method.replace(":", "-"), f"seed{seed}"))
+
+    @property
+    def _mesh_suffix(self) -> str:
+        """Text to put behind a task's name, such as `` 2x2``; empty without a mesh."""
+        return "" if self.matrix.mesh is None else f" {self.matrix.mesh}"
 
 
 def target_of(curve: Sequence[CurvePoint], budget: int) -> float:

@@ -17,11 +17,12 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 
 from gravac import AdaptiveCompressor
+from gravac.lab.mesh import Mesh
 from gravac.lab.tasks import make
+from gravac.lab.training.sharded import device_mesh
+from gravac.lab.training.sharded import shard as cut_into_shards
 from tests.measure.nanogpt import REPORT
 from tests.measure.nanogpt_links import BEGINS
 from tests.measure.programs.methods import BFLOAT16, SETTINGS, RunReport
@@ -30,12 +31,6 @@ SHARDS = 2
 
 SHARD = "SHARD"
 """Environment variable with the number of a process's shard; not set in the process that the command starts."""
-
-
-def blocks_of(model: torch.nn.Module) -> list[torch.nn.Module]:
-    """Return the blocks of a transformer: the children of its lists of modules."""
-    lists = (torch.nn.ModuleList, torch.nn.Sequential)
-    return [block for child in model.modules() if isinstance(child, lists) for block in child.children()]
 
 
 def main() -> None:
@@ -56,12 +51,10 @@ def train(shard: int) -> None:
     rank, world = SHARDS * site + shard, SHARDS * sites
     torch.set_num_threads(1)
     dist.init_process_group("gloo", init_method=os.environ["MEET"], rank=rank, world_size=world)
-    mesh = init_device_mesh("cpu", (sites, SHARDS), mesh_dim_names=("replicate", "shard"))
     task: Any = make(name, scale=float(scale), seed=int(seed))
     model = task.model()
-    reduced = MixedPrecisionPolicy(reduce_dtype=torch.bfloat16) if method == BFLOAT16 else MixedPrecisionPolicy()
-    for module in (*blocks_of(model), model):
-        fully_shard(module, mesh=mesh, mp_policy=reduced)
+    reduced = torch.bfloat16 if method == BFLOAT16 else None
+    cut_into_shards(task, model, device_mesh(Mesh(sites, SHARDS)), reduced)
     optimizer = task.optimizer(model)
     report, compressor = RunReport(), None
     if method in SETTINGS:

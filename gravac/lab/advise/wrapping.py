@@ -1,0 +1,53 @@
+# SPDX-FileCopyrightText: 2026 The gravac developers
+# SPDX-License-Identifier: Apache-2.0
+"""How a model is distributed, by DDP or in shards, as text for recommendations and lines of code."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class Wrapping:
+    """How a model is distributed, as text for recommendations and lines of code.
+
+    Attributes:
+        stay: recommendation to leave the exchange to torch.
+        native_step: a step whose exchange is torch's.
+        native_steps: steps whose exchange is torch's.
+        expect_native: expectation that torch's own exchange is best, before the words "in 16 bit".
+        model: name of the model that ``attach`` takes.
+        native_code: line of code for torch's own exchange, by compression factor: 1 for float32, 2 for 16 bit.
+    """
+
+    stay: str
+    native_step: str
+    native_steps: str
+    expect_native: str
+    model: str
+    native_code: dict[float, str]
+
+
+IN_DDP = Wrapping(
+    stay="stay native",
+    native_step="a native step",
+    native_steps="native steps",
+    expect_native="expect native steps, by DDP itself",
+    model="ddp",
+    native_code={1.0: "DDP, no hook", 2.0: "ddp.register_comm_hook(None, {short}_compress_hook)"},
+)
+"""Texts about a model in DDP, whose native steps gravac may run itself."""
+
+IN_SHARDS = Wrapping(
+    stay="do not attach gravac",
+    native_step="a step by torch's own HSDP",
+    native_steps="steps by torch's own HSDP",
+    expect_native="do not attach gravac: expect steps by torch's own HSDP, reduced",
+    model="model",
+    native_code={
+        1.0: "fully_shard(module, mesh=mesh), without gravac",
+        2.0: "fully_shard(module, mesh=mesh, mp_policy=MixedPrecisionPolicy(reduce_dtype=torch.{dtype})), without "
+        "gravac",
+    },
+)
+"""Texts about a model in shards on a mesh, whose steps are torch's own only without gravac."""

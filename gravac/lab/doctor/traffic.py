@@ -1,0 +1,72 @@
+# SPDX-FileCopyrightText: 2026 The gravac developers
+# SPDX-License-Identifier: Apache-2.0
+"""Predicts the bytes that a rank of a mesh sends in a step: to other replicas, and within its replica."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from gravac.collectives import AllReduce
+from gravac.lab.doctor.memory import format_bytes
+from gravac.lab.mesh import Mesh
+from gravac.lab.shapes import Shape, elements_of
+from gravac.settings import Settings
+
+
+class LinkTraffic(Settings):
+    """Bytes that a rank of a mesh sends in a step over one kind of link, by torch's own exchange in float32.
+
+    Attributes:
+        link: text that names the link.
+        carries: text that says what the bytes are, and who exchanges them.
+        sizes: bytes in multiples of the model's size in float32, 4 bytes a parameter.
+    """
+
+    link: str
+    carries: str
+    sizes: float
+
+
+def traffic_of_mesh(mesh: Mesh, shapes: Sequence[Shape] | None = None) -> tuple[LinkTraffic, LinkTraffic]:
+    """Return what a rank sends in a step between replicas, and within its replica.
+
+    Within a replica, FSDP2 gathers each weight before forward and again before backward, and reduces each gradient. All
+    three send a shard to each other rank of the replica.
+
+    Args:
+        mesh: mesh of the model in shards.
+        shapes: parameter shapes of the model; ``None``: of a model that is cut into equal shards.
+    """
+    shard_size = mesh.shard_size(shapes)
+    between_replicas = AllReduce.wire_bytes(10**9, mesh.replicas) / 1e9 * shard_size
+    return (
+        LinkTraffic(
+            link="between replicas",
+            carries="the gradient of its shard, which gravac compresses",
+            sizes=between_replicas,
+        ),
+        LinkTraffic(
+            link="within a replica",
+            carries="weights twice and gradients once, by torch, as without gravac",
+            sizes=3 * (mesh.shards - 1) * shard_size,
+        ),
+    )
+
+
+def traffic_words(traffic: Sequence[LinkTraffic], mesh: Mesh, model: str | None, shapes: Sequence[Shape] | None) -> str:
+    """Return the bytes that a rank of a mesh sends in a step as text, with a line for each kind of link.
+
+    Args:
+        traffic: what a rank sends.
+        mesh: mesh of the model in shards.
+        model: name of the model; ``None``: no particular model.
+        shapes: parameter shapes of the model; ``None``: bytes are given in multiples of the model's size.
+    """
+    unit = "in multiples of the model's size" if shapes is None else f"of {model}"
+    lines = [f"What a rank of the mesh {mesh} sends in a step without compression, {unit}, float32:"]
+    for entry in traffic:
+        amount = (
+            f"{entry.sizes:.3g} x the model" if shapes is None else format_bytes(4 * entry.sizes * elements_of(shapes))
+        )
+        lines.append(f"  {entry.link}  {amount}: {entry.carries}")
+    return "\n".join(lines)

@@ -1,0 +1,107 @@
+# SPDX-FileCopyrightText: 2026 The gravac developers
+# SPDX-License-Identifier: Apache-2.0
+"""Cuts a task's model into shards by FSDP2, and torch's own exchange of such a model between its replicas (HSDP)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+
+from gravac.candidate import DENSE, Candidate
+from gravac.collectives import AllReduce
+from gravac.lab.mesh import Mesh
+from gravac.lab.tasks.base import Task
+from gravac.lab.training.exchange import Exchange, start_record, trained_shapes
+from gravac.lab.training.methods import TORCH_FORMATS, Method
+from gravac.telemetry.records import DecisionRecord
+
+
+def device_mesh(mesh: Mesh) -> DeviceMesh:
+    """Return torch's mesh over all ranks, with the dimensions ``replicate`` and ``shard``; call on every rank."""
+    return init_device_mesh("cpu", (mesh.replicas, mesh.shards), mesh_dim_names=("replicate", "shard"))
+
+
+def shard(task: Task, model: torch.nn.Module, mesh: DeviceMesh, reduce_dtype: torch.dtype | None = None) -> None:
+    """Cut a task's model into shards, in place: each block is a unit of FSDP2, and the remaining parameters are one.
+
+    Call before the optimizer is made, on every rank.
+
+    Args:
+        task: task of the model, which names the blocks.
+        model: model of the task.
+        mesh: mesh with the dimensions ``replicate`` and ``shard``.
+        reduce_dtype: number format in which torch reduces gradients; ``None``: the format of the parameters.
+
+    Raises:
+        ValueError: the task names no blocks.
+    """
+    if not task.blocks:
+        raise ValueError(f"task: {task.name!r} has no blocks by which its model could be cut; use charlm or gpt2")
+    from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard  # takes a while: only if models are in shards
+
+    policy = MixedPrecisionPolicy(reduce_dtype=reduce_dtype)
+    for module in (*model.get_submodule(task.blocks).children(), model):
+        fully_shard(module, mesh=mesh, mp_policy=policy)
+
+
+def reduce_dtype(method: Method) -> torch.dtype | None:
+    """Return the number format in which torch reduces gradients; ``None``, that of the parameters, for other methods.
+
+    gravac takes gradients as torch has reduced them within a replica, so its methods reduce in float32 there.
+    """
+    if method.torch_format is None:
+        return None
+    dtype: torch.dtype = getattr(torch, TORCH_FORMATS[method.torch_format][1])
+    return dtype
+
+
+class TorchShardedExchange(Exchange):
+    """torch's own exchange of a model in shards (HSDP), within a replica and between replicas, in one number format.
+
+    Args:
+        method: dense method of torch.
+        module: model in shards, whose gradients torch reduces in the method's number format.
+    """
+
+    def __init__(self, method: Method, module: torch.nn.Module) -> None:
+        super().__init__(method, module)
+        assert method.torch_format is not None
+        self._cf, _ = TORCH_FORMATS[method.torch_format]
+        self._elements, self._replicas = _exchanged_elements(module)
+
+    @property
+    def knows_exposed_time(self) -> bool:
+        """False: torch waits for the exchange within backward, so no clock tells the wait from the computation."""
+        return False
+
+    @property
+    def cf(self) -> float | None:
+        """Compression factor: 1 for float32, 2 for 16 bit."""
+        return self._cf
+
+    def wire_bytes(self, steps: int, world: int) -> int:
+        """Return the bytes that this rank sent to other replicas in ``steps`` steps, by formula.
+
+        Args:
+            steps: number of steps so far.
+            world: number of all ranks, which has no influence: a rank averages with one rank of each replica.
+        """
+        return steps * AllReduce.wire_bytes(round(4 * self._elements / self._cf), self._replicas)
+
+    def decisions(self) -> list[DecisionRecord]:
+        """Return one record, of the method's fixed candidate."""
+        return [start_record(Candidate("native", DENSE, self._cf))]
+
+
+def _exchanged_elements(module: torch.nn.Module) -> tuple[int, int]:
+    """Return the number of elements of a rank's shards, padding included, and the number of replicas.
+
+    Args:
+        module: model in shards.
+    """
+    device_meshes = [getattr(parameter, "device_mesh", None) for parameter in module.parameters()]
+    sizes: Sequence[int] = next(mesh.shape for mesh in device_meshes if mesh is not None)
+    mesh = Mesh(*sizes)
+    return mesh.shard_elements(trained_shapes(module)), mesh.replicas
