@@ -1,0 +1,24 @@
+# SPDX-FileCopyrightText: 2026 The gravac developers
+# SPDX-License-Identifier: Apache-2.0
+"""Why an FSDP2 test is left out, natively or with gravac; what is not named here has to pass."""
+
+NO_REPLICAS = "trains no model with replicas"
+
+NOT_RUN: dict[str, str] = {}
+"""Tests that are not run at all, and why."""
+
+NATIVE: tuple[tuple[str, str], ...] = ()
+"""Words of a failure without gravac, and why the test cannot pass on gloo and the CPU."""
+
+WITH_GRAVAC: dict[str, str] = {}
+"""Tests that pass natively and cannot with gravac, and why, by class and method."""
+
+
+def natively(name: str, error: str) -> str:
+    """Return why a test cannot pass without gravac, by its last error; empty if nothing says so."""
+    return next((why for words, why in NATIVE if words in error), "")
+
+
+def with_gravac(name: str, error: str) -> str:
+    """Return why a test need not pass with gravac, by its name; empty if it has to."""
+    return WITH_GRAVAC.get(name.split("::", 1)[1], "")
