@@ -6,7 +6,7 @@ import argparse
 from collections.abc import Sequence
 from pathlib import Path
 
-from tests.measure.results import keep
+from tests.measure.results import Rows, keep, read
 from tests.torch_ddp.driving import run, status, tracebacks
 from tests.torch_ddp.rows import table
 from tests.torch_fsdp import cases, page
@@ -27,7 +27,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--native", action="store_true", help="without gravac only")
     parser.add_argument("--list", action="store_true", help="names of the tests, and run none")
     parser.add_argument("--jobs", type=int, default=1, help="tests at a time (1)")
-    parser.add_argument("--json", metavar="FILE", help="keep the table")
+    parser.add_argument("--json", metavar="FILE", help="keep the table; rows of tests that are not run stay")
     parser.add_argument("--verbose", action="store_true", help="tracebacks of all failures, native ones too")
     asked = parser.parse_args(arguments)
     if not (asked.sources / cases.FOLDER).is_dir():
@@ -48,5 +48,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     plain = [row.plain() for row in rows] + [page.failed_import(*pair) for pair in collection.failed_imports.items()]
     print(f"\n{page.counts(plain)}")
     if asked.json:
-        keep(plain, asked.json)
+        keep(_with_older(plain, asked.json), asked.json)
     return status(rows, AT_LEAST if asked.only is None and not asked.native else 0)
+
+
+def _with_older(rows: Rows, path: str) -> Rows:
+    """Return rows, after those of a file that are of other tests, so that a long run can be made in parts."""
+    names = [(row["file"], row.get("test")) for row in rows]
+    older = read(path) if Path(path).exists() else []
+    return [row for row in older if (row["file"], row.get("test")) not in names] + rows

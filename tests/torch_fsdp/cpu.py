@@ -63,7 +63,7 @@ def in_rank(tests: Any, rank: int, world: int) -> None:
 
     @functools.wraps(mesh_of)
     def mesh_on_cpu(device_type: str, *args: Any, **kwargs: Any) -> Any:
-        return mesh_of(cpu.on_cpu(device_type), *args, **kwargs)
+        return mesh_of(str(cpu.on_cpu(device_type)), *args, **kwargs)
 
     dist.init_process_group = over_gloo
     for name, moved in (("init_device_mesh", mesh_on_cpu), ("DeviceMesh", _mesh_on_cpu)):

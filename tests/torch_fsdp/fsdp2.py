@@ -33,7 +33,7 @@ class FSDPSuite:
     """
 
     made_key = "models"
-    timeout = 300.0
+    timeout = 600.0
     reasons = Reasons(
         not_run=stated.NOT_RUN,
         nothing_made=stated.NO_REPLICAS,

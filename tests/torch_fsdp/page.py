@@ -16,18 +16,20 @@ def failed_import(path: str, error: str) -> Row:
 
 
 def counts(rows: Iterable[Row]) -> str:
-    """Return a sentence on how many tests there are, pass natively, have replicas, and pass with gravac."""
+    """Return sentences on how many tests there are, pass natively, have replicas, and pass with gravac."""
     tests = [row for row in rows if "test" in row]
+    files = len({row["file"] for row in tests})
     native = [row for row in tests if row["native"] == "passed"]
+    skipped = sum(row["native"] == "skipped" for row in tests)
+    failed = len(tests) - len(native) - skipped
     due = [row for row in native if row["reason"] != NO_REPLICAS]
     passed = [row for row in due if row["gravac"] == "passed"]
-    skipped = sum(row["native"] == "skipped" for row in tests)
     attached, steps = (sum(row[key] for row in passed) for key in ("attached", "steps"))
     return (
-        f"{len(tests)} tests in {len({row['file'] for row in tests})} files: {len(native)} pass natively on gloo and "
-        f"the CPU, {skipped} are skipped by torch, {len(tests) - len(native) - skipped} fail or are not run. "
-        f"{len(due)} of the {len(native)} train a model with replicas; {len(passed)} of these {len(due)} pass with "
-        f"gravac, attached to {attached} models, over {steps} steps"
+        f"{len(tests)} tests in {files} file{'s' * (files != 1)}: {len(native)} pass natively on gloo and the CPU, "
+        f"{skipped} are skipped by torch, {failed} {'fails' if failed == 1 else 'fail'}. {len(due)} of the "
+        f"{len(native)} train a model with replicas; {len(passed)} of these {len(due)} pass with gravac, attached to "
+        f"{attached} models, over {steps} steps."
     )
 
 
@@ -35,7 +37,7 @@ def table(rows: list[Row]) -> str:
     """Return the tests with replicas, then all that do not pass natively with the reasons, then the files."""
     tests = [row for row in rows if "test" in row]
     due = [row for row in tests if row["native"] == "passed" and row["reason"] != NO_REPLICAS]
-    lines = [f"{counts(rows)}.", "", "| trains replicas, passes natively | with gravac | models | steps | why |"]
+    lines = [counts(rows), "", "| trains replicas, passes natively | with gravac | models | steps | why |"]
     lines.append("| --- | --- | --- | --- | --- |")
     for row in sorted(due, key=lambda row: row["gravac"] != "passed"):
         cells = [f"`{_short(row)}`", row["gravac"], row.get("attached", ""), row.get("steps", ""), _cell(row["reason"])]
