@@ -15,7 +15,7 @@ INSTALL = $(BIN)/python $(PIP) -c constraints.txt
 	measure-soak measure-chunks measure-memory measure-hsdp measure-hsdp-links \
 	measure-worth measure-ladder measure-links measure-tta measure-factored measure-lowrank \
 	measure-compressors measure-steps measure-judgement measure-judgement-topk \
-	measure-outer-efficiency measure-outer-tta measure-outer-tta-four measure-outer-tta-long measure-outer-memory measure-outer-traffic measure-outer-costs measure-outer-delays measure-outer-ranks measure-outer-long measure-nanogpt measure-nanogpt-links measure-programs-links measure-native measure-fast-links measure-slow-links measure-changing-link measure-going-over measure-progress measure-switchback measure-predictors measure-language measure-talk measure-switching measure-demo measure-telemetry measure-torch-ddp measure-before-after measure-size measure-walk measure-gpu
+	measure-outer-efficiency measure-outer-tta measure-outer-tta-four measure-outer-tta-long measure-outer-memory measure-outer-traffic measure-outer-costs measure-outer-delays measure-outer-ranks measure-outer-long measure-nanogpt measure-nanogpt-links measure-programs-links measure-native measure-fast-links measure-slow-links measure-changing-link measure-going-over measure-progress measure-switchback measure-predictors measure-language measure-talk measure-switching measure-demo measure-telemetry measure-torch-ddp measure-torch-fsdp measure-before-after measure-size measure-walk measure-gpu
 
 help:  ## what there is
 	@grep -E '^[a-z-]+:.*##' Makefile | sed 's/:.*## /\t/' | expand -t 24
@@ -299,6 +299,10 @@ measure-torch-ddp: $(VENV)/.lab $(VENV)/.test  ## torch's own DDP tests with gra
 	$(BIN)/python -m tests.torch_ddp --json docs/measurements/torch_ddp.json --page docs/evidence/torch-ddp-tests.md
 	$(BIN)/python -m tests.torch_ddp --mode switching --json docs/measurements/torch_ddp_switching.json --page docs/evidence/torch-ddp-tests.md
 	$(BIN)/python -m tests.torch_ddp --mode apart --json docs/measurements/torch_ddp_apart.json --page docs/evidence/torch-ddp-tests.md
+
+measure-torch-fsdp: $(VENV)/.lab $(VENV)/.test  ## torch's own FSDP2 tests with gravac attached (SOURCES=PATH of a clone of pytorch v2.13.0; 20 minutes)
+	$(BIN)/python -m tests.torch_fsdp $(or $(SOURCES),$(error SOURCES: give the path of a clone of pytorch v2.13.0)) --json docs/measurements/torch_fsdp.json
+	$(BIN)/python -m tests.measure.tables
 
 measure-switching: $(VENV)/.lab $(VENV)/.test  ## what a change of the compression factor sets training back, in memory (12 minutes)
 	$(BIN)/python -m tests.measure.switching

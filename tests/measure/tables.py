@@ -36,6 +36,7 @@ from tests.measure import (
     worth,
 )
 from tests.measure.rendering import render
+from tests.torch_fsdp import page
 
 Table = tuple[str, Callable[[], str]]
 """The record's name, and what makes Markdown of it."""
@@ -155,7 +156,11 @@ DOCUMENTS: dict[Path, dict[str, Table]] = {
         "outer_optimizers": ("outer-optimizers", tables_of_progress.outer_optimizers),
     },
     BELIEVED: {"admitted": by_function("progress", beliefs.table_of_admitted)},
-    HSDP: {"hsdp": by_template("hsdp"), "hsdp_links": by_function("hsdp_links", hsdp_links.table)},
+    HSDP: {
+        "hsdp": by_template("hsdp"),
+        "hsdp_links": by_function("hsdp_links", hsdp_links.table),
+        "torch_fsdp": by_function("torch_fsdp", page.table),
+    },
     ADVISE: {
         "predictions": by_template("predictions"),
         "datacentre": ("datacentre", tables_of_rows.datacentre),

@@ -9,7 +9,8 @@ import torch
 
 from tests.measure.tables import insert
 from tests.torch_ddp.cpu import PATCHES
-from tests.torch_ddp.rows import NO_DDP, Row, counts
+from tests.torch_ddp.ddp import DDPSuite
+from tests.torch_ddp.rows import Row
 
 
 def write(rows: Sequence[Row], path: str, mode: str = "hook") -> None:
@@ -29,7 +30,7 @@ def tests(rows: Sequence[Row]) -> str:
     passed = [row for row in rows if row.gravac and row.gravac.passed]
     lines = ["| passes natively and with gravac | DDPs attached | steps |", "| --- | --- | --- |"]
     lines += [f"| `{row.name}` | {row.gravac.attached} | {row.gravac.steps} |" for row in passed if row.gravac]
-    left = [row for row in rows if row not in passed and row.reason != NO_DDP]
+    left = [row for row in rows if row not in passed and row.reason != DDPSuite.reasons.nothing_made]
     lines += ["", "| left out | natively | why |", "| --- | --- | --- |"]
     for row in sorted(left, key=lambda row: not row.native_passed):
         lines.append(f"| `{row.name}` | {row.plain()['native']} | {_why(row)} |")
@@ -57,3 +58,15 @@ def patches() -> str:
 
 def _counts(rows: Sequence[Row]) -> str:
     return f"torch {torch.__version__}: {counts(rows)}."
+
+
+def counts(rows: Sequence[Row]) -> str:
+    """What it came to."""
+    native = sum(row.native_passed for row in rows)
+    hooks = sum(row.native_passed and not row.due for row in rows)
+    passed = [row for row in rows if row.gravac and row.gravac.passed]
+    attached, steps = (sum(getattr(row.gravac, name) for row in passed) for name in ("attached", "steps"))
+    return (
+        f"{len(rows)} tests mention a DDP; {native} make one and pass natively; {hooks} of those register a hook; "
+        f"{len(passed)} of the other {native - hooks} pass with gravac, attached to {attached} DDPs, over {steps} steps"
+    )

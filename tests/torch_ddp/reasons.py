@@ -60,3 +60,19 @@ APART = (
 def why_apart(error: str) -> str:
     """Return why a test cannot pass with ranks that train apart, by its last error; empty if nothing says so."""
     return next((why for words, why in APART if words in error), "")
+
+
+def with_gravac(name: str, error: str, mode: str) -> str:
+    """Return why a test need not pass with gravac; empty if it has to.
+
+    Args:
+        name: of the test.
+        error: its last error with gravac; empty while it was not run, or passed.
+        mode: how gravac exchanges.
+    """
+    reason = WITH_GRAVAC.get(name, "")
+    if not reason and mode == "switching":
+        reason = SWITCHING.get(name, "")
+    if not reason and mode == "apart" and error:
+        reason = why_apart(error)
+    return reason

@@ -2,16 +2,14 @@
 # SPDX-License-Identifier: Apache-2.0
 """A row of the table: a test's outcomes without and with gravac, and what follows from them."""
 
-import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from tests.torch_ddp.reasons import NATIVE, NOT_RUN, SWITCHING, WITH_GRAVAC, why_apart
 from tests.torch_ddp.runs import Outcome
+from tests.torch_ddp.suite import Suite
 
 HOOK = "registers a communication hook itself; torch allows one"
-NO_DDP = "makes no DDP that stands"
 
 
 @dataclass
@@ -19,12 +17,13 @@ class Row:
     """A test, natively and with gravac; ``None`` was not run."""
 
     name: str
+    suite: Suite
     native: Outcome | None = None
     gravac: Outcome | None = None
 
     @property
     def native_passed(self) -> bool:
-        """Whether it passes without gravac, and makes a DistributedDataParallel."""
+        """Whether it passes without gravac, and makes a model that gravac can be attached to."""
         return self.native is not None and self.native.passed and self.native.made > 0
 
     @property
@@ -35,29 +34,26 @@ class Row:
     @property
     def reason(self) -> str:
         """Why gravac need not pass it; empty when it has to."""
+        reasons = self.suite.reasons
         if self.native is None:
-            return NOT_RUN.get(self.name, "")
+            return reasons.not_run.get(self.name, "")
         if self.native.skipped:
             return f"torch skips it: {self.native.text}"
         if not self.native.passed:
-            return NATIVE.get(self.name, last_error(self.native.text))
+            error = last_error(self.native.text)
+            return reasons.native(self.name, error) or error
         if not self.native.made:
-            return NO_DDP
-        return HOOK if self.native.own_hooks else WITH_GRAVAC.get(self.name, "") or self._of_mode()
-
-    def _of_mode(self) -> str:
-        """Return why it cannot pass in the mode that gravac runs in; empty if it can."""
-        mode = os.environ.get("TORCH_DDP_MODE", "hook")
-        if mode == "switching":
-            return SWITCHING.get(self.name, "")
-        if mode == "apart" and self.gravac is not None and not self.gravac.passed:
-            return why_apart(last_error(self.gravac.text))
-        return ""
+            return reasons.nothing_made
+        failed = self.gravac is not None and not self.gravac.passed
+        error = last_error(self.gravac.text) if self.gravac is not None and failed else ""
+        return HOOK if self.native.own_hooks else reasons.with_gravac(self.name, error)
 
     @property
     def unexplained(self) -> bool:
         """Whether it fails natively, and ``reasons.py`` does not say why."""
-        return self.native is not None and not (self.native.passed or self.native.skipped or self.name in NATIVE)
+        if self.native is None or self.native.passed or self.native.skipped:
+            return False
+        return not self.suite.reasons.native(self.name, last_error(self.native.text))
 
     @property
     def wrong(self) -> bool:
@@ -66,10 +62,15 @@ class Row:
 
     def plain(self) -> dict[str, Any]:
         """As a row of the JSON file."""
-        told: dict[str, Any] = {"test": self.name, "native": word(self.native), "gravac": word(self.gravac)}
+        told: dict[str, Any] = {
+            "test": self.name,
+            **self.suite.details(self.name),
+            "native": word(self.native),
+            "gravac": word(self.gravac),
+        }
         told["reason"] = self.reason or (last_error(self.gravac.text) if self.wrong and self.gravac else "")
         if self.native:
-            told |= {"ddp": self.native.made, "own_hooks": self.native.own_hooks}
+            told |= {self.suite.made_key: self.native.made, "own_hooks": self.native.own_hooks}
         if self.gravac:
             told |= {"attached": self.gravac.attached, "steps": self.gravac.steps}
         return told
@@ -96,15 +97,3 @@ def table(rows: Sequence[Row]) -> str:
         plain = row.plain()
         lines.append(f"{row.name:{width}}  {plain['native']:8}{plain['gravac']:8}  {plain['reason'][:150]}".rstrip())
     return "\n".join(lines)
-
-
-def counts(rows: Sequence[Row]) -> str:
-    """What it came to."""
-    native = sum(row.native_passed for row in rows)
-    hooks = sum(row.native_passed and not row.due for row in rows)
-    passed = [row for row in rows if row.gravac and row.gravac.passed]
-    attached, steps = (sum(getattr(row.gravac, name) for row in passed) for name in ("attached", "steps"))
-    return (
-        f"{len(rows)} tests mention a DDP; {native} make one and pass natively; {hooks} of those register a hook; "
-        f"{len(passed)} of the other {native - hooks} pass with gravac, attached to {attached} DDPs, over {steps} steps"
-    )

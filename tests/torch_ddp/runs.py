@@ -11,11 +11,8 @@ from dataclasses import dataclass, field
 from multiprocessing.process import BaseProcess
 from pathlib import Path
 
-from tests.torch_ddp import cases
-from tests.torch_ddp.rank import Seen, run
-
-TIMEOUT = 90.0
-"""Seconds that a test may take; all but two take less than 5."""
+from tests.torch_ddp.rank import run
+from tests.torch_ddp.suite import Seen, Suite
 
 
 @dataclass
@@ -25,10 +22,10 @@ class Outcome:
     Attributes:
         name: of the test.
         gravac: whether it was attached.
-        passed: on every rank; with gravac, attached to every DDP made, of which there was one at least.
+        passed: on every rank; with gravac, attached to every model made, of which there was one at least.
         skipped: by the test itself.
         text: why not; one rank's traceback.
-        made: DistributedDataParallel modules, on rank 0.
+        made: models that gravac can be attached to, on rank 0.
         attached: those which gravac was attached to, on rank 0.
         steps: backwards that gravac exchanged, on rank 0.
         own_hooks: communication hooks which the test registered, on rank 0.
@@ -51,6 +48,7 @@ class Outcome:
 class _Running:
     name: str
     gravac: bool
+    timeout: float
     folder: tempfile.TemporaryDirectory  # type: ignore[type-arg]
     ranks: list[BaseProcess]
     started: float = field(default_factory=time.monotonic)
@@ -62,13 +60,14 @@ class _Running:
         age = time.monotonic() - self.started
         reports = list(Path(self.folder.name).glob("rank*.json"))
         failed = [path for path in reports if time.time() - path.stat().st_mtime > 10 and _failed(path)]
-        return bool(failed) or age > TIMEOUT + 10
+        return bool(failed) or age > self.timeout + 10
 
 
-def outcomes(wanted: Sequence[tuple[str, bool]], jobs: int) -> Iterator[Outcome]:
+def outcomes(suite: Suite, wanted: Sequence[tuple[str, bool]], jobs: int) -> Iterator[Outcome]:
     """Run tests, each natively or with gravac, and give each outcome as it comes.
 
     Args:
+        suite: has the tests.
         wanted: names, and whether gravac is attached.
         jobs: tests at a time.
     """
@@ -77,7 +76,7 @@ def outcomes(wanted: Sequence[tuple[str, bool]], jobs: int) -> Iterator[Outcome]
     try:
         while waiting or running:
             while waiting and len(running) < jobs:
-                running.append(_start(*waiting.pop(0)))
+                running.append(_start(suite, *waiting.pop(0)))
             time.sleep(0.02)
             for one in [one for one in running if one.over()]:
                 running.remove(one)
@@ -87,20 +86,19 @@ def outcomes(wanted: Sequence[tuple[str, bool]], jobs: int) -> Iterator[Outcome]
             _finish(one)
 
 
-def _start(name: str, gravac: bool) -> _Running:
-    world = cases.world(name)
+def _start(suite: Suite, name: str, gravac: bool) -> _Running:
+    world = suite.world(name)
     folder = tempfile.TemporaryDirectory()
     for needed in ("barrier", "test_dir", "init_dir"):
         (Path(folder.name) / needed).mkdir()
     # forked: importing torch's tests takes longer than most of them
     context = multiprocessing.get_context("fork")
     ranks = [
-        context.Process(target=run, args=(name, rank, world, gravac, Path(folder.name), TIMEOUT))
-        for rank in range(world)
+        context.Process(target=run, args=(suite, name, rank, world, gravac, Path(folder.name))) for rank in range(world)
     ]
     for process in ranks:
         process.start()
-    return _Running(name, gravac, folder, list(ranks))
+    return _Running(name, gravac, suite.timeout, folder, list(ranks))
 
 
 def _finish(one: _Running) -> Outcome:

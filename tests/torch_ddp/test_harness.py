@@ -12,8 +12,8 @@ from typing import Any
 
 import pytest
 
-from tests.torch_ddp.rank import Seen
 from tests.torch_ddp.runs import judge
+from tests.torch_ddp.suite import Seen
 
 WHOLE = (
     "test_ddp_create_graph",
