@@ -16,6 +16,7 @@ from gravac.exchange.link_probe import LinkProbe
 from gravac.lab import doctor, local_ranks
 from gravac.lab.doctor import Check, Facts, advice, in_words, memory_of_modes, memory_words
 from gravac.lab.doctor.ranks import missing_torch_name
+from gravac.lab.mesh import Mesh
 
 
 def facts(**changes: object) -> Facts:
@@ -74,7 +75,7 @@ def test_under_a_launcher_its_ranks_are_tried() -> None:
 
 
 def test_a_failure_is_told_with_a_remedy(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    def fails() -> Check:
+    def fails(mesh: Mesh | None) -> Check:
         raise RuntimeError("connection refused\nand more")
 
     monkeypatch.setattr(doctor, "check_here", fails)
