@@ -196,7 +196,7 @@ def test_break_even_is_none_where_there_is_none() -> None:
         (lambda: predict([], None, 1, 0.1, 2, SLOW, LAB), "shapes: none"),
         (lambda: predict(SHAPES, topk, 10, 0.1, 2, SLOW, Machine(1e9, 1, {})), "compressor: no measured cost of"),
         (lambda: collective_seconds(AllReduce, -1, 2, SLOW), "payload_bytes: -1"),
-        (lambda: fit([]), "observations: 0"),
+        (lambda: fit([]), "observations: only 0 steps"),
     ],
 )
 def test_what_is_refused_names_field_and_value(call: object, words: str) -> None:

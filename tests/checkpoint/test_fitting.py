@@ -229,5 +229,5 @@ def test_a_controller_without_a_check_refuses_in_words_when_it_is_restored() -> 
     begun = one.engine.begin()
     one.ranks.run()
     assert str(begun.exception(timeout=0)).startswith(
-        "controller_state: static cannot restore this state (KeyError('window'))"
+        "controller_state: controller 'static' cannot restore this state (KeyError('window'))"
     )

@@ -277,7 +277,7 @@ def test_three_refused_rounds_on_end_raise_on_all_ranks_and_the_anchor_is_good(
     assert len(raised) == world
     assert len({*raised}) == 1, "all ranks, at the same round"
     mended = not host_looks and hurt is diverging  # just before round 6 left
-    assert f"rounds 4, 5, {7 if mended else 6}: the mean over the ranks was not finite" in raised[0][1]
+    assert f"rounds 4, 5, {7 if mended else 6}: the mean of the ranks' weight changes was not finite" in raised[0][1]
     ranks.lockstep.run()
     anchors = ranks.anchors
     assert all(map(finite, anchors))

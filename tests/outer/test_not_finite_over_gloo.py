@@ -157,7 +157,7 @@ def diverging(rank: int, world: int, folder: Path) -> tuple[str, int, list[torch
 
 def test_ranks_that_diverge_all_raise_at_one_round_and_the_anchor_can_be_saved(tmp_path: Path) -> None:
     (first, rounds, anchors), *others = processes(diverging, 2, tmp_path)
-    assert "rounds 0, 1, 2: the mean over the ranks was not finite" in first
+    assert "rounds 0, 1, 2: the mean of the ranks' weight changes was not finite" in first
     assert rounds == 3
     assert equal(anchors)
     for said, made, found in others:

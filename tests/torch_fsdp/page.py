@@ -56,7 +56,7 @@ def _files(rows: list[Row]) -> list[str]:
         tests = [row for row in rows if row["file"] == path]
         native = [row for row in tests if row["native"] == "passed"]
         alone = sum(row["reason"] == NO_REPLICAS for row in native)
-        name = path.removeprefix("test/distributed/_composable/")
+        name = path.rsplit("/", 1)[-1]
         lines.append(f"| `{name}` | `{tests[0]['blob'][:12]}` | {len(tests)} | {len(native)} | {alone} |")
     return lines
 
