@@ -665,7 +665,7 @@ class AdaptiveCompressor(Closeable):
 
     @property
     def changes(self) -> list[ModeRecord]:
-        """Changes of mode so far, each with the seconds and bytes that it cost on this rank."""
+        """A record of each change of mode so far: its step, both modes, and seconds and bytes that this rank spent."""
         return [] if self._switch is None else list(self._switch.changes)
 
     @property

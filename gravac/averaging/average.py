@@ -183,10 +183,10 @@ class Averager:
         everywhere: Callable[[Verdict], Verdict],
         host_looks: bool,
     ) -> None:
-        """Choose for an executor which tensors are batched, whether compressors add residuals, and when these change.
+        """Set what depends on the executor: how a rank judges gradients, and which work is done in common.
 
-        If the host must not read tensors, as on a GPU, launches cost most. Tensors of any size are then batched, and
-        compressors that can add residuals to gradients do so in their own kernels.
+        If the host must not read tensors, as on a GPU, kernel launches cost most. Tensors of any size are then
+        compressed in batches, and compressors that can add residuals to gradients do so in their own kernels.
 
         Args:
             judge: function that reads a 0-d bool tensor, or returns it unread if the host must not look.

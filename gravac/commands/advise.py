@@ -27,8 +27,8 @@ def add(commands: Commands) -> None:
         type=float,
         required=True,
         metavar="S",
-        help="seconds of forward, backward and optimizer for one batch on one worker; on a mesh, with torch's exchange "
-        "within a replica",
+        help="seconds of forward, backward and optimizer for a batch on a worker; on a mesh, including torch's "
+        "exchange within a replica",
     )
     parser.add_argument("--workers", type=int, help="number of ranks (default: that of the calibration, or 8)")
     add_mesh(parser, "predict the exchange between replicas, in which each rank sends the gradient of its shard")

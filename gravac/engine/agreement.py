@@ -155,7 +155,7 @@ class DeviceSchedule:
 
 
 def schedule_of(agreement: Agreement) -> AgreementSchedule:
-    """Return a ``HostSchedule`` if the executor's host may look at tensors' numbers, else a ``DeviceSchedule``."""
+    """Return the schedule by which ranks agree: a ``HostSchedule`` if the host may read tensors, else a device's."""
     return HostSchedule(agreement) if agreement.executor.host_looks else DeviceSchedule(agreement)
 
 

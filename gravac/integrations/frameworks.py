@@ -100,7 +100,7 @@ def data_parallel(
 
 
 def averaged_module(model: object, setting: str, shards_remedy: str) -> torch.nn.Module:
-    """Return a DistributedDataParallel module, or a model in shards by FSDP2 with replicas, that a framework trains.
+    """Return the module whose gradients gravac averages: a DistributedDataParallel module, or a model in shards.
 
     Args:
         model: the model that the framework trains; the wrapper of ``torch.compile`` is removed from DDP.
@@ -108,14 +108,14 @@ def averaged_module(model: object, setting: str, shards_remedy: str) -> torch.nn
         shards_remedy: how a user of the framework trains in shards with replicas, for the message.
 
     Raises:
-        TypeError: the framework trains neither by DistributedDataParallel nor in shards by FSDP2.
-        SettingsError: the model is in shards without replicas, or this torch lacks a private name.
+        TypeError: the framework uses neither DistributedDataParallel nor FSDP2.
+        SettingsError: the model is in shards (FSDP2) without replicas, or this torch lacks a private name.
     """
     inner = getattr(model, "_orig_mod", model)
     if not isinstance(inner, torch.nn.Module) or not is_sharded(inner):
         remedy = f"train with DDP, or without gravac, or in shards by FSDP2 with replicas: {shards_remedy}"
         return data_parallel(model, setting, remedy)
-    from gravac.sources.fsdp2 import has_replicas  # imports a second of torch, which others need not wait for
+    from gravac.sources.fsdp2 import has_replicas  # this import takes a second, which DDP need not wait for
 
     assert isinstance(model, torch.nn.Module)
     if not has_replicas(model):

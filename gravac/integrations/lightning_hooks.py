@@ -67,7 +67,7 @@ class LightningHooks:
         """Attach a new compressor to the strategy's model, and load the checkpoint's states, if there are any.
 
         Raises:
-            TypeError: the strategy trains neither by DDP nor in shards by FSDP2.
+            TypeError: the strategy uses neither DDP nor FSDP2.
             SettingsError: the model is in shards without replicas, or in shards that do not form one module.
             ValueError: there are several optimizers.
         """
@@ -163,7 +163,7 @@ def outermost_sharded_module(module: torch.nn.Module) -> torch.nn.Module:
     Raises:
         SettingsError: several modules are in shards, and none of these holds all others.
     """
-    from torch.distributed.fsdp import FSDPModule  # imports a second of torch, which others need not wait for
+    from torch.distributed.fsdp import FSDPModule  # this import takes a second, which DDP need not wait for
 
     trained = [
         (path, child) for path, child in module.named_modules() if any(p.requires_grad for p in child.parameters())
@@ -178,9 +178,9 @@ def outermost_sharded_module(module: torch.nn.Module) -> torch.nn.Module:
     return module.get_submodule(outermost_paths[0])
 
 
-def is_within(path: str, other: str) -> bool:
-    """True if a module lies within another, given the paths of both."""
-    return path != other and (not other or path.startswith(f"{other}."))
+def is_within(path: str, ancestor: str) -> bool:
+    """True if the module at ``path`` is a descendant of the module at ``ancestor``; paths as in ``named_modules``."""
+    return path != ancestor and (not ancestor or path.startswith(f"{ancestor}."))
 
 
 def is_last_step(trainer: Any) -> bool:

@@ -69,7 +69,7 @@ class GravacCallback(TrainerCallback):
         """Attach a new compressor to the model that the Trainer prepared, and load the checkpoint's states, if any.
 
         Raises:
-            TypeError: the Trainer trains neither with DistributedDataParallel nor in shards by FSDP2.
+            TypeError: the Trainer uses neither DistributedDataParallel nor FSDP2.
             SettingsError: the model is in shards without replicas.
         """
         self._detach()

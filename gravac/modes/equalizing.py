@@ -158,9 +158,10 @@ class _OptimizerStates:
         ]
 
     def descriptions(self) -> list[dict[str, list[Any]]]:
-        """Return a dictionary for each parameter: ``[kind, form]`` of each entry of its state on this rank, by key.
+        """Return the layout of the optimizer's state on this rank: a dictionary for each parameter, in order.
 
-        ``_StateEntry`` describes ``kind`` and ``form``.
+        A dictionary maps each key of the parameter's state, such as ``"exp_avg"``, to ``[kind, form]``. ``_StateEntry``
+        describes ``kind`` and ``form``.
 
         Raises:
             SettingsError: a state is no plain dense tensor.
@@ -168,7 +169,7 @@ class _OptimizerStates:
         return [self._description(optimizer, parameter) for optimizer, parameter in self._parameters]
 
     def _description(self, optimizer: torch.optim.Optimizer, parameter: torch.Tensor) -> dict[str, list[Any]]:
-        """Return ``[kind, form]`` (see ``_StateEntry``) of each entry of one parameter's state, by key."""
+        """Return the layout of a parameter's state as one dictionary of ``descriptions``."""
         description: dict[str, list[Any]] = {}
         for key, state in _state_of(optimizer, parameter).items():
             if not isinstance(key, str):

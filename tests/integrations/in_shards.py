@@ -9,7 +9,7 @@ from torch.distributed.fsdp import FSDPModule
 
 from gravac import AdaptiveCompressor, Static, topk
 from tests.hsdp.training import WIDTH, shards_of
-from tests.integrations.by_hand import Batch, Trained, flat
+from tests.integrations.by_hand import Batch, Trained, assert_same, flat
 
 WORLD = 4
 
@@ -82,6 +82,20 @@ def trained(losses: list[float], module: torch.nn.Module, compressor: AdaptiveCo
     state = compressor.state_dict()
     compressor.close()
     return Trained(losses, flat(shards_of(module).values()), flat(state["residual"].values()), state["step"])
+
+
+def assert_as_plain_hsdp(runs: list[dict[str, tuple[Trained, Trained]]]) -> None:
+    """Runs of a framework, on all ranks, have the losses, weights and residuals of runs by hand, and gravac averaged.
+
+    Args:
+        runs: of each rank, the framework's run and the one by hand: with dense gradients, and compressed.
+    """
+    for run in runs:
+        dense, native = run["dense"]
+        assert dense.losses == native.losses and dense.weights.equal(native.weights)
+        assert dense.exchanged == STEPS
+        assert_same(*run["compressed"])
+    assert_only_gravac_averaged([run["compressed"][0] for run in runs])
 
 
 def assert_only_gravac_averaged(runs: list[Trained]) -> None:

@@ -40,15 +40,16 @@ class Check(Settings):
         hosts: number of machines that the ranks run on.
         backend: backend that carries the gradients' bytes.
         device: type of the device that holds the gradients.
-        link: latency (s) and bandwidth (bit/s) between ranks, and bytes per second of a copy; ``None`` for one rank. On
-            a mesh, of the ranks that hold the same shard, while the ranks of all shards send.
+        link: latency (s) and bandwidth (bit/s) between ranks, and bytes per second of a copy; ``None`` for a single
+            rank. On a mesh, of the ranks that hold the same shard, while the ranks of all shards send.
         wire_ratio: wire bytes of a dense step / wire bytes of a compressed step.
         same: whether all ranks hold the same weights after the steps.
         loopback: whether the check started the ranks on this machine, so that no network links them.
         lacks: text that names what this torch lacks for native and outer steps, and the remedy; ``None`` if it lacks
             nothing.
         mesh: mesh of the checked model in shards, as text; ``None``: DDP, without shards.
-        shard_link: latency and bandwidth within a replica of a mesh; ``None`` without a mesh, and for one shard.
+        shard_link: latency and bandwidth within a replica of a mesh; ``None`` without a mesh, and if a replica has
+            a single shard.
         replica_hosts: largest number of machines that the ranks of one replica of a mesh run on; 1 without a mesh.
     """
 
@@ -72,9 +73,10 @@ class _Trained(NamedTuple):
     Attributes:
         wire_ratio: wire bytes of a dense step / wire bytes of a compressed step; ``None`` if nothing was sent.
         same: whether the ranks that average with this rank hold the same weights.
-        link: speed of the link between these ranks; ``None`` for one rank.
+        link: speed of the link between these ranks; ``None`` for a single rank.
         lacks: text that names what this torch lacks, see ``Check``.
-        shard_link: speed of the link within a replica; ``None`` without a mesh, and for one shard.
+        shard_link: speed of the link within a replica; ``None`` without a mesh, and if a replica has a single
+            shard.
     """
 
     wire_ratio: float | None

@@ -4,8 +4,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 import torch
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
@@ -102,6 +100,6 @@ def _exchanged_elements(module: torch.nn.Module) -> tuple[int, int]:
         module: model in shards.
     """
     device_meshes = [getattr(parameter, "device_mesh", None) for parameter in module.parameters()]
-    sizes: Sequence[int] = next(mesh.shape for mesh in device_meshes if mesh is not None)
-    mesh = Mesh(*sizes)
+    replicas, shards = next(device_mesh.shape for device_mesh in device_meshes if device_mesh is not None)
+    mesh = Mesh(replicas=replicas, shards=shards)
     return mesh.shard_elements(trained_shapes(module)), mesh.replicas

@@ -22,7 +22,7 @@ from gravac.lab.training.shuffled import RunChoice, choices_of_run
 from gravac.lab.tta import record
 from gravac.lab.tta.factored import efficiency, factored_record, factored_record_of_seed
 from gravac.lab.tta.matrix import REFERENCE_METHOD, RunMatrix
-from gravac.lab.tta.record import SPREAD, CurvePoint, DecisionPoint, Split, TrainingRecord, first_reached
+from gravac.lab.tta.record import SPREAD, Cell, CurvePoint, DecisionPoint, Split, TrainingRecord, first_reached
 from gravac.lab.tta.watcher import Watcher
 
 TARGET_FRACTION = 0.8
@@ -439,7 +439,15 @@ class _MatrixRunner:
 
     def _is_of_cell(self, run: TrainingRecord, task: str, link: str) -> bool:
         """True if a run has this task and link, and the matrix's scale, workers and mesh; the seed may be any."""
-        return run.cell[:5] == (task, self.matrix.scale, link, self.matrix.workers, self.matrix.mesh_text)
+        cell = Cell(
+            task=task,
+            scale=self.matrix.scale,
+            link=link,
+            workers=self.matrix.workers,
+            mesh=self.matrix.mesh_text,
+            seed=run.seed,
+        )
+        return run.cell == cell
 
     def _label(self, task: str, link: str, method: str, seed: int) -> str:
         """Return the name of a run's log folder, a relative path."""

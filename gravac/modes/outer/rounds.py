@@ -110,7 +110,8 @@ class Rounds:
     def apply_due(self) -> None:
         """Apply means whose delay is over.
 
-        If such a mean is still in flight, wait for it if training waits for means; otherwise a later call applies it.
+        The exchange of a mean may not have ended by then. Outer steps that wait for exchanges wait here; others leave
+        the mean to the first call after the end of its exchange.
         """
         self._finish_due()
         self._state.shares.begin_step()

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from tests.integrations import in_shards
-from tests.integrations.by_hand import assert_resumed, assert_same, ranks
+from tests.integrations.by_hand import assert_resumed, ranks
 
 pytestmark = pytest.mark.framework
 
@@ -18,12 +18,7 @@ program = pytest.importorskip("tests.integrations.accelerate.hsdp_program")
 @pytest.mark.parametrize("accumulate", [1, 2])
 def test_losses_weights_and_residuals_are_those_of_plain_hsdp(accumulate: int, tmp_path: Path) -> None:
     runs = ranks(program.train_and_by_hand, tmp_path, accumulate, world=in_shards.WORLD)
-    for run in runs:
-        dense, native = run["dense"]
-        assert dense.losses == native.losses and dense.weights.equal(native.weights)
-        assert dense.exchanged == in_shards.STEPS
-        assert_same(*run["compressed"])
-    in_shards.assert_only_gravac_averaged([run["compressed"][0] for run in runs])
+    in_shards.assert_as_plain_hsdp(runs)
 
 
 @pytest.mark.parametrize("settings", [in_shards.COMPRESSED, in_shards.OUTER], ids=["every step", "outer"])

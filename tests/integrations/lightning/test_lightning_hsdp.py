@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from tests.integrations import apart, in_shards
-from tests.integrations.by_hand import assert_resumed, assert_same, ranks
+from tests.integrations.by_hand import assert_resumed, ranks
 from tests.integrations.lightning import hsdp_program
 from tests.integrations.lightning.program import CALLBACKS
 
@@ -26,12 +26,7 @@ def package(request: pytest.FixtureRequest) -> str:
 @pytest.mark.parametrize("accumulate", [1, 2])
 def test_losses_weights_and_residuals_are_those_of_plain_hsdp(package: str, accumulate: int, tmp_path: Path) -> None:
     runs = ranks(hsdp_program.fit_and_by_hand, package, tmp_path, accumulate, world=in_shards.WORLD)
-    for run in runs:
-        dense, native = run["dense"]
-        assert dense.losses == native.losses and dense.weights.equal(native.weights)
-        assert dense.exchanged == in_shards.STEPS
-        assert_same(*run["compressed"])
-    in_shards.assert_only_gravac_averaged([run["compressed"][0] for run in runs])
+    in_shards.assert_as_plain_hsdp(runs)
 
 
 @pytest.mark.parametrize(
