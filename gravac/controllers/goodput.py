@@ -319,7 +319,9 @@ class Goodput(Settings):
         """True if a trial can be given up: its fastest step is clearly too slow, or its first step far too slow.
 
         The fastest step counts, because a shared machine delays a step now and then. A trial can also be given up if
-        its last steps are all far too slow: the link broke down.
+        its last steps are all far too slow: the link broke down. If the first step is far slower than earlier
+        measurements of any candidate allow, either the link broke down, or an evaluation or a checkpoint lies in that
+        step. The second step then decides.
         """
         best = state.entry(state.best)
         seconds = (*state.window.rough, *state.window.seconds)
@@ -327,7 +329,10 @@ class Goodput(Settings):
             return False
         allowed_s = state.least_efficiency(state.position) / state.goodput(best)
         if state.window.steps < FEW_STEPS or len(seconds) == 1:
-            return seconds[0] > LARGEST_FIRST_STEP_RATIO * allowed_s
+            is_explained = seconds[0] <= FAR_SLOWER_RATIO * state.longest_step_seconds(state.position)
+            if not is_explained and len(seconds) == 1:
+                return False
+            return min(seconds[: 1 if is_explained else 2]) > LARGEST_FIRST_STEP_RATIO * allowed_s
         return min(seconds[1:]) > self.hopeless * allowed_s or _all_exceed(FAR_SLOWER_RATIO * allowed_s, seconds)
 
     def _evaluate_trial(self, state: GoodputState, seconds: float, given_up: bool) -> tuple[GoodputState, str]:

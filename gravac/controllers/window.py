@@ -108,13 +108,13 @@ class Window:
         """Samples per second, by the median time of clean steps without gaps; by the other steps if none is clean.
 
         A step is clean unless it follows a change of candidate, or evaluates shadow CFs. A gap is a step longer than
-        ``GAP_MEDIANS`` medians. ``None`` if no step was timed.
+        ``GAP_MEDIANS`` medians. If no step is clean, the lower median counts: of two steps the faster, since a pause
+        may lie in the other. ``None`` if no step was timed.
         """
-        seconds = self.seconds or self.rough
-        if not seconds:
-            return None
-        median = statistics.median(seconds)
-        return self.samples / statistics.median(step_s for step_s in seconds if step_s <= GAP_MEDIANS * median)
+        if not self.seconds:
+            return self.samples / statistics.median_low(self.rough) if self.rough else None
+        median = statistics.median(self.seconds)
+        return self.samples / statistics.median(step_s for step_s in self.seconds if step_s <= GAP_MEDIANS * median)
 
     @property
     def doubt(self) -> float:

@@ -342,6 +342,28 @@ def test_a_pause_that_looked_like_a_slower_link_is_made_up_for(began: int, booke
     assert cluster.goodput(steps[-1].applied.candidate, 499) >= cluster.best(499) / 1.05
 
 
+@pytest.mark.parametrize("booked", [False, True])
+@pytest.mark.parametrize("behind_switch", [0, 1, 2])
+def test_an_evaluation_within_any_trial_is_not_taken_for_a_slower_link(behind_switch: int, booked: bool) -> None:
+    """Every trial has one step with a pause of 100 steps, as an evaluation makes: decisions are as without pauses."""
+    cluster = Cluster(0.08, lambda step: 0.5, CODING, booked=booked)
+    switched_at, candidate = 0, None
+
+    def measure(step: int, holds: Decision) -> Measurement:
+        nonlocal switched_at, candidate
+        if holds.candidate != candidate:
+            switched_at, candidate = step, holds.candidate
+        measured = cluster.measure(step, holds)
+        pauses = step > 0 and step - switched_at == behind_switch
+        return replace(measured, seconds=measured.seconds + (9.0 if pauses else 0.0))
+
+    steps = list(drive(Goodput(), cluster.foreseen(), measure, 500))
+    assert not [s.decision.reason for s in steps if "slower" in s.decision.reason]
+    held = statistics.mode(s.applied.candidate for s in steps[-100:])
+    assert cluster.goodput(held, 499) >= cluster.best(499) / 1.05
+    assert sum(s.measured.seconds > 9 for s in steps) < 10
+
+
 @given(
     compute=st.floats(0.05, 0.5),
     before=st.floats(0.01, 10.0),
