@@ -129,7 +129,8 @@ class ShardedModel:
     Raises:
         SettingsError: no part of the model is in shards by FSDP2; or the mesh has no replicate dimension, and no
             process group was given; or that group has other ranks than the replicate dimension; or units have different
-            replicas, ranks hold different parameters, or this torch lacks a private name.
+            replicas, ranks hold different parameters, this torch lacks a private name, or the model is a part of a
+            larger one.
         TypeError: the model, or a part of it, is in shards by FSDP1.
         ValueError: no parameter that requires a gradient is in shards.
         RuntimeError: another hook uses gradients as soon as they are accumulated, such as that of an optimizer that
@@ -145,6 +146,7 @@ class ShardedModel:
                 "tensor parallelism, call DistributedDataParallel(module, device_mesh=...) with the data parallel "
                 "dimension of the mesh, or fully_shard"
             )
+        self.refuse_part_of_larger_model()
         self.reshard()  # after a forward without a backward, the module has gathered parameters in place of shards
         self._groups = _groups_with_replicas(self._fsdp_modules, required=process_group is None)
         if process_group is None and not self._groups:
@@ -168,6 +170,22 @@ class ShardedModel:
         self._padded_shapes: dict[str, torch.Size] = {}
         self._names_padded_by_torch: set[str] = set()
         self._gather_shapes()
+
+    def refuse_part_of_larger_model(self) -> None:
+        """Raise an error if torch trains the module as a part of a larger model in shards.
+
+        torch knows so from the larger model's first forward on. It averages the other parts over the same process
+        group, so ranks might start torch's exchanges and gravac's in different orders.
+
+        Raises:
+            SettingsError: the module is a part of a larger model in shards.
+        """
+        are_roots = [_is_root(child) for child in self._fsdp_modules]
+        if False in are_roots and True not in are_roots:
+            raise SettingsError(
+                "module: torch trains it as a part of a larger model in shards, and would average the other parts "
+                "itself; attach to the larger model, whose forward the training loop calls"
+            )
 
     def _gather_shapes(self) -> None:
         """Set ``all_model_ranks``, and padded shapes that are the same on all these ranks. Called on every rank."""
@@ -436,6 +454,15 @@ def _offset_in_whole(slot: _ParameterSlot) -> tuple[int, ...] | None:
     parameter: Any = slot.parameter
     mesh, placements = parameter.device_mesh, parameter.placements
     return tuple(compute_local_shape_and_global_offset(parameter.shape, mesh, placements)[1])
+
+
+def _is_root(fsdp_module: Any) -> "bool | None":
+    """True if torch took a module's forward for that of the whole model, False for a part, ``None`` before a forward.
+
+    Also ``None`` if this torch lacks the private name.
+    """
+    root: bool | None = getattr(fsdp_module._get_fsdp_state(), "_is_root", None)
+    return root
 
 
 def _parameter_groups(unit: Any) -> list[Any]:

@@ -166,9 +166,14 @@ class FSDP2Source(HookedSource):
             )
 
     def _forward_starts(self, *_: object) -> None:
-        """Complete a failed backward, register missing hooks, and record when the forward begins."""
+        """Complete a failed backward, register missing hooks, and record when the forward begins.
+
+        Raises:
+            SettingsError: the module is a part of a larger model in shards.
+        """
         if not torch.is_grad_enabled() or torch._C._current_graph_task_id() != NO_BACKWARD:
             return  # evaluation, or activation checkpointing, which computes a forward again
+        self._model.refuse_part_of_larger_model()
         self._complete_failed_backward()
         self._hook_parameters()
         if self._forward_began is None and not self.is_stopped:

@@ -8,7 +8,7 @@ import torch
 from torch.distributed.fsdp import FullyShardedDataParallel
 
 from gravac import AdaptiveCompressor
-from tests.hsdp.training import mesh_of, model, sharded
+from tests.hsdp.training import WIDTH, mesh_of, model, sharded
 from tests.ranks import processes
 
 
@@ -19,6 +19,15 @@ def message_of(module: torch.nn.Module, compressor: AdaptiveCompressor | None = 
     except Exception as error:
         return f"{type(error).__name__}: {error}"
     return "attached"
+
+
+def forward_message(module: torch.nn.Module) -> str:
+    """Return the text of the error that a forward raises."""
+    try:
+        module(torch.ones(4, WIDTH))
+    except Exception as error:
+        return f"{type(error).__name__}: {error}"
+    return "no error"
 
 
 def refusals(rank: int, world: int) -> dict[str, str]:
@@ -37,6 +46,14 @@ def refusals(rank: int, world: int) -> dict[str, str]:
         "samples": message_of(sharded(mesh), AdaptiveCompressor(every=10, outer={"samples": 8})),
         "frozen": message_of(sharded(mesh).requires_grad_(False)),
     }
+    larger_model = sharded(mesh)
+    compressor = AdaptiveCompressor()
+    compressor.attach(larger_model[1], ())
+    found["part, at its forward"] = forward_message(larger_model)
+    compressor.detach()
+    found["part, detached"] = forward_message(larger_model)
+    found["part, after a forward"] = message_of(larger_model[1])
+    found["whole, after a forward"] = message_of(larger_model)
     original = private._parameter_groups
 
     def hidden(unit: Any) -> list[Any]:
@@ -56,5 +73,9 @@ def test_refused_by_name_with_the_remedy() -> None:
         assert "outer.by_speed: True, but the ranks that hold the shards" in found["by speed"]
         assert "outer.samples: 8, but gravac does not weigh" in found["samples"]
         assert "requires a gradient" in found["frozen"]
+        for moment in ("at its forward", "after a forward"):
+            assert "attach to the larger model, whose forward" in found[f"part, {moment}"]
+        assert found["part, detached"] == "no error"
+        assert found["whole, after a forward"] == "attached"
         assert torch.__version__ in found["private name"]
         assert "mesh of the shard dimension alone" in found["private name"]
