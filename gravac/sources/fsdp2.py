@@ -174,8 +174,8 @@ class ShardedModel:
     def refuse_part_of_larger_model(self) -> None:
         """Raise an error if torch trains the module as a part of a larger model in shards.
 
-        torch knows so from the larger model's first forward on. It averages the other parts over the same process
-        group, so ranks might start torch's exchanges and gravac's in different orders.
+        torch knows so from the larger model's first forward on. It averages the other parts itself, so ranks might
+        start torch's exchanges and gravac's in different orders.
 
         Raises:
             SettingsError: the module is a part of a larger model in shards.

@@ -4,7 +4,6 @@
 
 import io
 import itertools
-import json
 import time
 from contextlib import nullcontext
 from types import SimpleNamespace
@@ -19,6 +18,7 @@ from gravac import AdaptiveCompressor, GraVAC, Static, dense, merge_states, rand
 from gravac.collectives import AllGather, AllReduce, AllToAll, Broadcast
 from gravac.compressors import Compressor, artopk, quantize, topkc
 from gravac.exchange.fifo import Fifo
+from tests import flight_recorder
 from tests.distributed.training import (
     FEATURES,
     TwoRounds,
@@ -109,7 +109,7 @@ def booked(rank: int, world: int, base: Compressor, pairwise: bool) -> tuple[int
     optimizer = sgd(ddp)
     compressor = quick(base)
     compressor.attach(ddp, optimizer)
-    sounded = len(json.loads(torch._C._distributed_c10d._dump_fr_trace_json())["entries"])
+    at_attach = flight_recorder.newest()
     compressor._engine.executor.transport._pairwise = pairwise
     isend, swapped = dist.isend, []
 
@@ -120,21 +120,12 @@ def booked(rank: int, world: int, base: Compressor, pairwise: bool) -> tuple[int
     dist.isend = counting
     train(ddp, optimizer, rank, range(25))
     compressor.state_dict()
-    name = compressor._engine.executor.transport.group.group_name
-    trace = json.loads(torch._C._distributed_c10d._dump_fr_trace_json())
-    sizes = {"Float": 4, "Half": 2, "Byte": 1, "Double": 8, "BFloat16": 2, "Long": 8}
+    kinds = {"gather": AllGather, "all_to_all": AllToAll, "broadcast": Broadcast, "all_reduce": AllReduce}
     seen = expected = 0
-    for entry in trace["entries"][sounded:]:
-        if entry["process_group"][0] != name:
-            continue
-        payload = sum(
-            torch.Size(shape).numel() * sizes[dtype]
-            for shape, dtype in zip(entry["input_sizes"], entry["input_dtypes"], strict=True)
-        )
-        seen += payload
-        collectives = {"gather": AllGather, "all_to_all": AllToAll, "broadcast": Broadcast, "all_reduce": AllReduce}
-        (kind,) = (kind for word, kind in collectives.items() if word in entry["profiling_name"])
-        expected += kind.wire_bytes(payload, world)
+    for collective in flight_recorder.collectives_of(compressor._engine.executor.transport.group, at_attach):
+        seen += collective.input_bytes
+        (kind,) = (kind for word, kind in kinds.items() if word in collective.name)
+        expected += kind.wire_bytes(collective.input_bytes, world)
     # torch's recorder does not see point-to-point messages: one to each of the others is an all-gather
     seen += sum(swapped) // (world - 1)
     expected += sum(swapped)
@@ -142,9 +133,7 @@ def booked(rank: int, world: int, base: Compressor, pairwise: bool) -> tuple[int
     return seen, expected, compressor.ledger.payload_bytes, {"wire": compressor.ledger.wire_bytes}
 
 
-@pytest.mark.skipif(
-    not hasattr(torch._C._distributed_c10d, "_dump_fr_trace_json"), reason="this torch does not record what gloo sends"
-)
+@pytest.mark.skipif(not flight_recorder.IS_THERE, reason="this torch does not record what gloo sends")
 @pytest.mark.parametrize(
     ("base", "pairwise"),
     [

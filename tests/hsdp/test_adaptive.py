@@ -6,6 +6,7 @@ import copy
 import json
 import math
 import warnings
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 import gravac
 from gravac import Accordion, AdaptiveCompressor, Static
+from tests import flight_recorder
 from tests.hsdp.training import MIXED, Run, mesh_of, sharded, shards_of, train
 from tests.ranks import processes
 
@@ -149,6 +151,29 @@ def test_there_is_one_log(tmp_path: Path) -> None:
     steps = [record["step"] for line in log.read_text().splitlines() if "step" in (record := json.loads(line))]
     assert steps
     assert len([line for line in log.read_text().splitlines() if '"kind": "run"' in line or '"run"' in line[:20]]) <= 1
+
+
+def recorded(rank: int, world: int) -> list[list[Counter[tuple[str, int]]]]:
+    """Return, natively and with gravac, torch's collectives of ten steps within a replica, and those over replicas."""
+    runs = []
+    for compressor in (None, METHODS["top-k"]()):
+        mesh = mesh_of(2)
+        module = sharded(mesh)
+        started_at = flight_recorder.newest()
+        train(module, compressor, steps=10)
+        groups = [mesh.get_group("shard"), mesh.get_group("replicate")]
+        by_group = [flight_recorder.collectives_of(group, started_at) for group in groups]
+        runs.append([Counter((each.name, each.input_bytes) for each in recorded) for recorded in by_group])
+    return runs
+
+
+@pytest.mark.skipif(not flight_recorder.IS_THERE, reason="this torch does not record what gloo sends")
+def test_within_a_replica_torch_exchanges_as_before_and_over_replicas_no_longer() -> None:
+    """What ``attach`` copies and gathers is the only exchange left in torch's group of replicas."""
+    for (native_within, native_over), (within, over) in processes(recorded, WORLD):
+        assert within == native_within and native_within.total() > 50
+        assert any("all_reduce" in name for name, _ in native_over)
+        assert over and not any("all_reduce" in name for name, _ in over)
 
 
 def replicas_apart(rank: int, world: int) -> tuple[bool, bool]:

@@ -6,12 +6,14 @@
 
 A model of eight blocks, each a unit, is trained for fifty steps by torch's own HSDP and with each method of gravac.
 The last two methods make outer steps, whose exchange does not run during backward.
-Bytes are those that a rank sends over the replicas, and torch's own within a replica, in a step. A unit has *left* when
-its gradients were handed to the exchange, and is *done* when they hold the mean. Backward lasts until the last unit has
-left; medians are of the last thirty steps. Ranks and their exchanges share the cores of one machine.
+Bytes over the replicas are those that a rank sends in a step by gravac's count, natively by torch's flight recorder.
+Bytes within a replica are those that a rank gives to torch's collectives in a step, by the flight recorder. A unit has
+*left* when its gradients were handed to the exchange, and is *done* when they hold the mean. Backward lasts until the
+last unit has left; medians are of the last thirty steps. Ranks and their exchanges share the cores of one machine.
 """
 
 import argparse
+import os
 import statistics
 import time
 from collections.abc import Callable, Sequence
@@ -19,11 +21,13 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import fully_shard
 
 from gravac import AdaptiveCompressor, Static
 from gravac.compressors import Compressor, ladder, powersgd, quantize, topk
 from gravac.engine.engine import Engine
+from tests import flight_recorder
 from tests.hsdp.training import mesh_of
 from tests.measure.results import write
 from tests.ranks import processes
@@ -100,6 +104,7 @@ def trained(rank: int, world: int, method: str) -> dict[str, Any]:
     chance = torch.Generator().manual_seed(rank)
     directions = torch.randn(8, WIDTH, generator=torch.Generator().manual_seed(1))
     losses, steps_s, shares = [], [], []
+    started_at = flight_recorder.newest()
     for step in range(STEPS):
         labels = torch.randint(8, (BATCH,), generator=chance)
         inputs = directions[labels] + 2 * torch.randn(BATCH, WIDTH, generator=chance)
@@ -115,7 +120,12 @@ def trained(rank: int, world: int, method: str) -> dict[str, Any]:
         losses.append(loss.item())
         steps_s.append(time.perf_counter() - began)
     shards = sum(parameter.to_local().numel() for parameter in model.parameters())  # type: ignore[attr-defined]
-    found: dict[str, Any] = {"loss": statistics.mean(losses[-5:]), "step_ms": 1e3 * statistics.median(steps_s[-TIMED:])}
+    found: dict[str, Any] = {
+        "loss": statistics.mean(losses[-5:]),
+        "step_ms": 1e3 * statistics.median(steps_s[-TIMED:]),
+        "shard_bytes": _recorded_bytes(mesh, "shard", started_at),
+        "replica_bytes": _recorded_bytes(mesh, "replicate", started_at),
+    }
     if compressor is not None:
         residuals = compressor._engine.averager.feedback.residual.values()
         found |= {
@@ -132,6 +142,19 @@ def trained(rank: int, world: int, method: str) -> dict[str, Any]:
     return found
 
 
+def _recorded_bytes(mesh: DeviceMesh, dimension: str, after: int) -> float:
+    """Return the bytes of a step that this rank gave to torch's collectives along a dimension of the mesh.
+
+    In an all-reduce of two ranks, such as that of the replicas, a rank sends as many bytes.
+
+    Args:
+        mesh: mesh of two replicas of two shards.
+        dimension: name of the dimension.
+        after: number of the last collective before the first step.
+    """
+    return sum(each.input_bytes for each in flight_recorder.collectives_of(mesh.get_group(dimension), after)) / STEPS
+
+
 def measured(method: str) -> dict[str, Any]:
     """Return a row: means over the ranks."""
     ranks = processes(trained, 4, method)
@@ -144,6 +167,7 @@ def measured(method: str) -> dict[str, Any]:
 def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--json")
+    os.environ["TORCH_FR_BUFFER_SIZE"] = "20000"  # collectives that ranks keep: all of a run
     write([measured(method) for method in METHODS], parser.parse_args(arguments).json)
 
 
