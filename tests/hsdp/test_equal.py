@@ -9,10 +9,13 @@ import torch
 import torch.distributed as dist
 from torch.distributed._composable.replicate_with_fsdp import replicate
 from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoint_wrapper
+from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import CPUOffloadPolicy, fully_shard
+from torch.distributed.fsdp._fully_shard._fsdp_common import FSDPMeshInfo, ShardPlacementResult
+from torch.distributed.tensor import Shard
 
 from gravac import AdaptiveCompressor
-from tests.hsdp.training import MIXED, dense, mesh_of, model, sharded, shards_of, train
+from tests.hsdp.training import MIXED, Block, dense, mesh_of, model, sharded, shards_of, train
 from tests.ranks import processes
 
 WORLD = 4
@@ -57,6 +60,21 @@ def replicated() -> torch.nn.Module:
     return replicate(whole)
 
 
+def units_of_two_groups() -> torch.nn.Module:
+    """Return the model whose second layers are cut over all ranks, as experts are, in units that have replicas."""
+    over_all_ranks = FSDPMeshInfo(init_device_mesh("cpu", (dist.get_world_size(),)), shard_mesh_dim=0)
+    whole, mesh = model(), mesh_of(2)
+    for block in whole:
+        assert isinstance(block, Block)
+        expert = block.second.weight
+
+        def placed(parameter: torch.nn.Parameter, expert: torch.nn.Parameter = expert) -> Any:
+            return ShardPlacementResult(Shard(0), over_all_ranks) if parameter is expert else None
+
+        fully_shard(block, mesh=mesh, shard_placement_fn=placed)
+    return fully_shard(whole, mesh=mesh)
+
+
 CASES: dict[str, tuple[Any, dict[str, Any]]] = {
     "plain": (lambda: sharded(mesh_of(2)), {}),
     "one rank a replica": (lambda: sharded(mesh_of(4)), {}),
@@ -71,6 +89,7 @@ CASES: dict[str, tuple[Any, dict[str, Any]]] = {
     "on the CPU": (lambda: sharded(mesh_of(2), offload_policy=CPUOffloadPolicy(pin_memory=False)), {}),
     "divide factor": (with_divide_factor, {}),
     "replicate": (replicated, {}),
+    "units of two groups": (units_of_two_groups, {}),
 }
 
 
