@@ -13,7 +13,7 @@ may be wrong, a step counts with the lower bound of its efficiency, which the ef
   exchange fastest. That expectation comes from the link's probe (``gravac.exchange.link_probe``) and, on a GPU, from
   the timing of codecs (``gravac.engine.codec_timing``). Without an expectation, the search starts at the
   candidate that sends fewest bytes, which is fast on any link.
-- Trials: measurements bound how fast the other candidates can be (``GoodputState.shortest_step_seconds``). The
+- Trials: measurements bound how fast the other candidates can be (``StepTimes.shortest_step_seconds``). The
   candidate whose bound promises the highest goodput is tried for a few steps, and given up early if it is clearly
   slower. If dense in the hook is best, native is tried before candidates that compress.
 - Hold: if no bound promises a gain above ``hysteresis`` (to leave 1-bit compression: above the progress that the switch
@@ -62,7 +62,6 @@ from gravac.controllers.goodput_state import (
     HOLD,
     PROGRESS,
     SEARCH,
-    GoodputEntry,
     GoodputState,
 )
 from gravac.controllers.measuring import NO_TRIALS_REASON, next_trials, trials_may_begin
@@ -75,6 +74,7 @@ from gravac.controllers.state_dicts import (
     state_from_plain,
     to_plain,
 )
+from gravac.controllers.step_times import GoodputEntry
 from gravac.controllers.switchback import Switchback
 from gravac.controllers.window import Window
 from gravac.settings import Settings
@@ -329,7 +329,7 @@ class Goodput(Settings):
             return False
         allowed_s = state.least_efficiency(state.position) / state.goodput(best)
         if state.window.steps < FEW_STEPS or len(seconds) == 1:
-            is_explained = seconds[0] <= FAR_SLOWER_RATIO * state.longest_step_seconds(state.position)
+            is_explained = seconds[0] <= FAR_SLOWER_RATIO * state.times.longest_step_seconds(state.position)
             if not is_explained and len(seconds) == 1:
                 return False
             return min(seconds[: 1 if is_explained else 2]) > LARGEST_FIRST_STEP_RATIO * allowed_s
@@ -353,7 +353,7 @@ class Goodput(Settings):
             lost_s = max(0.0, steps * (seconds - lower_bound / state.goodput(best)))
             best_forecast = state.forecasts[best.position]
             if _ends_outer_steps(best_forecast, forecast):
-                lost_s += state.leaving_seconds(best_forecast)
+                lost_s += state.times.leaving_seconds(best_forecast)
             state = replace(state, spent=state.spent + lost_s)
         earlier_entry = state.entry(state.position)
         pause_is_over = earlier_entry is not None and state.machine_was_paused(seconds, self.change)
@@ -366,7 +366,9 @@ class Goodput(Settings):
         is_expired = earlier_entry is None or state.windows - earlier_entry.window >= self.expire
         weight = 1.0 if earlier_entry is None or is_expired else 1 / (earlier_entry.times + 1)
         too_slow_for_link = (
-            given_up and best is not None and seconds > FAR_SLOWER_RATIO * state.longest_step_seconds(state.position)
+            given_up
+            and best is not None
+            and seconds > FAR_SLOWER_RATIO * state.times.longest_step_seconds(state.position)
         )
         state = state.enter_measurement(seconds, weight)
         took_text = f"{forecast.candidate} took {milliseconds(seconds)} a step{cost_text(state, state.position)}"
@@ -449,7 +451,7 @@ class Goodput(Settings):
             The state with the next candidate, and the reason as text.
         """
         start_position = first_position(state.forecasts, self.near, link_changed=True)
-        goodput_bound = state.least_efficiency(start_position) / state.shortest_step_seconds(
+        goodput_bound = state.least_efficiency(start_position) / state.times.shortest_step_seconds(
             start_position, self.expire
         )
         current_entry = state.entry(state.position)
@@ -478,7 +480,7 @@ class Goodput(Settings):
         state = replace(state, best=best.position)
         goodput = state.goodput(best)
         goodput_bounds = {
-            position: state.least_efficiency(position) / state.shortest_step_seconds(position, self.expire)
+            position: state.least_efficiency(position) / state.times.shortest_step_seconds(position, self.expire)
             for position in range(len(state.forecasts))
             if position != best.position and state.may_run(position)
         }
@@ -488,7 +490,7 @@ class Goodput(Settings):
             if bound > self._goodput_to_beat(state, best, position) and self._may_try(state, best, position, bound)
         ]
         triable_positions = [
-            position for position in triable_positions if not state.has_unbounded_time(position)
+            position for position in triable_positions if not state.times.has_unbounded_time(position)
         ] or triable_positions
         if triable_positions:
             harmless_positions = [
@@ -539,10 +541,10 @@ class Goodput(Settings):
         if (
             not spares_hook
             and forecast.wire_ratio >= best_forecast.wire_ratio
-            and state.waiting_fraction(best) < LEAST_WAITING_FRACTION
+            and state.times.waiting_fraction(best) < LEAST_WAITING_FRACTION
         ):
             return False
-        price_s = _price_of_trial(state, best, position, state.longest_step_seconds(position))
+        price_s = _price_of_trial(state, best, position, state.times.longest_step_seconds(position))
         budget_fraction = min(1.0, state.largest_gain(best) / FULL_BUDGET_FRACTION)
         if best_mode == "native" and mode == "hook":
             budget_fraction **= 2
@@ -552,7 +554,7 @@ class Goodput(Settings):
         if mode != "outer" or best_mode == "outer":
             return True
         gain_s = max(state.steps, SETTLED_STEPS) * best.seconds * (goodput_bound / state.goodput(best) - 1)
-        return max(0.0, price_s) + state.leaving_seconds(forecast) <= gain_s
+        return max(0.0, price_s) + state.times.leaving_seconds(forecast) <= gain_s
 
     def _may_time_again(self, state: GoodputState, best: GoodputEntry) -> bool:
         """True if timing the suspect again costs at most the fraction ``explore`` of the time since the link changed.
@@ -612,7 +614,7 @@ class Goodput(Settings):
         incumbent_forecast = state.forecasts[incumbent.position]
         if (forecast.candidate.mode == "outer") == (incumbent_forecast.candidate.mode == "outer"):
             return 0.0
-        leaving_s = state.leaving_seconds(forecast if forecast.candidate.mode == "outer" else incumbent_forecast)
+        leaving_s = state.times.leaving_seconds(forecast if forecast.candidate.mode == "outer" else incumbent_forecast)
         return leaving_s / (max(state.steps, SETTLED_STEPS) * incumbent.seconds)
 
 
@@ -630,7 +632,7 @@ def _price_of_trial(state: GoodputState, best: GoodputEntry, position: int, slow
     if forecast.candidate.mode == "native":
         price_s = DEFAULT_STRETCH_STEPS * (slowest_s - best.seconds)
     if _ends_outer_steps(best_forecast, forecast):
-        price_s = max(0.0, price_s) + state.leaving_seconds(best_forecast)
+        price_s = max(0.0, price_s) + state.times.leaving_seconds(best_forecast)
     return price_s
 
 

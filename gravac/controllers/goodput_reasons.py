@@ -11,7 +11,8 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from gravac.controllers.base import BELIEVED, cost_at_equal_samples
-from gravac.controllers.goodput_state import GoodputEntry, GoodputState
+from gravac.controllers.goodput_state import GoodputState
+from gravac.controllers.step_times import GoodputEntry
 
 
 class Finding(NamedTuple):

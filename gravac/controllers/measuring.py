@@ -81,7 +81,7 @@ def next_trials(state: GoodputState, total_steps: int | None, expire: int) -> Tr
         state: state of the search, while the best candidate runs.
         total_steps: number of steps of the run; ``None``: not known.
         expire: number of windows after which the lower bound by a measured step time halves; see
-            ``GoodputState.shortest_step_seconds``.
+            ``StepTimes.shortest_step_seconds``.
     """
     if not trials_may_begin(state, total_steps):
         return None
@@ -137,7 +137,7 @@ def expected_gain(
         length: number of steps of each stretch of the reference, before and after the candidate's steps.
         total_steps: number of steps of the run; ``None``: not known.
         expire: number of windows after which the lower bound by a measured step time halves; see
-            ``GoodputState.shortest_step_seconds``.
+            ``StepTimes.shortest_step_seconds``.
 
     Returns:
         The largest gain of 1 to ``MOST_TRIALS_AHEAD`` trials; 0 if trials cost more than they gain, or are not allowed.
@@ -192,7 +192,7 @@ def trial_prices(state: GoodputState, candidate: int, reference: int, length: in
     assert best is not None
     steps = steps_of_trial(state.forecasts[candidate].candidate)
     stretch_price = (SETTLING_STEPS + length) * progress_lost_per_step(state, reference, expire)
-    mode_changes = state.leaving_seconds(state.forecasts[candidate]) / best.seconds
+    mode_changes = state.times.leaving_seconds(state.forecasts[candidate]) / best.seconds
     trial_price = steps * progress_lost_per_step(state, candidate, expire) + stretch_price + mode_changes
     return stretch_price, trial_price
 
@@ -239,5 +239,5 @@ def _step_seconds(state: GoodputState, position: int, expire: int) -> float:
     measured_entry = state.entry(position)
     if measured_entry is not None:
         return measured_entry.seconds
-    lower, upper = state.shortest_step_seconds(position, expire), state.longest_step_seconds(position)
+    lower, upper = state.times.shortest_step_seconds(position, expire), state.times.longest_step_seconds(position)
     return (lower + upper) / 2 if lower < upper < math.inf else lower

@@ -16,7 +16,8 @@ from hypothesis import strategies as st
 from gravac import Goodput, quantize
 from gravac.candidate import Candidate, Forecast
 from gravac.controllers.base import Decision, Measurement
-from gravac.controllers.goodput_state import SEARCH, GoodputEntry, GoodputState
+from gravac.controllers.goodput_state import SEARCH, GoodputState
+from gravac.controllers.step_times import GoodputEntry
 from gravac.controllers.window import Window
 from gravac.engine.admission import Admission
 from gravac.exchange.lockstep import Lockstep
@@ -239,11 +240,11 @@ def test_more_is_tried_behind_steps_where_less_was_waited_for(hidden: bool) -> N
     entry = GoodputEntry(ran, 0.2, 0, 0.9, saved=(0.0 if hidden else 0.1, 0.0, 0.1))
     state = GoodputState((dense, *choices), SEARCH, ran, ran, Window(choices[ran - 1].candidate), (entry,), windows=1)
     if hidden:  # waiting for it takes no less, and at most all of the exchange more
-        assert state.shortest_step_seconds(1, 10) >= 0.2
-        assert state.longest_step_seconds(1) == pytest.approx(0.3)
+        assert state.times.shortest_step_seconds(1, 10) >= 0.2
+        assert state.times.longest_step_seconds(1) == pytest.approx(0.3)
     else:
-        assert state.shortest_step_seconds(2, 10) <= 0.1 + 1e-9
-        assert state.longest_step_seconds(2) == pytest.approx(0.2)
+        assert state.times.shortest_step_seconds(2, 10) <= 0.1 + 1e-9
+        assert state.times.longest_step_seconds(2) == pytest.approx(0.2)
 
 
 def test_goodput_takes_what_hides() -> None:
@@ -283,8 +284,8 @@ def test_less_is_tried_where_what_travels_slows_the_steps() -> None:
     dense = Forecast(Candidate("hook", "dense", 1.0), 1.0)
     window = Window(often.candidate)
     state = GoodputState((dense, often, seldom), SEARCH, 1, 1, window, (entry,), windows=1)
-    assert state.shortest_step_seconds(2, 10) == pytest.approx(0.1)
-    assert state.efficiency(2) / state.shortest_step_seconds(2, 10) > 1.1 * state.goodput(entry)
+    assert state.times.shortest_step_seconds(2, 10) == pytest.approx(0.1)
+    assert state.efficiency(2) / state.times.shortest_step_seconds(2, 10) > 1.1 * state.goodput(entry)
 
 
 @pytest.mark.parametrize(("promised", "tried"), [(1.05, False), (1.2, True)])
