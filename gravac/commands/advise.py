@@ -16,8 +16,8 @@ def add(commands: Commands) -> None:
         "advise",
         help="predict whether compression, or exchanging less often (outer steps), saves time",
         description="Predicts the step time of every compressor for a model, a number of workers and a network, in "
-        "each step and in outer steps (an exchange every H steps), and says which mode AdaptiveCompressor should take. "
-        "Measures nothing.",
+        "each step and in outer steps (an exchange every H steps), and which mode AdaptiveCompressor is expected to "
+        "run. Measures nothing.",
     )
     parser.add_argument(
         "--model", required=True, help="name of the model, such as resnet50, resnet101, vgg16, lstm or bert-base"
@@ -55,7 +55,10 @@ def add(commands: Commands) -> None:
         "--overlap", type=float, default=0.9, help="fraction of backward that hides the exchange (default: 0.9)"
     )
     parser.add_argument(
-        "--compressors", nargs="+", metavar="NAME", help="names of the compressors to predict (default: all)"
+        "--compressors",
+        nargs="+",
+        metavar="NAME",
+        help="names of the compressors to predict (default: all except ladder)",
     )
     parser.add_argument(
         "--cf",

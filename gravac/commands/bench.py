@@ -28,8 +28,8 @@ def _add_compressors(benches: Commands) -> None:
         "compressors",
         help="measure time, error and memory of every compressor",
         description="Runs every compressor on heavy-tailed synthetic gradients, on one thread and without a network, "
-        "and shows each one's time in multiples of the time of a copy of the tensor, beside that of plain PyTorch "
-        "code for the same purpose.",
+        "and shows each compressor's time in multiples of a tensor copy's time, beside the times of plain PyTorch code "
+        "for the same purpose.",
     )
     size = parser.add_mutually_exclusive_group()
     size.add_argument(
@@ -43,7 +43,7 @@ def _add_compressors(benches: Commands) -> None:
         "--shapes",
         dest="model",
         metavar="MODEL",
-        help="compress the tensors of resnet101, vgg16, vgg19, lstm or bert-large instead",
+        help="compress the tensors of this model instead, such as resnet101, vgg16, lstm or bert-large",
     )
     parser.add_argument(
         "--cf",
@@ -86,13 +86,11 @@ def _add_tta(benches: Commands) -> None:
         "tta",
         help="compare the time to accuracy of methods over links",
         description="Trains each task with every method over every link until a target that dense training reaches, "
-        "and writes the time and bytes to a file. Runs that the file already contains are not repeated. Methods: "
-        "fp32, fp16, bf16, "
-        "torch-powersgd(RANK), a compressor at a CF (topk@10, quantize(4)), a controller over one "
-        "(gravac:ladder@2-1000), outer steps (outer:ladder, outer(every=10):quantize(2)), torchft-diloco(every=10), "
-        "torchft-localsgd(every=10), and the choices of an adaptive method at random times (matched:outer:ladder). "
-        "Links: "
-        "100mbit, 50mbit/10mbit (down/up), 1gbit,30s:50mbit (a schedule), 100mbit,rank1:20mbit, unthrottled.",
+        "and writes the time and bytes to a file. Runs that the file already contains are not repeated. "
+        "Methods: fp32, fp16, bf16, torch-powersgd(RANK), a compressor at a CF (topk@10, quantize(4)), a controller "
+        "over a compressor (gravac:ladder@2-1000), outer steps (outer:ladder, outer(every=10):quantize(2)), "
+        "torchft-diloco(every=10), torchft-localsgd(every=10), and the choices of an adaptive method at random times (matched:outer:ladder). "
+        "Links: 100mbit, 50mbit/10mbit (down/up), 1gbit,30s:50mbit (a schedule), 100mbit,rank1:20mbit, unthrottled.",
     )
     parser.add_argument(
         "--task",
@@ -137,7 +135,7 @@ def _add_tta(benches: Commands) -> None:
     parser.add_argument(
         "--target",
         type=float,
-        help="value of the task's metric to reach (default: that of dense training at 80%% of its budget)",
+        help="validation metric to reach (default: the metric of dense training at 80 %% of its budget)",
     )
     parser.add_argument(
         "--budget", type=int, metavar="STEPS", help="number of steps of the dense reference run (default: the task's)"
@@ -152,7 +150,7 @@ def _add_tta(benches: Commands) -> None:
     parser.add_argument(
         "--factored",
         action="store_true",
-        help="for methods that decide nothing: count steps once, and measure the time of a step for each link",
+        help="for methods without a controller: count steps once, and measure the time of a step for each link",
     )
     parser.add_argument(
         "--times-each-seed", action="store_true", help="with --factored: measure the time of a step for every seed"

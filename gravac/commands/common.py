@@ -39,7 +39,7 @@ def set_work(parser: argparse.ArgumentParser, work: Work, *failures: type[Except
         parser: parser of the command.
         work: function that does the work of the command.
         failures: classes of exceptions that give the exit status ``FAILED``, as ``OSError`` does. Any other
-            ``ValueError``, and every ``SettingsError``, gives ``WRONG_USE``; further exceptions are raised.
+            ``ValueError``, and every ``SettingsError``, gives ``WRONG_USE``; all other exceptions are raised.
     """
     reported_errors: tuple[type[Exception], ...] = (ValueError, OSError, *failures)
 
@@ -55,12 +55,12 @@ def set_work(parser: argparse.ArgumentParser, work: Work, *failures: type[Except
 
 
 def settings(kind: Callable[..., SettingsT], options: argparse.Namespace, **replacements: Any) -> SettingsT:
-    """Return an object of settings, made from the options of the same names, with tuples in place of lists.
+    """Return an object of settings, made from the options of the same names; a list becomes a tuple.
 
     Args:
         kind: class of the settings.
         options: options of the command.
-        replacements: settings that replace options of the same names, or for which there is no option.
+        replacements: settings that replace options of the same names, or that have no option.
     """
     all_settings = {**vars(options), **replacements}
     arguments = {name: all_settings[name] for name in inspect.signature(kind).parameters}

@@ -18,7 +18,7 @@ def add(commands: Commands) -> None:
         help="check what is installed, and whether ranks connect and train",
         description="Prints versions, devices and backends, trains a small model for a few compressed steps, prints "
         "the memory that each mode of steps takes, and gives advice. Trains on torchrun's ranks if torchrun started "
-        "the command, otherwise on two ranks that the command starts on this machine, or on four for a mesh.",
+        "the command, otherwise on two ranks that the command starts on this machine, or on up to four for a mesh.",
     )
     parser.add_argument(
         "--model",

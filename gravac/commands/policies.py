@@ -36,7 +36,7 @@ def _run(options: argparse.Namespace) -> None:
 
 
 def policy_description(text: str) -> str:
-    """Return a policy's description: the first comment in ``text``, the text of its file, after the licence."""
+    """Return a policy's description: the first comment after the licence in ``text``, which is its file's content."""
     lines = (line.removeprefix("#").strip() for line in text.splitlines() if line.startswith("#"))
     return next((line for line in lines if line and not line.startswith("SPDX-")), "")
 
@@ -71,7 +71,7 @@ def _print_policy(source: str) -> None:
 
 
 def _format_setting(setting: str | int | float | bool) -> str:
-    """Return the text of a setting, as in TOML without quotes."""
+    """Return the text of a setting, as in TOML but without quotes."""
     if isinstance(setting, bool):
         return "true" if setting else "false"
     return f"{setting:g}" if isinstance(setting, float) else str(setting)

@@ -25,10 +25,9 @@ def add(commands: Commands) -> None:
     """Register the subcommand ``gravac replay`` and its arguments with ``argparse``."""
     parser = commands.add_parser(
         "replay",
-        help="show whether a policy would decide as a recorded run did, and the first step in which it would not",
+        help="show whether a policy would decide as a recorded run did, and the first step in which both differ",
         description="Feeds the measurements of a recorded run to a policy's controller, up to the first step in which "
-        "the policy would run another candidate than the run did. The run's own policy makes all "
-        "decisions of the run again.",
+        "the policy would run another candidate than the run did. The run's own policy makes the same decisions again.",
     )
     parser.add_argument("trace", type=Path, metavar="TRACE", help="file gravac.jsonl in a run's log_dir")
     parser.add_argument(
@@ -43,7 +42,7 @@ def add(commands: Commands) -> None:
         help="number of the run in the file, from 0 (default: the last run)",
     )
     parser.add_argument(
-        "--all", action="store_true", dest="unchanged_too", help="show also decisions that change nothing"
+        "--all", action="store_true", dest="unchanged_too", help="also show decisions that change nothing"
     )
     parser.add_argument(
         "--json", type=Path, metavar="FILE", help="write the decisions, and the first step that differs, to this file"
@@ -135,11 +134,11 @@ def describe_end(replayed_run: Replay) -> str:
 
 
 class _RunCurve(NamedTuple):
-    """Curve of a number over the steps of a run.
+    """Curve of a CF, or of the number of steps from one exchange to the next, over the steps of a run.
 
     Attributes:
-        run_numbers: the run's number in each recorded step.
-        policy_number: the policy's number in the first step in which run and policy differ; ``None``: never.
+        run_numbers: number that the run used in each recorded step.
+        policy_number: number that the policy would use in the first step in which both differ; ``None``: never.
         label: label of the axis.
         unit: unit of the axis' ticks.
     """

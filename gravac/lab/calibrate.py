@@ -41,7 +41,7 @@ TIMED_REPEATS = 7
 """Number of timed all-reduces of each size; 3 are timed if an all-reduce of the previous size took 0.1 s or more."""
 
 LONGEST_S = 1.5
-"""Maximum seconds of an all-reduce: if the next size would probably take longer, the measurement stops before it."""
+"""Maximum seconds of an all-reduce: the measurement stops before a size that would probably take longer."""
 
 COPY_BYTES = 33_554_432
 """Bytes of the tensor whose copy is timed."""
@@ -101,7 +101,7 @@ def read_calibration(path: Path) -> Calibration:
     """Return the calibration in a file that ``gravac calibrate --json`` wrote.
 
     Raises:
-        ValueError: the file is no calibration; names the file and the field.
+        ValueError: the file is no calibration; the message names the file and the field.
         OSError: the file cannot be read.
     """
     try:
@@ -153,7 +153,7 @@ def measure(
     Args:
         print_line: function that is called with a line of text about each measurement.
         where: kind of network, see ``Calibration``; only written into the result.
-        link: the emulated link as text, empty if there is none; only written into the result.
+        link: the emulated link as text, empty without one; only written into the result.
 
     Raises:
         ValueError: the group has a single rank, or larger all-reduces took no longer than smaller ones.
@@ -161,7 +161,7 @@ def measure(
     world = dist.get_world_size()
     if world < 2:
         raise ValueError(
-            "workers: a single rank has no network to measure; start 2 or more, such as torchrun --nproc-per-node 2"
+            "workers: a single rank has no network to measure; start 2 or more, such as by torchrun --nproc-per-node 2"
         )
     device = torch.device("cuda" if dist.get_backend() == "nccl" else "cpu")
     sizes: list[int] = []
@@ -275,7 +275,7 @@ def run_worker(arguments: list[str]) -> None:
     """Run one worker of ``measure_here``: measure, and on rank 0 write ``calibration.json``.
 
     Args:
-        arguments: the folder to meet in, the number of workers, the link as text (may be empty), and the rank.
+        arguments: folder in which the ranks find each other, number of workers, link as text (may be empty), and rank.
     """
     parser = argparse.ArgumentParser()
     parser.add_argument("folder", type=Path)
@@ -297,7 +297,7 @@ def print_to_stderr(text: str) -> None:
 
 
 def describe(calibration: Calibration) -> str:
-    """Return a calibration as text for the terminal, in three lines."""
+    """Return three lines of text about a calibration, for the terminal."""
     setup = {
         "torchrun": f"{calibration.workers} ranks by {calibration.backend}",
         "loopback": f"{calibration.workers} workers over loopback: the numbers hold for this machine only",
@@ -318,7 +318,7 @@ def describe(calibration: Calibration) -> str:
         f"{setup}\n"
         f"latency {1e6 * calibration.alpha:.1f} µs a message, bandwidth {calibration.bandwidth / 1e6:.1f} Mbit/s, "
         f"copy {calibration.copy_bytes_per_s / 1e9:.2f} GB/s\n"
-        f"all-reduces of {smallest_size:,} to {largest_size:,} bytes; the line through them is off by at most "
+        f"all-reduces of {smallest_size:,} to {largest_size:,} bytes; the fitted line is off by at most "
         f"{largest_error:.0%}"
     )
 

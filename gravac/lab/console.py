@@ -1,6 +1,6 @@
 # SPDX-FileCopyrightText: 2026 The gravac developers
 # SPDX-License-Identifier: Apache-2.0
-"""What commands of the lab print with: a console that is wide enough for tables, and progress bars. Needs rich."""
+"""A console that is wide enough for tables, and progress bars, for the commands of the lab. Needs rich."""
 
 from __future__ import annotations
 

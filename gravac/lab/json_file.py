@@ -1,6 +1,6 @@
 # SPDX-FileCopyrightText: 2026 The gravac developers
 # SPDX-License-Identifier: Apache-2.0
-"""Writes JSON files and text files atomically: whoever opens a file never finds half of its content."""
+"""Writes JSON files and text files atomically: a reader never finds half of a file's content."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def write_json(path: Path, content: dict[str, Any]) -> None:
 def write_atomically(path: Path, text: str) -> None:
     """Write a text file in UTF-8, completely or not at all: an interrupt leaves no half file and no temporary file.
 
-    An existing file keeps its permissions; a new file gets those that the process's umask allows.
+    An existing file keeps its permissions; a new file gets the permissions that the process's umask allows.
     """
     temporary_path = path.parent / f".{path.name}.{secrets.token_hex(6)}"
     descriptor = os.open(temporary_path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o666)

@@ -27,7 +27,8 @@ def under_torchrun() -> bool:
 def launched_group() -> Iterator[int]:
     """Make the default process group of the ranks that a launcher started, and yield this process's rank.
 
-    The group communicates over NCCL if the machine has GPUs, otherwise over gloo. It is destroyed when the block ends.
+    The group communicates over NCCL if the machine has GPUs, otherwise over gloo. The end of the block destroys the
+    group.
     """
     if torch.cuda.is_available():
         torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", "0")))
@@ -89,12 +90,15 @@ def spawn(
     try:
         while any(process.poll() is None for process in processes) and not any(process.poll() for process in processes):
             if time.monotonic() > deadline:
-                raise RuntimeError(f"the workers took longer than {timeout_s:g} s and were killed; use a faster link")
+                raise RuntimeError(
+                    f"the workers took longer than {timeout_s:g} s and were killed; use a faster link, or an idle "
+                    "machine"
+                )
             time.sleep(0.02)
         statuses = [process.poll() for process in processes]
     finally:
         for process in processes:
-            process.kill()  # if a rank failed, other ranks may wait for it for ever
+            process.kill()  # if a rank failed, other ranks may wait for that rank for ever
             process.wait()
     if any(statuses):
         raise RuntimeError(f"a worker failed (exit statuses by rank: {statuses}); its error message is above")

@@ -54,7 +54,7 @@ class Mesh:
         return self.replicas * self.shards
 
     def replica_of(self, rank: int) -> int:
-        """Return the number of the replica that a rank holds a shard of."""
+        """Return the number of the replica of which a rank holds a shard."""
         return rank // self.shards
 
     def shard_shape(self, shape: Sequence[int]) -> Shape:
@@ -79,7 +79,7 @@ class Mesh:
         """Return the size of a rank's shards / the size of the model.
 
         Args:
-            shapes: shapes of the model's parameters; ``None``: of a model that is cut into equal shards.
+            shapes: shapes of the model's parameters; ``None``: unknown, all shards count as equally large.
         """
         return 1 / self.shards if shapes is None else self.shard_elements(shapes) / elements_of(shapes)
 

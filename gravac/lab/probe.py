@@ -61,10 +61,10 @@ def probe(
     """Return, for each candidate, how much a few steps with it lower the score, compared with as many dense steps.
 
     Args:
-        model: model on CPU or a device, not wrapped by DDP. Its state is restored on return, and on an error.
-        optimizer: optimizer of the model. Its state is restored, too.
-        loss: function of ``(step, rank)`` that returns the training loss, a scalar tensor. Each pair must have its own
-            batch, the same in every call. Steps count from 0.
+        model: model on a CPU or GPU, not wrapped by DDP, whose state is restored on return and on an error.
+        optimizer: optimizer of the model, whose state is restored, too.
+        loss: function of ``(step, rank)`` that returns the training loss, a scalar tensor. Each step of each rank must
+            have a batch of its own, the same in every call. Steps count from 0.
         score: function without arguments that returns the loss of the model on validation data; lower is better.
         candidates: ``(compressor, compression factor)`` of each candidate.
         ranks: number of ranks to simulate in this process; each has its own batches and residuals.
@@ -88,7 +88,7 @@ def probe(
     totals: list[list[TrainingTotals]] = [[] for _ in candidates]
     for repeat in range(repeats):
 
-        def decrease(
+        def measure_decrease(
             base: Compressor,
             cf: float | None,
             append_to: list[TrainingTotals] | None = None,
@@ -100,7 +100,7 @@ def probe(
                     append_to.append(run_totals)
                 return initial_score - score()
 
-        dense_decrease = decrease(dense, None)
+        dense_decrease = measure_decrease(dense, None)
         if not dense_decrease > 0:
             raise ValueError(
                 f"steps: {steps} dense steps lower the score by {dense_decrease:g} from {initial_score:g}, but "
@@ -108,7 +108,7 @@ def probe(
                 "on more data"
             )
         for (base, cf), candidate_efficiencies, candidate_totals in zip(candidates, efficiencies, totals, strict=True):
-            candidate_efficiencies.append(decrease(base, cf, candidate_totals) / dense_decrease)
+            candidate_efficiencies.append(measure_decrease(base, cf, candidate_totals) / dense_decrease)
     return [
         ProbeResult(
             base,

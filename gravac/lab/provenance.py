@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """The stamp of a measurement: commit of the code, time, and speed of the machine. Every record of a run has a stamp.
 
-Commands raise an error if a table would mix runs of several commits: their times cannot be compared. Nor can times of
-two hours of one machine, so a stamp has the time, too.
+Commands raise an error if a table would mix runs of several commits, whose times cannot be compared. A machine's speed
+varies from hour to hour, so a stamp has the time, too.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ class Stamp(Settings):
 
     @property
     def code(self) -> str:
-        """First digits of the commit, followed by ``+`` if files differed from it; ``UNRECORDED`` without a commit."""
+        """First digits of the commit, with ``+`` unless the files are known to be clean; otherwise ``UNRECORDED``."""
         if self.commit is None:
             return UNRECORDED
         return self.commit[:COMMIT_DIGITS] + ("" if self.clean else "+")
@@ -108,12 +108,12 @@ def commits_note(stamps: Iterable[Stamp | None], files: str, allow_mixed: bool =
 
     Args:
         stamps: stamps of all records of the table; ``None`` is a record without a stamp, and counts as another commit.
-        files: name of the records' file or files, for the error message.
+        files: names of the files of the records, for the error message.
         allow_mixed: whether records of several commits may stand in one table.
 
     Returns:
-        A sentence if the records are of several commits, or of an unknown commit; otherwise an empty string. Without
-        a full stop at the end.
+        A sentence, without a full stop, if the records are of several commits or of an unknown commit; otherwise an
+        empty string.
 
     Raises:
         SettingsError: the records are of several commits, and ``allow_mixed`` is false.
@@ -123,7 +123,7 @@ def commits_note(stamps: Iterable[Stamp | None], files: str, allow_mixed: bool =
     if len(count_of_commit) > 1:
         if not allow_mixed:
             raise SettingsError(
-                f"{files}: holds what {len(count_of_commit)} commits measured: {codes}; measure all with one commit, "
+                f"{files}: has measurements of {len(count_of_commit)} commits: {codes}; measure all with one commit, "
                 "or allow several commits in one table with --mixed"
             )
         return f"runs of {len(count_of_commit)} commits: {codes}"

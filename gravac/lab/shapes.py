@@ -10,7 +10,7 @@ Shape = tuple[int, ...]
 
 
 def elements_of(shapes: Sequence[Sequence[int]]) -> int:
-    """Return the number of elements of tensors of some shapes."""
+    """Return the number of elements of all tensors of these shapes."""
     return sum(map(math.prod, shapes))
 
 
@@ -46,18 +46,12 @@ def _resnet(depths: tuple[int, int, int, int], classes: int) -> list[Shape]:
 
 
 def vgg16(classes: int = 1000) -> list[Shape]:
-    """Return the shapes of VGG-16's parameters: 138.4 million numbers, 528 MiB in float32.
-
-    Source: Simonyan & Zisserman 2015, configuration D.
-    """
+    """Return the parameter shapes of VGG-16 (Simonyan & Zisserman 2015, D): 138.4 M parameters (528 MiB)."""
     return _vgg((2, 2, 3, 3, 3), classes)
 
 
 def vgg19(classes: int = 1000) -> list[Shape]:
-    """Return the shapes of VGG-19's parameters: 143.7 million numbers, 548 MiB in float32.
-
-    Source: Simonyan & Zisserman 2015, configuration E.
-    """
+    """Return the parameter shapes of VGG-19 (Simonyan & Zisserman 2015, E): 143.7 M parameters (548 MiB)."""
     return _vgg((2, 2, 4, 4, 4), classes)
 
 
@@ -78,9 +72,9 @@ def _vgg(depths: tuple[int, int, int, int, int], classes: int) -> list[Shape]:
 
 
 def lstm(vocabulary: int = 10_000, hidden: int = 1500, layers: int = 2) -> list[Shape]:
-    """Return the shapes of an LSTM's parameters, for the Penn Treebank: 66.0 million numbers, 252 MiB in float32.
+    """Return the parameter shapes of the large LSTM of Zaremba et al. 2014: 66.0 M parameters (252 MiB).
 
-    Source: Zaremba et al. 2014, the large model.
+    The default vocabulary is that of the Penn Treebank.
     """
     shapes: list[Shape] = [(vocabulary, hidden)]
     for _ in range(layers):

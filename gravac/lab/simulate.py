@@ -1,6 +1,6 @@
 # SPDX-FileCopyrightText: 2026 The gravac developers
 # SPDX-License-Identifier: Apache-2.0
-"""Trains as N ranks would, in one process and without a network. Steps have the same numbers as over a network."""
+"""Trains as N ranks would, in one process and without a network, with the same steps as over a network."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -125,7 +125,7 @@ def train(
 
 @dataclass(frozen=True, slots=True)
 class ScheduledController:
-    """A controller that runs a given compression factor in each step, whatever is measured.
+    """A controller that runs a given compression factor in each step and ignores all measurements.
 
     Attributes:
         compressor: name of the compressor.
@@ -153,7 +153,7 @@ class ScheduledController:
         return 0, Decision(forecasts[-1].candidate, reason="as scheduled")
 
     def observe(self, state: int, measurement: Measurement) -> tuple[int, Decision]:
-        """Return the decision for the step that is ``LATENCY`` steps after the measured step; the state stays."""
+        """Return the same state, and the decision for the step that is ``LATENCY`` steps after the measured step."""
         return state, Decision(self.candidate_at(measurement.step + LATENCY), reason="as scheduled")
 
     def dump(self, state: int) -> dict[str, Any]:

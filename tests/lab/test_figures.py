@@ -87,7 +87,7 @@ def test_rows_of_several_commits_make_no_table_and_with_mixed_it_says_so(
     small: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     document = small(f"{TABLE}It takes 1.5 s.", STAMP, None)
-    with pytest.raises(SettingsError, match=r"rows\.json: holds what 2 commits measured: 0123456789 .*--mixed"):
+    with pytest.raises(SettingsError, match=r"rows\.json: has measurements of 2 commits: 0123456789 .*--mixed"):
         tables.update(document)
     monkeypatch.setattr(published, "MIXED", [True])
     assert tables.update(document) == []
@@ -98,7 +98,7 @@ def test_rows_of_several_commits_make_no_table_and_with_mixed_it_says_so(
 def test_runs_of_several_commits_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(published, "FOLDER", tmp_path)
     record.save(tmp_path / "made_up.json", [made_up(stamp=STAMP), made_up("fp32")])
-    with pytest.raises(SettingsError, match=r"made_up\.json: holds what 2 commits"):
+    with pytest.raises(SettingsError, match=r"made_up\.json: has measurements of 2 commits"):
         published.runs("made_up")
 
 

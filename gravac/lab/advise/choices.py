@@ -1,6 +1,6 @@
 # SPDX-FileCopyrightText: 2026 The gravac developers
 # SPDX-License-Identifier: Apache-2.0
-"""Predicts step times of a model for every compressor and compression factor (CF), and says if compression pays.
+"""Predicts a model's step time with every compressor and compression factor (CF), and whether compression saves time.
 
 ``gravac.costmodel`` predicts time. How much progress a compressed step loses is only assumed, from measurements on
 other tasks; ``gravac bench tta`` measures this loss of progress.
@@ -38,7 +38,7 @@ LATENCY = 50e-6
 """Latency of a message in seconds that is assumed without a calibration: that of TCP in a data centre."""
 
 COPY = 14e9
-"""Bytes per second of a copy, assumed without a calibration: one core of the CPU on which coding was measured."""
+"""Bytes per second of a copy that are assumed without a calibration: those of one core of the CPU that timed coding."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,10 +87,10 @@ class Advice:
         return tuple(sorted(self.choices, key=lambda choice: -choice.progress))
 
     def best(self, count: int) -> tuple[Option, ...]:
-        """Return the choices of most ``progress``, and always DDP's own and the best that compresses in each step.
+        """Return the choices of most ``progress``; always among them are DDP's own and the best of mode ``hook``.
 
         Args:
-            count: number of choices to return; more are returned if those that are always included are more.
+            count: number of choices to return, unless more choices are always included.
         """
         always_included = [choice for choice in self.by_progress if choice.reference]
         always_included += [choice for choice in self.by_progress if choice.mode == "hook"][:1]
@@ -107,7 +107,7 @@ def shapes_of(model: str | torch.nn.Module | Sequence[Shape]) -> list[Shape]:
         model: name of a model of ``gravac.lab.shapes.MODELS``, a module, or the shapes themselves.
 
     Raises:
-        ValueError: the name is unknown, or the model has nothing to train; names the model.
+        ValueError: the name is unknown, or the model has nothing to train; the message names the model.
     """
     if isinstance(model, str):
         if model not in MODELS:
@@ -178,8 +178,8 @@ def exchange_load(
     """Return the work of a step, as ``costmodel.load`` does, also for a model in shards on a mesh.
 
     On a mesh, a rank exchanges its shards with the ranks that hold the same shards. The ranks of a replica share a
-    link, so that the bits of all of them count; ``wire_bytes`` are those of one rank. FSDP2's units are assumed to be
-    as large as DDP's buckets of the whole model.
+    link, so ``Load.bits`` has the bits of all these ranks; ``Load.wire_bytes`` has the bytes of one rank. FSDP2's units
+    are assumed to be as large as DDP's buckets of the whole model.
 
     Args:
         shapes: shapes of the whole model's parameters.
@@ -195,8 +195,8 @@ def exchange_load(
     elements = elements_of(shapes)
     units = max(1, min(len(shapes), round(4 * elements / BUCKET_BYTES)))
     shard_shapes = [workers.shard_shape(shape) for shape in shapes]
-    of_a_rank = load(shard_shapes, compressor, cf, batch_s, workers.replicas, machine, buckets=units, dense=dense)
-    return replace(of_a_rank, bits=workers.shards * of_a_rank.bits)
+    rank_load = load(shard_shapes, compressor, cf, batch_s, workers.replicas, machine, buckets=units, dense=dense)
+    return replace(rank_load, bits=workers.shards * rank_load.bits)
 
 
 def advise(
@@ -219,13 +219,13 @@ def advise(
         workers: number of ranks, 1 or more; or the mesh of a model in shards, in which replicas exchange.
         network: network between the workers; on a mesh, between the replicas, whose ranks share a link.
         machine: speed of each worker; ``None`` for one CPU core.
-        compressors: names of compressors; ``None`` for all with known costs.
+        compressors: names of compressors; ``None`` for all with known costs except ``ladder``.
         cfs: compression factors; ``None`` for 10, 100 and 1000, and for all factors of a compressor with a list.
         price_per_hour: price of one worker's hour, in any currency.
         dense: the 16-bit format of the baseline.
 
     Raises:
-        ValueError: an argument is out of range or unknown; names the argument.
+        ValueError: an argument is out of range or unknown; the message names the argument.
     """
     machine = machine or Machine(COPY)
     if not (math.isfinite(batch_s) and batch_s > 0):
@@ -306,7 +306,7 @@ def advise(
         compressed_load = exchange_load(shapes, compressor, cf, batch_s, workers, machine, dense)
         compressed_loads.append(CompressorLoad(compressor, cf, compressed_load))
         prediction = compressed_load.over(network, machine)
-        threshold = _bandwidth_where_equal(compressed_load, sixteen_bit_load, network, machine)
+        threshold = _crossing_bandwidth(compressed_load, sixteen_bit_load, network, machine)
         threshold = _break_even_bandwidth(threshold, prediction.step_s < sixteen_bit.step_s)
         each_step_options.append(
             option_in_each_step(compressor.name, cf, prediction, efficiency_belief(compressor.profile(cf)), threshold)
@@ -339,7 +339,7 @@ def advise(
     )
 
 
-def _bandwidth_where_equal(compressed: Load, sixteen_bit: Load, network: Network, machine: Machine) -> float | None:
+def _crossing_bandwidth(compressed: Load, sixteen_bit: Load, network: Network, machine: Machine) -> float | None:
     """Return the bandwidth, bits per second, below which a compressed step is shorter than one in 16 bit.
 
     ``None`` if it is shorter at every bandwidth, or at none.
@@ -347,7 +347,7 @@ def _bandwidth_where_equal(compressed: Load, sixteen_bit: Load, network: Network
     Args:
         compressed: load of the compressed step.
         sixteen_bit: load of the step in 16 bit.
-        network: network between the workers, whose latency is kept.
+        network: network between the workers, whose latency is used at every bandwidth.
         machine: speed of each worker.
     """
 

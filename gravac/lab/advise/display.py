@@ -13,6 +13,9 @@ import torch
 
 from gravac.compressors import COMPRESSORS
 from gravac.costmodel import Format, Load, Network
+from gravac.lab.advise.choices import Advice, exchange_load, shapes_of
+from gravac.lab.advise.option import Option
+from gravac.lab.advise.verdict import MARGIN
 from gravac.lab.doctor.memory import format_bytes
 from gravac.lab.json_file import write_json
 from gravac.lab.links.rates import format_rate
@@ -22,9 +25,6 @@ from gravac.lab.shapes import Shape
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from rich.console import Console
-from gravac.lab.advise.choices import Advice, exchange_load, shapes_of
-from gravac.lab.advise.option import Option
-from gravac.lab.advise.verdict import MARGIN
 
 BANDWIDTHS = tuple(10 ** (7 + step / 10) for step in range(41))
 """Bandwidths on the plot's axis, bits per second: 0.01 to 100 Gbit/s."""
@@ -39,11 +39,11 @@ NOT_MEASURED = (
     "All numbers are predicted, not measured. With the first line of code gravac measures them while training; "
     "gravac bench tta measures the time to an accuracy."
 )
-"""Note on where the numbers come from."""
+"""Note that all numbers are predictions."""
 
 
 def show(advice: Advice, console: Console | None = None, count: int | None = MAX_ROWS) -> None:
-    """Print recommendations, code to paste and the reason, a line each; then a table of the best choices. Needs rich.
+    """Print a line for each recommendation, line of code and reason, then a table of the best choices. Needs rich.
 
     Args:
         advice: advice to show.
@@ -119,7 +119,7 @@ def show(advice: Advice, console: Console | None = None, count: int | None = MAX
 
 
 def mesh_words(advice: Advice) -> str:
-    """Return what ranks of a mesh exchange between replicas and keep, as text.
+    """Return a text on what ranks of a mesh exchange between replicas, and how much memory residuals take.
 
     Args:
         advice: advice for a model in shards on a mesh.
@@ -136,7 +136,7 @@ def mesh_words(advice: Advice) -> str:
 
 
 def _ranks_text(advice: Advice) -> str:
-    """Return the number of ranks as text, or of replicas and shards."""
+    """Return the number of workers as text; on a mesh, the numbers of replicas and shards."""
     if advice.mesh is None:
         return f"{advice.workers} workers"
     return f"{advice.mesh.replicas} replicas of {advice.mesh.shards} shard{'s' if advice.mesh.shards > 1 else ''}"
@@ -151,7 +151,7 @@ def _break_even_text(bandwidth: float | None) -> str:
 
 
 def as_json(advice: Advice) -> dict[str, Any]:
-    """Return advice as JSON values; ``break_even`` is in bits per second, or ``"always"`` or ``"never"``."""
+    """Return advice in JSON types; ``break_even`` is in bits per second, or ``"always"`` or ``"never"``."""
 
     def fields_of(choice: Option) -> dict[str, Any]:
         bandwidth: float | str | None = choice.break_even

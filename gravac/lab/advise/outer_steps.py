@@ -23,8 +23,10 @@ EVERY = every_choices(1, MAX_EVERY)[1:]
 """Numbers of steps from one exchange to the next that ``every=(1, 100)`` chooses from, except 1."""
 
 MAX_CF = 32.0
-"""Highest compression factor of outer steps that is considered: 32, that of one bit per element. Fewer bits were never
-measured with several steps between exchanges (``docs/evidence/outer.md``)."""
+"""Highest compression factor that is considered for outer steps: 32, which is one bit per element.
+
+Fewer bits were never measured with several steps between exchanges (``docs/evidence/outer.md``).
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,7 +44,7 @@ class CompressorLoad:
     load: Load
 
     def forecast(self, dense_wire_bytes: int, network: Network, machine: Machine) -> Forecast:
-        """Return the forecast of a step with an exchange, no part of which overlaps with backward.
+        """Return the forecast of a step whose exchange does not overlap with backward.
 
         Args:
             dense_wire_bytes: wire bytes of a dense float32 all-reduce of the model.
@@ -131,7 +133,7 @@ def bandwidth_below(
         every: number of steps from one exchange to the next.
         delay: number of steps that an exchange is in flight before its mean is applied.
         sixteen_bit: load of DDP's step in 16 bit.
-        network: network between the workers, whose latency is kept.
+        network: network between the workers, whose latency is used at every bandwidth.
         machine: speed of each worker.
     """
 

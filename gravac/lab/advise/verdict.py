@@ -1,6 +1,6 @@
 # SPDX-FileCopyrightText: 2026 The gravac developers
 # SPDX-License-Identifier: Apache-2.0
-"""Recommendations as text: the best option in each step, the best outer steps, and the mode gravac should choose."""
+"""Recommendations as text: best option in each step, best outer steps, and the mode that gravac is expected to run."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from gravac.lab.advise.outer_steps import MAX_EVERY
 from gravac.lab.advise.wrapping import IN_DDP, Wrapping
 
 MARGIN = 1.05
-"""Ratio of two predicted step times below which they count as equal, since predictions are no more exact than that."""
+"""Ratio below which two predicted step times or progresses count as equal: predictions are no more exact."""
 
 
 def each_step_verdict(
@@ -47,11 +47,11 @@ def each_step_verdict(
     reason = f"{native_step_text}; with {best_option} a step takes {_milliseconds(best_option.step_s)}, "
     reason += f"{_milliseconds(best_option.compress_s)} of it encode and decode, "
     reason += f"and is expected to make {best_option.efficiency:.0%} of a dense step's progress"
-    mildest_option = min(
+    lower_cf_option = min(
         (choice for choice in choices if choice.progress >= 0.95 * best_option.progress), key=lambda choice: choice.cf
     )
-    if mildest_option.cf < 0.8 * best_option.cf:
-        reason += f"; {mildest_option}, which compresses less, makes at most 5 % less progress per second"
+    if lower_cf_option.cf < 0.8 * best_option.cf:
+        reason += f"; {lower_cf_option}, which compresses less, makes at most 5 % less progress per second"
     return f"try {best_option}: {best_option.progress:.2f} times the progress per second of 16 bit", reason
 
 
@@ -109,7 +109,7 @@ def expected_choice(
         )
     if safest_outer is None:
         return best_option, reason
-    best_outer = _mildest(outer_options, lambda choice: choice.progress)
+    best_outer = _lowest_cf_near_maximum(outer_options, lambda choice: choice.progress)
     if best_outer.progress <= MARGIN * best_option.progress:
         return best_option, f"{reason}; outer steps are not expected to make more than 5 % more progress per second"
     return best_option, (
@@ -127,10 +127,10 @@ def adaptive_code(choice: Option, wrapping: Wrapping = IN_DDP) -> str:
 
 def safest(choices: Sequence[Option]) -> Option:
     """Return the option of lowest CF among the options whose ``safe_progress`` is within 5 % of the maximum."""
-    return _mildest(choices, lambda choice: choice.safe_progress)
+    return _lowest_cf_near_maximum(choices, lambda choice: choice.safe_progress)
 
 
-def _mildest(choices: Sequence[Option], progress: Callable[[Option], float]) -> Option:
+def _lowest_cf_near_maximum(choices: Sequence[Option], progress: Callable[[Option], float]) -> Option:
     """Return the option of lowest CF among the options whose ``progress`` is within 5 % of the maximum."""
     max_progress = max(map(progress, choices))
     near_maximum = (choice for choice in choices if progress(choice) >= 0.95 * max_progress)

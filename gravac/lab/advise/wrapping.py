@@ -1,6 +1,6 @@
 # SPDX-FileCopyrightText: 2026 The gravac developers
 # SPDX-License-Identifier: Apache-2.0
-"""How a model is distributed, by DDP or in shards, as text for recommendations and lines of code."""
+"""Texts for recommendations and lines of code that depend on how a model is distributed: by DDP or in shards."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class Wrapping:
-    """How a model is distributed, as text for recommendations and lines of code.
+    """Texts for recommendations and lines of code that depend on how a model is distributed.
 
     Attributes:
         stay: recommendation to leave the exchange to torch.
-        native_step: a step whose exchange is torch's.
-        native_steps: steps whose exchange is torch's.
-        expect_native: expectation that torch's own exchange is best, before the words "in 16 bit".
-        model: name of the model that ``attach`` takes.
+        native_step: name of a step whose exchange is torch's, with its article.
+        native_steps: plural of ``native_step``.
+        expect_native: beginning of the verdict that torch's own exchange is best; "in 16 bit" or "in float32" follows.
+        model: name of the variable that ``attach`` takes.
         native_code: line of code for torch's own exchange, by compression factor: 1 for float32, 2 for 16 bit.
     """
 

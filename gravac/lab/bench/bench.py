@@ -17,7 +17,7 @@ from gravac.lab.shapes import MODELS
 from gravac.lab.training.expression import compressor
 
 MIN_ELEMENTS = 1024
-"""Number of elements below which the bench omits a tensor, since training sends small tensors and vectors dense."""
+"""Minimum number of elements of a model's tensor to measure: training sends small tensors and vectors uncompressed."""
 
 MAX_CF = 1e6
 """Highest compression factor (CF) that the bench measures."""
@@ -32,7 +32,7 @@ class Bench:
 
     Attributes:
         elements: number of elements of the tensor to compress, an almost square matrix; rounded down to complete rows.
-        model: name of a model whose tensors are compressed instead, each by itself; ``None`` for the one matrix.
+        model: name of a model whose large tensors are compressed instead, each by itself; ``None``: a single matrix.
         cfs: compression factors for compressors that support any CF.
         workers: number of ranks, 2 to 64.
         repeats: number of timed calls of each compressor.
@@ -41,7 +41,7 @@ class Bench:
         json: file to write the results to; ``None`` writes no file.
 
     Raises:
-        ValueError: names the argument, the value and what is allowed.
+        ValueError: a setting is wrong; the message names the argument, the value and what is allowed.
     """
 
     elements: int = 2560 * 2560
@@ -148,8 +148,10 @@ def _cfs(compressor: Compressor, bench: Bench) -> tuple[float, ...]:
 
 
 def _gravac_rank(compressor: Compressor, cf: float) -> MakeRank:
+    """Return a function that creates a rank of a gravac compressor at a CF."""
     return lambda rank, world: GravacRank(compressor, cf, rank, world)
 
 
 def _torch_rank(make: Callable[[float, int], Rank], cf: float) -> MakeRank:
+    """Return a function that creates a rank with plain PyTorch code at a CF."""
     return lambda rank, world: make(cf, world)

@@ -39,6 +39,7 @@ def run_bench(bench: Bench, console: Console | None = None) -> list[BenchRow]:
 
 
 def _measure_all(bench: Bench, console: Console, rows: list[BenchRow]) -> None:
+    """Measure all compressors, append a row for each to ``rows``, and show the progress."""
     all_contenders = contenders(bench)
     gradients = Gradients(bench.workers)
     if not console.is_terminal:
@@ -62,7 +63,7 @@ def _measure_all(bench: Bench, console: Console, rows: list[BenchRow]) -> None:
 
 
 def table(bench: Bench, rows: Sequence[BenchRow]) -> Table:
-    """Return a table with a line for each row; times are multiples of the time of a copy of the tensors."""
+    """Return a table with a line for each compressor and CF; times are multiples of a copy's time."""
     tensors_text = bench.model or " x ".join(map(str, bench.shapes[0]))
     title = (
         f"{tensors_text}: {rows[0].elements:,} elements, {bench.workers} workers, one thread; times in copies of the "

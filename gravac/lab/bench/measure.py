@@ -10,8 +10,9 @@ right before each call, the gradient is copied once into the call's buffer, and 
 The error is measured in the first step, without a residual: ``gain`` of rank 0, and ``vnmse``, the squared error of the
 averaged gradient over the squared norm of the true mean.
 
-The gradients are a mixture of normals (1 in 20 elements is 8 times larger). A half of the variance is common to all
-ranks, the other is private to each rank. Each row has a log-normal scale, since neighbours in a gradient are alike.
+The gradients are a mixture of normals (1 in 20 elements is 8 times larger). Half of the variance is common to all
+ranks, the other half is private to each rank. Each row has a log-normal scale, since the elements of a row of a real
+gradient are of similar size.
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ from gravac.lab.bench.bench import Bench, Contender
 from gravac.lab.bench.ranks import Rank, Rounds, Shape
 
 GRADIENT_SCALE = 1e-3
-"""Rough standard deviation of the synthetic gradients."""
+"""Median over rows of the standard deviation of most elements of a row of the synthetic gradients."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -222,7 +223,7 @@ def _run_step(
 
 
 def _timed(rounds: Rounds, seconds: list[float]) -> Rounds:
-    """Yield the collectives of ``rounds``; append the seconds of the code before each collective and the end."""
+    """Yield the collectives of ``rounds``; append the seconds of the code before each collective and after the last."""
     results: Any = None
     while True:
         segment_start = time.perf_counter()
@@ -270,7 +271,7 @@ def _extra_bytes(contender: Contender, shape: Shape, gradients: Sequence[torch.T
 
 
 def _recording(rounds: Rounds, recorded_results: list[list[Any]]) -> Rounds:
-    """Yield the collectives of ``rounds``; append copies of their results, since a rank may write to the results."""
+    """Yield the collectives of ``rounds``; append copies of their results, which a rank may overwrite later."""
     results: Any = None
     while True:
         try:
@@ -317,7 +318,7 @@ def _one_thread() -> Iterator[None]:
 
 @contextmanager
 def _silent() -> Iterator[None]:
-    """Discard standard error while the block runs: PyTorch's profiler prints to it from C++."""
+    """Discard standard error, to which PyTorch's profiler prints from C++, while the block runs."""
     stderr = os.dup(2)
     devnull = os.open(os.devnull, os.O_WRONLY)
     os.dup2(devnull, 2)

@@ -31,10 +31,10 @@ Rounds = Generator[list[Collective], list[Any], None]
 
 @dataclass(frozen=True, slots=True)
 class Loss:
-    """Error and sent elements of a tensor on a rank; ``x`` is the gradient, ``sent`` what the rank contributed.
+    """Error and sent elements of a tensor on a rank, whose gradient is ``x``.
 
     Attributes:
-        error: ``‖x - sent‖²``.
+        error: ``‖x - contribution‖²``, with the rank's contribution to the mean.
         energy: ``‖x‖²``.
         sent: number of elements sent, as the achieved compression factor (CF) counts them.
     """
@@ -48,7 +48,7 @@ class Rank(Protocol):
     """A rank that averages a tensor, and keeps a compressor's state (such as a residual) between steps."""
 
     def average(self, flat: torch.Tensor, shape: Shape, step: int) -> Rounds:
-        """Average a tensor over the ranks, in place; return a generator of the collectives, to be run to its end.
+        """Average a tensor over the ranks, in place; return the generator that does so, which a caller runs to its end.
 
         Args:
             flat: this rank's gradient, ``(elements,)``, float32; the mean afterwards.
@@ -57,10 +57,10 @@ class Rank(Protocol):
         """
 
     def commit(self) -> None:
-        """End the step: keep the unsent rest of the gradient as residual for the next step."""
+        """End the step: keep the part of the gradient that was not sent as residual for the next step."""
 
     def loss(self, x: torch.Tensor, shape: Shape) -> Loss:
-        """Return error and sent elements of the first step; called right after that step.
+        """Return error and sent elements of the first step; call right after that step.
 
         Args:
             x: the gradient, ``(elements,)``, float32.

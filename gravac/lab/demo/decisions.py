@@ -30,7 +30,7 @@ def describe_new_candidate(change: dict[str, Any]) -> str:
 
 
 def describe_running_candidate(event: dict[str, Any]) -> str:
-    """Return a description of the candidate that a worker's ``step`` event names; ``"-"`` while not known."""
+    """Return a description of the candidate that a worker's ``step`` event names; ``"-"`` if none is known yet."""
     cf, mode = event["cf"], event["mode"]
     if cf is None:
         return "-"
@@ -43,7 +43,7 @@ def describe_running_candidate(event: dict[str, Any]) -> str:
 
 
 def describe_longest_running(outcome: DemoOutcome) -> str:
-    """Return a description of the candidate of most of a run's steps; empty if the run reported no candidate."""
+    """Return a description of the candidate that ran the most steps; empty if the run reported no candidate."""
     end_steps = [*(change["step"] for change in outcome.cf_path[1:]), outcome.steps]
     steps_by_candidate: Counter[str] = Counter()
     for change, end in zip(outcome.cf_path, end_steps, strict=True):
@@ -52,7 +52,7 @@ def describe_longest_running(outcome: DemoOutcome) -> str:
 
 
 def _forecast_of(change: dict[str, Any]) -> Forecast:
-    """Return the forecast of the candidate of a change, whose CF is taken as the wire ratio of one exchange."""
+    """Return the forecast of the candidate of a change; its wire ratio is CF x steps from one exchange to the next."""
     candidate = Candidate(change["mode"], change["compressor"], change["cf"], change["every"], change["delay"])
     dense = {1.0: "dense float32", 2.0: "dense in 16 bit"}
     method = dense.get(candidate.cf, "dense") if candidate.dense else ladder.method_at(candidate.cf)

@@ -36,7 +36,7 @@ CHANGE_FIELDS = ("step", "mode", "compressor", "cf", "every", "delay", "reason")
 """Fields that the result records of each decision that changes the candidate (the way to run steps)."""
 
 EVALUATION_SECONDS = 5.0
-"""Seconds of training between evaluations; in a run of less than 10 s, half of the run's time."""
+"""Seconds of training between evaluations; a run of less than 10 s evaluates after half of its time."""
 
 
 @dataclass(frozen=True)
@@ -52,7 +52,7 @@ class Demo:
         paced: whether each exchange sleeps to imitate a slow link, instead of using emulated links.
 
     Raises:
-        ValueError: names the argument, the value and the remedy.
+        ValueError: a setting is wrong; the message names the argument, the value and the remedy.
     """
 
     seconds: float = 60.0
@@ -82,7 +82,7 @@ class Demo:
 
 
 def run_demo(demo: Demo, console: Console | None = None) -> Comparison:
-    """Train by every method, one after another; show and return the comparison.
+    """Train with every method, one after another; show and return the comparison.
 
     Args:
         demo: settings of the demo.

@@ -24,7 +24,7 @@ from gravac.lab.links.link import PACED
 from gravac.lab.links.rates import format_rate
 
 MAX_CHANGES = 10
-"""Maximum number of a run's changes of candidate to print; of a longer list the middle is left out."""
+"""Maximum number of a run's changes of candidate to print; a longer list is printed without its middle."""
 
 MODE_TEXTS: Mapping[Mode, str] = {"native": "by DDP itself", "hook": "by gravac's hook", "outer": "in outer steps"}
 """Text about each mode of steps, printed after the fraction of steps in that mode."""
@@ -80,6 +80,7 @@ class DemoLive(ProgressDisplay):
             self._show(method, event["seconds"], state)
 
     def _show(self, method: str, elapsed_s: float, state: str) -> None:
+        """Show a run's state on its bar; without a terminal as a line, at most one every ``PROGRESS_SECONDS``."""
         if self._progress:
             self._progress.update(self._tasks[method], completed=min(elapsed_s, self._seconds), state=state)
         elif time.monotonic() - self._last_shown >= PROGRESS_SECONDS:
@@ -94,7 +95,7 @@ def result_table(comparison: Comparison, *, rate: float, workers: int, paced: bo
         comparison: runs to compare.
         rate: bits per second of each worker's link.
         workers: number of workers.
-        paced: whether the exchange slowed itself down instead of using emulated links.
+        paced: whether exchanges slept to imitate a slow link, instead of using emulated links.
     """
     link = f"{workers} workers at {format_rate(rate)}, {comparison.equal_seconds:.0f} s of training each"
     table = Table(title=f"{link}\n{PACED}" if paced else link, box=SIMPLE_HEAVY, pad_edge=False, collapse_padding=True)
@@ -106,7 +107,7 @@ def result_table(comparison: Comparison, *, rate: float, workers: int, paced: bo
         "wire\nratio",
         f"val loss\nat {comparison.equal_seconds:.0f} s",
         f"at step\n{comparison.equal_steps}",
-        f"s to f16's\n{comparison.target:.3f}",
+        f"s to loss\n{comparison.target:.3f}",
     ):
         table.add_column(heading, justify="right", no_wrap=True)
     best_loss = min(outcome.at_time(comparison.equal_seconds) for outcome in comparison.outcomes)
@@ -134,14 +135,14 @@ def _row(comparison: Comparison, outcome: DemoOutcome, best_loss: float) -> list
 def show_result(
     console: Console, comparison: Comparison, *, rate: float, workers: int, paced: bool, logs: Path
 ) -> None:
-    """Print the plot, the table, who won, the decisions of gravac, and the paths of picture and logs.
+    """Print the plot, the table, the verdicts, gravac's decisions, and the paths of picture and logs.
 
     Args:
         console: console to print on.
         comparison: runs to compare.
         rate: bits per second of each worker's link.
         workers: number of workers.
-        paced: whether the exchange slowed itself down instead of using emulated links.
+        paced: whether exchanges slept to imitate a slow link, instead of using emulated links.
         logs: folder of the picture and the TensorBoard logs.
     """
     console.print(in_terminal(comparison), highlight=False, markup=False, soft_wrap=True)

@@ -23,7 +23,7 @@ LABELS = {
 """Label of each method: the number format of dense runs, the argument of ``AdaptiveCompressor`` of other runs."""
 
 DRAW_MARGIN = 0.01
-"""Difference of two validation losses (nats) below which they count as equal: another seed changes a loss as much."""
+"""Difference (nats) below which two validation losses count as equal: another seed changes a loss by as much."""
 
 
 @dataclass(frozen=True)
@@ -81,7 +81,7 @@ class DemoOutcome:
         return _interpolate([(point.seconds, point.metric) for point in self.curve], seconds)
 
     def time_to(self, loss: float) -> float | None:
-        """Return the seconds until the validation loss first reached ``loss``; ``None`` if the loss never did."""
+        """Return the seconds until the validation loss first reached ``loss``; ``None`` if the run did not reach it."""
         first_point = first_reached(self.curve, loss, higher_is_better=False)
         return first_point[0] if first_point else None
 
@@ -97,12 +97,12 @@ class Comparison:
 
     @property
     def equal_steps(self) -> int:
-        """Number of steps that every run made at least."""
+        """Smallest number of steps of any run."""
         return min(outcome.steps for outcome in self.outcomes)
 
     @property
     def equal_seconds(self) -> float:
-        """Training time that every run had at least, in seconds."""
+        """Shortest training time of any run, in seconds."""
         return min(outcome.seconds for outcome in self.outcomes)
 
     def wire_ratio(self, outcome: DemoOutcome) -> float:

@@ -23,7 +23,7 @@ COLOURS = {"dense-fp32": "#8a8a8a", "dense-fp16": "#222222", "adaptive": "#0072b
 """Colour of each method's run in the PNG; people with any kind of colour blindness can tell the colours apart."""
 
 STEEP_FRACTION = 0.1
-"""Fraction of a run's time, from the start, whose losses may lie above the plot: they fall steeply."""
+"""Fraction of a run's time, from the start, in which losses fall steeply and may lie above the plot."""
 
 
 def loss_range(comparison: Comparison) -> tuple[float, float]:
@@ -55,10 +55,10 @@ def in_terminal(comparison: Comparison) -> str:
     lines = ["validation loss, nats"]
     for row, cells in enumerate(grid):
         axis_text = f"{high_loss - (high_loss - low_loss) * row / (ROWS - 1):5.2f} |" if row % 3 == 0 else "      |"
-        run_that_ends = run_at_row.get(row)
+        labelled_run = run_at_row.get(row)
         label = (
-            f" {MARKS[run_that_ends.method]} {run_that_ends.label} {final_losses[run_that_ends.method]:.3f}"
-            if run_that_ends
+            f" {MARKS[labelled_run.method]} {labelled_run.label} {final_losses[labelled_run.method]:.3f}"
+            if labelled_run
             else ""
         )
         lines.append((axis_text + "".join(cells) + label).rstrip())
@@ -149,7 +149,7 @@ def _time_to_target(run: DemoOutcome, target: float) -> float | None:
 
 
 def spread(positions: Sequence[float], distance: float, bounds: tuple[float, float]) -> list[float]:
-    """Return positions, moved until neighbours are at least ``distance`` apart, in the order of ``positions``.
+    """Move positions until neighbours are at least ``distance`` apart; return them in the order of ``positions``.
 
     Positions that are too near each other move about their mean, by the smallest change that separates them.
 
@@ -163,7 +163,7 @@ def spread(positions: Sequence[float], distance: float, bounds: tuple[float, flo
         [2.5, 1.0, 3.5]
     """
     sorted_indices = sorted(range(len(positions)), key=lambda index: positions[index])
-    groups: list[list[float]] = []  # of positions that touch: each position minus the distances below it
+    groups: list[list[float]] = []  # groups of touching positions, each lowered by the distances below it
     for i, index in enumerate(sorted_indices):
         groups.append([positions[index] - i * distance])
         while len(groups) > 1 and fmean(groups[-2]) > fmean(groups[-1]):

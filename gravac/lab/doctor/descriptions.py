@@ -15,7 +15,7 @@ from gravac.lab.links.rates import format_rate
 from gravac.lab.mesh import Mesh, parse_mesh
 
 EXAMPLE_PARAMETERS = 100e6
-"""Number of parameters of an example model: advice states how long their exchange takes at the measured bandwidth."""
+"""Number of parameters of an example model: the advice says how long its exchange takes at the measured bandwidth."""
 
 MEMORY_SETTINGS = (
     'OuterSettings(anchor_dtype="bfloat16") halves the anchor, offload=True keeps it in CPU memory, fragments=8 sends '
@@ -103,7 +103,7 @@ def advice(facts: Facts, check: Check | None, failure: str | None = None) -> lis
     Args:
         facts: facts about this machine.
         check: result of the check of ranks; ``None`` if the check failed.
-        failure: reason why the check failed; ``None`` if the check did not fail.
+        failure: reason why the check failed; ``None`` if the check succeeded.
     """
     recommendations = []
     if failure is not None:
@@ -154,8 +154,8 @@ def _rank_advice(check: Check) -> list[str]:
     rate = format_rate(float(f"{link_bandwidth:.3g}"))
     mesh_option = "" if mesh is None else f"--mesh {mesh} "
     recommendations = [
-        f"at {rate} a dense float32 exchange of 100 M parameters takes {exchange_s:.3g} s. If a backward of "
-        "yours takes less, compression may save time; to predict how much, run "
+        f"at {rate} a dense float32 exchange of 100 M parameters takes {exchange_s:.3g} s. If your backward "
+        "takes less, compression may save time; to predict how much, run "
         f"gravac advise {mesh_option}--link {link_bandwidth / 1e6:.4g}mbit --model ... --batch-seconds ..."
     ]
     if check.replica_hosts > 1:

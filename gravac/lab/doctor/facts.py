@@ -1,6 +1,6 @@
 # SPDX-FileCopyrightText: 2026 The gravac developers
 # SPDX-License-Identifier: Apache-2.0
-"""Facts about this machine: installed packages, devices, and environment variables that matter."""
+"""Facts about this machine: installed packages, devices, and environment variables that affect training."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ VARIABLES = ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME", "NCCL_LAUNCH_ORDER_IMPL
 
 
 class Facts(Settings):
-    """Facts about this machine: installed packages, devices, and environment variables that matter.
+    """Facts about this machine: installed packages, devices, and environment variables that affect training.
 
     Attributes:
         python: version of Python.
@@ -36,7 +36,7 @@ class Facts(Settings):
         nccl: version of NCCL; ``None`` without NCCL or without a GPU.
         devices: name and compute capability of each GPU.
         cores: number of cores that the process may use.
-        variables: environment variables that matter and are set, by name.
+        variables: settings of those of ``VARIABLES`` that the environment has, by name.
         links: reason why this machine cannot emulate slow links; ``None`` if it can.
     """
 

@@ -26,10 +26,10 @@ WIDTH, STEPS, CF = 256, 4, 10.0
 """Width of the small model's layers, number of its training steps, and its compression factor (top-k)."""
 
 PATIENCE_SECONDS = 60.0
-"""Seconds after which ``check_here`` gives up waiting for its two ranks."""
+"""Seconds after which ``check_here`` kills its two ranks and fails."""
 
 PATIENCE_SECONDS_ON_MESH = 240.0
-"""Seconds after which ``check_here`` gives up waiting for the ranks of a mesh, which are more and import more."""
+"""Seconds after which ``check_here`` kills the ranks of a mesh, of which there are more, and which import FSDP2."""
 
 
 class Check(Settings):
@@ -67,13 +67,13 @@ class Check(Settings):
     replica_hosts: int = 1
 
 
-class _Trained(NamedTuple):
-    """What a rank found while it trained the small model.
+class _RankFindings(NamedTuple):
+    """Findings of a rank that trained the small model.
 
     Attributes:
         wire_ratio: wire bytes of a dense step / wire bytes of a compressed step; ``None`` if nothing was sent.
         same: whether the ranks that average with this rank hold the same weights.
-        link: speed of the link between these ranks; ``None`` for a single rank.
+        link: speed of the link between the ranks that average with each other; ``None`` for a single rank.
         lacks: text that names what this torch lacks, see ``Check``.
         shard_link: speed of the link within a replica; ``None`` without a mesh, and if a replica has a single
             shard.
@@ -126,7 +126,7 @@ def check_here(mesh: Mesh | None = None) -> Check:
 
 
 def check(loopback: bool = False, mesh: Mesh | None = None) -> Check:
-    """Train a small model for a few compressed steps, and return whether ranks stay equal, with facts about the link.
+    """Train a small model for a few compressed steps; return whether ranks stay equal, and the speed of the link.
 
     All ranks of the default process group must call this function.
 
@@ -138,48 +138,48 @@ def check(loopback: bool = False, mesh: Mesh | None = None) -> Check:
     world = dist.get_world_size()
     torch.manual_seed(0)
     model = torch.nn.Sequential(*[torch.nn.Linear(WIDTH, WIDTH) for _ in range(3)]).to(device)
-    trained = _train_in_ddp(model, device) if mesh is None else _train_in_shards(model, device, mesh)
-    findings: list[Any] = [None] * world
-    dist.all_gather_object(findings, (socket.gethostname(), trained.same))
-    hostnames = [hostname for hostname, _ in findings]
+    own_findings = _train_in_ddp(model, device) if mesh is None else _train_in_shards(model, device, mesh)
+    hosts_and_verdicts: list[Any] = [None] * world
+    dist.all_gather_object(hosts_and_verdicts, (socket.gethostname(), own_findings.same))
+    hostnames = [hostname for hostname, _ in hosts_and_verdicts]
     return Check(
         ranks=world,
         hosts=len(set(hostnames)),
         backend=backend_of(None, device),
         device=device.type,
-        link=trained.link,
-        wire_ratio=trained.wire_ratio,
-        same=all(same for _, same in findings),
+        link=own_findings.link,
+        wire_ratio=own_findings.wire_ratio,
+        same=all(same for _, same in hosts_and_verdicts),
         loopback=loopback,
-        lacks=trained.lacks,
+        lacks=own_findings.lacks,
         mesh=None if mesh is None else str(mesh),
-        shard_link=trained.shard_link,
+        shard_link=own_findings.shard_link,
         replica_hosts=1 if mesh is None else replica_hosts(hostnames, mesh),
     )
 
 
-def _train_in_ddp(model: torch.nn.Sequential, device: torch.device) -> _Trained:
-    """Train a model in DDP for a few compressed steps; return what this rank found."""
+def _train_in_ddp(model: torch.nn.Sequential, device: torch.device) -> _RankFindings:
+    """Train a model in DDP for a few compressed steps; return this rank's findings."""
     group = dist.group.WORLD
     assert group is not None
     link = probe_link(GroupTransport(group, device=device), device)
     ddp = DistributedDataParallel(model)
     lacks = missing_torch_name(ddp)
     wire_ratio = _train(ddp, device)
-    return _Trained(wire_ratio, _has_same_weights(list(model.parameters()), group), link, lacks)
+    return _RankFindings(wire_ratio, _has_same_weights(list(model.parameters()), group), link, lacks)
 
 
-def _train_in_shards(model: torch.nn.Sequential, device: torch.device, mesh: Mesh) -> _Trained:
-    """Train a model in shards on a mesh for a few compressed steps; return what this rank found."""
+def _train_in_shards(model: torch.nn.Sequential, device: torch.device, mesh: Mesh) -> _RankFindings:
+    """Train a model in shards on a mesh for a few compressed steps; return this rank's findings."""
     from torch.distributed.device_mesh import init_device_mesh
     from torch.distributed.fsdp import fully_shard
 
     device_mesh = init_device_mesh(device.type, (mesh.replicas, mesh.shards), mesh_dim_names=("replicate", "shard"))
-    everyone = dist.group.WORLD
-    assert everyone is not None
+    all_ranks = dist.group.WORLD
+    assert all_ranks is not None
     replicas, replica = device_mesh.get_group("replicate"), device_mesh.get_group("shard")
     link, shard_link = (
-        probe_link(GroupTransport(group, device=device), device, GroupTransport(everyone, device=device))
+        probe_link(GroupTransport(group, device=device), device, GroupTransport(all_ranks, device=device))
         for group in (replicas, replica)
     )
     for module in (*model, model):
@@ -187,11 +187,11 @@ def _train_in_shards(model: torch.nn.Sequential, device: torch.device, mesh: Mes
     wire_ratio = _train(model, device)
     sharded: list[Any] = list(model.parameters())
     same = _has_same_weights([parameter.to_local() for parameter in sharded], replicas)
-    return _Trained(wire_ratio, same, link, shard_link=shard_link)
+    return _RankFindings(wire_ratio, same, link, shard_link=shard_link)
 
 
 def _train(module: torch.nn.Module, device: torch.device) -> float | None:
-    """Train a module for a few compressed steps; return the wire ratio of the last, ``None`` if nothing was sent."""
+    """Train a module for a few compressed steps; return the last step's wire ratio, ``None`` if nothing was sent."""
     optimizer = torch.optim.SGD(module.parameters(), lr=0.1)
     with AdaptiveCompressor(topk, controller=Static(cf=CF), native=False) as compressor:
         compressor.attach(module, optimizer)
@@ -207,7 +207,7 @@ def _has_same_weights(weights: Sequence[torch.Tensor], group: dist.ProcessGroup)
     """True if all ranks of a group hold the same weights as this rank; called on all of these ranks.
 
     Args:
-        weights: this rank's weights, of any shapes, which are the same on these ranks.
+        weights: this rank's weights; their shapes, which are arbitrary, are the same on all ranks of the group.
         group: ranks to compare with.
     """
     flat_weights = torch.cat([weight.detach().flatten() for weight in weights])

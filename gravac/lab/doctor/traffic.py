@@ -35,7 +35,7 @@ def traffic_of_mesh(mesh: Mesh, shapes: Sequence[Shape] | None = None) -> tuple[
 
     Args:
         mesh: mesh of the model in shards.
-        shapes: parameter shapes of the model; ``None``: of a model that is cut into equal shards.
+        shapes: parameter shapes of the model; ``None``: unknown, all shards count as equally large.
     """
     shard_size = mesh.shard_size(shapes)
     between_replicas = AllReduce.wire_bytes(10**9, mesh.replicas) / 1e9 * shard_size

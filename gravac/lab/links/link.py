@@ -69,7 +69,8 @@ class Link:
 
     Attributes:
         phases: rates over time, by ascending time; the first phase begins at 0.
-        delay_ms: milliseconds by which each packet is delayed, in each direction; two links lie between two workers.
+        delay_ms: milliseconds by which each packet is delayed, in each direction; a packet between two workers passes
+            two links.
         loss_percent: percentage of packets lost in each direction.
         of_ranks: ``(rank, rates)`` of ranks that have rates of their own, all the time, by ascending rank; their
             ``at_seconds`` is 0.
@@ -185,7 +186,7 @@ def parse_link(text: str) -> Link:
     phases = tuple(_parse_phase(entry, position == 0, text) for position, entry in enumerate(phase_entries))
     rank_matches = [match for entry in rates.split(",") if (match := _RANK_ENTRY.fullmatch(entry))]
     rank_rates = [(int(match[1]), _parse_rates(match[2], text)) for match in rank_matches]
-    of_ranks = tuple(sorted(rank_rates, key=lambda pair: pair[0]))
+    of_ranks = tuple(sorted(rank_rates, key=lambda rank_and_rates: rank_and_rates[0]))
     return Link(phases, impairments.get("ms", 0.0), impairments.get("%", 0.0), of_ranks)
 
 

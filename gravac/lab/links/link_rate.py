@@ -64,14 +64,14 @@ def stream(network: EmulatedNetwork, seconds: float) -> Iterator[list[Sample]]:
     """Send a TCP stream from worker 1 to worker 0 while the block runs.
 
     Args:
-        network: emulated network, which was entered.
+        network: emulated network, inside its context.
         seconds: seconds for which the sender sends; the block's end waits until all bytes have arrived.
 
     Yields:
         A list, to which the stream's samples are appended when the block ends.
 
     Raises:
-        LinkError: sender or receiver failed; the message has the output of the process that failed.
+        LinkError: sender or receiver failed; the message has the output or the exit status of that process.
     """
     samples: list[Sample] = []
     receiver_arguments = [_RECEIVER_PROGRAM, network.address(0), str(PORT), str(SAMPLE_SECONDS)]
@@ -92,7 +92,7 @@ def tcp_rate(network: EmulatedNetwork, seconds: float = 2.0) -> float:
     """Return the payload bits per second of a TCP stream from worker 1 to worker 0, without the start of the stream.
 
     Args:
-        network: emulated network, which was entered.
+        network: emulated network, inside its context.
         seconds: seconds to measure.
 
     Raises:

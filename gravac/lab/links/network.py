@@ -2,10 +2,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """Emulates links: each worker runs in its own network namespace, and a bridge connects the workers at the links' rates.
 
-An additional namespace, the hub, contains the bridge, so that the machine's own network does not change::
+An additional namespace, the hub, contains the bridges, so that the machine's own network does not change::
 
     worker 0: eth0 == p0 :hub: p1 == eth0 :worker 1        tbf on eth0: upload; tbf on p0, p1: download
-              eth1 == c0 :hub: c1 == eth1                  not throttled, by a bridge of its own
+              eth1 == c0 :hub: c1 == eth1                  unlimited, by a second bridge
 
 The name of a namespace identifies the process that owns the namespace. So a new network recognises and removes the
 namespaces that a killed process left behind. ``gravac.lab.links.link`` describes links, and
@@ -32,7 +32,7 @@ from gravac.lab.links.owner import is_orphaned, owner_mark
 from gravac.lab.links.rates import parse_rate
 
 INTERFACE = "eth0"
-"""Name of the interface of a worker's emulated link, inside the namespace; a setting for ``GLOO_SOCKET_IFNAME``."""
+"""Name of the interface of a worker's emulated link, inside the namespace, to put into ``GLOO_SOCKET_IFNAME``."""
 
 CONTROL = "eth1"
 """Name of a worker's second interface, whose rate is not limited, for traffic that must not be measured."""
@@ -94,7 +94,7 @@ class EmulatedNetwork:
 
     @property
     def hub(self) -> str:
-        """Name of the namespace that holds the bridge."""
+        """Name of the namespace that contains the bridges."""
         return f"{self._name_stem}-hub"
 
     def namespace(self, worker: int) -> str:
@@ -106,7 +106,7 @@ class EmulatedNetwork:
         return f"10.77.0.{worker + 1}"
 
     def prefix(self, worker: int) -> list[str]:
-        """Return a command line's first words, after which a command runs in a worker's namespace, with this pid."""
+        """Return the words in front of a command that run the command in a worker's namespace, without a new pid."""
         return ["ip", "netns", "exec", self.namespace(worker)]
 
     def set_rate(self, worker: int, rate: float) -> None:
@@ -159,7 +159,7 @@ class EmulatedNetwork:
         """
         try:
             self._remove_namespaces()
-        except BaseException:  # an interrupt in the middle of cleaning up
+        except BaseException:  # a signal interrupted the removal
             self._remove_namespaces()
             raise
 
@@ -240,7 +240,7 @@ class EmulatedNetwork:
             return [f"qdisc replace {qdisc_position} " + ("pfifo limit 10000" if self._has_impairments else "noqueue")]
         tc_commands = [f"qdisc replace {qdisc_position} {_token_bucket_arguments(rate)}"]
         if _bucket_bytes(rate) < self._segment_bytes:
-            # A queued segment larger than the new bucket would never fit and block the link for good: start empty.
+            # A queued segment larger than the new bucket would block the link for ever, so the queue is emptied first.
             empty_queue = "pfifo limit 10000" if self._has_impairments else "noqueue"
             tc_commands.insert(0, f"qdisc replace {qdisc_position} {empty_queue}")
         return tc_commands
@@ -255,13 +255,14 @@ class EmulatedNetwork:
         return arguments
 
     def _remove_namespaces(self) -> None:
+        """Remove the namespaces of this network, and kill the processes in these namespaces."""
         for name in _namespaces():
             if name.startswith(f"{self._name_stem}-"):
                 _remove_namespace(name)
 
 
 def available() -> str | None:
-    """Return the reason why this machine cannot emulate links; ``None`` if it can. Creates a network to find out."""
+    """Return the reason why this machine cannot emulate links; ``None`` if it can. Creates a small network to check."""
     if not sys.platform.startswith("linux"):
         return f"network namespaces exist on Linux only, this is {sys.platform}"
     for tool in ("ip", "tc"):

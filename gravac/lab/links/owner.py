@@ -1,10 +1,10 @@
 # SPDX-FileCopyrightText: 2026 The gravac developers
 # SPDX-License-Identifier: Apache-2.0
-"""Tells which process owns a namespace or folder, by its name: pid, start time and pid scope of the owning process.
+"""Writes the owning process of a namespace or folder into its name: pid, start time and pid scope of the process.
 
-So the leftovers of a killed process can be told from the namespaces of a living process, even if a new process has the
-same pid. A pid identifies a process only within its scope: a machine since it was booted, and on that machine a pid
-namespace, such as a container's. Names of other scopes, and names of an unknown scope, are left alone.
+So the leftovers of a killed process can be distinguished from those of a living process, even if a new process has the
+same pid. A pid identifies a process only within its scope: a machine since its latest boot, and on that machine a pid
+namespace, such as a container's. Names of other scopes, and names of an unknown scope, never count as orphaned.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ def owner_mark() -> str:
 
 
 def is_orphaned(name: str) -> bool:
-    """True if the process that owns a name, by ``mark``, is of this pid scope and no longer alive."""
+    """True if the process that ``owner_mark`` wrote into a name is of this pid scope and no longer alive."""
     match = _NAME.fullmatch(name)
     return match is not None and match["scope"] == pid_scope() and match["start"] != start_ticks(int(match["pid"]))
 
@@ -41,7 +41,7 @@ def pid_scope() -> str | None:
 def start_ticks(pid: int) -> str | None:
     """Return the time at which a process started, in clock ticks since boot, as text.
 
-    ``None`` if the process is gone, is dead and was not yet waited for, or if the system has no ``/proc``.
+    ``None`` if the process does not exist, is dead but not yet waited for, or if the system has no ``/proc``.
     """
     try:
         stat = Path(f"/proc/{pid}/stat").read_text()

@@ -27,7 +27,7 @@ class Schedule:
     the block itself raises an error.
 
     Attributes:
-        changes: times of the phases that were applied so far, except the first phase.
+        changes: due and actual times of the phases applied so far, except the first phase.
 
     Example:
         >>> link = parse_link("1gbit,30s:50mbit")  # doctest: +SKIP
@@ -64,7 +64,7 @@ class Schedule:
             raise self._error
 
     def _follow(self, start: float) -> None:
-        """Apply all phases but the first, each at its time since ``start``, a time of ``time.monotonic()`` (thread)."""
+        """Apply all phases but the first, each at its time since ``start`` (of ``time.monotonic()``), in a thread."""
         try:
             for phase in self._network.link.phases[1:]:
                 if self._end_event.wait(max(0.0, start + phase.at_seconds - time.monotonic())):
