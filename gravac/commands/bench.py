@@ -89,7 +89,8 @@ def _add_tta(benches: Commands) -> None:
         "and writes the time and bytes to a file. Runs that the file already contains are not repeated. "
         "Methods: fp32, fp16, bf16, torch-powersgd(RANK), a compressor at a CF (topk@10, quantize(4)), a controller "
         "over a compressor (gravac:ladder@2-1000), outer steps (outer:ladder, outer(every=10):quantize(2)), "
-        "torchft-diloco(every=10), torchft-localsgd(every=10), and the choices of an adaptive method at random times (matched:outer:ladder). "
+        "torchft-diloco(every=10), torchft-localsgd(every=10), and the choices of an adaptive method at random times "
+        "(matched:outer:ladder). "
         "Links: 100mbit, 50mbit/10mbit (down/up), 1gbit,30s:50mbit (a schedule), 100mbit,rank1:20mbit, unthrottled.",
     )
     parser.add_argument(
