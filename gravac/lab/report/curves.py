@@ -58,8 +58,8 @@ def metric_against_bytes(section: Section, looks: Looks) -> Figure | None:
 def bytes_sent(run: TrainingRecord) -> list[float]:
     """Return the megabytes that a rank had sent at each point of a run's curve; an empty list if they are not known.
 
-    The run's total is known, and each step's part is estimated in proportion to 1 / (CF x every). The number before
-    the first step is nan, since a logarithmic axis has no zero.
+    The run's total is known; the bytes of each step are estimated in proportion to 1 / (CF x steps per exchange). A
+    point before the first step has nan, since a logarithmic axis has no zero.
     """
     if run.wire_bytes is None:
         return []
@@ -74,7 +74,7 @@ def bytes_sent(run: TrainingRecord) -> list[float]:
 def _plot_curves(
     axes: Axes, section: Section, looks: Looks, x_of_run: Callable[[TrainingRecord], Sequence[float]]
 ) -> None:
-    """Plot each seed's run as a thin line, and the median over seeds thicker; adaptive methods cover other methods.
+    """Plot each seed's run as a thin line, and the median over seeds as a thick line; adaptive methods on top.
 
     Args:
         axes: axes to plot into.
@@ -152,7 +152,7 @@ def _median(tracks: Sequence[Track]) -> tuple[npt.NDArray[np.float64], npt.NDArr
 
 
 def _set_y_limits(axes: Axes, metrics: Sequence[float], section: Section) -> None:
-    """Set the y limits to the best and the initial metric, with a margin; curves that diverge leave the figure.
+    """Set the y limits to the best and the median initial metric, with a margin; diverging curves leave the figure.
 
     Args:
         axes: axes to set the limits of.
@@ -160,7 +160,7 @@ def _set_y_limits(axes: Axes, metrics: Sequence[float], section: Section) -> Non
         section: section of the report, which has the runs.
     """
     run = section.run
-    initial_metrics = [each.curve[0].metric for row in section.rows for each in row.runs if each.curve]
+    initial_metrics = [row_run.curve[0].metric for row in section.rows for row_run in row.runs if row_run.curve]
     initial_metrics = [metric for metric in initial_metrics if math.isfinite(metric)]
     if not metrics or not initial_metrics:
         return

@@ -19,8 +19,8 @@ BEGIN_MARK, END_MARK = "<!-- gravac report: begin -->", "<!-- gravac report: end
 def markdown_tables(runs: Sequence[TrainingRecord], commits_note: str = "") -> str:
     """Return a Markdown table for each task, and below the table a sentence per link on the fastest method.
 
-    A table has a row per method and a column per link. Cells have the time to the target, relative to the limit if the
-    limit is known, and the speed-up over fp16.
+    A table has a row per method and a column per link. A cell has the time to the target (relative to the limit if the
+    limit is known, otherwise in seconds), and the speed-up over fp16.
 
     Args:
         runs: records of the runs to report.
@@ -35,7 +35,7 @@ def markdown_tables(runs: Sequence[TrainingRecord], commits_note: str = "") -> s
 
 
 def insert_tables(path: Path, runs: Sequence[TrainingRecord], commits_note: str = "") -> None:
-    """Replace the text between the two marks of a Markdown file by the tables of runs.
+    """Replace the text between the two marks of a Markdown file with the tables of runs.
 
     Args:
         path: Markdown file to change.

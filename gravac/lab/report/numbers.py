@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from gravac.lab.tta.record import TrainingRecord
 
 LIMIT_METHOD, LIMIT_LINK = "fp32", "unthrottled"
-"""Method and link whose median time to the target is the limit: the time as if the network cost nothing."""
+"""Method and link whose median time to the target is the limit: the time over a network that costs nothing."""
 
 
 BASELINE = "fp16"
@@ -110,7 +110,9 @@ def amount(intervals: Sequence[Interval]) -> Amount | None:
 
 @dataclass(frozen=True)
 class ReportRow:
-    """The numbers of one method in one setup (task, scale, link, workers); ``None`` if not measured.
+    """The numbers of one method in one setup (task, scale, link, workers, mesh); ``None`` if not measured.
+
+    Numbers that are no ``Amount`` are medians over the runs.
 
     Attributes:
         method: text of the method.
@@ -119,15 +121,15 @@ class ReportRow:
         reached: number of runs that reached the target.
         tta: seconds to the target.
         relative: ``tta`` / the limit; ``None`` if the limit is not known.
-        speedup: time to target of fp16 / time to target of the method, for each seed; then median and range.
+        speedup: time to target of fp16 / time to target of the method: median and range of the ratios of seeds.
         steps: number of steps to the target.
-        every: mean number of steps from one exchange to the next.
+        every: mean number of steps from one exchange to the next, over a run.
         samples_per_s: samples per second over all ranks.
         efficiency: scaling efficiency: samples per second over all ranks / (ranks x samples per second of one worker
             alone).
         bytes_per_step: wire bytes that a rank sends in a step.
         wire_ratio: bytes per step of fp32 / bytes per step of the method.
-        gain: mean gain over the steps.
+        gain: mean gain over the steps of a run.
         compress_fraction: seconds of compression / seconds of a step.
         spread: note that asks for more seeds if times differ too much between seeds; otherwise empty.
     """
@@ -184,16 +186,16 @@ def bytes_per_step(run: TrainingRecord) -> float | None:
 
 
 def compress_fraction(run: TrainingRecord) -> float | None:
-    """Return seconds of compression / seconds of a step; ``None`` if not known. Compression overlaps with compute."""
+    """Return seconds of compression, which overlaps with compute, / seconds of a step; ``None`` if not known."""
     if run.split is None or run.split.compress is None or run.step_s <= 0:
         return None
     return run.split.compress / run.step_s
 
 
 def paired_speedup(runs: Sequence[TrainingRecord], other_runs: Sequence[TrainingRecord]) -> Amount | None:
-    """Return time to target of another method / time to target of a method: for each seed, then median and range.
+    """Return median and range over seeds of time to target of another method / time to target of a method.
 
-    ``None`` if the methods have no seed in common, or nothing is known.
+    ``None`` if the methods have no seed in common, or if no ratio is known.
 
     Args:
         runs: records of the method.

@@ -59,9 +59,9 @@ class PageFigure:
     Attributes:
         file: name of the figure's PNG file, beside the page.
         png: content of the file in base64.
-        title: text for readers who do not see the figure (``alt``).
+        title: text for readers who cannot see the figure (``alt``).
         caption: text below the figure.
-        changes: decisions that changed something, to list below the caption; ``None`` for no list.
+        changes: decisions that changed the candidate, to list below the caption; ``None`` for no list.
         collapsed: whether the page hides the figure until a reader clicks on its caption.
     """
 
@@ -125,7 +125,7 @@ def write_report(runs: Sequence[TrainingRecord], out: Path, commits_note: str = 
 def file_names(all_sections: Iterable[Section]) -> list[str]:
     """Return a name without spaces for each section, all different, to begin file names with.
 
-    A name has task and link; scale, number of workers and a number only if names would be the same otherwise.
+    A name has task and link. Scale, number of workers, mesh and a number are added only to tell equal names apart.
     """
     names: list[str] = []
     for section in all_sections:
@@ -225,10 +225,10 @@ def _figures(section: Section, name: str, looks: Looks, out: Path) -> Iterator[P
         encoded_picture = base64.b64encode(picture).decode("ascii")
         return PageFigure(file, encoded_picture, style.figure_title(section, caption), caption, changes, collapsed)
 
-    seeds = "Thin lines are runs of single seeds; other lines are medians over seeds, the thickest of adaptive methods."
+    seeds = "Thin lines are runs of single seeds; other lines are medians over seeds, thickest for adaptive methods."
     methods_without_bytes = [row.method for row in section.rows if not row.bytes_per_step]
     not_drawn = (
-        f" Not drawn, since what they send is not known: {', '.join(methods_without_bytes)}."
+        f" Not drawn, since their bytes are not known: {', '.join(methods_without_bytes)}."
         if methods_without_bytes
         else ""
     )
@@ -247,14 +247,15 @@ def _figures(section: Section, name: str, looks: Looks, out: Path) -> Iterator[P
         (
             "bytes",
             curves.metric_against_bytes(section, looks),
-            "The bytes of each step are estimated: a run's total, divided in proportion to 1/CF." + not_drawn,
+            "The bytes of each step are estimated: a run's total, divided in proportion to "
+            "1 / (CF x steps per exchange)." + not_drawn,
         ),
         (
             "frontier",
             plots.frontier(section, looks),
             "Down and left is better. The line joins the methods that no other method beats in both bytes and steps. A "
-            "hollow mark is a method that did not reach the target, at the number of steps of its run; it is left out "
-            "if fp32 needs more steps than that." + not_drawn,
+            "hollow mark is a method that did not reach the target, at the number of steps of its run. Such a "
+            "mark is left out if fp32 needs more steps than the run had." + not_drawn,
         ),
         (
             "timeline",
@@ -270,14 +271,12 @@ def _figures(section: Section, name: str, looks: Looks, out: Path) -> Iterator[P
             figure = plots.decision_figure(section, run, looks)
             if figure is not None:
                 kind = f"decisions-{_slug(run.method)}-seed_{run.seed}"
-                caption = (
-                    f"{run.method}, seed {run.seed}: dotted lines are changes, with their numbers in the list below."
-                )
+                caption = f"{run.method}, seed {run.seed}: dotted lines are changes of the candidate, numbered as in the list below."
                 yield write_figure(kind, figure, caption, _changes(run), collapsed=number > 0)
 
 
 def _changes(run: TrainingRecord) -> list[CandidateChange]:
-    """Return the decisions of a run that changed something, with candidates described in words."""
+    """Return the decisions of a run that changed the candidate, with candidates described as text."""
 
     def method(decision: DecisionPoint) -> str:
         return compression_name(run.method, decision.compressor, decision.cf, decision.mode or "hook")

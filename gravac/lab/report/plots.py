@@ -52,7 +52,11 @@ def time_to_target(section: Section, looks: Looks) -> Figure:
     baseline = section.row(BASELINE)
     if baseline is not None and baseline.tta.exact:
         axes.axvline(
-            baseline.tta.median / unit_s, color=PALE_COLOUR, linewidth=1.4, linestyle="--", label=f"{BASELINE} here"
+            baseline.tta.median / unit_s,
+            color=PALE_COLOUR,
+            linewidth=1.4,
+            linestyle="--",
+            label=f"{BASELINE} on this link",
         )
     handles, _ = axes.get_legend_handles_labels()
     if any(not row.tta.exact for row in rows):
@@ -60,7 +64,7 @@ def time_to_target(section: Section, looks: Looks) -> Figure:
     axes.set_xlabel("time to target / the limit" if section.limit else "time to target [s] (the limit was not run)")
     axes.grid(axis="y", visible=False)
     axes.set_title(
-        figure_title(section, "Time to target: median, whiskers from least to most"), fontsize=11, loc="left"
+        figure_title(section, "Time to target: median, whiskers from shortest to longest"), fontsize=11, loc="left"
     )
     if handles:
         figure.legend(handles=handles, loc="outside lower center", ncols=3, frameon=False, fontsize=9)
@@ -68,7 +72,7 @@ def time_to_target(section: Section, looks: Looks) -> Figure:
 
 
 def _draw_bar(axes: Axes, position: int, row: ReportRow, unit_s: float, left_end: float, colour: str) -> None:
-    """Draw a method's time to target as a bar, with a whisker over seeds; hatched if the target was not reached.
+    """Draw a method's time to target as a bar, hatched if the median is only a bound, with a whisker over seeds.
 
     Args:
         axes: axes to draw into.
@@ -79,16 +83,16 @@ def _draw_bar(axes: Axes, position: int, row: ReportRow, unit_s: float, left_end
         colour: colour of the method.
     """
     tta = row.tta.in_units_of(unit_s)
-    open_end = not tta.exact
+    is_bound = not tta.exact
     axes.barh(
         position,
         tta.median - left_end,
         left=left_end,
         height=0.68,
-        color="white" if open_end else colour,
+        color="white" if is_bound else colour,
         edgecolor=colour,
-        hatch="////" if open_end else None,
-        alpha=1.0 if row.adaptive or open_end else 0.75,
+        hatch="////" if is_bound else None,
+        alpha=1.0 if row.adaptive or is_bound else 0.75,
         linewidth=1.0,
     )
     if row.tta.runs > 1:
@@ -108,7 +112,7 @@ def _draw_bar(axes: Axes, position: int, row: ReportRow, unit_s: float, left_end
 def frontier(section: Section, looks: Looks) -> Figure | None:
     """Return a figure of steps to the target against bytes per step, a mark for each method.
 
-    ``None`` if the steps of fp32 are not known, or no method's bytes are.
+    ``None`` if the steps of fp32 are not known, or if no method's bytes are known.
     """
     rows = [row for row in section.rows if row.bytes_per_step]
     if not section.dense_steps or not rows:
@@ -140,7 +144,7 @@ def frontier(section: Section, looks: Looks) -> Figure | None:
     axes.set_xscale("log")
     label_log_axis(axes, "x")
     axes.set_xlabel("bytes sent by one rank in a step [MB]")
-    axes.set_ylabel("steps to target / those of fp32")
+    axes.set_ylabel("steps to target / fp32's steps to target")
     lowest_y, highest_y = axes.get_ylim()
     axes.set_ylim(lowest_y, highest_y + 0.06 * (highest_y - lowest_y))
     return add_title_and_legend(
@@ -148,22 +152,22 @@ def frontier(section: Section, looks: Looks) -> Figure | None:
     )
 
 
-def pareto(spots: Iterable[tuple[float, float]]) -> list[tuple[float, float]]:
-    """Return the pairs of numbers that no other pair undercuts in both numbers, ascending by the first number.
+def pareto(points: Iterable[tuple[float, float]]) -> list[tuple[float, float]]:
+    """Return the points (x, y) that no other point undercuts in both x and y, by ascending x.
 
     Example:
         >>> pareto([(1, 3), (2, 2), (3, 2.5)])
         [(1, 3), (2, 2)]
     """
-    efficient: list[tuple[float, float]] = []
-    for spot in sorted(spots):
-        if not efficient or spot[1] < efficient[-1][1]:
-            efficient.append(spot)
-    return efficient
+    frontier_points: list[tuple[float, float]] = []
+    for point in sorted(points):
+        if not frontier_points or point[1] < frontier_points[-1][1]:
+            frontier_points.append(point)
+    return frontier_points
 
 
 def changed_decisions(run: TrainingRecord) -> list[DecisionPoint]:
-    """Return the decisions of a run that changed something, in order; the figure numbers them from 1."""
+    """Return the decisions of a run that changed the candidate, in order; the figure numbers these from 1."""
     return [decision for decision in run.turns if decision.changed]
 
 
@@ -213,14 +217,14 @@ def decision_figure(section: Section, run: TrainingRecord, looks: Looks) -> Figu
 
 
 def _number_changes(axes: Axes, positions: Sequence[float], end: float) -> None:
-    """Write numbers from 1 above changes, in up to three rows; leave out numbers that would still touch others.
+    """Write numbers from 1 above changes, in up to three rows; leave out a number that has no room in any row.
 
     Args:
         axes: axes to write above.
         positions: x coordinate of each change.
         end: highest x coordinate of the axes.
     """
-    latest_x = [-math.inf] * 3  # in each row
+    latest_x = [-math.inf] * 3  # x of the latest number in each row
     for number, x in enumerate(positions, start=1):
         row = next((row for row in range(3) if x - latest_x[row] >= 0.028 * end), None)
         if row is None:
@@ -278,7 +282,7 @@ def timeline(section: Section) -> Figure | None:
     axes.set_xlabel("time of a median step on rank 0 [ms]")
     axes.grid(axis="y", visible=False)
     axes.set_title(
-        figure_title(section, "A step: above the phases it waits for, below the phases that overlap"),
+        figure_title(section, "A step: sequential phases above, phases that overlap with backward below"),
         fontsize=11,
         loc="left",
     )

@@ -37,9 +37,9 @@ def spread_note(tta: Amount) -> str:
 
 
 def verdict(rows: Sequence[ReportRow], limit: float | None) -> str:
-    """Return a sentence on which method is fastest, how many times as fast as fp16, and in how many times the limit.
+    """Return a sentence on the fastest method: its speed relative to fp16, and its time relative to the limit.
 
-    The sentence also says if the fastest method is dense, or if seeds disagree on whether it is faster than fp16.
+    The sentence also says if the fastest method is dense, or if seeds disagree on whether fp16 is faster.
 
     Args:
         rows: rows of all methods of a setup, fastest first.
@@ -48,31 +48,31 @@ def verdict(rows: Sequence[ReportRow], limit: float | None) -> str:
     best = rows[0]
     if not best.tta.exact:
         return "No method reached the target in its time."
-    distance = "" if best.relative is None else f", at {ratio_text(best.relative.median)} the limit"
+    limit_text = "" if best.relative is None else f", at {ratio_text(best.relative.median)} the limit"
     if best.method in DENSE:
-        return _dense_verdict(best, rows, distance)
+        return _dense_verdict(best, rows, limit_text)
     if best.speedup is None:
         missing_text = (
             "did not run" if not any(row.method == BASELINE for row in rows) else "has no run to compare it with"
         )
-        return f"{best.method} is fastest{distance}; {BASELINE} {missing_text} here, so there is no speed-up to tell."
+        return f"{best.method} is fastest{limit_text}; {BASELINE} {missing_text} here, so no speed-up is known."
     if inside_spread(best.speedup):
         return (
-            f"No clear winner: {best.method} has the shortest median time{distance}, but its difference to {BASELINE} "
-            f"lies inside the spread: {as_fast(best.speedup, BASELINE)}."
+            f"No clear winner: {best.method} has the shortest median time{limit_text}, but its difference to "
+            f"{BASELINE} lies inside the spread: {as_fast(best.speedup, BASELINE)}."
         )
-    return f"{best.method} is fastest: {as_fast(best.speedup, BASELINE)}{distance}."
+    return f"{best.method} is fastest: {as_fast(best.speedup, BASELINE)}{limit_text}."
 
 
-def _dense_verdict(best: ReportRow, rows: Sequence[ReportRow], distance: str) -> str:
+def _dense_verdict(best: ReportRow, rows: Sequence[ReportRow], limit_text: str) -> str:
     """Return the verdict for a setup in which a dense method is fastest.
 
     Args:
         best: row of the fastest method.
         rows: rows of all methods, fastest first.
-        distance: part of the sentence on the time relative to the limit; empty if the limit is not known.
+        limit_text: part of the sentence on the time relative to the limit; empty if the limit is not known.
     """
-    text = f"{best.method} is fastest{distance}: compressing further does not pay here"
+    text = f"{best.method} is fastest{limit_text}: compressing further does not pay here"
     if best.method != BASELINE and best.speedup is not None:
         text += f"; {as_fast(best.speedup, BASELINE)}"
         text += ", which lies inside the spread" if inside_spread(best.speedup) else ""
@@ -128,7 +128,7 @@ def notes(
     by_method: dict[str, list[TrainingRecord]],
     dense_bytes: float | None,
 ) -> Iterable[str]:
-    """Yield sentences on how far the numbers of a table can be trusted; none if there is nothing to note.
+    """Yield sentences on how far the numbers of a table can be trusted; nothing if no reservation is known.
 
     Args:
         rows: rows of the table, fastest method first.

@@ -38,7 +38,7 @@ _ADAPTIVE_COLOURS = ("#d55e00", "#0072b2", "#882255", "#e69f00")
 
 
 _FIXED_COLOURS = ("#117733", "#88ccee", "#aa4499", "#999933", "#332288", "#44aa99", "#cc6677", "#c9b23c")
-"""Colours of methods without a controller. All colours are those of Okabe and Ito, and of Tol's muted scheme.
+"""Colours of methods without a controller. All colours are from the palettes of Okabe and Ito, and of Tol (muted).
 
 People with any kind of colour blindness can tell these colours apart; lines and marks differ, too.
 """
@@ -107,8 +107,8 @@ def figure_title(section: Section, subject: str) -> str:
 def png_bytes(figure: Figure) -> bytes:
     """Return the content of a PNG file of a figure, with 256 colours.
 
-    These are the most frequent colours, which include those of lines and marks. The file has about a third of the size
-    of one with all colours.
+    The 256 most frequent colours include those of lines and marks. A file with all colours is about three times as
+    large.
     """
     full_png, small_png = io.BytesIO(), io.BytesIO()
     figure.savefig(full_png, format="png", pil_kwargs={"compress_level": 1})
@@ -130,7 +130,7 @@ def empty_figure(height: float) -> Figure:
 
 
 def single_axes(height: float) -> tuple[Figure, Axes]:
-    """Return a figure with a single pair of axes, ``height`` inches high."""
+    """Return a figure, ``height`` inches high, and its single pair of axes."""
     figure = empty_figure(height)
     axes = figure.add_subplot()
     tidy_axes(axes)

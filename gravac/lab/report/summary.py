@@ -30,7 +30,7 @@ from gravac.lab.tta.record import TrainingRecord
 
 
 class Setup(NamedTuple):
-    """What all runs have in common that a section of the report compares: task, scale, link, workers and mesh.
+    """The setup that all runs of a section of the report share: task, scale, link, workers and mesh.
 
     Attributes:
         task: name of the task.
@@ -53,7 +53,7 @@ class Setup(NamedTuple):
 
 
 UNKNOWN_AMOUNT = Amount(0.0, 0.0, 0.0, 0, ">")
-"""Seconds or steps to the target if nothing is known of them: more than 0."""
+"""Seconds or steps to the target of which nothing is known except that they are above 0."""
 
 
 @dataclass(frozen=True)
@@ -63,7 +63,7 @@ class Section:
     Attributes:
         setup: task, scale, link, number of workers, and mesh.
         rows: numbers of each method, fastest first; methods that did not reach the target last.
-        limit: the limit: median seconds to the target of fp32 on an unthrottled link; ``None`` if not known.
+        limit: median seconds to the target of fp32 on an unthrottled link; ``None`` if not known.
         dense_steps: median number of steps to the target of fp32 on this link, or otherwise on the unthrottled link;
             ``None`` if not known.
         verdict: sentence on which method is fastest.
@@ -118,7 +118,7 @@ def sections(runs: Sequence[TrainingRecord]) -> list[Section]:
 
 
 def link_order(link: str) -> tuple[float, str]:
-    """Return the sort key of a link's text: slowest first; ``unthrottled`` and other texts without a rate last."""
+    """Return the sort key of a link's text: slowest first; texts that do not begin with a plain rate last."""
     try:
         return parse_rate(link.split(",")[0]), link
     except ValueError:
@@ -165,7 +165,7 @@ def _section(setup: Setup, runs: Sequence[TrainingRecord], by_setup: dict[Setup,
 
 
 def _exact_steps(runs: Sequence[TrainingRecord]) -> float | None:
-    """Return the median number of steps to the target; ``None`` if only a bound is known, or nothing."""
+    """Return the median number of steps to the target; ``None`` if at most a bound is known."""
     steps = amount([steps_to_target(run) for run in runs])
     return steps.median if steps and steps.exact else None
 
@@ -205,6 +205,6 @@ def _row(
 
 
 def _median(runs: Iterable[TrainingRecord], get: Callable[[TrainingRecord], float | None]) -> float | None:
-    """Return the median over runs of the number that ``get`` returns, without ``None``; ``None`` if none is left."""
+    """Return the median over runs of the numbers that ``get`` returns; ``None`` if ``get`` returns no number."""
     numbers = [number for number in map(get, runs) if number is not None]
     return statistics.median(numbers) if numbers else None
