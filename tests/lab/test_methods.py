@@ -104,7 +104,7 @@ def test_what_paces_itself_never_leaves_steps_to_ddp() -> None:
         ("pid:topk", "there is no controller 'pid'"),
         ("static(cf=10):topk", "there is no controller 'static'"),
         ("gravac(epsilon=2):topk", "epsilon"),
-        ("gravac(0.9):topk", "name its settings"),
+        ("gravac(0.9):topk", "name each setting"),
         ("gravac(epsilon=):topk", "is no controller"),
         ("gravac:topk@1000-10", "lower bound 1000 is above"),
         ("torch-powersgd(0)", "rank must be at least 1"),

@@ -271,7 +271,7 @@ def _figures(section: Section, name: str, looks: Looks, out: Path) -> Iterator[P
             figure = plots.decision_figure(section, run, looks)
             if figure is not None:
                 kind = f"decisions-{_slug(run.method)}-seed_{run.seed}"
-                caption = f"{run.method}, seed {run.seed}: dotted lines are changes of the candidate, numbered as in the list below."
+                caption = f"{run.method}, seed {run.seed}: dotted lines mark changes of candidate, numbered as below."
                 yield write_figure(kind, figure, caption, _changes(run), collapsed=number > 0)
 
 

@@ -20,7 +20,7 @@ TASKS: dict[str, type[Task]] = {
 """Class of each task, by the task's name."""
 
 MAX_SCALE = 1000.0
-"""Maximum scale of a task's model; a larger scale is probably a mistake."""
+"""Maximum scale of a task's model; a larger scale is probably a typing error."""
 
 
 def make(name: str, *, scale: float = 1.0, seed: int = 0, learning_rate: float | None = None, data: str = "") -> Task:
@@ -34,14 +34,14 @@ def make(name: str, *, scale: float = 1.0, seed: int = 0, learning_rate: float |
         data: folder of the data, for tasks that need a folder.
 
     Raises:
-        ValueError: the name is unknown, the scale or the learning rate is out of range, a needed folder of data is
-            missing, or a folder is given that the task does not need.
+        ValueError: the name is unknown, the scale or the learning rate is out of range, the folder of data is missing
+            or incomplete, or a folder is given to a task that needs none.
 
     Example:
         >>> task = make("charlm", scale=0.4)
         >>> sum(parameter.numel() for parameter in task.model().parameters())
         904192
-        >>> task.batch(step=0, rank=0).shape  # the same for the same seed, step and rank
+        >>> task.batch(step=0, rank=0).shape  # the batch depends on seed, step and rank alone
         torch.Size([8, 97])
     """
     if name not in TASKS:

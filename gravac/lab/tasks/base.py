@@ -16,7 +16,7 @@ from torch.optim import Optimizer
 
 @dataclass(frozen=True)
 class Score:
-    """A sum over validation data, and the number of its terms. The scores of several ranks may be added.
+    """A sum over validation data, and the number of its terms, so that scores of several ranks can be added.
 
     Attributes:
         total: sum of losses, squared errors or correct predictions.
@@ -49,7 +49,7 @@ class Metric:
     decibels: bool = False
 
     def compute(self, score: Score) -> float:
-        """Return the metric for a score, in ``unit``; nan if it is not defined."""
+        """Return the metric for a score, in ``unit``; nan for the decibels of a mean that is not above 0."""
         mean = score.total / max(score.count, 1)
         if not self.decibels:
             return mean
@@ -81,13 +81,13 @@ class Task(ABC):
     name: ClassVar[str]
     metric: ClassVar[Metric]
     budget: ClassVar[int]
-    """Number of steps of the reference run, which is not compressed; its metric at 80 % of them is the target."""
+    """Number of steps of the reference run, which trains dense; its metric after 80 % of these steps is the target."""
     steps_per_evaluation: ClassVar[int]
     """Number of steps from one evaluation to the next, the same for every method and link."""
     warmup: ClassVar[int] = 20
     """Number of steps over which the learning rate rises linearly."""
     blocks: ClassVar[str] = ""
-    """Dotted name of the model's list of blocks, by which FSDP2 cuts the model into shards; empty: it is not cut."""
+    """Dotted name of the model's list of blocks, by which FSDP2 cuts the model into shards; empty: never in shards."""
 
     @classmethod
     def tuned_learning_rate(cls, scale: float) -> float:
@@ -97,7 +97,7 @@ class Task(ABC):
     @property
     @abstractmethod
     def batch_size(self) -> int:
-        """Number of samples that a rank trains in a step."""
+        """Number of samples that a rank trains on in a step."""
 
     @abstractmethod
     def model(self) -> nn.Module:
@@ -109,7 +109,7 @@ class Task(ABC):
 
     @abstractmethod
     def batch(self, step: int, rank: int) -> Any:
-        """Return the training batch of a step on a rank, which depends on seed, step and rank alone."""
+        """Return the training batch of a step on a rank; it depends on seed, step and rank alone."""
 
     @abstractmethod
     def loss(self, model: nn.Module, batch: Any) -> Tensor:
@@ -134,14 +134,14 @@ class Task(ABC):
 
 
 def train_dense(task: Task, workers: int, steps: Sequence[int]) -> Iterator[tuple[int, float]]:
-    """Train in one process as several ranks would without compression; yield ``(step, metric)`` at given steps.
+    """Train in one process as several ranks would without compression; yield ``(steps, metric)`` at given steps.
 
-    It serves to find the best learning rate: compression looks too good against a baseline that is not tuned.
+    Use the metrics to find the best learning rate: compression looks too good against a baseline that is not tuned.
 
     Args:
         task: task to train, with the learning rate to try.
         workers: number of ranks whose gradients are averaged.
-        steps: numbers of steps after which the validation metric is computed.
+        steps: numbers of steps after which to compute the validation metric; training ends at the highest.
     """
     model = task.model()
     optimizer = task.optimizer(model)

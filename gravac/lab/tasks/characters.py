@@ -27,8 +27,8 @@ class Characters(Task):
 
     Attributes:
         learning_rate: learning rate of AdamW.
-        sequences: number of sequences that a rank trains in a step.
-        context: number of characters that the model sees of a sequence.
+        sequences: number of sequences that a rank trains on in a step.
+        context: number of characters of a sequence that the model gets as input.
         validation_sequences: number of sequences for the validation loss; they are the same in every evaluation.
     """
 
@@ -40,7 +40,7 @@ class Characters(Task):
 
     @property
     def batch_size(self) -> int:
-        """Number of sequences that a rank trains in a step."""
+        """Number of sequences that a rank trains on in a step."""
         return self.sequences
 
     @property
@@ -84,7 +84,7 @@ class Characters(Task):
         )
 
     def _validation_batch(self, starts: npt.NDArray[np.int64]) -> Tensor:
-        """Return validation sequences as a batch: those that start at the positions ``starts`` of the text."""
+        """Return a batch of the validation sequences that start at the positions ``starts`` of the text."""
         return self._sequences(self.text.validation, starts)
 
     def _inputs_and_targets(self, batch: Tensor) -> tuple[Tensor, Tensor]:
@@ -103,5 +103,5 @@ class Characters(Task):
 
 @lru_cache(maxsize=1)
 def _library_text() -> Text:
-    """Return the text of all tasks on text; read the files once per process."""
+    """Return the text on which all tasks on text train; the files are read once per process."""
     return library_text()

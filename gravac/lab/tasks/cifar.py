@@ -73,7 +73,7 @@ DATA_REMEDY = (
     'download and unpack the "binary version" of CIFAR-10 or CIFAR-100 yourself, and give the folder that has '
     f"{' or '.join(layout.folder for layout in LAYOUTS)} in it; nothing is downloaded for you"
 )
-"""End of error messages about the data: what the user is to do."""
+"""End of error messages about the data, which names the remedy."""
 
 
 def locate_records(folder: str) -> tuple[Path, ArchiveLayout]:
@@ -146,7 +146,7 @@ class Cifar(Task):
     Attributes:
         learning_rate: learning rate of SGD with momentum 0.9 and weight decay 5e-4; the usual rate, not tuned here.
         data: folder with the binary version of CIFAR-10 or CIFAR-100.
-        pictures: number of pictures that a rank trains in a step.
+        pictures: number of pictures that a rank trains on in a step.
         validation_pictures: maximum number of test pictures for the accuracy; the same pictures in every evaluation.
     """
 
@@ -161,11 +161,11 @@ class Cifar(Task):
     validation_pictures: int = 10_000
 
     def __post_init__(self) -> None:
-        locate_records(self.data)  # raises for a wrong folder now, not in the first step of a rank
+        locate_records(self.data)  # raises an error for a wrong folder now, instead of in a rank's first step
 
     @property
     def batch_size(self) -> int:
-        """Number of pictures that a rank trains in a step."""
+        """Number of pictures that a rank trains on in a step."""
         return self.pictures
 
     @property
@@ -180,7 +180,7 @@ class Cifar(Task):
 
     @cached_property
     def test(self) -> Pictures:
-        """The first ``validation_pictures`` test pictures, which give the accuracy, and the class of each."""
+        """The first ``validation_pictures`` test pictures, on which accuracy is measured, and the class of each."""
         images, classes = pictures(*locate_records(self.data), train=False)
         return Pictures(images[: self.validation_pictures], classes[: self.validation_pictures])
 
@@ -231,7 +231,7 @@ class Cifar(Task):
 
 
 def convolution(inputs: int, outputs: int, side: int, stride: int = 1) -> list[nn.Module]:
-    """Return a convolution and a batch norm.
+    """Return a convolution without bias and its batch norm.
 
     Args:
         inputs: number of input channels.
@@ -243,7 +243,7 @@ def convolution(inputs: int, outputs: int, side: int, stride: int = 1) -> list[n
 
 
 class Bottleneck(nn.Module):
-    """Bottleneck of a ResNet: a 1x1, a 3x3 and a 1x1 convolution, whose output is added to the input.
+    """Bottleneck of a ResNet: a 1x1, a 3x3 and a 1x1 convolution, added to the input, then a ReLU.
 
     Args:
         inputs: number of input channels.

@@ -25,7 +25,7 @@ PATCH_SIDE = 16
 """Width and height of a patch, in pixels."""
 
 DETAIL_DEVIATION = 0.2
-"""Rough standard deviation of the pixels of a noisy patch; the net's inputs are divided by it, to be around 1."""
+"""Approximate standard deviation of a noisy patch's pixels, by which the net's inputs are divided."""
 
 
 @lru_cache(maxsize=1)
@@ -43,7 +43,7 @@ class PatchNet(nn.Module):
     """Net from noisy patches ``(batch, 1, PATCH_SIDE, PATCH_SIDE)`` to their noise, of the same shape.
 
     A few features suffice to predict the clean patch, but not the noise. So the last layer predicts the clean patch
-    without its mean, and the net returns the difference to the noisy patch without its mean.
+    minus its mean. The net returns the noisy patch minus its mean, minus that prediction.
 
     Args:
         channels: number of channels of the first convolution; the second has twice as many.
@@ -79,7 +79,7 @@ class Denoise(Task):
 
     Attributes:
         learning_rate: learning rate of SGD with momentum 0.9.
-        patches: number of patches that a rank trains in a step.
+        patches: number of patches that a rank trains on in a step.
         sigma: standard deviation of the noise that is added to pixels in [0, 1].
         channels: number of channels of the first convolution at scale 1; the second has twice as many.
         width: number of features of the fully connected layers at scale 1.
@@ -100,12 +100,12 @@ class Denoise(Task):
 
     @classmethod
     def tuned_learning_rate(cls, scale: float) -> float:
-        """Return the best learning rate at a scale: 0.1 at scale 0.4, and 0.2 at 1."""
+        """Return the rate that is best at scale 0.4 (0.1) for scales below 0.7, else that of scale 1 (0.2)."""
         return 0.1 if scale < 0.7 else 0.2
 
     @property
     def batch_size(self) -> int:
-        """Number of patches that a rank trains in a step."""
+        """Number of patches that a rank trains on in a step."""
         return self.patches
 
     def model(self) -> nn.Module:

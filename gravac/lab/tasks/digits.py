@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The task ``digits``: a small convolutional net on scikit-learn's 8x8 handwritten digits.
 
-For quick tests only: after some seconds accuracy stays at 99 %, and differences between methods are noise.
+For quick tests only: accuracy reaches 99 % within seconds, after which differences between methods are noise.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ class Digits(Task):
 
     Attributes:
         learning_rate: learning rate of SGD with momentum 0.9.
-        pictures: number of pictures that a rank trains in a step.
+        pictures: number of pictures that a rank trains on in a step.
     """
 
     name: ClassVar[str] = "digits"
@@ -66,7 +66,7 @@ class Digits(Task):
 
     @property
     def batch_size(self) -> int:
-        """Number of pictures that a rank trains in a step."""
+        """Number of pictures that a rank trains on in a step."""
         return self.pictures
 
     def model(self) -> nn.Module:

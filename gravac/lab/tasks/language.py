@@ -28,7 +28,7 @@ BYTE_COUNT = 256
 """Number of different bytes, the vocabulary of ``gpt2``."""
 
 MASK_TOKEN = BYTE_COUNT
-"""Token that replaces a byte that ``modernbert`` is to predict; not a byte itself."""
+"""Token, not itself a byte, that replaces a byte that ``modernbert`` is to predict."""
 
 TARGET_FRACTION = 0.15
 """Fraction of the bytes of a sequence that ``modernbert`` is to predict."""
@@ -142,7 +142,7 @@ class ModernBERT(Language):
 
     def _validation_batch(self, starts: npt.NDArray[np.int64]) -> Tensor:
         sequences = super()._validation_batch(starts)[:, :-1]
-        # a generator for each sequence, so that its mask does not depend on the shard's other sequences
+        # each sequence has its own generator, so that its mask does not depend on the shard's other sequences
         generators = (np.random.default_rng((VALIDATION_SEED, int(start))) for start in starts)
         return torch.cat(
             [mask_bytes(sequence[None], generator) for sequence, generator in zip(sequences, generators, strict=True)]
@@ -176,16 +176,16 @@ class ModernBERT(Language):
 def mask_bytes(sequences: Tensor, generator: np.random.Generator) -> Tensor:
     """Mask random bytes of sequences, for masked language modelling; return inputs and targets.
 
-    A fraction ``TARGET_FRACTION`` of the bytes of each sequence is to be predicted, at least one byte.
+    The model is to predict a fraction ``TARGET_FRACTION`` of the bytes of each sequence, at least one byte.
 
     Args:
         sequences: bytes, shape ``(n, length)``, int64.
         generator: source of random numbers.
 
     Returns:
-        Inputs and targets, shape ``(n, 2, length)``, int64. Inputs ``[:, 0]`` are the bytes, of which most of those to
-        predict are replaced by ``MASK_TOKEN`` or a random byte. Targets ``[:, 1]`` are the bytes to predict, and
-        ``NO_TARGET`` elsewhere.
+        Inputs and targets, shape ``(n, 2, length)``, int64. Inputs ``[:, 0]`` are the bytes, with ``MASK_TOKEN`` or a
+        random byte in place of most of the bytes to predict. Targets ``[:, 1]`` are the bytes to predict, and
+        ``NO_TARGET`` at all other positions.
 
     Example:
         >>> inputs, targets = mask_bytes(torch.arange(20)[None], np.random.default_rng(0))[0]

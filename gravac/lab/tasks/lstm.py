@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """The task ``lstm``: a two-layer character LSTM on the same text as ``charlm``.
 
-A recurrent net has many more parameters than a convolutional net that computes as much. So its training often waits for
-communication.
+A recurrent net has many more parameters than a convolutional net with as much computation. So its training often waits
+for communication.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ class CharLSTM(nn.Module):
         self.characters = nn.Embedding(VOCABULARY, width)
         self.lstm = nn.LSTM(width, width, layers, batch_first=True)
         self.head = nn.Linear(width, VOCABULARY)
-        for layer in range(layers):  # forget gates start open; torch adds a second forget bias, which stays near 0
+        for layer in range(layers):  # forget gates start open; torch adds a second bias (bias_hh), which starts near 0
             getattr(self.lstm, f"bias_ih_l{layer}").data[width : 2 * width] = 1.0
 
     def forward(self, characters: Tensor) -> Tensor:

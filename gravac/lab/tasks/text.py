@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 VOCABULARY = 128
-"""Number of different character codes: those of ASCII. Each byte of a character outside ASCII has code 0."""
+"""Number of different character codes, those of ASCII; each byte of a character outside ASCII gets code 0."""
 
 EXCLUDED_FOLDERS = frozenset({"site-packages", "dist-packages", "test", "tests", "idle_test", "lib2to3", "__pycache__"})
 """Names of folders to skip: they do not belong to the library, or have repetitive test data."""

@@ -31,18 +31,18 @@ def attach(
     pace: float | None = None,
     choices: Sequence[RunChoice] = (),
 ) -> Exchange:
-    """Attach a method to a model, wrapped in DDP unless the model is in shards or the method is torchft's.
+    """Attach a method to a model; wrap the model in DDP unless it is in shards or the method is torchft's.
 
     Args:
         method: method of exchanging gradients.
         model: model to train, not wrapped in DDP, perhaps in shards by ``sharded.shard``; all ranks begin with the
             same weights.
         optimizer: optimizer of the model.
-        samples_per_step: number of samples that all ranks together train in a step.
+        samples_per_step: number of samples that all ranks together train on in a step.
         log_dir: folder into which adaptive methods write their logs; ``None``: no logs.
         seed: seed of compressors that draw random numbers, and of the random order of ``choices``.
         pace: bits per second to which gravac limits its exchange, to emulate a slow link; ``None``: not limited.
-        choices: choices of an adaptive run, for a method that repeats them in random order (``matched:``).
+        choices: choices of an adaptive run, which a ``matched:`` method repeats in random order.
 
     Returns:
         The attached method.

@@ -3,8 +3,8 @@
 """Methods of exchanging gradients, attached to a model, and the numbers that the lab reads of them.
 
 ``Exchange`` is the interface; ``TorchExchange`` is DDP with or without a hook of torch, ``GravacExchange`` is gravac. A
-training step calls none of them: they work by hooks of DDP, modules and optimizers. ``torchft_baselines.py`` has
-torchft's methods, ``sharded.py`` torch's own exchange of a model in shards.
+training step need not call an exchange: hooks of DDP, modules and optimizers send the gradients.
+``torchft_baselines.py`` has torchft's methods, ``sharded.py`` torch's own exchange of a model in shards.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ _TORCH_HOOKS: dict[str, Callable[..., Any]] = {"fp16": fp16_compress_hook, "bf16
 
 
 class Exchange:
-    """Base class of attached methods of exchanging gradients: what a training loop calls and reads of any method.
+    """Base class of attached methods of exchanging gradients, with all that a training loop calls and reads.
 
     Args:
         method: method of exchanging gradients.
@@ -69,7 +69,7 @@ class Exchange:
         return nullcontext()
 
     def shared_state(self) -> dict[str, torch.Tensor]:
-        """Return a copy of the model state that all ranks share: tensors of any shapes, by name. Do not wait."""
+        """Return a copy of the model state that all ranks share, as tensors of any shapes by name; never waits."""
         module = getattr(self.module, "module", self.module)
         return {name: tensor.clone() for name, tensor in module.state_dict().items()}
 
@@ -99,7 +99,7 @@ class Exchange:
 
     @property
     def knows_exposed_time(self) -> bool:
-        """True if ``exposed_seconds`` tells the wait for the exchange from the computation."""
+        """True if ``exposed_seconds`` can separate the wait for the exchange from the computation."""
         return True
 
     def exposed_seconds(self, backward: float) -> float:
@@ -128,7 +128,7 @@ class Exchange:
         return []
 
     def phase_seconds(self) -> tuple[float | None, float | None]:
-        """Return the seconds of a typical step in compression, and those in collectives; ``None`` if not known."""
+        """Return a typical step's seconds of compression and seconds of collectives; ``None`` if not known."""
         return None, None
 
     def mean_gain(self) -> float | None:
@@ -221,7 +221,7 @@ class GravacExchange(Exchange):
         optimizer.register_step_post_hook(self._tally.step_ended)
 
     def _collect(self, record: Record) -> None:
-        """Keep a record that gravac logs, if it is of a step."""
+        """Keep a record that gravac logs, if the record is of a step."""
         if isinstance(record, StepRecord):
             self._step_records.append(record)
 
@@ -277,16 +277,16 @@ class GravacExchange(Exchange):
     def exposed_seconds(self, backward: float) -> float:
         """Return the seconds that the last step waited for the exchange.
 
-        They are the seconds after the last gradient in backward, and those in gravac's hooks of forward and of the
-        optimizer's step.
+        The sum of the seconds after the last gradient in backward, and the seconds in gravac's hooks of forward and of
+        the optimizer's step.
         """
         return backward + self._stopwatch.read_and_reset()
 
     def wire_bytes(self, steps: int, world: int) -> int:
         """Return the wire bytes that this rank sent so far among ``world`` ranks.
 
-        gravac counts the bytes that it sends; a formula gives those that DDP sent in native steps, which a model in
-        shards does not have.
+        gravac counts its own bytes; a formula gives the bytes of DDP in native steps. A model in shards has no native
+        steps.
         """
         native_bytes = (
             count * AllReduce.wire_bytes(round(4 * self._elements / cf), world)
@@ -323,9 +323,9 @@ class GravacExchange(Exchange):
         return [start_record(Candidate("native", DENSE, cf)) for cf in self._tally.native_steps][:1]
 
     def phase_seconds(self) -> tuple[float | None, float | None]:
-        """Return the seconds of a typical step in compression, and those in collectives; ``None`` if not known.
+        """Return a typical step's seconds of compression and seconds of collectives; ``None`` if not known.
 
-        They are medians over steps; for methods with local steps, means.
+        A typical step is the median over steps; for methods with local steps, the mean.
         """
         steps = [record for record in self._step_records if record.step >= WARM_UP_STEPS] or self._step_records
         average = weighted_mean if self.method.has_local_steps else weighted_median
@@ -408,7 +408,7 @@ class ExchangeTally:
         return self._averaged_steps + self._rounds_of_ended_phases + (0 if self._outer is None else self._outer.ended)
 
     def step_ended(self, *_: object) -> None:
-        """Count a step; called as a hook after the optimizer's step."""
+        """Count a step; to be registered as a hook after the optimizer's step."""
         outer = self._compressor.outer
         if outer is not self._outer:
             self._rounds_of_ended_phases += 0 if self._outer is None else self._outer.ended
@@ -443,7 +443,7 @@ def attach_to_ddp(
 
 
 WeightedNumbers = Sequence[tuple[float, int]]
-"""Pairs ``(number, steps)``: a number that was measured over several steps, and how many steps these were."""
+"""Pairs ``(number, steps)``: a number that was measured over several steps, and the number of these steps."""
 
 
 def weighted_mean(numbers: WeightedNumbers) -> float | None:
@@ -453,9 +453,9 @@ def weighted_mean(numbers: WeightedNumbers) -> float | None:
         >>> weighted_mean([(1.0, 3), (5.0, 1), (float("nan"), 7)])
         2.0
     """
-    finite_pairs = [(number, steps) for number, steps in numbers if math.isfinite(number)]
-    steps = sum(steps for _, steps in finite_pairs)
-    return sum(number * steps for number, steps in finite_pairs) / steps if steps else None
+    finite_numbers = [(number, steps) for number, steps in numbers if math.isfinite(number)]
+    steps = sum(steps for _, steps in finite_numbers)
+    return sum(number * steps for number, steps in finite_numbers) / steps if steps else None
 
 
 def weighted_median(numbers: WeightedNumbers) -> float | None:
@@ -468,7 +468,7 @@ def weighted_median(numbers: WeightedNumbers) -> float | None:
         (5.0, None)
     """
     half_of_steps, counted_steps = sum(steps for _, steps in numbers) / 2, 0
-    for number, steps in sorted(numbers, key=lambda pair: (math.isnan(pair[0]), pair[0])):
+    for number, steps in sorted(numbers, key=lambda weighted: (math.isnan(weighted[0]), weighted[0])):
         counted_steps += steps
         if counted_steps >= half_of_steps:
             return number if math.isfinite(number) else None
@@ -512,7 +512,7 @@ def disable_momentum(optimizer: torch.optim.Optimizer) -> None:
 def _powersgd_elements(shape: tuple[int, ...], rank: int) -> int:
     """Return the number of elements that torch's PowerSGD sends for a tensor of a shape.
 
-    Sent are both low-rank factors if they have fewer than half of the tensor's elements, otherwise the tensor itself.
+    The hook sends both low-rank factors if they have fewer than half of the tensor's elements, otherwise the tensor.
     """
     elements = math.prod(shape)
     if len(shape) < 2:

@@ -1,6 +1,6 @@
 # SPDX-FileCopyrightText: 2026 The gravac developers
 # SPDX-License-Identifier: Apache-2.0
-"""Makes compressors, controllers and settings from text on a command line, which is written as in Python."""
+"""Makes compressors, controllers and settings from Python expressions on a command line."""
 
 from __future__ import annotations
 
@@ -36,15 +36,15 @@ def compressor(text: str) -> Compressor:
 def controller(text: str) -> Any:
     """Return the controller for a text, which is a name with or without settings, such as ``gravac(epsilon=0.9)``.
 
+    Returns:
+        The name as ``str`` if the text has no settings, since defaults may depend on the run; otherwise the
+        controller.
+
     Example:
         >>> controller("gravac(epsilon=0.9)").epsilon
         0.9
         >>> controller("gravac")
         'gravac'
-
-    Returns:
-        The name as ``str`` if the text has no settings, since defaults may depend on the run; otherwise the
-        controller.
 
     Raises:
         ValueError: the text is no expression, names no controller, or has an unknown or wrong setting.
@@ -60,7 +60,7 @@ def controller(text: str) -> Any:
     if not isinstance(node, ast.Call):
         return name_node.id
     if node.args:
-        raise ValueError(f"{text!r}: a setting has no name; name its settings, such as gravac(epsilon=0.9)")
+        raise ValueError(f"{text!r}: a setting has no name; name each setting, such as gravac(epsilon=0.9)")
     try:
         settings = {keyword.arg: ast.literal_eval(keyword.value) for keyword in node.keywords if keyword.arg}
         return CONTROLLERS[name_node.id](**settings)

@@ -5,7 +5,7 @@
 =============================== ================================================================================
 ``fp32``                        native DDP
 ``fp16``, ``bf16``              torch's hooks of that name; bf16 on gloo, which torch lacks, by gravac's dense exchange
-``torch-powersgd(4)``           torch's ``powerSGD_hook`` at rank 4, in one bucket: with more it aborts on gloo
+``torch-powersgd(4)``           torch's ``powerSGD_hook`` at rank 4, in one bucket, as more buckets abort on gloo
 ``topk@10``                     one of gravac's compressors at one compression factor (CF), in every step
 ``quantize(4)``                 a compressor with settings, as in Python; without ``@``, at its only CF
 ``adaptive``                    ``AdaptiveCompressor`` by default: each step is native or compressed, as decided
@@ -16,12 +16,12 @@
 ``adaptive:topk@10-1000``       ``adaptive`` with a compressor instead of the ladder, in a range of CFs (the default)
 ``gravac:topk@10-1000``         a controller over a compressor, from CF 10 to 1000 (the default range); with settings:
                                 ``gravac(epsilon=0.9):topk``. ``goodput:ladder@2-1000`` is ``adaptive``
-``outer:ladder@2-1000``         ``adaptive(every=(1, 100))``, by its name in older records (the default range)
+``outer:ladder@2-1000``         name of ``adaptive(every=(1, 100))`` in older records (the default range)
 ``outer(every=10):topk@9``      one compressor, or ``dense``, after every ten steps; with a range of CFs, the
                                 controller ``goodput`` chooses a CF. Settings are those of ``adaptive``
 ``torchft-diloco``              torchft's ``DiLoCo``, dense; with settings:
                                 ``torchft-diloco(every=10, rate=1, momentum=0)``
-``torchft-localsgd``            torchft's ``LocalSGD``, dense; with ``every``
+``torchft-localsgd``            torchft's ``LocalSGD``, dense; its only setting is ``every``
 ``matched:`` an adaptive method the choices of that method's run, each for as many steps, in random order
 =============================== ================================================================================
 
@@ -48,11 +48,11 @@ from gravac.modes.outer.sgd import OuterSGD
 from gravac.policy import OuterSettings, Policy
 from gravac.settings import Settings, SettingsError, short_repr
 
-DEFAULT_CF_RANGE = (10.0, 1000.0)
-"""Lowest and highest compression factor of an adaptive method whose text has no range of CFs."""
-
 LADDER_CF_RANGE = (2.0, 1000.0)
-"""Lowest and highest compression factor of ``adaptive`` and ``outer`` methods whose text has no range of CFs."""
+"""Lowest and highest CF of ``adaptive`` over the ladder, and of all ``outer`` methods, if the text has no range."""
+
+DEFAULT_CF_RANGE = (10.0, 1000.0)
+"""Lowest and highest compression factor (CF) of other adaptive methods, if the text has no range."""
 
 DEFAULT_OUTER_EVERY = (1, 100)
 """Lowest and highest number of steps from one exchange to the next, for ``outer`` methods without ``every``."""
@@ -121,11 +121,11 @@ class ModeSettings:
         sgd = OuterSgdSettings(
             **{name: setting_by_name[name] for name in OuterSgdSettings.model_fields if name in setting_by_name}
         )
-        not_outer = ("every", "native", *OuterSgdSettings.model_fields)
-        outer = {name: setting for name, setting in setting_by_name.items() if name not in not_outer}
+        other_names = ("every", "native", *OuterSgdSettings.model_fields)
+        outer = {name: setting for name, setting in setting_by_name.items() if name not in other_names}
         if sgd != OuterSgdSettings():
             outer["optimizer"] = partial(OuterSGD, rate=sgd.rate, momentum=sgd.momentum)
-        # if all steps are outer steps, none is native, so that a single rank trains as several do
+        # if all steps are outer steps, no step is native, so that a single rank trains as several ranks do
         return cls((lowest_every, highest_every), native and lowest_every == 1, OuterSettings(**outer))
 
     @property
@@ -211,7 +211,7 @@ class Method:
     def can_be_factored(self) -> bool:
         """True if time to accuracy may be computed: steps to the target, measured once, x seconds of a step on a link.
 
-        For that, the number of steps must not depend on the link, and all steps must take about as long.
+        The number of steps must then be independent of the link, and all steps must take about equally long.
         """
         return not self.adaptive and not self.has_local_steps
 
@@ -270,7 +270,7 @@ class Method:
                 selected_controller = controller(match["controller"])
                 base = compressor(match["base"])
                 method = cls(text, base=base, controller=selected_controller, cf_range=cf_range, modes=ModeSettings())
-                method.make()  # raises for a range that the compressor does not support
+                method.make()  # raises an error for a range that the compressor does not support
                 return method
             if match := _STATIC.fullmatch(text):
                 base = compressor(match["base"])
@@ -418,7 +418,7 @@ def _only_cf(base: Compressor) -> float:
 def bucket_mb(method: Method, parameters: int) -> float:
     """Return the bucket size for DDP in MiB: an eighth of the model, so that the exchange overlaps with backward.
 
-    The size is at most 25 MiB, DDP's default. For torch's PowerSGD, a single bucket has room for the entire model.
+    The size is at most 25 MiB, DDP's default; but for torch's PowerSGD, a single bucket has room for the entire model.
 
     Args:
         method: method of exchanging gradients.

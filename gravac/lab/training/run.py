@@ -1,6 +1,6 @@
 # SPDX-FileCopyrightText: 2026 The gravac developers
 # SPDX-License-Identifier: Apache-2.0
-"""Runs a session from the parent process: starts its worker processes, reads their events, and ends all workers."""
+"""Runs a session from the parent process: starts worker processes, reads rank 0's events, and ends all workers."""
 
 from __future__ import annotations
 
@@ -27,19 +27,19 @@ from gravac.lab.mesh import Mesh
 from gravac.lab.training.session import Leg, SessionSpec
 
 PATIENCE_S = 120.0
-"""Seconds without an event after which a session counts as stuck; the time of ten dense steps on its link is added."""
+"""Seconds without an event after which a session counts as stuck; on a limited link, plus ``10 x workers`` dense steps."""
 
 POLL_SECONDS = 0.1
-"""Seconds between two looks at the workers and their events."""
+"""Seconds between two polls of the workers and of rank 0's events."""
 
 TERMINATING_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 """Signals that end a command."""
 
 MALLOC_ENVIRONMENT = {"MALLOC_MMAP_THRESHOLD_": str(32 << 20), "MALLOC_TRIM_THRESHOLD_": str(1 << 30)}
-"""Environment variables of workers, by which glibc does not release freed memory. Those that the user has set prevail.
+"""Environment variables of workers, by which glibc keeps freed memory. Variables that the user has set prevail.
 
-By default, glibc may release memory to the operating system and allocate it anew in every step, which costs up to 15 %
-of a step's time. Whether glibc does so depends on the heap's layout, by chance, and differs between runs.
+By default, glibc may return memory to the operating system and allocate new memory in every step, which costs up to
+15 % of a step's time. Whether glibc does so depends on the heap's layout, which differs between runs by chance.
 """
 
 Event = dict[str, Any]
@@ -47,7 +47,7 @@ Event = dict[str, Any]
 
 
 class RunFailed(RuntimeError):
-    """Error: a worker failed, was killed, or got stuck. The message has the end of the worker's output."""
+    """A worker failed, was killed, or got stuck. The message has the end of the worker's output."""
 
 
 @dataclass(frozen=True)
@@ -57,7 +57,7 @@ class TrainingSettings:
     Attributes:
         workers: number of workers, 2 to 8.
         link: the link between workers as text, for logs and messages.
-        slowest: lowest rate that the link ever has, in bits per second; ``None``: not limited.
+        slowest: lowest rate of the link at any time, in bits per second; ``None``: not limited.
         task: name of a reference task.
         scale: scale of the task's model; 1 suits two cores.
         data: folder of the task's data, for tasks that need a folder.
@@ -80,14 +80,14 @@ class TrainingSettings:
 class TrainingRun:
     """A session, in which worker processes train one or more legs; a leg trains a fresh model with one method.
 
-    Use as a context manager: workers start at the beginning of the block. At its end all workers are ended, and
-    temporary files removed.
+    Use as a context manager: the workers start at the beginning of the block. The end of the block kills the workers
+    that still run, and removes temporary files.
 
     Args:
         legs: legs to train, in order.
         settings: settings that the compared runs share.
-        network: emulated links of the workers, on a mesh of the replicas, whose workers share a link; ``None``: workers
-            communicate over the loopback interface, and gravac limits its exchange to the lowest rate in ``settings``.
+        network: emulated links of the workers; on a mesh, of the replicas, whose workers share a link. ``None``: the
+            workers communicate over loopback, and gravac limits its exchange to the lowest rate in ``settings``.
     """
 
     def __init__(self, legs: Sequence[Leg], settings: TrainingSettings, network: EmulatedNetwork | None) -> None:
@@ -181,7 +181,7 @@ class TrainingRun:
                 self._workers.append(
                     subprocess.Popen(
                         [*(network.prefix(host) if network else []), *command],
-                        stdin=subprocess.PIPE,  # never written to: its end tells the worker that the parent ended
+                        stdin=subprocess.PIPE,  # never written to; a worker reads its end when the parent ends
                         stdout=log,
                         stderr=log,
                         env=environment,
@@ -204,7 +204,7 @@ class TrainingRun:
         """Raise ``RunFailed`` if a worker failed, if all workers ended before the last leg did, or if ``stuck``."""
         failed_statuses = {rank: status for rank, worker in enumerate(self._workers) if (status := worker.poll())}
         if failed_statuses:
-            # if a worker was killed (status below 0), the other workers fail because of that
+            # report a killed worker (status below 0) first: the other workers fail because of the kill
             rank = min(failed_statuses, key=lambda rank: failed_statuses[rank] > 0)
             status = failed_statuses[rank]
             raise self._kill_and_describe(

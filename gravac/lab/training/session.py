@@ -18,7 +18,7 @@ ALONE = "alone"
 """Method of a leg in which rank 0 trains without DDP while other ranks wait: it shows the speed of a single worker."""
 
 WARM_UP_STEPS = 3
-"""Number of steps at the start of a leg that medians leave out, since connections, buckets and caches are made then."""
+"""Number of first steps of a leg that medians leave out, since these steps make connections, buckets and caches."""
 
 
 @dataclass(frozen=True)
@@ -63,7 +63,7 @@ class SessionSpec:
         workers: number of ranks.
         folder: folder in which ranks find each other, and rank 0 writes ``events.jsonl``.
         log_dir: folder of TensorBoard logs, with a subfolder for each leg's label; ``None``: no logs.
-        interface: name of the network interface whose sent bytes are counted; ``None`` without emulated links.
+        interface: name of the network interface whose sent bytes each rank counts; ``None`` without emulated links.
         control: name of the network interface for rank 0's commands; ``None``: the interface of the exchange.
         pace: bits per second to which gravac limits its exchange, to emulate a slow link; ``None``: not limited.
         link: the link as text, for the logs.

@@ -1,6 +1,6 @@
 # SPDX-FileCopyrightText: 2026 The gravac developers
 # SPDX-License-Identifier: Apache-2.0
-"""Cuts a task's model into shards by FSDP2, and torch's own exchange of such a model between its replicas (HSDP)."""
+"""Cuts a task's model into shards by FSDP2, and reads the numbers of torch's own exchange of such a model (HSDP)."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def device_mesh(mesh: Mesh) -> DeviceMesh:
 
 
 def shard(task: Task, model: torch.nn.Module, mesh: DeviceMesh, reduce_dtype: torch.dtype | None = None) -> None:
-    """Cut a task's model into shards, in place: each block is a unit of FSDP2, and the remaining parameters are one.
+    """Cut a task's model into shards, in place: FSDP2 has a unit for each block, and one for all other parameters.
 
     Call before the optimizer is made, on every rank.
 
@@ -37,7 +37,7 @@ def shard(task: Task, model: torch.nn.Module, mesh: DeviceMesh, reduce_dtype: to
     """
     if not task.blocks:
         raise ValueError(f"task: {task.name!r} has no blocks by which its model could be cut; use charlm or gpt2")
-    from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard  # takes a while: only if models are in shards
+    from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard  # a slow import
 
     policy = MixedPrecisionPolicy(reduce_dtype=reduce_dtype)
     for module in (*model.get_submodule(task.blocks).children(), model):
@@ -45,9 +45,9 @@ def shard(task: Task, model: torch.nn.Module, mesh: DeviceMesh, reduce_dtype: to
 
 
 def reduce_dtype(method: Method) -> torch.dtype | None:
-    """Return the number format in which torch reduces gradients; ``None``, that of the parameters, for other methods.
+    """Return the number format in which torch reduces gradients; ``None`` for methods of gravac.
 
-    gravac takes gradients as torch has reduced them within a replica, so its methods reduce in float32 there.
+    ``None`` is the format of the parameters, float32. torch reduces gradients within a replica before gravac gets them.
     """
     if method.torch_format is None:
         return None
@@ -71,7 +71,7 @@ class TorchShardedExchange(Exchange):
 
     @property
     def knows_exposed_time(self) -> bool:
-        """False: torch waits for the exchange within backward, so no clock tells the wait from the computation."""
+        """False: torch waits for the exchange within backward, so no clock separates the wait from the computation."""
         return False
 
     @property

@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Methods that repeat the choices of an adaptive run, each for as many steps, in random order.
 
-They are the control of an experiment: if the random order reaches the target as fast as the adaptive run, only what the
-controller chose matters, and not when.
+These methods are controls of an experiment: if the random order reaches the target as fast as the adaptive run, only
+the controller's choices matter, and not their times.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from gravac.candidate import Candidate, Forecast, Mode, Span
 from gravac.controllers.base import DEFAULT_STRETCH_STEPS, LATENCY, Controller, Decision, Measurement
 
 MAX_BLOCK_ROUNDS = 5
-"""Maximum number of rounds of a block; with blocks of one round, the candidate would change in nearly every round."""
+"""Maximum number of rounds of a block. In blocks of a single round, the candidate would change almost every round."""
 
 
 REASON = "a choice of the adaptive run, at a random time"
@@ -26,7 +26,7 @@ REASON = "a choice of the adaptive run, at a random time"
 
 
 class RunChoice(NamedTuple):
-    """A candidate that an adaptive run chose, and for how long.
+    """A candidate that an adaptive run chose, and the number of rounds for which it ran.
 
     Attributes:
         compressor: name of the compressor.
@@ -116,9 +116,9 @@ def shuffled_blocks(choices: Iterable[RunChoice], seed: int) -> list[RunChoice]:
 
 @dataclass(frozen=True)
 class ShuffledController:
-    """A controller that repeats the choices of another controller in random order, whatever is measured.
+    """A controller that repeats the choices of another controller in random order, and ignores all measurements.
 
-    After the last choice, it begins again, in another random order.
+    After the last choice, all choices follow once more in another random order.
 
     Attributes:
         inner_controller: controller that made the choices, and proposes the candidates.
@@ -200,7 +200,7 @@ class ShuffledController:
         Args:
             candidates: candidates that may run.
             position: number of the round, from 0, over the whole run. When all choices have run for their numbers of
-                rounds, they begin again in another random order.
+                rounds, all follow once more in another random order.
         """
         total_rounds = sum(choice.rounds for choice in self.choices)
         remaining_rounds = position % total_rounds
@@ -208,7 +208,7 @@ class ShuffledController:
             if remaining_rounds < block.rounds:
                 return _nearest_candidate(block, candidates)
             remaining_rounds -= block.rounds
-        raise AssertionError("position: it lies in none of the blocks")
+        raise AssertionError("position: no block has this round")
 
 
 @dataclass(frozen=True)

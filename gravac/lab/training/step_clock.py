@@ -49,7 +49,7 @@ class TrainingClock:
         """Register a hook that records the time at which all gradients are computed, before DDP waits for the exchange.
 
         Call before ``loss.backward()``. The hook queues a callback when backward starts. DDP queues its own callback,
-        which waits, only when the last bucket is ready, and therefore waits after this one.
+        which waits for the exchange, only when the last bucket is ready, so DDP's callback runs second.
 
         Args:
             loss: training loss, a scalar tensor.

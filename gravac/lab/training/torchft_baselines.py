@@ -47,7 +47,7 @@ class TorchftExchange(Exchange):
         if isinstance(method.torchft, DilocoSettings):
             rate, momentum = method.torchft.rate, method.torchft.momentum
             outer = torch.optim.SGD(model.parameters(), lr=rate, momentum=momentum, nesterov=momentum > 0)
-            # one message for all tensors, like gravac: the faster of torchft's two ways
+            # bucketization sends one message for all tensors, as gravac does: the faster of torchft's two ways
             self._algorithm = DiLoCo(self._manager, [model], optimizer, outer, self._every, use_bucketization=True)
         else:
             self._algorithm = LocalSGD(self._manager, model, optimizer, self._every)
@@ -129,16 +129,16 @@ class AllRanksManager:
     Attributes:
         step: number of exchanges so far.
         payload_bytes: bytes of all tensors averaged so far.
-        waited_seconds: seconds of waiting for averages; ``TorchftExchange`` sets them to 0 in each step.
+        waited_seconds: seconds of waiting for averages in the present step; ``TorchftExchange`` resets them.
     """
 
     def __init__(self) -> None:
         self.step = self.payload_bytes = 0
         self.waited_seconds = 0.0
-        self._use_async_quorum = False  # DiLoCo reads this attribute
+        self._use_async_quorum = False  # read by DiLoCo
 
     def register_state_dict_fn(self, key: str, load: Callable[[Any], None], save: Callable[[], Any]) -> None:
-        """Do nothing: torchft would register functions that copy the state to a rank that recovers; none fails here."""
+        """Do nothing: torchft's manager would register functions that copy the state to a rank that recovers."""
 
     def allow_state_dict_read(self) -> None:
         """Do nothing: no other rank reads this rank's state."""

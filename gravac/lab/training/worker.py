@@ -6,9 +6,9 @@ A session is a list of *legs*: each trains a fresh model with one method. The cl
 steps only, without the start (imports, first connection, the copy of the weights) and without evaluation.
 
 Rank 0 decides when to evaluate and when to stop. While a step runs, rank 0 broadcasts its command, an integer, over a
-separate process group, which takes the same short time with every method. On emulated links this group has separate
-network interfaces: a command does not wait for an exchange, and its bytes are not counted. If a method makes local
-steps, ranks evaluate the weights that they share.
+separate process group. The broadcast takes the same short time with every method. On emulated links this group has
+separate network interfaces: a command does not wait for an exchange, and its bytes are not counted. If a method makes
+local steps, ranks evaluate the weights that they share.
 
 On a mesh, legs train a model in shards (``sharded.py``), and the ranks of a replica evaluate the same validation data,
 because they make each forward together.
@@ -51,7 +51,7 @@ CONTINUE, EVALUATE, STOP = 0, 1, 2
 """Commands of rank 0 after a step: continue, evaluate the model and continue, or evaluate the model and stop."""
 
 MAX_POSTPONED = 10
-"""Maximum number of evaluations postponed until no exchange is in flight; for another, training waits for exchanges."""
+"""Maximum number of evaluations postponed until no exchange is in flight; before a further one, training waits."""
 
 
 @dataclass(frozen=True)
@@ -137,7 +137,7 @@ class _Training:
         )
 
     def _attach(self, stack: ExitStack) -> None:
-        """Attach the method to the model, and wait until all ranks have done so."""
+        """Attach the method to the model, and wait until all ranks have attached the method."""
         self.exchange = attach(
             Method.parse(self.leg.method),
             self.model,
@@ -152,7 +152,7 @@ class _Training:
         dist.barrier(group=self.control)
 
     def step(self) -> int:
-        """Train one step; return rank 0's command, which is to be followed after the step."""
+        """Train one step; return rank 0's command, which the rank follows after the step."""
         step = len(self.step_times)
         self.clock.mark_begin()
         self.commands.send(step, self.end_seconds[-1], self.step_times[-1].seconds if self.step_times else 0.0)
@@ -194,7 +194,7 @@ class _Training:
     def evaluate_if_due(self, command: int) -> bool:
         """Evaluate postponed states, and the current state if rank 0 commanded that.
 
-        While an exchange is in flight only postponed states are evaluated, and only if more than ``MAX_POSTPONED``.
+        While an exchange is in flight, only postponed states are evaluated, and only more than ``MAX_POSTPONED``.
 
         Args:
             command: rank 0's command after the step.
@@ -236,9 +236,9 @@ class _Training:
         return self.leg.target is not None and self.task.metric.is_reached(self.metric, self.leg.target)
 
     def _metric_of(self, model: torch.nn.Module) -> float:
-        """Evaluate a part of the validation data on each rank; return the metric over all data, on every rank.
+        """Evaluate a model on all validation data, of which each rank has a portion; return the metric on every rank.
 
-        Each rank evaluates a part of its own. On a mesh each replica does.
+        On a mesh, the ranks of a replica evaluate the same portion.
         """
         portion, portions = self.rank, self.workers
         if self.mesh is not None:
@@ -252,7 +252,7 @@ class _Training:
     def _bytes_of_a_rank(self, interface_bytes: float) -> int:
         """Return the bytes that a rank's interface sent: the mean over ranks.
 
-        On a mesh the ranks of a replica share an interface, and each of them has counted all of its bytes.
+        On a mesh the ranks of a replica share an interface, and each rank has counted all bytes of the interface.
 
         Args:
             interface_bytes: sum over the ranks of the bytes that each has counted.
@@ -267,7 +267,7 @@ class _Training:
         cpu_seconds, interface_bytes = usage_sums.tolist()
         exchange = self.exchange
         counted_times = self.step_times[WARM_UP_STEPS:] or self.step_times
-        if exchange and exchange.every is not None:  # a mean over all steps has whole rounds, each with its exchange
+        if exchange and exchange.every is not None:  # a mean must cover whole rounds, so all steps count
             counted_times = self.step_times
         self.report.write_event(
             "end",
@@ -419,7 +419,7 @@ def _new_control_group(spec: SessionSpec) -> dist.ProcessGroup:
 
 
 def _exit_with_parent() -> None:
-    """Wait until the parent process ends, which has the other end of standard input; then end this process."""
+    """Wait until the parent process ends, which holds the write end of standard input; then end this process."""
     while os.read(0, 1):  # not sys.stdin, whose lock this thread would hold when the interpreter ends
         pass
     os._exit(3)

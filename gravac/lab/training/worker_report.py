@@ -70,7 +70,7 @@ class WorkerReport:
     def report_evaluation(self, step: int, training_seconds: float, metric: float) -> None:
         """Report the validation metric after ``step`` steps and ``training_seconds`` seconds of training.
 
-        TensorBoard shows the metric by steps, and by milliseconds, which are integers as TensorBoard's steps must be.
+        TensorBoard shows the metric by steps, and by milliseconds, since TensorBoard's x axis has integers only.
         """
         self.write_event("evaluation", step=step, seconds=training_seconds, metric=metric)
         if self._summary_writer:
@@ -80,8 +80,8 @@ class WorkerReport:
     def write_hparams(self, settings: dict[str, Any], metrics: dict[str, float]) -> None:
         """Write settings and metrics for TensorBoard's hparams page, which has a row per leg.
 
-        An adaptive compressor writes its own settings, too, into a later file. TensorBoard shows the settings of a
-        run's oldest file, which is this one. So all rows have the same columns.
+        An adaptive compressor writes its own settings, too, into a later file. TensorBoard shows the settings in a
+        run's oldest file, which this function writes. So all rows have the same columns.
         """
         if self._summary_writer:
             for summary in _hparams(settings, metrics):

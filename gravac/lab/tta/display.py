@@ -27,11 +27,11 @@ from gravac.lab.tta.runner import run_matrix
 class TtaLive(ProgressDisplay):
     """Shows the progress of a matrix: a progress bar on a terminal, otherwise a line of text every few seconds.
 
-    It also prints a line for each finished run. ``Watcher`` is the interface.
+    Each finished run adds a line. The methods are those of ``Watcher``.
 
     Args:
         console: console to print on.
-        paced: whether runs are paced, without real links, which the lines then say.
+        paced: whether runs are paced, without real links; if so, each line says "paced".
     """
 
     def __init__(self, console: Console, paced: bool) -> None:
@@ -96,7 +96,7 @@ class TtaLive(ProgressDisplay):
             self._progress.update(self._bar, completed=self._existing_count + self._finished_count)
 
     def show_failed_leg(self, cell: str, leg: Leg, error: RunFailed) -> None:
-        """Show that a leg failed; its session is over, but the other legs still run."""
+        """Show that a leg failed; the remaining legs run in a new session."""
         self.failures += 1
         self._print(f"{cell}: the run of {leg.method} FAILED and is left out: {error}")
 
@@ -124,7 +124,7 @@ class TtaLive(ProgressDisplay):
 def run_tta(matrix: RunMatrix, console: Console | None = None) -> int:
     """Run a matrix, show its progress and a table of results, and return the number of failed runs.
 
-    If the user has no rights to make emulated links, runs are paced: gravac limits its exchange to the link's rate.
+    If this machine cannot emulate links, runs are paced: gravac limits its exchange to the link's rate.
 
     Args:
         matrix: tasks, links, methods and seeds to run.
@@ -137,7 +137,7 @@ def run_tta(matrix: RunMatrix, console: Console | None = None) -> int:
         ValueError: runs must be paced, and the matrix has methods that cannot be paced.
     """
     console = wide_console(console)
-    pacing_reason = "asked for with --paced" if matrix.paced else available()
+    pacing_reason = "requested by --paced" if matrix.paced else available()
     if pacing_reason is not None and not matrix.paced:
         matrix = RunMatrix(**{**vars(matrix), "paced": True})
     if pacing_reason is not None:
@@ -167,7 +167,7 @@ def results_table(runs: Sequence[TrainingRecord], paced: bool) -> Table:
 
     Args:
         runs: records to show.
-        paced: whether runs were paced, which the title then says.
+        paced: whether runs were paced; if so, the title says "paced".
     """
     run_table = Table(title=PACED if paced else None, box=SIMPLE_HEAVY, pad_edge=False, collapse_padding=True)
     for heading in ("task", "link", "seed", "method"):

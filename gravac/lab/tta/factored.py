@@ -32,7 +32,7 @@ def factored_record(
         probes: events at the ends of the short runs on the link, which give the seconds of a step.
         limit_s: limit of the training time on the link, in seconds.
         reference: record of the reference run, for the efficiency.
-        stamp: stamp of the short runs; ``None`` if none was taken.
+        stamp: stamp of the short runs; ``None`` without a stamp.
     """
     steps_s = [seconds for probe in probes for seconds in probe["steps_s"]]
     step_s = statistics.median(steps_s)
@@ -96,7 +96,7 @@ def _with_step_time(unthrottled_record: TrainingRecord, step_s: float, limit_s: 
 def efficiency(samples_per_s: float, reference: TrainingRecord | None) -> float | None:
     """Return the scaling efficiency of a run, computed from the reference run's; ``None`` if that is not known.
 
-    It is the run's samples per second / (ranks x samples per second of one worker alone).
+    The efficiency is samples per second of the run / (ranks x samples per second of one worker alone).
 
     Args:
         samples_per_s: samples per second of the run, over all ranks.

@@ -3,9 +3,10 @@
 """Settings of ``gravac bench tta``, which compares the time to accuracy of methods on tasks and links.
 
 For each task and seed, a *reference run* trains first: native DDP over an unthrottled link. The target is the
-reference run's metric at 80 % of its steps. The reference run's time to the target is *the limit*, as if the network
-cost nothing. Then every method runs on every link: the methods of a cell (task, link, seed) one after another, seed
-after seed. Each run stops at the target, or after ``limit`` times the limit.
+reference run's metric at 80 % of its steps. The reference run's time to the target is *the limit*: the time over a
+network that costs nothing. Then every method runs on every link: the methods of a cell (task, link, seed) one after
+another, seed after seed. Each run stops at the target, or when its time is the limit multiplied by the setting
+``limit``.
 
 ``factored`` saves time on static methods, whose number of steps to the target does not depend on the link. The number
 of steps is measured once, on an unthrottled link, and multiplied by the time of a step on each link. The time of a step
@@ -13,8 +14,8 @@ is measured in a short session in which the methods alternate. Adaptive methods 
 in full. With ``times_each_seed`` the time of a step is measured for every seed, just before the seed's adaptive runs,
 instead of once.
 
-With ``mesh``, models train in shards (HSDP): each replica has a link, which its ranks share, and native DDP is torch's
-own HSDP.
+With ``mesh``, models train in shards (HSDP): each replica has a link, which its ranks share, and torch's own HSDP takes
+the place of native DDP.
 
 ``more_seeds`` adds seeds, one after another, for each method on each link whose times differ by more than 10 % between
 seeds. All runs stay in the results.
@@ -49,8 +50,7 @@ DEFAULT_METHODS = (
 """Methods to compare by default."""
 
 DEFAULT_MESH_METHODS = ("fp32", "fp16", "bf16", "adaptive", "adaptive(every=(1, 100))")
-"""Methods to compare by default on a mesh: torch's own HSDP, and gravac with an exchange in each step, or less often.
-"""
+"""Methods to compare by default on a mesh: torch's own HSDP, gravac in each step, and gravac with outer steps."""
 
 
 @dataclass(frozen=True)
@@ -79,7 +79,7 @@ class RunMatrix:
         mesh: replicas x shards of models in shards (HSDP); ``None``: DDP, without shards.
 
     Raises:
-        ValueError: a setting is out of range, or does not go with another setting.
+        ValueError: a setting is out of range, or conflicts with another setting.
     """
 
     tasks: tuple[str, ...]
@@ -145,7 +145,7 @@ class RunMatrix:
             raise ValueError(f"json: the folder {self.json.parent} is not writable; name a file in another folder")
 
     def _check_mesh(self, mesh: Mesh) -> None:
-        """Raise a ``ValueError`` if the mesh does not go with the machine, or with another setting."""
+        """Raise a ``ValueError`` if the mesh has too many ranks, or conflicts with another setting."""
         if mesh.ranks > MAX_WORKERS:
             raise ValueError(f"mesh: {mesh} has {mesh.ranks} ranks, and at most {MAX_WORKERS} can run; use 2x2")
         if self.workers != mesh.ranks:

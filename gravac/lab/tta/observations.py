@@ -1,6 +1,6 @@
 # SPDX-FileCopyrightText: 2026 The gravac developers
 # SPDX-License-Identifier: Apache-2.0
-"""Makes observations of the lab's runs to fit the cost model to, and tests the model's predictions on held-out runs."""
+"""Makes observations of the lab's runs, fits the cost model to some, and tests its predictions on the others."""
 
 from __future__ import annotations
 
@@ -37,8 +37,8 @@ class HeldOutFit:
 def observations(runs: Iterable[TrainingRecord]) -> list[Observation]:
     """Return an observation of a typical step of each run, for runs whose steps the cost model can predict.
 
-    These are runs of dense methods of torch, and of gravac's compressors at a fixed CF. Left out are adaptive runs,
-    paced runs, runs on a mesh, and runs of methods with local steps.
+    These are runs of dense methods of torch, and of gravac's compressors at a fixed CF. Adaptive runs, paced runs, runs
+    on a mesh, runs with local steps, and runs without times of phases are left out.
     """
     shapes: dict[tuple[str, float], list[tuple[int, ...]]] = {}
     steps = []

@@ -57,7 +57,7 @@ class DecisionPoint(_JsonRecord):
         every: number of steps from one exchange to the next.
         delay: number of steps that each exchange is in flight.
         mode: mode of the steps; ``None`` in older files, in which steps are outer steps if ``every`` is above 1.
-        changed: whether the decision differs from the previous decision.
+        changed: whether the decision changes the candidate that runs.
         gain: gain of the window of steps before the decision; ``None`` if not known.
         t_system: samples per second over all ranks in that window; ``None`` if not known.
         reason: reason of the decision, as text.
@@ -100,7 +100,7 @@ class Split(_JsonRecord):
 
 
 class Cell(NamedTuple):
-    """A cell of the matrix of runs: what runs have in common whose methods are compared.
+    """A cell of the matrix of runs; the runs of a cell differ in their method only.
 
     Attributes:
         task: name of the reference task.
@@ -120,7 +120,7 @@ class Cell(NamedTuple):
 
 
 class TrainingRecord(_JsonRecord):
-    """Record of one run of one method; times in seconds, bytes per rank over the run, rates in bits per second.
+    """Record of one run of one method; times are in seconds, and bytes are those of a rank over the run.
 
     Attributes:
         task: name of the reference task.
@@ -242,14 +242,14 @@ def commits_of(paths: Sequence[Path], runs: Iterable[TrainingRecord], allow_mixe
 
 
 def save(path: Path, runs: Sequence[TrainingRecord]) -> None:
-    """Write all records into a file, in place of its content. An interrupt leaves the complete old or new file."""
+    """Write all records into a file, in place of its content; an interrupt leaves the old or the new file complete."""
     write_json(path, json.loads(_RECORDS_ADAPTER.dump_json(list(runs))))
 
 
 def first_reached(curve: Sequence[CurvePoint], target: float, higher_is_better: bool) -> tuple[float, float] | None:
-    """Return ``(seconds, steps)`` at which a curve first reached a target; ``None`` if it did not.
+    """Return ``(seconds, steps)`` at which a curve first reached a target; ``None`` if the curve never did.
 
-    Between two evaluations the metric counts as linear.
+    The metric is interpolated linearly between evaluations.
     """
     sign = -1.0 if higher_is_better else 1.0
     for previous_point, following_point in itertools.pairwise(curve):

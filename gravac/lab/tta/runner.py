@@ -29,7 +29,7 @@ TARGET_FRACTION = 0.8
 """Fraction of the reference run's steps at which its validation metric becomes the target."""
 
 TARGET_WIDTH = 0.06
-"""Maximum distance from ``TARGET_FRACTION``, as a fraction of the steps, of evaluations whose mean is the target."""
+"""Maximum distance from ``TARGET_FRACTION``, as a fraction of the steps, of the evaluations averaged to the target."""
 
 ALONE_STEPS = 15
 """Number of steps that one worker trains alone, to measure its speed."""
@@ -60,8 +60,8 @@ class FinishedLeg:
         start: event at the leg's start.
         end: event at the leg's end.
         curve: validation metric at each evaluation of the leg.
-        stamp: commit of the code, time of the leg's end, and the machine's speed before the session; ``None`` if none
-            was taken.
+        stamp: commit of the code, time of the leg's end, and the machine's speed before the session; ``None`` without a
+            stamp.
     """
 
     leg: Leg
@@ -135,7 +135,7 @@ class _MatrixRunner:
         self.methods = [Method.parse(text) for text in matrix.methods]
 
     def run(self) -> list[TrainingRecord]:
-        """Run everything; return the records of all runs."""
+        """Run all methods on all tasks and links with all seeds; return the records of all runs."""
         links = [parse_link(text) for text in self.matrix.links]
         all_methods = {(task, str(link)): self.methods for task in self.matrix.tasks for link in links}
         self.watcher.show_plan(*self._count_records(self.matrix.seeds, all_methods))
@@ -209,7 +209,7 @@ class _MatrixRunner:
     def _reference_record(self, task: str, seed: int) -> TrainingRecord:
         """Return the record of the reference run of a task and seed; train that run if the record does not exist yet.
 
-        Its efficiency is computed from the speed of one worker alone, which is measured in the same session.
+        The record's efficiency needs the speed of one worker alone, which is measured in the same session.
         """
         existing_record = self._find_record(task, UNTHROTTLED, REFERENCE_METHOD, seed)
         if existing_record:
@@ -225,7 +225,7 @@ class _MatrixRunner:
                 every_steps=reference_task.steps_per_evaluation,
             ),
         ]
-        alone_leg, reference_leg = self._finished_in_sessions(task, parse_link(UNTHROTTLED), seed, legs)
+        alone_leg, reference_leg = self._run_in_sessions(task, parse_link(UNTHROTTLED), seed, legs)
         target = self.matrix.target if self.matrix.target is not None else target_of(reference_leg.curve, budget)
         alone_samples_per_s = alone_leg.start["batch_size"] / alone_leg.end["step_s"]
         run = self._make_record(task, parse_link(UNTHROTTLED), seed, reference_leg, target, None)
@@ -252,7 +252,7 @@ class _MatrixRunner:
         task, seed = reference.task, reference.seed
         assert reference.tta_s is not None
         limit_s = self.matrix.limit * reference.tta_s
-        by_text = {run.text: run for method in methods for run in (method, *self._prerequisites(method))}
+        by_text = {needed.text: needed for method in methods for needed in (method, *self._prerequisites(method))}
         missing_methods = [
             method for method in by_text.values() if not self._find_record(task, str(link), method.text, seed)
         ]
@@ -269,23 +269,23 @@ class _MatrixRunner:
                     seconds=limit_s,
                     target=reference.target,
                     every_steps=evaluation_interval,
-                    choices=self._choices_to_play(task, str(link), method, seed),
+                    choices=self._choices_to_repeat(task, str(link), method, seed),
                 )
                 for method in session
             ]
-            for finished_leg in self._finished_in_sessions(task, link, seed, legs):
+            for finished_leg in self._run_in_sessions(task, link, seed, legs):
                 self._add(self._make_record(task, link, seed, finished_leg, reference.target, limit_s, reference))
 
     def _prerequisites(self, method: Method) -> list[Method]:
         """Return the methods that must run before a method: for ``matched:``, the method whose choices it repeats."""
         return [] if method.matched_to is None else [Method.parse(method.matched_to)]
 
-    def _choices_to_play(self, task: str, link: str, method: Method, seed: int) -> tuple[RunChoice, ...]:
+    def _choices_to_repeat(self, task: str, link: str, method: Method, seed: int) -> tuple[RunChoice, ...]:
         """Return the choices that a method repeats in random order; empty for other methods, or if their run failed."""
         run = self._find_record(task, link, method.matched_to, seed) if method.matched_to is not None else None
         return () if run is None else choices_of_run(run.turns, run.steps)
 
-    def _run_factored(self, reference: TrainingRecord, link: Link, static: Sequence[Method]) -> None:
+    def _run_factored(self, reference: TrainingRecord, link: Link, static_methods: Sequence[Method]) -> None:
         """Add factored records of static methods on a link: steps of unthrottled runs x seconds of a step on the link.
 
         Short runs on the link measure the seconds of a step, unless earlier records on the link have them.
@@ -293,7 +293,7 @@ class _MatrixRunner:
         task, seed = reference.task, reference.seed
         missing_pairs = [
             (method, unthrottled)
-            for method in static
+            for method in static_methods
             if not self._find_record(task, str(link), method.text, seed)
             and (unthrottled := self._find_record(task, UNTHROTTLED, method.text, seed))
         ]
@@ -306,7 +306,7 @@ class _MatrixRunner:
         if any(method.text not in timed_runs for method, _ in missing_pairs):
             legs = [Leg(method.text, f"{method.text} step time", steps=PROBE_STEPS) for method, _ in missing_pairs] * 2
             probes: dict[str, list[FinishedLeg]] = defaultdict(list)
-            for finished_leg in self._finished_in_sessions(task, link, seed, legs):
+            for finished_leg in self._run_in_sessions(task, link, seed, legs):
                 probes[finished_leg.leg.method].append(finished_leg)
             for method, unthrottled in missing_pairs:
                 if method_probes := probes[method.text]:
@@ -318,7 +318,7 @@ class _MatrixRunner:
         for method, unthrottled in missing_pairs:
             self._add(factored_record_of_seed(unthrottled, timed_runs[method.text], limit_s))
 
-    def _finished_in_sessions(self, task: str, link: Link, seed: int, legs: Sequence[Leg]) -> Iterator[FinishedLeg]:
+    def _run_in_sessions(self, task: str, link: Link, seed: int, legs: Sequence[Leg]) -> Iterator[FinishedLeg]:
         """Run legs in sessions, and yield each leg that finished.
 
         If a leg fails, the watcher shows the error, and the remaining legs run in a new session. But if the reference
@@ -426,7 +426,7 @@ class _MatrixRunner:
         )
 
     def _add(self, run: TrainingRecord) -> None:
-        """Add a record, save the result file, and tell the watcher."""
+        """Add a record, save the result file, and show the record to the watcher."""
         self.runs.append(run)
         if self.matrix.json is not None:
             record.save(self.matrix.json.absolute(), self.runs)
@@ -456,12 +456,12 @@ class _MatrixRunner:
 
     @property
     def _mesh_suffix(self) -> str:
-        """Text to put behind a task's name, such as `` 2x2``; empty without a mesh."""
+        """Text that follows a task's name, such as `` 2x2``; empty without a mesh."""
         return "" if self.matrix.mesh is None else f" {self.matrix.mesh}"
 
 
 def target_of(curve: Sequence[CurvePoint], budget: int) -> float:
-    """Return the target: the reference run's metric at 80 % of its steps, as the mean of the evaluations around.
+    """Return the target: the mean of the reference run's metric over the evaluations near 80 % of its steps.
 
     Args:
         curve: validation metric at each evaluation of the reference run.

@@ -1,6 +1,6 @@
 # SPDX-FileCopyrightText: 2026 The gravac developers
 # SPDX-License-Identifier: Apache-2.0
-"""The interface by which a matrix reports its progress."""
+"""The interface by which a matrix of runs reports its progress."""
 
 from __future__ import annotations
 
@@ -39,4 +39,4 @@ class Watcher(Protocol):
         """Show the record of a run that was added to the result file."""
 
     def show_failed_leg(self, cell: str, leg: Leg, error: RunFailed) -> None:
-        """Show that a leg failed; its session is over, but the other legs still run."""
+        """Show that a leg failed; the remaining legs run in a new session."""
