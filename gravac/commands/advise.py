@@ -15,9 +15,9 @@ def add(commands: Commands) -> None:
     parser = commands.add_parser(
         "advise",
         help="predict whether compression, or exchanging less often (outer steps), saves time",
-        description="Predicts the step time of every compressor for a model, a number of workers and a network, in "
-        "each step and in outer steps (an exchange every H steps), and which mode AdaptiveCompressor is expected to "
-        "run. Measures nothing.",
+        description="Predicts the step time of every compressor for a model, a number of workers and a network: with "
+        "an exchange in each step, and with outer steps (an exchange every H steps). Says which mode "
+        "AdaptiveCompressor is expected to run. Measures nothing.",
     )
     parser.add_argument(
         "--model", required=True, help="name of the model, such as resnet50, resnet101, vgg16, lstm or bert-base"

@@ -27,9 +27,8 @@ def _add_compressors(benches: Commands) -> None:
     parser = benches.add_parser(
         "compressors",
         help="measure time, error and memory of every compressor",
-        description="Runs every compressor on heavy-tailed synthetic gradients, on one thread and without a network, "
-        "and shows each compressor's time in multiples of a tensor copy's time, beside the times of plain PyTorch code "
-        "for the same purpose.",
+        description="Runs every compressor on heavy-tailed synthetic gradients, on one thread and without a network. "
+        "Shows each compressor's time in multiples of a copy's time, beside plain PyTorch code for the same purpose.",
     )
     size = parser.add_mutually_exclusive_group()
     size.add_argument(

@@ -95,7 +95,7 @@ def mesh_of(options: argparse.Namespace) -> Mesh | None:
     """Return the mesh that the option ``--mesh`` names; ``None`` without the option.
 
     Raises:
-        ValueError: the text is no mesh, or the command has an option ``--workers``, and the user gave it, too.
+        ValueError: the text is no mesh, or the user also gave the option ``--workers``.
     """
     from gravac.lab.mesh import parse_mesh
 

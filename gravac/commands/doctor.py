@@ -17,8 +17,8 @@ def add(commands: Commands) -> None:
         "doctor",
         help="check what is installed, and whether ranks connect and train",
         description="Prints versions, devices and backends, trains a small model for a few compressed steps, prints "
-        "the memory that each mode of steps takes, and gives advice. Trains on torchrun's ranks if torchrun started "
-        "the command, otherwise on two ranks that the command starts on this machine, or on up to four for a mesh.",
+        "the memory of each mode of steps, and gives advice. Trains on torchrun's ranks if torchrun started the "
+        "command. Otherwise the command starts two ranks on this machine, or up to four for a mesh.",
     )
     parser.add_argument(
         "--model",

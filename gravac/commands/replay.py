@@ -27,7 +27,7 @@ def add(commands: Commands) -> None:
         "replay",
         help="show whether a policy would decide as a recorded run did, and the first step in which both differ",
         description="Feeds the measurements of a recorded run to a policy's controller, up to the first step in which "
-        "the policy would run another candidate than the run did. The run's own policy makes the same decisions again.",
+        "run and policy differ in the candidate. The run's own policy makes the same decisions again.",
     )
     parser.add_argument("trace", type=Path, metavar="TRACE", help="file gravac.jsonl in a run's log_dir")
     parser.add_argument(
@@ -200,7 +200,7 @@ def _has_rounds(replayed_run: Replay) -> bool:
 
 
 def _describe_cfs(cfs: Sequence[float]) -> str:
-    """Return CFs as text; "no other CF" if there are none."""
+    """Return CFs as text; "no other CF" for an empty sequence."""
     return f"CF {', '.join(f'{cf:g}' for cf in cfs)}" if cfs else "no other CF"
 
 
@@ -221,7 +221,7 @@ def _describe_choice(record: DecisionRecord | None, forecasts: Sequence[Forecast
 
 
 def _describe_candidate(candidate: Candidate, forecasts: Sequence[Forecast]) -> str:
-    """Return a description of a candidate, by its forecast if there is one."""
+    """Return a description of a candidate, from its forecast if ``forecasts`` has one."""
     from gravac.telemetry.descriptions import describe_candidate
 
     return describe_candidate(

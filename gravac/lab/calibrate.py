@@ -92,7 +92,7 @@ class Calibration(Settings):
         """Return the machine of the cost model, with the measured speed of a copy.
 
         Args:
-            overlap: fraction of backward that can hide the exchange, 0 to 1; a calibration does not measure it.
+            overlap: fraction of backward that can hide the exchange, 0 to 1, which a calibration does not measure.
         """
         return Machine(self.copy_bytes_per_s, overlap)
 

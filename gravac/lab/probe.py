@@ -2,13 +2,13 @@
 # SPDX-License-Identifier: Apache-2.0
 """Measures the progress of a compressed step on a model of your own, in one process and without a network.
 
-From the model's present weights, ``probe`` makes a few steps with each candidate, and compares the loss with the loss
-after as many dense steps on the same batches. Then ``probe`` restores the model. A communication hook cannot make a
-step twice, so ``probe`` takes a loss function of the step and the rank.
+From the model's present weights, ``probe`` makes a few steps with each candidate. It compares the loss with the loss
+after as many dense steps on the same batches, and restores the model. A communication hook cannot make a step twice, so
+``probe`` takes a loss function of the step and the rank.
 
 A few steps do not show what error feedback brings later, nor what noise costs in the end. The measured progress is
-right for quantizers of two bits and more. For sparsifiers, it predicts the order of candidates less well than their
-gain does (``docs/evidence/matrices.md``).
+right for quantizers of two bits and more. For sparsifiers, the gain predicts the order of candidates better than the
+measured progress does (``docs/evidence/matrices.md``).
 """
 
 import copy
@@ -58,7 +58,7 @@ def probe(
     steps: int = 20,
     repeats: int = 3,
 ) -> list[ProbeResult]:
-    """Return, for each candidate, how much a few steps with it lower the score, compared with as many dense steps.
+    """Return how much a few steps with each candidate lower the score, compared with as many dense steps.
 
     Args:
         model: model on a CPU or GPU, not wrapped by DDP, whose state is restored on return and on an error.

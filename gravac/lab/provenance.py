@@ -73,7 +73,7 @@ class Stamp(Settings):
     def with_current_time(self) -> Stamp:
         """Return a copy of the stamp with the current time.
 
-        The speed stays as measured: it cannot be measured again while other runs use the machine.
+        The speed stays as measured: a second measurement would be wrong while other runs use the machine.
         """
         return self(utc=_utc_now())
 

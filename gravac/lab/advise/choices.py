@@ -232,7 +232,7 @@ def advise(
         raise ValueError(f"batch_seconds: {batch_s!r} is out of range; give seconds, above 0")
     mesh = workers if isinstance(workers, Mesh) else None
     ranks = workers.ranks if isinstance(workers, Mesh) else workers
-    averaging_ranks = ranks if mesh is None else mesh.replicas  # number of ranks that average with each other
+    averaging_ranks = ranks if mesh is None else mesh.replicas  # ranks that average with each other
     wrapping = IN_DDP if mesh is None else IN_SHARDS
     if ranks < 1:
         raise ValueError(f"workers: {workers!r} is out of range; give 1 or more")
@@ -340,9 +340,9 @@ def advise(
 
 
 def _crossing_bandwidth(compressed: Load, sixteen_bit: Load, network: Network, machine: Machine) -> float | None:
-    """Return the bandwidth, bits per second, below which a compressed step is shorter than one in 16 bit.
+    """Return the bandwidth, bits per second, below which a compressed step is shorter than a step in 16 bit.
 
-    ``None`` if it is shorter at every bandwidth, or at none.
+    ``None`` if the compressed step is shorter at every bandwidth, or at none.
 
     Args:
         compressed: load of the compressed step.

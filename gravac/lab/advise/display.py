@@ -131,7 +131,7 @@ def mesh_words(advice: Advice) -> str:
         f"and average its gradient. In dense float32 each rank sends {format_bytes(advice.dense_wire_bytes)} to other "
         "replicas. The ranks of a replica share its link. Residuals take up to "
         f"{format_bytes(4 * advice.exchanged_elements)} a rank. What torch exchanges within a replica is not "
-        "predicted: count it in --batch-seconds."
+        "predicted: add its time to --batch-seconds."
     )
 
 
@@ -179,7 +179,7 @@ def as_json(advice: Advice) -> dict[str, Any]:
 
 
 def save(advice: Advice, path: Path) -> None:
-    """Write advice to a JSON file, as ``as_json`` returns it."""
+    """Write the JSON values that ``as_json`` returns to a file."""
     write_json(path, as_json(advice))
 
 

@@ -126,7 +126,7 @@ def bandwidth_below(
 ) -> float | None:
     """Return the bandwidth, bits per second, below which an outer step is shorter than DDP's step in 16 bit.
 
-    ``None`` if it is shorter at every bandwidth, or at none.
+    ``None`` if the outer step is shorter at every bandwidth, or at none.
 
     Args:
         load: compressor and CF of the outer steps.

@@ -172,7 +172,7 @@ def _train(
 
 
 def _existing_folder(path: Path) -> Path:
-    """Return the path itself if it exists, or else its nearest parent that exists."""
+    """Return the path itself if the path exists, otherwise its nearest parent that exists."""
     path = path.absolute()
     while not path.exists():
         path = path.parent

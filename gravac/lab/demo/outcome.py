@@ -28,7 +28,7 @@ DRAW_MARGIN = 0.01
 
 @dataclass(frozen=True)
 class DemoOutcome:
-    """Result of the run of one method.
+    """Result of a method's run.
 
     Attributes:
         method: name of the method.

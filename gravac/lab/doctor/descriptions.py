@@ -59,7 +59,7 @@ def in_words(facts: Facts, check: Check | None) -> str:
         ranks = str(check.ranks) if check.mesh is None else f"{check.ranks}, as mesh {check.mesh},"
         lines.append(("ranks", f"{ranks} on {location}; {weights} after a few compressed steps"))
         if check.wire_ratio is not None:
-            lines.append(("compressed step", f"{check.wire_ratio:.1f} times fewer bytes than a dense one"))
+            lines.append(("compressed step", f"{check.wire_ratio:.1f} times fewer bytes than a dense step"))
         needs = "native and outer steps" if check.mesh is None else "models in shards"
         names_text = f"all names that {needs} need" if check.lacks is None else f"not all names: {check.lacks}"
         lines.append(("torch has", names_text))
@@ -98,7 +98,7 @@ def memory_words(memories: Sequence[Memory], model: str | None, elements: int | 
 
 
 def advice(facts: Facts, check: Check | None, failure: str | None = None) -> list[str]:
-    """Return recommendations that follow from facts and check, each a sentence or two; empty if there are none.
+    """Return recommendations that follow from facts and check, each a sentence or two; may be empty.
 
     Args:
         facts: facts about this machine.
@@ -161,7 +161,7 @@ def _rank_advice(check: Check) -> list[str]:
     if check.replica_hosts > 1:
         recommendations.append(
             f"the ranks of a replica run on {check.replica_hosts} machines, so torch sends weights and gradients "
-            "within a replica over the network, too, and gravac compresses none of these; give a mesh of as many "
-            "replicas as machines, if a replica fits on one machine"
+            "within a replica over the network, too. gravac compresses none of these; if a replica fits on one "
+            "machine, give a mesh of as many replicas as machines"
         )
     return recommendations

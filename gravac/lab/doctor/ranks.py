@@ -29,7 +29,7 @@ PATIENCE_SECONDS = 60.0
 """Seconds after which ``check_here`` kills its two ranks and fails."""
 
 PATIENCE_SECONDS_ON_MESH = 240.0
-"""Seconds after which ``check_here`` kills the ranks of a mesh, of which there are more, and which import FSDP2."""
+"""Seconds after which ``check_here`` kills the ranks of a mesh: these may be four, and they also import FSDP2."""
 
 
 class Check(Settings):

@@ -114,7 +114,7 @@ def tcp_rate(network: EmulatedNetwork, seconds: float = 2.0) -> float:
 
 @contextmanager
 def _python(network: EmulatedNetwork, worker: int, arguments: list[str]) -> Iterator[subprocess.Popen[str]]:
-    """Run a Python program in a worker's namespace while the block runs, and kill it at the block's end."""
+    """Run a Python program in a worker's namespace while the block runs; the block's end kills the program."""
     command = [*network.prefix(worker), sys.executable, "-c", *arguments]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) as process:
         try:

@@ -52,9 +52,7 @@ def verdict(rows: Sequence[ReportRow], limit: float | None) -> str:
     if best.method in DENSE:
         return _dense_verdict(best, rows, limit_text)
     if best.speedup is None:
-        missing_text = (
-            "did not run" if not any(row.method == BASELINE for row in rows) else "has no run to compare it with"
-        )
+        missing_text = "did not run" if not any(row.method == BASELINE for row in rows) else "has no comparable run"
         return f"{best.method} is fastest{limit_text}; {BASELINE} {missing_text} here, so no speed-up is known."
     if inside_spread(best.speedup):
         return (
@@ -142,10 +140,10 @@ def notes(
         reason = "did not reach the target" if limit_tta else "was not run"
         yield (
             f"The limit is not known: {LIMIT_METHOD} on an {LIMIT_LINK} link {reason} for this task, scale and number "
-            f"of workers, so no distance from it is shown. Add --link {LIMIT_LINK} --methods {LIMIT_METHOD}."
+            f"of workers, so no time relative to the limit is shown. Add --link {LIMIT_LINK} --methods {LIMIT_METHOD}."
         )
     elif limit_tta and limit_tta.runs == 1:
-        yield "The limit is that of a single seed: how much chance moves it is not known. Add seeds."
+        yield "The limit is that of a single seed: how much the limit varies by chance is not known. Add seeds."
     if BASELINE not in by_method:
         yield f"{BASELINE} was not run on this link: no speed-ups are shown."
     if dense_bytes is None:
@@ -162,7 +160,7 @@ def notes(
     if len({run.paced for row in rows for run in row.runs}) > 1:
         yield "This table mixes paced runs and runs on a real link, whose times do not compare. Report them separately."
     if len({run.seed for row in rows for run in row.runs}) == 1:
-        yield "One seed only: how much chance moves these numbers is not known. Add seeds."
+        yield "One seed only: how much these numbers vary by chance is not known. Add seeds."
     spread_methods = [f"{row.method} ({row.spread})" for row in rows if row.spread]
     if spread_methods:
         yield f"Seeds differ by more than {100 * SPREAD:.0f} %: {'; '.join(spread_methods)}."

@@ -126,7 +126,7 @@ def link_order(link: str) -> tuple[float, str]:
 
 
 def methods(sections: Iterable[Section]) -> list[str]:
-    """Return the texts of all methods in sections: dense methods, then other static methods, then adaptive ones."""
+    """Return the texts of all methods in sections: dense methods, other static methods, then adaptive methods."""
     is_adaptive = {row.method: row.adaptive for section in sections for row in section.rows}
     return sorted(is_adaptive, key=lambda name: (is_adaptive[name], _dense_order(name), name))
 

@@ -3,8 +3,8 @@
 """The task ``charlm``: a small character-level transformer on the source text of Python's standard library.
 
 A causal convolution over the latest characters comes before the attention layers. Without the convolution, the model
-would spend its first few hundred steps on learning to look at the previous character, and a demo of a minute would show
-little else.
+would need its first few hundred steps to learn to look at the previous character. A demo of a minute would show little
+else.
 """
 
 from __future__ import annotations

@@ -29,7 +29,7 @@ PIXEL_BYTES = 3 * PICTURE_SIDE * PICTURE_SIDE
 """Number of bytes of a picture: a byte for each pixel and colour."""
 
 CROP_PADDING = 4
-"""Number of black pixels added at each side of a training picture before it is cropped at random."""
+"""Number of black pixels added at each side of a training picture before the picture is cropped at random."""
 
 COLOUR_MEAN = np.array([0.491, 0.482, 0.447], np.float32).reshape(3, 1, 1)
 """Mean of each colour over CIFAR, for pixels in [0, 1]."""

@@ -85,7 +85,7 @@ class OuterSgdSettings(Settings):
 
 @dataclass(frozen=True)
 class ModeSettings:
-    """Settings of ``AdaptiveCompressor`` on the modes in which it may run steps.
+    """Settings of ``AdaptiveCompressor`` on the modes of its steps.
 
     Attributes:
         every: lowest and highest number of steps from one exchange to the next; above 1: outer steps.
@@ -341,7 +341,7 @@ class Method:
             return {"base": dense(dtype=dtype), "cf_range": (1, 2), "controller": Static(cf=cf), **modes}
         if self.base is None:
             raise ValueError(
-                f"method: {self.text!r} is not gravac's and cannot be paced; leave it out, or use real links"
+                f"method: {self.text!r} is not gravac's and cannot be paced; use another method, or real links"
             )
         if self.controller:
             return {"base": self.base, "cf_range": self.cf_range, "controller": self.controller, **modes}
@@ -405,7 +405,7 @@ def compression_name_at_cf(method: str, cf: float, mode: Mode = "hook") -> str:
 
 
 def _only_cf(base: Compressor) -> float:
-    """Return the only CF that a compressor supports; raise ``ValueError`` if it supports several."""
+    """Return the only CF of a compressor; raise ``ValueError`` if the compressor supports several."""
     supported_cfs = base.candidates((1.0, math.inf))
     if isinstance(supported_cfs, Span):
         raise ValueError(f"{base.name} supports any compression factor; add the one to use, such as {base.name}@10")

@@ -27,7 +27,7 @@ from gravac.lab.mesh import Mesh
 from gravac.lab.training.session import Leg, SessionSpec
 
 PATIENCE_S = 120.0
-"""Seconds without an event after which a session counts as stuck; on a limited link, plus ``10 x workers`` dense steps."""
+"""Seconds without an event after which a session is stuck; on a limited link, ``10 x workers`` dense steps more."""
 
 POLL_SECONDS = 0.1
 """Seconds between two polls of the workers and of rank 0's events."""
@@ -38,8 +38,8 @@ TERMINATING_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 MALLOC_ENVIRONMENT = {"MALLOC_MMAP_THRESHOLD_": str(32 << 20), "MALLOC_TRIM_THRESHOLD_": str(1 << 30)}
 """Environment variables of workers, by which glibc keeps freed memory. Variables that the user has set prevail.
 
-By default, glibc may return memory to the operating system and allocate new memory in every step, which costs up to
-15 % of a step's time. Whether glibc does so depends on the heap's layout, which differs between runs by chance.
+By default, glibc may return memory to the operating system in every step, which costs up to 15 % of a step's time.
+Whether it does depends on the heap's layout, which differs between runs by chance.
 """
 
 Event = dict[str, Any]

@@ -15,7 +15,7 @@ from typing import Any
 from gravac.lab.training.shuffled import RunChoice
 
 ALONE = "alone"
-"""Method of a leg in which rank 0 trains without DDP while other ranks wait: it shows the speed of a single worker."""
+"""Method of a leg in which rank 0 trains without DDP while other ranks wait, to measure the speed of one worker."""
 
 WARM_UP_STEPS = 3
 """Number of first steps of a leg that medians leave out, since these steps make connections, buckets and caches."""

@@ -225,7 +225,7 @@ class _ShuffledState:
 
 
 def _nearest_candidate(choice: RunChoice, candidates: Sequence[Candidate]) -> Candidate:
-    """Return the candidate of a choice; if it is not among ``candidates``, the most similar candidate."""
+    """Return the candidate of ``candidates`` that equals a choice, or otherwise the most similar candidate."""
 
     def distance(candidate: Candidate) -> tuple[bool, bool, float, float, bool, int]:
         every_distance = abs(math.log(candidate.every / choice.every))

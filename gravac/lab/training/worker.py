@@ -2,16 +2,16 @@
 # SPDX-License-Identifier: Apache-2.0
 """One rank of a session, in a process of its own: ``python -m gravac.lab.training.worker SPEC RANK``.
 
-A session is a list of *legs*: each trains a fresh model with one method. The clock of a leg counts the time of training
-steps only, without the start (imports, first connection, the copy of the weights) and without evaluation.
+A session is a list of *legs*: each trains a fresh model with one method. The clock of a leg counts training steps only,
+without the start (imports, first connection, copy of the weights) and without evaluation.
 
 Rank 0 decides when to evaluate and when to stop. While a step runs, rank 0 broadcasts its command, an integer, over a
 separate process group. The broadcast takes the same short time with every method. On emulated links this group has
 separate network interfaces: a command does not wait for an exchange, and its bytes are not counted. If a method makes
 local steps, ranks evaluate the weights that they share.
 
-On a mesh, legs train a model in shards (``sharded.py``), and the ranks of a replica evaluate the same validation data,
-because they make each forward together.
+On a mesh, legs train a model in shards (``sharded.py``). The ranks of a replica evaluate the same validation data,
+because a replica's forward needs all its ranks.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 # SPDX-FileCopyrightText: 2026 The gravac developers
 # SPDX-License-Identifier: Apache-2.0
-"""Makes observations of the lab's runs, fits the cost model to some, and tests its predictions on the others."""
+"""Makes observations of the lab's runs, fits the cost model to a third, and tests its predictions on the rest."""
 
 from __future__ import annotations
 
