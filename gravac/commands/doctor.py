@@ -61,8 +61,8 @@ def _run(options: argparse.Namespace) -> int:
         print(json.dumps(report, indent=2))
     else:
         elements = None if shapes is None else sum(map(math.prod, shapes))
-        texts = [doctor.in_words(facts, check), doctor.memory_words(memories, options.model, elements, mesh)]
+        texts = [doctor.describe_facts(facts, check), doctor.describe_memories(memories, options.model, elements, mesh)]
         if mesh is not None:
-            texts.append(doctor.traffic_words(traffic, mesh, options.model, shapes))
+            texts.append(doctor.describe_traffic(traffic, mesh, options.model, shapes))
         print("\n".join(["\n\n".join(texts), "", *(f"- {line}" for line in advice)]))
     return FAILED if failure is not None or (check is not None and not check.same) else 0

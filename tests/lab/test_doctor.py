@@ -14,7 +14,7 @@ from torch.nn.parallel import DistributedDataParallel
 from gravac.cli import main
 from gravac.exchange.link_probe import LinkProbe
 from gravac.lab import doctor, local_ranks
-from gravac.lab.doctor import Check, Facts, advice, in_words, memory_of_modes, memory_words
+from gravac.lab.doctor import Check, Facts, advice, describe_facts, describe_memories, memory_of_modes
 from gravac.lab.doctor.ranks import missing_torch_name
 from gravac.lab.mesh import Mesh
 
@@ -104,7 +104,7 @@ def test_advice_names_what_to_do(found: Facts, ranks: Check, words: str) -> None
 
 
 def test_words_tell_every_fact() -> None:
-    said = in_words(facts(devices=("A100 (8.0)",), nccl="2.28.3", variables={"OMP_NUM_THREADS": "1"}), check())
+    said = describe_facts(facts(devices=("A100 (8.0)",), nccl="2.28.3", variables={"OMP_NUM_THREADS": "1"}), check())
     for words in (
         "torch 2.13.0",
         "A100 (8.0)",
@@ -118,7 +118,7 @@ def test_words_tell_every_fact() -> None:
 
 
 def test_words_of_what_is_not_here_are_whole() -> None:
-    said = [line.split(maxsplit=1) for line in in_words(facts(optional={"rich": None}), None).splitlines()]
+    said = [line.split(maxsplit=1) for line in describe_facts(facts(optional={"rich": None}), None).splitlines()]
     assert all(len(line) == 2 for line in said) and "; not" not in [line[1][:5] for line in said]
     assert ["GPUs", "none that torch can use (built without CUDA)"] in said
 
@@ -134,10 +134,10 @@ def test_a_private_name_that_torch_lacks_is_named(name: str, monkeypatch: pytest
 
 
 def test_memory_is_told_in_bytes_of_a_known_model_else_in_multiples() -> None:
-    known = memory_words(memory_of_modes([(100, 1000), (100_000,)]), "small", 200_000)
+    known = describe_memories(memory_of_modes([(100, 1000), (100_000,)]), "small", 200_000)
     assert "of small, 0.2 M parameters" in known and "the anchor: 0.8 MB" in known
     assert "the average of moments: 50.3 MB" in known, "groups of 16 MiB, three times"
-    assert "the anchor: 1 x the model" in memory_words(memory_of_modes(), None, None)
+    assert "the anchor: 1 x the model" in describe_memories(memory_of_modes(), None, None)
     larger = next(one for one in memory_of_modes([(10_000, 10_000)]) if "moments" in one.purpose)
     assert larger.extra_bytes == 3 * 4 * 10_000**2, "a tensor is averaged whole"
 

@@ -16,7 +16,15 @@ from gravac.cli import main
 from gravac.costmodel import Machine, Network
 from gravac.lab import doctor, local_ranks
 from gravac.lab.advise import Advice, advise
-from gravac.lab.doctor import Check, advice, in_words, memory_of_modes, memory_words, traffic_of_mesh, traffic_words
+from gravac.lab.doctor import (
+    Check,
+    advice,
+    describe_facts,
+    describe_memories,
+    describe_traffic,
+    memory_of_modes,
+    traffic_of_mesh,
+)
 from gravac.lab.links.network import available
 from gravac.lab.mesh import Mesh, parse_mesh
 from gravac.lab.report.markdown import markdown_tables
@@ -152,7 +160,7 @@ def test_memory_of_a_rank_falls_by_the_shards() -> None:
     moments = [memory.extra_bytes for memories in (whole, cut) for memory in memories if "moments" in memory.purpose]
     assert moments == [3 * 4 * 10_000_000, 3 * 16 * 2**20], "a shard is averaged, or a group of 16 MiB"
     assert "native" not in {memory.mode for memory in cut}, "a model in shards has no native steps"
-    said = memory_words(memory_of_modes(None, Mesh(2, 8)), None, None, Mesh(2, 8))
+    said = describe_memories(memory_of_modes(None, Mesh(2, 8)), None, None, Mesh(2, 8))
     assert "a rank of the mesh 2x8" in said and "residuals: 0.125 x the model" in said
 
 
@@ -161,7 +169,7 @@ def test_traffic_of_a_mesh_is_told_for_both_links() -> None:
     assert between.sizes == pytest.approx(1 / 4), "half of the shard out, half of the mean out"
     assert within.sizes == pytest.approx(3 * 3 / 4), "two gathers and a reduction, to three others"
     assert traffic_of_mesh(Mesh(4, 1))[1].sizes == 0
-    said = traffic_words((between, within), Mesh(2, 4), "small", [(1000, 1000)])
+    said = describe_traffic((between, within), Mesh(2, 4), "small", [(1000, 1000)])
     assert "between replicas  1 MB: the gradient of its shard" in said and "within a replica  9 MB" in said
 
 
@@ -185,7 +193,7 @@ def of_mesh_2x2(**changes: Any) -> Check:
 
 
 def test_doctors_words_and_advice_know_the_mesh() -> None:
-    said = in_words(facts(), of_mesh_2x2(shard_link=check().link))
+    said = describe_facts(facts(), of_mesh_2x2(shard_link=check().link))
     assert "4, as mesh 2x2, on 2 machines" in said and "link of replicas" in said and "link in a replica" in said
     (advised,) = advice(facts(optional={"rich": "1", "matplotlib": "1"}), of_mesh_2x2())
     assert "gravac advise --mesh 2x2 --link 200mbit" in advised, "two ranks sent at once while the link was measured"

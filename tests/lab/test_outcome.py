@@ -17,7 +17,7 @@ from rich.console import Console
 from gravac.lab.demo.decisions import describe_change, describe_longest_running
 from gravac.lab.demo.display import show_result
 from gravac.lab.demo.outcome import Comparison, DemoOutcome
-from gravac.lab.demo.plot import in_terminal, spread
+from gravac.lab.demo.plot import draw_as_text, spread
 from gravac.lab.json_file import write_json
 from gravac.lab.tta.record import CurvePoint
 
@@ -133,7 +133,7 @@ def test_names_that_do_not_touch_stay_where_they_are() -> None:
 
 @given(st.floats(0.5, 4.9), st.floats(0.5, 4.9))
 def test_the_terminals_plot_has_80_columns_and_every_name_and_mark(adaptive: float, apart: float) -> None:
-    lines = in_terminal(comparison(adaptive, apart)).splitlines()
+    lines = draw_as_text(comparison(adaptive, apart)).splitlines()
     assert max(map(len, lines)) <= 80
     names = "\n".join(lines)
     for words in (". float32 4.000", "o float16 3.000", f"+ every=1 {adaptive:.3f}", f"# every=(1, 100) {apart:.3f}"):

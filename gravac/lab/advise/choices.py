@@ -22,7 +22,7 @@ from gravac.costmodel import Format, Load, Machine, Network, Prediction, crossin
 from gravac.costmodel.step import BUCKET_BYTES
 from gravac.engine.admission import efficiency_belief
 from gravac.lab.advise.option import Option
-from gravac.lab.advise.outer_steps import CompressorLoad, bandwidth_below, fixed_code, outer_steps
+from gravac.lab.advise.outer_steps import CompressorLoad, fixed_code, outer_steps, outer_steps_crossing
 from gravac.lab.advise.verdict import adaptive_code, each_step_verdict, expected_choice, outer_steps_verdict
 from gravac.lab.advise.wrapping import IN_DDP, IN_SHARDS
 from gravac.lab.mesh import Mesh
@@ -267,7 +267,7 @@ def advise(
         assert forecast.step_s is not None
         assert forecast.coding_s is not None
         candidate = forecast.candidate
-        threshold = bandwidth_below(
+        threshold = outer_steps_crossing(
             compressor_load, candidate.every, candidate.delay, sixteen_bit_load, network, machine
         )
         return Option(
@@ -306,7 +306,7 @@ def advise(
         compressed_load = exchange_load(shapes, compressor, cf, batch_s, workers, machine, dense)
         compressed_loads.append(CompressorLoad(compressor, cf, compressed_load))
         prediction = compressed_load.over(network, machine)
-        threshold = _crossing_bandwidth(compressed_load, sixteen_bit_load, network, machine)
+        threshold = _each_step_crossing(compressed_load, sixteen_bit_load, network, machine)
         threshold = _break_even_bandwidth(threshold, prediction.step_s < sixteen_bit.step_s)
         each_step_options.append(
             option_in_each_step(compressor.name, cf, prediction, efficiency_belief(compressor.profile(cf)), threshold)
@@ -339,7 +339,7 @@ def advise(
     )
 
 
-def _crossing_bandwidth(compressed: Load, sixteen_bit: Load, network: Network, machine: Machine) -> float | None:
+def _each_step_crossing(compressed: Load, sixteen_bit: Load, network: Network, machine: Machine) -> float | None:
     """Return the bandwidth, bits per second, below which a compressed step is shorter than a step in 16 bit.
 
     ``None`` if the compressed step is shorter at every bandwidth, or at none.

@@ -64,7 +64,7 @@ def show(advice: Advice, console: Console | None = None, count: int | None = MAX
         f"in code, fixed choice: {advice.fixed}",
         f"why: {advice.reason}",
         NOT_MEASURED,
-        *([] if advice.mesh is None else [mesh_words(advice)]),
+        *([] if advice.mesh is None else [describe_mesh(advice)]),
     ):
         console.print(line, highlight=False, soft_wrap=True)
     network, machine = advice.network, advice.machine
@@ -118,7 +118,7 @@ def show(advice: Advice, console: Console | None = None, count: int | None = MAX
     console.print(table)
 
 
-def mesh_words(advice: Advice) -> str:
+def describe_mesh(advice: Advice) -> str:
     """Return a text on what ranks of a mesh exchange between replicas, and how much memory residuals take.
 
     Args:

@@ -121,7 +121,7 @@ def outer_steps(
     return list(by_candidate.values())
 
 
-def bandwidth_below(
+def outer_steps_crossing(
     load: CompressorLoad, every: int, delay: int, sixteen_bit: Load, network: Network, machine: Machine
 ) -> float | None:
     """Return the bandwidth, bits per second, below which an outer step is shorter than DDP's step in 16 bit.

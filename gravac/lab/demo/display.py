@@ -19,7 +19,7 @@ from gravac.candidate import Mode
 from gravac.lab.console import PROGRESS_SECONDS, ProgressDisplay
 from gravac.lab.demo.decisions import describe_change, describe_running_candidate
 from gravac.lab.demo.outcome import LABELS, Comparison, DemoOutcome
-from gravac.lab.demo.plot import in_terminal
+from gravac.lab.demo.plot import draw_as_text
 from gravac.lab.links.link import PACED
 from gravac.lab.links.rates import format_rate
 
@@ -145,7 +145,7 @@ def show_result(
         paced: whether exchanges slept to imitate a slow link, instead of using emulated links.
         logs: folder of the picture and the TensorBoard logs.
     """
-    console.print(in_terminal(comparison), highlight=False, markup=False, soft_wrap=True)
+    console.print(draw_as_text(comparison), highlight=False, markup=False, soft_wrap=True)
     console.print(result_table(comparison, rate=rate, workers=workers, paced=paced))
     suffix = f" ({PACED})" if paced else ""
     for verdict in (comparison.verdict(), comparison.verdict_of_outer_steps()):

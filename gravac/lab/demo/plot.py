@@ -35,8 +35,8 @@ def loss_range(comparison: Comparison) -> tuple[float, float]:
     return low_loss - margin, high_loss + margin
 
 
-def in_terminal(comparison: Comparison) -> str:
-    """Return the plot of validation loss against seconds as text, in lines of at most 80 characters."""
+def draw_as_text(comparison: Comparison) -> str:
+    """Return a plot of validation loss against seconds as text for the terminal, at most 80 characters wide."""
     low_loss, high_loss = loss_range(comparison)
     seconds = comparison.equal_seconds
     grid = [[" "] * COLUMNS for _ in range(ROWS)]

@@ -24,7 +24,7 @@ MEMORY_SETTINGS = (
 """Text about settings that reduce the memory of outer steps."""
 
 
-def in_words(facts: Facts, check: Check | None) -> str:
+def describe_facts(facts: Facts, check: Check | None) -> str:
     """Return the facts and the result of the check as text, a line each.
 
     Args:
@@ -60,24 +60,26 @@ def in_words(facts: Facts, check: Check | None) -> str:
         lines.append(("ranks", f"{ranks} on {location}; {weights} after a few compressed steps"))
         if check.wire_ratio is not None:
             lines.append(("compressed step", f"{check.wire_ratio:.1f} times fewer bytes than a dense step"))
-        needs = "native and outer steps" if check.mesh is None else "models in shards"
-        names_text = f"all names that {needs} need" if check.lacks is None else f"not all names: {check.lacks}"
+        feature = "native and outer steps" if check.mesh is None else "models in shards"
+        names_text = f"all names that {feature} need" if check.lacks is None else f"not all names: {check.lacks}"
         lines.append(("torch has", names_text))
         path = "loopback, no network" if check.loopback else "between the ranks"
         if check.link is not None:
-            lines.append(("link" if check.mesh is None else "link of replicas", _link_words(check.link, path)))
+            lines.append(("link" if check.mesh is None else "link of replicas", _describe_link(check.link, path)))
         if check.shard_link is not None:
-            lines.append(("link in a replica", _link_words(check.shard_link, path)))
+            lines.append(("link in a replica", _describe_link(check.shard_link, path)))
     width = max(len(name) for name, _ in lines)
     return "\n".join(f"{name:<{width}}  {text}" for name, text in lines)
 
 
-def _link_words(link: LinkProbe, path: str) -> str:
+def _describe_link(link: LinkProbe, path: str) -> str:
     """Return the speed of a link as text; ``path`` says what the link connects."""
     return f"{format_rate(float(f'{link.bandwidth:.3g}'))}, {1e6 * link.latency:.0f} µs a message ({path})"
 
 
-def memory_words(memories: Sequence[Memory], model: str | None, elements: int | None, mesh: Mesh | None = None) -> str:
+def describe_memories(
+    memories: Sequence[Memory], model: str | None, elements: int | None, mesh: Mesh | None = None
+) -> str:
     """Return the memory that each mode of steps takes on a rank as text, with a line for each purpose.
 
     Args:

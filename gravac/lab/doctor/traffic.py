@@ -53,7 +53,9 @@ def traffic_of_mesh(mesh: Mesh, shapes: Sequence[Shape] | None = None) -> tuple[
     )
 
 
-def traffic_words(traffic: Sequence[LinkTraffic], mesh: Mesh, model: str | None, shapes: Sequence[Shape] | None) -> str:
+def describe_traffic(
+    traffic: Sequence[LinkTraffic], mesh: Mesh, model: str | None, shapes: Sequence[Shape] | None
+) -> str:
     """Return the bytes that a rank of a mesh sends in a step as text, with a line for each kind of link.
 
     Args:

@@ -165,7 +165,7 @@ def _set_y_limits(axes: Axes, metrics: Sequence[float], section: Section) -> Non
     if not metrics or not initial_metrics:
         return
     best = (max if run.higher_is_better else min)([*metrics, run.target])
-    begin = float(np.median(initial_metrics))
-    margin = 0.05 * abs(best - begin) or 1.0
-    limits = (begin - margin, best + margin) if run.higher_is_better else (best - margin, begin + margin)
+    initial = float(np.median(initial_metrics))
+    margin = 0.05 * abs(best - initial) or 1.0
+    limits = (initial - margin, best + margin) if run.higher_is_better else (best - margin, initial + margin)
     axes.set_ylim(limits)

@@ -30,8 +30,8 @@ def markdown_tables(runs: Sequence[TrainingRecord], commits_note: str = "") -> s
     for section in sections(runs):
         setup = section.setup
         by_task.setdefault((setup.task, setup.scale, setup.ranks_text), []).append(section)
-    opening = [f"{commits_note[0].upper()}{commits_note[1:]}."] if commits_note else []
-    return "\n\n".join(opening + [_task_tables(task_sections) for task_sections in by_task.values()])
+    first_paragraphs = [f"{commits_note[0].upper()}{commits_note[1:]}."] if commits_note else []
+    return "\n\n".join(first_paragraphs + [_task_tables(task_sections) for task_sections in by_task.values()])
 
 
 def insert_tables(path: Path, runs: Sequence[TrainingRecord], commits_note: str = "") -> None:

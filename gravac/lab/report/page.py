@@ -150,9 +150,9 @@ def _label(section: Section, all_sections: Sequence[Section]) -> str:
     A mesh is always named.
     """
     setup, text = section.setup, section.setup.task
-    if len({each.setup.scale for each in all_sections}) > 1:
+    if len({other.setup.scale for other in all_sections}) > 1:
         text += f", scale {setup.scale:g}"
-    if len({each.setup.ranks_text for each in all_sections}) > 1 or setup.mesh is not None:
+    if len({other.setup.ranks_text for other in all_sections}) > 1 or setup.mesh is not None:
         text += f", {setup.ranks_text}"
     return text
 

@@ -57,9 +57,9 @@ def verdict(rows: Sequence[ReportRow], limit: float | None) -> str:
     if inside_spread(best.speedup):
         return (
             f"No clear winner: {best.method} has the shortest median time{limit_text}, but its difference to "
-            f"{BASELINE} lies inside the spread: {as_fast(best.speedup, BASELINE)}."
+            f"{BASELINE} lies inside the spread: {speedup_text(best.speedup, BASELINE)}."
         )
-    return f"{best.method} is fastest: {as_fast(best.speedup, BASELINE)}{limit_text}."
+    return f"{best.method} is fastest: {speedup_text(best.speedup, BASELINE)}{limit_text}."
 
 
 def _dense_verdict(best: ReportRow, rows: Sequence[ReportRow], limit_text: str) -> str:
@@ -72,16 +72,16 @@ def _dense_verdict(best: ReportRow, rows: Sequence[ReportRow], limit_text: str) 
     """
     text = f"{best.method} is fastest{limit_text}: compressing further does not pay here"
     if best.method != BASELINE and best.speedup is not None:
-        text += f"; {as_fast(best.speedup, BASELINE)}"
+        text += f"; {speedup_text(best.speedup, BASELINE)}"
         text += ", which lies inside the spread" if inside_spread(best.speedup) else ""
     first_compressed_row = next((row for row in rows if row.method not in DENSE and row.tta.exact), None)
     if first_compressed_row is None:
         missing = "no other kind of method reached the target" if len(rows) > 1 else "nothing else was run"
         return f"{text}; {missing}."
     speedup = paired_speedup(first_compressed_row.runs, best.runs)
-    draw = ", a difference inside the spread" if speedup and speedup.runs > 1 and inside_spread(speedup) else ""
+    draw_text = ", a difference inside the spread" if speedup and speedup.runs > 1 and inside_spread(speedup) else ""
     ratio = ratio_text(first_compressed_row.tta.median / best.tta.median)
-    return f"{text}; the best that does, {first_compressed_row.method}, takes {ratio} as long{draw}."
+    return f"{text}; the best that does, {first_compressed_row.method}, takes {ratio} as long{draw_text}."
 
 
 def _is_draw(best: ReportRow, row: ReportRow) -> bool:
@@ -90,7 +90,7 @@ def _is_draw(best: ReportRow, row: ReportRow) -> bool:
     return speedup is not None and inside_spread(speedup)
 
 
-def as_fast(speedup: Amount, other: str) -> str:
+def speedup_text(speedup: Amount, other: str) -> str:
     """Return a speed-up as text, with its range over seeds.
 
     Args:
@@ -98,7 +98,7 @@ def as_fast(speedup: Amount, other: str) -> str:
         other: text of the other method.
 
     Example:
-        >>> as_fast(Amount(2.0, 1.5, 2.5, runs=3), "fp16")
+        >>> speedup_text(Amount(2.0, 1.5, 2.5, runs=3), "fp16")
         '2.00x as fast as fp16 (1.50 to 2.50 over 3 seeds)'
     """
     bound = {"": "", ">": "more than ", "<": "less than "}[speedup.median_sign]

@@ -80,19 +80,19 @@ def assign_looks(methods: Sequence[str], adaptive: Iterable[str]) -> dict[str, L
         methods: texts of all methods.
         adaptive: texts of the adaptive methods, which get thick lines in the strongest colours.
     """
-    thick = set(adaptive)
+    adaptive_methods = set(adaptive)
     adaptive_numbers, fixed_numbers = itertools.count(), itertools.count()
     looks = {}
     for position, method in enumerate(methods):
         if method in _DENSE_COLOURS:
             colour, dash = _DENSE_COLOURS[method], DASHES[DENSE.index(method)]
-        elif method in thick:
+        elif method in adaptive_methods:
             number = next(adaptive_numbers)
             colour, dash = _ADAPTIVE_COLOURS[number % 4], DASHES[number // 4 % len(DASHES)]
         else:
             number = next(fixed_numbers)
             colour, dash = _FIXED_COLOURS[number % 8], DASHES[(1 + number // 8) % len(DASHES) if number >= 8 else 0]
-        looks[method] = Look(colour, dash, MARKERS[position % len(MARKERS)], 2.8 if method in thick else 1.4)
+        looks[method] = Look(colour, dash, MARKERS[position % len(MARKERS)], 2.8 if method in adaptive_methods else 1.4)
     return looks
 
 

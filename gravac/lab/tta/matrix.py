@@ -137,7 +137,7 @@ class RunMatrix:
                 )
         if self.times_each_seed and not self.factored:
             raise ValueError(
-                "times_each_seed: without factored, every seed runs in full and has its own times; leave times_each_seed out"
+                "times_each_seed: without factored, every seed runs in full anyway; leave times_each_seed out"
             )
         if self.json is not None and not self.json.absolute().parent.is_dir():
             raise ValueError(f"json: {self.json.parent} is not a folder; make the folder first, or name another")
