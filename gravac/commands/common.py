@@ -70,7 +70,11 @@ def settings(kind: Callable[..., SettingsT], options: argparse.Namespace, **repl
 
 
 def rate(text: str) -> float:
-    """Return the bits per second of a rate such as ``100mbit``; for ``argparse``, as the type of an argument."""
+    """Return the bits per second of a rate such as ``100mbit``; for ``argparse``, as the type of an argument.
+
+    Raises:
+        argparse.ArgumentTypeError: the text is no rate, or the rate is out of range.
+    """
     from gravac.lab.links.rates import parse_rate
 
     try:

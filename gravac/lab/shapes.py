@@ -74,7 +74,10 @@ def _vgg(depths: tuple[int, int, int, int, int], classes: int) -> list[Shape]:
 def lstm(vocabulary: int = 10_000, hidden: int = 1500, layers: int = 2) -> list[Shape]:
     """Return the parameter shapes of the large LSTM of Zaremba et al. 2014: 66.0 M parameters (252 MiB).
 
-    The default vocabulary is that of the Penn Treebank.
+    Args:
+        vocabulary: number of words; the default is that of the Penn Treebank.
+        hidden: number of features of the embedding and of each layer.
+        layers: number of layers.
     """
     shapes: list[Shape] = [(vocabulary, hidden)]
     for _ in range(layers):
@@ -86,6 +89,12 @@ def bert_large(vocabulary: int = 30_522, hidden: int = 1024, layers: int = 24, p
     """Return the parameter shapes of BERT large (Devlin et al. 2019), uncased: 335.1 M parameters (1278 MiB).
 
     The shapes include the pooler, and exclude the heads for pre-training.
+
+    Args:
+        vocabulary: number of tokens.
+        hidden: number of features of a token.
+        layers: number of transformer layers.
+        positions: maximum number of tokens of a sequence.
     """
     norm: list[Shape] = [(hidden,), (hidden,)]
     square: list[Shape] = [(hidden, hidden), (hidden,)]

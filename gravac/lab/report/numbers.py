@@ -173,7 +173,12 @@ def steps_to_target(run: TrainingRecord) -> Interval:
 
 
 def speedup_interval(run: TrainingRecord, other: TrainingRecord) -> Interval | None:
-    """Return bounds of time to target of ``other`` / time to target of ``run``; ``None`` if nothing is known."""
+    """Return bounds of time to target of ``other`` / time to target of ``run``; ``None`` if nothing is known.
+
+    Args:
+        run: record of a run.
+        other: record of a run of another method, with the same seed.
+    """
     (low, high), (other_low, other_high) = time_to_target(run), time_to_target(other)
     if low <= 0 or (math.isinf(high) and math.isinf(other_high)):
         return None

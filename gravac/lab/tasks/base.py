@@ -56,7 +56,7 @@ class Metric:
         return -10 * math.log10(mean) if mean > 0 else math.nan
 
     def is_reached(self, reading: float, target: float) -> bool:
-        """True if ``reading``, a metric of a model, is at the target or better."""
+        """True if ``reading``, the metric of a model in ``unit``, is at the target or better."""
         return reading >= target if self.higher_is_better else reading <= target
 
 
@@ -109,7 +109,12 @@ class Task(ABC):
 
     @abstractmethod
     def batch(self, step: int, rank: int) -> Any:
-        """Return the training batch of a step on a rank; it depends on seed, step and rank alone."""
+        """Return the training batch of a step on a rank; it depends on seed, step and rank alone.
+
+        Args:
+            step: number of the step, from 0.
+            rank: rank that trains on the batch.
+        """
 
     @abstractmethod
     def loss(self, model: nn.Module, batch: Any) -> Tensor:

@@ -250,6 +250,11 @@ def first_reached(curve: Sequence[CurvePoint], target: float, higher_is_better: 
     """Return ``(seconds, steps)`` at which a curve first reached a target; ``None`` if the curve never did.
 
     The metric is interpolated linearly between evaluations.
+
+    Args:
+        curve: validation metric at each evaluation, by ascending step; two points or more.
+        target: target of the metric, in the unit of the curve.
+        higher_is_better: whether a higher metric is better.
     """
     sign = -1.0 if higher_is_better else 1.0
     for previous_point, following_point in itertools.pairwise(curve):
