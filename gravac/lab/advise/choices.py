@@ -38,7 +38,7 @@ LATENCY = 50e-6
 """Latency of a message in seconds that is assumed without a calibration: that of TCP in a data centre."""
 
 COPY = 14e9
-"""Bytes per second of a copy that are assumed without a calibration: those of one core of the CPU that timed coding."""
+"""Bytes per second of a copy, assumed without a calibration: of one core of the CPU on which coding was timed."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -120,7 +120,7 @@ def expected_choice(
 
 
 def adaptive_code(choice: Option, wrapping: Wrapping = IN_DDP) -> str:
-    """Return the line of code with which gravac chooses while training, among outer steps if ``choice`` has them."""
+    """Return the line of code with which gravac chooses while training, also outer steps if ``choice`` has them."""
     arguments = f"every=(1, {MAX_EVERY})" if choice.mode == "outer" else ""
     return f"AdaptiveCompressor({arguments}).attach({wrapping.model}, optimizer)"
 

@@ -36,7 +36,7 @@ class Facts(Settings):
         nccl: version of NCCL; ``None`` without NCCL or without a GPU.
         devices: name and compute capability of each GPU.
         cores: number of cores that the process may use.
-        variables: settings of those of ``VARIABLES`` that the environment has, by name.
+        variables: settings of the environment variables in ``VARIABLES`` that are set, by name.
         links: reason why this machine cannot emulate slow links; ``None`` if it can.
     """
 

@@ -39,7 +39,7 @@ MALLOC_ENVIRONMENT = {"MALLOC_MMAP_THRESHOLD_": str(32 << 20), "MALLOC_TRIM_THRE
 """Environment variables of workers, by which glibc keeps freed memory. Variables that the user has set prevail.
 
 By default, glibc may return memory to the operating system in every step, which costs up to 15 % of a step's time.
-Whether it does depends on the heap's layout, which differs between runs by chance.
+Whether glibc does so depends on the heap's layout, which differs between runs by chance.
 """
 
 Event = dict[str, Any]
