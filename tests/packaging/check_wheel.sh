@@ -4,7 +4,7 @@
 # Build sdist and wheel from a clone of the commit that is checked out; look into them; install each in an empty
 # environment; run what a user would, without and with the lab extra.
 set -euo pipefail
-python=$1
+python=$(realpath --no-symlinks "$1")  # commands below run in other folders
 here=$(pwd)
 work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
