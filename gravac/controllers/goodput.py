@@ -223,8 +223,11 @@ class Goodput(Settings):
             return self._measure_progress(state, state.trials, measurement)
         is_searching, is_native = state.phase == SEARCH, state.running.mode == "native"
         cut_short = not is_native and (self._hopeless(state) if is_searching else _far_slower(state))
-        if state.window.steps < (1 if is_native else self.trial if is_searching else self.window) and not cut_short:
+        fewest_steps = 1 if is_native else self.trial if is_searching else self.window
+        longest_expected_s = self._longest_expected_seconds(state)
+        if not cut_short and (state.window.steps < fewest_steps or _may_be_paused(state.window, longest_expected_s)):
             return state, Decision(state.running, watch=state.watch)
+        state = replace(state, window=state.window.without_times_above(longest_expected_s))
         if cut_short:  # earlier steps of the window may have been on a faster link
             state = replace(state, window=state.window.with_newest_times(FEW_STEPS))
         candidate, window = state.running, state.window
@@ -314,6 +317,19 @@ class Goodput(Settings):
         running = forecasts[dumped["position"]].candidate
         state = state_from_plain(GoodputState, dumped, running, forecasts=forecasts)
         return state, Decision(running, watch=state.watch)
+
+    def _longest_expected_seconds(self, state: GoodputState) -> float:
+        """Return the step time above which a round of outer steps may contain a pause; infinite for other steps.
+
+        An evaluation or a checkpoint lies in one step of several, so that the median of hook steps leaves it out. But a
+        window of outer steps may have a single time: that of a round.
+        """
+        if state.running.mode != "outer":
+            return math.inf
+        if state.phase != SEARCH:
+            entry = state.entry(state.position)
+            return math.inf if entry is None else (1 + 2 * self.change) * entry.seconds
+        return FAR_SLOWER_RATIO * state.times.longest_step_seconds(state.position) or math.inf
 
     def _hopeless(self, state: GoodputState) -> bool:
         """True if a trial can be given up: its fastest step is clearly too slow, or its first step far too slow.
@@ -639,6 +655,11 @@ def _price_of_trial(state: GoodputState, best: GoodputEntry, position: int, slow
 def _ends_outer_steps(current: Forecast, following: Forecast) -> bool:
     """True if the current candidate makes outer steps, and the following candidate does not."""
     return current.candidate.mode == "outer" and following.candidate.mode != "outer"
+
+
+def _may_be_paused(window: Window, longest_expected_s: float) -> bool:
+    """True if all step times of a window exceed a limit, in seconds, but are too few to rule out a pause."""
+    return 0 < len(window.seconds) < FEW_STEPS and min(window.seconds) > longest_expected_s
 
 
 def _far_slower(state: GoodputState) -> bool:

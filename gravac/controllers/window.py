@@ -94,6 +94,16 @@ class Window:
         """Return this window with only the times of its last ``steps`` clean steps."""
         return replace(self, seconds=self.seconds[-steps:], saved=self.saved[-steps:])
 
+    def without_times_above(self, limit_s: float) -> "Window":
+        """Return this window without the step times above a limit, in seconds; unchanged if all times are above it."""
+        kept_positions = [position for position, step_s in enumerate(self.seconds) if step_s <= limit_s]
+        if not kept_positions:
+            return self
+        saved = self.saved
+        if len(saved) == len(self.seconds):  # each time has its parts
+            saved = tuple(saved[position] for position in kept_positions)
+        return replace(self, seconds=tuple(self.seconds[position] for position in kept_positions), saved=saved)
+
     @property
     def gain(self) -> float:
         """``1 - Σ error / Σ energy`` over the steps (ratio of sums); 1 if nothing was to be sent.

@@ -451,6 +451,37 @@ def test_rounds_are_found_at_once_where_the_link_is_as_foreseen(dense: float, de
     assert taken * max(map(goodput, forecasts)) <= 1.02 * progress
 
 
+@pytest.mark.parametrize("dense", [0.6, 3.0, 20.0], ids="{:g}s".format)
+@pytest.mark.parametrize("delay", [0, 5])
+@pytest.mark.parametrize("evaluated_every", [150, 200, 333])
+def test_evaluations_within_rounds_are_not_taken_for_a_change(dense: float, delay: int, evaluated_every: int) -> None:
+    """One of two ranks evaluates for 9 s now and then, and the other rank waits for it in its next exchange."""
+    cluster = Cluster(0.08, lambda step: dense, CODING, booked=True)
+    forecasts = with_outer_candidates(Admission(cluster.foreseen()), (2, 5, 10, 20, 50), 0.08, delay, False).forecasts
+    expected = {forecast.candidate: forecast for forecast in forecasts}
+    trained = 0
+
+    def measure(step: int, holds: Decision, pause: float) -> Measurement:
+        nonlocal trained
+        ran, known = holds.candidate, expected[holds.candidate]
+        assert known.step_s is not None and known.coding_s is not None
+        evaluations = (trained + ran.every) // evaluated_every - trained // evaluated_every
+        trained += ran.every
+        waited = max(0.0, known.step_s - 0.08 - known.coding_s)
+        seconds = known.step_s + evaluations * pause / 2 / ran.every
+        made = Measurement(step, ran, seconds, 16.0, 1.0, 2.0, exchanged=known.exchange_s or 0.0, steps=ran.every)
+        return replace(made, waited=waited + evaluations * pause / 2 / ran.every, coded=known.coding_s)
+
+    def run(pause: float) -> list[Step]:
+        nonlocal trained
+        trained = 0
+        return list(drive(Goodput(), forecasts, lambda step, holds: measure(step, holds, pause), 400))
+
+    undisturbed, disturbed = run(0.0), run(9.0)
+    assert not [s.decision.reason for s in disturbed if re.search("changed|slower|faster", s.decision.reason)]
+    assert statistics.mode(s.applied.candidate for s in disturbed) == undisturbed[-1].applied.candidate
+
+
 def test_a_slow_link_never_sees_dense() -> None:
     """At 20 times the compute, a step of 16 bit would cost as much as fifty of what is found first."""
     cluster = Cluster(0.08, lambda step: 20.0, CODING)

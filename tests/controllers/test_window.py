@@ -7,6 +7,8 @@ import random
 import statistics
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from gravac.controllers import Measurement
 from gravac.controllers.window import GAP_MEDIANS, SETTLING, Window
@@ -117,3 +119,16 @@ def test_doubt_is_the_standard_error_of_a_median() -> None:
 def test_steps_that_are_alike_or_too_few_leave_no_doubt() -> None:
     assert window(*(measured(0.1) for _ in range(5))).doubt == 0
     assert window(measured(0.1), measured(0.2)).doubt == 0
+
+
+def test_of_two_unclean_steps_the_faster_counts() -> None:
+    """The first step of a trial may contain an evaluation; a trial may be given up after its second step."""
+    assert window(measured(9.0), measured(0.1), settling=SETTLING).t_system == pytest.approx(100)
+
+
+@given(st.lists(st.floats(0.1, 10), min_size=1, max_size=6), st.floats(0.1, 10))
+def test_times_above_a_limit_are_dropped_unless_all_are(times: list[float], limit_s: float) -> None:
+    some = window(*(measured(seconds) for seconds in times))
+    kept = [seconds for seconds in times if seconds <= limit_s]
+    assert some.without_times_above(limit_s).seconds == tuple(kept or times)
+    assert some.without_times_above(math.inf) == some
