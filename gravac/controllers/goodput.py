@@ -13,7 +13,7 @@ may be wrong, a step counts with the lower bound of its efficiency, which the ef
   exchange fastest. That expectation comes from the link's probe (``gravac.exchange.link_probe``) and, on a GPU, from
   the timing of codecs (``gravac.engine.codec_timing``). Without an expectation, the search starts at the
   candidate that sends fewest bytes, which is fast on any link.
-- Trials: measurements bound how fast the other candidates can be (``StepTimes.shortest_step_seconds``). The
+- Trials: measurements bound how fast the other candidates can be (``StepTimeBounds.shortest_step_seconds``). The
   candidate whose bound promises the highest goodput is tried for a few steps, and given up early if it is clearly
   slower. If dense in the hook is best, native is tried before candidates that compress.
 - Hold: if no bound promises a gain above ``hysteresis`` (to leave 1-bit compression: above the progress that the switch

@@ -20,7 +20,7 @@ from gravac.controllers.step_times import (
     STANDARD_ERRORS,
     STEP_TIME_NOISE,
     GoodputEntry,
-    StepTimes,
+    StepTimeBounds,
     exchange_fraction,
     overlap_fraction,
 )
@@ -176,9 +176,9 @@ class GoodputState:
         return candidate.mode != "native" or candidate.cf == 1 or fits_float16(self.energy)
 
     @property
-    def times(self) -> StepTimes:
+    def times(self) -> StepTimeBounds:
         """Measured step times, and bounds of those of other candidates."""
-        return StepTimes(self.forecasts, self.entries, self.floors, self.windows, self.moved, self.slowed)
+        return StepTimeBounds(self.forecasts, self.entries, self.floors, self.windows, self.moved, self.slowed)
 
     def entry(self, position: int) -> GoodputEntry | None:
         """Return the measurement of the candidate at ``position``; ``None`` if the candidate was not measured."""

@@ -81,7 +81,7 @@ def next_trials(state: GoodputState, total_steps: int | None, expire: int) -> Tr
         state: state of the search, while the best candidate runs.
         total_steps: number of steps of the run; ``None``: not known.
         expire: number of windows after which the lower bound by a measured step time halves; see
-            ``StepTimes.shortest_step_seconds``.
+            ``StepTimeBounds.shortest_step_seconds``.
     """
     if not trials_may_begin(state, total_steps):
         return None
@@ -137,7 +137,7 @@ def expected_gain(
         length: number of steps of each stretch of the reference, before and after the candidate's steps.
         total_steps: number of steps of the run; ``None``: not known.
         expire: number of windows after which the lower bound by a measured step time halves; see
-            ``StepTimes.shortest_step_seconds``.
+            ``StepTimeBounds.shortest_step_seconds``.
 
     Returns:
         The largest gain of 1 to ``MOST_TRIALS_AHEAD`` trials; 0 if trials cost more than they gain, or are not allowed.

@@ -94,7 +94,7 @@ class GoodputEntry:
 
 
 @dataclass(frozen=True, slots=True)
-class StepTimes:
+class StepTimeBounds:
     """Measured step times of some candidates, by which the step times of all candidates are bounded.
 
     Attributes:

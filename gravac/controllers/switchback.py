@@ -43,7 +43,7 @@ class Switchback:
     Attributes:
         total_steps: number of steps of the run; ``None``: not known.
         expire: number of windows after which the lower bound by a measured step time halves; see
-            ``StepTimes.shortest_step_seconds``.
+            ``StepTimeBounds.shortest_step_seconds``.
     """
 
     total_steps: int | None

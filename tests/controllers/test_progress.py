@@ -16,7 +16,7 @@ from gravac.candidate import Candidate, Forecast
 from gravac.controllers import corrected_belief
 from gravac.controllers.measuring import LARGEST_COST_FRACTION, LARGEST_STEP_FRACTION, NO_TRIALS_REASON, expected_gain
 from gravac.controllers.progress import Learned, Line, Reading, estimate_ratio, value_of_trials
-from gravac.controllers.step_times import StepTimes
+from gravac.controllers.step_times import StepTimeBounds
 from gravac.settings import SettingsError
 from tests.controllers.progress_world import Played, World, play
 
@@ -170,8 +170,8 @@ def test_a_candidate_of_whose_time_nothing_is_known_is_not_tried(
 ) -> None:
     state = play(world(outer=0.6, believed=0.99), until=lambda played: played.state.phase == "hold").state
     state = replace(state, entries=tuple(entry for entry in state.entries if entry.position == state.best))
-    monkeypatch.setattr(StepTimes, "shortest_step_seconds", lambda *_: unknown)
-    monkeypatch.setattr(StepTimes, "longest_step_seconds", lambda *_: unknown)
+    monkeypatch.setattr(StepTimeBounds, "shortest_step_seconds", lambda *_: unknown)
+    monkeypatch.setattr(StepTimeBounds, "longest_step_seconds", lambda *_: unknown)
     others = [at for at in range(len(state.forecasts)) if at != state.best]
     assert [expected_gain(state, at, state.best, 100, 5000, 40) for at in others] == [0.0] * len(others)
 
