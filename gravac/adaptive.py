@@ -20,7 +20,7 @@ from gravac.attaching import (
     optimizers_of,
     reason_against_pipelines,
     reason_to_idle,
-    refuse_single_columns,
+    refuse_separate_decisions,
     refuse_unequal_ranks,
 )
 from gravac.building import build
@@ -290,7 +290,7 @@ class AdaptiveCompressor(Closeable):
         check_chooses_every(self.policy.controller, *self.policy.every)
         self._adapter = DDPAdapter(self._engine)
         self._switch: Switch | None = None
-        self._module_source: ModuleSource | FSDP2Source | None = None
+        self._source_without_ddp: ModuleSource | FSDP2Source | None = None  # takes the adapter's place without DDP
         self._attached = self._closed = self._idle = False
         self._idle_ddp: DistributedDataParallel | None = None
 
@@ -356,7 +356,7 @@ class AdaptiveCompressor(Closeable):
     ) -> None:
         for optimizer in optimizers or (None,):
             refuse_unfit_ddp(ddp, self.policy.base, optimizer)
-        refuse_single_columns(ddp, self._opening.agree_group)
+        refuse_separate_decisions(ddp, self._opening.agree_group)
         native_cfs = () if not self.policy.native else cfs_of_native_steps(ddp, scaler)
         if self.policy.every != (1, 1):
             Reducer(ddp)  # raises if this torch lacks private names of DDP that outer steps need
@@ -397,7 +397,7 @@ class AdaptiveCompressor(Closeable):
         source.loss_scale = self._loss_scale(scaler)
         self._steer(SteeredModule(source, module), optimizers, scaler)
         source.watch(module, optimizers[0] if optimizers else None)
-        self._module_source = source
+        self._source_without_ddp = source
 
     def _attach_sharded(
         self,
@@ -425,7 +425,7 @@ class AdaptiveCompressor(Closeable):
         source.reason_against_pipelines = reason_against_pipelines(self.policy, self._probe is not None)
         source.watch(module, optimizers[0] if optimizers else None)
         self._steer(SteeredShards(source, module, model), optimizers, scaler)
-        self._module_source = source
+        self._source_without_ddp = source
 
     def _prepare(
         self,
@@ -493,9 +493,9 @@ class AdaptiveCompressor(Closeable):
         self._engine.drain()
         if self._switch is not None and not self._closed:
             self._switch.end_outer_steps()
-        if self._module_source is not None:
-            self._module_source.detach()
-            self._module_source = None
+        if self._source_without_ddp is not None:
+            self._source_without_ddp.detach()
+            self._source_without_ddp = None
         else:
             self._adapter.detach()
         if self._switch is not None:
@@ -550,8 +550,8 @@ class AdaptiveCompressor(Closeable):
         Raises:
             RuntimeError: nothing is attached.
         """
-        if self._module_source is not None:
-            return self._module_source.accumulate()
+        if self._source_without_ddp is not None:
+            return self._source_without_ddp.accumulate()
         if self._adapter.ddp is not None:
             return self._adapter.ddp.no_sync()
         if self._idle:
@@ -764,8 +764,8 @@ class AdaptiveCompressor(Closeable):
         outer = None if self._switch is None else self._switch.outer
         if self._switch is not None:
             self._switch.remove_hooks()  # from now on the user may train the module: no hook may replace its weights
-        if self._module_source is not None:
-            self._module_source.stop_exchange()
+        if self._source_without_ddp is not None:
+            self._source_without_ddp.stop_exchange()
         failure: Exception | None = None
         try:
             try:

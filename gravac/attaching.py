@@ -118,14 +118,14 @@ def refuse_unequal_ranks(settings: OuterSettings) -> None:
         )
 
 
-def refuse_single_columns(ddp: DistributedDataParallel, agree_group: dist.ProcessGroup | None) -> None:
-    """Raise if the ranks that hold a model's shards of tensor parallelism would decide each for itself.
+def refuse_separate_decisions(ddp: DistributedDataParallel, agree_group: dist.ProcessGroup | None) -> None:
+    """Raise if ranks that hold shards of tensor parallelism would each choose their own candidates.
 
-    Parameters that all of these ranks hold would then drift apart.
+    Parameters that tensor parallelism does not cut are the same on all of these ranks, and would then drift apart.
 
     Args:
         ddp: the module, before its first forward.
-        agree_group: ranks that make the same decisions; ``None``: only those that average.
+        agree_group: ranks that make the same decisions; ``None``: only the ranks that average.
 
     Raises:
         SettingsError: the module has such shards, and ``agree_group`` is ``None``.

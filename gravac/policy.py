@@ -175,7 +175,9 @@ class Policy(Settings):
         except (TypeError, ValueError):
             is_valid = False
         if not is_valid:
-            raise ValueError("give a number of steps, such as 10, or the lowest and the highest, such as (1, 100)")
+            raise ValueError(
+                "give a number of steps, such as 10, or the lowest and the highest number, such as (1, 100)"
+            )
         return low, high
 
     @field_validator("error_feedback")
@@ -357,13 +359,13 @@ def load_policy(source: str | Path) -> Policy:
     except OSError as error:
         raise SettingsError(f"{path}: cannot be read ({error.strerror}); give a TOML file that you may read") from None
     except UnicodeDecodeError:
-        raise SettingsError(f"{path}: not valid TOML: its bytes are not UTF-8 text; give a TOML file") from None
+        raise SettingsError(f"{path}: is not valid TOML: its bytes are not UTF-8 text; give a TOML file") from None
     except RecursionError:
         raise SettingsError(
             f"{path}: its tables are nested too deeply; give a policy, whose tables have one level"
         ) from None
     except ValueError as error:  # TOMLDecodeError, and integers of too many digits
-        raise SettingsError(f"{path}: not valid TOML: {error}") from None
+        raise SettingsError(f"{path}: is not valid TOML ({error}); correct the file") from None
 
 
 def policy_names() -> tuple[str, ...]:
@@ -432,7 +434,7 @@ def _resolve(setting: Any, registry: Mapping[str, Any], fits: Callable[[Any], bo
 
 
 def _describe_supported_cfs(base: Compressor) -> str:
-    """Return the CFs that a compressor supports, as text for messages: ``"2 to 32"``, ``"any from 1 up"``."""
+    """Return the text of the CFs that a compressor supports, for messages: ``"2 to 32"``, ``"any from 1 up"``."""
     supported_cfs = base.candidates((1.0, math.inf))
     if isinstance(supported_cfs, Span):
         lowest_cf, highest_cf = supported_cfs.low, supported_cfs.high

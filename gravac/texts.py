@@ -81,7 +81,7 @@ def _entries(mapping: Mapping[Any, Any], depth: int, separator: str) -> list[str
     """Return a text for each entry of a mapping: key, separator and content.
 
     Args:
-        mapping: the mapping.
+        mapping: settings or attributes, by name.
         depth: number of levels of nested objects whose content the texts contain, counting the mapping.
         separator: text between key and content.
     """

@@ -273,7 +273,7 @@ def test_a_policy_chooses_from_the_runs_candidates_that_it_allows(trace: Path) -
 
 
 def test_fixed_choices_that_the_run_did_not_have_are_refused(trace: Path) -> None:
-    with pytest.raises(SettingsError, match="controller: static runs topk 30x, which the run could not choose"):
+    with pytest.raises(SettingsError, match="controller: static would run topk 30x, but the recorded run had no such"):
         replay(read_trace(trace), topk_policy(controller=Static(cf=30)))
     dense = replay(read_trace(trace), topk_policy(controller=Static(cf=1))).parting
     assert dense is not None

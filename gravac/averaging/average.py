@@ -321,7 +321,10 @@ class Averager:
         return Batch([piece], choice, piece.name)
 
     def _contexts(self, batch: Batch, plan: Plan) -> list[Context]:
-        """Return the compressor's facts about each tensor, or about all if they are joined; evaluate shadow CFs."""
+        """Return the ``Context`` that the compressor gets for each tensor, or a single context if tensors are joined.
+
+        Also compute the errors of CFs that do not run (shadow CFs), if the plan has any.
+        """
         strength, fold = batch.choice.strength, batch.fold
         if len(batch.pieces) > 1 and not batch.rows:
             return [self._context(batch.pieces[0], plan, strength, fold, (batch.x.numel(),))]

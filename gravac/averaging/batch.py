@@ -39,9 +39,9 @@ class Batch:
         multiple: if several tensors are joined to one long tensor, each is padded with zeros to a multiple of this
             number of elements; 0: several tensors are the rows of a matrix.
         rows: whether the batch has several tensors, which are rows of a matrix.
-        x: numbers to be sent: gradients plus residuals, flat, ``[sum of lengths]``, float32, or float64 for float64
-            gradients. If the compressor itself adds residuals, x has gradients alone until ``unfold``; with ``rows``,
-            x is then memory in which the compressor computes the sums.
+        x: numbers to be sent, which ``folding.fold_in`` sets: gradients plus residuals, flat, ``[sum of lengths]``,
+            float32, or float64 for float64 gradients. If the compressor itself adds residuals, x has gradients alone
+            until ``unfold``; with ``rows``, x is then memory in which the compressor computes the sums.
         energy: ``‖x‖²``, 0-d; ``None`` if not computed yet.
         fold: residuals for a compressor that itself adds them to the gradients; ``None``: x contains all residuals.
         changes_residuals: whether the tensors' residuals may change in this step.

@@ -37,7 +37,7 @@ class Diagnostics:
 
         Args:
             pieces: gradients of the parameters that may be compressed.
-            plan: plan of the step.
+            plan: decisions for the step: CFs of the tensors, CFs to evaluate, and sums to report.
             finite: whether all gradients of the group are finite on this rank: a bool, or a 0-d bool tensor.
             measurement: numbers of the step, to which the sums' squared norms are added if the plan asks for a report.
         """
@@ -78,7 +78,7 @@ def evaluate_shadow_cfs(
         piece: a tensor that may be compressed.
         x: the tensor's gradient plus its residual, flat, ``[elements]``.
         base: the compressor whose errors are computed.
-        plan: plan of the step.
+        plan: decisions for the step: CFs of the tensors, CFs to evaluate, and sums to report.
         context: facts about the tensor, for the compressor.
         measurement: numbers of the step, to which the squared errors are added.
     """

@@ -28,10 +28,10 @@ class Feedback:
     """The residuals of one rank.
 
     Args:
-        release: limit of what a step adds of a tensor's old residual after the tensor's CF fell: largest norm of the
-            added part / norm of the gradient; inf: all of the residual is added at once.
-        safe: overflow safety: whether residuals stay as they are in a step in which any gradient was not finite, which
-            takes a second copy of them. ``None``: only after ``turn_on_overflow_safety``.
+        release: how fast an old residual is added to gradients (released) after a tensor's CF fell: largest norm of
+            the part that one step adds / norm of the gradient; inf: all of the residual is added at once.
+        overflow_safety: whether residuals stay as they are in a step in which any gradient was not finite, which takes
+            a second copy of residuals. ``None``: only after ``turn_on_overflow_safety``.
         dtype: number format of residuals; those of float64 gradients stay float64. Rounding to bfloat16 is random, so
             that on average nothing is lost: with rounding to the nearest number, a residual that is 256 times as large
             as a gradient would never change.
@@ -44,13 +44,13 @@ class Feedback:
         commits: commit policy, which says when residuals change.
     """
 
-    def __init__(self, release: float = 1.0, safe: bool | None = None, dtype: str = "float32") -> None:
+    def __init__(self, release: float = 1.0, overflow_safety: bool | None = None, dtype: str = "float32") -> None:
         self.release = release
         self.dtype = dtype_of(dtype, torch.float32)
         self.residual: Residuals = {}
         self.releasing: Residuals = {}
         self._next_releasing: dict[str, torch.Tensor | None] = {}
-        self._overflow_safety = safe
+        self._overflow_safety = overflow_safety
         self._by_group = False
         self.adapt_to_executor(bool, host_looks=True)
 

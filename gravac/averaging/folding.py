@@ -95,7 +95,7 @@ def _left_to_compressor(batch: Batch, feedback: Feedback) -> bool:
 
 
 def _fold(batch: Batch, feedback: Feedback) -> None:
-    """Set a batch's x to the sums of its gradients, which are finite, and their residuals."""
+    """Set ``batch.x`` to the sums of the batch's gradients, which are finite, and their residuals."""
     batch.changes_residuals = True
     if batch.rows:
         batch.x = feedback.fold_rows(batch.names, batch.flats).view(-1)

@@ -49,7 +49,7 @@ class Choice:
     """The way in which a tensor is sent: a compressor (which may be dense) and its settings.
 
     Attributes:
-        compressor: the compressor.
+        compressor: compressor that codes the tensor.
         cf: compression factor.
         profile: costs and efficiency of the compressor, expected at that factor and for the present number of ranks.
         strength: strength of error feedback: fraction of the unsent rest (gradient plus residual, minus what was sent)

@@ -220,7 +220,7 @@ def merge_states(states: Sequence[State]) -> dict[str, Any]:
     """
     states = [_require_valid(state) for state in states]
     if not states:
-        raise SettingsError("states: give the states of all ranks of the earlier run")
+        raise SettingsError("states: the sequence is empty; give the states of all ranks of the earlier run")
     world = states[0]["world"]
     ranks = sorted(state["rank"] for state in states)
     steps = sorted({state["step"] for state in states})

@@ -42,7 +42,7 @@ def policy_description(text: str) -> str:
 
 
 def table(rows: list[tuple[str, ...]]) -> str:
-    """Return a table as text, a line for each row; each column is as wide as its widest cell."""
+    """Return the text of a table, a line for each row; each column is as wide as its widest cell."""
     widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]) - 1)]
     return "\n".join(
         "  ".join([*(cell.ljust(width) for cell, width in zip(row, widths, strict=False)), row[-1]]).rstrip()

@@ -200,7 +200,7 @@ def _has_rounds(replayed_run: Replay) -> bool:
 
 
 def _describe_cfs(cfs: Sequence[float]) -> str:
-    """Return CFs as text; "no other CF" for an empty sequence."""
+    """Return a text that lists CFs; "no other CF" for an empty sequence."""
     return f"CF {', '.join(f'{cf:g}' for cf in cfs)}" if cfs else "no other CF"
 
 

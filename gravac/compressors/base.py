@@ -100,7 +100,8 @@ class Context:
         dtype: number format of the gradient; x is float32 if that is a 16-bit type.
         state: tensors that the compressor keeps for this parameter from step to step, by keys of its choice; saved with
             checkpoints. Never change a tensor in place, but replace it: if the step is undone, the old one is restored.
-        error_feedback: fraction of the unsent rest ``x - sent`` that becomes the residual, 0 to 1.
+        error_feedback: strength of error feedback: fraction of the unsent rest ``x - sent`` that becomes the residual,
+            from 0 (no error feedback) to 1.
         selections: coordinates of x that were selected in this step already, by CF (see ``multilevel``).
         fold: residual, for a compressor that adds it to the gradient x itself (``Compressor.folds``). ``None``: x
             already contains the residual, if there is one.

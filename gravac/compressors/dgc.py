@@ -117,7 +117,7 @@ class DGC(ThresholdK):
         return Reduced(reduced.mean, reduced.sent, reduced.cf, target=velocity, error=energy(unsent))
 
     def errors(self, x: torch.Tensor, cfs: Sequence[float], ctx: Context) -> list[torch.Tensor]:
-        """Return the squared error at each CF, 0-d: that of sending the velocity with the gradient, flat x, added."""
+        """Return, for each CF, the squared error, 0-d, of sending the velocity to which flat gradient x was added."""
         _, velocity = self._accumulated(x, ctx)
         velocity_energy = energy(velocity)
         counts = [k_for(x.numel(), self.cf_at(cf, ctx.step)) for cf in cfs]
@@ -135,7 +135,7 @@ class DGC(ThresholdK):
         return "" if memory_fits else f"{elements} elements in one dimension"
 
     def _accumulated(self, x: torch.Tensor, ctx: Context) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return momentum and velocity with this step's gradient, flat x, added: both ``[elements]``, dtype of x."""
+        """Return momentum and velocity after flat gradient x was added: both ``[elements]``, dtype of x."""
         gradient = x
         if self.clip is not None:
             limit = self.clip * ctx.world**-0.5

@@ -40,7 +40,10 @@ HIGHEST_CF = 1e6
 
 
 class Ladder(Compressor):
-    """A ladder: members sorted by the efficiency of their steps, each used at the lowest CF that reaches a wire ratio.
+    """A ladder: compressors (members) sorted by the efficiency of their steps; a CF of the ladder is a wire ratio.
+
+    If the ratio is a rung of a member, this member is used. Otherwise the first member that reaches the ratio is used,
+    at the lowest of its CFs that does.
 
     Attributes:
         members: compressors, best first, at least one; each contractive. ``dense`` may be a member in 16 bit only.
@@ -196,7 +199,7 @@ def wire_ratio(compressor: Compressor, cf: float) -> float:
     Two ranks exchange a tensor of ``RATIO_SHAPE``.
 
     Args:
-        compressor: the compressor.
+        compressor: compressor of the tensor.
         cf: compression factor of the compressor.
     """
     sent_bytes = sum(traffic.wire_bytes(2) for traffic in compressor.traffic(RATIO_SHAPE, cf, torch.float32, 2))

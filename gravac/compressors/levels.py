@@ -75,13 +75,16 @@ def points_between(bits: int, kind: Kind) -> list[int]:
 
 @functools.cache
 def thresholds(bits: int, kind: Kind, device: torch.device) -> torch.Tensor:
-    """Return the thresholds of ``points_between`` as a tensor: float32, flat; copied to a device once."""
+    """Return the thresholds of ``points_between`` as a tensor: float32, flat.
+
+    The tensor is cached, so that it is copied to a device only once.
+    """
     return torch.tensor(points_between(bits, kind), dtype=torch.float32).to(device)
 
 
 @functools.cache
 def code_of_point(bits: int, kind: Kind) -> Table:
-    """Return a table of the code of each grid point (see ``points_between``), from -128 to 127: uint8, ``[256]``.
+    """Return the codes of the grid points -128 to 127 (see ``points_between``) as a table: uint8, ``[256]``.
 
     The entry of a grid point is at the index ``point % 256``: the point as int8, read as an unsigned byte.
     """
@@ -111,7 +114,7 @@ def code_of_pair(bits: int, kind: Kind) -> Table:
 def levels_of_bytes(bits: int, kind: Kind, device: torch.device) -> torch.Tensor:
     """Return a table of the levels of a byte's codes, of 1, 2 or 4 bits: float32, ``[256, 8 // bits]``.
 
-    The table is copied to a device once.
+    The table is cached, so that it is copied to a device only once.
     """
     all_levels, mask = _level_list(bits, kind), (1 << bits) - 1
     rows = [[all_levels[byte >> shift & mask] for shift in range(0, 8, bits)] for byte in range(256)]

@@ -84,5 +84,8 @@ def rescaled(factor: torch.Tensor) -> torch.Tensor:
 
 @functools.cache
 def _sampled(length: int, device: torch.device) -> torch.Tensor:
-    """Return fixed random numbers in [-1, 1), float64, ``[length]``; copied to a device once."""
+    """Return fixed random numbers in [-1, 1): float64, ``[length]``.
+
+    The numbers are cached, so that they are copied to a device only once.
+    """
     return Draws("directions").uniform(length).double().mul_(2).sub_(1).to(device)

@@ -77,7 +77,7 @@ class Quantize(Compressor):
         return super().__call__(**({} if bits is None else {"bits": bits}), **changes)
 
     def method_at(self, cf: float) -> str:
-        """Return the number of bits per coordinate at a CF, as text such as ``"4 bits"``."""
+        """Return a text that states the bits per coordinate at a CF, such as ``"4 bits"``."""
         bits = self.bits_at(cf)
         return f"{bits} bit{'s' * (bits > 1)}"
 

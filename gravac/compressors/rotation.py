@@ -134,6 +134,9 @@ def _transform(source: torch.Tensor, out: torch.Tensor, block: int) -> None:
 
 @functools.cache
 def _matrix(size: int, scale: float, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
-    """Return the Hadamard matrix with entries ``scale`` and ``-scale``, ``[size, size]``; copied to a device once."""
+    """Return the Hadamard matrix with entries ``scale`` and ``-scale``, ``[size, size]``.
+
+    The matrix is cached, so that it is copied to a device only once.
+    """
     rows = [[-1.0 if (row & column).bit_count() % 2 else 1.0 for column in range(size)] for row in range(size)]
     return torch.tensor(rows, dtype=dtype).mul_(scale).to(device)

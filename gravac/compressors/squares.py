@@ -27,11 +27,11 @@ PIECE_NUMBERS = 1 << 15
 
 
 def energy(x: torch.Tensor) -> torch.Tensor:
-    """Return ``‖x‖²`` of flat x, a floating dtype: 0-d, float64.
+    """Return ``‖x‖²`` as a 0-d float64 tensor; x is flat, of a floating dtype.
 
-    The energy is finite if and only if every element is finite, and 0 only if x is zero. For float64 numbers with a
-    norm outside 1e-154 to 1e154, the energy is wrong: float64's smallest or largest number on a CPU, 0 or inf
-    elsewhere.
+    The energy is finite if and only if every element is finite, and 0 only if x is zero. Only for float64 numbers with
+    a norm outside 1e-154 to 1e154 the energy is wrong: float64's smallest or largest number on a CPU, 0 or inf on other
+    devices.
     """
     if not x.is_cpu:
         norm: torch.Tensor = torch._foreach_norm([x], 2, torch.float64)[0]  # converts to float64 while it sums
@@ -45,7 +45,10 @@ def all_finite(energies: Sequence[torch.Tensor]) -> torch.Tensor:
 
 
 def norm(x: torch.Tensor) -> torch.Tensor:
-    """Return ``‖x‖`` of flat x, a floating dtype: 0-d, float64; without overflow or underflow, as for ``energy``."""
+    """Return ``‖x‖`` as a 0-d float64 tensor; x is flat, of a floating dtype.
+
+    The sum of squares neither overflows nor underflows, as in ``energy``.
+    """
     if not x.is_cpu:
         wide_norm: torch.Tensor = torch._foreach_norm([x], 2, torch.float64)[0]
         return wide_norm

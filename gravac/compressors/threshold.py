@@ -2,13 +2,13 @@
 # SPDX-License-Identifier: Apache-2.0
 """Base class of sparsifiers that estimate a threshold and send the coordinates that reach it, by default exactly k.
 
-Published rules of this kind send more or fewer than k coordinates. Every rank must send equally many bytes, so
-selections that are not corrected are sent in ``2k`` slots, each of a value and its index. Coordinates beyond the slots
-are left out, and free slots have zeros.
-
 By default (``exact_count``) the k largest coordinates are sent, and the threshold only makes their search faster. On a
-GPU, ``torch.topk`` finds them, and the host never waits. Without ``exact_count``, the host waits for each number that
-the published rule reads from the GPU, and four times besides.
+GPU, ``torch.topk`` finds them, and the host never waits.
+
+Without ``exact_count``, more or fewer than k coordinates reach the threshold, as in the published rules. Every rank
+must send equally many bytes, so each tensor is sent in ``2k`` slots, each of a value and its index. Coordinates beyond
+the slots are left out, and free slots have zeros. On a GPU the host waits, in each tensor, for every number that the
+published rule reads, and four more times.
 """
 
 from collections.abc import Sequence

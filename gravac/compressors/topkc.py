@@ -170,8 +170,14 @@ class TopKC(Compressor):
     ) -> Generator[Collective, Any, tuple[torch.Tensor, torch.Tensor]]:
         """Average the values of selected chunks by the quantizer; return their mean, and the squared error, 0-d.
 
-        The mean is ``[count, width]``: a row per tensor, padded to whole blocks. The quantizer's error is added to
-        ``folded_chunks.x``, which becomes the residual.
+        The mean is ``[count, width]``: a row per tensor, padded to whole blocks.
+
+        Args:
+            folded_chunks: sums of gradients and residuals, in chunks. The quantizer's error is added to its ``x``,
+                which becomes the residual.
+            order: numbers of each tensor's selected chunks, int64, ``[count, m]``.
+            k: number of values per tensor.
+            ctx: facts about the tensors and the step.
         """
         assert isinstance(self.values, Quantize)
         padding_multiple = self.values.block if folded_chunks.count > 1 else 1

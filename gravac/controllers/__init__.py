@@ -27,7 +27,7 @@ BUILT_IN: dict[str, Any] = {
 
 
 def _find_fault(plugin: object) -> str:
-    """Return what is wrong with the object of an entry point, as text; empty if the object is a controller class."""
+    """Return a text that says what is wrong with an entry point's object; empty if the object is a controller class."""
     is_controller = isinstance(plugin, type) and hasattr(plugin, "observe")
     return "" if is_controller else "is no controller class; let the entry point name a class with a method observe"
 

@@ -103,8 +103,8 @@ class Accordion(Settings):
         """
         if self._steps_per_epoch <= latency:
             raise SettingsError(
-                f"epoch: {self._steps_per_epoch} steps, and a decision takes {latency} steps to take effect; use an "
-                f"epoch of more than {latency} steps"
+                f"epoch: an epoch has {self._steps_per_epoch} steps, but a decision takes {latency} steps to take "
+                f"effect; use an epoch of more than {latency} steps"
             )
         return self(latency=latency)
 

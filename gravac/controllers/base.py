@@ -104,7 +104,7 @@ class Progress:
     after the candidate's steps (``gravac.controllers.progress``).
 
     Attributes:
-        candidate: the candidate.
+        candidate: candidate whose steps the trials measured.
         reference: candidate that ``candidate`` was compared with.
         ratio: progress of a step of the candidate / progress of a step of the reference, as measured.
         error: standard error of ``ratio``.
@@ -249,14 +249,14 @@ BELIEVED = "believed"
 
 
 def cost_at_equal_samples(efficiency: float, lower_bound: float, source: str = BELIEVED) -> str:
-    """Return as text how many more training steps than dense averaging a candidate takes to reach the same loss.
+    """Return a text that says how many more training steps a candidate takes for the same loss than dense averaging.
 
     The text begins with a comma. It is empty if the candidate's efficiency is 1 without any uncertainty.
 
     Args:
         efficiency: statistical efficiency (progress of a step / progress of a dense step), median of the belief.
         lower_bound: lower bound of the belief, by which controllers decide.
-        source: source of the efficiency, as text for the parentheses.
+        source: text that says where the efficiency comes from; printed in parentheses.
 
     Example:
         >>> cost_at_equal_samples(0.96, 0.92)

@@ -152,12 +152,12 @@ class Goodput(Settings):
         near: smallest efficiency, relative to dense, of a candidate that the search may start with.
         hysteresis: relative gain in goodput below which no other candidate is tried or chosen.
         change: relative change of the chosen candidate's step time, in two consecutive windows, that starts a new
-            search; twice that change in a single window starts one too.
-        hopeless: largest ratio of a trial's step time to the longest step time with which the candidate would be best;
-            a trial with a higher ratio ends at once.
-        expire: number of windows after which only half of a candidate's measured step time counts as lower bound of its
-            step time, if the candidate does not run; after twice as many windows a quarter, and so on.
-        explore: fraction of the run's time that trials may cost.
+            search. Twice that change in a single window also starts a new search.
+        hopeless: ratio above which a trial ends at once: step time of the trial / longest step time with which the
+            candidate would be best.
+        expire: age, in windows, from which a measured step time is old: if the candidate does not run, only half of the
+            measured time then counts as lower bound of the step time, from twice this age on a quarter, and so on.
+        explore: largest fraction of the run's time that trials, which explore other candidates, may cost.
         probe: whether the run has a loss on fixed batches, so that it can measure progress.
         total_steps: number of steps of the run; ``None``: the controller assumes twice the number of steps so far.
     """
@@ -371,16 +371,18 @@ class Goodput(Settings):
             if _ends_outer_steps(best_forecast, forecast):
                 lost_s += state.times.leaving_seconds(best_forecast)
             state = replace(state, spent=state.spent + lost_s)
-        earlier_entry = state.entry(state.position)
-        pause_is_over = earlier_entry is not None and state.machine_was_paused(seconds, self.change)
+        entry_before_trial = state.entry(state.position)
+        pause_is_over = entry_before_trial is not None and state.machine_was_paused(seconds, self.change)
         state = state.without_suspect()
-        if earlier_entry is not None and (pause_is_over or self._link_became_faster(state, earlier_entry, seconds)):
+        if entry_before_trial is not None and (
+            pause_is_over or self._link_became_faster(state, entry_before_trial, seconds)
+        ):
             took_text = f"{forecast.candidate} took {milliseconds(seconds)} a step"
-            reason = f"{took_text} instead of {milliseconds(earlier_entry.seconds)}: the link became faster"
-            state = replace(state.after_link_change(min(seconds, earlier_entry.seconds)), best=state.position)
+            reason = f"{took_text} instead of {milliseconds(entry_before_trial.seconds)}: the link became faster"
+            state = replace(state.after_link_change(min(seconds, entry_before_trial.seconds)), best=state.position)
             return self._search_again(state, reason)
-        is_expired = earlier_entry is None or state.windows - earlier_entry.window >= self.expire
-        weight = 1.0 if earlier_entry is None or is_expired else 1 / (earlier_entry.times + 1)
+        is_expired = entry_before_trial is None or state.windows - entry_before_trial.window >= self.expire
+        weight = 1.0 if entry_before_trial is None or is_expired else 1 / (entry_before_trial.times + 1)
         too_slow_for_link = (
             given_up
             and best is not None
@@ -427,8 +429,9 @@ class Goodput(Settings):
         """
         entry = state.entry(state.position)
         if entry is None:
-            took_text = f"{state.running} takes {milliseconds(seconds)} a step"
-            return self._try_or_hold(state.enter_measurement(seconds), Finding(took_text, repeated=True))
+            state = state.enter_measurement(seconds)
+            takes_text = f"{state.running} takes {milliseconds(seconds)} a step{cost_text(state, state.position)}"
+            return self._try_or_hold(state, Finding(takes_text, repeated=True))
         difference, has_faster_exchange = abs(seconds - entry.seconds) / entry.seconds, state.exchange_became_faster
         takes_text = f"{state.running} takes {milliseconds(seconds)} a step"
         if difference > self.change or has_faster_exchange:
@@ -449,9 +452,9 @@ class Goodput(Settings):
             return self._search_again(
                 state.after_link_change(seconds), f"{takes_text}: the link or the machine changed"
             )
-        return self._try_or_hold(
-            replace(state.without_suspect(), off=0).after_drift(seconds), Finding(takes_text, repeated=True)
-        )
+        state = replace(state.without_suspect(), off=0).after_drift(seconds)
+        takes_text += cost_text(state, state.position)
+        return self._try_or_hold(state, Finding(takes_text, repeated=True))
 
     def _search_again(self, state: GoodputState, reason: str) -> tuple[GoodputState, str]:
         """Search again after a change, from the candidate near dense's efficiency that sends fewest bytes.
@@ -548,7 +551,7 @@ class Goodput(Settings):
         Args:
             state: state of the search.
             best: measurement of the best candidate.
-            position: position of the candidate.
+            position: index, in ``state.forecasts``, of the candidate to be tried.
             goodput_bound: upper bound of the candidate's goodput, in steps per second.
         """
         forecast, best_forecast = state.forecasts[position], state.forecasts[best.position]
@@ -604,7 +607,7 @@ class Goodput(Settings):
         Args:
             state: state of the search.
             incumbent: measurement of the candidate that is best so far.
-            position: position of the other candidate.
+            position: index, in ``state.forecasts``, of the candidate to be tried or to replace the incumbent.
         """
         margin = self.hysteresis
         is_coarse = state.forecasts[incumbent.position].by_gain and incumbent.efficiency < COARSE_EFFICIENCY
@@ -625,7 +628,7 @@ class Goodput(Settings):
         Args:
             state: state of the search.
             incumbent: measurement of the candidate that is best so far.
-            forecast: forecast of the other candidate.
+            forecast: forecast of the candidate that may replace the incumbent.
         """
         incumbent_forecast = state.forecasts[incumbent.position]
         if (forecast.candidate.mode == "outer") == (incumbent_forecast.candidate.mode == "outer"):
@@ -640,7 +643,7 @@ def _price_of_trial(state: GoodputState, best: GoodputEntry, position: int, slow
     Args:
         state: state of the search.
         best: measurement of the best candidate.
-        position: position of the candidate to try.
+        position: index, in ``state.forecasts``, of the candidate to be tried.
         slowest_s: upper bound of the time of a step of the candidate, in seconds.
     """
     forecast, best_forecast = state.forecasts[position], state.forecasts[best.position]

@@ -19,7 +19,7 @@ class Finding(NamedTuple):
     """Text for the reason of a decision: what the newest steps showed about time, link or progress.
 
     Attributes:
-        text: the text.
+        text: what the steps showed, such as ``"dense 1x takes 80.1 ms a step"``.
         repeated: whether to leave the text out of a reason that keeps or chooses the candidate that ran, since that
             reason says the same.
     """
@@ -29,14 +29,14 @@ class Finding(NamedTuple):
 
 
 def missing_text(missing: Sequence[str]) -> str:
-    """Return as text that candidates of a checkpoint are missing in this run; the text names at most three of them."""
+    """Return a text that says which candidates of a checkpoint are missing in this run, and names at most three."""
     unnamed_count = len(missing) - 3
     names = ", ".join(missing[:3]) + (f" and {unnamed_count} more" if unnamed_count > 0 else "")
     return f"restored with other candidates, without {names or 'none of its own'}"
 
 
 def milliseconds(seconds: float) -> str:
-    """Return a time in seconds as text in milliseconds.
+    """Return a text that states a time, given in seconds, in milliseconds.
 
     Example:
         >>> milliseconds(0.20123)
@@ -46,13 +46,13 @@ def milliseconds(seconds: float) -> str:
 
 
 def step_text(state: GoodputState, entry: GoodputEntry) -> str:
-    """Return as text a measured candidate, the time of its step, and how many more steps it takes than dense."""
+    """Return a text that names a measured candidate, its step time, and how many more steps it takes than dense."""
     candidate = state.forecasts[entry.position].candidate
     return f"{candidate}: {milliseconds(entry.seconds)} a step{cost_text(state, entry.position)}"
 
 
 def switch_text(state: GoodputState, best: GoodputEntry, previous_best: GoodputEntry) -> str:
-    """Return as text a comparison of the best candidate with the candidate that was best before."""
+    """Return a text that compares the best candidate with the candidate that was best before."""
     instead_text = f"instead of {milliseconds(previous_best.seconds)}"
     candidate, previous_candidate = (state.forecasts[entry.position].candidate for entry in (best, previous_best))
     took_text, cost_suffix = f"{candidate}: {milliseconds(best.seconds)} a step", cost_text(state, best.position)
@@ -62,14 +62,14 @@ def switch_text(state: GoodputState, best: GoodputEntry, previous_best: GoodputE
 
 
 def trial_text(state: GoodputState, position: int, ratio: float, incumbent: str, expire: int) -> str:
-    """Return as text a candidate that is to be tried, and what its trial may show.
+    """Return a text that names the candidate to be tried, and says how much progress its trial may show at most.
 
     Args:
         state: state of the search.
-        position: position of the candidate.
-        ratio: upper bound of the candidate's goodput / goodput of the best candidate so far.
-        incumbent: name of the best candidate so far; empty if the reason has just named this candidate.
-        expire: number of windows after which a measurement's bound halves.
+        position: index, in ``state.forecasts``, of the candidate to be tried.
+        ratio: upper bound of that candidate's goodput / goodput of the best candidate so far.
+        incumbent: name of the best candidate so far; empty if the reason has just named the best candidate.
+        expire: age of a measurement, in windows, from which the text says that the measurement is old.
     """
     entry, again = state.entry(position), ""
     if entry is not None:
@@ -81,17 +81,17 @@ def trial_text(state: GoodputState, position: int, ratio: float, incumbent: str,
 
 
 def trials_made(number: int) -> str:
-    """Return a number of trials as text.
+    """Return a text that states a number of switchback trials.
 
     Example:
         >>> trials_made(1), trials_made(4)
-        ('1 trial', '4 trials')
+        ('1 switchback trial', '4 switchback trials')
     """
-    return "1 trial" if number == 1 else f"{number} trials"
+    return "1 switchback trial" if number == 1 else f"{number} switchback trials"
 
 
 def cost_text(state: GoodputState, position: int) -> str:
-    """Return as text how many more steps than dense averaging a candidate takes to reach the same loss."""
+    """Return a text that says how many more steps than dense averaging a candidate takes to reach the same loss."""
     results = state.trial_results(position)
     source = f"{trials_made(results.trials)} here" if results and results.trials else BELIEVED
     belief = state.belief(position)

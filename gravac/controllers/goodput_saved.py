@@ -44,7 +44,7 @@ def with_current_positions(
     are not in ``forecasts`` are left out.
 
     Args:
-        dumped: the dumped state.
+        dumped: state of the controller in a checkpoint.
         positions: position in ``forecasts`` of each dumped candidate that is there, by its position in the dump.
         forecasts: forecasts of the current candidates.
 

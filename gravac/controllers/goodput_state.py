@@ -192,7 +192,7 @@ class GoodputState:
             weight: weight of this window in the mean step time, in [0, 1]; the candidate's earlier measurement, if any,
                 has the rest.
         """
-        earlier_entry = self.entry(self.position)
+        entry_before_window = self.entry(self.position)
         other_entries = tuple(entry for entry in self.entries if entry.position != self.position)
         efficiency, saved = self.forecast.efficiency_at(self.window.gain), self.window.median_times
         doubt = self.window.doubt
@@ -207,7 +207,11 @@ class GoodputState:
             doubt=doubt,
         )
         return replace(
-            self, entries=(*other_entries, entry if earlier_entry is None else entry.mean_with(earlier_entry, weight))
+            self,
+            entries=(
+                *other_entries,
+                entry if entry_before_window is None else entry.mean_with(entry_before_window, weight),
+            ),
         )
 
     def link_is_unchanged(self, change: float) -> bool:
@@ -223,8 +227,8 @@ class GoodputState:
     def exchange_became_faster(self) -> bool:
         """True if the running candidate's exchange takes less than half as long as when it was measured before.
 
-        The exchange must have taken more than the fraction ``MEASURABLE_EXCHANGE_FRACTION`` of a step. A shorter
-        exchange shows a faster link even if backward hides the exchange, and step times show nothing.
+        The exchange must have taken more than the fraction ``MEASURABLE_EXCHANGE_FRACTION`` of a step before. The time
+        of the exchange shows a faster link even if backward hides the exchange, so that step times do not change.
         """
         ratio = self._exchange_ratio(MEASURABLE_EXCHANGE_FRACTION)
         return ratio is not None and ratio < 1 / 2
@@ -255,23 +259,26 @@ class GoodputState:
             seconds: median time of the running candidate's steps in the window, in seconds.
             at_once: whether to apply the whole change; otherwise half of it.
         """
-        earlier_entry = self.entry(self.position)
-        assert earlier_entry is not None
+        entry_before_window = self.entry(self.position)
+        assert entry_before_window is not None
         weight = 1.0 if at_once else 0.5
         updated_state = self.enter_measurement(seconds, weight)
         if self.running.mode == "native":  # how long it waits is not known: a small change counts as the machine's
-            ratio = 1 + weight * (seconds / earlier_entry.seconds - 1)
+            ratio = 1 + weight * (seconds / entry_before_window.seconds - 1)
             entries = (
                 entry if entry.position == self.position else entry.scale_work(ratio) for entry in updated_state.entries
             )
             return replace(updated_state, entries=tuple(entries))
-        is_within_errors = abs(seconds - earlier_entry.seconds) <= STANDARD_ERRORS * math.hypot(
-            earlier_entry.doubt, self.window.doubt
+        is_within_errors = abs(seconds - entry_before_window.seconds) <= STANDARD_ERRORS * math.hypot(
+            entry_before_window.doubt, self.window.doubt
         )
-        if earlier_entry.saved is None or self.window.median_times is None or (is_within_errors and not at_once):
+        if entry_before_window.saved is None or self.window.median_times is None or (is_within_errors and not at_once):
             return updated_state
-        busy_s, earlier_busy_s = seconds - self.window.median_times[0], earlier_entry.seconds - earlier_entry.saved[0]
-        ratio = 1 + weight * (busy_s / earlier_busy_s - 1) if min(busy_s, earlier_busy_s) > 0 else 1.0
+        busy_s, busy_before_s = (
+            seconds - self.window.median_times[0],
+            entry_before_window.seconds - entry_before_window.saved[0],
+        )
+        ratio = 1 + weight * (busy_s / busy_before_s - 1) if min(busy_s, busy_before_s) > 0 else 1.0
         entries = (
             entry if entry.position == self.position else entry.scale_work(ratio) for entry in updated_state.entries
         )
@@ -281,7 +288,7 @@ class GoodputState:
         """Return the belief about a candidate's statistical efficiency, corrected by this run's switchback trials.
 
         Args:
-            position: position of the candidate.
+            position: index of the candidate in ``forecasts``.
             by_gain: efficiency that the forecast states for a measured gain; ``None``: the efficiency of the
                 candidate's last measurement, or of the forecast if the candidate was not measured.
         """
@@ -327,9 +334,9 @@ class GoodputState:
         Args:
             seconds: time of a step of the running candidate since the change, in seconds.
         """
-        earlier_entry = self.entry(self.position)
-        assert earlier_entry is not None
-        fraction, slowdown_s = 1 / self.forecast.wire_ratio, seconds - earlier_entry.seconds
+        entry_before_window = self.entry(self.position)
+        assert entry_before_window is not None
+        fraction, slowdown_s = 1 / self.forecast.wire_ratio, seconds - entry_before_window.seconds
         floors = {}
         for entry in self.entries:
             other_fraction = 1 / self.forecasts[entry.position].wire_ratio

@@ -53,11 +53,13 @@ AnyState = GravacState | LiteralState
 class GraVAC(Settings):
     """The GraVAC paper's controller, repaired: chooses the CF of highest compression throughput.
 
+    The *gain* of a step is ``1 - error / energy``, the share of the gradient's energy that the step sends.
+
     Attributes:
         window: number of steps that a candidate runs before the controller decides on it; 500 and 2000 in the paper.
-        epsilon: gain below which a CF is refused. With ``calibrated`` it is relative to the gain of the lowest CF: the
+        epsilon: gain below which a CF is refused, relative to the gain of the lowest CF with ``calibrated``. The
             default, a half, lets top-k reach about four times the lowest CF, at which the measured gain has halved.
-            In the paper 0.7 and 0.9, absolute.
+            The paper uses 0.7 and 0.9, as absolute gains.
         epsilon_mode: ``"calibrated"``, or ``"absolute"`` as in the paper; an absolute ``epsilon`` does not transfer
             between models.
         omega: relative difference up to which two gains, or two throughputs, count as the same.
@@ -71,9 +73,9 @@ class GraVAC(Settings):
             search: the link or the machine changed.
         fall: relative fall of the learning rate, since a CF was chosen, that starts a new search, because gains change
             then. The rate is known if ``attach`` was given the optimizer.
-        dwell: smallest number of windows between two searches, and also of windows in which dense runs for lack of
-            gain; doubles every time.
-        expire: number of windows after which a measured throughput is no longer compared with others.
+        dwell: smallest number of windows between two searches; doubles with each search that a moved gain starts. Dense
+            runs for at least as many windows when no gain reaches ``epsilon``; the number then doubles, too.
+        expire: age, in windows, from which a measured throughput is no longer compared with others: it expires.
         paper_literal: whether to run Algorithm 1 as printed instead.
         ewma: weight of a new gain in the moving average of gains in Algorithm 1 as printed; the paper has N/100, 0.32
             for its N = 32 workers.
@@ -432,5 +434,5 @@ def _native_cfs(forecasts: Sequence[Forecast]) -> tuple[float, ...]:
 
 
 def _with_native_note(state: GravacState, reason: str) -> str:
-    """Return the reason of a decision as text, with a note if DDP exchanges by itself."""
+    """Return a decision's reason, with a note if DDP exchanges by itself."""
     return f"{reason}; DDP exchanges by itself: {state.runs}" if state.by_itself else reason

@@ -132,8 +132,8 @@ def expected_gain(
 
     Args:
         state: state of the search, with the results of trials so far.
-        candidate: position of the candidate.
-        reference: position of the candidate that ``candidate`` is compared with.
+        candidate: index, in ``state.forecasts``, of the candidate whose progress trials would measure.
+        reference: index of the candidate that ``candidate`` is compared with.
         length: number of steps of each stretch of the reference, before and after the candidate's steps.
         total_steps: number of steps of the run; ``None``: not known.
         expire: number of windows after which the lower bound by a measured step time halves; see

@@ -69,7 +69,7 @@ def candidate_of(identity: Sequence[Any]) -> Candidate:
 
 
 def name_of(identity: Sequence[Any]) -> str:
-    """Return the name of the candidate whose identity ``identify`` returned, as text for readers.
+    """Return a name, for readers, of the candidate whose identity ``identify`` returned.
 
     Example:
         >>> name_of(["outer", "topk", 10.0, 50, 25])
@@ -110,7 +110,7 @@ def check_names(state_class: Any, dumped: Mapping[str, Any], extra_names: Collec
 
     Args:
         state_class: class of the state, a dataclass; ``None``: the state is only a window.
-        dumped: the dumped state.
+        dumped: state of the controller in a checkpoint.
         extra_names: names that the controller adds to those of ``to_plain``.
         window_class: class of the window, a dataclass.
 
@@ -168,7 +168,7 @@ def state_from_plain(
 
     Args:
         state_class: class of the state: a dataclass with a ``window`` of the candidate that runs.
-        dumped: the dumped state.
+        dumped: state of the controller in a checkpoint.
         running: candidate that runs.
         not_dumped: the field ``candidates`` or ``forecasts``, whichever the state has, in the order of the dump.
     """

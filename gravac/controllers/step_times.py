@@ -68,7 +68,7 @@ class GoodputEntry:
         """Return this entry with the weighted mean of its ``seconds`` and those of an earlier entry of the candidate.
 
         Args:
-            earlier: the earlier entry.
+            earlier: entry of the same candidate, from an earlier measurement.
             weight: weight of this entry, in [0, 1]; the earlier entry has the rest.
 
         Example:
@@ -241,7 +241,7 @@ class StepTimeBounds:
           sends. Its bound is the time of the measured step without the wait and without ``_compute_growth``.
 
         Args:
-            position: position of the candidate.
+            position: index of the candidate in ``forecasts``.
             expire: number of windows after which the lower bound by a measured step time halves.
         """
         forecast = self.forecasts[position]

@@ -56,7 +56,7 @@ class Switchback:
 
         Args:
             state: state of the search.
-            trials: the trials to start.
+            trials: plan of the new trials.
             reason: reason to keep the running candidate, as text, with which the decision's reason begins.
             summary: summary of the window that ended.
         """
@@ -77,7 +77,7 @@ class Switchback:
         Args:
             state: state of the search, whose window has the measurement.
             trials: the current trials.
-            measurement: the measurement.
+            measurement: measurement of the newest step.
         """
         reference, candidate = _reference_and_candidate(state, trials)
         entry = state.entry(state.position)
@@ -192,13 +192,14 @@ def _end_stretch(state: GoodputState, trials: Trials) -> tuple[GoodputState, Dec
 
 
 def progress_text(progress: Progress) -> str:
-    """Return the progress of a candidate's step, as measured by trials, as text.
+    """Return a text that states the progress of a candidate's step, as switchback trials measured it.
 
     Example:
         >>> from gravac.candidate import Candidate
         >>> outer, hook = Candidate("outer", "dense", 1.0, every=10), Candidate("hook", "dense", 1.0)
-        >>> progress_text(Progress(outer, hook, 0.77, 0.09, 4, 0.8, 0.74, 0.87))
-        'a step of dense 1x every 10 steps makes 0.77 ± 0.09 of the progress of a step of dense 1x here (4 trials)'
+        >>> text = progress_text(Progress(outer, hook, 0.77, 0.09, 4, 0.8, 0.74, 0.87))
+        >>> text.split(" of the progress ")
+        ['a step of dense 1x every 10 steps makes 0.77 ± 0.09', 'of a step of dense 1x here (4 switchback trials)']
     """
     return (
         f"a step of {progress.candidate} makes {progress.ratio:.2f} ± {progress.error:.2f} of the progress of a step "

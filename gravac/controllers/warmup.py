@@ -117,7 +117,8 @@ class Warmup(Settings):
     def restore(self, dumped: dict[str, Any], forecasts: Sequence[Forecast]) -> tuple[WarmupState, Decision]:
         """Return the state that a dict of ``dump`` describes, and the decision for the next step.
 
-        The schedule continues at the dumped step. The window of steps continues if its candidate still runs.
+        The schedule continues at the dumped step, with the candidates of ``forecasts``. The window of steps goes on if
+        the schedule still chooses its candidate; otherwise a new window begins.
         """
         steps, candidates = dumped["steps"], tuple(forecast.candidate for forecast in forecasts)
         candidate = self._candidate_at(steps + self.latency - 1 if steps else 0, candidates)
@@ -141,7 +142,7 @@ class Warmup(Settings):
         return "warm-up" if self._stage_number(step) < len(self.stages) - 1 else "warmed up"
 
     def _reason(self, step: int, candidate: Candidate) -> str:
-        """Return a step's stage and candidate as text, with the stage's CF if the candidate has another CF."""
+        """Return a text that names a step's stage and candidate, and the stage's CF if the candidate has another CF."""
         stage, stages = self._stage_number(step), self.stages
         target_text = "" if math.isclose(candidate.cf, stages[stage], rel_tol=1e-6) else f" for {stages[stage]:g}x"
         return f"{self._phase(step)}: stage {stage + 1} of {len(stages)}, {candidate}{target_text}"

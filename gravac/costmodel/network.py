@@ -72,7 +72,7 @@ def check(name: str, number: float, in_range: bool, allowed: str) -> None:
 
     Args:
         name: name of the argument, for the message.
-        number: the number.
+        number: content of the argument.
         in_range: whether the number is in the allowed range.
         allowed: the allowed range as text, for the message.
 

@@ -164,7 +164,7 @@ def elements(groups: Sequence[ReadyGroup]) -> int:
 
 
 def describe(pieces: Sequence[Piece]) -> str:
-    """Return names and number of the tensors that a job exchanges, as text for error messages."""
+    """Return a text for error messages: names and number of the tensors that a job exchanges."""
     first_name, final_name, count = pieces[0].name, pieces[-1].name, len(pieces)
     names = f"tensor {first_name}" if count == 1 else f"{count} tensors from {first_name} to {final_name}"
     return f"{names} ({sum(piece.flat.numel() for piece in pieces):,} elements)"

@@ -2,10 +2,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """Measures the seconds of encode and decode (coding) of each candidate on the gradients' device, before the first step.
 
-The known costs of coding, in multiples of a tensor's copy, were measured on a CPU (``gravac.compressors.profile``), and
-may differ on a GPU. So on a GPU each rank runs each candidate's compressor on tensors like the model's. Nothing is
-sent: each collective returns the result that it would have if all ranks sent the same tensors. The device's own events
-time the coding. The ranks average their times, since decisions must be the same on all ranks.
+The known costs of coding, in multiples of the time to copy the tensor, were measured on a CPU
+(``gravac.compressors.profile``), and may differ on a GPU. So on a GPU each rank runs each candidate's compressor on
+tensors like the model's. Nothing is sent: each collective returns the result that it would have if all ranks sent the
+same tensors. The device's own events time the coding. The ranks average their times, since decisions must be the same
+on all ranks.
 """
 
 import math

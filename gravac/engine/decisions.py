@@ -55,13 +55,13 @@ class Deciding:
     Args:
         controller: object that decides which candidate runs.
         admit: function that returns the run's candidates, see ``Admit``.
-        emit: function that is called with each record, by the executor.
-        record_settings: settings of the records.
+        emit: function that is called with each record, by the executor or while the executor is idle.
+        record_settings: settings, samples and epochs of the run, for its records.
 
     Attributes:
         decision: the newest decision; ``None`` before the first step.
         forecasts: forecasts of the admitted candidates; empty before the first step.
-        emit: function that is called with each record, by the executor or while the executor is idle.
+        emit: the argument of that name.
         seconds: seconds of the newest training step that the ranks agreed on; 0 before the first such step.
         probe_requested: whether a decision has requested the loss on fixed batches since the engine last checked.
         restored: dumped state of the controller, which the next ``decide_first`` restores; ``None`` if there is none.

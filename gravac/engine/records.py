@@ -22,7 +22,7 @@ def decision_record(
 
     Args:
         step: first training step that the decision holds for.
-        decision: the decision.
+        decision: what the controller decided.
         changed: whether the decision changes which candidates run.
         gain: gain of the newest step that ranks agreed on, recorded if the decision has no summary of a window;
             ``None``: not finite.
@@ -138,15 +138,16 @@ def totals(state: RunState, candidates: Sequence[Candidate]) -> dict[str, float]
 
 
 def shares(steps_at: Mapping[Candidate, int], candidates: Sequence[Candidate]) -> dict[str, float]:
-    """Return the fraction of a run's training steps that ran each kind of candidate, by name.
+    """Return the fractions of a run's training steps that ran dense, compressed, native and outer.
 
     Args:
         steps_at: number of training steps that each candidate ran.
         candidates: candidates of the run, dense candidates first, then ascending by wire ratio.
 
     Returns:
-        Fractions of steps that ran dense, at the lowest CF, and at higher CFs; of native steps, in which DDP exchanged
-        by itself; and of outer steps, in which ranks trained without exchange.
+        Five fractions: ``"share_dense"`` ran dense, ``"share_lowest_cf"`` at the lowest CF, ``"share_higher_cf"`` at
+        higher CFs. These three add up to 1. ``"share_native"``: native steps, in which DDP exchanged by itself;
+        ``"share_outer"``: outer steps, in which ranks trained without exchange.
     """
     all_steps = max(1, sum(steps_at.values()))
     compressed = [candidate for candidate in candidates if not candidate.dense]

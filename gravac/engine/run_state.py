@@ -30,13 +30,15 @@ class ModeState(Protocol):
 
 @dataclass(slots=True)
 class RunTotals:
-    """Totals over all steps of a run, on this rank.
+    """Totals over the steps of a run, on this rank.
+
+    A checkpoint has the bytes, which therefore count all steps of the run, but not ``steps_at``.
 
     Attributes:
         wire_bytes: bytes that this rank sent for gradients.
         dense_wire_bytes: bytes that dense float32 all-reduces would have sent.
         norm_bytes: payload bytes of single tensors' norms, which some controllers request; not part of ``wire_bytes``.
-        steps_at: number of training steps that each candidate ran, since this process started.
+        steps_at: number of training steps that each candidate ran, since this process began or restored the run.
     """
 
     wire_bytes: int = 0
@@ -95,7 +97,7 @@ class RunState:
         gain: gain of the last step that all ranks agreed on; ``None`` before the first, or if it was not finite.
         wire_ratio: bytes of a dense float32 all-reduce / bytes that this rank sent, in the last step that all ranks
             agreed on; ``None`` before the first.
-        totals: bytes and numbers of steps, summed over all steps.
+        totals: sums of bytes, and of each candidate's steps.
         history: the newest decision records; the run's setting ``history`` is their largest number.
         compute_s: seconds of a step without exchange, mean over ranks; ``None``: not known. A source may set the number
             before the first step, the same on all ranks.

@@ -163,7 +163,7 @@ def texts_of_tensors(tensors: Mapping[str, torch.Tensor], kind: str = "parameter
 
 
 def _form(tensor: torch.Tensor) -> str:
-    """Return shape, dtype and perhaps memory order of a tensor, as text."""
+    """Return a text that states a tensor's shape and dtype, and perhaps its memory order."""
     form = f"{list(tensor.shape)} {str(tensor.dtype).removeprefix('torch.')}"
     if tensor.layout != torch.strided or tensor.is_contiguous():
         return form

@@ -119,7 +119,7 @@ class Executor(Protocol):
     def wait_for_previous_step(self) -> None:
         """Make the host wait until the device has run the previous step's calls; called before each step.
 
-        Not called if ``host_looks``.
+        Not called if ``host_looks`` is True: the host then reads the step's tensors, and so waits for them anyway.
         """
 
     def judge(self, finite: torch.Tensor) -> Verdict:
@@ -132,7 +132,8 @@ class Executor(Protocol):
         """Start to copy a bool tensor, of any shape, to the host, which does not wait; called within a job.
 
         Returns:
-            The tensor in host memory. Unless ``host_looks``, its elements arrive when the next step but one begins.
+            The tensor in host memory. Its elements arrive at once if ``host_looks`` is True, otherwise when the next
+            step but one begins.
         """
 
     def order(self) -> None:

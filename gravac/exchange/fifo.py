@@ -106,7 +106,7 @@ class _Await(NamedTuple):
 
 
 class _Abandon(NamedTuple):
-    """Message that all jobs and calls must fail with an exception."""
+    """Message to the threads that run the work: all jobs and calls must fail with the exception ``failure``."""
 
     failure: BaseException
 

@@ -28,7 +28,8 @@ class Outcome(Generic[T]):
     """Result of ``fuse``.
 
     Attributes:
-        reduced: return value of each generator that was run.
+        reduced: return value of each generator that was run, in their order, such as the ``Reduced`` of a compressor's
+            rounds.
         finite: whether no rank set the flag: True, or a 0-d bool tensor if the host must not look at the flag.
     """
 

@@ -112,11 +112,18 @@ class LockstepExecutor:
         return lambda: (0.0, self._seconds - previous)
 
     def call(self, function: Callable[[], None], fail: Fail) -> None:
-        """Queue a function, which is called when every rank has queued a function at the same position."""
+        """Queue a function; ``Lockstep.run`` calls it with the functions at the same place in other ranks' queues."""
         self.queue.append(_Work(fail, call=function))
 
     def exchange(self, job: Job, fail: Fail, device: torch.device, one_round: Callable[[], bool]) -> None:
-        """Queue a job, which is run when every rank has queued a job at the same position."""
+        """Queue a job; ``Lockstep.run`` runs it together with the jobs at the same place in the other ranks' queues.
+
+        Args:
+            job: generator of collectives.
+            fail: function that is called with the exception if the job, or an earlier job, failed.
+            device: not used, since simulated ranks compute on any device.
+            one_round: function that returns whether the job yields only once; not used.
+        """
         self.queue.append(_Work(fail, job=job))
 
     def launch(self, collectives: list[Collective]) -> list[Any]:
@@ -160,7 +167,7 @@ class LockstepExecutor:
         """Do nothing: there is no device to wait for."""
 
     def judge(self, finite: torch.Tensor) -> Verdict:
-        """Return a bool scalar (0-d tensor) as a bool; the tensor itself unless ``host_looks``."""
+        """Return a bool scalar (0-d tensor) as a bool; the tensor itself if ``host_looks`` is False."""
         return bool(finite) if self.host_looks else finite
 
     def to_host(self, verdicts: torch.Tensor) -> torch.Tensor:
@@ -168,7 +175,7 @@ class LockstepExecutor:
         return verdicts
 
     def numbers(self, numbers: Sequence[Number]) -> list[Number]:
-        """Return scalars (0-d tensors) as floats; the scalars themselves unless ``host_looks``."""
+        """Return scalars (0-d tensors) as floats; the scalars themselves if ``host_looks`` is False."""
         return [float(number) for number in numbers] if self.host_looks else [*numbers]
 
     def order(self) -> None:

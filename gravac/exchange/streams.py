@@ -151,7 +151,10 @@ class StreamExecutor:
         return self.transport.finish(self.transport.launch(collectives))
 
     def finish(self, started: list[Any]) -> list[Any]:
-        """Return the results that ``launch`` returned."""
+        """Return ``started``, the results that ``launch`` returned, unchanged.
+
+        The stream waits for these results; the host does not wait.
+        """
         return started
 
     def agree(self, vectors: Sequence[Sequence[Number]]) -> PendingSums:

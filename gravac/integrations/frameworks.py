@@ -134,7 +134,7 @@ def warn_of_one_process(framework: str) -> None:
 
 
 def warn_of_missing_state(checkpoint: str) -> None:
-    """Warn that a checkpoint has no states of gravac's, so that residuals and the controller's search begin anew."""
+    """Warn that a checkpoint lacks gravac's state, so that residuals and the controller's search begin anew."""
     warnings.warn(
         f"gravac: {checkpoint} holds no state of gravac's: residuals and the controller's search begin anew",
         stacklevel=3,

@@ -234,12 +234,12 @@ class Switch:
         if self._source.in_pipeline:
             if not self._is_first_of_schedule():
                 return
-            averaged = True
+            has_step_to_count = True
         elif self._source.will_exchange:
-            averaged = self._has_averaged()
+            has_step_to_count = self._has_averaged()
         else:
             return
-        candidate = self._native_watch.forward_starts(averaged)
+        candidate = self._native_watch.forward_starts(has_step_to_count)
         if candidate is not None:
             self._read_probe()
         if candidate is not None and (candidate.mode, candidate.cf) != ("native", self._native_cf):
@@ -259,8 +259,8 @@ class Switch:
             raise SettingsError(self.reason_against_pipelines)
         if has_averaged and native.uncounted:
             self._native_watch.count_saved_step()
-        has_averaged, native.uncounted = has_averaged or native.uncounted, False
-        return has_averaged
+        has_step_to_count, native.uncounted = has_averaged or native.uncounted, False
+        return has_step_to_count
 
     def _read_probe(self) -> None:
         """Compute the loss on fixed batches, if the newest decision requests it."""
@@ -270,13 +270,13 @@ class Switch:
         self._engine.probes.add(self._probe.read())
 
     def _has_averaged(self) -> bool:
-        """Return whether DDP has averaged gradients since the last call.
+        """Return whether there is a step to count: whether DDP has averaged gradients since the last call.
 
         Also true for a step before the run was saved, if the saved count of steps lacks that step.
         """
         native = self._engine.state.native
-        averaged, native.uncounted = self._source.has_averaged() or native.uncounted, False
-        return averaged
+        has_step_to_count, native.uncounted = self._source.has_averaged() or native.uncounted, False
+        return has_step_to_count
 
     def prepare_to_save(self) -> None:
         """Finish sums and exchanges in flight, so that the state can be saved. Called between steps, on every rank."""
@@ -287,7 +287,10 @@ class Switch:
             self.outer.prepare_to_save()
 
     def _hook_step_starts(self) -> None:
-        """Begin a forward in hook mode; or change the mode, if the controller decided so when the last step began."""
+        """Tell the source that a forward begins, or change the mode.
+
+        The mode changes if the controller had decided so when the last step began.
+        """
         decision = None if self._source.in_join else self._source.decided_candidate
         if decision is not None and decision.done() and decision.exception() is None:
             candidate = decision.result()

@@ -200,8 +200,8 @@ class _ModeChange:
         """Return how run and policy differ in a step; ``None`` if they agree, or if ranks may still be changing modes.
 
         Args:
-            index: index of the record.
-            record: record of the step.
+            index: number of the step's record in the trace, counted from 0.
+            record: the trace's record of the step.
             executed: candidate that was decided for the step.
             in_force: the policy's decision for the step.
             previous: candidate of the previous step; ``None`` in the first step.
@@ -249,8 +249,8 @@ def _allowed_forecasts(run: RunRecord | ForecastsRecord, policy: Policy) -> tupl
     names = ", ".join(f"{base.name} {cf:g}x" for cf in sorted(unknown_cfs))
     if unknown_cfs and controller.keeps_all:
         raise SettingsError(
-            f"controller: {controller.name} runs {names}, which the run could not choose, so its trace has no "
-            "measurement; give a policy that chooses from the run's candidates"
+            f"controller: {controller.name} would run {names}, but the recorded run had no such candidate, so the "
+            "trace has no measurement of it; give a policy that chooses from the recorded run's candidates"
         )
     note = f"the policy could also choose {names}, which the run did not have, and might then decide otherwise"
     selected_forecasts = tuple(forecast for forecast in forecasts if forecast.candidate in (first, *allowed_candidates))
@@ -272,7 +272,7 @@ def _find_parting(record: StepRecord, executed: Candidate, in_force: Decision) -
     """Return how a recorded step and the policy's decision for that step differ; ``None`` if they agree.
 
     Args:
-        record: record of the step.
+        record: the trace's record of the step.
         executed: candidate that was decided for the step.
         in_force: the policy's decision for the step.
     """
@@ -327,7 +327,7 @@ def _check_measurements_recorded(controller: Controller[Any], decision: Decision
 
 
 def _notes_on_settings(trace: Trace, policy: Policy) -> Sequence[str]:
-    """Return notes, as text, on settings in which run and policy differ, except the controller's settings.
+    """Return texts that note the settings in which run and policy differ, except the controller's settings.
 
     Raises:
         SettingsError: the policy has another base compressor.

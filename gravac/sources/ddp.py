@@ -271,9 +271,11 @@ class DDPAdapter:
         """Enqueue a bucket; return the future of its averaged buffer. Unlike ``hook``, may raise."""
         buffer = bucket.buffer()
         if buffer.layout != torch.strided:
+            sparse_names = [self.names.get(id(parameter), "a parameter") for parameter in bucket.parameters()]
             raise TypeError(
-                "bucket: a sparse gradient (embedding with sparse=True) cannot be compressed; use sparse=False, or "
-                "leave that parameter out of DDP (_set_params_and_buffers_to_ignore_for_model)"
+                f"module: {', '.join(sparse_names)}: a sparse gradient (embedding with sparse=True) cannot be "
+                "compressed; use sparse=False, or leave that parameter out of DDP "
+                "(_set_params_and_buffers_to_ignore_for_model)"
             )
         pieces = self._pieces_of(bucket, buffer)
         names = tuple(piece.name for piece in pieces)

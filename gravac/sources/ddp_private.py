@@ -229,7 +229,7 @@ def scale_of(scaler: torch.amp.GradScaler, device: bool) -> Callable[[], Number]
     """Return a function that returns a gradient scaler's present scale.
 
     Args:
-        scaler: the scaler.
+        scaler: scaler of the loss.
         device: whether the function returns the scale as a scalar tensor, without a wait for the device, and not as a
             number.
     """

@@ -267,7 +267,7 @@ class ShardedModel:
 
     @property
     def shards(self) -> dict[str, torch.Tensor]:
-        """This rank's shards of the parameters, by name, of any shapes, detached. Read while nothing is gathered."""
+        """This rank's shards of the parameters, by name, detached. Valid only while no parameter is gathered."""
         return {name: _local_shard(slot) for name, slot in self._parameter_slots.items()}
 
     @property

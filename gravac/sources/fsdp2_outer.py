@@ -106,11 +106,11 @@ class ShardOptimizer(torch.optim.Optimizer):
     What is written to the view is written to the optimizer.
 
     Args:
-        optimizer: the optimizer.
+        optimizer: optimizer of the parameters in shards, which the view stands for.
         parameters_and_shards: each ``DTensor`` parameter, with this rank's shard of it.
 
     Attributes:
-        sharded_optimizer: the optimizer.
+        sharded_optimizer: the argument ``optimizer``.
     """
 
     def __init__(
@@ -136,7 +136,7 @@ class ShardOptimizer(torch.optim.Optimizer):
 
     @property
     def state(self) -> "MutableMapping[torch.Tensor, MutableMapping[str, Any]]":  # type: ignore[override]
-        """State of each parameter, by this rank's shard of the parameter, of the shard's shape."""
+        """State of each parameter, with tensors of the shard's shape; keys are this rank's shards."""
         return _States(self)
 
     def state_dict(self) -> dict[str, Any]:
@@ -165,10 +165,10 @@ class ShardOptimizer(torch.optim.Optimizer):
 
 
 class _States(MutableMapping[torch.Tensor, MutableMapping[str, Any]]):
-    """View of an optimizer's ``state``, by this rank's shards of the parameters.
+    """View of an optimizer's ``state``, whose keys are this rank's shards of the parameters.
 
     Args:
-        view: view of the optimizer.
+        view: the ``ShardOptimizer`` whose ``state`` is this view.
     """
 
     def __init__(self, view: ShardOptimizer) -> None:

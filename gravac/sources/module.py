@@ -413,7 +413,7 @@ class ModuleSource(HookedSource):
         """Hand the next group of gradients to the engine.
 
         Args:
-            step: the step under way.
+            step: state of the step under way.
             as_zeros: whether zeros are sent in place of the gradients.
         """
         names = self._groups[step.groups_sent]
@@ -427,7 +427,7 @@ class ModuleSource(HookedSource):
         gradient = None if as_zeros else parameter.grad
         if gradient is not None and gradient.layout != torch.strided:
             step.failure = step.failure or TypeError(
-                f"{name}: a sparse gradient (embedding with sparse=True) cannot be compressed; use sparse=False"
+                f"module: {name}: a sparse gradient (embedding with sparse=True) cannot be compressed; use sparse=False"
             )
             gradient = None
         if gradient is None:

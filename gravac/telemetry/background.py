@@ -40,9 +40,11 @@ class BackgroundSink:
 
     def __init__(self, sink: Sink, room: int = 1000, seconds: float = 10.0) -> None:
         if room < 1:
-            raise SettingsError(f"room: a queue for {room} records can hold none; use 1000")
+            raise SettingsError(
+                f"room: {room} is below 1; give the largest number of records that wait for the sink, such as 1000"
+            )
         if not seconds >= 0:
-            raise SettingsError(f"seconds: {seconds} is negative; use 10")
+            raise SettingsError(f"seconds: {seconds} is negative; give the longest time to wait in close(), such as 10")
         self._sink, self._close_seconds = sink, seconds
         self._waiting_records: queue.Queue[Record | None] = queue.Queue(room)
         self._is_closed = False

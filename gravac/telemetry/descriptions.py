@@ -65,7 +65,7 @@ def _method_with_setting(forecast: Forecast) -> str:
 
 
 def describe_bytes(wire_ratio: float) -> str:
-    """Return a wire ratio as text, such as ``"15x fewer bytes"``; ``""`` if not known, or if about 1.
+    """Return a text that states a wire ratio, such as ``"15x fewer bytes"``; ``""`` if not known, or if about 1.
 
     Example:
         >>> describe_bytes(15.06), describe_bytes(3.88), describe_bytes(2.0), describe_bytes(0.5)
@@ -145,7 +145,7 @@ def describe_dropped(dropped: Dropped, world_size: int | None = None) -> str:
     """Return a text that names a candidate, and says why the run may not choose the candidate.
 
     Args:
-        dropped: the dropped candidate.
+        dropped: candidate that may not be chosen, and the cause.
         world_size: number of ranks; ``None``: the text does not mention the number.
     """
     name, other_name = _method_name(dropped.forecast), _method_name(dropped.other)
@@ -167,7 +167,7 @@ def describe_decision(
     """Return a line about a decision: the candidate that runs, the decision's phase and reason, and measurements.
 
     Args:
-        decision: the decision.
+        decision: record of what the controller decided.
         previous: record of the candidate that ran before; ``None`` if not known.
         forecasts: forecasts of the candidates that the run may choose.
     """

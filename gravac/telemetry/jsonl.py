@@ -188,11 +188,12 @@ def _record_from(parsed_line: Any) -> Record:
     """
     kind = parsed_line.get("kind") if isinstance(parsed_line, dict) else parsed_line
     if not isinstance(parsed_line, dict) or not isinstance(kind, str) or kind not in RECORD_CLASSES:
-        raise ValueError(f"kind: {kind!r:.80} is none of {', '.join(RECORD_CLASSES)}")
+        raise ValueError(f"kind: {kind!r:.80} is none of {', '.join(RECORD_CLASSES)}; give a file that gravac wrote")
     record_class = RECORD_CLASSES[kind]
     if record_class is RunRecord and parsed_line.get("version") != RUN_VERSION:
         raise ValueError(
-            f"version: {parsed_line.get('version')!r:.80} cannot be read; this gravac reads version {RUN_VERSION} only"
+            f"version: {parsed_line.get('version')!r:.80} cannot be read; this gravac reads version {RUN_VERSION} "
+            "only: read the file with the gravac that wrote it, or record the run again"
         )
     return _validate(record_class, parsed_line)
 

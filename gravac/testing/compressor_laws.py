@@ -139,7 +139,10 @@ def a_contractive_one_does_not_add_error(compressor: Compressor) -> None:
 
 
 def an_unbiased_one_has_the_gradient_as_expectation(compressor: Compressor) -> None:
-    """Check that the mean of ``sent`` over many steps approaches x as fast as if steps' errors were independent."""
+    """Check that what an unbiased compressor sends for a gradient averages to that gradient over many steps.
+
+    The mean of ``Reduced.sent`` must approach the gradient as fast as if the steps' errors were independent.
+    """
     if not compressor.unbiased:
         return
     (x,) = gradients(1, (16, 16))

@@ -86,7 +86,7 @@ def test_a_warm_up_is_on_time_at_either_latency() -> None:
 
 
 def test_an_epoch_shorter_than_the_latency_is_refused() -> None:
-    with pytest.raises(SettingsError, match="epoch: 3 steps, and a decision takes 3"):
+    with pytest.raises(SettingsError, match="epoch: an epoch has 3 steps, but a decision takes 3"):
         adapt_to_latency(Accordion(epoch=3), 3)
 
 

@@ -100,7 +100,7 @@ def assert_same(got: Any, want: Any, exact: bool = True) -> None:
     [
         (2, {}, torch.float32),
         (3, {"dtype": "bfloat16"}, torch.float32),
-        (2, {"safe": True}, torch.float32),
+        (2, {"overflow_safety": True}, torch.float32),
         (2, {"dtype": "bfloat16"}, torch.bfloat16),
     ],
     ids=str,
@@ -141,7 +141,7 @@ def test_folded_in_the_kernel_or_before_it_all_is_the_same(
 def test_a_gradient_that_is_not_finite_gives_nan_everywhere_and_moves_nothing(
     base: Compressor, cf: float, strength: float | None, safe: bool, first: bool, bad: float, world: int
 ) -> None:
-    ranks = Ranks(base, cf, strength, world, safe=safe)
+    ranks = Ranks(base, cf, strength, world, overflow_safety=safe)
     for step in range(0 if first else 1):
         ranks.step(step)
     before = ranks.kept()

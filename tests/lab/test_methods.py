@@ -111,7 +111,7 @@ def test_what_paces_itself_never_leaves_steps_to_ddp() -> None:
         ("outer(every=0):ladder", "every: give a number of steps"),
         ("outer(often=3):ladder", "often: unknown setting"),
         ("outer(10):ladder", "write name=value, such as"),
-        ("outer:topk@10", "a range needs a range of CFs"),
+        ("outer:topk@10", "a range of steps needs a range of CFs"),
         ("outer(every=10):topk", "add the one to use, such as topk@10"),
         ("outer(every=10, momentum=1):topk@10", "momentum"),
         ("torchft-diloco(every=0)", "every"),

@@ -374,7 +374,7 @@ def test_a_sparse_gradient_is_refused_by_name_and_training_goes_on() -> None:
     for rank, module in enumerate(group.modules):
         backward(module, rank)
     for source in group.sources:
-        with pytest.raises(TypeError, match=r"table\.weight: a sparse gradient"):
+        with pytest.raises(TypeError, match=r"module: table\.weight: a sparse gradient"):
             source.wait()
     for module in group.modules:
         module.table.sparse = False

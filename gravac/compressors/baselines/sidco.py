@@ -61,13 +61,13 @@ class SIDCo(ThresholdK):
         if magnitudes.numel() <= k:
             return 0.0
         fraction = k / magnitudes.numel()
-        best_threshold, smallest_error = 0.0, math.inf
+        best_threshold, smallest_count_error = 0.0, math.inf
         for stages in range(max(1, math.floor(math.log(fraction) / math.log(STAGE_FRACTION))), MAX_STAGES + 1):
             threshold = self._staged(magnitudes, fraction, stages)
             count = int((magnitudes >= threshold).sum())
-            error = abs(math.log(max(count, 0.5) / k))
-            if error < smallest_error:
-                best_threshold, smallest_error = threshold, error
+            count_error = abs(math.log(max(count, 0.5) / k))
+            if count_error < smallest_count_error:
+                best_threshold, smallest_count_error = threshold, count_error
             if abs(count / k - 1) <= TOLERANCE or STAGE_FRACTION**stages < fraction:
                 break
         return best_threshold

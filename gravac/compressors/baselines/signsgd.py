@@ -61,7 +61,7 @@ class SignSGD(Compressor):
         )
 
     def errors(self, x: torch.Tensor, cfs: Sequence[float], ctx: Context) -> list[torch.Tensor]:
-        """Return the exact squared error, 0-d: that of replacing magnitudes of flat x by their block's mean."""
+        """Return the exact squared error, 0-d, of replacing the magnitudes of flat x by their block's mean."""
         return [sign_error(x, self.block) for _ in cfs]
 
 

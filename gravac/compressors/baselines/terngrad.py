@@ -65,7 +65,10 @@ class TernGrad(Compressor):
         return x.clamp(-limit, limit)
 
     def errors(self, x: torch.Tensor, cfs: Sequence[float], ctx: Context) -> list[torch.Tensor]:
-        """Return the expected squared error, 0-d: the sum of ``|c| (scale - |c|) + (x - c)²``; c is flat x, clipped."""
+        """Return the expected squared error of flat x, 0-d: the sum of ``|c| (scale - |c|) + (x - c)²``.
+
+        Here c is x after clipping.
+        """
         clipped = self.clipped(x)
         return [error + energy(x - clipped) for error in TERNARY.errors(clipped, cfs, ctx)]
 

@@ -231,7 +231,19 @@ def _outputs(
     chunk: int,
     world: int,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return memory for the energies, float64, and for the energies that are sent, bfloat16."""
+    """Return uninitialized tensors for the results of ``energies``; torch traces this function in place of the kernel.
+
+    Args:
+        gradients: equally long flat tensors.
+        residuals: not used.
+        sums_out: not used.
+        chunk: numbers per chunk.
+        world: number of ranks; 0: energies are not sent.
+
+    Returns:
+        Memory for the energy of each chunk, float64, and for the energies that are sent, bfloat16: each
+        ``[count * chunks]``. The latter is empty if ``world`` is 0.
+    """
     first, chunks = gradients[0], len(gradients) * -(-gradients[0].numel() // chunk)
     return first.new_empty(chunks, dtype=torch.float64), first.new_empty(chunks if world else 0, dtype=torch.bfloat16)
 

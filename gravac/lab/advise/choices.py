@@ -210,7 +210,7 @@ def advise(
     price_per_hour: float | None = None,
     dense: Format = "bfloat16",
 ) -> Advice:
-    """Return the predicted step time of every choice, and the best choices as text.
+    """Return the predicted step time of every choice, and a text that names the best choices.
 
     Args:
         model: name of a model of ``gravac.lab.shapes.MODELS``, a module, or shapes.

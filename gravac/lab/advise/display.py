@@ -136,7 +136,7 @@ def describe_mesh(advice: Advice) -> str:
 
 
 def _ranks_text(advice: Advice) -> str:
-    """Return the number of workers as text; on a mesh, the numbers of replicas and shards."""
+    """Return a text that states the number of workers; on a mesh, the numbers of replicas and shards."""
     if advice.mesh is None:
         return f"{advice.workers} workers"
     return f"{advice.mesh.replicas} replicas of {advice.mesh.shards} shard{'s' if advice.mesh.shards > 1 else ''}"

@@ -74,7 +74,7 @@ def outer_steps_verdict(choices: Sequence[Option]) -> str:
 def expected_choice(
     each_step_options: Sequence[Option], outer_options: Sequence[Option], wrapping: Wrapping = IN_DDP
 ) -> tuple[Option, str]:
-    """Return the option that gravac is expected to choose, and the reason as text.
+    """Return the option that gravac is expected to choose, and a text with the reason.
 
     Options are compared by the lower bound of their progress (``Option.safe_progress``). Compressed steps must be more
     than ``MARGIN`` times as good as native steps, and outer steps as the best option in each step.

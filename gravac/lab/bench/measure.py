@@ -209,7 +209,7 @@ def _run_step(
     """Run one step of all ranks on ``buffers``, a flat gradient per rank, which is replaced by the mean.
 
     Args:
-        ranks: the ranks.
+        ranks: simulated ranks that exchange the gradients.
         buffers: gradient of each rank, flat.
         shape: shape of the tensor.
         step: number of the step, from 0.

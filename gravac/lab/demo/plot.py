@@ -36,7 +36,7 @@ def loss_range(comparison: Comparison) -> tuple[float, float]:
 
 
 def draw_as_text(comparison: Comparison) -> str:
-    """Return a plot of validation loss against seconds as text for the terminal, at most 80 characters wide."""
+    """Return a text for the terminal: a plot of validation loss against seconds, at most 80 characters wide."""
     low_loss, high_loss = loss_range(comparison)
     seconds = comparison.equal_seconds
     grid = [[" "] * COLUMNS for _ in range(ROWS)]

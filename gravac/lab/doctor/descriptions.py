@@ -25,7 +25,7 @@ MEMORY_SETTINGS = (
 
 
 def describe_facts(facts: Facts, check: Check | None) -> str:
-    """Return the facts and the result of the check as text, a line each.
+    """Return a text with a line for each fact, and for the result of the check.
 
     Args:
         facts: facts about this machine.
@@ -73,14 +73,14 @@ def describe_facts(facts: Facts, check: Check | None) -> str:
 
 
 def _describe_link(link: LinkProbe, path: str) -> str:
-    """Return the speed of a link as text; ``path`` says what the link connects."""
+    """Return a text that states the speed of a link; ``path`` says what the link connects."""
     return f"{format_rate(float(f'{link.bandwidth:.3g}'))}, {1e6 * link.latency:.0f} µs a message ({path})"
 
 
 def describe_memories(
     memories: Sequence[Memory], model: str | None, elements: int | None, mesh: Mesh | None = None
 ) -> str:
-    """Return the memory that each mode of steps takes on a rank as text, with a line for each purpose.
+    """Return a text that states the memory that each mode of steps takes on a rank, a line for each purpose.
 
     Args:
         memories: memory of all modes.

@@ -56,7 +56,7 @@ def traffic_of_mesh(mesh: Mesh, shapes: Sequence[Shape] | None = None) -> tuple[
 def describe_traffic(
     traffic: Sequence[LinkTraffic], mesh: Mesh, model: str | None, shapes: Sequence[Shape] | None
 ) -> str:
-    """Return the bytes that a rank of a mesh sends in a step as text, with a line for each kind of link.
+    """Return a text that states the bytes that a rank of a mesh sends in a step, a line for each kind of link.
 
     Args:
         traffic: what a rank sends.

@@ -39,7 +39,7 @@ def pid_scope() -> str | None:
 
 
 def start_ticks(pid: int) -> str | None:
-    """Return the time at which a process started, in clock ticks since boot, as text.
+    """Return a text that states when a process started, in clock ticks since boot.
 
     ``None`` if the process does not exist, is dead but not yet waited for, or if the system has no ``/proc``.
     """

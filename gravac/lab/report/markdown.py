@@ -60,7 +60,7 @@ def insert_tables(path: Path, runs: Sequence[TrainingRecord], commits_note: str 
 
 
 def _task_tables(task_sections: Sequence[Section]) -> str:
-    """Return the heading, table and verdicts of a task as text; ``task_sections`` has its sections, one per link."""
+    """Return a text: heading, table and verdicts of a task; ``task_sections`` has its sections, one per link."""
     setup, first, limit = task_sections[0].setup, task_sections[0].run, task_sections[0].limit
     runs = [run for section in task_sections for row in section.rows for run in row.runs]
     seeds = sorted({run.seed for run in runs})
@@ -91,5 +91,5 @@ def _cell(row: ReportRow) -> str:
 
 
 def _range_end(amount: Amount, *, low: bool) -> str:
-    """Return the low end of an amount's range over seeds as text if ``low``, otherwise the high end."""
+    """Return a text that states the low end of an amount's range over seeds if ``low``, otherwise the high end."""
     return f"{amount.low_sign}{amount.low:.2f}" if low else f"{amount.high_sign}{amount.high:.2f}"

@@ -276,7 +276,7 @@ def _figures(section: Section, name: str, looks: Looks, out: Path) -> Iterator[P
 
 
 def _changes(run: TrainingRecord) -> list[CandidateChange]:
-    """Return the decisions of a run that changed the candidate, with candidates described as text."""
+    """Return the decisions of a run that changed the candidate, each with a text that describes the candidate."""
 
     def method(decision: DecisionPoint) -> str:
         return compression_name(run.method, decision.compressor, decision.cf, decision.mode or "hook")

@@ -91,11 +91,11 @@ def _is_draw(best: ReportRow, row: ReportRow) -> bool:
 
 
 def speedup_text(speedup: Amount, other: str) -> str:
-    """Return a speed-up as text, with its range over seeds.
+    """Return a text that states a speed-up, and its range over seeds.
 
     Args:
         speedup: time to target of the other method / time to target of a method.
-        other: text of the other method.
+        other: the other method in text form, such as ``"fp16"``.
 
     Example:
         >>> speedup_text(Amount(2.0, 1.5, 2.5, runs=3), "fp16")

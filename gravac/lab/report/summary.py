@@ -35,7 +35,7 @@ class Setup(NamedTuple):
     Attributes:
         task: name of the task.
         scale: scale of the task's model.
-        link: text of the link.
+        link: the link in text form, such as ``"100mbit"``.
         workers: number of ranks.
         mesh: replicas x shards of a model in shards as text; ``None``: DDP, without shards.
     """
@@ -103,7 +103,7 @@ class Section:
 
 
 def sections(runs: Sequence[TrainingRecord]) -> list[Section]:
-    """Return the sections of a report, one for each task, scale, number of workers, mesh and link, slow links first.
+    """Return a report's sections: one for each combination of task, scale, workers, mesh and link, slow links first.
 
     If two records are of the same method, setup and seed, the later record counts.
     """

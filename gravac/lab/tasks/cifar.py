@@ -231,7 +231,7 @@ class Cifar(Task):
 
 
 def convolution(inputs: int, outputs: int, side: int, stride: int = 1) -> list[nn.Module]:
-    """Return a convolution without bias and its batch norm.
+    """Return a bias-free convolution, and the batch norm that follows the convolution.
 
     Args:
         inputs: number of input channels.

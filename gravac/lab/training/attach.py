@@ -55,7 +55,10 @@ def attach(
         raise ValueError(method.mesh_refusal)
     if method.torchft is not None:
         if pace is not None:
-            raise ValueError(f"method: {method.text!r} of torchft cannot be paced; use another method, or real links")
+            raise ValueError(
+                f"method: {method.text!r} of torchft cannot be paced, since gravac can slow down only its own "
+                "exchange; use another method, or real links"
+            )
         return TorchftExchange(method, model, optimizer)
     run_settings: dict[str, Any] = {"samples_per_step": samples_per_step, "seed": seed, "pace": pace}
     run_settings["log_dir"] = log_dir if method.adaptive else None

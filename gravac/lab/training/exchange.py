@@ -179,7 +179,7 @@ class TorchExchange(Exchange):
         return TORCH_FORMATS[self.method.torch_format][0] if self.method.torch_format else None
 
     def wire_bytes(self, steps: int, world: int) -> int:
-        """Return the wire bytes that this rank sent in ``steps`` steps among ``world`` ranks, by formula."""
+        """Return the wire bytes that this rank sent in its first ``steps`` steps, among ``world`` ranks, by formula."""
         elements = sum(math.prod(shape) for shape in self._shapes)
         if self.method.torch_format:
             return steps * AllReduce.wire_bytes(round(4 * elements / TORCH_FORMATS[self.method.torch_format][0]), world)
@@ -283,10 +283,14 @@ class GravacExchange(Exchange):
         return backward + self._stopwatch.read_and_reset()
 
     def wire_bytes(self, steps: int, world: int) -> int:
-        """Return the wire bytes that this rank sent so far among ``world`` ranks.
+        """Return the wire bytes that this rank sent so far.
 
         gravac counts its own bytes; a formula gives the bytes of DDP in native steps. A model in shards has no native
         steps.
+
+        Args:
+            steps: not used, since gravac counts its steps.
+            world: number of ranks.
         """
         native_bytes = (
             count * AllReduce.wire_bytes(round(4 * self._elements / cf), world)

@@ -307,7 +307,8 @@ class Method:
         has_range = match["high"] is not None or (modes.chooses_every and match["low"] is None)
         if modes.chooses_every and not has_range:
             raise ValueError(
-                "every: a range needs a range of CFs, too; write @2-1000, or a single every such as every=10"
+                f"every: in {text!r}, a range of steps needs a range of CFs, too; write @2-1000, or a single "
+                "number such as every=10"
             )
         if has_range:
             cf_range = (float(match["low"]), float(match["high"])) if match["low"] else LADDER_CF_RANGE
@@ -341,7 +342,8 @@ class Method:
             return {"base": dense(dtype=dtype), "cf_range": (1, 2), "controller": Static(cf=cf), **modes}
         if self.base is None:
             raise ValueError(
-                f"method: {self.text!r} is not gravac's and cannot be paced; use another method, or real links"
+                f"method: {self.text!r} cannot be paced, since gravac can slow down only its own exchange; use another "
+                "method, or real links"
             )
         if self.controller:
             return {"base": self.base, "cf_range": self.cf_range, "controller": self.controller, **modes}
@@ -362,7 +364,7 @@ class Method:
 
 
 def compression_name(method: str, compressor_name: str, cf: float, mode: Mode = "hook") -> str:
-    """Return what a method runs in a step as text, such as ``low rank 16``.
+    """Return a text that says what a method runs in a step, such as ``low rank 16``.
 
     Args:
         method: text of the method, as in the module's table.
@@ -392,7 +394,7 @@ def compression_name(method: str, compressor_name: str, cf: float, mode: Mode = 
 
 
 def compression_name_at_cf(method: str, cf: float, mode: Mode = "hook") -> str:
-    """Return what a method runs at a CF as text: dense at CF 1 and 2, otherwise the method's compressor.
+    """Return a text that says what a method runs at a CF: dense at CF 1 and 2, otherwise the method's compressor.
 
     See ``compression_name`` for the arguments.
 

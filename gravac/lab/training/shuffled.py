@@ -77,6 +77,8 @@ class DecisionLike(Protocol):
 def choices_of_run(decisions: Sequence[DecisionLike], steps: int) -> tuple[RunChoice, ...]:
     """Return the choices of an adaptive run, in order.
 
+    A native choice counts rounds of ``DEFAULT_STRETCH_STEPS`` (8) steps, any other choice rounds of ``every`` steps.
+
     Args:
         decisions: decisions of the run, by ascending step.
         steps: number of steps of the whole run.

@@ -101,7 +101,7 @@ class TtaLive(ProgressDisplay):
         self._print(f"{cell}: the run of {leg.method} FAILED and is left out: {error}")
 
     def _remaining_time(self) -> str:
-        """Return the estimated remaining time as text; empty before the first run has finished."""
+        """Return a text that states the estimated remaining time; empty before the first run has finished."""
         if not self._finished_count:
             return ""
         seconds_per_run = (time.monotonic() - self._begin_time) / self._finished_count
@@ -158,7 +158,7 @@ def run_tta(matrix: RunMatrix, console: Console | None = None) -> int:
 
 
 def task_name(run: TrainingRecord) -> str:
-    """Return a run's task as text, with the mesh of a model in shards: ``gpt2 2x2``."""
+    """Return a text that names a run's task, and the mesh of a model in shards: ``gpt2 2x2``."""
     return run.task if run.mesh is None else f"{run.task} {run.mesh}"
 
 

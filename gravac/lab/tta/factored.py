@@ -28,11 +28,11 @@ def factored_record(
 
     Args:
         unthrottled_record: record of the method's full run on the unthrottled link.
-        link: text of the link.
+        link: the link in text form, such as ``"100mbit"``.
         probes: events at the ends of the short runs on the link, which give the seconds of a step.
         limit_s: limit of the training time on the link, in seconds.
         reference: record of the reference run, for the efficiency.
-        stamp: stamp of the short runs; ``None`` without a stamp.
+        stamp: code, time and machine of the short runs; ``None`` if not recorded.
     """
     steps_s = [seconds for probe in probes for seconds in probe["steps_s"]]
     step_s = statistics.median(steps_s)

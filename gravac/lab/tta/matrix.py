@@ -108,7 +108,9 @@ class RunMatrix:
         if self.budget is not None and self.budget < 2:
             raise ValueError(f"budget: {self.budget} is below 2 steps; use more, such as 300")
         if not self.limit > 0:
-            raise ValueError(f"limit: {self.limit:g} is not above 0; use 6")
+            raise ValueError(
+                f"limit: {self.limit:g} is not above 0; give a multiple of the reference run's time, such as 6"
+            )
         if self.more_seeds < 0:
             raise ValueError(f"more_seeds: {self.more_seeds} is below 0; use 2, or 0 for none")
         if not (self.tasks and self.links and self.methods and self.seeds):

@@ -105,7 +105,7 @@ class Cell(NamedTuple):
     Attributes:
         task: name of the reference task.
         scale: scale of the task's model.
-        link: text of the link.
+        link: the link in text form, such as ``"100mbit"``.
         workers: number of ranks.
         mesh: mesh of a model in shards as text; ``None``: DDP, without shards.
         seed: seed of the runs.

@@ -100,7 +100,10 @@ class Refusals:
             self._warnings.append(f"gravac: round {current_round}, before it was saved, this rank is {reset_text}")
 
     def _reset_not_finite(self, current_round: int, or_too_far: bool = False) -> str:
-        """Replace tensors that are not finite by anchors and zeros; return a text that says which tensors they were.
+        """Make this rank's tensors finite; return a text that names the tensors that were not.
+
+        If any weight is not finite, anchors replace all weights. Anchors replace each buffer that is not finite, and
+        zeros each tensor of the inner optimizers.
 
         Args:
             current_round: number of the present round.

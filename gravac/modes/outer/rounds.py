@@ -298,7 +298,7 @@ class Rounds:
         """Wait for a fragment's mean, if the fragment is in flight, and make the outer step on its anchors.
 
         Args:
-            fragment: the fragment.
+            fragment: part of the model whose anchors the mean moves.
             training_waits: whether the wait counts as time for which training waited.
         """
         if fragment.pending is None:
