@@ -39,24 +39,27 @@ class _FinishedWork(dist.Work):
 
 
 class IdleAllReduceGroup(dist.ProcessGroup):
-    """A process group over the replicas whose all-reduce exchanges nothing, and leaves tensors as they are.
+    """A process group over the replicas whose all-reduce exchanges nothing, as if all replicas had equal tensors.
+
+    torch asks for the mean over the replicas, which leaves tensors as they are; or for the sum, if a divide factor was
+    set, or gradients are reduced in float16. In both cases the mean over the replicas of what the all-reduce returns is
+    what torch asked for.
 
     Args:
         rank: number of this rank's replica.
         world: number of replicas.
-
-    Attributes:
-        torch_sums: whether torch asked for the sum over the replicas, and not for the mean, since a divide factor was
-            set, or gradients are reduced in float16.
     """
 
     def __init__(self, rank: int, world: int) -> None:
         super().__init__(rank, world)  # type: ignore[call-arg]
-        self.torch_sums = False
 
     def allreduce(self, tensors: Any, opts: Any = None) -> dist.Work:  # type: ignore[override]
-        """Set ``torch_sums``, and return finished work, without an exchange. Must not raise."""
-        self.torch_sums = opts is not None and opts.reduceOp == dist.ReduceOp.SUM
+        """Multiply tensors by the number of replicas if torch asks for the sum; return finished work. Must not raise.
+
+        torch then adds a tensor to the gradient of earlier backwards, which were exchanged already.
+        """
+        if opts is not None and opts.reduceOp == dist.ReduceOp.SUM:
+            torch._foreach_mul_(tensors, self.size())
         return _FinishedWork()
 
     def getBackendName(self) -> str:  # noqa: N802
@@ -238,11 +241,6 @@ class ShardedModel:
         """False if the user told torch to leave the exchange over the replicas out of the next backward."""
         return not self._groups or any(group.reduce_grads and group.all_reduce_grads for group in self._groups)
 
-    @property
-    def mean_factor(self) -> float:
-        """Factor that turns the mean over the replicas into torch's result: their number if torch sums, else 1."""
-        return float(self.replicas.size()) if self._idle_group is not None and self._idle_group.torch_sums else 1.0
-
     def suspend_torch_exchange(self) -> None:
         """Make torch's exchange over the replicas do nothing, from the next backward on."""
         for mesh_info, _ in self._torch_groups:
@@ -252,8 +250,6 @@ class ShardedModel:
         """Let torch average over the replicas again, from the next backward on."""
         for mesh_info, group in self._torch_groups:
             mesh_info.replicate_process_group = group
-        if self._idle_group is not None:
-            self._idle_group.torch_sums = False
 
     def require_exchange(self, required: bool) -> None:
         """Tell torch whether the next backward ends with an exchange over the replicas, if torch knows of them."""
@@ -297,15 +293,6 @@ class ShardedModel:
             name: ShardPlace(offsets[name] or (), tuple(_local_shard(slot).shape), tuple(self._padded_shapes[name]))
             for name, slot in self._parameter_slots.items()
         }
-
-    def multiply_gradient(self, parameter: torch.nn.Parameter) -> None:
-        """Multiply a gradient that torch has reduced within this replica by ``mean_factor``.
-
-        Args:
-            parameter: the parameter in shards, of any shape.
-        """
-        if self.mean_factor != 1:
-            local_tensor(parameter.grad).mul_(self.mean_factor)
 
     def broadcast_weights(self) -> None:
         """Copy the first replica's weights to all replicas, bit for bit. Called on every rank."""

@@ -195,8 +195,6 @@ class FSDP2Source(HookedSource):
         """
         if self.reason_against_pipelines and self._is_outside_of_autograd:
             raise SettingsError(self.reason_against_pipelines)
-        if self.is_stopped:
-            self._model.multiply_gradient(parameter)
         if self.is_stopped or (self._accumulate_depth and not self._model.knows_replicas):
             return
         self._watch_backward()
@@ -272,9 +270,6 @@ class FSDP2Source(HookedSource):
         """Hand the pending gradients, which are of one unit, to the engine."""
         pieces, step.pending_pieces = step.pending_pieces, []
         buffer = _common_buffer(pieces)
-        if self._model.mean_factor != 1:
-            flats = [piece.flat for piece in pieces] if buffer is None else [buffer]
-            torch._foreach_mul_(flats, self._model.mean_factor)
         step.handles.append(self._engine.exchange(pieces, buffer))
 
     def _end_step(self, step: _Step) -> None:

@@ -131,6 +131,21 @@ def test_three_replicas_differ_by_rounding_alone() -> None:
     assert max(processes(three_replicas, 3)) < 1e-6
 
 
+def exchanged_in_each_backward(rank: int, world: int) -> list[bool]:
+    """Let each backward of a step exchange, as torchtitan does; tell whether weights equal torch's, mean and sum."""
+    found = []
+    for build in (lambda: sharded(mesh_of(2)), with_divide_factor):
+        settings: dict[str, Any] = {"micro": 3, "flag": "", "optimizer_of": torch.optim.SGD}
+        native, ours = train(build(), None, **settings), train(build(), dense(), **settings)
+        pairs = [(native.weights[name], weight) for name, weight in ours.weights.items()]
+        found.append(all(torch.allclose(*pair, atol=1e-6) for pair in pairs))
+    return found
+
+
+def test_gradients_that_were_exchanged_already_count_once() -> None:
+    assert processes(exchanged_in_each_backward, WORLD) == [[True, True]] * WORLD
+
+
 def detached(rank: int, world: int) -> tuple[bool, bool]:
     """Train ten steps with gravac, detach, and train ten more; compare with native steps from there on."""
     module = sharded(mesh_of(2))

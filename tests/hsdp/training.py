@@ -102,7 +102,7 @@ def train(
         compressor: attached first; ``None``: torch exchanges.
         steps: number of steps.
         micro: number of backwards of a step.
-        flag: method by which all but the last of them are told to exchange nothing.
+        flag: method by which all but the last of them are told to exchange nothing; empty: each of them exchanges.
         clip: largest norm of the gradients.
         optimizer_of: makes the optimizer.
     """
@@ -112,7 +112,7 @@ def train(
     chance, run = torch.Generator().manual_seed(dist.get_rank()), Run()
     for _ in range(steps):
         for backward in range(micro):
-            if isinstance(module, FSDPModule) and micro > 1:
+            if isinstance(module, FSDPModule) and micro > 1 and flag:
                 getattr(module, flag)(backward == micro - 1)
             x = torch.randn(8, WIDTH, generator=chance)
             loss = (module(x) - x.roll(1, 1)).square().mean()
