@@ -167,7 +167,7 @@ CHOOSING: tuple[tuple[Compressor, float], ...] = (
 @pytest.mark.parametrize("host_looks", [True, False], ids=["looking", "masks"])
 @given(
     case=st.sampled_from(CHOOSING),
-    made=st.sampled_from([Feedback, lambda: Feedback(safe=True), lambda: Feedback(dtype="bfloat16")]),
+    made=st.sampled_from([Feedback, lambda: Feedback(overflow_safety=True), lambda: Feedback(dtype="bfloat16")]),
     dtype=st.sampled_from([torch.float32, torch.bfloat16]),
     parted=st.lists(partitions, min_size=4, max_size=4),
     spoilt=st.none() | st.integers(0, len(SHAPES) - 1),

@@ -13,7 +13,7 @@ TRUE, FALSE = torch.tensor(True), torch.tensor(False)
 
 def feedback(host_looks: bool, safe: bool = False) -> Feedback:
     """Residuals of one parameter, 1 everywhere."""
-    made = Feedback(safe=safe)
+    made = Feedback(overflow_safety=safe)
     made.adapt_to_executor(bool if host_looks else lambda flag: flag, host_looks)
     made.residual["w"] = torch.ones(8)
     return made
@@ -25,7 +25,7 @@ def test_settings_and_executor_choose_the_policy() -> None:
 
 
 def test_guard_turns_overflow_safety_on_unless_set_or_groups_are_refused() -> None:
-    unset, off, by_group = Feedback(), Feedback(safe=False), Feedback(safe=True)
+    unset, off, by_group = Feedback(), Feedback(overflow_safety=False), Feedback(overflow_safety=True)
     by_group.check_each_group()
     for each in (unset, off, by_group):
         each.turn_on_overflow_safety()

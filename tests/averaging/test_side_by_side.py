@@ -135,7 +135,7 @@ def test_large_ones_stay_by_themselves_and_order_is_kept() -> None:
 
 
 @given(
-    sizes=st.lists(st.integers(0, 200), max_size=30),
+    sizes=st.lists(st.integers(1, 200), max_size=30),
     padded=st.sampled_from([(dense, 1.0, 1), (quantize(4, block=8), 8.0, 8), (quantize(4, block=48), 8.0, 48)]),
 )
 def test_where_launches_cost_most_all_go_together(sizes: list[int], padded: tuple[Compressor, float, int]) -> None:
@@ -148,6 +148,15 @@ def test_where_launches_cost_most_all_go_together(sizes: list[int], padded: tupl
     assert [batch.pieces for batch in batches] == ([pieces] if pieces else [])
     lengths = [-(-size // multiple) * multiple for size in sizes]
     assert all(batch.lengths == lengths for batch in batches[: len(sizes) > 1])
+
+
+def test_an_empty_tensor_is_not_compressed_and_goes_apart() -> None:
+    pieces = [Piece(str(i), torch.zeros(size), (size, 1)) for i, size in enumerate((0, 8, 16))]
+    averager = Averager(quantize(4, block=8), dense, None, 0, Feedback())
+    averager.measure(LocalMeasurement(0, Candidate("quantize", 8.0, 8.0)), UNSEEN)
+    batches = merge_batches(averager._batch(piece, averager.plan(0, 8.0)) for piece in pieces)
+    assert [batch.names for batch in batches] == [["0"], ["1", "2"]]
+    assert [batch.choice.compresses for batch in batches] == [False, True]
 
 
 @pytest.mark.parametrize("bits", [8, 4, 1])

@@ -135,7 +135,7 @@ def test_dense_means_do_not_overflow_where_native_ddps_do_not(
 ) -> None:
     lockstep = Lockstep(world, host_looks=host_looks)
     outs = [torch.full((50,), largest, dtype=dtype) for _ in range(world)]
-    made = [Averager(topk, dense, None, 10, Feedback(safe=True)) for _ in range(world)]
+    made = [Averager(topk, dense, None, 10, Feedback(overflow_safety=True)) for _ in range(world)]
     for rank, (averager, executor) in enumerate(zip(made, lockstep.executors, strict=True)):
         averager.rank, averager.world = rank, world
         averager.measure(LocalMeasurement(0, Candidate(DENSE, 1.0, 1.0)), executor)
