@@ -386,6 +386,7 @@ def exchange_fraction(forecast: Forecast) -> float:
     """Return the bytes of one exchange of a candidate / the bytes of a dense float32 exchange.
 
     Example:
+        >>> from gravac.candidate import Candidate
         >>> topk_every_10 = Forecast(Candidate("outer", "topk", 100.0, every=10), wire_ratio=1000.0)
         >>> exchange_fraction(topk_every_10)
         0.01
