@@ -3,7 +3,7 @@
 """The class ``AdaptiveCompressor``: attached to a model, it averages the model's gradients over ranks, compressed."""
 
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -13,16 +13,7 @@ import torch.distributed as dist
 from torch._C._distributed_c10d import GradBucket
 from torch.nn.parallel import DistributedDataParallel
 
-from gravac.attaching import (
-    cfs_of_native_steps,
-    is_sharded,
-    moments_per_parameter,
-    optimizers_of,
-    reason_against_pipelines,
-    reason_to_idle,
-    refuse_separate_decisions,
-    refuse_unequal_ranks,
-)
+from gravac.attaching import optimizers_of, reason_to_idle
 from gravac.building import build
 from gravac.candidate import Mode
 from gravac.checkpoint.ranks import RankShards
@@ -30,33 +21,28 @@ from gravac.checkpoint.state import pack
 from gravac.closeable import Closeable
 from gravac.collectives import Ledger
 from gravac.compressors import Compressor, ladder
+from gravac.connection import ModelConnection
 from gravac.controllers.base import Controller
 from gravac.engine.engine import Engine
 from gravac.engine.records import totals
-from gravac.exchange.executor import Executor, Number
+from gravac.exchange.executor import Executor
 from gravac.exchange.failures import ExchangeError
 from gravac.modes.outer.candidates import check_chooses_every
 from gravac.modes.outer.round_state import RoundState
-from gravac.modes.outer.starting import same_on_all_ranks
 from gravac.modes.probe import ProbeLoss
-from gravac.modes.switch import Source, Switch
 from gravac.opening import NOTHING_ELSE, RunOpening
 from gravac.policy import OuterSettings, Policy, RunSettings, controller_with, load_policy
 from gravac.restoring import Restoring
 from gravac.settings import SettingsError, short_repr
-from gravac.sources.ddp import DDPAdapter, failed_future, refuse_momentum, refuse_unfit_ddp
-from gravac.sources.ddp_private import Reducer, check_outer_steps_possible, register_hook, scale_of
-from gravac.sources.ddp_steering import SteeredDDP
+from gravac.sources.ddp import failed_future
 from gravac.sources.exchange_layout import ExchangeLayout
 from gravac.sources.local_model import innermost
-from gravac.sources.module import ModuleSource
-from gravac.sources.module_steering import SteeredModule
-from gravac.sources.weights import broadcast_weights
 from gravac.telemetry.records import DecisionRecord, EndRecord, ModeRecord, Sink
 from gravac.telemetry.sinks import Sinks
 
 if TYPE_CHECKING:
-    from gravac.sources.fsdp2_source import FSDP2Source
+    from gravac.modes.outer.outer_steps import OuterSteps
+    from gravac.modes.switch import Switch
 
 CLOSING_SECONDS = 20.0
 """Longest time, in seconds, for which ``close`` waits until the exchange in flight ends: a rank may never answer."""
@@ -277,7 +263,6 @@ class AdaptiveCompressor(Closeable):
                 f"probe: give a function that returns the loss on fixed batches (got {short_repr(probe)})"
             )
         settings = settings if probe is None else settings(probe=True)
-        self._probe = probe
         self.settings, self.policy = settings, settings.policy
         self._requested_group = group
         self._sinks = Sinks(sinks, settings.log_dir)
@@ -288,10 +273,8 @@ class AdaptiveCompressor(Closeable):
             settings, self._engine, self._admission, self._sinks, self._restoring, self._requested_group
         )
         check_chooses_every(self.policy.controller, *self.policy.every)
-        self._adapter = DDPAdapter(self._engine)
-        self._switch: Switch | None = None
-        self._source_without_ddp: ModuleSource | FSDP2Source | None = None  # takes the adapter's place without DDP
-        self._attached = self._closed = self._idle = False
+        self._connection = ModelConnection(self._opening, probe, self.hook)
+        self._closed = self._idle = False
         self._idle_ddp: DistributedDataParallel | None = None
 
     def attach(
@@ -335,146 +318,12 @@ class AdaptiveCompressor(Closeable):
         inner = innermost(module) if isinstance(module, torch.nn.Module) else module
         if reason := reason_to_idle(inner, self._requested_group, self.policy):
             warnings.warn(f"gravac: {reason}: training continues without gravac", stacklevel=2)
-            self._attached = self._idle = True
+            self._connection.is_attached = self._idle = True
             self._idle_ddp = inner if isinstance(inner, DistributedDataParallel) else None
             return
         scaler = grad_scaler if grad_scaler is not None and grad_scaler.is_enabled() else None
         self._opening.agree_group = agree_group
-        self._admission.native_cfs = ()
-        if isinstance(inner, DistributedDataParallel):
-            self._attach_ddp(inner, optimizers, scaler)
-        elif isinstance(module, torch.nn.Module) and is_sharded(module):
-            self._attach_sharded(module, optimizers, scaler)
-        else:
-            self._attach_module(module, optimizers, scaler)
-
-    def _attach_ddp(
-        self,
-        ddp: DistributedDataParallel,
-        optimizers: Sequence[torch.optim.Optimizer],
-        scaler: torch.amp.GradScaler | None,
-    ) -> None:
-        for optimizer in optimizers or (None,):
-            refuse_unfit_ddp(ddp, self.policy.base, optimizer)
-        refuse_separate_decisions(ddp, self._opening.agree_group)
-        native_cfs = () if not self.policy.native else cfs_of_native_steps(ddp, scaler)
-        if self.policy.every != (1, 1):
-            Reducer(ddp)  # raises if this torch lacks private names of DDP that outer steps need
-        may_change_mode = bool(native_cfs) or self.policy.every != (1, 1) or self._probe is not None
-        group = self._requested_group or ddp.process_group
-        if self._engine.ready_to_run and group is not self._opening.group:
-            raise RuntimeError(
-                "process_group: this compressor averaged over another group before; make a new compressor"
-            )
-        self._opening.group = group
-        self._adapter.bind(ddp)
-        self._admission.native_cfs = native_cfs
-        self._prepare(ddp.module, optimizers, scaler, {})
-        self._adapter.set_module(ddp, optimizers[0] if optimizers else None)
-        self._adapter.loss_scale = self._loss_scale(scaler)
-        self._adapter.reason_against_pipelines = reason_against_pipelines(self.policy, self._probe is not None)
-        register_hook(ddp, self.hook)
-        if may_change_mode:
-            switch = self._steer(SteeredDDP(self._adapter, ddp, self.hook), optimizers, scaler)
-            switch.reason_against_pipelines = self._adapter.reason_against_pipelines
-        else:
-            self._adapter.watch()
-
-    def _attach_module(
-        self,
-        module: torch.nn.Module,
-        optimizers: Sequence[torch.optim.Optimizer],
-        scaler: torch.amp.GradScaler | None,
-    ) -> None:
-        if not isinstance(module, torch.nn.Module):
-            raise TypeError(f"module: attach needs a torch.nn.Module, got {type(module).__name__}")
-        for optimizer in optimizers:
-            refuse_momentum(self.policy.base, optimizer)
-        source = ModuleSource(self._engine)
-        source.bind(module)
-        self._prepare(module, optimizers, scaler, source.texts_to_compare)
-        broadcast_weights(module, self._opening.group)
-        source.loss_scale = self._loss_scale(scaler)
-        self._steer(SteeredModule(source, module), optimizers, scaler)
-        source.watch(module, optimizers[0] if optimizers else None)
-        self._source_without_ddp = source
-
-    def _attach_sharded(
-        self,
-        module: torch.nn.Module,
-        optimizers: Sequence[torch.optim.Optimizer],
-        scaler: torch.amp.GradScaler | None,
-    ) -> None:
-        # importing torch's FSDP2 takes a second, which runs with other models need not wait for
-        from gravac.sources.fsdp2 import ShardedModel
-        from gravac.sources.fsdp2_outer import SteeredShards
-        from gravac.sources.fsdp2_source import FSDP2Source
-
-        if self.policy.every != (1, 1):
-            refuse_unequal_ranks(self.policy.outer)
-        for optimizer in optimizers:
-            refuse_momentum(self.policy.base, optimizer)
-        model = ShardedModel(module, self._requested_group)  # the wrapper of torch.compile may be a unit, too
-        source = FSDP2Source(self._engine, model)
-        self._opening.group = model.replicas
-        self._opening.agree_group = self._opening.agree_group or model.all_model_ranks
-        self._prepare(module, optimizers, scaler, {})
-        self._admission.leaving_bytes //= model.ranks_of_replica
-        model.broadcast_weights()
-        source.loss_scale = self._loss_scale(scaler)
-        source.reason_against_pipelines = reason_against_pipelines(self.policy, self._probe is not None)
-        source.watch(module, optimizers[0] if optimizers else None)
-        self._steer(SteeredShards(source, module, model), optimizers, scaler)
-        self._source_without_ddp = source
-
-    def _prepare(
-        self,
-        module: torch.nn.Module,
-        optimizers: Sequence[torch.optim.Optimizer],
-        scaler: torch.amp.GradScaler | None,
-        same: Mapping[str, str],
-    ) -> None:
-        """Compare settings over the ranks, and create the executor; the engine already knows the module's parameters.
-
-        Args:
-            module: the model.
-            optimizers: the model's optimizers.
-            scaler: scaler of the loss; ``None``: there is none, or it is not enabled.
-            same: texts by name that must be equal on all ranks, besides settings and parameters.
-        """
-        inner = innermost(module)
-        if self.policy.every != (1, 1):
-            check_outer_steps_possible(module, optimizers)
-            same = {**same, **same_on_all_ranks(inner, self.policy.outer)}
-        self._check_loaded()
-        elements = sum(parameter.numel() for parameter in inner.parameters() if parameter.requires_grad)
-        moments = max(map(moments_per_parameter, optimizers), default=0)
-        self._admission.leaving_bytes = 4 * elements * (1 + moments)
-        self._opening.open({"grad_scaler": "none" if scaler is None else "enabled", **same})
-        if scaler is not None:
-            self._engine.averager.feedback.turn_on_overflow_safety()
-        self._attached = True
-
-    def _exclude_native(self) -> None:
-        """Let the controller choose no native steps, in which DDP exchanges by itself, from now on."""
-        self._admission.native_cfs = ()
-
-    def _loss_scale(self, scaler: torch.amp.GradScaler | None) -> Callable[[], Number] | None:
-        """Return a function that reads the scaler's present scale; ``None`` without a scaler."""
-        return None if scaler is None else scale_of(scaler, device=not self._engine.schedule.host_looks)
-
-    def _steer(
-        self,
-        source: Source,
-        optimizers: Sequence[torch.optim.Optimizer],
-        scaler: torch.amp.GradScaler | None,
-    ) -> Switch:
-        """Create the switch, which runs each step in the mode that the controller decided; return it."""
-        self._switch = Switch(self._engine, source, self.policy, optimizers, scaler, self._probe)
-        self._switch.exclude_native = self._exclude_native
-        self._restoring.restore_outer(self._switch)
-        self._switch.register_hooks()
-        return self._switch
+        self._connection.attach(module, optimizers, scaler)
 
     def detach(self) -> None:
         """Undo ``attach``: from then on the module trains without gravac, as a new DistributedDataParallel does.
@@ -487,21 +336,11 @@ class AdaptiveCompressor(Closeable):
                 was changed.
         """
         if self._idle:
-            self._attached = self._idle = False
+            self._connection.is_attached = self._idle = False
             self._idle_ddp = None
             return
         self._engine.drain()
-        if self._switch is not None and not self._closed:
-            self._switch.end_outer_steps()
-        if self._source_without_ddp is not None:
-            self._source_without_ddp.detach()
-            self._source_without_ddp = None
-        else:
-            self._adapter.detach()
-        if self._switch is not None:
-            self._switch.remove_hooks()
-            self._switch = None
-        self._attached = False
+        self._connection.detach(ends_outer_steps=not self._closed)
 
     @contextmanager
     def synced(self) -> Iterator[None]:
@@ -523,8 +362,8 @@ class AdaptiveCompressor(Closeable):
 
         Does nothing if gradients are averaged in each step.
         """
-        if self._switch is not None and self._switch.outer is not None:
-            self._switch.outer.synchronize()
+        if self._outer_steps is not None:
+            self._outer_steps.synchronize()
 
     def loss(self, loss: torch.Tensor | float) -> None:
         """Report the training loss of this rank's batch; TensorBoard shows its mean over ranks as ``gravac/loss``.
@@ -541,7 +380,7 @@ class AdaptiveCompressor(Closeable):
             TypeError: the loss is no real number.
             ValueError: the tensor does not have one element.
         """
-        if self._attached and not (self._idle or self._closed):
+        if self._connection.is_attached and not (self._idle or self._closed):
             self._engine.losses.add(loss)
 
     def accumulate(self) -> AbstractContextManager[None]:
@@ -550,12 +389,11 @@ class AdaptiveCompressor(Closeable):
         Raises:
             RuntimeError: nothing is attached.
         """
-        if self._source_without_ddp is not None:
-            return self._source_without_ddp.accumulate()
-        if self._adapter.ddp is not None:
-            return self._adapter.ddp.no_sync()
         if self._idle:
             return nullcontext() if self._idle_ddp is None else self._idle_ddp.no_sync()
+        context = self._connection.accumulate()
+        if context is not None:
+            return context
         raise RuntimeError("accumulate: nothing is attached; call attach(module, optimizer) first")
 
     def bind(self, module: torch.nn.Module) -> None:
@@ -572,9 +410,9 @@ class AdaptiveCompressor(Closeable):
             raise SettingsError(
                 f"every: {self.policy.every}, but a hook without attach() averages in each step; use attach()"
             )
-        self._adapter.bind(module)
-        self._check_loaded()
-        self._attached = True
+        self._connection.adapter.bind(module)
+        self._connection.check_loaded()
+        self._connection.is_attached = True
 
     def door(
         self,
@@ -604,11 +442,11 @@ class AdaptiveCompressor(Closeable):
         """
         self._check_unattached()
         self._engine.know(parameters)
-        self._check_loaded()
+        self._connection.check_loaded()
         opening = self._opening
         opening.group, opening.agree_group, opening.executor = group or opening.group, agree_group, executor
         opening.open(same)
-        self._attached = True
+        self._connection.is_attached = True
         return self._engine
 
     def hook(self, state: object, bucket: GradBucket) -> torch.futures.Future[torch.Tensor]:
@@ -617,23 +455,24 @@ class AdaptiveCompressor(Closeable):
             return failed_future(
                 RuntimeError("gravac: the compressor is closed; detach() it to continue training without gravac")
             )
-        return self._adapter.hook(bucket)
-
-    def _check_loaded(self) -> None:
-        """Check that a loaded state, if there is one, fits the model; forget the model if the state does not fit."""
-        try:
-            self._restoring.check_model()
-        except Exception:
-            self._adapter.names.clear()
-            self._engine.know({})
-            raise
+        return self._connection.adapter.hook(bucket)
 
     def _check_unattached(self) -> None:
         """Raise ``RuntimeError`` if the compressor is closed, or attached to a model."""
         if self._closed:
             raise RuntimeError("this compressor is closed; make a new AdaptiveCompressor")
-        if self._attached:
+        if self._connection.is_attached:
             raise RuntimeError("this compressor is attached to a model already; detach() it, or make another one")
+
+    @property
+    def _switch(self) -> "Switch | None":
+        """What runs each step in the mode that was decided; ``None``: every step is a hook step."""
+        return self._connection.switch
+
+    @property
+    def _outer_steps(self) -> "OuterSteps | None":
+        """Outer steps of this rank; ``None`` if they are not running."""
+        return None if self._switch is None else self._switch.outer
 
     @property
     def cf(self) -> float:
@@ -671,7 +510,7 @@ class AdaptiveCompressor(Closeable):
     @property
     def outer(self) -> RoundState | None:
         """State of outer steps on this rank, such as the steps made in the present round; ``None`` in other modes."""
-        return None if self._switch is None or self._switch.outer is None else self._switch.outer.state
+        return None if self._outer_steps is None else self._outer_steps.state
 
     @property
     def gain(self) -> float | None:
@@ -722,7 +561,7 @@ class AdaptiveCompressor(Closeable):
         """
         if self._switch is not None:
             self._switch.prepare_to_save()
-        outer = None if self._switch is None else self._switch.outer
+        outer = self._outer_steps
         self._engine.drain()
         packed_state = pack(self.policy, self._engine, self._opening.group)
         return (
@@ -745,7 +584,7 @@ class AdaptiveCompressor(Closeable):
         """
         self._engine.drain()
         self._restoring.load(state, self._switch)
-        self._adapter.layout = ExchangeLayout(self._engine.state.layout)
+        self._connection.adapter.layout = ExchangeLayout(self._engine.state.layout)
 
     def close(self) -> None:
         """Wait for the exchange in flight, close the sinks, and end the executor. May be called again.
@@ -761,11 +600,10 @@ class AdaptiveCompressor(Closeable):
         if self._closed:
             return
         self._closed = True
-        outer = None if self._switch is None else self._switch.outer
+        outer = self._outer_steps
         if self._switch is not None:
             self._switch.remove_hooks()  # from now on the user may train the module: no hook may replace its weights
-        if self._source_without_ddp is not None:
-            self._source_without_ddp.stop_exchange()
+        self._connection.stop_exchange()
         failure: Exception | None = None
         try:
             try:

@@ -33,6 +33,10 @@ class RunOpening:
         group: group of the ranks that average; ``None``: the default group.
 
     Attributes:
+        settings: settings of the run.
+        engine: engine that gets the executor.
+        admission: object that admits candidates.
+        restoring: object that checks and restores loaded states.
         group: group of the ranks that average; ``None``: the default group.
         agree_group: group of the ranks that agree on decisions; ``None``: the ranks that average.
         executor: executor that the user gave; ``None``: the run creates one.
@@ -50,8 +54,8 @@ class RunOpening:
         self.group = group
         self.agree_group: dist.ProcessGroup | None = None
         self.executor: Executor | None = None
-        self._settings, self._engine, self._admission = settings, engine, admission
-        self._sinks, self._restoring = sinks, restoring
+        self.settings, self.engine, self.admission = settings, engine, admission
+        self.restoring, self._sinks = restoring, sinks
 
     def open(self, same: Mapping[str, str] = NOTHING_ELSE) -> None:
         """Compare settings over the ranks, create the executor, and give it to the engine; do nothing if it has one.
@@ -66,22 +70,22 @@ class RunOpening:
                 its logs.
             RuntimeError: there is no process group yet, or its backend fits no executor.
         """
-        if self._engine.ready_to_run:
+        if self.engine.ready_to_run:
             return
         opened = self._compare_and_create(same) if self.executor is None else OpenedExecutor(self.executor)
         executor = opened.executor
-        self._admission.link = opened.link
+        self.admission.link = opened.link
         try:
-            self._restoring.check_rank(executor.rank, executor.world)
+            self.restoring.check_rank(executor.rank, executor.world)
             if executor.agree_rank == 0:
                 self._sinks.open()
-            self._admission.coding = time_codecs(self._settings.policy, self._engine.forms, opened)
+            self.admission.coding = time_codecs(self.settings.policy, self.engine.forms, opened)
         except BaseException as failure:
             executor.abandon(failure)  # so that the other ranks raise, too
             executor.close()
             self._sinks.close()
             raise
-        self._engine.use(executor, self._admission.coding)
+        self.engine.use(executor, self.admission.coding)
 
     def _compare_and_create(self, same: Mapping[str, str]) -> OpenedExecutor:
         """Compare settings over the ranks that agree, and parameters over those that average; create an executor.
@@ -89,10 +93,10 @@ class RunOpening:
         Args:
             same: texts by name that must be equal on all ranks, besides settings and parameters.
         """
-        settings, device = self._settings, self._engine.device
+        settings, device = self.settings, self.engine.device
         texts = {**settings.shared(), **same}
         if self.agree_group is not None:
             check_alike(texts, device, self.agree_group)
-            self._engine.decide_by(largest_shapes(self._engine.shapes, self.agree_group))
-        check_alike({**texts, **self._engine.parameter_texts}, device, self.group)
+            self.engine.decide_by(largest_shapes(self.engine.shapes, self.agree_group))
+        check_alike({**texts, **self.engine.parameter_texts}, device, self.group)
         return open_executor(device, self.group, self.agree_group, settings.executor, settings.pace)

@@ -45,6 +45,14 @@ from pydantic import Field
 
 from gravac.candidate import Forecast, Span
 from gravac.controllers.base import DEFAULT_STRETCH_STEPS, Decision, Measurement
+from gravac.controllers.early_end import (
+    LARGEST_FIRST_STEP_RATIO,
+    chosen_is_far_slower,
+    explained_seconds,
+    longest_expected_seconds,
+    trial_is_hopeless,
+    window_may_be_paused,
+)
 from gravac.controllers.goodput_reasons import (
     Finding,
     cost_text,
@@ -57,7 +65,6 @@ from gravac.controllers.goodput_reasons import (
 from gravac.controllers.goodput_saved import check_saved, with_current_positions
 from gravac.controllers.goodput_start import added_seconds, first_position
 from gravac.controllers.goodput_state import (
-    FAR_SLOWER_RATIO,
     FEW_STEPS,
     HOLD,
     PROGRESS,
@@ -86,10 +93,6 @@ Trials may cost the fraction ``explore`` of the run's time besides."""
 FEWEST_TRIAL_ROUNDS = 3
 """Smallest number of rounds (outer steps up to an exchange) in a trial: a decision by the first round takes effect only
 after this many rounds."""
-
-LARGEST_FIRST_STEP_RATIO = 3.0
-"""Time of a trial's first step / longest step time with which the candidate would be best: a higher ratio ends the
-trial."""
 
 HARMLESS_EFFICIENCY = 0.4
 """Efficiency below which a trial may set training back by more than the trial's own steps. Candidates below are tried
@@ -222,11 +225,13 @@ class Goodput(Settings):
         if state.trials is not None:
             return self._measure_progress(state, state.trials, measurement)
         is_searching, is_native = state.phase == SEARCH, state.running.mode == "native"
-        cut_short = not is_native and (self._hopeless(state) if is_searching else _far_slower(state))
+        cut_short = not is_native and (
+            trial_is_hopeless(state, self.hopeless) if is_searching else chosen_is_far_slower(state)
+        )
         fewest_steps = 1 if is_native else self.trial if is_searching else self.window
-        longest_expected_s = self._longest_expected_seconds(state)
-        if not cut_short and (state.window.steps < fewest_steps or _may_be_paused(state.window, longest_expected_s)):
+        if not cut_short and (state.window.steps < fewest_steps or window_may_be_paused(state, self.change)):
             return state, Decision(state.running, watch=state.watch)
+        longest_expected_s = longest_expected_seconds(state, self.change)
         state = replace(state, window=state.window.without_times_above(longest_expected_s))
         if cut_short:  # earlier steps of the window may have been on a faster link
             state = replace(state, window=state.window.with_newest_times(FEW_STEPS))
@@ -318,39 +323,6 @@ class Goodput(Settings):
         state = state_from_plain(GoodputState, dumped, running, forecasts=forecasts)
         return state, Decision(running, watch=state.watch)
 
-    def _longest_expected_seconds(self, state: GoodputState) -> float:
-        """Return the step time above which a round of outer steps may contain a pause; infinite for other steps.
-
-        An evaluation or a checkpoint lies in one step of several, so that the median of hook steps leaves it out. But a
-        window of outer steps may have a single time: that of a round.
-        """
-        if state.running.mode != "outer":
-            return math.inf
-        if state.phase != SEARCH:
-            entry = state.entry(state.position)
-            return math.inf if entry is None else (1 + 2 * self.change) * entry.seconds
-        return FAR_SLOWER_RATIO * state.times.longest_step_seconds(state.position) or math.inf
-
-    def _hopeless(self, state: GoodputState) -> bool:
-        """True if a trial can be given up: its fastest step is clearly too slow, or its first step far too slow.
-
-        The fastest step counts, because a shared machine delays a step now and then. A trial can also be given up if
-        its last steps are all far too slow: the link broke down. If the first step is far slower than earlier
-        measurements of any candidate allow, either the link broke down, or an evaluation or a checkpoint lies in that
-        step. The second step then decides.
-        """
-        best = state.entry(state.best)
-        seconds = (*state.window.rough, *state.window.seconds)
-        if best is None or state.position == state.best or not seconds:
-            return False
-        allowed_s = state.least_efficiency(state.position) / state.goodput(best)
-        if state.window.steps < FEW_STEPS or len(seconds) == 1:
-            is_explained = seconds[0] <= FAR_SLOWER_RATIO * state.times.longest_step_seconds(state.position)
-            if not is_explained and len(seconds) == 1:
-                return False
-            return min(seconds[: 1 if is_explained else 2]) > LARGEST_FIRST_STEP_RATIO * allowed_s
-        return min(seconds[1:]) > self.hopeless * allowed_s or _all_exceed(FAR_SLOWER_RATIO * allowed_s, seconds)
-
     def _evaluate_trial(self, state: GoodputState, seconds: float, given_up: bool) -> tuple[GoodputState, str]:
         """Enter the measurement of a trial in the state, and choose the next candidate.
 
@@ -383,11 +355,7 @@ class Goodput(Settings):
             return self._search_again(state, reason)
         is_expired = entry_before_trial is None or state.windows - entry_before_trial.window >= self.expire
         weight = 1.0 if entry_before_trial is None or is_expired else 1 / (entry_before_trial.times + 1)
-        too_slow_for_link = (
-            given_up
-            and best is not None
-            and seconds > FAR_SLOWER_RATIO * state.times.longest_step_seconds(state.position)
-        )
+        too_slow_for_link = given_up and best is not None and seconds > explained_seconds(state)
         state = state.enter_measurement(seconds, weight)
         took_text = f"{forecast.candidate} took {milliseconds(seconds)} a step{cost_text(state, state.position)}"
         if too_slow_for_link and state.sends_less(state.position, than=state.best):
@@ -658,19 +626,3 @@ def _price_of_trial(state: GoodputState, best: GoodputEntry, position: int, slow
 def _ends_outer_steps(current: Forecast, following: Forecast) -> bool:
     """True if the current candidate makes outer steps, and the following candidate does not."""
     return current.candidate.mode == "outer" and following.candidate.mode != "outer"
-
-
-def _may_be_paused(window: Window, longest_expected_s: float) -> bool:
-    """True if all step times of a window exceed a limit, in seconds, but are too few to rule out a pause."""
-    return 0 < len(window.seconds) < FEW_STEPS and min(window.seconds) > longest_expected_s
-
-
-def _far_slower(state: GoodputState) -> bool:
-    """True if the last steps of the chosen candidate are far slower than its steps were when they were measured."""
-    current_entry = state.entry(state.position)
-    return current_entry is not None and _all_exceed(FAR_SLOWER_RATIO * current_entry.seconds, state.window.seconds)
-
-
-def _all_exceed(limit_s: float, seconds: Sequence[float]) -> bool:
-    """True if each of the last ``FEW_STEPS`` step times, in seconds, exceeds ``limit_s``; False if there are fewer."""
-    return len(seconds) >= FEW_STEPS and min(seconds[-FEW_STEPS:]) > limit_s

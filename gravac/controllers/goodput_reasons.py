@@ -52,7 +52,7 @@ def step_text(state: GoodputState, entry: GoodputEntry) -> str:
 
 
 def switch_text(state: GoodputState, best: GoodputEntry, previous_best: GoodputEntry) -> str:
-    """Return a text that compares the best candidate with the candidate that was best before."""
+    """Return a text for a switch: step times and costs of the new candidate and of the one that it replaces."""
     instead_text = f"instead of {milliseconds(previous_best.seconds)}"
     candidate, previous_candidate = (state.forecasts[entry.position].candidate for entry in (best, previous_best))
     took_text, cost_suffix = f"{candidate}: {milliseconds(best.seconds)} a step", cost_text(state, best.position)

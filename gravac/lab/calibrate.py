@@ -101,7 +101,7 @@ def read_calibration(path: Path) -> Calibration:
     """Return the calibration in a file that ``gravac calibrate --json`` wrote.
 
     Raises:
-        ValueError: the file is no calibration; the message names the file and the field.
+        ValueError: the file holds something else than a calibration; the message names the file and the wrong field.
         OSError: the file cannot be read.
     """
     try:

@@ -69,7 +69,7 @@ def every(rank: int, world: int) -> list[Any]:
             jitter(adaptive, rank, 0.002)
             train(ddp, optimizer, rank, range(5))
             adaptive.state_dict()
-            results.append((*means, weights(ddp), len(adaptive._adapter.layout.fixed_groups), adaptive.gain))
+            results.append((*means, weights(ddp), len(adaptive._connection.adapter.layout.fixed_groups), adaptive.gain))
     return results
 
 

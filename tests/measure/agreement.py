@@ -48,7 +48,7 @@ def trace(rank: int, world: int, steps: int) -> list[list[Span]]:
     with AdaptiveCompressor(quantize(4), (2, 8), controller=Static(cf=8), pace=100e6) as compressor:
         compressor.attach(ddp, optimizer)
         transport = compressor._engine.executor.transport
-        begin = compressor._adapter._begin
+        begin = compressor._connection.adapter._begin
         starts, finishes = transport.launch, transport.finish
         ours: set[int] = set()
 
@@ -74,7 +74,7 @@ def trace(rank: int, world: int, steps: int) -> list[list[Span]]:
             begin(*arguments)
 
         transport.launch, transport.finish = launch, finish  # type: ignore[method-assign]
-        compressor._adapter._begin = first_bucket  # type: ignore[method-assign]
+        compressor._connection.adapter._begin = first_bucket  # type: ignore[method-assign]
         for step in range(steps):
             spans.clear()
             optimizer.zero_grad()

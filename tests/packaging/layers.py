@@ -19,8 +19,8 @@ FOLDER = Path(__file__).parents[2] / PACKAGE
 LAYERS = (
     "settings", "version", "guarded", "texts", "closeable", "entry_points", "beliefs", "candidate", "agreed",
     "collectives", "compressors", "costmodel", "exchange", "measurement", "averaging", "telemetry", "controllers",
-    "policy", "engine", "sources", "checkpoint", "modes", "building", "attaching", "restoring", "opening", "adaptive",
-    "integrations", "gravac", "testing", "replay", "lab", "commands", "cli", "__main__",
+    "policy", "engine", "sources", "checkpoint", "modes", "building", "attaching", "restoring", "opening", "connection",
+    "adaptive", "integrations", "gravac", "testing", "replay", "lab", "commands", "cli", "__main__",
 )  # fmt: skip
 """Rooms, lowest first. A module imports from its own room and from rooms before that."""
 

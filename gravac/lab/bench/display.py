@@ -63,7 +63,7 @@ def _measure_all(bench: Bench, console: Console, rows: list[BenchRow]) -> None:
 
 
 def table(bench: Bench, rows: Sequence[BenchRow]) -> Table:
-    """Return a table with a line for each compressor and CF; times are multiples of a copy's time."""
+    """Return a table with a line for each compressor and CF. Times are given as time / time to copy the tensor once."""
     tensors_text = bench.model or " x ".join(map(str, bench.shapes[0]))
     title = (
         f"{tensors_text}: {rows[0].elements:,} elements, {bench.workers} workers, one thread; times in copies of the "

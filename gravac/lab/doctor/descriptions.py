@@ -100,7 +100,7 @@ def describe_memories(
 
 
 def advice(facts: Facts, check: Check | None, failure: str | None = None) -> list[str]:
-    """Return recommendations that follow from facts and check, each a sentence or two; may be empty.
+    """Return what the user should do on this machine, a text for each recommendation; empty if nothing is to be done.
 
     Args:
         facts: facts about this machine.
@@ -132,7 +132,7 @@ def advice(facts: Facts, check: Check | None, failure: str | None = None) -> lis
 
 
 def _rank_advice(check: Check) -> list[str]:
-    """Return recommendations that follow from the check of ranks: wrong weights, or when compression may pay."""
+    """Return what the check of ranks recommends: report unequal weights, or use compression on slow links."""
     if not check.same:
         return [
             "ranks hold different weights after the same steps, which must not be: please report it, with this output "

@@ -1,10 +1,12 @@
 # SPDX-FileCopyrightText: 2026 The gravac developers
 # SPDX-License-Identifier: Apache-2.0
-"""Writes the owning process of a namespace or folder into its name: pid, start time and pid scope of the process.
+"""Names of network namespaces and folders that say which process made them: its pid, start time and pid scope.
 
-So the leftovers of a killed process can be distinguished from those of a living process, even if a new process has the
-same pid. A pid identifies a process only within its scope: a machine since its latest boot, and on that machine a pid
-namespace, such as a container's. Names of other scopes, and names of an unknown scope, never count as orphaned.
+By such a name gravac finds out whether that process is still alive, even if a new process has the same pid. If it is
+not, gravac may remove what it left behind.
+
+A pid identifies a process only within its scope: a machine since its latest boot, and on that machine a pid namespace,
+such as a container's. If a name's scope is another one or is not known, the process counts as alive.
 """
 
 from __future__ import annotations

@@ -153,7 +153,7 @@ def frontier(section: Section, looks: Looks) -> Figure | None:
 
 
 def pareto(points: Iterable[tuple[float, float]]) -> list[tuple[float, float]]:
-    """Return the points (x, y) that no other point undercuts in both x and y, by ascending x.
+    """Return the Pareto front: points (x, y) for which no other point has a lower x and a lower y; by ascending x.
 
     Example:
         >>> pareto([(1, 3), (2, 2), (3, 2.5)])

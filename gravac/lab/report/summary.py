@@ -165,7 +165,7 @@ def _section(setup: Setup, runs: Sequence[TrainingRecord], by_setup: dict[Setup,
 
 
 def _exact_steps(runs: Sequence[TrainingRecord]) -> float | None:
-    """Return the median number of steps to the target; ``None`` if at most a bound is known."""
+    """Return the median number of steps to the target; ``None`` if too few runs reached it to know the median."""
     steps = amount([steps_to_target(run) for run in runs])
     return steps.median if steps and steps.exact else None
 

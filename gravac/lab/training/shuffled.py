@@ -18,7 +18,8 @@ from gravac.candidate import Candidate, Forecast, Mode, Span
 from gravac.controllers.base import DEFAULT_STRETCH_STEPS, LATENCY, Controller, Decision, Measurement
 
 MAX_BLOCK_ROUNDS = 5
-"""Maximum number of rounds of a block. In blocks of a single round, the candidate would change almost every round."""
+"""Largest number of successive rounds (from one exchange to the next) that a candidate runs before another may follow.
+If it were 1, the candidate would change in almost every round."""
 
 
 REASON = "a choice of the adaptive run, at a random time"

@@ -1,0 +1,255 @@
+# SPDX-FileCopyrightText: 2026 The gravac developers
+# SPDX-License-Identifier: Apache-2.0
+"""Connects a run's engine to the gradients of a model: in DDP, without a wrapper, or in shards by FSDP2."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
+from typing import TYPE_CHECKING
+
+import torch
+from torch._C._distributed_c10d import GradBucket
+from torch.nn.parallel import DistributedDataParallel
+
+from gravac.attaching import (
+    cfs_of_native_steps,
+    is_sharded,
+    moments_per_parameter,
+    reason_against_pipelines,
+    refuse_separate_decisions,
+    refuse_unequal_ranks,
+)
+from gravac.exchange.executor import Number
+from gravac.modes.outer.starting import same_on_all_ranks
+from gravac.modes.probe import ProbeLoss
+from gravac.modes.switch import Source, Switch
+from gravac.opening import RunOpening
+from gravac.sources.ddp import DDPAdapter, refuse_momentum, refuse_unfit_ddp
+from gravac.sources.ddp_private import Reducer, check_outer_steps_possible, register_hook, scale_of
+from gravac.sources.ddp_steering import SteeredDDP
+from gravac.sources.local_model import innermost
+from gravac.sources.module import ModuleSource
+from gravac.sources.module_steering import SteeredModule
+from gravac.sources.weights import broadcast_weights
+
+if TYPE_CHECKING:
+    from gravac.sources.fsdp2_source import FSDP2Source
+
+Hook = Callable[[object, GradBucket], "torch.futures.Future[torch.Tensor]"]
+"""A communication hook of DDP."""
+
+
+class ModelConnection:
+    """Connects a run's engine to a model, and disconnects them.
+
+    The source of gradients depends on the model: ``adapter`` for a model in DDP, a ``ModuleSource`` for a module
+    without a wrapper, a ``FSDP2Source`` for a model in shards.
+
+    Args:
+        opening: opens the run, and has its settings, engine and other parts.
+        probe: function that returns the mean loss on this rank's fixed batches; ``None``: the run has no probe.
+        hook: communication hook that DDP calls.
+
+    Attributes:
+        adapter: source of the gradients that DDP passes to ``hook``.
+        switch: runs each step in the mode that the controller decided; ``None``: all steps are in hook mode.
+        is_attached: whether the run serves a model.
+    """
+
+    def __init__(self, opening: RunOpening, probe: ProbeLoss | None, hook: Hook) -> None:
+        self._opening, self._probe, self._hook = opening, probe, hook
+        self._policy, self._engine = opening.settings.policy, opening.engine
+        self._admission, self._requested_group = opening.admission, opening.group
+        self.adapter = DDPAdapter(self._engine)
+        self.switch: Switch | None = None
+        self.is_attached = False
+        self._source_without_ddp: ModuleSource | FSDP2Source | None = None  # takes the adapter's place without DDP
+
+    def attach(
+        self,
+        module: torch.nn.Module,
+        optimizers: Sequence[torch.optim.Optimizer],
+        scaler: torch.amp.GradScaler | None,
+    ) -> None:
+        """Connect the engine to a model's gradients; arguments and errors as for ``AdaptiveCompressor.attach``.
+
+        Args:
+            module: the model.
+            optimizers: the model's optimizers.
+            scaler: scaler of the loss; ``None``: there is none, or it is not enabled.
+        """
+        inner = innermost(module) if isinstance(module, torch.nn.Module) else module
+        self._admission.native_cfs = ()
+        if isinstance(inner, DistributedDataParallel):
+            self._attach_ddp(inner, optimizers, scaler)
+        elif isinstance(module, torch.nn.Module) and is_sharded(module):
+            self._attach_sharded(module, optimizers, scaler)
+        else:
+            self._attach_module(module, optimizers, scaler)
+
+    def detach(self, ends_outer_steps: bool) -> None:
+        """Undo ``attach``; errors as for ``AdaptiveCompressor.detach``. Called when no exchange is in flight.
+
+        Args:
+            ends_outer_steps: whether weights and optimizer states become the same on all ranks after outer steps.
+        """
+        if self.switch is not None and ends_outer_steps:
+            self.switch.end_outer_steps()
+        if self._source_without_ddp is not None:
+            self._source_without_ddp.detach()
+            self._source_without_ddp = None
+        else:
+            self.adapter.detach()
+        if self.switch is not None:
+            self.switch.remove_hooks()
+            self.switch = None
+        self.is_attached = False
+
+    def accumulate(self) -> AbstractContextManager[None] | None:
+        """Return a context whose backwards exchange nothing; ``None`` if no model is attached."""
+        if self._source_without_ddp is not None:
+            return self._source_without_ddp.accumulate()
+        return None if self.adapter.ddp is None else self.adapter.ddp.no_sync()
+
+    def stop_exchange(self) -> None:
+        """Stop gravac's exchange of a model without DDP from the next backward on."""
+        if self._source_without_ddp is not None:
+            self._source_without_ddp.stop_exchange()
+
+    def check_loaded(self) -> None:
+        """Check that a loaded state, if there is one, fits the model; forget the model if the state does not fit."""
+        try:
+            self._opening.restoring.check_model()
+        except Exception:
+            self.adapter.names.clear()
+            self._engine.know({})
+            raise
+
+    def _attach_ddp(
+        self,
+        ddp: DistributedDataParallel,
+        optimizers: Sequence[torch.optim.Optimizer],
+        scaler: torch.amp.GradScaler | None,
+    ) -> None:
+        for optimizer in optimizers or (None,):
+            refuse_unfit_ddp(ddp, self._policy.base, optimizer)
+        refuse_separate_decisions(ddp, self._opening.agree_group)
+        native_cfs = () if not self._policy.native else cfs_of_native_steps(ddp, scaler)
+        if self._policy.every != (1, 1):
+            Reducer(ddp)  # raises if this torch lacks private names of DDP that outer steps need
+        may_change_mode = bool(native_cfs) or self._policy.every != (1, 1) or self._probe is not None
+        group = self._requested_group or ddp.process_group
+        if self._engine.ready_to_run and group is not self._opening.group:
+            raise RuntimeError(
+                "process_group: this compressor averaged over another group before; make a new compressor"
+            )
+        self._opening.group = group
+        self.adapter.bind(ddp)
+        self._admission.native_cfs = native_cfs
+        self._prepare(ddp.module, optimizers, scaler, {})
+        self.adapter.set_module(ddp, optimizers[0] if optimizers else None)
+        self.adapter.loss_scale = self._loss_scale(scaler)
+        self.adapter.reason_against_pipelines = reason_against_pipelines(self._policy, self._probe is not None)
+        register_hook(ddp, self._hook)
+        if may_change_mode:
+            switch = self._steer(SteeredDDP(self.adapter, ddp, self._hook), optimizers, scaler)
+            switch.reason_against_pipelines = self.adapter.reason_against_pipelines
+        else:
+            self.adapter.watch()
+
+    def _attach_module(
+        self,
+        module: torch.nn.Module,
+        optimizers: Sequence[torch.optim.Optimizer],
+        scaler: torch.amp.GradScaler | None,
+    ) -> None:
+        if not isinstance(module, torch.nn.Module):
+            raise TypeError(f"module: attach needs a torch.nn.Module, got {type(module).__name__}")
+        for optimizer in optimizers:
+            refuse_momentum(self._policy.base, optimizer)
+        source = ModuleSource(self._engine)
+        source.bind(module)
+        self._prepare(module, optimizers, scaler, source.texts_to_compare)
+        broadcast_weights(module, self._opening.group)
+        source.loss_scale = self._loss_scale(scaler)
+        self._steer(SteeredModule(source, module), optimizers, scaler)
+        source.watch(module, optimizers[0] if optimizers else None)
+        self._source_without_ddp = source
+
+    def _attach_sharded(
+        self,
+        module: torch.nn.Module,
+        optimizers: Sequence[torch.optim.Optimizer],
+        scaler: torch.amp.GradScaler | None,
+    ) -> None:
+        # importing torch's FSDP2 takes a second, which runs with other models need not wait for
+        from gravac.sources.fsdp2 import ShardedModel
+        from gravac.sources.fsdp2_outer import SteeredShards
+        from gravac.sources.fsdp2_source import FSDP2Source
+
+        if self._policy.every != (1, 1):
+            refuse_unequal_ranks(self._policy.outer)
+        for optimizer in optimizers:
+            refuse_momentum(self._policy.base, optimizer)
+        model = ShardedModel(module, self._requested_group)  # the wrapper of torch.compile may be a unit, too
+        source = FSDP2Source(self._engine, model)
+        self._opening.group = model.replicas
+        self._opening.agree_group = self._opening.agree_group or model.all_model_ranks
+        self._prepare(module, optimizers, scaler, {})
+        self._admission.leaving_bytes //= model.ranks_of_replica
+        model.broadcast_weights()
+        source.loss_scale = self._loss_scale(scaler)
+        source.reason_against_pipelines = reason_against_pipelines(self._policy, self._probe is not None)
+        source.watch(module, optimizers[0] if optimizers else None)
+        self._steer(SteeredShards(source, module, model), optimizers, scaler)
+        self._source_without_ddp = source
+
+    def _prepare(
+        self,
+        module: torch.nn.Module,
+        optimizers: Sequence[torch.optim.Optimizer],
+        scaler: torch.amp.GradScaler | None,
+        same: Mapping[str, str],
+    ) -> None:
+        """Compare settings over the ranks, and create the executor; the engine already knows the module's parameters.
+
+        Args:
+            module: the model.
+            optimizers: the model's optimizers.
+            scaler: scaler of the loss; ``None``: there is none, or it is not enabled.
+            same: texts by name that must be equal on all ranks, besides settings and parameters.
+        """
+        inner = innermost(module)
+        if self._policy.every != (1, 1):
+            check_outer_steps_possible(module, optimizers)
+            same = {**same, **same_on_all_ranks(inner, self._policy.outer)}
+        self.check_loaded()
+        elements = sum(parameter.numel() for parameter in inner.parameters() if parameter.requires_grad)
+        moments = max(map(moments_per_parameter, optimizers), default=0)
+        self._admission.leaving_bytes = 4 * elements * (1 + moments)
+        self._opening.open({"grad_scaler": "none" if scaler is None else "enabled", **same})
+        if scaler is not None:
+            self._engine.averager.feedback.turn_on_overflow_safety()
+        self.is_attached = True
+
+    def _exclude_native(self) -> None:
+        """Let the controller choose no native steps, in which DDP exchanges by itself, from now on."""
+        self._admission.native_cfs = ()
+
+    def _loss_scale(self, scaler: torch.amp.GradScaler | None) -> Callable[[], Number] | None:
+        """Return a function that reads the scaler's present scale; ``None`` without a scaler."""
+        return None if scaler is None else scale_of(scaler, device=not self._engine.schedule.host_looks)
+
+    def _steer(
+        self,
+        source: Source,
+        optimizers: Sequence[torch.optim.Optimizer],
+        scaler: torch.amp.GradScaler | None,
+    ) -> Switch:
+        """Create the switch, which runs each step in the mode that the controller decided; return it."""
+        self.switch = Switch(self._engine, source, self._policy, optimizers, scaler, self._probe)
+        self.switch.exclude_native = self._exclude_native
+        self._opening.restoring.restore_outer(self.switch)
+        self.switch.register_hooks()
+        return self.switch
