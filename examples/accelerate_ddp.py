@@ -1,11 +1,11 @@
 # SPDX-FileCopyrightText: 2026 The gravac developers
 # SPDX-License-Identifier: Apache-2.0
-"""Hugging Face Accelerate with two processes, and gravac in one call after ``prepare``.
+"""Trains with Hugging Face Accelerate in two processes; one call after ``prepare`` attaches gravac.
 
     pip install ".[accelerate]"
     torchrun --nproc-per-node 2 examples/accelerate_ddp.py
 
-then look: tensorboard --logdir runs
+To see the chosen compression factors: tensorboard --logdir runs
 """
 
 import argparse
@@ -20,7 +20,7 @@ from gravac.integrations.accelerate import attach, metrics
 
 
 def samples(number: int) -> TensorDataset:
-    """Return noisy vectors, each along one of eight fixed random directions, and the labels of these directions."""
+    """Return vectors, each along one of eight fixed random directions plus noise, and the index of its direction."""
     generator = torch.Generator().manual_seed(0)
     directions = torch.randn(8, 256, generator=generator)
     labels = torch.randint(8, (number,), generator=generator)
@@ -55,7 +55,7 @@ def main() -> None:
             if step % 50 == 0 or step == steps:
                 accelerator.print(f"step {step}: " + ", ".join(f"{name} {x:.3g}" for name, x in logged.items()))
 
-    compressor.synchronize()  # ranks that trained apart exchange what they learned since the newest exchange
+    compressor.synchronize()  # with --every above 1: exchange what ranks learned since the last exchange
     accelerator.save_state("runs/accelerate/last")  # with every rank's residuals
     compressor.close()
     accelerator.end_training()

@@ -1,10 +1,10 @@
 # SPDX-FileCopyrightText: 2026 The gravac developers
 # SPDX-License-Identifier: Apache-2.0
-"""DistributedDataParallel with two ranks, and gravac in three lines.
+"""Trains with DistributedDataParallel on two ranks; gravac takes three lines.
 
     torchrun --nproc-per-node 2 examples/ddp_topk.py
 
-then look: tensorboard --logdir runs
+To see the chosen compression factors: tensorboard --logdir runs
 """
 
 import argparse
@@ -17,7 +17,7 @@ from gravac import AdaptiveCompressor, topk
 
 
 def batch(rank: int, step: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return noisy vectors, each along one of eight fixed random directions, and the labels of these directions."""
+    """Return vectors, each along one of eight fixed random directions plus noise, and the index of its direction."""
     directions = torch.randn(8, 256, generator=torch.Generator().manual_seed(0))
     generator = torch.Generator().manual_seed(1000 * step + rank)
     labels = torch.randint(8, (64,), generator=generator)

@@ -1,11 +1,11 @@
 # SPDX-FileCopyrightText: 2026 The gravac developers
 # SPDX-License-Identifier: Apache-2.0
-"""A model in shards with four processes: two replicas, each cut over two ranks, and gravac between the replicas.
+"""Trains a model in shards on four ranks: two replicas of two shards; gravac averages between the replicas.
 
     pip install .
     torchrun --nproc-per-node 4 examples/hsdp.py
 
-then look: tensorboard --logdir runs
+To see the chosen compression factors: tensorboard --logdir runs
 """
 
 import argparse
@@ -19,7 +19,7 @@ from gravac import AdaptiveCompressor
 
 
 def batch(generator: torch.Generator, directions: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return noisy vectors, each along one of eight fixed random directions, and the labels of these directions."""
+    """Return vectors, each along one of eight fixed random directions plus noise, and the index of its direction."""
     labels = torch.randint(8, (64,), generator=generator)
     return directions[labels] + 4 * torch.randn(64, 256, generator=generator), labels
 

@@ -1,11 +1,11 @@
 # SPDX-FileCopyrightText: 2026 The gravac developers
 # SPDX-License-Identifier: Apache-2.0
-"""A model in shards on two sites with four processes: each site trains a replica, and the sites exchange seldom.
+"""Trains a model in shards on two sites of two ranks: each site trains a replica, and exchanges every ten steps.
 
     pip install .
     torchrun --nproc-per-node 4 examples/hsdp_outer.py
 
-then look: tensorboard --logdir runs
+To see the chosen compression factors: tensorboard --logdir runs
 """
 
 import argparse
@@ -19,7 +19,7 @@ from gravac import AdaptiveCompressor
 
 
 def batch(generator: torch.Generator, directions: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return noisy vectors, each along one of eight fixed random directions, and the labels of these directions."""
+    """Return vectors, each along one of eight fixed random directions plus noise, and the index of its direction."""
     labels = torch.randint(8, (64,), generator=generator)
     return directions[labels] + 4 * torch.randn(64, 256, generator=generator), labels
 
@@ -52,13 +52,13 @@ def main() -> None:
         optimizer.step()
         optimizer.zero_grad()
         if step % 50 == 0:
-            with torch.no_grad():  # a forward without gradients uses the weights that both sites share
+            with torch.no_grad():  # a forward without gradients uses the last exchanged weights, equal on both sites
                 outputs = model(inputs_seen_by_none)
             evaluated = torch.nn.functional.cross_entropy(outputs, labels_seen_by_none).item()
             if rank == 0:
                 print(f"step {step}: loss {loss.item():.3f}, of the shared weights {evaluated:.3f}")
 
-    compressor.synchronize()  # exchange what the sites learned in the last steps, too
+    compressor.synchronize()  # exchange what the sites learned since the last exchange
     if rank == 0:
         wire_ratio = compressor.wire_ratio or 1.0
         print(f"between the sites: 1/{wire_ratio:.0f} of the bytes of dense exchanges in every step")

@@ -1,11 +1,11 @@
 # SPDX-FileCopyrightText: 2026 The gravac developers
 # SPDX-License-Identifier: Apache-2.0
-"""Lightning's Trainer with two processes, and gravac as a callback.
+"""Trains with Lightning's Trainer in two processes, with gravac as a callback.
 
     pip install ".[lightning]"
     python examples/lightning_ddp.py
 
-then look: tensorboard --logdir runs
+To see the chosen compression factors: tensorboard --logdir runs
 """
 
 import argparse
@@ -38,7 +38,7 @@ class Directions(pl.LightningModule):
 
 
 def samples(number: int) -> TensorDataset:
-    """Return noisy vectors, each along one of eight fixed random directions, and the labels of these directions."""
+    """Return vectors, each along one of eight fixed random directions plus noise, and the index of its direction."""
     generator = torch.Generator().manual_seed(0)
     directions = torch.randn(8, 256, generator=generator)
     labels = torch.randint(8, (number,), generator=generator)

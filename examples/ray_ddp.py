@@ -1,6 +1,6 @@
 # SPDX-FileCopyrightText: 2026 The gravac developers
 # SPDX-License-Identifier: Apache-2.0
-"""Ray Train with gravac: two workers on CPUs, one of which is killed on the way; the run goes on from its checkpoint.
+"""Trains with Ray Train on two CPU workers; after a worker is killed, Ray resumes the run from a checkpoint.
 
 pip install '.[ray]'
 python examples/ray_ddp.py
@@ -21,7 +21,7 @@ from gravac.integrations.ray import attach, report
 
 
 def train(options: dict[str, Any]) -> None:
-    """Train one worker."""
+    """Run the training loop of one worker, from the latest checkpoint if one exists."""
     rank = ray.train.get_context().get_world_rank()
     torch.manual_seed(0)
     layers = torch.nn.Linear(256, 512), torch.nn.ReLU(), torch.nn.Linear(512, 8)

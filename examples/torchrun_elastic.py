@@ -1,15 +1,15 @@
 # SPDX-FileCopyrightText: 2026 The gravac developers
 # SPDX-License-Identifier: Apache-2.0
-"""Training on several machines that continues on fewer when one is lost: weights and residuals are restored.
+"""Trains on several machines, and continues on fewer if a machine is lost: weights and residuals are restored.
 
-On each machine, of which one is HOST:
+Run these commands on each machine; HOST is the name of one of them:
 
-    export TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1  # else gloo finds the addresses of the start before
+    export TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1  # otherwise gloo finds the addresses from before a restart
     torchrun --nnodes 1:2 --nproc-per-node 1 --max-restarts 3 --rdzv-backend c10d --rdzv-endpoint HOST:29500 \
         examples/torchrun_elastic.py --folder /shared/run
 
-When a rank fails or a machine is gone, torchrun restarts the ranks that are left, and each continues from the newest
-checkpoint. On one machine: torchrun --nproc-per-node 2 --max-restarts 3 examples/torchrun_elastic.py
+If a rank fails or a machine is lost, torchrun restarts the remaining ranks, which continue from the latest checkpoint.
+On one machine: torchrun --nproc-per-node 2 --max-restarts 3 examples/torchrun_elastic.py
 """
 
 import argparse
@@ -25,7 +25,7 @@ from gravac import AdaptiveCompressor, topk
 
 
 def batch(rank: int, step: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return noisy vectors, each along one of eight fixed random directions, and the labels of these directions."""
+    """Return vectors, each along one of eight fixed random directions plus noise, and the index of its direction."""
     directions = torch.randn(8, 256, generator=torch.Generator().manual_seed(0))
     generator = torch.Generator().manual_seed(1000 * step + rank)
     labels = torch.randint(8, (64,), generator=generator)
@@ -50,8 +50,8 @@ def main() -> None:
     compressor = AdaptiveCompressor(topk, cf_range=(10, 1000), log_dir=options.folder / "log")
     compressor.attach(ddp, optimizer)
 
-    # weights and optimizer, the same on all ranks, are in a single file; gravac saves what differs between ranks; both
-    # names have the step
+    # Weights and optimizer are the same on all ranks, and are in a single file. gravac saves what differs between ranks
+    # in a folder. The names of file and folder have the step.
     first, latest = 0, options.folder / "latest"
     if latest.exists():
         first = int(latest.read_text())
@@ -87,7 +87,7 @@ def save(
     optimizer: torch.optim.Optimizer,
     compressor: AdaptiveCompressor,
 ) -> None:
-    """Save a checkpoint. The file ``latest`` names a complete checkpoint, even if a rank is killed while it saves."""
+    """Save a checkpoint; then write its step to the file ``latest``, which always names a complete checkpoint."""
     gravac.checkpoint.save(folder / f"gravac{step}", compressor)
     if dist.get_rank() == 0:
         torch.save({"model": model.state_dict(), "optimizer": optimizer.state_dict()}, folder / f"model{step}.pt")

@@ -1,11 +1,13 @@
 # SPDX-FileCopyrightText: 2026 The gravac developers
 # SPDX-License-Identifier: Apache-2.0
-"""Hugging Face's Trainer with two processes, and gravac as a callback: trains a small GPT-2 from scratch, on bytes.
+"""Trains a small GPT-2 on bytes with Hugging Face's Trainer in two processes, with gravac as a callback.
 
     pip install ".[transformers]"
     torchrun --nproc-per-node 2 examples/trainer_ddp.py
 
-The text is the source of Python's standard library. Nothing is downloaded. Then look: tensorboard --logdir runs
+The text is the source of Python's standard library. Nothing is downloaded.
+
+To see the chosen compression factors: tensorboard --logdir runs
 """
 
 import argparse

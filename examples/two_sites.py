@@ -1,8 +1,8 @@
 # SPDX-FileCopyrightText: 2026 The gravac developers
 # SPDX-License-Identifier: Apache-2.0
-"""Two sites with a slow link between them. gravac also decides how often they exchange; in between each trains alone.
+"""Trains on two sites with a slow link between them; gravac also decides how often the sites exchange.
 
-On two real sites, of which one is HOST:
+Between two exchanges each site trains alone. On two real sites (HOST is the name of one site's machine):
 
     torchrun --nnodes 2 --nproc-per-node 1 --rdzv-backend c10d --rdzv-endpoint HOST:29500 examples/two_sites.py
 
@@ -32,7 +32,7 @@ MODES = {
 
 
 def batch(rank: int, step: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return noisy vectors, each along one of eight fixed random directions, and the labels of these directions."""
+    """Return vectors, each along one of eight fixed random directions plus noise, and the index of its direction."""
     directions = torch.randn(8, 256, generator=torch.Generator().manual_seed(0))
     generator = torch.Generator().manual_seed(1000 * step + rank)
     labels = torch.randint(8, (256,), generator=generator)
@@ -40,7 +40,7 @@ def batch(rank: int, step: int) -> tuple[torch.Tensor, torch.Tensor]:
 
 
 def train(steps: int) -> None:
-    """Train one site."""
+    """Run the training loop of one site."""
     dist.init_process_group("gloo")
     rank = dist.get_rank()
     torch.set_num_threads(1)
@@ -63,10 +63,10 @@ def train(steps: int) -> None:
             progress = f"step {step + 1:4d}  {time.perf_counter() - began:6.1f} s  loss {loss.item():.3f}"
             every = f", exchange every {compressor.every} steps" if compressor.mode == "outer" else ""
             print(f"{progress}  {MODES[compressor.mode]}{every}")
-    compressor.synchronize()  # exchange what the sites learned in the last steps, too
+    compressor.synchronize()  # exchange what the sites learned since the last exchange
     if rank == 0:
         x, y = batch(99, steps)
-        with torch.no_grad():  # a forward without gradients uses the weights that both sites share
+        with torch.no_grad():  # a forward without gradients uses the last exchanged weights, equal on both sites
             accuracy = (model(x).argmax(1) == y).float().mean().item()
         wire_ratio = compressor.wire_ratio or 1.0
         print(
@@ -80,7 +80,7 @@ def train(steps: int) -> None:
 
 
 def two_sites(rate: str, arguments: list[str]) -> int:
-    """Run this script on two emulated sites; return the highest exit status."""
+    """Run this script on two sites, linked at an emulated ``rate`` (such as 20mbit); return the highest exit status."""
     from gravac.lab.links.network import INTERFACE, EmulatedNetwork
 
     with EmulatedNetwork(2, rate) as network:

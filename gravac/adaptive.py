@@ -1,6 +1,6 @@
 # SPDX-FileCopyrightText: 2026 The gravac developers
 # SPDX-License-Identifier: Apache-2.0
-"""The class ``AdaptiveCompressor``: attached to a model, it averages the model's gradients over ranks, compressed."""
+"""The class ``AdaptiveCompressor``, which compresses a model's gradients and averages them over the ranks."""
 
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
@@ -45,40 +45,41 @@ if TYPE_CHECKING:
     from gravac.modes.switch import Switch
 
 CLOSING_SECONDS = 20.0
-"""Longest time, in seconds, for which ``close`` waits until the exchange in flight ends: a rank may never answer."""
+"""Longest time, in seconds, that ``close`` waits for the exchange in flight, in case another rank never answers."""
 
 
 class AdaptiveCompressor(Closeable):
     """Decides during training how much ranks exchange, how often, and whether they compress at all.
 
     A step runs in one of three modes. Native: DDP exchanges by itself. Hook: gravac exchanges the gradients, compressed
-    or dense. Outer: ranks train on their own for ``every`` steps, then exchange how far their weights moved. Create a
-    compressor on every rank, with the same settings, before or after the process group and the model.
+    or dense. Outer: ranks train on their own for ``every`` steps, then exchange how far their weights moved. Create an
+    ``AdaptiveCompressor`` on every rank, with the same settings, before or after the process group and the model.
 
     Args:
         base: a compressor (``gravac.topk``, ``topk(values="float16")``), or its name. Default: ``ladder``, a list of
-            compressors, of which the controller chooses the one that trains fastest on the link.
+            compressors from which the controller chooses the fastest for the measured link.
         cf_range: lowest and highest compression factor (CF) to choose from, each 1 or more; default: (2, 1000). A
             ladder's CFs are wire ratios: bytes of a dense float32 all-reduce / bytes sent. Dense is always allowed.
         controller: ``"goodput"``, ``"gravac"``, another controller's name, or a controller object such as
             ``Static(cf=10)``. ``None``, the default, means ``"goodput"``, but ``"gravac"`` if ``window``, ``epsilon``,
             ``omega`` or ``step`` is set.
-        window: number of steps between decisions, 1 or more; ``None``, the default: the controller's own default. A
-            setting of the controller ``"gravac"``, as are the next three.
-        epsilon: gain (share of the gradient's energy that is sent) below which a CF is refused, in (0, 1]; relative to
-            the lowest CF's gain unless the controller's ``epsilon_mode`` says otherwise.
+        window: number of steps between decisions, 1 or more; ``None``, the default: the controller's own default.
+            ``window``, ``epsilon``, ``omega`` and ``step`` are settings of the controller ``"gravac"``.
+        epsilon: gain (share of the gradient's energy that is sent) below which a CF is refused, in (0, 1]. The default
+            ``epsilon_mode`` of ``GraVAC`` multiplies ``epsilon`` by the gain at the lowest CF.
         omega: relative difference below which two gains or throughputs count as equal.
-        step: spacing of the CFs to choose from: ``"exponential"`` or ``"geometric"``.
+        step: spacing of the CFs to choose from. The lowest CF is multiplied by 1, 2, 4, 16, 256
+            (``"exponential"``), or by 1, 2, 4, 8 ... (``"geometric"``).
         error_feedback: fraction of the unsent part of each gradient that is added to the next gradient, in [0, 1];
             ``None``, the default: the compressor's own fraction.
         dense: number format of tensors that are sent dense: ``"float32"`` (the default), ``"float16"`` or
             ``"bfloat16"``.
-        sixteen_bit: whether the controller may send all tensors in 16 bit (bfloat16, or a ladder's format), if
-            ``dense`` is float32; default: True.
-        release: when the CF falls, the accumulated residual is added to gradients over several steps; ``release`` is
-            the largest norm of what one step adds / norm of the gradient. Above 0, default: 1; ``inf``: all in one
-            step.
-        residual_dtype: number format of residuals: ``"float32"`` (the default), or ``"bfloat16"``, rounded at random.
+        sixteen_bit: whether the controller may choose to send all tensors in 16 bit although ``dense`` is float32;
+            default: True. The format is bfloat16, or that of a ladder's 16-bit member.
+        release: limit on how much of the residual one step adds to the gradient after the CF fell: norm of the added
+            part / norm of the gradient. Later steps add the rest. Above 0, default: 1; ``inf``: one step adds all.
+        residual_dtype: number format of residuals: ``"float32"`` (the default), or ``"bfloat16"`` with stochastic
+            rounding.
         overflow_safety: whether a step with a gradient that is not finite, on any rank, leaves residuals unchanged;
             ``None``, the default: true for float16 gradients, and with a GradScaler.
         dense_below: number of elements below which tensors are sent dense, 0 or more; default: 1024. Tensors of one
@@ -87,31 +88,32 @@ class AdaptiveCompressor(Closeable):
         every: number of steps from one exchange to the next, 1 or more. 1, the default: gradients are averaged in each
             step. 10: ranks train on their own for ten steps. ``(1, 100)``: the controller decides, between these
             bounds.
-        native: whether steps may be left to DDP itself, without a hook; default: True. ``False`` keeps the hook
-            installed.
+        native: whether the controller may choose native steps, in which DDP averages without gravac's hook; default:
+            True. ``False``: the hook stays installed in every step.
         least_efficiency: lowest statistical efficiency (progress of a step / progress of a step with dense gradient
             averaging), in (0, 1], of a compressed or outer step. The controller may choose such steps only if their
             efficiency exceeds this bound with a probability of 80 %; dense gradient averaging, in float32 or 16 bit, is
             always allowed. ``None``, the default: any efficiency. Meant for runs with a fixed number of steps.
         outer: settings of outer steps: an ``OuterSettings``, or a dict of its fields; ``None``: its defaults.
-        samples_per_step: number of samples of a step over all ranks; ``None``, the default: each rank's step counts as
-            one sample.
+        samples_per_step: number of samples of a step over all ranks, to log samples per second; ``None``, the default:
+            each rank's step counts as one sample.
         steps_per_epoch: number of steps of an epoch, 1 or more; reasons of decisions then name the epoch, too, and
             ``Accordion`` counts in epochs. Default: ``None``.
         probe: function that returns the mean loss on this rank's fixed batches, by the model's present weights. With a
             probe, the run measures how much progress each candidate's steps make, and decides by these measurements
             (``docs/explanation/beliefs.md``). The function is called without gradients, on all ranks between the same
             two steps, and the ranks' losses are averaged. Set it on all ranks, or on none.
-        total_steps: number of training steps of the run, which limits the cost of the probe's measurements; ``None``,
-            the default: the controller assumes that as many steps follow as were made.
+        total_steps: number of training steps of the run. With a probe, the controller measures only what can pay off
+            in the steps that remain. ``None``, the default: the controller assumes that as many steps follow as were
+            made.
         log_dir: folder for TensorBoard and JSONL logs, which rank 0 writes; ``attach`` checks that rank 0 can write
             there. ``None``, the default: nothing is written.
         sinks: functions that are called with every record (of a step, a decision, ...) on rank 0; default: none.
         process_group: group of the ranks that average; ``None``: DDP's own at ``attach``, or the default group.
         pace: bits per second of a slower link that gravac emulates by sleeping, for experiments; ``None``, the default:
             the link as it is.
-        executor: what runs the exchange: ``"stream"``, a GPU's streams (NCCL); ``"thread"``, a thread (gloo);
-            ``"auto"``, the default, chooses by the backend of the gradients' device.
+        executor: what runs the exchange: ``"stream"``: a GPU's streams (NCCL); ``"thread"``: a thread (gloo);
+            ``"auto"``, the default: the one that fits the process group's backend.
         history: number of the newest decisions that the attribute ``history`` and checkpoints hold, 1 or more; default:
             1000. Logs in ``log_dir`` hold all.
 
@@ -207,7 +209,7 @@ class AdaptiveCompressor(Closeable):
     ) -> "AdaptiveCompressor":
         """Create a compressor from a policy: the name of a shipped policy (``"gravac"``), a TOML file, or a ``Policy``.
 
-        The other arguments are those of the class.
+        The other arguments mean the same as in ``AdaptiveCompressor``.
 
         Raises:
             SettingsError: there is no such policy, the policy has an unknown key or a wrong value, or an argument is
@@ -255,7 +257,7 @@ class AdaptiveCompressor(Closeable):
         group: dist.ProcessGroup | None,
         probe: ProbeLoss | None = None,
     ) -> None:
-        """Check sinks and probe, and create the engine; called once, by each way to create a compressor."""
+        """Check sinks and probe, and create the engine; called once, by the constructor or ``from_settings``."""
         if not isinstance(sinks, Sequence) or not all(map(callable, sinks)):
             raise SettingsError(f"sinks: give a sequence of callables (got {short_repr(sinks)})")
         if probe is not None and not callable(probe):
@@ -286,8 +288,9 @@ class AdaptiveCompressor(Closeable):
     ) -> None:
         """Make gravac average a model's gradients from now on. Called on every rank, before the first backward.
 
-        In a single process, without a process group, and with ``GRAVAC=off`` in the environment, gravac only warns, and
-        training runs as without gravac. A model whose gradients only gravac averages is refused with ``GRAVAC=off``.
+        gravac only warns, and training runs as without gravac, if the environment has ``GRAVAC=off``, or if there is a
+        single process and ``native`` is True. With ``GRAVAC=off``, the method raises if there are several ranks and
+        torch does not average the gradients.
 
         Args:
             module: the model: wrapped in DistributedDataParallel; or in shards by ``fully_shard`` on a mesh with a
@@ -297,19 +300,19 @@ class AdaptiveCompressor(Closeable):
                 the wait for input separately, ``Accordion`` gets the learning rate, and the ranks average the
                 optimizer's state after outer steps. Required if ``every`` is not 1; ``()`` means that your code changes
                 weights without an optimizer.
-            grad_scaler: scaler of the loss. gravac then multiplies residuals whenever the scale changes, and turns
-                ``overflow_safety`` on, unless it was set.
-            agree_group: group of all ranks that hold a part of the model, and must make the same decisions; needed if
-                only some of these ranks average with each other, as with tensor parallelism. In a pipeline, all ranks
-                that hold a part of the same stage. ``None``, the default: the ranks that average; for a model in
-                shards, all ranks of its mesh.
+            grad_scaler: scaler of the loss. gravac then rescales residuals whenever the loss scale changes, and turns
+                ``overflow_safety`` on, unless that setting was given.
+            agree_group: group of the ranks that must make the same decisions: all that hold a part of the model, in a
+                pipeline a part of the same stage. Needed if only some of these ranks average with each other, as with
+                tensor parallelism. ``None``, the default: the ranks that average; for a model in shards, all ranks of
+                its mesh.
 
         Raises:
             SettingsError: a setting differs between ranks (the message has its name, its values and their ranks); the
-                loaded state is of another model; or outer steps are impossible with the model, an optimizer or this
-                torch.
+                loaded state is of another model; outer steps are impossible with the model, an optimizer or this
+                torch; or ``GRAVAC=off`` would leave gradients without an average.
             TypeError: ``module`` is no module, or a parameter is complex.
-            RuntimeError: this compressor is attached already, or ``module`` has a hook.
+            RuntimeError: this compressor is attached already or closed, or ``module`` has a communication hook.
             ValueError: compressor and optimizer both apply momentum; or the optimizer trains a parameter that is not in
                 the module.
         """
@@ -326,10 +329,10 @@ class AdaptiveCompressor(Closeable):
         self._connection.attach(module, optimizers, scaler)
 
     def detach(self) -> None:
-        """Undo ``attach``: from then on the module trains without gravac, as a new DistributedDataParallel does.
+        """Undo ``attach``: the module then trains without gravac, as before ``attach``.
 
         Called on every rank between the same two steps. The run's state is kept for ``state_dict`` and another
-        ``attach``. If outer steps ran, weights and optimizer states become the same on all ranks.
+        ``attach``. If outer steps ran, ranks first make their weights and optimizer states equal.
 
         Raises:
             RuntimeError: nothing is attached, a backward is running or pending, or this torch cannot detach; nothing
@@ -347,9 +350,9 @@ class AdaptiveCompressor(Closeable):
         """Return a context in which the module has the weights that all ranks share, to evaluate or save the module.
 
         The shared weights are bit for bit the same on every rank; on exit the rank's own weights are restored. Shared
-        and own weights differ in outer steps only. Forwards without gradients and ``state_dict`` need no such context;
-        ``torch.save(model)``, ``copy.deepcopy`` and averages over ``parameters()`` do. No collective runs: a single
-        rank may use the context.
+        and own weights differ in outer steps only. Use the context for ``torch.save(model)``, ``copy.deepcopy`` and
+        averages over ``parameters()``. Forwards without gradients and ``state_dict`` get the shared weights without
+        the context. No collective runs: a single rank may use the context.
         """
         if self._switch is None:
             yield
@@ -358,9 +361,10 @@ class AdaptiveCompressor(Closeable):
             yield
 
     def synchronize(self) -> None:
-        """End the present round of outer steps with an exchange. Called on every rank, after the last step.
+        """Exchange what the ranks trained since their last exchange in outer steps. Called on every rank, at the end.
 
-        Does nothing if gradients are averaged in each step.
+        In outer steps, ranks exchange once in ``every`` steps, so the last steps of a run may not be exchanged yet. The
+        method does nothing in the modes native and hook.
         """
         if self._outer_steps is not None:
             self._outer_steps.synchronize()
@@ -397,13 +401,17 @@ class AdaptiveCompressor(Closeable):
         raise RuntimeError("accumulate: nothing is attached; call attach(module, optimizer) first")
 
     def bind(self, module: torch.nn.Module) -> None:
-        """Give the compressor the module's parameter names, if a framework registers ``hook`` without ``attach``.
+        """Give this object the module's parameter names, if a framework registers ``hook`` without ``attach``.
 
-        Without names, parameters are numbered in the order of their gradients, and a checkpoint fits only a run with
-        the same model and the same order.
+        Called before the first backward. Without names, gravac numbers the parameters in the order of their gradients.
+        A checkpoint then fits only a run with the same model and the same order.
 
         Args:
             module: the model, or its DistributedDataParallel.
+
+        Raises:
+            SettingsError: ``every`` is not 1, or a loaded state does not fit the model.
+            RuntimeError: this compressor is attached already, or closed.
         """
         self._check_unattached()
         if self.policy.every != (1, 1):
@@ -425,20 +433,21 @@ class AdaptiveCompressor(Closeable):
     ) -> Engine:
         """Return the engine, which averages gradients that your own code passes to it; see ``gravac.engine.engine``.
 
-        Called on every rank.
+        Called on every rank, once, in place of ``attach``.
 
         Args:
             parameters: parameters by name, whose gradients your code will pass to the engine.
-            group: ranks that average; ``None``: the default group.
-            agree_group: ranks that agree on decisions, if more ranks agree than average (HSDP); ``None``: the ranks
-                that average.
+            group: group of the ranks that average; ``None``: the default group.
+            agree_group: group of the ranks that make the same decisions, if these are more ranks than average (HSDP);
+                ``None``: the ranks that average.
             executor: object that runs the collectives; ``None``: a new executor over ``group``. ``exchange.lockstep``
                 has an executor for ranks that are simulated in one process.
-            same: texts by name that must be equal on all ranks, besides settings and parameters.
+            same: further texts, by name, that must be equal on all ranks; settings and parameters are always compared.
 
         Raises:
             SettingsError: a setting differs between ranks; the message has its name, its values, and their ranks.
             TypeError: a parameter is complex.
+            RuntimeError: this compressor is attached already, or closed.
         """
         self._check_unattached()
         self._engine.know(parameters)
@@ -450,7 +459,15 @@ class AdaptiveCompressor(Closeable):
         return self._engine
 
     def hook(self, state: object, bucket: GradBucket) -> torch.futures.Future[torch.Tensor]:
-        """The DDP communication hook: ``ddp.register_comm_hook(None, compressor.hook)``. ``state`` is not used."""
+        """Average a bucket's gradients; register as ``ddp.register_comm_hook(None, compressor.hook)``.
+
+        Args:
+            state: not used.
+            bucket: gradients that are ready, in a flat buffer.
+
+        Returns:
+            Future of the bucket's flat buffer, which then has the mean over the ranks.
+        """
         if self._closed:
             return failed_future(
                 RuntimeError("gravac: the compressor is closed; detach() it to continue training without gravac")
@@ -466,27 +483,30 @@ class AdaptiveCompressor(Closeable):
 
     @property
     def _switch(self) -> "Switch | None":
-        """What runs each step in the mode that was decided; ``None``: every step is a hook step."""
+        """Object that runs each step in the mode that the controller decided; ``None``: every step is a hook step."""
         return self._connection.switch
 
     @property
     def _outer_steps(self) -> "OuterSteps | None":
-        """Outer steps of this rank; ``None`` if they are not running."""
+        """Object that runs this rank's outer steps; ``None`` in the other modes."""
         return None if self._switch is None else self._switch.outer
 
     @property
     def cf(self) -> float:
         """The compression factor that the next step will use: 1 is dense float32, 2 is 16 bit.
 
-        ``cf``, ``gain``, ``wire_ratio``, ``history`` and ``ledger`` wait for the newest step's exchange, so that all
-        ranks read the same numbers (but for bytes, which may differ).
+        Reading ``cf``, ``gain``, ``wire_ratio``, ``history`` or ``ledger`` waits for the newest step's exchange. All
+        ranks then read the same numbers, except for ``wire_ratio`` and ``ledger``: ranks may send different bytes.
         """
         self._engine.drain()
         return self._decided_cf
 
     @property
     def _decided_cf(self) -> float:
-        """The compression factor of the newest decision that this rank knows; does not wait for an exchange."""
+        """The compression factor of the newest decision on this rank; read without waiting for an exchange.
+
+        Before the first decision, the CF of the dense format.
+        """
         return self._engine.decision.candidate.cf if self._engine.decision else self.policy.dense_format.cf
 
     @property
@@ -498,13 +518,13 @@ class AdaptiveCompressor(Closeable):
 
     @property
     def every(self) -> int:
-        """Number of steps from one exchange to the next, by the newest decision; does not wait for an exchange."""
+        """Number of steps from one exchange to the next, by the newest decision; read without waiting."""
         candidate = self._engine.candidate
         return self.policy.every[0] if candidate is None else candidate.every
 
     @property
     def changes(self) -> list[ModeRecord]:
-        """A record of each change of mode so far: its step, both modes, and seconds and bytes that this rank spent."""
+        """Changes of mode so far: for each the step, the modes before and after, and this rank's seconds and bytes."""
         return [] if self._switch is None else list(self._switch.changes)
 
     @property
@@ -514,17 +534,23 @@ class AdaptiveCompressor(Closeable):
 
     @property
     def gain(self) -> float | None:
-        """Share of the gradients' energy sent, in the newest step that ranks agreed on; ``None``: not known."""
+        """Share of the gradients' energy (squared norm) sent in the newest step that all ranks measured.
+
+        ``None`` if no step was measured yet, or if the gradients of that step were not finite.
+        """
         return self._engine.settled.gain
 
     @property
     def wire_ratio(self) -> float | None:
-        """Bytes of a dense float32 all-reduce / bytes sent, in the newest step that ranks agreed on, or ``None``."""
+        """Bytes of a dense float32 all-reduce / bytes sent, in the newest step that all ranks measured.
+
+        ``None`` if no step was measured yet.
+        """
         return self._engine.settled.wire_ratio
 
     @property
     def history(self) -> list[DecisionRecord]:
-        """The newest decisions, also those that changed nothing; the same on every rank.
+        """The newest decisions, oldest first, also those that changed nothing; the same on every rank.
 
         The controller decides at the end of each window (a number of steps), and earlier if a measurement calls for it.
         The setting ``history`` limits the number of decisions.
@@ -533,7 +559,7 @@ class AdaptiveCompressor(Closeable):
 
     @property
     def ledger(self) -> Ledger:
-        """Collectives and bytes of this rank so far, without those of the link probe at ``attach``."""
+        """Numbers of collectives and bytes of this rank so far, without those that measured the link in ``attach``."""
         self._engine.drain()
         return self._engine.ledger
 
@@ -541,12 +567,12 @@ class AdaptiveCompressor(Closeable):
 
     @property
     def process_group(self) -> dist.ProcessGroup | None:
-        """Group of the ranks that agree on decisions, whose states make a checkpoint; ``None``: the default group."""
+        """Group of the ranks that make the same decisions and whose states form a checkpoint; ``None``: the default."""
         return self._opening.agree_group or self._opening.group
 
     @property
     def shards(self) -> RankShards | None:
-        """Where this rank's shards lie in the whole parameters, and its replica's number; ``None`` without shards."""
+        """Positions of this rank's shards in the whole parameters, and its replica's index; ``None`` without shards."""
         state = self._engine.state
         places = self._engine.shard_places
         return RankShards(places, state.rank, state.world) if places else None
@@ -554,10 +580,10 @@ class AdaptiveCompressor(Closeable):
     def state_dict(self) -> dict[str, Any]:
         """Return this rank's state as tensors and plain values.
 
-        The state has the residuals, the controller's state, the number of steps, and the names of the parameters that
-        are sent together (exchange groups).
+        The state has the residuals, the controller's state, the state of outer steps, the number of steps, and the
+        names of the parameters that are sent together (exchange groups).
 
-        ``gravac.checkpoint`` saves the states of all ranks. The state loads with ``torch.load(weights_only=True)``.
+        ``gravac.checkpoint`` saves the states of all ranks. ``torch.load(weights_only=True)`` can load the state.
         """
         if self._switch is not None:
             self._switch.prepare_to_save()
@@ -571,11 +597,11 @@ class AdaptiveCompressor(Closeable):
         )
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Restore a state; training then continues bit for bit. Called before the first backward.
+        """Restore a state of ``state_dict``; training then continues bit for bit. Called before the first backward.
 
         ``gravac.checkpoint.load`` loads the states of all ranks, also at another number of ranks. Tensors are copied.
-        If the model is not known yet, ``attach`` checks that residuals fit it. If the method raises, nothing was
-        changed.
+        Before ``attach`` the model is not known; ``attach`` then checks that the residuals fit the model. If the method
+        raises, nothing was changed.
 
         Raises:
             SettingsError: the state is of another version, rank, world size, compressor or model, or a field of it is
@@ -587,15 +613,15 @@ class AdaptiveCompressor(Closeable):
         self._connection.adapter.layout = ExchangeLayout(self._engine.state.layout)
 
     def close(self) -> None:
-        """Wait for the exchange in flight, close the sinks, and end the executor. May be called again.
+        """Wait for the exchange in flight, close logs and sinks, and stop the executor. May be called again.
 
-        The method returns whatever other ranks do: after ``CLOSING_SECONDS`` it abandons the exchange in flight, and
-        tells the other ranks. ``gain`` and other attributes stay readable. The executor may take some seconds more to
-        end.
+        If another rank does not answer, the method abandons the exchange after ``CLOSING_SECONDS`` (20 s), and tells
+        the other ranks. ``gain`` and other attributes stay readable. The executor, which runs the collectives, may need
+        some seconds more to stop.
 
-        To continue training with the module, call ``detach``, too: until then a backward by gravac's hook raises. If
-        the last step was native, DDP continues to average the gradients by itself. If the model is in shards, torch
-        averages over its replicas after ``close``.
+        To continue training with the module, call ``detach``, too: until then a backward that calls gravac's hook
+        raises. If the last step was native, DDP continues to average the gradients by itself. If the model is in
+        shards, torch averages over its replicas after ``close``.
         """
         if self._closed:
             return
@@ -612,7 +638,7 @@ class AdaptiveCompressor(Closeable):
                         f"gravac: the compressor was closed, and a rank did not answer for {CLOSING_SECONDS:g} s"
                     )
                 elif outer is not None:
-                    outer.wait_for_exchanges()  # as ranks do that evaluate: all ranks end with the same state
+                    outer.wait_for_exchanges()  # an evaluation waits, too: so all ranks end with the same anchors
             except Exception as error:
                 failure = error
             finally:

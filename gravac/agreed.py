@@ -1,9 +1,9 @@
 # SPDX-FileCopyrightText: 2026 The gravac developers
 # SPDX-License-Identifier: Apache-2.0
-"""Numbers of a step that have the same value on all ranks: a base class of ``Measurement`` and ``StepRecord``.
+"""Numbers of a step that have the same value on all ranks: the base class of ``Measurement`` and ``StepRecord``.
 
-To add a number, add a field here, and say in ``LocalMeasurement.read`` what a rank contributes. The ranks then agree on
-the mean, and controllers, logs and checkpoints have the number.
+To add a number, add a field to ``AgreedNumbers``, and return each rank's own number in ``LocalMeasurement.read``. The
+ranks then average the number, and controllers, logs and checkpoints have the mean.
 """
 
 import math
@@ -19,13 +19,13 @@ class AgreedNumbers:
         learning_rate: learning rate of the optimizer, the highest of its parameter groups, mean over ranks; nan if not
             known (no optimizer was given to ``attach``).
         drift: norm of the mean of the ranks' pseudo-gradients (anchor minus the rank's weights) / mean of the
-            pseudo-gradients' norms: 1 if all ranks moved the same way, above 1 if residuals were added; nan without
-            outer steps.
-        loss: training loss reported by ``AdaptiveCompressor.loss``: mean over ranks and training steps; nan if a rank
-            reported none.
+            pseudo-gradients' norms. 1 if all ranks moved the same way; can exceed 1 if residuals were added; nan
+            without outer steps.
+        loss: training loss that the training script passed to ``AdaptiveCompressor.loss``: mean over ranks and training
+            steps; nan if a rank passed none.
         probe: loss on the run's fixed batches, mean over ranks, computed with the weights before the step. If several
-            native steps are measured as one, the weights are those before the second of them. nan unless a decision
-            requested the loss (``Decision.probe``) and the run has a probe.
+            native steps are measured as one, computed before the second of these steps. nan if the run has no probe, or
+            if no decision requested the loss (``Decision.probe``).
     """
 
     learning_rate: float = math.nan
@@ -34,9 +34,9 @@ class AgreedNumbers:
     probe: float = math.nan
 
     def agreed_numbers(self) -> dict[str, Any]:
-        """Return these numbers by field name."""
+        """Return the fields of ``AgreedNumbers`` by name, without those of a subclass."""
         return {name: getattr(self, name) for name in AGREED_NAMES}
 
 
 AGREED_NAMES = tuple(field.name for field in fields(AgreedNumbers))
-"""Names of the fields of ``AgreedNumbers``, in order."""
+"""Names of the fields of ``AgreedNumbers``, in the order of their definition."""

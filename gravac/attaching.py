@@ -1,6 +1,6 @@
 # SPDX-FileCopyrightText: 2026 The gravac developers
 # SPDX-License-Identifier: Apache-2.0
-"""Checks of a model and its optimizers, which ``AdaptiveCompressor.attach`` makes before anything changes."""
+"""Checks of a model and its optimizers, which ``AdaptiveCompressor.attach`` makes before it changes the model."""
 
 import os
 from collections.abc import Sequence
@@ -16,11 +16,11 @@ from gravac.settings import SettingsError, short_repr
 from gravac.sources.ddp_private import Reducer, shards_of_tensor_parallelism
 
 ENVIRONMENT_SWITCH = "GRAVAC"
-"""Name of the environment variable that turns gravac off if its content is ``off``."""
+"""Name of the environment variable that turns gravac off: ``GRAVAC=off``."""
 
 
 def reason_to_idle(module: object, group: dist.ProcessGroup | None, policy: Policy) -> str:
-    """Return the reason why gravac does not run in this process; empty if it runs. Called on every rank.
+    """Return the reason why gravac stays inactive in this process; empty if it runs. Called on every rank.
 
     Args:
         module: the model, or its DistributedDataParallel.
@@ -28,8 +28,8 @@ def reason_to_idle(module: object, group: dist.ProcessGroup | None, policy: Poli
         policy: settings of the run.
 
     Raises:
-        SettingsError: the environment variable is neither ``on`` nor ``off``, or not the same on all ranks; or it is
-            ``off``, and nothing but gravac averages the model's gradients.
+        SettingsError: the environment variable ``GRAVAC`` is neither ``on`` nor ``off``, or differs between ranks; or
+            it is ``off``, and torch does not average the gradients of this model over the ranks.
     """
     requested_group = group
     setting = os.environ.get(ENVIRONMENT_SWITCH, "on").lower()
@@ -57,8 +57,8 @@ def _is_averaged_by_torch(module: object, requested_group: dist.ProcessGroup | N
 
     Args:
         module: the model, or its DistributedDataParallel.
-        requested_group: group that the user gave as ``process_group``, or ``None``. If a user gives a group for a model
-            in shards, the mesh has no replicate dimension, and torch does not average over that group.
+        requested_group: argument ``process_group`` of the user; ``None``: not given. For a model in shards, users give
+            a group only if the mesh has no replicate dimension: torch then does not average over that group.
     """
     if isinstance(module, DistributedDataParallel):
         return True
@@ -75,7 +75,7 @@ def optimizers_of(
         every: lowest and highest number of steps from one exchange to the next.
 
     Raises:
-        SettingsError: ``optimizer`` is ``None`` although outer steps are allowed, or an object is no optimizer.
+        SettingsError: ``optimizer`` is ``None`` although ``every`` allows outer steps, or an object is no optimizer.
     """
     if optimizer is None and every != (1, 1):
         raise SettingsError(
@@ -93,15 +93,15 @@ def optimizers_of(
 
 
 def is_sharded(module: torch.nn.Module) -> bool:
-    """True if a parameter of the model is in shards, or replicated, by FSDP2: a ``DTensor``."""
+    """True if a parameter of the model is a ``DTensor``, which FSDP2 shards or replicates."""
     return any(kind.__name__ == "DTensor" for parameter in module.parameters() for kind in type(parameter).__mro__)
 
 
 def refuse_unequal_ranks(settings: OuterSettings) -> None:
-    """Raise if the settings of outer steps treat ranks differently, which a model in shards does not allow.
+    """Raise if the settings of outer steps treat ranks differently; called only for a model in shards.
 
-    The ranks that hold the shards of one replica make each step together, so they cannot make different numbers of
-    steps, nor count differently in the mean over the ranks. Called only for a model in shards.
+    The ranks that hold the shards of one replica make each step together. They must make the same number of steps, and
+    have the same weight in the mean over the ranks.
 
     Raises:
         SettingsError: ``by_speed`` or ``samples`` is set.
@@ -119,13 +119,14 @@ def refuse_unequal_ranks(settings: OuterSettings) -> None:
 
 
 def refuse_separate_decisions(ddp: DistributedDataParallel, agree_group: dist.ProcessGroup | None) -> None:
-    """Raise if ranks that hold shards of tensor parallelism would each choose their own candidates.
+    """Raise if ranks that share a replica by tensor parallelism could choose different candidates.
 
-    Parameters that tensor parallelism does not cut are the same on all of these ranks, and would then drift apart.
+    These ranks hold equal copies of the parameters that tensor parallelism does not cut. With different candidates, the
+    copies would drift apart.
 
     Args:
         ddp: the module, before its first forward.
-        agree_group: ranks that make the same decisions; ``None``: only the ranks that average.
+        agree_group: group of the ranks that make the same decisions; ``None``: only the ranks that average.
 
     Raises:
         SettingsError: the module has such shards, and ``agree_group`` is ``None``.
@@ -140,11 +141,11 @@ def refuse_separate_decisions(ddp: DistributedDataParallel, agree_group: dist.Pr
 
 
 def reason_against_pipelines(policy: Policy, has_probe: bool) -> str:
-    """Return the reason why the schedule of a pipeline cannot train a module, with the remedy; empty if it can.
+    """Return why these settings do not allow pipeline parallelism, with the remedy; empty if they allow it.
 
     Args:
-        policy: settings of the run.
-        has_probe: whether the run computes the loss on fixed batches.
+        policy: compressor, controller and other settings of the run.
+        has_probe: whether the user gave a probe, a function that returns the loss on fixed batches.
     """
     if policy.every != (1, 1):
         return (
@@ -168,10 +169,11 @@ def moments_per_parameter(optimizer: torch.optim.Optimizer) -> int:
 
 
 def cfs_of_native_steps(ddp: DistributedDataParallel, scaler: torch.amp.GradScaler | None) -> tuple[float, ...]:
-    """Return the compression factors that DDP's own exchange may use: 1, float32, and perhaps 2, float16.
+    """Return the compression factors that native steps may use: 1 (float32), and perhaps 2 (float16).
 
-    CF 2 is possible if gradients are in float32 and no scaler enlarges them. The tuple is empty if gravac cannot count
-    native steps: if this torch lacks a private name of DDP, or if the model has a single parameter.
+    In a native step, DDP averages without gravac's hook. CF 2 is possible if the gradients are in float32 and there is
+    no ``scaler``. The tuple is empty if gravac cannot count native steps: if this torch lacks a private name of DDP, or
+    if the model has a single parameter.
     """
     try:
         if not Reducer(ddp).detects_all_backwards:

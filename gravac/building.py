@@ -1,6 +1,6 @@
 # SPDX-FileCopyrightText: 2026 The gravac developers
 # SPDX-License-Identifier: Apache-2.0
-"""Builds the engine of a run from the run's settings: connects averager, controller and admission of candidates."""
+"""Creates the engine, which runs a run's steps, from the settings; gives it averager, controller and candidates."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -25,19 +25,20 @@ from gravac.telemetry.records import Record
 class RunAdmission:
     """Function object that returns the candidates a controller may choose from; see ``gravac.engine.decisions.Admit``.
 
-    Candidates are admitted when the first step begins; those of outer steps once a step's compute time is known.
+    Called when the first step begins. If outer steps are optional, called again when a step's compute time is known,
+    since the forecasts of outer steps need that time.
 
     Attributes:
         settings: settings of the run.
-        averager: averager that predicts the bytes of candidates.
-        link: latency and bandwidth of the link, as probed; ``None``: not known.
-        coding: seconds of encode and decode for each byte of a float32 tensor, by CF, as timed on the gradients'
-            device; see ``admit``.
+        averager: object that predicts the bytes that candidates send.
+        link: measured latency and bandwidth of the link; ``None``: not known.
+        coding: measured seconds of encode and decode for each byte of a float32 tensor, by CF. For a CF that is
+            missing, costs that were measured on a CPU are used.
         native_cfs: CFs that DDP's own exchange may use: 1 in float32, 2 by torch's float16 hook; empty if the gradients
             do not come from DDP.
         leaving_bytes: payload bytes that a rank hands to dense collectives when outer steps end, to make weights and
             optimizer states equal on all ranks again.
-        waits: True while candidates of outer steps are missing because no step's compute time has been measured.
+        waits: True while candidates of outer steps are missing because a step's compute time is not known yet.
     """
 
     settings: RunSettings
@@ -49,7 +50,7 @@ class RunAdmission:
     waits: bool = False
 
     def __call__(self, state: RunState, forms: Sequence[Form]) -> Admission:
-        """Return the candidates that may be chosen, and those that are dropped; see ``gravac.engine.decisions.Admit``.
+        """Return the candidates that the controller may choose, and those that are dropped, with forecasts.
 
         Args:
             state: state of the run; this method sets its ``candidates``.
@@ -95,7 +96,7 @@ class BuiltEngine:
 
     Attributes:
         engine: engine that runs the steps.
-        admission: admits candidates; ``RunOpening`` sets its ``link`` and ``coding``.
+        admission: object that returns the candidates; ``RunOpening`` sets its ``link`` and ``coding``.
     """
 
     engine: Engine
@@ -103,7 +104,7 @@ class BuiltEngine:
 
 
 def build(settings: RunSettings, emit: Callable[[Record], None], open_executor: Callable[[], None]) -> BuiltEngine:
-    """Build the engine of a run.
+    """Create the engine of a run, and the object that admits its candidates. No process group is needed yet.
 
     Args:
         settings: settings of the run.

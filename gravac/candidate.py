@@ -10,22 +10,23 @@ from typing import Literal
 from gravac.beliefs import Belief
 
 DENSE = "dense"
-"""Compressor name of candidates that compress nothing, except by their number format."""
+"""Content of ``Candidate.compressor`` if all tensors are sent dense, in float32 or in 16 bit."""
 
 Mode = Literal["native", "hook", "outer"]
-"""Who exchanges: DDP without gravac (``"native"``), gravac in each step (``"hook"``), or gravac once in several steps,
-in which ranks train on their own (``"outer"``).
+"""Who exchanges, and when: DDP by itself in each step (``"native"``), gravac in each step (``"hook"``), or gravac once
+in several steps, between which ranks train on their own (``"outer"``).
 """
 
 
 @dataclass(frozen=True, slots=True)
 class Candidate:
-    """A way to run steps that a controller may choose: an identity that can be a dict's key.
+    """A way to run steps that a controller may choose: mode, compressor, CF, and how often ranks exchange.
 
-    Two candidates are equal if all their fields are. Expectations of a candidate are in its ``Forecast``.
+    Two candidates are equal if all their fields are equal; candidates can be keys of a dict. What gravac expects of a
+    candidate is in its ``Forecast``.
 
     Attributes:
-        mode: who exchanges.
+        mode: who exchanges, and when; see ``Mode``.
         compressor: name of the compressor; ``"dense"`` for no compression.
         cf: compression factor: elements / sent elements of a sparse or low-rank compressor, 32 / bits of a quantizer, 2
             for 16 bit, 1 for dense float32; a ladder's is a wire ratio.
@@ -57,7 +58,9 @@ class Candidate:
 
     @property
     def pace_phrases(self) -> tuple[str, ...]:
-        """How often ranks exchange, and how much later they apply the mean, as text; empty: in each step, at once.
+        """Phrases that say how often ranks exchange, and how many steps later they apply the mean.
+
+        Empty if ranks exchange in each step and apply the mean at once.
 
         Example:
             >>> Candidate("outer", "topk", 10.0, every=5, delay=1).pace_phrases
@@ -75,32 +78,33 @@ class Candidate:
 
 @dataclass(frozen=True, slots=True)
 class Forecast:
-    """Expectations of a candidate before it runs: bytes, seconds and progress of a step.
+    """Forecast of a candidate: bytes, seconds and progress that gravac expects of a step before any is measured.
 
-    If ranks exchange every ``candidate.every`` steps, the numbers are those of a round divided by ``every``.
+    All numbers are per training step. For outer steps, they are those of a round (``every`` steps and the exchange that
+    follows) divided by ``every``.
 
     Attributes:
         candidate: candidate that the forecast describes.
         wire_ratio: predicted wire bytes of a dense float32 all-reduce of the model in each step / predicted wire bytes
             of this candidate.
-        efficiency: statistical efficiency: progress of a step / progress of a step with dense gradient averaging; the
-            median that gravac assumes before the run measures any (``gravac.beliefs``).
-        family: name shared by candidates that encode in the same way and differ only in what they send.
+        efficiency: statistical efficiency: progress of a step / progress of a step with dense gradient averaging. The
+            median of what gravac assumes from measurements of other runs (``gravac.beliefs``).
+        family: name that is the same for candidates that encode in the same way, such as two CFs of one compressor.
         by_gain: ``(gain, efficiency)``, ascending by gain: the efficiency at each measured gain; empty if efficiency
             does not depend on gain.
         coding_s: seconds of encode and decode alone, without other work beside them; ``None`` if not known.
         exchange_s: seconds of the collectives; ``None`` if not known.
         step_s: seconds of the whole step, predicted with the measured ``compute_s``; ``None`` if not known.
         compute_s: seconds of the step without exchange, measured before the first exchange; ``None`` if not known.
-        behind: time for which an exchange may be in flight before the training loop has to wait for it / compute time
-            of ``every`` outer steps; ``None``: no outer steps, and the exchange overlaps with backward.
-        apart: ``(number of steps, exponent)``, ascending: with that many steps between two exchanges, efficiency is
-            raised to the exponent; empty: the exponent is always 1.
+        behind: share of a round's compute time for which an exchange can be in flight before training has to wait, in
+            [0, 1]; ``None``: no outer steps, and the exchange overlaps with backward.
+        apart: ``(number of steps, exponent)``, ascending: if ranks exchange once in that number of steps, the
+            efficiency becomes ``efficiency ** exponent``; empty: the exponent is always 1.
         method: name of the compressor with its own setting, for readers: ``"low rank 16"``, ``"1 bit"``; empty if not
             known.
         deviation: uncertainty of ``efficiency``: standard deviation of its natural logarithm; 0: certain.
         leaving_s: seconds of the exchange that makes the ranks' models equal again when outer steps end; ``None``: not
-            known, or 0.
+            known, or no outer steps.
 
     Example:
         >>> forecast = Forecast(Candidate("hook", "topk", 10.0), wire_ratio=6.4, efficiency=0.9)
@@ -174,8 +178,8 @@ class Dropped:
     Attributes:
         forecast: forecast of the dropped candidate.
         cause: reason to drop the candidate.
-        other: forecast of the candidate that this one was compared with, by cause: ``"same_bytes"``: the candidate that
-            sends the same; ``"not_fewer_bytes"``: the dense candidate that sends fewest bytes;
+        other: forecast of the candidate that the dropped candidate was compared with. For ``"same_bytes"``: the
+            candidate that sends the same; for ``"not_fewer_bytes"``: the dense candidate that sends fewest bytes; for
             ``"too_little_progress"``: dense float32.
         ratio: predicted wire bytes of ``forecast`` / predicted wire bytes of ``other``; if the cause is
             ``"too_little_progress"``, lower bound of the efficiency of ``forecast`` / ``least_efficiency``.

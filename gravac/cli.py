@@ -15,7 +15,14 @@ from gravac.commands import advise, bench, calibrate, demo, doctor, policies, re
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run a command; return its exit status: 0, 1 (the command failed), 2 (wrong use), 128 + signal (interrupted)."""
+    """Run the command that the command line names, and return the exit status.
+
+    Args:
+        arguments: the command line without the program's name; ``None``: that of this process.
+
+    Returns:
+        0: success; 1: the command failed. Wrong use exits with 2, an interrupt with 128 + the signal's number.
+    """
     parser = argparse.ArgumentParser(prog="gravac", description="Adaptive gradient compression for PyTorch.")
     parser.add_argument("--version", action="version", version=f"gravac {version('gravac')}")
     commands = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
@@ -32,7 +39,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _interrupt(number: int, frame: FrameType | None) -> None:
-    """Handle a signal: raise ``SystemExit``, and ignore later signals, which would interrupt the cleaning up."""
+    """Handle a signal: raise ``SystemExit``, and ignore later signals, so that they do not interrupt the cleanup."""
     for ignored in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(ignored, signal.SIG_IGN)
     print(f"\ngravac: stopped by {signal.Signals(number).name}, cleaning up", file=sys.stderr, flush=True)

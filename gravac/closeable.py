@@ -1,6 +1,6 @@
 # SPDX-FileCopyrightText: 2026 The gravac developers
 # SPDX-License-Identifier: Apache-2.0
-"""Base class of objects that hold a run's threads, process groups and files: they are closed, and never copied."""
+"""Base class of objects that hold threads, process groups and files, and therefore must be closed and never copied."""
 
 from typing import NoReturn, TypeVar
 
@@ -8,7 +8,7 @@ SelfT = TypeVar("SelfT", bound="Closeable")
 
 
 class Closeable:
-    """Base class: an object is closed at the end of a ``with`` block, and cannot be copied or pickled."""
+    """Base class of objects that a ``with`` block closes at its end, and that cannot be copied or pickled."""
 
     def close(self) -> None:
         """Finish the work in flight, and release threads, groups and files. May be called again."""

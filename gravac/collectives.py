@@ -1,6 +1,6 @@
 # SPDX-FileCopyrightText: 2026 The gravac developers
 # SPDX-License-Identifier: Apache-2.0
-"""The collectives that a compressor may request, the bytes that each sends, and the ledger that sums these bytes.
+"""The collectives that a compressor may request, the bytes that each of them sends, and totals of these bytes.
 
 A compressor is a generator: it yields a collective, and is resumed with the collective's result.
 """
@@ -74,7 +74,7 @@ class AllGather:
 
 @dataclass(frozen=True, slots=True)
 class AllToAll:
-    """Request to send row r to rank r. The result is ``[world, *shape]``, whose row r is from rank r.
+    """Request to send row r of a tensor to rank r. The result is ``[world, *shape]``; its row r comes from rank r.
 
     Attributes:
         tensor: rows for the ranks, ``[world, *shape]``; of the same shape and dtype on every rank.
@@ -90,7 +90,7 @@ class AllToAll:
 
     @property
     def payload_bytes(self) -> int:
-        """Bytes that this rank hands to the collective, with the row for itself."""
+        """Bytes that this rank hands to the collective, including the row for itself."""
         return self.tensor.numel() * self.tensor.element_size()
 
     @staticmethod
@@ -122,7 +122,7 @@ class Broadcast:
 
     @staticmethod
     def wire_bytes(payload_bytes: int, world: int) -> int:
-        """Return the bytes that the root sends down a binomial tree, ``ceil(log2 N) * B``; no rank sends more."""
+        """Return the bytes that the root sends in a binomial tree, ``ceil(log2 N) * B``; other ranks send no more."""
         return (world - 1).bit_length() * payload_bytes
 
 
@@ -131,7 +131,7 @@ Collective = AllReduce | AllGather | AllToAll | Broadcast
 
 
 def tensors_of(collective: Collective) -> tuple[torch.Tensor, ...]:
-    """Return a rank's tensors in a collective, of any shapes and dtypes; an ``AllGather`` may have several."""
+    """Return the tensors, of any shapes, that this rank hands to a collective: one, or several for an ``AllGather``."""
     return collective.tensors if isinstance(collective, AllGather) else (collective.tensor,)
 
 
@@ -143,7 +143,7 @@ def map_tensors(collective: Collective, transform: Callable[[torch.Tensor], torc
 
 
 Kind = type[AllReduce] | type[AllGather] | type[AllToAll] | type[Broadcast]
-"""Class of a collective."""
+"""Class of a collective, such as ``AllReduce``."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -151,7 +151,7 @@ class Traffic:
     """Kind and size of a collective, to predict its bytes and time.
 
     Attributes:
-        kind: the collective's class.
+        kind: class of the collective, such as ``AllReduce``.
         payload_bytes: bytes that one rank hands to the collective.
 
     Example:
@@ -185,7 +185,7 @@ class Ledger:
         world: number of ranks.
         payload_bytes: bytes handed to collectives.
         wire_bytes: bytes sent, by each collective's formula.
-        calls: number of collectives by kind.
+        calls: number of collectives, by the name of their class.
 
     Example:
         >>> ledger = Ledger(world=2)

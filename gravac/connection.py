@@ -1,6 +1,6 @@
 # SPDX-FileCopyrightText: 2026 The gravac developers
 # SPDX-License-Identifier: Apache-2.0
-"""Connects a run's engine to the gradients of a model: in DDP, without a wrapper, or in shards by FSDP2."""
+"""Connects the engine, which averages gradients, to a model: in DDP, without a wrapper, or in shards by FSDP2."""
 
 from __future__ import annotations
 
@@ -37,24 +37,24 @@ if TYPE_CHECKING:
     from gravac.sources.fsdp2_source import FSDP2Source
 
 Hook = Callable[[object, GradBucket], "torch.futures.Future[torch.Tensor]"]
-"""A communication hook of DDP."""
+"""Communication hook of DDP: takes a state and a bucket, and returns a future of the averaged flat bucket."""
 
 
 class ModelConnection:
-    """Connects a run's engine to a model, and disconnects them.
+    """Connects the engine, which averages gradients, to a model, and disconnects the engine from the model.
 
-    The source of gradients depends on the model: ``adapter`` for a model in DDP, a ``ModuleSource`` for a module
+    A source passes the model's gradients to the engine: ``adapter`` for a model in DDP, a ``ModuleSource`` for a module
     without a wrapper, a ``FSDP2Source`` for a model in shards.
 
     Args:
-        opening: opens the run, and has its settings, engine and other parts.
+        opening: object that compares the ranks' settings and creates the executor; has the run's settings and engine.
         probe: function that returns the mean loss on this rank's fixed batches; ``None``: the run has no probe.
         hook: communication hook that DDP calls.
 
     Attributes:
-        adapter: source of the gradients that DDP passes to ``hook``.
-        switch: runs each step in the mode that the controller decided; ``None``: all steps are in hook mode.
-        is_attached: whether the run serves a model.
+        adapter: source that passes the gradients of DDP's buckets to the engine.
+        switch: object that runs each step in the mode that the controller decided; ``None``: all steps are hook steps.
+        is_attached: True from ``attach`` to ``detach``, also if gravac stays inactive, as in a single process.
     """
 
     def __init__(self, opening: RunOpening, probe: ProbeLoss | None, hook: Hook) -> None:
@@ -64,7 +64,7 @@ class ModelConnection:
         self.adapter = DDPAdapter(self._engine)
         self.switch: Switch | None = None
         self.is_attached = False
-        self._source_without_ddp: ModuleSource | FSDP2Source | None = None  # takes the adapter's place without DDP
+        self._source_without_ddp: ModuleSource | FSDP2Source | None = None  # used instead of ``adapter``
 
     def attach(
         self,
@@ -92,7 +92,8 @@ class ModelConnection:
         """Undo ``attach``; errors as for ``AdaptiveCompressor.detach``. Called when no exchange is in flight.
 
         Args:
-            ends_outer_steps: whether weights and optimizer states become the same on all ranks after outer steps.
+            ends_outer_steps: whether outer steps, if they run, end by an exchange that makes weights and optimizer
+                states the same on all ranks.
         """
         if self.switch is not None and ends_outer_steps:
             self.switch.end_outer_steps()
@@ -107,18 +108,24 @@ class ModelConnection:
         self.is_attached = False
 
     def accumulate(self) -> AbstractContextManager[None] | None:
-        """Return a context whose backwards exchange nothing; ``None`` if no model is attached."""
+        """Return a context in which backwards accumulate gradients and exchange nothing; ``None`` without a model."""
         if self._source_without_ddp is not None:
             return self._source_without_ddp.accumulate()
         return None if self.adapter.ddp is None else self.adapter.ddp.no_sync()
 
     def stop_exchange(self) -> None:
-        """Stop gravac's exchange of a model without DDP from the next backward on."""
+        """Let backwards of a model without DDP exchange nothing by gravac from now on; do nothing for DDP."""
         if self._source_without_ddp is not None:
             self._source_without_ddp.stop_exchange()
 
     def check_loaded(self) -> None:
-        """Check that a loaded state, if there is one, fits the model; forget the model if the state does not fit."""
+        """Raise if a loaded state does not fit the model, after removing the model's parameters from the engine.
+
+        Does nothing if no state was loaded.
+
+        Raises:
+            SettingsError: the state is of another model.
+        """
         try:
             self._opening.restoring.check_model()
         except Exception:
@@ -192,7 +199,7 @@ class ModelConnection:
             refuse_unequal_ranks(self._policy.outer)
         for optimizer in optimizers:
             refuse_momentum(self._policy.base, optimizer)
-        model = ShardedModel(module, self._requested_group)  # the wrapper of torch.compile may be a unit, too
+        model = ShardedModel(module, self._requested_group)  # not ``inner``: torch.compile's wrapper may be sharded
         source = FSDP2Source(self._engine, model)
         self._opening.group = model.replicas
         self._opening.agree_group = self._opening.agree_group or model.all_model_ranks
@@ -212,13 +219,13 @@ class ModelConnection:
         scaler: torch.amp.GradScaler | None,
         same: Mapping[str, str],
     ) -> None:
-        """Compare settings over the ranks, and create the executor; the engine already knows the module's parameters.
+        """Compare settings over the ranks, and create the executor. Called after the engine got the parameters' names.
 
         Args:
             module: the model.
             optimizers: the model's optimizers.
             scaler: scaler of the loss; ``None``: there is none, or it is not enabled.
-            same: texts by name that must be equal on all ranks, besides settings and parameters.
+            same: further texts, by name, that must be equal on all ranks; settings and parameters are always compared.
         """
         inner = innermost(module)
         if self._policy.every != (1, 1):
@@ -234,7 +241,7 @@ class ModelConnection:
         self.is_attached = True
 
     def _exclude_native(self) -> None:
-        """Let the controller choose no native steps, in which DDP exchanges by itself, from now on."""
+        """Admit no more candidates of native steps, in which DDP averages without gravac's hook."""
         self._admission.native_cfs = ()
 
     def _loss_scale(self, scaler: torch.amp.GradScaler | None) -> Callable[[], Number] | None:
@@ -247,7 +254,13 @@ class ModelConnection:
         optimizers: Sequence[torch.optim.Optimizer],
         scaler: torch.amp.GradScaler | None,
     ) -> Switch:
-        """Create the switch, which runs each step in the mode that the controller decided; return it."""
+        """Create and return the switch, which runs each step in the mode that the controller decided.
+
+        Args:
+            source: source of the model's gradients, which can change between modes.
+            optimizers: the model's optimizers.
+            scaler: scaler of the loss; ``None``: there is none, or it is not enabled.
+        """
         self.switch = Switch(self._engine, source, self._policy, optimizers, scaler, self._probe)
         self.switch.exclude_native = self._exclude_native
         self._opening.restoring.restore_outer(self.switch)

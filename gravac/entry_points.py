@@ -32,8 +32,8 @@ class Registry(Mapping[str, T], Generic[T]):
     built-in object is refused with a warning.
 
     Args:
-        kind: name of the objects' kind in messages: ``"compressor"`` or ``"controller"``.
-        group: name of the group of entry points.
+        kind: word for the objects in messages: ``"compressor"`` or ``"controller"``.
+        group: name of the group of entry points, such as ``"gravac.compressors"``.
         built_in: objects of this package, by name.
         find_fault: function that returns what is wrong with a loaded object, as text; empty if nothing is wrong.
     """
@@ -88,13 +88,13 @@ class Registry(Mapping[str, T], Generic[T]):
         return offered
 
     def _load(self, name: str) -> T | SettingsError:
-        """Return the object of an entry point's name, or the error if it cannot be loaded; load it only once."""
+        """Load the entry point of a name at the first call; return its object, or the error if loading failed."""
         if name not in self._loaded_objects:
             self._loaded_objects[name] = self._load_entry(name, self._offered_entries[name])
         return self._loaded_objects[name]
 
     def _load_entry(self, name: str, entries: list[EntryPoint]) -> T | SettingsError:
-        """Load the object of an entry point; return an error if loading fails, or if the object is wrong.
+        """Load the object of an entry point; return the object, or an error if loading fails or the object is wrong.
 
         Args:
             name: name of the entry point.

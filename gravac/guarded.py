@@ -1,6 +1,6 @@
 # SPDX-FileCopyrightText: 2026 The gravac developers
 # SPDX-License-Identifier: Apache-2.0
-"""Turns exceptions of users' functions into warnings: an exception would end the thread that all ranks wait for."""
+"""Turns exceptions of users' functions into warnings, since an exception would end the thread that averages."""
 
 import contextlib
 import sys
@@ -32,7 +32,10 @@ class GuardedCaller:
         self._reported_names: set[str] = set()
 
     def __call__(self, function: Callable[..., object], *arguments: Any) -> None:
-        """Call a function; report its exception. ``KeyboardInterrupt`` and ``SystemExit`` raise on the main thread."""
+        """Call a function with ``arguments``, and turn its exception into a warning.
+
+        On the main thread, ``KeyboardInterrupt`` and ``SystemExit`` are raised.
+        """
         try:
             function(*arguments)
         except BaseException as failure:
@@ -41,7 +44,12 @@ class GuardedCaller:
             self.report(getattr(function, "__qualname__", repr(function)), failure)
 
     def report(self, name: str, failure: BaseException) -> None:
-        """Warn that the function of that name failed, unless a failure of that name was reported before."""
+        """Warn that a function failed, only at its first failure.
+
+        Args:
+            name: name of the function.
+            failure: exception that the function raised.
+        """
         if name not in self._reported_names:
             self._reported_names.add(name)
             warn_without_raising(f"gravac: {name} failed: {failure!r}; training continues", stacklevel=3)

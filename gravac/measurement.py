@@ -1,11 +1,11 @@
 # SPDX-FileCopyrightText: 2026 The gravac developers
 # SPDX-License-Identifier: Apache-2.0
-"""One rank's measurement of one step: bytes, seconds, and squared norms of the gradients and of their unsent rest.
+"""One rank's measurement of one step: bytes, seconds, and squared norms of the gradients and of their unsent parts.
 
 1. The engine creates a ``LocalMeasurement`` when a step begins. Averaging adds the squared norms of each group of
    gradients and of the part that the compressor did not send.
-2. At its end, the step adds its bytes, and the times at which backward and the exchange ended. On a GPU these times are
-   events that the device may not have reached, and the host does not know the squared norms yet.
+2. At the step's end, the engine adds bytes, and the times at which backward and the exchange ended. On a GPU these
+   times are events that the device may not have reached, and the host does not know the squared norms yet.
 3. ``read`` converts times and squared norms to numbers: at the end of the step if the host may wait for the device, a
    step later if the host must not wait.
 4. The ranks sum ``vectors``; ``gravac.engine.agreement`` converts the sums to the ``Measurement`` that all ranks share.
@@ -31,15 +31,16 @@ SLOTS_AFTER_ERRORS = ("waited", "coded", "exchanged", *AGREED_NAMES)
 """Names of the numbers that follow the errors at shadow CFs in the vector that ranks sum: fields of ``Measurement``."""
 
 UNRELEASED = "unreleased"
-"""Name of the last number of the vector that ranks sum: the squared norm of residuals that were set aside when the CF
-fell, and are not sent yet, since each step adds only a part of them to the gradient. If the sum over ranks is zero, all
-ranks drop these residuals. 0 if the host looks at the residuals itself."""
+"""Name of the last number of the vector that ranks sum: squared norm of the residuals set aside when the CF fell.
+
+Each later step adds a part of these residuals to the gradient. If the sum over ranks is zero, all ranks drop what is
+left. The number is 0 on every rank if the host reads the residuals itself."""
 
 
 def slots(shadow: Sequence[float]) -> tuple[str, ...]:
     """Return the name of each number (slot) of the vector that ranks sum, in order.
 
-    All ranks know the slots without an exchange: they follow from the shadow CFs of the step's plan.
+    The names depend only on the shadow CFs, which are the same on all ranks.
 
     Args:
         shadow: CFs whose error the step computes without sending anything.
@@ -54,60 +55,62 @@ def error_at(cf: float) -> str:
 
 @dataclass(slots=True, eq=False)
 class LocalMeasurement:
-    """One rank's numbers of one step of the engine; numbers that only the device knows are scalars (0-d tensors).
+    """One rank's numbers of one step of the engine; a number that is still on the device is a scalar (0-d tensor).
 
-    A moment is a point in time: seconds of the host's clock, or an event of a GPU's stream (``Executor.mark``).
+    The engine counts a round of outer steps, or successive native steps (a stretch), as one step. A moment is a point
+    in time: seconds of the host's clock, or an event of a GPU's stream (``Executor.mark``); ``None`` if not known.
 
     Attributes:
-        step: number of the step, counted from 0.
+        step: index of the engine's step, counted from 0.
         candidate: candidate that ran.
-        first: number of training steps made before the step.
-        steps: number of training steps that the measurement covers: 1, or those of a round of outer steps, or of
-            successive native steps (a stretch).
-        native_step_s: seconds of a native step, from forward to forward; ``None`` for other steps, whose seconds are
-            the differences of moments.
+        first: number of training steps made before the engine's step.
+        steps: number of training steps that the measurement covers: 1, or those of a round or a stretch.
+        native_step_s: seconds of a native step, from its forward to the next; ``None`` for other steps, whose seconds
+            are differences of moments.
         shadow: CFs whose error is computed without sending anything, ascending.
         learning_rate: learning rate that the step's gradients are applied with; nan if not known.
-        loss_scale: factor that the step's gradients were multiplied with.
+        loss_scale: factor by which a GradScaler multiplied the step's gradients; 1 without a scaler.
         loss: mean of the training losses reported on this rank since the last measurement; nan if none were reported.
         probe: loss on this rank's fixed batches, read before the step; nan if it was not read.
         errors: squared norm of what was not sent, ``‖g_ef - sent‖²`` (g_ef: gradient plus residual), of each group of
             tensors.
         energies: squared norm of what was to be sent, ``‖g_ef‖²``, of each group of tensors.
         shadow_errors: squared norm of what would not be sent at each shadow CF, for each tensor.
-        norms: squared norms of gradient sums, by tensor name, if the controller requested them.
+        norms: squared norms of the sums of gradients over steps that the controller requested, by tensor name; empty
+            if the controller requested none.
         elements: number of elements of all tensors.
         compressed: number of elements of the compressed tensors.
         sent: number of elements of the compressed tensors that were sent, ``Σ elements / achieved CF``.
         verdicts: whether all gradients were finite on every rank, for each group of tensors that was checked.
         inverse_drift: norm of what this rank sent / norm of the mean over ranks, in outer steps; nan otherwise.
-        unreleased: squared norms of residuals that were set aside and not sent yet, by tensor name; empty if the host
-            looks at these residuals itself.
+        unreleased: squared norms of the residuals that were set aside when the CF fell and are not sent yet, by tensor
+            name; empty if the host reads these residuals itself.
         payload_bytes: bytes that this rank handed to collectives.
         wire_bytes: bytes that this rank sent.
         dense_wire_bytes: bytes that a dense float32 all-reduce would have sent.
-        forward_began: moment at which forward started, with its inputs loaded; all moments are ``None`` if not known.
+        forward_began: moment at which forward started, with its inputs loaded.
         optimizer_ended: moment at which the optimizer's step before that forward ended.
         backward_ended: moment at which backward ended, before any wait for the exchange.
         exchange_ended: moment at which the exchange ended.
-        ended: moment at which the step is over: when the exchange ended, or when backward ended if training overlaps
-            with the exchange.
+        ended: moment at which the step is over: ``backward_ended`` if training overlaps with the exchange, otherwise
+            ``exchange_ended``.
         waits_since: moment after ``ended`` from which training waited for the exchange; ``None``: no wait.
         overlaps: whether training continues while the exchange is in flight (outer steps with a delay).
         idle: seconds for which training waited for the exchange before ``backward_ended``.
         paused: seconds since the last step for which no rank trained, such as during an evaluation.
-        steps_of_ranks: number of steps that each rank made in a round of outer steps; empty otherwise.
+        steps_of_ranks: number of steps that each rank made in a round of outer steps; empty in other modes.
         previous: measurement of the step before; ``None`` for the first step, and after ``read``.
         spent: function that returns seconds of coding, and seconds with collectives in flight, see ``Executor.spent``;
             ``None`` after ``read``.
-        seconds: end-to-end step time; nan before ``read``, as all seconds below.
+        seconds: end-to-end step time. ``seconds``, ``compute``, ``coded``, ``in_flight``, ``input_wait`` and ``waited``
+            are nan before ``read``.
         compute: seconds of forward, backward and optimizer.
         coded: seconds of encode, decode and error feedback.
         in_flight: seconds in which collectives were in flight.
         input_wait: seconds from the end of the optimizer's step to the next forward.
         waited: seconds for which the step waited for the exchange; nan if ``backward_ended`` is not known.
         numbers: numbers that ranks sum, by the names that ``slots`` returns; empty before ``read``.
-        restored: whether the numbers are from a checkpoint, so that bytes and moments are not known.
+        restored: whether the numbers are from a checkpoint; bytes and moments are then not known.
     """
 
     step: int
@@ -154,7 +157,7 @@ class LocalMeasurement:
     numbers: dict[str, Number] = field(default_factory=dict)
     restored: bool = False
 
-    # numbers that averaging added
+    # numbers that averaging adds
 
     @property
     def error(self) -> Number:
@@ -168,7 +171,7 @@ class LocalMeasurement:
 
     @property
     def finite(self) -> Verdict:
-        """True if every gradient was finite, on every rank; a 0-d bool tensor if only the device knows."""
+        """True if every gradient was finite, on every rank; a 0-d bool tensor if this is known on the device only."""
         host_verdict = all(verdict for verdict in self.verdicts if isinstance(verdict, bool))
         masks = [verdict for verdict in self.verdicts if not isinstance(verdict, bool)]
         if not host_verdict or not masks:
@@ -183,12 +186,12 @@ class LocalMeasurement:
     # bytes and moments
 
     def open(self, executor: Executor) -> None:
-        """Start to count the step's bytes, and the executor's seconds of coding and exchange."""
+        """Start to count the step's bytes and its seconds of coding and exchange; called when the step begins."""
         self.payload_bytes, self.wire_bytes = -executor.ledger.payload_bytes, -executor.ledger.wire_bytes
         executor.spent()
 
     def close(self, executor: Executor) -> None:
-        """Record the step's bytes, and the present moment as the end of its exchange."""
+        """Record the step's bytes, and the present moment as the end of the exchange; called when the step ends."""
         self.exchange_ended = executor.mark()
         self.ended = self.backward_ended if self.overlaps else self.exchange_ended
         self.payload_bytes += executor.ledger.payload_bytes
@@ -255,11 +258,11 @@ class LocalMeasurement:
         self.waited = math.nan if self.backward_ended is None else min(exposed_s, self.in_flight)
 
     def _idle_after(self, between: Callable[[Mark, Mark], float]) -> float:
-        """Return the seconds for which training waited for the exchange after the step was over."""
+        """Return the seconds for which training waited for the exchange after ``ended``."""
         return 0.0 if self.waits_since is None else max(0.0, between(self.waits_since, self.exchange_ended))
 
     def _exposed(self, between: Callable[[Mark, Mark], float]) -> float:
-        """Return the seconds of the exchange during which training stood still."""
+        """Return the seconds for which training waited for the exchange, before and after ``backward_ended``."""
         is_hidden = self.overlaps or self.backward_ended is None
         seconds_after_backward = 0.0 if is_hidden else between(self.backward_ended, self.exchange_ended)
         return seconds_after_backward + (self._idle_after(between) + self.idle)
@@ -267,11 +270,11 @@ class LocalMeasurement:
     # exchange with other ranks, and checkpoints
 
     def vectors(self) -> list[list[Number]]:
-        """Return the vectors that the ranks sum: the numbers of ``slots``, and squared norms of tensors, if any."""
+        """Return the vectors that the ranks sum: the numbers in the order of ``slots``, then ``norms`` if any."""
         return [[self.numbers[slot] for slot in slots(self.shadow)], *([[*self.norms.values()]] if self.norms else [])]
 
     def dump(self) -> dict[str, Any]:
-        """Return the numbers as JSON types; the host waits for numbers that only the device knows."""
+        """Return the numbers as JSON types, for a checkpoint; the host waits for numbers that are on the device."""
         return {
             "step": self.step,
             "candidate": asdict(self.candidate),
@@ -284,7 +287,7 @@ class LocalMeasurement:
 
     @classmethod
     def load(cls, dumped: Mapping[str, Any]) -> "LocalMeasurement":
-        """Return the measurement whose numbers ``dump`` returned; bytes and moments are not known."""
+        """Return the measurement that ``dump`` converted to ``dumped``, without its bytes and moments."""
         return cls(
             step=dumped["step"],
             candidate=Candidate(**dumped["candidate"]),
@@ -298,24 +301,24 @@ class LocalMeasurement:
 
 
 def _total(numbers: Sequence[Number]) -> Number:
-    """Return the sum of numbers, some of which may be 0-d tensors; a single number is returned unchanged."""
+    """Return the sum of floats and 0-d tensors; 0 if there are none. A single number is returned unchanged."""
     return numbers[0] if len(numbers) == 1 else sum(numbers, 0.0)
 
 
 def summed(squares: Sequence[torch.Tensor]) -> Number:
-    """Return the sum of scalars (0-d tensors), in float64; 0 if there are none."""
+    """Return the sum of scalars (0-d tensors) as a 0-d float64 tensor; 0.0 if there are none."""
     if len(squares) == 1:
         return squares[0].double()
     return torch.stack([*squares]).double().sum() if squares else 0.0
 
 
 def _verdict(finite: Number | Verdict) -> Verdict:
-    """Return whether all gradients were finite: a tensor unchanged, a number of the host as a bool."""
+    """Return whether all gradients were finite: a float as a bool, a 0-d tensor unchanged."""
     return finite if isinstance(finite, torch.Tensor) else bool(finite)
 
 
 def _if_finite(finite: Verdict, number: Number) -> Number:
-    """Return a number if all gradients were finite, otherwise nan; a 0-d tensor if only the device knows."""
+    """Return ``number`` if all gradients were finite, otherwise nan; a 0-d tensor if ``finite`` is a tensor."""
     if isinstance(finite, bool):
         return number if finite else math.nan
     return torch.where(finite, number, math.nan)

@@ -18,7 +18,7 @@ from gravac.restoring import Restoring
 from gravac.telemetry.sinks import Sinks
 
 NOTHING_ELSE: Mapping[str, str] = MappingProxyType({})
-"""Default of ``same``, the texts that ranks compare besides settings and parameters: no further texts."""
+"""Default of the argument ``same``: ranks compare settings and parameters, but no further texts."""
 
 
 class RunOpening:
@@ -27,19 +27,19 @@ class RunOpening:
     Args:
         settings: settings of the run.
         engine: engine that gets the executor.
-        admission: object that admits candidates; ``open`` gives it the link's speed and seconds of encode and decode.
-        sinks: sinks of the run's records, which are opened on rank 0.
-        restoring: object that checks that a loaded state is of this rank.
+        admission: object that admits candidates; gets the measured speed of the link and seconds of encode and decode.
+        sinks: sinks of the run's records; opened on rank 0 only.
+        restoring: object that checks whether a loaded state was saved by this rank.
         group: group of the ranks that average; ``None``: the default group.
 
     Attributes:
         settings: settings of the run.
         engine: engine that gets the executor.
         admission: object that admits candidates.
-        restoring: object that checks and restores loaded states.
+        restoring: object that restores a loaded state, and checks whether the state fits rank and model.
         group: group of the ranks that average; ``None``: the default group.
-        agree_group: group of the ranks that agree on decisions; ``None``: the ranks that average.
-        executor: executor that the user gave; ``None``: the run creates one.
+        agree_group: group of the ranks that make the same decisions; ``None``: the ranks that average.
+        executor: executor that the user gave; ``None``: ``open`` creates an executor.
     """
 
     def __init__(
@@ -58,17 +58,18 @@ class RunOpening:
         self.restoring, self._sinks = restoring, sinks
 
     def open(self, same: Mapping[str, str] = NOTHING_ELSE) -> None:
-        """Compare settings over the ranks, create the executor, and give it to the engine; do nothing if it has one.
+        """Compare settings over the ranks, create the executor, and give the executor to the engine.
 
-        An executor that the user gave is used without a comparison.
+        Called on every rank. Does nothing if the engine has an executor already. With an executor that the user gave,
+        settings are not compared.
 
         Args:
-            same: texts by name that must be equal on all ranks, besides settings and parameters.
+            same: further texts, by name, that must be equal on all ranks; settings and parameters are always compared.
 
         Raises:
             SettingsError: a setting differs between ranks, the loaded state is of another rank, or rank 0 cannot write
                 its logs.
-            RuntimeError: there is no process group yet, or its backend fits no executor.
+            RuntimeError: there is no process group yet, or no executor can use its backend.
         """
         if self.engine.ready_to_run:
             return
@@ -88,10 +89,10 @@ class RunOpening:
         self.engine.use(executor, self.admission.coding)
 
     def _compare_and_create(self, same: Mapping[str, str]) -> OpenedExecutor:
-        """Compare settings over the ranks that agree, and parameters over those that average; create an executor.
+        """Compare settings and parameters over the ranks; return a new executor, with the link's speed and the device.
 
         Args:
-            same: texts by name that must be equal on all ranks, besides settings and parameters.
+            same: further texts, by name, that must be equal on all ranks.
         """
         settings, device = self.settings, self.engine.device
         texts = {**settings.shared(), **same}

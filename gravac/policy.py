@@ -1,6 +1,6 @@
 # SPDX-FileCopyrightText: 2026 The gravac developers
 # SPDX-License-Identifier: Apache-2.0
-"""All settings of a run. Most are fields of its policy, an object that can be read from a TOML file."""
+"""All settings of a run. Most are fields of the policy, an object that can be read from a TOML file."""
 
 from __future__ import annotations
 
@@ -27,12 +27,15 @@ SHARED_BESIDE_POLICY = ("samples_per_step", "steps_per_epoch", "total_steps", "p
 """Names of fields that ``RunSettings`` has besides the policy, and that must be equal on all ranks."""
 
 COMPARED_IN_ATTACH = ("outer.samples", "outer.local_buffers")
-"""Names of a policy's settings that ``RunSettings.shared`` omits, since they may differ between ranks in part.
+"""Names of settings that ``RunSettings.shared`` omits: ranks may set them differently, within limits.
 
-``attach`` compares whether ``samples`` is set, and the names in ``local_buffers`` without their order."""
+``attach`` checks the limits: ``samples`` must be set on all ranks or on none, and ``local_buffers`` must have the same
+names in any order."""
 
 DEFAULT_MIXING = 0.5
-"""Default of ``OuterSettings.mixing``, the fraction of its own weights that a rank keeps; from Streaming DiLoCo."""
+"""Default of ``OuterSettings.mixing``: fraction of its own weights that a rank keeps when it applies an exchange.
+
+From Streaming DiLoCo (arXiv:2501.18512)."""
 
 
 class OuterSettings(Settings):
@@ -45,15 +48,15 @@ class OuterSettings(Settings):
             exchange takes longer. 0: training waits for the exchange. ``"auto"``, the default: the controller chooses
             between 0 and the number of steps that an exchange should take on the measured link.
         mixing: fraction of its own weights that a rank keeps when it applies an anchor (the weights that all ranks
-            share) after a delay, in [0, 1) (α of Streaming DiLoCo); default: 0.5. ``None``: the rank keeps all that it
-            learned since it sent its pseudo-gradient.
-        by_speed: whether faster ranks make more steps in a round, ``every`` on average (default: False); all ranks then
-            train for the same number of rounds, not of steps.
-        samples: number of samples of a step on this rank, the weight of its pseudo-gradients in the mean; 1 or more.
-            ``None``, on every rank (the default): ranks weigh equally.
+            share) after a delay, in [0, 1) (α of Streaming DiLoCo); default: 0.5. ``None``: the rank adds to the anchor
+            how far its weights moved since it sent its pseudo-gradient.
+        by_speed: whether faster ranks make more steps in a round than slower ranks, with a mean of ``every`` steps;
+            default: False. If True, all ranks train for the same number of rounds, but not of steps.
+        samples: number of samples in a step of this rank, 1 or more: the weight of the rank in the mean of the
+            pseudo-gradients. ``None`` on every rank, the default: all ranks have the same weight.
         anchor_dtype: number format of the anchors and of the outer optimizer's state: ``"float32"``, the default
-            (float64 for float64 parameters), or ``"bfloat16"``, rounded at random.
-        offload: whether to keep anchors, and make the outer optimizer's step, in CPU memory; default: False.
+            (float64 for float64 parameters), or ``"bfloat16"`` with stochastic rounding.
+        offload: whether to keep the anchors in CPU memory, and run the outer optimizer there; default: False.
         local_buffers: names of floating-point buffers, or of modules with buffers, that stay each rank's own; default:
             none. Other floating-point buffers are averaged.
         optimizer: function that takes the anchors, as parameters, and returns the outer optimizer; ``None``:
@@ -76,7 +79,11 @@ class OuterSettings(Settings):
     @field_validator("optimizer")
     @classmethod
     def _is_optimizer_factory(cls, factory: Any) -> Any:
-        """Raise ``ValueError`` unless the outer optimizer's factory is a function or ``None``."""
+        """Return ``factory``, the function that creates the outer optimizer, or ``None``; refuse anything else.
+
+        Raises:
+            ValueError: ``factory`` is neither ``None`` nor callable.
+        """
         if factory is not None and not callable(factory):
             raise ValueError("give a function that makes an optimizer, such as functools.partial(OuterSGD, rate=1)")
         return factory
@@ -96,8 +103,8 @@ class Policy(Settings):
             ``None``, the default: the compressor's own.
         dense: number format of tensors that are sent dense; default: ``"float32"``.
         sixteen_bit: whether the controller may send all tensors in 16 bit; default: True.
-        release: when the CF falls, the accumulated residual is added to gradients over several steps; ``release`` is
-            the largest norm of what one step adds / norm of the gradient. Above 0, default: 1.
+        release: limit on how much of the residual one step adds to the gradient after the CF fell: norm of the added
+            part / norm of the gradient. Later steps add the rest. Above 0, default: 1.
         residual_dtype: number format of residuals: ``"float32"`` (the default) or ``"bfloat16"``.
         overflow_safety: whether a step with a gradient that is not finite leaves residuals unchanged; ``None``, the
             default: only for float16 gradients and with a GradScaler.
@@ -105,9 +112,9 @@ class Policy(Settings):
         seed: seed of compressors that draw random numbers; default: 0.
         every: lowest and highest number of steps from one exchange to the next, each 1 or more; default: (1, 1). A
             single number stands for both.
-        native: whether steps may be left to DDP itself; default: True.
+        native: whether the controller may choose native steps, in which DDP averages by itself; default: True.
         least_efficiency: lowest statistical efficiency (progress / progress with dense gradient averaging) of a
-            compressed or outer step, in (0, 1]; ``None``, the default: any.
+            compressed or outer step, in (0, 1]; ``None``, the default: any efficiency.
         outer: settings of outer steps; default: ``OuterSettings()``.
 
     Raises:
@@ -223,15 +230,15 @@ class Policy(Settings):
 
     @property
     def dense_format(self) -> Dense:
-        """Number format of tensors that are sent dense: the base itself if it is dense, else the setting ``dense``."""
+        """Format of tensors that are sent dense: ``base`` if that compressor is dense, otherwise ``dense``."""
         return self.dense if self.base.compresses else cast(Dense, self.base)
 
     @property
     def dense_formats(self) -> tuple[Dense, ...]:
         """Formats in which a controller may choose to send all tensors: ``dense_format``, and a 16-bit format.
 
-        If the base is a ladder with a 16-bit member, the second format is that member's: sending all tensors dense
-        costs less than sending them by the ladder.
+        There is no second format if the first is 16 bit already, or if settings or controller exclude 16 bit. If the
+        base is a ladder with a 16-bit member, the second format is that member's.
         """
         default_dense = self.dense_format
         if default_dense.cf == 2 or not (self.sixteen_bit and self.controller.sixteen_bit):
@@ -244,7 +251,10 @@ class Policy(Settings):
         )
 
     def as_dict(self) -> dict[str, str | int | float | bool]:
-        """Return every setting by dotted name, such as ``"base.values"``, for logs; ``"auto"`` stands for ``None``."""
+        """Return the settings by dotted name, such as ``"base.values"``, for logs; ``"auto"`` stands for ``None``.
+
+        Settings of outer steps are left out if ``every`` is 1.
+        """
         settings: dict[str, str | int | float | bool] = {}
         for field, setting in self:
             if isinstance(setting, OuterSettings):
@@ -264,9 +274,9 @@ class RunSettings(Settings):
     """All settings of a run; :class:`gravac.AdaptiveCompressor` explains each in full.
 
     Attributes:
-        policy: compressor, controller and error feedback; default: ``Policy()``. If the controller has a method
-            ``for_run``, the method gets the number of steps of an epoch; a method ``with_probe`` gets ``total_steps``
-            if the run has a probe.
+        policy: compressor, controller and error feedback; default: ``Policy()``. If ``steps_per_epoch`` is given, a
+            controller with a method ``for_run`` is replaced by ``for_run(steps_per_epoch)``. If ``probe`` is True, the
+            controller is replaced by ``with_probe(total_steps)``.
         samples_per_step: number of samples of a step over all ranks, above 0; ``None``, the default: each rank's step
             counts as one sample.
         steps_per_epoch: number of steps of an epoch, 1 or more; ``None``, the default: not known.
@@ -328,7 +338,7 @@ class RunSettings(Settings):
     def shared(self) -> dict[str, str]:
         """Return versions and settings that must be the same on all ranks, as texts by name.
 
-        ``log_dir`` and ``pace`` are left out: they may differ between ranks.
+        ``log_dir``, ``pace`` and the settings in ``COMPARED_IN_ATTACH`` are left out: they may differ between ranks.
         """
         versions = {"gravac's version": version.__version__, "torch's version": torch.__version__.split("+")[0]}
         versions["beliefs"] = beliefs.beliefs_in_force().digest
@@ -381,7 +391,7 @@ def _folder() -> Path:
 
 
 def find_policy(source: str | Path) -> Path:
-    """Return the file of a policy.
+    """Return the path of a policy's TOML file.
 
     Args:
         source: name of a shipped policy, or path of a file.
@@ -413,8 +423,8 @@ def _resolve(setting: Any, registry: Mapping[str, Any], fits: Callable[[Any], bo
     Args:
         setting: the object itself, its name, or a dict of its name and settings.
         registry: compressors or controllers by name.
-        fits: function that returns whether an object is of the kind.
-        kind: ``"compressor"`` or ``"controller"``, for messages.
+        fits: function that returns True if an object is a compressor, or a controller, as ``kind`` says.
+        kind: ``"compressor"`` or ``"controller"``, also for messages.
 
     Raises:
         ValueError: the name is not in the registry, its settings are wrong, or the object is of another kind.
@@ -434,7 +444,10 @@ def _resolve(setting: Any, registry: Mapping[str, Any], fits: Callable[[Any], bo
 
 
 def _describe_supported_cfs(base: Compressor) -> str:
-    """Return the text of the CFs that a compressor supports, for messages: ``"2 to 32"``, ``"any from 1 up"``."""
+    """Return the CFs that a compressor supports as text for messages: ``"2 to 32"``, ``"any from 1 up"``, ``"2, 4"``.
+
+    ``"none"`` if the compressor supports no CF.
+    """
     supported_cfs = base.candidates((1.0, math.inf))
     if isinstance(supported_cfs, Span):
         lowest_cf, highest_cf = supported_cfs.low, supported_cfs.high
@@ -450,14 +463,17 @@ def _as_scalar(setting: Any) -> str | int | float | bool:
 
 
 def controller_with(controller: Any, settings: dict[str, Any]) -> Any:
-    """Return the controller that the argument ``controller`` stands for, with the settings given beside it.
+    """Return the controller for the arguments ``controller``, ``window``, ``epsilon``, ... of ``AdaptiveCompressor``.
 
     Args:
         controller: controller or its name; ``None``: ``"goodput"``, but ``"gravac"`` if a setting is given.
         settings: settings of ``"gravac"`` by name; ``None`` means that a setting is not given.
 
+    Returns:
+        A ``GraVAC`` with the settings if any is given; otherwise ``controller``, or ``"goodput"`` for ``None``.
+
     Raises:
-        SettingsError: settings are given beside another controller than ``"gravac"``.
+        SettingsError: settings are given together with another controller than ``"gravac"``.
     """
     settings = {name: setting for name, setting in settings.items() if setting is not None}
     if not settings:

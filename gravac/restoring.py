@@ -1,6 +1,6 @@
 # SPDX-FileCopyrightText: 2026 The gravac developers
 # SPDX-License-Identifier: Apache-2.0
-"""Restores a compressor from a rank's saved state, even before ``attach``, when the model is not known yet."""
+"""Restores an ``AdaptiveCompressor`` from a rank's saved state, before or after ``attach``."""
 
 from collections.abc import Mapping
 from contextlib import nullcontext
@@ -15,12 +15,13 @@ from gravac.settings import SettingsError
 
 
 class Restoring:
-    """Restores a rank's saved state, and checks later that the state fits the model and the rank.
+    """Restores a rank's saved state, and later checks that the state fits the model and the rank.
 
-    Outer steps need the model: they are restored in ``attach`` if the state was loaded earlier.
+    A state may be loaded before ``attach``, when the model is not known yet. ``attach`` then makes the checks, and
+    restores the outer steps, which need the model.
 
     Args:
-        policy: the run's settings.
+        policy: compressor, controller and other settings of the run.
         engine: engine to restore.
     """
 
@@ -34,12 +35,12 @@ class Restoring:
 
         Args:
             state: the state, as ``state_dict`` returned it.
-            switch: object that runs each step in its mode; ``None`` before ``attach``, which then restores outer steps
-                by ``restore_outer``.
+            switch: object that runs each step in its mode; ``None`` before ``attach``. ``attach`` then calls
+                ``restore_outer``.
 
         Raises:
             SettingsError: the state is no state of a rank, is of another model, policy or rank, or a field is wrong.
-            RuntimeError: the compressor has made steps already.
+            RuntimeError: this ``AdaptiveCompressor`` has made steps already.
         """
         current_outer = None if switch is None else switch.outer
         if self._engine.decision is not None or (current_outer is not None and current_outer.has_stepped):
@@ -58,7 +59,10 @@ class Restoring:
             self._outer = state["outer"]
 
     def _outer_of(self, state: Mapping[str, Any], switch: Switch | None) -> OuterSteps | None:
-        """Create the object that can restore a state's outer steps; return ``None`` if there are none, or no model yet.
+        """Create the object that runs the outer steps of a state, not yet restored.
+
+        Returns:
+            The object; ``None`` if the state has no outer steps, or before ``attach`` (``switch`` is ``None``).
 
         Raises:
             SettingsError: the state has outer steps, which ``every=1`` excludes, or which do not fit the model.
@@ -73,7 +77,7 @@ class Restoring:
         return None if switch is None else switch.outer_steps_from(dumped_outer, state.get("world"))
 
     def check_model(self) -> None:
-        """Check that the loaded state, if any, fits the model; called when the model's parameters are known.
+        """Check that a loaded state fits the model; do nothing without one. Called when the parameters are known.
 
         Raises:
             SettingsError: a tensor of the state is of a parameter that the model lacks, or has another size or dtype.
@@ -82,7 +86,7 @@ class Restoring:
             check_loaded(self._engine, self._policy)
 
     def check_rank(self, rank: int, world: int) -> None:
-        """Check that the loaded state, if any, is of this rank; called when the process group is known.
+        """Check that a loaded state was saved by this rank; do nothing without one. Called when the group is known.
 
         Raises:
             SettingsError: the state is of another rank, or of another number of ranks.
@@ -94,7 +98,7 @@ class Restoring:
         """Restore the outer steps of a state that was loaded before ``attach``; do nothing if the state has none.
 
         Raises:
-            SettingsError: the state does not fit the model, or an optimizer refuses its own state.
+            SettingsError: the state does not fit the model, or an optimizer refuses to load the optimizer state in it.
         """
         dumped, self._outer = self._outer, None
         if dumped is None or self._rank_and_world is None:

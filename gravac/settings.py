@@ -1,6 +1,6 @@
 # SPDX-FileCopyrightText: 2026 The gravac developers
 # SPDX-License-Identifier: Apache-2.0
-"""The base class of all settings: objects that are frozen, refuse unknown fields, and name the field in errors."""
+"""The base class of all settings: frozen objects that refuse unknown fields and name the wrong field in errors."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ class SettingsError(ValueError):
 
 
 class Settings(BaseModel):
-    """Frozen, validated settings. A call of an instance returns a copy with some fields changed.
+    """Base class of frozen, validated settings. Calling an instance returns a copy with some fields changed.
 
-    Contents are not converted to other types: a number cannot be given as text or bool, nor a bool as a number. Numbers
-    must be finite unless a field allows infinity. As exceptions, a float field accepts an integer, and a tuple field a
-    list, since TOML has no tuples.
+    A value is not converted to another type: a number cannot be given as text or bool, nor a bool as a number. There
+    are two exceptions: a float field accepts an integer, and a tuple field a list, since TOML has no tuples. Numbers
+    must be finite unless a field allows infinity.
 
     Example:
         >>> class Size(Settings):
@@ -49,27 +49,27 @@ class Settings(BaseModel):
             raise SettingsError(explain(error, type(self))) from None
 
     def __call__(self, /, **changes: Any) -> Self:
-        """Return a copy of the settings with ``changes``."""
+        """Return a copy of the settings, with the fields in ``changes`` replaced."""
         return type(self)(**{**{name: getattr(self, name) for name in type(self).model_fields}, **changes})
 
     @field_validator("*", mode="wrap")
     @classmethod
     def _validate_strictly(cls, raw: Any, validate: ValidatorFunctionWrapHandler) -> Any:
-        """Return a field's content after pydantic's validation; refuse a conversion to another type."""
+        """Return a field's value as pydantic validated it; raise ``ValueError`` if pydantic converted its type."""
         validated = validate(raw)
         refuse_guesses(raw, validated)
         return validated
 
 
 def refuse_guesses(raw: Any, validated: Any) -> None:
-    """Raise if pydantic converted content to another type: text or a bool to a number, a number or text to a bool.
+    """Raise if pydantic converted a value to another type: text or a bool to a number, a number or text to a bool.
 
     Args:
-        raw: content of a field, as the user wrote it.
-        validated: the same content after pydantic's conversion.
+        raw: value of a field, as the user wrote it.
+        validated: the same value after pydantic's conversion.
 
     Raises:
-        ValueError: the content, or an element of it, was converted.
+        ValueError: the value, or an element of a tuple or list, was converted.
     """
     if isinstance(raw, (tuple, list)) and isinstance(validated, (tuple, list)):
         for element, validated_element in zip(raw, validated, strict=False):
@@ -86,7 +86,7 @@ def is_number(x: object) -> bool:
 
 
 def explain(error: ValidationError, model: type[BaseModel]) -> str:
-    """Return the message of a validation error: for each fault the field, what is wrong, and the field's content.
+    """Return the message of a validation error: for each fault the field, what is wrong, and the field's value.
 
     For an unknown field the message lists the fields that exist.
 
@@ -112,7 +112,7 @@ def explain(error: ValidationError, model: type[BaseModel]) -> str:
 
 
 def short_repr(x: object, limit: int = 300) -> str:
-    """Return the ``repr`` of an object for a message, at most ``limit`` characters."""
+    """Return the ``repr`` of an object for a message, cut after ``limit`` characters."""
     try:
         text = repr(x)
     except (RecursionError, ValueError):  # nested too deeply; an integer of too many digits

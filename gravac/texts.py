@@ -13,7 +13,7 @@ import torch
 from pydantic import BaseModel
 
 MAX_DEPTH = 6
-"""Largest depth of nested objects that ``text_of`` includes; limited, since an object may contain itself."""
+"""Number of levels of nested objects that ``text_of`` includes; limited, since an object may contain itself."""
 
 LARGE_ARRAY = 64
 """Number of elements above which the text of an array or a tensor contains shape and dtype, but no elements."""
@@ -40,9 +40,12 @@ def texts_of(settings: BaseModel) -> dict[str, str]:
 def text_of(setting: Any, depth: int = MAX_DEPTH) -> str:
     """Return a text that differs for different settings, and is the same in all processes.
 
-    The text of a function or class is its name; of settings or a dataclass: class and fields; of a container: its
-    content; of any other object: its class, and its public attributes unless the object is nested in another. No text
-    contains a memory address.
+    The text never contains a memory address. It consists of the following parts, by the type of the setting:
+
+    - a function or class: its name;
+    - settings or a dataclass: the class, and the fields by name;
+    - a container: the texts of its elements;
+    - any other object: its class, and its public attributes unless the object is nested in another object.
 
     Args:
         setting: any object.
@@ -78,19 +81,23 @@ def text_of(setting: Any, depth: int = MAX_DEPTH) -> str:
 
 
 def _entries(mapping: Mapping[Any, Any], depth: int, separator: str) -> list[str]:
-    """Return a text for each entry of a mapping: key, separator and content.
+    """Return a text for each entry of a mapping: the key, the separator, and the text of the entry's value.
 
     Args:
         mapping: settings or attributes, by name.
-        depth: number of levels of nested objects whose content the texts contain, counting the mapping.
-        separator: text between key and content.
+        depth: number of levels of nested objects that the texts include, counting the mapping.
+        separator: text between key and value.
     """
     named_entries = ((key if isinstance(key, str) else text_of(key, 0), entry) for key, entry in mapping.items())
     return [f"{name}{separator}{text_of(entry, depth - 1)}" for name, entry in named_entries]
 
 
 def _attributes(setting: object, depth: int) -> dict[str, Any]:
-    """Return the fields of settings or a dataclass; of another object its public attributes, if it is not nested."""
+    """Return fields or attributes by name, as ``text_of`` includes them.
+
+    For settings or a dataclass: the fields. For another object: its public attributes if ``depth`` is ``MAX_DEPTH``
+    (the object is not nested), otherwise nothing.
+    """
     if isinstance(setting, BaseModel):
         return dict(setting)
     if dataclasses.is_dataclass(setting):
@@ -100,7 +107,7 @@ def _attributes(setting: object, depth: int) -> dict[str, Any]:
 
 
 def _name_of(setting: object) -> str:
-    """Return an object's ``name``, if it has one, else the name of its class; for an object of a user's class, both."""
+    """Return an object's ``name`` or, if it has none, the name of its class; both if the class is not gravac's."""
     kind, name = type(setting), getattr(setting, "name", None)
     if not isinstance(name, str):
         return kind.__qualname__

@@ -1,7 +1,8 @@
 # SPDX-FileCopyrightText: 2026 The gravac developers
 # SPDX-License-Identifier: Apache-2.0
-"""Averaging: replaces named flat tensors by their mean over the ranks, in place, compressed as a plan says.
+"""Averages named flat tensors over the ranks, in place; a plan says how each tensor is compressed.
 
-The part of a tensor that is not sent is kept under the tensor's name, as its residual. Averaging yields lists of
-collectives, and an executor runs them; averaging knows neither the executor nor the controller that made the plan.
+What a rank does not send of a tensor is kept under the tensor's name, as the residual. Averaging yields lists of
+collectives, and an executor runs them. Code in this package knows neither the executor nor the controller that made the
+plan.
 """

@@ -2,10 +2,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """The core operation, free of any framework: average flat tensors over the ranks, compressed, in place.
 
-A compressor selects numbers tensor by tensor; a group of tensors is exchanged together. The sent numbers therefore do
-not depend on how a framework assigns tensors to buckets. Residuals are kept by the tensors' names. Tensors that are
-small or have one dimension are averaged dense. No function in this file reads the tensors' numbers: the executor's
-``judge`` reads whether a group was finite, or leaves the answer on the device.
+A compressor selects what to send tensor by tensor; a group of tensors is exchanged together. What is sent therefore
+does not depend on how a framework assigns tensors to buckets. Residuals are kept by the tensors' names. Tensors that
+are small or have one dimension are averaged dense. No function in this file reads the tensors' numbers: the executor's
+``judge`` reads whether all gradients of a group were finite, or leaves the answer on the device.
 """
 
 import math
@@ -38,20 +38,22 @@ class Averager:
 
     Args:
         base: compressor of the tensors that are large enough.
-        dense: compressor that sends all other tensors dense, in float32 or 16 bit; if a plan is dense, all tensors.
+        dense: compressor that leaves nothing out, in float32 or 16 bit: of all other tensors, and of all tensors in a
+            dense step.
         strength: fraction of the unsent rest (gradient plus residual, minus what was sent) that becomes the residual,
             in [0, 1]; ``None``: the fraction in the profile of ``base`` at each CF.
-        dense_below: number of elements below which tensors are never compressed.
+        dense_below: tensors with fewer elements are never compressed.
         feedback: the residuals of this rank.
         seed: seed of the run's random numbers.
 
     Attributes:
         rank: number of this rank.
-        world: number of ranks that average.
-        memory: tensors that compressors keep from step to step.
+        world: number of ranks that average with each other.
+        memory: tensors that compressors keep for each parameter from step to step, such as a momentum.
         diagnostics: sums of gradients over steps, if the controller asks for them.
-        agreed_shapes: shapes by which the ranks that agree decide which tensors are compressed, by parameter name; the
-            tensor's own shape decides if its name is missing.
+        agreed_shapes: shapes by parameter name that decide which tensors are compressed. Ranks that hold shards of
+            different sizes have the same shapes here, and so decide alike. If a name is missing, the tensor's own shape
+            decides.
         measurement: this rank's measurement of the present step.
     """
 
@@ -76,15 +78,17 @@ class Averager:
     # predictions and plans
 
     def compresses(self, shape: tuple[int, ...]) -> bool:
-        """True if a tensor of a shape may be compressed: it is not 1-D, and has ``dense_below`` elements or more."""
+        """True if a tensor of a shape may be compressed: 2 or more dimensions, ``dense_below`` or more elements."""
         return len(shape) > 1 and torch.Size(shape).numel() >= self.dense_below
 
     def _may_compress(self, piece: Piece) -> bool:
-        """True if a tensor may be compressed; the same on all ranks that agree, if they hold shards of other sizes."""
+        """True if a tensor may be compressed; ranks whose shards of a parameter differ in size get the same answer."""
         return self.compresses(self.agreed_shapes.get(piece.name, piece.shape))
 
     def traffic(self, forms: Sequence[Form], compressor: Compressor, cf: float) -> list[Traffic]:
-        """Return the predicted kind and size of each collective of a step, with small tensors sent dense.
+        """Return the predicted kind and payload bytes of each collective that averages one step's gradients.
+
+        Tensors that are too small to be compressed are counted as sent dense.
 
         Args:
             forms: shape and dtype of each gradient.
@@ -123,11 +127,11 @@ class Averager:
         Args:
             step: number of the step, counted from 0.
             cf: compression factor of the base compressor; ``None`` sends all tensors dense.
-            shadow: CFs of the base compressor whose errors are computed without sending, ascending.
-            dense_cf: 1 or 2: tensors whose CF is ``None`` are sent in a dense format of that CF; ``None``: in the
+            shadow: CFs at which the errors of the base compressor are computed without sending, ascending.
+            dense_cf: CF of the number format of tensors that are sent dense: 1 for float32, 2 for 16 bit; ``None``: the
                 format of ``Averager.dense``.
-            cfs: compression factors, by parameter name, of the tensors that have a factor of their own; a factor of
-                ``None`` sends the tensor dense.
+            cfs: compression factors, by parameter name, of the tensors that have a factor of their own; ``None`` sends
+                the tensor dense.
             sums: whether gradients are summed over steps: ``"none"``, ``"add"`` or ``"report"``, see ``Plan``.
         """
         dense_format = self.dense if dense_cf is None else self.dense.for_cf(dense_cf)
@@ -136,7 +140,10 @@ class Averager:
         return Plan(step, self._choice(cf, dense_format), small_choice, by_name, tuple(shadow), sums)
 
     def _choice(self, cf: float | None, dense_format: Dense) -> Choice:
-        """Return the base compressor at a CF, or ``dense_format`` if the CF is ``None``; cached."""
+        """Return how a tensor is sent at a CF: by the base compressor; by ``dense_format`` if the CF is ``None``.
+
+        Results are cached.
+        """
         compressor, choice_cf = (dense_format, dense_format.cf) if cf is None else (self.base, cf)
         key = (compressor.compresses, choice_cf, self.world)
         if key not in self._choices:
@@ -146,7 +153,7 @@ class Averager:
         return self._choices[key]
 
     def one_round(self, plan: Plan) -> bool:
-        """True if the compressors of a plan each yield a single collective per tensor."""
+        """True if each compressor of a plan needs only one collective for a tensor."""
         return all(choice.profile.one_round for choice in plan.choices)
 
     def coding_bytes(self, plan: Plan) -> int:
@@ -155,7 +162,15 @@ class Averager:
         return max(choice.profile.coding_bytes + storing_bytes * (choice.strength > 0) for choice in plan.choices)
 
     def kept_aside(self, name: str) -> torch.Tensor | None:
-        """Return the part of a parameter's unsent rest that the compressor's own memory has, flat; ``None`` if none."""
+        """Return the part of a parameter's unsent rest that is not in the residual, but in the compressor's memory.
+
+        Args:
+            name: the parameter's name.
+
+        Returns:
+            A flat tensor of the parameter's length; ``None`` if the compressor keeps nothing, or the parameter has no
+            residual.
+        """
         residual, memory = self.feedback.residual.get(name), self.memory.stored.get(name)
         if residual is None or memory is None:
             return None
@@ -165,12 +180,12 @@ class Averager:
     # a step
 
     def measure(self, measurement: LocalMeasurement, executor: Executor | None = None) -> None:
-        """Begin a step: add sent elements, energies and errors of later groups to a new measurement.
+        """Begin a step: what later calls of ``average`` send and lose is added to ``measurement``.
 
         Args:
-            measurement: this rank's measurement of the step.
-            executor: executor that runs this step and later steps. ``None``: the last step's executor; if there was
-                none, averaging assumes that the host may read tensors.
+            measurement: this rank's measurement of the step: counts of sent elements, energies (squared norms), errors.
+            executor: executor that runs this step and later steps. ``None``: the executor of the last step. Without any
+                executor so far, averaging assumes that the host may read tensors.
         """
         self.measurement = measurement
         if executor is not None and executor is not self._executor:
@@ -183,15 +198,17 @@ class Averager:
         everywhere: Callable[[Verdict], Verdict],
         host_looks: bool,
     ) -> None:
-        """Set what depends on the executor: how a rank judges gradients, and which work is done in common.
+        """Set what depends on the executor: how to check whether gradients are finite, and how to batch tensors.
 
         If the host must not read tensors, as on a GPU, kernel launches cost most. Tensors of any size are then
         compressed in batches, and compressors that can add residuals to gradients do so in their own kernels.
 
         Args:
-            judge: function that reads a 0-d bool tensor, or returns it unread if the host must not look.
-            everywhere: function that takes whether gradients were finite on the ranks that average, and returns whether
-                they were on all ranks that hold a part of the model.
+            judge: function that converts a 0-d bool tensor to a bool, or returns the tensor itself if the host must not
+                read it.
+            everywhere: function that combines the ranks' verdicts. Its argument says whether all gradients were finite
+                on the ranks that average with each other. Its result says whether they were on all ranks of the model,
+                also on those with other shards.
             host_looks: whether the host may read tensors.
         """
         self._judge = judge
@@ -202,7 +219,7 @@ class Averager:
 
     @property
     def tensors(self) -> dict[str, Any]:
-        """Residuals, compressors' memory and gradient sums, to be saved: dicts by name, which change in place."""
+        """Residuals, compressors' memory and gradient sums, for checkpoints: dicts by name, which change in place."""
         feedback = {"residual": self.feedback.residual, "releasing": self.feedback.releasing}
         return {**feedback, "memory": self.memory.stored, "sums": self.diagnostics.sums}
 
@@ -213,7 +230,7 @@ class Averager:
         replace_entries(self.diagnostics.sums, {name: total.clone() for name, total in state["sums"].items()})
 
     def forget(self) -> None:
-        """Drop residuals, compressors' memory and gradient sums, for example if later tensors are in other units."""
+        """Drop residuals, compressors' memory and gradient sums, when the run begins to average another quantity."""
         self.load({name: {} for name in self.tensors})
 
     def to_device(self, device: torch.device) -> None:
@@ -225,9 +242,9 @@ class Averager:
         """End a step: store changed residuals and memory; with overflow safety only if all gradients were finite.
 
         Args:
-            everywhere: function that takes whether gradients were finite on the ranks that average, and returns whether
-                they were on all ranks that hold a part of the model. Called with overflow safety only, on all these
-                ranks.
+            everywhere: function that combines the ranks' verdicts. Its argument says whether all gradients were finite
+                on the ranks that average with each other. Its result says whether they were on all ranks of the model,
+                also on those with other shards. Called only with overflow safety, and then on all ranks of the model.
         """
         finite = everywhere(self.measurement.finite) if self.feedback.commits.by_step else True
         self.feedback.commits.commit(finite)
@@ -244,13 +261,14 @@ class Averager:
     ) -> Job:
         """Average one group of tensors, in place: return a job, a generator that yields lists of collectives.
 
-        If any rank's gradient was not finite, every rank gets NaN in all tensors, and keeps its residuals.
+        If any rank's gradient was not finite, every rank gets NaN in all tensors of the group, and its residuals do not
+        change.
 
         Args:
             pieces: tensors, with the same names in the same order on every rank.
             plan: plan of the step, the same on every rank.
-            buffer: flat tensor, ``[elements]``, that the pieces cover without gaps, in order; ``None`` if there is
-                none.
+            buffer: flat tensor, ``[elements]``, of which the pieces are consecutive views without gaps; ``None`` if
+                there is none.
             inputs_finite: whether all inputs from which this rank computed the pieces are finite: a bool, or a 0-d bool
                 tensor; True if the caller does not know.
         """
@@ -266,11 +284,11 @@ class Averager:
     # compressed
 
     def _compressed(self, pieces: Sequence[Piece], plan: Plan, inputs_finite: Verdict) -> Job:
-        """Average a group of which some tensors are compressed.
+        """Average a group in which at least one tensor may be compressed.
 
         1. Merge tensors to batches.
         2. Check whether gradients are finite, and add residuals.
-        3. Run the rounds of all batches together.
+        3. Run the compressors of all batches together, so that they share collectives.
         4. Store residuals, and overwrite gradients with their means.
         """
         batches = merge_batches([self._batch(piece, plan) for piece in pieces])
@@ -303,10 +321,10 @@ class Averager:
             self._discard_group_on_device(pieces, verdict)
 
     def _batch(self, piece: Piece, plan: Plan) -> Batch:
-        """Return a batch of one tensor, with a key: batches of equal keys may be merged.
+        """Return a batch of one tensor. Its key says with which other batches it may be merged: those of an equal key.
 
-        A tensor with error feedback, or whose errors at shadow CFs are computed, is never joined with others to one
-        long tensor.
+        Joining makes one long tensor of several tensors. A tensor is not joined if it has error feedback, if its errors
+        at shadow CFs are computed, or if it is too large.
         """
         compressible = piece.flat.numel() > 0 and self._may_compress(piece)
         choice, elements = plan.of(piece.name, compressible), piece.flat.numel()
@@ -321,9 +339,9 @@ class Averager:
         return Batch([piece], choice, piece.name)
 
     def _contexts(self, batch: Batch, plan: Plan) -> list[Context]:
-        """Return the ``Context`` that the compressor gets for each tensor, or a single context if tensors are joined.
+        """Return the ``Context`` of each tensor of a batch, for the compressor; a single one if tensors are joined.
 
-        Also compute the errors of CFs that do not run (shadow CFs), if the plan has any.
+        Also compute the compression errors at the CFs in ``plan.shadow``, which need the contexts.
         """
         strength, fold = batch.choice.strength, batch.fold
         if len(batch.pieces) > 1 and not batch.rows:
@@ -336,9 +354,9 @@ class Averager:
         return contexts
 
     def _count_energies(self, batches: Sequence[Batch], results: Sequence[Reduced], finite: Verdict) -> None:
-        """Add the energies, squared errors and sent elements of batches to the step's measurement.
+        """Add the energies (squared norms), squared errors and sent elements of batches to the step's measurement.
 
-        If a compressor added residuals itself and some gradient was not finite, energies and errors count as 0.
+        Energies and errors count as 0 if some gradient was not finite and a compressor added the residuals itself.
         """
         energies: list[torch.Tensor] = []
         errors: list[torch.Tensor] = []
@@ -362,7 +380,7 @@ class Averager:
             group_sums.append(total)
 
     def _store_residuals(self, batch: Batch, reduced: Reduced, step: int, finite: Verdict) -> None:
-        """Set the residuals of a batch's tensors to their unsent rest, if ``finite``; overwrites the batch's x."""
+        """Set the residuals of a batch's tensors to what was not sent, if ``finite``; overwrites ``batch.x``."""
         keys = [f"{self.seed}\0residual\0{name}\0{step}\0{self.rank}" for name in batch.names]
         residual = subtract_sent(batch.x, reduced.sent, batch.choice.strength, reduced.aside)
         self.feedback.store_unsent(batch.names, residual, finite, keys)
@@ -412,7 +430,10 @@ class Averager:
         return flat
 
     def _dense_folded(self, pieces: Sequence[Piece], plan: Plan) -> list[torch.Tensor]:
-        """Return each gradient plus its residual, flat; measure energies. Return ``[]`` if a gradient is not finite."""
+        """Return each gradient plus its residual, flat, and add their energies (squared norms) to the measurement.
+
+        Return ``[]`` if the host knows that a gradient is not finite.
+        """
         energies = [energy(piece.flat) for piece in pieces]
         finite = self._judge(all_finite(energies))
         if finite is False:
@@ -433,7 +454,15 @@ class Averager:
     def _context(
         self, piece: Piece, plan: Plan, strength: float, fold: Fold | None = None, shape: tuple[int, ...] | None = None
     ) -> Context:
-        """Return facts about a tensor for a compressor; if ``shape`` is given, about several tensors joined to one."""
+        """Return the facts about a tensor that its compressor gets, as a ``Context``.
+
+        Args:
+            piece: the tensor; if several tensors are joined, the first of them.
+            plan: plan of the step.
+            strength: fraction of the unsent rest that becomes the residual, 0 to 1.
+            fold: residual that the compressor adds itself; ``None``: it adds none.
+            shape: shape of the long tensor that several tensors are joined to; ``None``: the tensor's own shape.
+        """
         return Context(
             name=piece.name,
             step=plan.step,
@@ -462,7 +491,10 @@ class Averager:
             piece.flat.fill_(float("nan"))
 
     def _discard_group_on_device(self, pieces: Sequence[Piece], finite: torch.Tensor) -> None:
-        """Overwrite a group's gradients with NaN unless ``finite``, a 0-d bool tensor that the host does not read."""
+        """Unless ``finite``, overwrite a group's gradients with NaN, and undo the changes to compressors' memory.
+
+        ``finite`` is a 0-d bool tensor that only the device reads: whether all gradients of the group were finite.
+        """
         if not self.feedback.commits.by_step:
             self.memory.undo_on_device((piece.name for piece in pieces), finite)
         one_or_nan = torch.div(finite, finite)  # 1 / 1 or 0 / 0

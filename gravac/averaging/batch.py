@@ -1,13 +1,15 @@
 # SPDX-FileCopyrightText: 2026 The gravac developers
 # SPDX-License-Identifier: Apache-2.0
-"""Batches: tensors that one call of a compressor codes together; on a CPU small tensors, on a GPU all tensors.
+"""Batches: tensors that one call of a compressor encodes together; on a CPU small tensors, on a GPU all tensors.
 
-While backward runs, a CPU's caches hold other data, so a call costs some ten times what it costs in a loop. For the
-many small tensors of a transformer, calls take longer than coding. On a GPU a launch costs more than the computation
-for one tensor. Which tensors form a batch depends on numbers that all ranks know, and changes only the rounding of the
-result. A batch is one long tensor (``Profile.pad_multiple`` says whether, and how it is padded). On a GPU it may also
-be a matrix whose rows are tensors of equal length (``Compressor.batch_key``). No state belongs to a batch: residuals
-are kept by the tensors' names. ``gravac.engine.coalescing`` bounds the size of batches when it forms groups.
+While backward runs, a CPU's caches hold other data, so a call takes about ten times as long as in a loop of its own.
+For the many small tensors of a transformer, the calls take longer than the encoding itself. On a GPU a kernel launch
+costs more than the computation for one tensor.
+
+Which tensors form a batch depends on numbers that all ranks know, and changes only the rounding of the result. A batch
+is one long tensor (``Profile.pad_multiple`` says whether this is allowed, and how tensors are padded). On a GPU a batch
+may also be a matrix whose rows are tensors of equal length (``Compressor.batch_key``). A batch has no state: residuals
+are kept by the tensors' names. ``gravac.engine.coalescing`` limits the size of batches when it forms groups.
 """
 
 from collections.abc import Hashable, Iterable, Sequence
@@ -20,7 +22,7 @@ from gravac.compressors.base import Context, Fold, Rounds
 from gravac.compressors.sparse import Addend, try_overwrite
 
 MAX_JOINED_ELEMENTS = 1 << 17
-"""Number of elements above which a tensor is not joined with others on a CPU: copying it costs more than a call."""
+"""Most elements of a tensor that is joined with others on a CPU; copying more takes longer than a call of its own."""
 
 
 def goes_alone(x: torch.Tensor) -> bool:
@@ -34,16 +36,17 @@ class Batch:
 
     Attributes:
         pieces: the tensors; at least one.
-        choice: compressor and settings by which the tensors are sent.
-        key: batches of equal keys may be merged; the same on all ranks.
+        choice: compressor of the tensors, and its settings.
+        key: batches whose keys are equal may be merged; a tensor has the same key on all ranks.
         multiple: if several tensors are joined to one long tensor, each is padded with zeros to a multiple of this
-            number of elements; 0: several tensors are the rows of a matrix.
-        rows: whether the batch has several tensors, which are rows of a matrix.
-        x: numbers to be sent, which ``folding.fold_in`` sets: gradients plus residuals, flat, ``[sum of lengths]``,
-            float32, or float64 for float64 gradients. If the compressor itself adds residuals, x has gradients alone
-            until ``unfold``; with ``rows``, x is then memory in which the compressor computes the sums.
+            number of elements. 0: several tensors are not joined, but become the rows of a matrix.
+        rows: True if the batch has several tensors, as the rows of a matrix.
+        x: numbers to be sent: gradients plus residuals, flat, ``[sum of lengths]``, float32 (float64 for float64
+            gradients); set by ``folding.fold_in``. If the compressor itself adds residuals, x has the gradients alone
+            until ``unfold`` is called. If ``rows`` is also True, x is memory that the compressor overwrites with the
+            sums.
         energy: ``‖x‖²``, 0-d; ``None`` if not computed yet.
-        fold: residuals for a compressor that itself adds them to the gradients; ``None``: x contains all residuals.
+        fold: residuals that the compressor itself adds to the gradients; ``None``: x already contains the residuals.
         changes_residuals: whether the tensors' residuals may change in this step.
     """
 
@@ -76,7 +79,7 @@ class Batch:
         return [-(-unpadded_length // self.multiple) * self.multiple for unpadded_length in unpadded_lengths]
 
     def join(self, tensors: Sequence[torch.Tensor]) -> torch.Tensor:
-        """Concatenate flat tensors, one for each piece, with the padding of x; a single tensor is returned itself."""
+        """Concatenate flat tensors, one for each of ``pieces``, padded as in x; return a single tensor unchanged."""
         if len(tensors) == 1:
             return tensors[0]
         padding_lengths = [length - tensor.numel() for length, tensor in zip(self.lengths, tensors, strict=True)]
@@ -87,10 +90,11 @@ class Batch:
         return torch.cat(padded)
 
     def rounds(self, contexts: Sequence[Context]) -> Rounds:
-        """Return the compressor's rounds, a generator that yields the collectives that average x.
+        """Return the compressor's generator, which yields the collectives that average x over the ranks.
 
         Args:
-            contexts: facts for the compressor: one context per row if the batch has ``rows``; otherwise a single one.
+            contexts: facts about the tensors, for the compressor: one context for each row if ``rows`` is True,
+                otherwise a single one.
         """
         compressor, cf = self.choice.compressor, self.choice.cf
         if self.rows:
@@ -98,17 +102,20 @@ class Batch:
         return compressor.rounds(self.x, cf, contexts[0])
 
     def unfold(self) -> None:
-        """If the compressor added the residuals itself, set x and ``energy`` to the sums and the energy it computed."""
+        """If the compressor added the residuals, set x and ``energy`` to the sums and the energy that it computed.
+
+        Called when all collectives of the batch have ended.
+        """
         if self.fold is not None:
             self.energy = self.fold.energy
             self.x = self.x if self.fold.unsent is None else self.fold.unsent
 
     def write(self, mean: torch.Tensor | Addend, spare: torch.Tensor) -> None:
-        """Overwrite the gradients with their means.
+        """Overwrite the batch's gradients with their means over the ranks.
 
         Args:
-            mean: mean of x over the ranks, flat, of x's length: a tensor, or an ``Addend``: an object that adds the
-                mean to a tensor without storing all elements of the mean.
+            mean: mean of x over the ranks, flat, of x's length: a tensor, or an ``Addend``. An ``Addend`` adds the mean
+                to a tensor without storing all elements of the mean.
             spare: memory for intermediate results, of x's length; overwritten if the batch has several tensors.
         """
         flats = self.flats
@@ -124,11 +131,11 @@ class Batch:
 
 
 def merge_batches(batches: Iterable[Batch]) -> list[Batch]:
-    """Return the batches with those of equal keys merged, in the order of the keys' first batches.
+    """Merge the batches that have equal keys; return the merged batches, in the order in which their keys first occur.
 
     Args:
-        batches: batches of one tensor each, in the same order on all ranks; the first batch of a key gets the tensors
-            of the others.
+        batches: batches of one tensor each, in the same order on all ranks. The first batch of each key is changed: it
+            gets the tensors of the other batches of that key.
     """
     by_key: dict[Hashable, Batch] = {}
     for batch in batches:

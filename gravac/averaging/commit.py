@@ -2,16 +2,16 @@
 # SPDX-License-Identifier: Apache-2.0
 """Commit policies: when residuals change in a step, and how they stay unchanged if a gradient was not finite.
 
-Whether all gradients were finite on all ranks is called the verdict. A group is a set of tensors that are exchanged
-together. A run has one of three policies.
+A group is a set of tensors that are exchanged together. The verdict says whether all gradients of a group, or of a
+step, were finite on all ranks. A run has one of three policies.
 
-- ``InPlace``: the host reads the verdict. A group's gradients are added to the residuals in place. If the verdict is
-  False, the group's residuals are restored.
-- ``Masked``: the host must not read the verdict. After a group's exchange, the device keeps the previous residuals if
-  the verdict is False, and otherwise overwrites them with the new ones. The policy frees no memory: memory that is
-  freed within a step may be given to a stream while another stream reads it.
-- ``AtStepEnd``: overflow safety, whether or not the host reads the verdict. New residuals are computed in other memory.
-  At the end of the step they replace the previous ones if every gradient of the step was finite.
+- ``InPlace``: for a host that may read the verdict, as on a CPU. A group's gradients are added to the residuals in the
+  residuals' memory. If the verdict is False, the gradients are subtracted again.
+- ``Masked``: for a host that must not read the verdict, as on a GPU, where reading would make the host wait. After a
+  group's exchange, the device overwrites the previous residuals with the new ones if the verdict is True. The policy
+  frees no memory: memory that is freed within a step may be given to a stream while another stream reads it.
+- ``AtStepEnd``: overflow safety, whether or not the host may read the verdict. New residuals are computed in other
+  memory. At the end of the step they replace the previous ones if every gradient of the step was finite.
 """
 
 from collections.abc import Sequence
@@ -24,22 +24,25 @@ from gravac.compressors.dtypes import working
 from gravac.exchange.executor import Verdict, choose
 
 Residuals = dict[str, torch.Tensor]
-"""Residuals, or parts of them: flat tensors, by parameter name."""
+"""Residuals, or what remains of them: flat tensors, by parameter name."""
 
 
 @dataclass(eq=False)
 class CommitPolicy:
     """Base class of the commit policies, which say when residuals change.
 
+    A group is a set of tensors that are exchanged together.
+
     Attributes:
         residual: residuals, flat, by parameter name; the dict is changed in place.
-        releasing: residuals of which each step adds only a part to the gradient, flat, by parameter name; the dict is
-            changed in place.
-        next_releasing: what each residual in ``releasing`` will be after this step, by parameter name; ``None``: the
-            whole residual was added to the gradient. The dict is changed in place.
-        by_group: whether a group's residuals stay bit for bit the same not only if one of its gradients is not finite,
-            but also if one of its means is not.
-        by_step: whether a step in which any gradient was not finite changes no residual at all.
+        releasing: residuals of parameters whose CF fell, flat, by parameter name. Each step adds only a part of them to
+            the gradient. The dict is changed in place.
+        next_releasing: what will remain of each residual in ``releasing`` after this step, flat, by parameter name;
+            ``None``: nothing, since the step added the whole residual to the gradient. The dict is changed in place.
+        by_group: what keeps a group's residuals unchanged, bit for bit. False: a gradient of the group that is not
+            finite. True: also a mean of the group that is not finite.
+        by_step: True if a single gradient that is not finite keeps all residuals of the step unchanged; False if it
+            keeps only the residuals of its group unchanged.
     """
 
     residual: Residuals
@@ -49,24 +52,39 @@ class CommitPolicy:
     by_step: ClassVar[bool] = False
 
     def buffer(self, name: str, gradient: torch.Tensor) -> torch.Tensor:
-        """Return memory for a gradient plus its residual: flat, float32 (float64 for float64 gradients)."""
+        """Return a flat tensor that the caller overwrites with a gradient plus its residual.
+
+        Args:
+            name: the parameter's name.
+            gradient: the parameter's gradient, flat.
+
+        Returns:
+            A tensor of the gradient's length, float32 (float64 for float64 gradients).
+        """
         return torch.empty_like(gradient, dtype=working(gradient.dtype))
 
     def store_residual(self, name: str, unsent: torch.Tensor | None, finite: Verdict) -> None:
-        """Set a parameter's residual after its exchange, if ``finite``; otherwise the residual stays as it was.
+        """Set a parameter's residual after the parameter was exchanged, if ``finite``; otherwise keep the old residual.
 
         Args:
             name: the parameter's name.
             unsent: the new residual, flat; ``None``: the parameter has no residual.
-            finite: whether every gradient of the group was finite on every rank: a bool, or a 0-d bool tensor.
+            finite: whether every gradient of the group was finite on every rank: True, or a 0-d bool tensor that only
+                the device reads. If the host knows that a gradient was not finite, it calls ``undo`` instead.
         """
         raise NotImplementedError
 
     def store_rows(self, names: Sequence[str], rows: torch.Tensor, finite: Verdict) -> None:
-        """Set several parameters' residuals to the rows of a matrix, ``[count, elements]``, by few launches.
+        """Set several parameters' residuals to copies of the rows of a matrix, if ``finite``, by few kernel launches.
 
-        Each residual gets a copy of its row. If ``finite`` is a tensor, which the host does not read, the device
-        multiplies a residual by 1 and adds 0, or multiplies it by 0 and adds the row.
+        If the host must not read ``finite``, the device multiplies each residual by 0 and adds the row if ``finite`` is
+        true. Otherwise it multiplies the residual by 1 and adds 0.
+
+        Args:
+            names: the parameters' names.
+            rows: the new residuals, ``[parameters, elements]``; may be overwritten.
+            finite: whether every gradient of the group was finite on every rank: True, or a 0-d bool tensor that only
+                the device reads.
         """
         for name, row in zip(names, rows, strict=True):
             if name not in self.residual:
@@ -82,7 +100,14 @@ class CommitPolicy:
             self.store_remaining(name, finite)
 
     def store_remaining(self, name: str, finite: Verdict) -> None:
-        """Subtract the part that this step added to the gradient from the residual in ``releasing``, if ``finite``."""
+        """Reduce a residual in ``releasing`` by the part that this step added to the gradient, if ``finite``.
+
+        ``releasing`` has the residuals of parameters whose CF fell; each step adds only a part of them to the gradient.
+
+        Args:
+            name: the parameter's name; nothing is done if this step added no such part.
+            finite: whether all gradients were finite: True, or a 0-d bool tensor that only the device reads.
+        """
         if name in self.next_releasing:
             remaining_part = self.next_releasing.pop(name)
             if remaining_part is None:
@@ -91,7 +116,7 @@ class CommitPolicy:
                 self.releasing[name] = choose(finite, remaining_part, self.releasing[name])
 
     def undo(self, name: str, gradient: torch.Tensor) -> None:
-        """Restore a parameter's residual, because some rank's gradient was not finite.
+        """Restore a parameter's residual to its state before the step, because a gradient was not finite on some rank.
 
         Args:
             name: the parameter's name.
@@ -100,10 +125,11 @@ class CommitPolicy:
         self.next_releasing.pop(name, None)
 
     def commit(self, finite: Verdict) -> None:
-        """End a step, after the exchange of all its groups.
+        """End a step; called after all groups of the step were exchanged.
 
         Args:
-            finite: whether all gradients of the step were finite: a bool, or a 0-d bool tensor; used if ``by_step``.
+            finite: whether all gradients of the step were finite: a bool, or a 0-d bool tensor that only the device
+                reads; used only if ``by_step`` is True.
         """
         raise NotImplementedError
 
@@ -113,16 +139,20 @@ class CommitPolicy:
 
 @dataclass(eq=False)
 class InPlace(CommitPolicy):
-    """Policy: residuals change group by group, and are restored if a gradient of the group was not finite.
+    """Commit policy that adds gradients to residuals in place, and subtracts them again if a gradient was not finite.
 
     Attributes:
-        summed_in_place: names of the residuals to which gradients were added, of groups whose exchange has not ended.
+        summed_in_place: names of the parameters whose residual now includes this step's gradient, because their
+            exchange has not ended.
     """
 
     summed_in_place: set[str] = field(default_factory=set)
 
     def buffer(self, name: str, gradient: torch.Tensor) -> torch.Tensor:
-        """Return memory for a gradient plus its residual, flat: the residual's own memory, unless ``by_group``."""
+        """Return the tensor that the caller overwrites with a gradient plus its residual: the residual itself, flat.
+
+        A new tensor is returned if the parameter has no residual, or if ``by_group`` is True.
+        """
         if self.by_group or name not in self.residual:
             return super().buffer(name, gradient)
         self.summed_in_place.add(name)
@@ -148,17 +178,23 @@ class InPlace(CommitPolicy):
         super().undo(name, gradient)
 
     def commit(self, finite: Verdict) -> None:
-        """End a step, after the exchange of all its groups: forget what only that step needed."""
+        """End a step: clear ``next_releasing`` and ``summed_in_place``, which hold for one step only."""
         self.next_releasing.clear()
         self.summed_in_place.clear()
 
 
 @dataclass(eq=False)
 class Masked(CommitPolicy):
-    """Policy: the device overwrites the residuals of each group in place, if all gradients of the group were finite."""
+    """Commit policy: the device overwrites a group's residuals in place, if all gradients of the group were finite.
+
+    The host does not read whether they were finite.
+    """
 
     def store_residual(self, name: str, unsent: torch.Tensor | None, finite: Verdict) -> None:
-        """Overwrite the residual with ``unsent``, flat, or with zeros for ``None``, if ``finite``."""
+        """Overwrite a parameter's residual with ``unsent``, flat, or with zeros for ``None``, if ``finite``.
+
+        ``finite`` says whether all gradients of the group were finite on every rank.
+        """
         if name in self.residual:
             _overwrite_if_finite(self.residual[name], unsent, finite)
         elif unsent is not None:
@@ -166,25 +202,29 @@ class Masked(CommitPolicy):
         self.store_remaining(name, finite)
 
     def store_remaining(self, name: str, finite: Verdict) -> None:
-        """Overwrite a residual in ``releasing`` with what this step did not add to the gradient, if ``finite``."""
+        """Reduce a residual in ``releasing`` by the part that this step added to the gradient, if ``finite``.
+
+        The device changes the residual in place, without the host reading ``finite``.
+        """
         if name in self.next_releasing:
             _overwrite_if_finite(self.releasing[name], self.next_releasing.pop(name), finite)
 
     def commit(self, finite: Verdict) -> None:
-        """End a step, after the exchange of all its groups: forget what only that step needed."""
+        """End a step: clear ``next_releasing``, which holds for one step only."""
         self.next_releasing.clear()
 
 
 @dataclass(eq=False)
 class AtStepEnd(CommitPolicy):
-    """Policy: residuals change at the end of a step, if all its gradients were finite.
+    """Commit policy in which residuals change at the end of a step, if all gradients of the step were finite.
 
-    The new residuals take as much memory as the previous ones.
+    Until then, the new residuals need as much memory again as the previous ones.
 
     Attributes:
-        pending_residuals: new residuals of this step, flat, by parameter name; ``None``: the parameter has none.
-        spare_memory: memory of earlier residuals, flat, by parameter name, in which the next residuals are computed.
-            Residuals in bfloat16 have no such memory, since they are computed in float32.
+        pending_residuals: new residuals of this step, flat, by parameter name; ``None``: the parameter will have none.
+        spare_memory: flat tensors, by parameter name, in which the next residuals are computed: residuals of earlier
+            steps, which are no longer needed. Residuals in bfloat16 are not reused, since new residuals are computed in
+            float32.
     """
 
     by_step: ClassVar[bool] = True
@@ -192,18 +232,21 @@ class AtStepEnd(CommitPolicy):
     spare_memory: Residuals = field(default_factory=dict)
 
     def buffer(self, name: str, gradient: torch.Tensor) -> torch.Tensor:
-        """Return memory for a gradient plus its residual, flat: the parameter's memory in ``spare_memory``."""
+        """Return the tensor of ``spare_memory`` that the caller overwrites with a gradient plus its residual.
+
+        The tensor is created if it is missing, or of another shape than the gradient (flat).
+        """
         spare = self.spare_memory.get(name)
         if spare is None or spare.shape != gradient.shape:
             spare = self.spare_memory[name] = super().buffer(name, gradient)
         return spare
 
     def store_residual(self, name: str, unsent: torch.Tensor | None, finite: Verdict) -> None:
-        """Keep ``unsent``, flat, as the parameter's new residual until the end of the step."""
+        """Note ``unsent``, flat or ``None``, as the parameter's new residual, which ``commit`` will store."""
         self.pending_residuals[name] = unsent
 
     def store_rows(self, names: Sequence[str], rows: torch.Tensor, finite: Verdict) -> None:
-        """Keep copies of the rows, ``[count, elements]``, as new residuals until the end of the step."""
+        """Note copies of the rows, ``[parameters, elements]``, as new residuals, which ``commit`` will store."""
         if rows.dtype == torch.bfloat16:
             copies = [torch.empty_like(row) for row in rows]
         else:
@@ -212,7 +255,7 @@ class AtStepEnd(CommitPolicy):
         self.pending_residuals.update(zip(names, copies, strict=True))
 
     def commit(self, finite: Verdict) -> None:
-        """End a step: replace residuals by the pending ones if ``finite``; otherwise drop the pending ones."""
+        """End a step: store the new residuals if all gradients of the step were ``finite``; otherwise drop them."""
         for name, unsent in self.pending_residuals.items() if finite is not False else ():
             previous_residual = self.residual.pop(name, None)
             if previous_residual is not None and previous_residual.dtype != torch.bfloat16:
@@ -232,7 +275,7 @@ class AtStepEnd(CommitPolicy):
 
 
 def _overwrite_if_finite(previous: torch.Tensor, new: torch.Tensor | None, finite: Verdict) -> None:
-    """Overwrite a tensor with a new tensor of its shape, or with zeros for ``None``, if ``finite``."""
+    """Overwrite a tensor with ``new``, of the same shape, or with zeros for ``None``, if gradients were ``finite``."""
     new = previous.new_zeros(()) if new is None else new
     if isinstance(finite, bool):
         previous.copy_(new)
@@ -241,9 +284,9 @@ def _overwrite_if_finite(previous: torch.Tensor, new: torch.Tensor | None, finit
 
 
 def _new_residual(finite: Verdict, unsent: torch.Tensor | None, previous: torch.Tensor | None) -> torch.Tensor | None:
-    """Return ``unsent`` if ``finite``, else the previous residual; the result may use the memory of either.
+    """Return ``unsent`` if all gradients were ``finite``, otherwise the previous residual; ``None``: no residual.
 
-    ``finite`` is True or a 0-d bool tensor, never False.
+    The result may use the memory of either. ``finite`` is True or a 0-d bool tensor, never False.
     """
     if isinstance(finite, bool):
         return unsent

@@ -1,9 +1,9 @@
 # SPDX-FileCopyrightText: 2026 The gravac developers
 # SPDX-License-Identifier: Apache-2.0
-"""Diagnostics of gradients that a controller may ask for: sums over steps, and compression errors at other CFs.
+"""Measurements of gradients that a controller may ask for: sums over steps, and compression errors at CFs not in use.
 
-Diagnostics do not change what is sent. They cover the tensors that may be compressed. All numbers stay on the tensors'
-device.
+These measurements do not change what is sent. They cover the tensors that may be compressed. All numbers stay on the
+tensors' device.
 """
 
 from collections.abc import Sequence
@@ -22,8 +22,9 @@ class Diagnostics:
     """Sums of one rank's gradients over steps.
 
     Attributes:
-        sums: sum of each parameter's gradients, by name, over the steps since the last report, or since plans ask for
-            sums; flat, ``[elements]``, float32 (float64 for float64 gradients).
+        sums: sum of each parameter's gradients, by parameter name, over the steps since the last report of the sums;
+            before the first report, over the steps since the sums were first asked for. Flat, ``[elements]``, float32
+            (float64 for float64 gradients).
     """
 
     def __init__(self) -> None:
@@ -33,13 +34,15 @@ class Diagnostics:
     def add_gradients(
         self, pieces: Sequence[Piece], plan: Plan, finite: Verdict, measurement: LocalMeasurement
     ) -> None:
-        """Add gradients to their sums if they are finite; report the sums' norms and drop the sums if the plan says so.
+        """Add a step's gradients to their sums, if they are finite; report and drop the sums if the plan says so.
 
         Args:
             pieces: gradients of the parameters that may be compressed.
-            plan: decisions for the step: CFs of the tensors, CFs to evaluate, and sums to report.
-            finite: whether all gradients of the group are finite on this rank: a bool, or a 0-d bool tensor.
-            measurement: numbers of the step, to which the sums' squared norms are added if the plan asks for a report.
+            plan: plan of the step; ``plan.sums`` is ``"add"``, or ``"report"``: the sums are then reported and dropped.
+            finite: whether all gradients that this rank sends together with these are finite: a bool, or a 0-d bool
+                tensor that only the device reads.
+            measurement: measurement of the step; a report writes the squared norm of each sum into
+                ``measurement.norms``.
         """
         for piece in pieces:
             total = self.sums.pop(piece.name, None)
@@ -49,20 +52,20 @@ class Diagnostics:
                 total.add_(piece.flat if finite is True else choose(finite, piece.flat, torch.zeros_like(piece.flat)))
             if plan.sums == "report":
                 measurement.norms[piece.name] = energy(total)
-                self._reported_sums.append(total)  # a stream may still read it
+                self._reported_sums.append(total)  # kept until ``commit``: a stream may read it
             else:
                 self.sums[piece.name] = total
 
     def to_device(self, device: torch.device) -> None:
-        """Move all sums to a device."""
+        """Move the gradient sums of all parameters to a device."""
         replace_entries(self.sums, {name: total.to(device) for name, total in self.sums.items()})
 
     def commit(self) -> None:
-        """End a step: free the memory of the sums that were reported in this step."""
+        """End a step: free the memory of the gradient sums that were reported in this step."""
         self._reported_sums.clear()
 
     def rescale(self, factor: Number) -> None:
-        """Multiply all sums by ``factor``, by which the loss scale was multiplied."""
+        """Multiply all gradient sums by ``factor``, because the loss scale was multiplied by the same factor."""
         for total in self.sums.values():
             total.mul_(factor)
 
@@ -70,17 +73,18 @@ class Diagnostics:
 def evaluate_shadow_cfs(
     piece: Piece, x: torch.Tensor, base: Compressor, plan: Plan, context: Context, measurement: LocalMeasurement
 ) -> None:
-    """Compute the compression error of a tensor at each CF in ``plan.shadow``, without sending.
+    """Compute the compression error of a tensor at each CF in ``plan.shadow``, without sending anything.
 
-    A sparsifier stores the coordinates that it selects in the context, so that the exchange reuses them.
+    A compressor that selects elements (a sparsifier) stores the selected positions in ``context``, and reuses them when
+    it sends the tensor.
 
     Args:
         piece: a tensor that may be compressed.
         x: the tensor's gradient plus its residual, flat, ``[elements]``.
         base: the compressor whose errors are computed.
-        plan: decisions for the step: CFs of the tensors, CFs to evaluate, and sums to report.
-        context: facts about the tensor, for the compressor.
-        measurement: numbers of the step, to which the squared errors are added.
+        plan: plan of the step; ``plan.shadow`` has the CFs.
+        context: facts about the tensor, for the compressor: name, shape, step, seed, and so on.
+        measurement: measurement of the step; the squared error at each CF, 0-d, is appended to its ``shadow_errors``.
     """
     choice = plan.of(piece.name)
     cf_in_use = (choice.cf,) if choice.compresses else ()

@@ -25,22 +25,23 @@ from gravac.exchange.executor import Number, Verdict
 
 
 class Feedback:
-    """The residuals of one rank.
+    """The residuals of one rank, and how steps add them to gradients and replace them.
 
     Args:
-        release: how fast an old residual is added to gradients (released) after a tensor's CF fell: largest norm of
-            the part that one step adds / norm of the gradient; inf: all of the residual is added at once.
-        overflow_safety: whether residuals stay as they are in a step in which any gradient was not finite, which takes
-            a second copy of residuals. ``None``: only after ``turn_on_overflow_safety``.
+        release: limit on how fast an old residual is added to gradients after a tensor's CF fell: largest norm of the
+            part that one step adds / norm of the gradient; inf: the whole residual is added at once.
+        overflow_safety: True: residuals stay as they are in a step in which any gradient was not finite, which takes a
+            second copy of the residuals. ``None``: as False until ``turn_on_overflow_safety`` is called.
         dtype: number format of residuals; those of float64 gradients stay float64. Rounding to bfloat16 is random, so
             that on average nothing is lost: with rounding to the nearest number, a residual that is 256 times as large
             as a gradient would never change.
 
     Attributes:
-        release: largest norm of the part that a step adds of a residual in ``releasing`` / norm of the gradient.
+        release: largest norm of the part of a residual in ``releasing`` that one step adds / norm of the gradient.
         dtype: number format of residuals.
-        residual: residuals, flat, by parameter name; always the same dict, whose tensors may be replaced.
-        releasing: residuals of which each step adds only a part, flat, by parameter name; always the same dict.
+        residual: residuals, flat, by parameter name; always the same dict, but its tensors may be replaced.
+        releasing: residuals of parameters whose CF fell, flat, by parameter name. Each step adds only a part of them to
+            the gradient. Always the same dict.
         commits: commit policy, which says when residuals change.
     """
 
@@ -57,35 +58,40 @@ class Feedback:
     # commit policy
 
     def adapt_to_executor(self, judge: Callable[[torch.Tensor], Verdict], host_looks: bool) -> None:
-        """Set whether the host may read tensors, and choose the commit policy for that; called between steps.
+        """Set whether the host may read tensors, and choose the commit policy accordingly; called between steps.
 
         Args:
-            judge: function that reads a 0-d bool tensor, or returns it unread if the host must not look.
+            judge: function that converts a 0-d bool tensor to a bool, or returns the tensor itself if the host must not
+                read it.
             host_looks: whether the host may read tensors.
         """
         self._judge, self._host_looks = judge, host_looks
         self._choose_policy()
 
     def turn_on_overflow_safety(self) -> None:
-        """Turn on overflow safety unless the user set it; called between steps, if gradients may overflow."""
+        """Turn on overflow safety, unless the user has turned it on or off; called between steps.
+
+        The caller does so if gradients may overflow. Residuals then stay as they are in a step with a gradient that is
+        not finite.
+        """
         if self._overflow_safety is None:
             self._overflow_safety = True
             self._choose_policy()
 
     def check_each_group(self, by_group: bool = True) -> None:
-        """Set whether each group's residuals stay bit for bit the same if a mean of that group is not finite.
+        """Set whether a mean that is not finite keeps the residuals of its group unchanged, bit for bit.
 
-        A group is a set of tensors that are exchanged together; other groups of the step do not matter. The check of
-        each group replaces overflow safety. Called between steps.
+        A group is a set of tensors that are exchanged together. The check of each group replaces overflow safety, which
+        looks at all groups of a step together. Called between steps.
 
         Args:
-            by_group: whether each group is checked by itself.
+            by_group: whether the means of each group are checked.
         """
         self._by_group = by_group
         self._choose_policy()
 
     def _choose_policy(self) -> None:
-        """Choose the commit policy: by overflow safety, and by whether the host may read tensors."""
+        """Choose the commit policy by overflow safety, the check of groups, and whether the host may read tensors."""
         policy_class = (
             AtStepEnd if self._overflow_safety and not self._by_group else InPlace if self._host_looks else Masked
         )
@@ -104,25 +110,34 @@ class Feedback:
 
     @property
     def storing_bytes(self) -> int:
-        """Memory in which ``store_unsent`` rounds residuals to bfloat16, in bytes per element; 0 for float32."""
+        """Temporary memory that ``store_unsent`` takes to round residuals to bfloat16, in bytes per element; else 0."""
         return 9 if self.dtype == torch.bfloat16 else 0
 
     def buffer(self, name: str, gradient: torch.Tensor) -> torch.Tensor:
-        """Return memory for a gradient plus its residual: flat, float32 (float64 for float64 gradients).
+        """Return a flat tensor that the caller overwrites with a gradient plus its residual.
 
-        The sum is never computed in the memory of a residual in bfloat16.
+        A residual in bfloat16 does not get overwritten: the tensor is then a new one.
+
+        Args:
+            name: the parameter's name.
+            gradient: the parameter's gradient, flat.
+
+        Returns:
+            A tensor of the gradient's length, float32 (float64 for float64 gradients).
         """
         if self._stored(gradient.dtype) == torch.bfloat16:
             return torch.empty_like(gradient, dtype=working(gradient.dtype))
         return self.commits.buffer(name, gradient)
 
     def fold(self, name: str, gradient: torch.Tensor, keep: bool) -> torch.Tensor:
-        """Return a gradient plus its residual, plus the part that this step releases from ``releasing``: g_ef.
+        """Return a gradient plus its residual, plus the part that this step adds of a residual in ``releasing``.
+
+        ``releasing`` has the residuals of parameters whose CF fell.
 
         Args:
             name: the parameter's name.
             gradient: the parameter's gradient, flat, finite; not changed.
-            keep: whether ``store_unsent`` will store a residual (error feedback above 0).
+            keep: whether the caller will store a new residual, that is, whether error feedback is above 0.
 
         Returns:
             The sum, flat, float32 (float64 for float64 gradients); the gradient itself if nothing is added or
@@ -143,14 +158,14 @@ class Feedback:
         return x
 
     def fold_rows(self, names: Sequence[str], gradients: Sequence[torch.Tensor]) -> torch.Tensor:
-        """Return gradients of equal length plus their residuals, as ``fold`` does for one, by few launches.
+        """Return several gradients of equal length plus their residuals, like ``fold``, by few kernel launches.
 
         Args:
             names: the parameters' names.
             gradients: the parameters' gradients, flat, finite, of one dtype; not changed.
 
         Returns:
-            The sums, a row for each parameter: ``[count, elements]``, float32 (float64 for float64 gradients).
+            The sums, a row for each parameter: ``[parameters, elements]``, float32 (float64 for float64 gradients).
         """
         x = gradients[0].new_empty(len(names), gradients[0].numel(), dtype=working(gradients[0].dtype))
         rows = dict(zip(names, x.unbind(), strict=True))
@@ -164,10 +179,16 @@ class Feedback:
         return x
 
     def _release(self, name: str, gradient: torch.Tensor, x: torch.Tensor) -> None:
-        """Add a part of the parameter's residual in ``releasing`` to flat x; note what remains in ``_next_releasing``.
+        """Add a part of a residual in ``releasing`` to flat x, gradient plus residual; note what remains of it.
 
-        The part's norm is at most ``release`` times the gradient's. The part is computed on the tensors' device. If the
-        host must not read tensors, it notes what remains even if that is zero.
+        ``releasing`` has the residuals of parameters whose CF fell. The norm of the part is at most ``release`` times
+        the norm of the gradient. The part is computed on the tensors' device. If the host must not read tensors, the
+        rest is noted in ``_next_releasing`` even if it is zero.
+
+        Args:
+            name: the parameter's name.
+            gradient: the parameter's gradient, flat.
+            x: gradient plus the parameter's other residual, flat; changed in place.
         """
         releasing = self.releasing[name]
         norm_limit, releasing_norm = self.release * norm(gradient), norm(releasing)
@@ -185,14 +206,16 @@ class Feedback:
     def store_unsent(
         self, names: Sequence[str], unsent: torch.Tensor | None, finite: Verdict = True, keys: Sequence[str] = ()
     ) -> None:
-        """Set the parameters' residuals to ``unsent`` if ``finite``; otherwise residuals stay as they were.
+        """Set the residuals of one or more parameters, if ``finite``; otherwise residuals stay as they were.
 
         Args:
             names: the parameters' names.
-            unsent: the new residuals, concatenated in the order of the names, flat; all of equal length. ``None``: the
+            unsent: the new residuals, all of equal length, concatenated in the order of the names, flat. ``None``: the
                 parameters have no residual.
-            finite: whether every gradient of the group was finite on every rank: a bool, or a 0-d bool tensor.
-            keys: keys of the random numbers (``Draws``) that round each parameter's residual to bfloat16.
+            finite: whether every gradient of the group was finite on every rank: True, or a 0-d bool tensor that only
+                the device reads.
+            keys: keys of the random numbers (``Draws``) that round each parameter's residual to bfloat16; not used for
+                other dtypes.
         """
         if unsent is None:
             for name in names:
@@ -209,12 +232,14 @@ class Feedback:
     # between steps
 
     def set_aside(self, fell: Callable[[str], bool] = lambda name: True) -> None:
-        """Move the residuals of parameters whose CF fell to ``releasing``, from which each step adds only a part.
+        """Move the residuals of parameters whose CF fell from ``residual`` to ``releasing``.
 
-        If ``release`` is inf, do nothing: the next step then adds the residuals in full.
+        Each step then adds only a part of them to the gradient. If ``release`` is inf, do nothing: the next step adds
+        the whole residuals.
 
         Args:
-            fell: function that returns whether the CF of a parameter, given by name, fell.
+            fell: function that gets a parameter's name, and returns whether the CF of this parameter fell; by default,
+                the CFs of all parameters did.
         """
         if self.release == float("inf"):
             return
@@ -244,12 +269,12 @@ class Feedback:
             replace_entries(residuals, {name: tensor.to(device) for name, tensor in residuals.items()})
 
     def leftover(self, sends_all: Callable[[str], bool]) -> dict[str, torch.Tensor]:
-        """Return squared norms, 0-d, by parameter name, of the residuals that should soon be sent and then be zero.
+        """Return the squared norms, 0-d, by parameter name, of residuals that are only being sent until they are zero.
 
         These are all residuals in ``releasing``, and the residuals of parameters that are sent dense.
 
         Args:
-            sends_all: function that returns whether a parameter, given by name, is sent dense.
+            sends_all: function that gets a parameter's name, and returns whether the parameter is sent dense.
         """
         squares = {name: energy(releasing) for name, releasing in self.releasing.items()}
         for name, residual in self.residual.items():
@@ -258,11 +283,11 @@ class Feedback:
         return squares
 
     def drop(self, names: Iterable[str], sends_all: Callable[[str], bool]) -> None:
-        """Drop the residuals whose norms ``leftover`` returned; called once they are zero on all ranks.
+        """Drop the residuals whose norms ``leftover`` returned; called when they are zero on all ranks.
 
         Args:
-            names: the parameters' names.
-            sends_all: function that returns whether a parameter, given by name, is sent dense.
+            names: names of the parameters whose residuals are zero.
+            sends_all: function that gets a parameter's name, and returns whether the parameter is sent dense.
         """
         for name in names:
             self.releasing.pop(name, None)

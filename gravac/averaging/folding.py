@@ -1,10 +1,10 @@
 # SPDX-FileCopyrightText: 2026 The gravac developers
 # SPDX-License-Identifier: Apache-2.0
-"""Folding: residuals are added to a group's gradients before these are compressed, and gradients are checked.
+"""Folding: before a group's gradients are compressed, check whether they are finite, and add their residuals.
 
-The check is whether all gradients are finite. If the host must not read tensors, as on a GPU, a compressor for which
-``Compressor.folds`` is true gets gradients without residuals, and adds residuals and checks gradients while it codes.
-All other compressors get zeros if some gradient is not finite.
+If the host must not read tensors, as on a GPU, some compressors do both while they encode: those for which
+``Compressor.folds`` returns True. They get gradients without residuals. All other compressors get zeros if any gradient
+is not finite.
 """
 
 from collections.abc import Callable, Sequence
@@ -27,24 +27,27 @@ def fold_in(
     inputs_finite: Verdict,
     by_compressors: bool,
 ) -> Verdict:
-    """Add residuals to gradients, or let the compressors add them.
+    """Check whether gradients are finite, and add residuals to them, or let the compressors do both.
 
-    1. If ``by_compressors``, skip tensors whose compressor adds residuals itself.
-    2. Concatenate gradients that have no residual and keep none, and sum their squares.
-    3. Sum the squares of all other gradients.
-    4. Check by these sums whether the gradients are finite, and add residuals to the gradients of step 3.
+    1. If ``by_compressors``, skip each batch whose compressor adds residuals itself.
+    2. Take each other batch that has no residuals and keeps none: concatenate its gradients, and sum their squares.
+    3. Sum the squares of the remaining gradients.
+    4. Check by these sums whether all gradients are finite, and add residuals to the gradients of step 3.
 
     Args:
-        batches: all tensors of the group, as they are coded; each batch's x, flat, is set.
+        batches: all tensors of the group, in batches; each batch's x (flat) is set, and zero if any gradient is not
+            finite.
         feedback: the residuals of this rank.
-        judge: function that reads a 0-d bool tensor, or returns it unread if the host must not look.
+        judge: function that converts a 0-d bool tensor to a bool, or returns the tensor itself if the host must not
+            read it.
         inputs_finite: whether all inputs from which the gradients were computed are finite; True if the caller does not
             know.
-        by_compressors: whether compressors may add residuals and check gradients, as no other code needs the sums.
+        by_compressors: whether compressors may add residuals and check gradients; False if the caller needs the sums of
+            gradients and residuals beforehand.
 
     Returns:
-        Whether ``inputs_finite`` holds and all gradients are finite: a bool, or a 0-d bool tensor. Gradients that are
-        left to compressors (``Batch.fold``) do not count.
+        Whether ``inputs_finite`` is true and all gradients are finite: a bool, or a 0-d bool tensor. Gradients that are
+        left to compressors (``Batch.fold``) are not checked.
     """
     energies: list[torch.Tensor] = []
     for batch in batches:
@@ -74,7 +77,7 @@ def fold_in(
 
 
 def _left_to_compressor(batch: Batch, feedback: Feedback) -> bool:
-    """Set ``batch.fold``, so that the compressor adds the residuals; return whether the compressor can do so."""
+    """If the compressor of a batch can add residuals, set ``batch.x`` and ``batch.fold`` for that, and return True."""
     names, flats, choice = batch.names, batch.flats, batch.choice
     if flats[0].dtype == torch.float64 or any(name in feedback.releasing for name in names):
         return False

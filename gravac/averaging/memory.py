@@ -13,14 +13,15 @@ from gravac.averaging.residuals import replace_entries
 from gravac.exchange.executor import Verdict, choose
 
 Memory = dict[str, torch.Tensor]
-"""A compressor's state for one parameter, such as a momentum: tensors of any shapes, by the compressor's own names."""
+"""A compressor's tensors for one parameter, of any shapes, by keys that the compressor chooses."""
 
 
 class CompressorMemory:
-    """Compressors' memory of all parameters, on one rank.
+    """The tensors that compressors keep from step to step, for all parameters on one rank.
 
     Attributes:
-        stored: memory of each parameter, by name, at the end of the last step; saved with a checkpoint.
+        stored: a dict for each parameter, by parameter name: the compressor's tensors by key, as of the end of the last
+            step; saved with a checkpoint.
     """
 
     def __init__(self) -> None:
@@ -37,10 +38,10 @@ class CompressorMemory:
             self._changed_memories.pop(name, None)
 
     def undo_on_device(self, names: Iterable[str], finite: torch.Tensor) -> None:
-        """Undo this step's changes to the memory of the named parameters if ``finite``, a 0-d bool tensor, is false.
+        """Undo this step's changes to the memory of some parameters, given by name, if ``finite`` is false.
 
-        The host does not read ``finite``: the device selects between new and previous tensors. If both have the same
-        shape and dtype, the selected numbers are written into the previous tensor.
+        ``finite`` is a 0-d bool tensor that only the device reads: the device selects between new and previous tensors.
+        If both have the same shape and dtype, the selected numbers are written into the previous tensor.
         """
         for name in names:
             previous_memories, changed_memories = self.stored.get(name, {}), self._changed_memories.get(name, {})
@@ -54,7 +55,8 @@ class CompressorMemory:
     def commit(self, finite: Verdict) -> None:
         """End a step: store the memory that the step changed, if ``finite``; otherwise drop the changes.
 
-        If ``finite`` is a tensor, which the host does not read, tensors that the step added are stored in either case.
+        ``finite`` says whether all gradients were finite: a bool, or a 0-d bool tensor that only the device reads. In
+        the latter case, a tensor that had no predecessor is stored even if ``finite`` is false.
         """
         if finite is not False:
             for name, changed in self._changed_memories.items():
@@ -72,19 +74,25 @@ class CompressorMemory:
         replace_entries(self.stored, moved_memories)
 
     def load(self, memories: dict[str, Memory]) -> None:
-        """Replace the memory of all parameters by copies of ``memories``, each parameter's memory by its name."""
+        """Replace the memory of all parameters by copies of ``memories``: for each parameter, tensors by key."""
         copies = {name: {key: tensor.clone() for key, tensor in memory.items()} for name, memory in memories.items()}
         replace_entries(self.stored, copies)
         self._changed_memories.clear()
 
 
 def _overwrite_if_finite(finite: torch.Tensor, new: torch.Tensor, previous: torch.Tensor | None) -> torch.Tensor:
-    """Write ``new`` into ``previous`` if ``finite``; return ``previous``, or ``new`` if shape or dtype differ."""
+    """Write ``new`` into ``previous`` if all gradients were ``finite``, a 0-d bool tensor; return ``previous``.
+
+    If there is no previous tensor of the same shape and dtype, return ``new``.
+    """
     if previous is None or previous.shape != new.shape or previous.dtype != new.dtype:
         return new
     return previous if previous is new else torch.where(finite, new, previous, out=previous)
 
 
 def _select_if_finite(finite: Verdict, new: torch.Tensor, previous: torch.Tensor | None) -> torch.Tensor:
-    """Return ``new`` if ``finite``, or if there is no previous tensor of equal shape; otherwise ``previous``."""
+    """Return ``new`` if all gradients were ``finite``, otherwise ``previous``.
+
+    If there is no previous tensor of the same shape, return ``new`` in either case.
+    """
     return new if previous is None or previous is new or previous.shape != new.shape else choose(finite, new, previous)

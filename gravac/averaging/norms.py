@@ -1,6 +1,6 @@
 # SPDX-FileCopyrightText: 2026 The gravac developers
 # SPDX-License-Identifier: Apache-2.0
-"""Squared norms of gradients and of compression errors; checks that means are finite."""
+"""Squared norms of gradients and of compression errors, and a check whether tensors are finite."""
 
 from collections.abc import Sequence
 
@@ -24,7 +24,11 @@ def all_fit(flats: Sequence[torch.Tensor]) -> torch.Tensor:
 
 
 def energies_of(flats: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-    """Return the sum of squares, 0-d, of each flat tensor, all of one dtype, by a single launch on a GPU."""
+    """Return the sum of squares of each flat tensor as a list of 0-d tensors, by one kernel launch on a GPU.
+
+    Args:
+        flats: flat tensors, all of one dtype; at least one.
+    """
     if len(flats) == 1:
         return [energy(flats[0])]
     if not flats[0].is_cpu:
@@ -37,7 +41,13 @@ def energies_of(flats: Sequence[torch.Tensor]) -> list[torch.Tensor]:
 
 
 def unsent_energy(x: torch.Tensor, x_energy: torch.Tensor, sent: torch.Tensor | Addend) -> torch.Tensor:
-    """Return ``‖x - sent‖²``, 0-d, float64, of flat x and flat ``sent``, given ``‖x‖²``, 0-d, as ``x_energy``."""
+    """Return ``‖x - sent‖²``, the squared compression error, as a 0-d tensor, float64.
+
+    Args:
+        x: gradient plus residual, flat.
+        x_energy: ``‖x‖²``, 0-d.
+        sent: numbers that were sent, flat, of x's length: a tensor, or an ``Addend``, which can be added to a tensor.
+    """
     if isinstance(sent, torch.Tensor):
         return energy(x - sent)
     if not isinstance(sent, Sparse):

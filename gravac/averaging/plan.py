@@ -20,7 +20,7 @@ class Piece:
 
     Attributes:
         name: the parameter's name.
-        flat: the gradient, a flat view in memory order; overwritten with the mean.
+        flat: the gradient, a flat view in memory order; overwritten with the mean over the ranks.
         shape: the parameter's shape, in memory order.
     """
 
@@ -31,12 +31,12 @@ class Piece:
 
 @dataclass(frozen=True, slots=True)
 class ShardPlace:
-    """Place of this rank's shard within a whole parameter.
+    """Position of this rank's shard within a whole parameter.
 
     Attributes:
-        offset: index of the shard's first element in the whole parameter, by dimension.
+        offset: index of the shard's first element in the whole parameter, for each dimension.
         shape: the shard's shape.
-        padded_shape: shape in which the shard's gradient is averaged, with zeros behind the shard in each dimension.
+        padded_shape: shape in which the shard's gradient is averaged: in each dimension, zeros follow the shard.
     """
 
     offset: tuple[int, ...]
@@ -63,7 +63,7 @@ class Choice:
 
     @property
     def compresses(self) -> bool:
-        """False if the compressor is dense: every element is sent."""
+        """True unless the compressor is dense, that is, sends every element."""
         return self.compressor.compresses
 
 
@@ -73,12 +73,13 @@ class Plan:
 
     Attributes:
         step: number of the step, counted from 0.
-        choice: how tensors are sent that are large enough to be compressed and not in ``by_name``.
-        small: how tensors are sent that are too small to be compressed: dense.
-        by_name: how single tensors are sent, by parameter name.
-        shadow: CFs of the base compressor whose errors are computed without sending, ascending.
+        choice: how the large tensors (those that may be compressed) are sent, unless they are in ``by_name``.
+        small: how tensors that are too small to be compressed are sent: dense.
+        by_name: how the tensors that have a choice of their own are sent, by parameter name.
+        shadow: CFs at which the errors of the base compressor are computed without sending, ascending.
         sums: ``"none"``: gradients are not summed over steps. ``"add"``: they are added to the sums. ``"report"``: they
-            are added, the sums' norms are reported, and the sums are dropped. See ``gravac.controllers.base.Decision``.
+            are added to the sums, the norms of the sums are reported, and the sums are dropped. See
+            ``gravac.controllers.base.Decision``.
     """
 
     step: int
@@ -89,7 +90,7 @@ class Plan:
     sums: str = "none"
 
     def of(self, name: str, compressible: bool = True) -> Choice:
-        """Return the way in which a tensor is sent.
+        """Return how a tensor is sent: compressor and settings.
 
         Args:
             name: the parameter's name.
@@ -104,7 +105,7 @@ class Plan:
 
     @property
     def choices(self) -> tuple[Choice, ...]:
-        """How the tensors that are large enough to be compressed are sent: compressors and their settings."""
+        """How tensors that are large enough to be compressed are sent: first ``choice``, then those in ``by_name``."""
         return (self.choice, *self.by_name.values())
 
     @property

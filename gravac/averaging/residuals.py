@@ -1,6 +1,6 @@
 # SPDX-FileCopyrightText: 2026 The gravac developers
 # SPDX-License-Identifier: Apache-2.0
-"""Functions that compute and round residuals, and replace all entries of the dicts that hold them."""
+"""Functions that compute and round residuals, and that replace all entries of a dict in place."""
 
 from typing import TypeVar
 
@@ -16,13 +16,15 @@ def round_to_bfloat16(x: torch.Tensor, *draws: Draws) -> torch.Tensor:
     """Round x to bfloat16, up or down at random, so that the expected result is x.
 
     Args:
-        x: float32, finite, contiguous: flat, or a matrix with a row for each of ``draws``.
-        draws: sources of the random numbers that decide up or down; equal sources round equally.
+        x: numbers to round, float32, finite, contiguous: flat, or a matrix with one row for each of ``draws``.
+        draws: sources of the random numbers that decide between up and down; equal sources round equally.
 
     Returns:
-        Rounded x, bfloat16, of the same shape: within one unit in the last place of x, 2⁻⁷ of its magnitude at most.
+        Rounded numbers, bfloat16, of the same shape. Each error is less than one unit in the last place of bfloat16: at
+        most 2⁻⁷ of the number's magnitude.
     """
-    # a bfloat16 is a float32's upper half: 16 random bits, added to the lower half, carry with the right probability
+    # a bfloat16 is the upper half of a float32: 16 random bits are added to the lower half, and carry into the upper
+    # half with the probability lower half / 2^16
     if x.dim() == 1:
         random_bits = draws[0].random_bits(x.numel(), x.device)
     else:
@@ -34,14 +36,15 @@ def round_to_bfloat16(x: torch.Tensor, *draws: Draws) -> torch.Tensor:
 def subtract_sent(
     x: torch.Tensor, sent: torch.Tensor | Addend, strength: float, aside: torch.Tensor | None
 ) -> torch.Tensor | None:
-    """Return the new residual, ``strength * (x - sent - aside)``, in the memory of flat x; ``None`` if there is none.
+    """Return the new residual, ``strength * (x - sent - aside)``, in the memory of flat x; ``None`` if nothing is kept.
 
     Args:
         x: gradient plus residual, flat; overwritten.
-        sent: numbers that were sent, flat, of x's length: a tensor, or an ``Addend``, an object that adds the numbers
-            to a tensor without storing all of them.
-        strength: fraction of the unsent rest that becomes the residual, 0 to 1; 0: there is no residual.
-        aside: part of the unsent rest that the compressor itself keeps, flat; ``None``: nothing.
+        sent: numbers that were sent, flat, of x's length: a tensor, or an ``Addend``. An ``Addend`` adds the numbers to
+            a tensor without storing all of them.
+        strength: fraction of the unsent rest, ``x - sent - aside``, that becomes the residual, 0 to 1; 0: there is no
+            residual.
+        aside: part of ``x - sent`` that the compressor keeps in its own memory, flat; ``None``: it keeps nothing.
     """
     if strength <= 0 or sent is x:
         return None

@@ -23,7 +23,11 @@ def refuse_complex(tensors: Mapping[str, torch.Tensor]) -> None:
 
 
 def flat(name: str, tensor: torch.Tensor) -> torch.Tensor:
-    """Return a flat view of a tensor, ``[elements]``, whose elements are in the order that they have in memory.
+    """Return a tensor's elements as a flat view, ``[elements]``, in the order that they have in memory.
+
+    Args:
+        name: name of the tensor, for the error message.
+        tensor: tensor of any shape; the view shares its memory and needs no gradient.
 
     Raises:
         ValueError: the tensor has gaps in memory, or elements that share memory.
@@ -34,7 +38,7 @@ def flat(name: str, tensor: torch.Tensor) -> torch.Tensor:
 
 
 def memory_shape(parameter: torch.Tensor) -> tuple[int, ...]:
-    """Return a parameter's shape with its dimensions in memory order: for channels-last weights ``(O, H, W, I)``."""
+    """Return a parameter's shape in memory order, largest stride first: ``(O, H, W, I)`` for channels-last weights."""
     strides = parameter.stride()
     order = sorted(range(parameter.dim()), key=lambda dim: (-strides[dim], dim))
     return tuple(parameter.shape[dim] for dim in order)

@@ -1,11 +1,11 @@
 # SPDX-FileCopyrightText: 2026 The gravac developers
 # SPDX-License-Identifier: Apache-2.0
-"""Beliefs: the statistical efficiency that gravac assumes of each compression method before a run measures any.
+"""Beliefs: the statistical efficiencies that gravac assumes of compression methods before a run measures them.
 
 Statistical efficiency is the progress of a step / the progress of a step with dense gradient averaging. A belief
-(``belief``) is a median of the efficiency and its uncertainty. ``shipped.json`` holds the numbers, ``tables`` reads
-them, and ``points`` interpolates between measured points. ``posterior`` corrects beliefs by a run's own measurements.
-Controllers get beliefs only through ``gravac.candidate.Forecast``.
+(module ``belief``) is a median of an efficiency, and its uncertainty. ``shipped.json`` holds the numbers, ``tables``
+reads them, and ``points`` interpolates between measured points. ``posterior`` corrects beliefs by a run's own
+measurements. Controllers get beliefs only through ``gravac.candidate.Forecast``.
 """
 
 from gravac.beliefs.belief import SURE, Belief

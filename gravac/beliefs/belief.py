@@ -1,6 +1,6 @@
 # SPDX-FileCopyrightText: 2026 The gravac developers
 # SPDX-License-Identifier: Apache-2.0
-"""Belief about the statistical efficiency of a step: a median, and its uncertainty."""
+"""Type of a belief about the statistical efficiency of a step: a median, and its uncertainty."""
 
 import math
 from statistics import NormalDist
@@ -29,12 +29,12 @@ class Belief(NamedTuple):
 
     @property
     def lower_bound(self) -> float:
-        """Bound that the efficiency exceeds with probability ``SURE`` (80 %)."""
+        """Lower bound of the efficiency: the efficiency is higher with probability ``SURE`` (80 %)."""
         return self.efficiency * math.exp(-_SURE_QUANTILE * self.deviation) if self.deviation else self.efficiency
 
     @property
     def upper_bound(self) -> float:
-        """Bound that the efficiency stays below with probability ``SURE`` (80 %)."""
+        """Upper bound of the efficiency: the efficiency is lower with probability ``SURE`` (80 %)."""
         return self.efficiency * math.exp(_SURE_QUANTILE * self.deviation) if self.deviation else self.efficiency
 
     @property
@@ -48,7 +48,7 @@ class Belief(NamedTuple):
         return self.efficiency, self.lower_bound, self.upper_bound
 
     def times(self, other: "Belief") -> "Belief":
-        """Return the belief about the product of two independent efficiencies.
+        """Return the belief about the product of this belief's efficiency and that of ``other``, both independent.
 
         Example:
             >>> Belief(0.5, 0.3).times(Belief(0.8, 0.4))
@@ -57,5 +57,5 @@ class Belief(NamedTuple):
         return Belief(self.efficiency * other.efficiency, math.hypot(self.deviation, other.deviation))
 
     def power(self, exponent: float) -> "Belief":
-        """Return the belief about ``efficiency ** exponent``."""
+        """Return the belief about this belief's efficiency, raised to ``exponent``."""
         return Belief(math.pow(self.efficiency, exponent), self.deviation * abs(exponent))

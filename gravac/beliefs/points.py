@@ -6,19 +6,22 @@ import itertools
 import math
 
 EfficiencyPoints = tuple[tuple[float, float], ...]
-"""Points ``(x, efficiency)``, ascending by x: a compression factor (CF), a low-rank compressor's rank, a gain, or a
-number of steps. ``power_at`` takes points ``(number of steps, exponent)`` of this type."""
+"""Points ``(x, efficiency)``, ascending by x. What x is depends on the table: a compression factor (CF), the rank of a
+low-rank compressor, a gain, a number of steps, or a number of ranks. Tables for ``power_at`` have the same type, with
+points ``(number of steps, exponent)``."""
 
 
 def efficiency_at(points: EfficiencyPoints, x: float) -> float:
     """Return the efficiency at x, interpolated between points.
 
-    The interpolation is linear in log efficiency and log x, and extrapolates beyond the last point; its result is at
-    most 1. Below the first point, and if there is only one point, the result is the first point's efficiency.
+    The interpolation is linear in log efficiency and log x. Beyond the last point, the line through the last two points
+    continues, up to an efficiency of 1. Below the first point, and if there is only one point, the result is the first
+    point's efficiency.
 
     Args:
         points: points ``(x, efficiency)``, at least one, ascending by x.
-        x: a CF, a low-rank compressor's rank, or a number of steps, as in the points; above 0.
+        x: the same quantity as the first numbers of ``points``: a CF, the rank of a low-rank compressor, a number of
+            steps, or a number of ranks; above 0.
 
     Example:
         >>> round(efficiency_at(((1, 1.0), (10, 0.72), (100, 0.3)), 30), 2)
@@ -34,7 +37,8 @@ def efficiency_at(points: EfficiencyPoints, x: float) -> float:
 def power_at(points: EfficiencyPoints, every: float) -> float:
     """Return the exponent to which a compressor's efficiency is raised if ranks exchange once in ``every`` steps.
 
-    The interpolation is linear in log ``every``, and extrapolates beyond the last point. Below the first point, and if
+    The base of the power is the compressor's efficiency with an exchange in each step. The interpolation is linear in
+    log ``every``. Beyond the last point, the line through the last two points continues. Below the first point, and if
     there is only one point, the result is the first point's exponent.
 
     Args:
@@ -54,5 +58,5 @@ def power_at(points: EfficiencyPoints, every: float) -> float:
 
 
 def _neighboring_points(points: EfficiencyPoints, x: float) -> EfficiencyPoints:
-    """Return the two points on either side of x; beyond the last point, the last two."""
+    """Return the two neighboring points with x between them; if x is beyond the last point, the last two points."""
     return next((pair for pair in itertools.pairwise(points) if x <= pair[1][0]), points[-2:])

@@ -1,9 +1,9 @@
 # SPDX-FileCopyrightText: 2026 The gravac developers
 # SPDX-License-Identifier: Apache-2.0
-"""Corrects beliefs about methods by a run's measurements.
+"""Corrects beliefs about the efficiency of compression methods by a run's own measurements.
 
-A measurement of a method changes the belief about that method, and, to a lesser degree, the beliefs about methods of
-the same kind.
+A measurement of a method changes the belief about that method. It also changes, to a lesser degree, the beliefs about
+methods of the same kind (``MethodKind``).
 """
 
 import math
@@ -13,22 +13,22 @@ from typing import NamedTuple
 from gravac.beliefs.belief import Belief
 
 SAME_KIND_CORRELATION = 0.7
-"""Correlation, over programs, of the log efficiencies of two methods of one kind. In the measurements that
-the shipped beliefs come from, this correlation is 0.56 to 0.98, with a median of 0.77. Between methods of different
-kinds the correlation is -0.5 to 0.8, with a median of 0.1; ``posterior`` assumes 0."""
+"""Correlation of the log efficiencies of two methods of the same kind, over different training programs. In the
+measurements that the shipped beliefs come from, this correlation is 0.56 to 0.98, with a median of 0.77. Between
+methods of different kinds the correlation is -0.5 to 0.8, with a median of 0.1; ``posterior`` assumes 0."""
 
 DEVIATION_FACTORS = (1.0, 1.5, 2.0, 3.0, 4.0, 6.0, 8.0)
-"""Factors by which ``posterior`` may multiply the standard deviations of beliefs. It uses the factor that makes the
-run's measurements most likely, so that measurements which contradict a belief outweigh the belief."""
+"""Factors by which ``posterior`` may multiply the standard deviations of all beliefs. ``posterior`` uses the factor
+with which the run's measurements are most likely. Therefore measurements outweigh the beliefs that they contradict."""
 
 
 class MeasuredRatio(NamedTuple):
-    """Ratio of the efficiencies of two methods, as a run measured it.
+    """Ratio of the efficiencies of two methods, measured by a run.
 
     Attributes:
-        position: position of the method in the list of beliefs.
-        reference: position, in the same list, of the method that the measured method was compared with.
-        ratio: progress of a step of the method / progress of a step of ``reference``; above 0.
+        position: index of the measured method in the argument ``beliefs`` of ``posterior``, from 0.
+        reference: index, in the same list, of the method that the measured method was compared with.
+        ratio: progress of a step of the measured method / progress of a step of the reference; above 0.
         error: standard error of ``ratio``.
     """
 
@@ -49,8 +49,12 @@ def posterior(
 
     Args:
         beliefs: beliefs about all methods before the measurements.
-        kinds: kind of each method. Only the beliefs about methods of a measured kind change.
-        ratios: ratios of efficiencies that the run measured.
+        kinds: kind of each method, in the order of ``beliefs``. A belief changes only if ``ratios`` has a method of the
+            same kind, as measured method or as reference.
+        ratios: ratios of efficiencies that the run measured; empty: no belief changes.
+
+    Returns:
+        The corrected beliefs, in the order of ``beliefs``.
 
     Example:
         >>> outer, compressed = Belief(0.99, 0.1), Belief(0.9, 0.1)
@@ -80,13 +84,13 @@ def _condition(
 
     Args:
         beliefs: beliefs before the measurements.
-        kinds: kind of each method.
-        ratios: the measured ratios.
-        deviation_factor: factor on the standard deviations of ``beliefs``.
+        kinds: kind of each method, in the order of ``beliefs``.
+        ratios: ratios of efficiencies that the run measured.
+        deviation_factor: factor by which the standard deviations of ``beliefs`` are multiplied first.
 
     Returns:
-        The log likelihood of the ratios, up to a constant, and the mean and the standard deviation of each method's log
-        efficiency after the measurements.
+        The log likelihood of the ratios, up to a constant; the means of the methods' log efficiencies after the
+        measurements; and their standard deviations. Both lists have the order of ``beliefs``.
     """
     positions = range(len(beliefs))
     means = [math.log(belief.efficiency) for belief in beliefs]

@@ -1,8 +1,9 @@
 # SPDX-FileCopyrightText: 2026 The gravac developers
 # SPDX-License-Identifier: Apache-2.0
-"""Tables of beliefs: their format, the tables that ship with gravac (``shipped.json``), and those that decisions use.
+"""Tables of beliefs (assumed efficiencies of compression methods): their format, and which tables controllers use.
 
-``python -m tests.measure.beliefs --write`` makes ``shipped.json`` from committed records, which the file names. All
+By default, controllers use the tables in ``shipped.json``, a file of the package. The command ``python -m
+tests.measure.beliefs --write`` makes that file from committed records, and writes their names into the file. All
 efficiencies are relative to a step with dense gradient averaging.
 """
 
@@ -22,27 +23,32 @@ from gravac.beliefs.points import EfficiencyPoints, efficiency_at
 from gravac.settings import Settings
 
 MethodKind = Literal["16 bit", "quantized", "sparse", "low rank", "not measured", "outer", "delay"]
-"""Kind of compression method. All methods of a kind share one ``Doubt``: the uncertainty of their efficiencies."""
+"""Kind of compression method. All methods of a kind share one ``Doubt``: the uncertainty of their efficiencies.
+``"outer"``: dense outer steps (ranks exchange once in several steps); ``"delay"``: outer steps that apply the mean some
+steps later; ``"not measured"``: a compressor without measurements."""
 
 UNMEASURED_EFFICIENCY: EfficiencyPoints = ((1.0, 1.0), (10.0, 0.4))
-"""``(CF, efficiency)`` assumed for a compressor that was not measured."""
+"""Points ``(CF, median efficiency)`` that gravac assumes of a compressor without measurements."""
 
 UNMEASURED_EXPONENTS: EfficiencyPoints = ((1.0, 1.0), (5.0, 1.7), (20.0, 2.9))
-"""``(steps between two exchanges, exponent)`` assumed for a compressor that was not measured; see
+"""Points ``(steps between two exchanges, exponent)`` that gravac assumes of a compressor without measurements; see
 ``CompressorBeliefs.apart``."""
 
 
 class CompressorBeliefs(Settings):
-    """Assumed efficiencies of one compressor; those in ``by_...`` are of an exchange in each step.
+    """Assumed efficiencies of one compressor.
+
+    The efficiencies of ``by_cf``, ``by_rank`` and ``by_gain`` hold if ranks exchange in each step.
 
     Attributes:
         kind: kind of method, which selects the compressor's ``Doubt`` (uncertainty).
-        by_cf: ``(CF, median efficiency)``, ascending by CF.
-        by_rank: ``(rank, median efficiency)`` of a low-rank compressor, ascending by rank; empty for others.
-        by_gain: ``(gain, median efficiency)``, ascending by gain (share of the energy sent); empty if
+        by_cf: points ``(CF, median efficiency)``, ascending by CF.
+        by_rank: points ``(rank of the approximation, median efficiency)`` of a low-rank compressor, ascending by rank;
+            empty for other compressors.
+        by_gain: points ``(gain, median efficiency)``, ascending by gain (share of the energy sent); empty if
             efficiency does not depend on gain.
-        apart: ``(steps between two exchanges, exponent)``, ascending by steps: the efficiency is raised to that
-            exponent with outer steps, in which ranks exchange once in several steps.
+        apart: points ``(steps between two exchanges, exponent)``, ascending by steps. In outer steps (ranks exchange
+            once in several steps), the efficiency is raised to the exponent.
     """
 
     kind: MethodKind = "not measured"
@@ -63,8 +69,9 @@ class Doubt(Settings):
     ``deviation = sqrt(least**2 + (of_loss * log(median))**2)``
 
     Attributes:
-        least: deviation at a median efficiency of 1.
-        of_loss: deviation / loss of efficiency, ``-log(median)``, for methods that lose much efficiency.
+        least: standard deviation of log efficiency at a median efficiency of 1; 0: no uncertainty.
+        of_loss: growth of the standard deviation with the loss of efficiency: deviation / ``-log(median)``, if that
+            loss is large.
     """
 
     least: float = Field(default=0.0, ge=0)
@@ -81,19 +88,19 @@ class Doubt(Settings):
 
 
 class Beliefs(Settings):
-    """Beliefs about all methods.
+    """Assumed efficiencies of all compression methods, and their uncertainties.
 
     Attributes:
-        source: records that the numbers come from.
-        compressors: beliefs about each compressor, by its name.
-        outer: ``(steps between two exchanges, median efficiency)`` of dense outer steps (ranks exchange once in several
-            steps, without compression), by number of ranks.
-        delay: ``(1 + delay in steps, median efficiency)`` of outer steps with a delay: training continues while an
-            exchange is in flight. The efficiency is relative to the same outer steps without a delay.
-        delay_every: number of steps from one exchange to the next (length of a round) in the measurements that
-            ``delay`` is from. In rounds of another length, a delay that is the same fraction of the round costs as
-            much. ``None``: a delay of the same number of steps costs as much in rounds of any length.
-        doubts: uncertainty of each kind of method; medians of a kind that is missing are certain.
+        source: text that names the records that the numbers come from.
+        compressors: beliefs about each compressor, by the compressor's name.
+        outer: points ``(steps between two exchanges, median efficiency)`` of dense outer steps (ranks exchange once in
+            several steps, without compression), by number of ranks.
+        delay: points ``(1 + delay in steps, median efficiency)`` of outer steps with a delay: training continues while
+            an exchange is in flight. The efficiency is relative to the same outer steps without a delay.
+        delay_every: number of steps from one exchange to the next in the measurements that ``delay`` comes from. At
+            another number of steps, gravac assumes that delays of the same fraction of that number cost equally much.
+            ``None``: a delay costs the same at any number of steps from one exchange to the next.
+        doubts: uncertainty of the efficiencies of each kind of method. A kind without an entry has no uncertainty.
     """
 
     source: str = ""
@@ -112,26 +119,27 @@ class Beliefs(Settings):
 
     @property
     def digest(self) -> str:
-        """Hash of all tables, twelve hexadecimal digits, by which ranks check that they have the same beliefs."""
+        """Hash of all tables: twelve hexadecimal digits. Ranks compare hashes to check that their beliefs are equal."""
         return hashlib.sha256(self.model_dump_json().encode()).hexdigest()[:12]
 
     def of_compressor(self, name: str) -> CompressorBeliefs:
-        """Return the beliefs about a compressor; cautious defaults if it was not measured."""
+        """Return the beliefs about a compressor; those of an unmeasured compressor if the tables lack its name."""
         return self.compressors.get(name) or CompressorBeliefs()
 
     def belief(self, efficiency: float, kind: MethodKind) -> Belief:
-        """Return the belief with a median efficiency and with the uncertainty of a kind of method."""
+        """Return the belief with median ``efficiency`` and with the uncertainty that ``doubts`` states for ``kind``."""
         doubt = self.doubts.get(kind)
         return Belief(efficiency, doubt.deviation(efficiency) if doubt else 0.0)
 
     def of_outer(self, every: int, delay: int, world: int) -> Belief:
-        """Return the belief about the efficiency of a dense outer step.
+        """Return the belief about the efficiency of a dense outer step: ranks exchange once in ``every`` steps.
 
-        The median is interpolated between the measured numbers of ranks, and constant beyond the largest.
+        The median is interpolated between the measured numbers of ranks. Above the largest measured number, the median
+        of that number is returned.
 
         Args:
             every: number of steps from one exchange to the next.
-            delay: number of steps that an exchange is in flight before its mean is applied.
+            delay: number of steps that an exchange is in flight before its mean is applied; 0: training waits.
             world: number of ranks.
         """
         by_ranks = tuple((ranks, efficiency_at(points, every)) for ranks, points in self.outer.items())
@@ -143,7 +151,11 @@ class Beliefs(Settings):
 
 
 def _checked_points(points: EfficiencyPoints) -> EfficiencyPoints:
-    """Return the points; raise ``ValueError`` unless first numbers ascend and all second numbers are above 0."""
+    """Return the points unchanged after a check.
+
+    Raises:
+        ValueError: the first numbers do not ascend, or a second number is not above 0.
+    """
     if [x for x, _ in points] != sorted({x for x, _ in points}) or any(not y > 0 for _, y in points):
         raise ValueError(
             f"points must ascend by their first numbers, and have efficiencies above 0; they are {points!r}"
@@ -153,12 +165,12 @@ def _checked_points(points: EfficiencyPoints) -> EfficiencyPoints:
 
 @lru_cache(maxsize=1)
 def shipped_beliefs() -> Beliefs:
-    """Return the beliefs that ship with gravac."""
+    """Return the beliefs of ``shipped.json``, which gravac uses by default; the file is read once."""
     return read_beliefs(Path(__file__).with_name("shipped.json"))
 
 
 def read_beliefs(path: Path) -> Beliefs:
-    """Return beliefs from a JSON file.
+    """Read beliefs from a JSON file whose keys are the attributes of ``Beliefs``.
 
     Raises:
         SettingsError: a table is missing, unknown or wrong; the message names it.
@@ -170,13 +182,13 @@ _replacements: list[Beliefs] = []
 
 
 def beliefs_in_force() -> Beliefs:
-    """Return the beliefs that decisions use: those that ship with gravac, or those given to ``use_beliefs``."""
+    """Return the beliefs that controllers use now: those given to ``use_beliefs``, or those of ``shipped.json``."""
     return _replacements[-1] if _replacements else shipped_beliefs()
 
 
 @contextmanager
 def use_beliefs(beliefs: Beliefs) -> Iterator[None]:
-    """Replace the beliefs that this process decides by, within a ``with`` block; give all ranks the same beliefs."""
+    """Let this process use other beliefs within a ``with`` block; all ranks must use the same beliefs."""
     _replacements.append(beliefs)
     try:
         yield

@@ -2,14 +2,14 @@
 # SPDX-License-Identifier: Apache-2.0
 """Checkpoints in a directory: a folder with a file for each rank, and a manifest that names the newest folder.
 
-Each checkpoint is a new folder, which no rank reads until the manifest names the folder. When every rank's file exists,
-the manifest is replaced atomically; the earlier folder is removed last. If the run is killed at any moment, the newest
-complete checkpoint remains. If each machine has a directory of its own, each directory has a manifest, written by the
-lowest rank of those that share the directory.
+Each checkpoint is written to a new folder. No rank reads the folder until the manifest, a small file, names it. When
+every rank's file is complete, the manifest is replaced atomically; the earlier folder is removed last. If the run is
+killed at any moment, the newest complete checkpoint therefore remains. If each machine has a directory of its own, each
+directory has a manifest. The lowest of the ranks that share a directory writes its manifest.
 
 Ranks find out which of them share a directory by opening each other's new files by name, since a network file system
-may list a folder as it was a minute ago. If a rank fails to see an existing file, two ranks write the same manifest.
-That does no harm, since each writes under a temporary name of its own.
+may list a folder as it was a minute ago. If a rank does not see an existing file, two ranks write the same manifest.
+That does no harm, since each rank first writes under a temporary name of its own.
 """
 
 import json
@@ -30,7 +30,7 @@ from gravac.checkpoint.serial import FORMAT, check_format, state_on_host
 from gravac.settings import SettingsError
 
 MANIFEST = "gravac.json"
-"""Name of the manifest in a directory."""
+"""Name of the manifest, the file in a directory that names the newest checkpoint's folder."""
 
 FOLDER_PATTERN = re.compile(r"gravac-step[0-9]+-[0-9a-f]{8}")
 """Pattern of the names of checkpoints' folders."""
@@ -86,23 +86,23 @@ def load(directory: str | Path, compressor: Checkpointed, on_resize: OnResize = 
 
     Args:
         directory: the directory that was given to ``save``.
-        compressor: a new ``AdaptiveCompressor`` with the same compressor and controller; it must be attached if the
-            model's process group is not the default group.
+        compressor: a new ``AdaptiveCompressor`` with the same base compressor and the same controller. If the model's
+            process group is not the default group, attach the model first.
         on_resize: what becomes of residuals if another number of ranks loads. ``"mean"``, the default: every rank gets
-            the mean over all ranks' residuals; ``"keep"``: each rank gets its own residuals, new ranks start without
-            residuals, and those of missing ranks are lost; ``"drop"``: all residuals are dropped. Decisions and the
-            number of steps are restored in any case.
+            the mean of all ranks' residuals. ``"keep"``: each rank gets its own residuals; new ranks get none, and
+            those of missing ranks are lost. ``"drop"``: all residuals are dropped. Decisions and the number of steps
+            are always restored.
 
     Raises:
-        SettingsError: the directory holds no checkpoint, a file is missing or cannot be read, the checkpoint is of
-            another version, compressor, controller or model, a field is missing or wrong, or ``on_resize`` is not
-            known; raised on all ranks, and the message has the rank that found the error.
+        SettingsError: the directory holds no checkpoint; a file is missing or cannot be read; the checkpoint is of
+            another version, compressor, controller or model; a field is missing or wrong; or ``on_resize`` is not
+            known. Raised on all ranks; the message has the rank that found the error.
         RuntimeError: the compressor has made steps already; raised on all ranks.
     """
     check_on_resize(on_resize)
     root, ranks = Path(directory), Ranks(compressor.process_group)
-    # a run that was killed while it saved may have replaced the manifest of one machine only; every machine then still
-    # has the folders of both checkpoints: load the older one
+    # a run that was killed while it saved may have replaced the manifest on some machines only; every machine then
+    # still has the folders of both checkpoints: load the older one
     manifests = ranks.all_gather(ranks.run_on_all(lambda: _read_manifest(root)))
     manifest = min(manifests, key=lambda fields: (fields["step"], fields["folder"]))
     world: int = manifest["world"]
@@ -174,12 +174,12 @@ def _read_manifest(root: Path) -> dict[str, Any]:
 
 
 def _read_state(path: Path, rank: int, world: int) -> dict[str, Any]:
-    """Return a rank's saved state, whose tensors are mapped to the file: they are read when they are copied.
+    """Return a rank's saved state. Its tensors are mapped to the file, and only read when they are copied.
 
     Args:
-        path: path of the file.
-        rank: rank that saved the state.
-        world: number of ranks that saved.
+        path: path of the rank's file.
+        rank: number of the rank that saved the state, for messages.
+        world: number of ranks that saved, for messages.
 
     Raises:
         SettingsError: the file is missing, cannot be read, or holds no state.
@@ -208,9 +208,9 @@ def _rank_file(folder: Path, rank: int) -> Path:
 
 
 def _can_open(folder: Path, rank: int) -> bool:
-    """True if this process can open a rank's file in a folder.
+    """True if this process can open a rank's file in the folder of a checkpoint.
 
-    Each checkpoint has new file names, so a network file system cannot answer from its cache.
+    The names of a new checkpoint's files were never used before, so a network file system has no old answers for them.
     """
     try:
         _rank_file(folder, rank).open("rb").close()
@@ -220,7 +220,7 @@ def _can_open(folder: Path, rank: int) -> bool:
 
 
 def _remove_earlier(root: Path, newest: str) -> None:
-    """Remove the folders of earlier checkpoints, as far as the file system lists them and allows that.
+    """Remove the folders of earlier checkpoints; ignore folders that cannot be listed or removed.
 
     Args:
         root: directory of the checkpoint.
@@ -233,7 +233,7 @@ def _remove_earlier(root: Path, newest: str) -> None:
 
 
 def _remove(folder: Path) -> None:
-    """Remove the files that ``save`` wrote into a folder, and the folder, if they can be removed."""
+    """Remove the files that ``save`` wrote into a folder, then the folder; ignore errors of the file system."""
     with suppress(OSError):
         for path in folder.iterdir():
             if FILE_PATTERN.fullmatch(path.name.removesuffix(".tmp")):

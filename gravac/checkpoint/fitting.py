@@ -2,11 +2,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """Checks of a saved state: the types of its fields, and whether they fit the model.
 
-A state is loaded only if it fits. All fields are checked before anything changes, and the error has the path of the
-field that is wrong: ``residual/layer.3.weight: has 4 elements; it should have 4096``.
+A state is loaded only if it fits. All fields are checked before the run changes. An error message has the path of the
+wrong field: ``residual/layer.3.weight: has 4 elements; it should have 4096``.
 
-To add a field, add a line to a class below. Controllers check their own states (``Controller.check``), by the classes
-of these states.
+To add a field, add a line to a class below. Controllers check their own states (``Controller.check``).
 """
 
 import copy
@@ -38,7 +37,7 @@ FormByName = Mapping[str, Form]
 
 
 class Fields(BaseModel):
-    """Base class of a state's fields. Contents must have exactly the field's type; unknown fields are refused."""
+    """Base class of a state's fields. Each field must have exactly the declared type; unknown fields are refused."""
 
     model_config = ConfigDict(extra="forbid", strict=True, frozen=True, arbitrary_types_allowed=True)
 
@@ -47,14 +46,14 @@ FieldsT = TypeVar("FieldsT", bound=Fields)
 
 
 def require_dense(tensor: torch.Tensor) -> torch.Tensor:
-    """Return a tensor; raise ``ValueError`` if it is sparse, quantized or without memory."""
+    """Return a tensor unchanged; raise ``ValueError`` if it is sparse, quantized, or on the meta device."""
     if tensor.layout != torch.strided or tensor.is_quantized or tensor.device.type == "meta":
         raise ValueError("it should be a dense tensor")
     return tensor
 
 
 def require_finite(tensor: torch.Tensor) -> torch.Tensor:
-    """Return a tensor; raise ``ValueError`` unless it is a dense tensor of finite floating-point numbers."""
+    """Return a tensor unchanged; raise ``ValueError`` unless it is dense, of a floating dtype, and finite."""
     if not require_dense(tensor).is_floating_point():
         raise ValueError("it should be a tensor of floating-point numbers")
     if not (finite := tensor.isfinite()).all():
@@ -63,7 +62,7 @@ def require_finite(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def _flat(*dtypes: torch.dtype) -> Callable[[torch.Tensor], torch.Tensor]:
-    """Return a function that returns its tensor, but raises unless it is finite, flat and of one of the dtypes."""
+    """Return a check for pydantic: it returns its tensor, or raises if that is not flat, finite or of these dtypes."""
 
     def check(tensor: torch.Tensor) -> torch.Tensor:
         if tensor.dtype not in dtypes:
@@ -76,9 +75,9 @@ def _flat(*dtypes: torch.dtype) -> Callable[[torch.Tensor], torch.Tensor]:
 
 
 def _factor(number: Any) -> Any:
-    """Return a compression factor; raise ``ValueError`` unless it is a finite number above 0.
+    """Return a compression factor unchanged; raise ``ValueError`` unless it is a finite number above 0.
 
-    An int stays an int, since names in the state contain the number's text (``error_at``).
+    An int is not converted to a float, since names in the state contain the factor as text (``error_at``).
     """
     if not (is_number(number) and number > 0):
         raise ValueError("it should be a finite number above 0")
@@ -107,11 +106,11 @@ Square = Annotated[float, AfterValidator(_square)]
 
 
 def fields_of(kind: Any, **narrower: Any) -> type[Fields]:
-    """Return a class of ``Fields`` that has the fields of a dataclass, all of them required.
+    """Return a subclass of ``Fields`` with the fields of a dataclass, all of them required.
 
     Args:
         kind: the dataclass.
-        narrower: types by field name, which replace those of the dataclass.
+        narrower: types by field name, which replace those of the dataclass, such as a positive int in place of an int.
     """
     hints: dict[str, Any] = {**typing.get_type_hints(kind), **narrower}
     definitions: dict[str, Any] = {field.name: (hints[field.name], ...) for field in dataclasses.fields(kind)}
@@ -148,7 +147,7 @@ class PendingFields(Fields):
 
 
 class TotalsFields(Fields):
-    """Bytes of all steps of a run on a rank, see ``RunTotals``."""
+    """Total bytes of all steps of a run on one rank, see ``RunTotals``."""
 
     wire_bytes: Count
     dense_wire_bytes: Count
@@ -156,11 +155,11 @@ class TotalsFields(Fields):
 
 
 class NativeFields(Fields):
-    """State of a stretch: successive native steps, which gravac times together.
+    """State of a stretch: consecutive native steps, which gravac times together.
 
     Attributes:
-        made: number of steps made in the stretch.
-        travels: whether sums of the previous stretch's times over the ranks are in flight.
+        made: number of training steps made in the stretch.
+        travels: whether the ranks' times of the previous stretch are being summed, and the sums are not known yet.
         uncounted: whether a step has been made that ``made`` does not include yet.
     """
 
@@ -170,7 +169,7 @@ class NativeFields(Fields):
 
 
 class ShardPlaceFields(Fields):
-    """Place of a rank's shard within a whole parameter, see ``ShardPlace``."""
+    """Position of a rank's shard within a whole parameter, see ``ShardPlace``."""
 
     offset: tuple[Count, ...]
     shape: tuple[Count, ...]
@@ -178,12 +177,13 @@ class ShardPlaceFields(Fields):
 
 
 class RankState(Fields):
-    """A rank's state, as ``AdaptiveCompressor.state_dict`` returns it; ``RunState`` explains most fields.
+    """A rank's state, as ``AdaptiveCompressor.state_dict`` returns it; see ``RunState`` for fields not listed here.
 
     Attributes:
-        aside: the part of each parameter's unsent rest that the compressor's own memory has, flat.
+        aside: the part of each parameter's unsent rest that is in the compressor's own memory, flat, by parameter name.
         outer: state of outer steps, see ``OuterState``; ``None`` in other modes.
-        shards: places of this rank's shards, by parameter name; ``None`` if each rank has whole parameters.
+        shards: positions of this rank's shards in the whole parameters, by parameter name; ``None`` if each rank has
+            whole parameters.
     """
 
     version: int
@@ -218,9 +218,9 @@ class SharesState(Fields):
     """Speeds of the ranks in outer steps, as ``Shares.state_dict`` returns them.
 
     Attributes:
-        seconds: each rank's seconds of a step, by rank; empty if not known yet.
-        samples: each rank's samples of a step, by rank; empty if not known yet.
-        own: this rank's seconds and samples of a step, in the last round.
+        seconds: seconds that a step takes on each rank, by rank; empty if not known yet.
+        samples: samples that a step uses on each rank, by rank; empty if not known yet.
+        own: this rank's seconds (median of the last round) and samples of a step; empty before the first round ends.
     """
 
     seconds: tuple[Annotated[float, Field(gt=0, allow_inf_nan=False)], ...]
@@ -229,16 +229,18 @@ class SharesState(Fields):
 
 
 class FragmentState(Fields):
-    """State of a fragment (part of the model) in outer steps, as ``Fragment.state_dict`` returns it.
+    """State of a fragment (a part of the model that is exchanged by itself) in outer steps.
+
+    ``Fragment.state_dict`` returns this state.
 
     Attributes:
-        anchors: weights that all ranks share, by name.
-        own: this rank's weights, by name.
-        due: number of the rank's step from which on the anchors are applied to its weights; ``None``: nothing is to be
-            applied.
-        left: this rank's weights when its pseudo-gradient was sent, by name; may be empty.
-        keeps: fraction of its weights that the rank keeps when it applies the anchors.
-        applied: whether the newest mean was applied to the anchors.
+        anchors: weights after the last exchange, the same on all ranks, by parameter name.
+        own: this rank's weights, by parameter name.
+        due: earliest step of this rank, by number, at which it applies the anchors to its weights; ``None``: nothing is
+            to be applied.
+        left: this rank's weights when its pseudo-gradient was sent, by parameter name; may be empty.
+        keeps: k, in [0, 1): when the rank applies the anchors, its weights become k * weights + (1 - k) * anchors.
+        applied: whether the newest mean of pseudo-gradients was applied to the anchors.
     """
 
     anchors: dict[str, FiniteTensor]
@@ -250,12 +252,13 @@ class FragmentState(Fields):
 
 
 class BuffersState(Fields):
-    """State of a model's buffers, as ``Buffers.state_dict`` returns it.
+    """State of a model's buffers in outer steps, as ``Buffers.state_dict`` returns it.
 
     Attributes:
-        anchors: buffers that all ranks share, by name, of any dtype; elements may be infinite.
+        anchors: buffers after the last exchange, the same on all ranks, by name, of any dtype; elements may be
+            infinite.
         own: this rank's buffers, by name, of any dtype; elements may be infinite.
-        keeps: fraction of its buffers that the rank keeps when it applies the anchors.
+        keeps: k, in [0, 1): when the rank applies the anchors, its buffers become k * buffers + (1 - k) * anchors.
     """
 
     anchors: dict[str, Tensor]
@@ -264,15 +267,18 @@ class BuffersState(Fields):
 
 
 class RefusalsState(Fields):
-    """A rank's record of exchanges whose mean was not finite, as ``Refusals.state_dict`` returns it.
+    """A rank's record of exchanges in outer steps whose mean was not finite, and was not applied.
+
+    ``Refusals.state_dict`` returns this state.
 
     Attributes:
         skipped: number of exchanges so far whose mean was not applied.
-        counted_from: number of the round from which on rounds without an applied mean are counted.
-        on_end: numbers of the newest successive rounds in which no mean was applied.
-        refused: numbers of the newest rounds in which a mean was not applied.
-        verdicts: an entry ``(number of the round, applied)`` for each round that has not ended; ``applied`` has a bool
-            for each mean that has arrived: whether the mean was applied.
+        counted_from: number of the first round that can count toward the error for too many rounds without an applied
+            mean.
+        on_end: numbers of the newest consecutive rounds in which no mean was applied.
+        refused: numbers of the newest few rounds in which at least one mean was not applied.
+        verdicts: an entry ``(round, applied)`` for each round that has not been counted yet. ``round`` is the round's
+            number; ``applied`` has a bool for each mean that has arrived: whether the mean was applied.
     """
 
     skipped: Count
@@ -300,7 +306,7 @@ class OuterState(Fields):
 
 
 class GatheredStates(Fields):
-    """All ranks' states, as ``gather`` returns them."""
+    """The states of all ranks in one dict, as ``gather`` returns them."""
 
     version: int
     world: Positive
@@ -309,7 +315,7 @@ class GatheredStates(Fields):
 
 
 class Manifest(Fields):
-    """Fields of a directory's manifest."""
+    """Fields of a checkpoint directory's manifest, the file that names the newest checkpoint's folder."""
 
     version: int
     world: Positive
@@ -322,11 +328,11 @@ def validate(kind: type[FieldsT], state: object, path: str = "") -> FieldsT:
 
     Args:
         kind: class with the fields that the state must have.
-        state: state, or an entry of a state.
-        path: path of that entry, for messages; empty for a whole state.
+        state: a whole state, or a part of a state.
+        path: path of that part within the state, for messages; empty for a whole state.
 
     Raises:
-        SettingsError: a field is missing, unknown, of another type, or out of range; the message has its path.
+        SettingsError: a field is missing, unknown, of another type, or out of range; the message has the field's path.
     """
     try:
         return kind.model_validate(as_tuples(state))
@@ -335,7 +341,10 @@ def validate(kind: type[FieldsT], state: object, path: str = "") -> FieldsT:
 
 
 def validate_rank_state(state: Mapping[str, Any]) -> RankState:
-    """Check the types of a rank's state, and that its fields fit each other; return the fields as an object.
+    """Check a rank's state: the types of its fields, and that they do not contradict each other.
+
+    Returns:
+        The fields as an object, with tuples in place of lists.
 
     Raises:
         SettingsError: a field is wrong, or two fields contradict each other.
@@ -361,14 +370,14 @@ def check_fits(fields: Mapping[str, Mapping[str, Any]], forms: FormByName, base:
     """Check that the tensors of a state fit the parameters of the model.
 
     Args:
-        fields: the fields ``residual``, ``releasing``, ``sums``, ``aside`` or ``memory`` of a state, each with entries
-            by parameter name.
-        forms: shape, in memory order, and dtype of each parameter, by name; empty: nothing is checked.
-        base: compressor that the tensors in ``memory`` belong to.
+        fields: the fields ``residual``, ``releasing``, ``sums``, ``aside`` or ``memory`` of a state; each is a dict by
+            parameter name.
+        forms: shape (dimensions in memory order) and dtype of each parameter, by name; empty: nothing is checked.
+        base: compressor that will use the tensors in ``memory``.
 
     Raises:
-        SettingsError: a tensor belongs to a parameter that the model does not have, or has another number of elements
-            or another dtype than the model needs.
+        SettingsError: a tensor is of a parameter that the model does not have, or has another number of elements or
+            another dtype than the model needs.
     """
     if not forms:
         return
@@ -398,16 +407,16 @@ def check_fits(fields: Mapping[str, Mapping[str, Any]], forms: FormByName, base:
 def check_tensors(
     path: str, tensors: Mapping[str, torch.Tensor], current: Mapping[str, torch.Tensor], subset: bool = False
 ) -> None:
-    """Check that a state's tensors have the current tensors' names and shapes, and are finite if the current ones are.
+    """Check that saved tensors can replace current ones: same names and shapes, and finite if the current ones are.
 
     Args:
-        path: path of the tensors in the state.
-        tensors: the state's tensors by name.
-        current: tensors by name, which ``tensors`` are to replace.
-        subset: whether names of ``current`` may be missing in ``tensors``.
+        path: path of the tensors within the state, for messages.
+        tensors: the saved tensors, by name.
+        current: the tensors that the saved ones will replace, by name.
+        subset: whether ``tensors`` may lack names of ``current``.
 
     Raises:
-        SettingsError: a name, a shape or a number format differs, or an element is not finite although it currently is.
+        SettingsError: a name, a shape or a kind of number differs, or an element is not finite but the current one is.
     """
     check_names(path, tensors, current, subset)
     for name, tensor in tensors.items():
@@ -427,12 +436,12 @@ def check_tensors(
 
 
 def check_names(path: str, names: Iterable[str], expected: Iterable[str], subset: bool = False) -> None:
-    """Check that a state has exactly the expected names.
+    """Check that a part of a state has exactly the expected names.
 
     Args:
-        path: path of the names in the state.
-        names: names that the state has.
-        expected: names that the state should have.
+        path: path of that part within the state, for messages.
+        names: names that the part has.
+        expected: names that the part should have.
         subset: whether expected names may be missing.
 
     Raises:
@@ -451,11 +460,11 @@ def check_plain(state: Any, path: str) -> None:
     """Check that a state has only dicts with text as keys, lists, tuples, text, bools, ``None`` and finite numbers.
 
     Args:
-        state: state, or an entry of a state.
-        path: path of that entry.
+        state: a whole state, or a part of a state.
+        path: path of that part within the state, for messages.
 
     Raises:
-        SettingsError: an entry or a key has another type, or a number is not finite.
+        SettingsError: a part or a key has another type, or a number is not finite.
     """
     if isinstance(state, dict):
         for key, entry in state.items():
@@ -470,14 +479,14 @@ def check_plain(state: Any, path: str) -> None:
 
 
 def as_tuples(state: Any) -> Any:
-    """Return a state with a tuple in place of each list."""
+    """Return a state with tuples in place of lists, at every depth."""
     if isinstance(state, dict):
         return {key: as_tuples(entry) for key, entry in state.items()}
     return tuple(map(as_tuples, state)) if isinstance(state, (list, tuple)) else state
 
 
 def copy_state(state: Any) -> Any:
-    """Return a copy of a state; its tensors no longer refer to the file that the state was read from."""
+    """Return a deep copy of a state; tensors that were mapped from a file are read into memory."""
     if isinstance(state, torch.Tensor):
         return state.detach().clone()
     if isinstance(state, Mapping):
@@ -500,7 +509,7 @@ def describe(entry: Any) -> str:
         return f"a {type(entry).__name__} of {len(entry)}"
     try:
         text = repr(entry)
-    except ValueError:  # an int of more digits than Python writes
+    except ValueError:  # an int with more digits than Python converts to text
         text = f"a {type(entry).__name__}"
     return text if len(text) <= 80 else f"{text[:77]}..."
 
@@ -511,7 +520,12 @@ def is_number(x: Any) -> bool:
 
 
 def _explain(error: ValidationError, path: str) -> str:
-    """Return an error message: the path of the first wrong field, its content, and what is expected."""
+    """Return an error message for a state: path of the first wrong field, what is there, and what should be there.
+
+    Args:
+        error: pydantic's error.
+        path: path of the checked part within the state; empty for a whole state.
+    """
     fault, *further_faults = error.errors(include_url=False)
     location = "/".join(str(key) for key in ([path] if path else []) + [*fault["loc"]]) or "state"
     more_faults_text = f" (and {len(further_faults)} more faults)" if further_faults else ""
@@ -539,5 +553,5 @@ def _dtype_name(dtype: torch.dtype) -> str:
 
 
 def shape_of(tensor: torch.Tensor) -> tuple[int, ...]:
-    """Return the shape of a tensor of any shape as a plain tuple, for messages."""
+    """Return the shape of a tensor as a plain tuple, for messages."""
     return tuple(tensor.shape)

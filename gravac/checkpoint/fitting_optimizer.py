@@ -22,25 +22,26 @@ from gravac.settings import STATE_REMEDY, SettingsError
 from gravac.sources.local_model import optimizer_of_user
 
 PARAMETER_SHAPED = ("exp_avg", "exp_avg_sq", "max_exp_avg_sq", "momentum_buffer", "square_avg", "sum", "exp_inf")
-"""Names of a torch optimizer's state entries that are tensors of the parameter's shape."""
+"""Names of entries that torch's optimizers keep for each parameter, as tensors of the parameter's shape."""
 
 REQUIRED_ENTRIES: tuple[tuple[type[torch.optim.Optimizer], tuple[str, ...]], ...] = (
     (torch.optim.Adam, ("step", "exp_avg", "exp_avg_sq")),
     (torch.optim.AdamW, ("step", "exp_avg", "exp_avg_sq")),
 )
-"""Names of entries that an optimizer's state must have for a parameter, if it has any entry for the parameter."""
+"""Optimizer classes, with the names of entries that the state of a parameter must have unless it is empty."""
 
 
 def check_optimizer(path: str, state: Mapping[str, Any], optimizer: torch.optim.Optimizer) -> None:
-    """Check that a state fits an optimizer: parameter groups, numbers of the parameters, settings, tensors' shapes.
+    """Check that a saved state fits an optimizer: parameter groups, numbers of parameters, settings, shapes of tensors.
 
     Args:
-        path: path of the optimizer's state in the rank's state.
-        state: an optimizer's ``state_dict()``.
-        optimizer: optimizer that is to load the state.
+        path: path of the optimizer's state within the rank's state, such as ``"outer/optimizer"``, for messages.
+        state: what an optimizer's ``state_dict()`` returned.
+        optimizer: optimizer that will load the state.
 
     Raises:
-        SettingsError: a field is missing, has a wrong type or shape, or is not finite; the message has its path.
+        SettingsError: an entry is missing, has a wrong type or shape, or is not finite; the message has the entry's
+            path.
     """
     check_names(path, state, ("state", "param_groups"), subset=True)
     check_names(path, state, ("state", "param_groups"))
@@ -77,7 +78,7 @@ def check_optimizer(path: str, state: Mapping[str, Any], optimizer: torch.optim.
                 raise misfit(f"{group_path}/{name}", f"is {describe(setting)}", "be False for CPU parameters")
             if name == "betas" and not all(0 <= beta < 1 for beta in setting):
                 raise misfit(f"{group_path}/{name}", f"is {describe(setting)}", "have numbers from 0 and below 1")
-    names_by_group: dict[int, set[str]] = {}  # of the entries of each group's first saved parameter
+    names_by_group: dict[int, set[str]] = {}  # names of entries that the first saved parameter of each group has
     users_optimizer = optimizer_of_user(optimizer)
     optimizer_classes = [kind for kind in type(users_optimizer).__mro__ if kind is not torch.optim.Optimizer]
     is_of_torch = any(kind.__module__.startswith("torch.optim.") for kind in optimizer_classes)
@@ -104,16 +105,16 @@ def check_optimizer(path: str, state: Mapping[str, Any], optimizer: torch.optim.
 
 
 def _check_memory(path: str, name: str, memory: Any, parameter: torch.Tensor | None) -> None:
-    """Check one entry of the state that an optimizer keeps for a parameter.
+    """Check one entry of the saved state that an optimizer keeps for a parameter.
 
     Args:
-        path: path of the entry in the state.
+        path: path of the entry within the rank's state, for messages.
         name: the entry's name, such as ``"exp_avg"``.
         memory: the entry: a tensor or a plain value.
-        parameter: the parameter; ``None``: the optimizer is not one of torch's, so the expected shape is not known.
+        parameter: the parameter; ``None``: the shape is not checked, since the optimizer is not one of torch's.
 
     Raises:
-        SettingsError: the entry is not finite, or its type or shape is not that of entries of this name.
+        SettingsError: the entry is not finite, or has another type or shape than an entry of this name should have.
     """
     if not isinstance(memory, torch.Tensor):
         if name == "step" and not (is_number(memory) and memory >= 0):
@@ -136,9 +137,14 @@ def _check_memory(path: str, name: str, memory: Any, parameter: torch.Tensor | N
 
 
 def _check_setting(path: str, setting: Any, own_setting: Any) -> None:
-    """Check that a saved setting of an optimizer has the type of the optimizer's present setting.
+    """Check that a saved setting of an optimizer, such as a learning rate, has the type of the present setting.
 
-    A number must be finite, and must not be negative unless the optimizer's present number is.
+    A number must be finite. It must not be negative unless the present number is negative.
+
+    Args:
+        path: path of the setting within the rank's state, for messages.
+        setting: the saved setting.
+        own_setting: the present setting of the optimizer that will load the state.
 
     Raises:
         SettingsError: the setting does not fit.

@@ -13,12 +13,12 @@ from gravac.settings import SettingsError
 
 
 def gather(compressor: Checkpointed) -> dict[str, Any] | None:
-    """Return all ranks' states on rank 0. Called on every rank, between two steps.
+    """Collect all ranks' states on rank 0. Called on every rank, between two steps.
 
     Returns:
-        On rank 0 of the compressor's process group, a dict of CPU tensors and plain values, which loads with
-        ``torch.load(weights_only=True)``, and takes four bytes for each compressed parameter and each rank. ``None`` on
-        other ranks.
+        On rank 0 of the compressor's process group, a dict of CPU tensors and plain values, which
+        ``torch.load(weights_only=True)`` can load. The dict takes about four bytes for each compressed parameter and
+        each rank. On other ranks, ``None``.
 
     Raises:
         SettingsError: the ranks that the compressor averages over are not those of its process group.
@@ -32,7 +32,9 @@ def gather(compressor: Checkpointed) -> dict[str, Any] | None:
 
 
 def load_gathered(gathered: Mapping[str, Any], compressor: Checkpointed, on_resize: OnResize = "mean") -> None:
-    """Restore a compressor from gathered states. Called on every rank, before the first backward; without collectives.
+    """Restore a compressor from gathered states. Called on every rank, before the first backward.
+
+    The ranks do not communicate.
 
     Args:
         gathered: the dict that ``gather`` returned on rank 0; the same on every rank.

@@ -1,10 +1,10 @@
 # SPDX-FileCopyrightText: 2026 The gravac developers
 # SPDX-License-Identifier: Apache-2.0
-"""The ranks whose states make up a checkpoint, and the collectives that they need to save and load it.
+"""The ranks whose states form a checkpoint, and the collectives with which they save and load it.
 
-All ranks make the same calls in the same order. No gradients are in flight then: ``state_dict`` waits for the exchange
-to end. The collectives use the process group of the training, so that NCCL gets all of them in one order. Messages
-are JSON or bytes: this file unpickles nothing that another rank sent.
+All ranks make the same calls in the same order. No gradients are in flight meanwhile, since ``state_dict`` waits for
+the exchange to end. The collectives use the process group of the training, so that NCCL gets all collectives in one
+order. Messages are JSON or bytes: this file unpickles nothing that another rank sent.
 """
 
 import json
@@ -20,15 +20,15 @@ from gravac.settings import SettingsError
 T = TypeVar("T")
 
 CHUNK_BYTES = 64 * 2**20
-"""Number of bytes, over all ranks, that ``gather`` moves at a time; over NCCL these bytes take GPU memory."""
+"""Bytes that ``gather`` moves at a time, summed over all ranks; with NCCL these bytes take GPU memory."""
 
 
 class RankShards(NamedTuple):
-    """Shards of a model that a rank holds.
+    """The shards of a model that one rank holds.
 
     Attributes:
-        places: place of the rank's shard within each parameter, by name.
-        replica: number of the replica that the rank belongs to.
+        places: position of the rank's shard within each parameter, by parameter name.
+        replica: number of the replica (copy of the model) that the rank belongs to, counted from 0.
         replicas: number of replicas.
     """
 
@@ -38,7 +38,7 @@ class RankShards(NamedTuple):
 
 
 class Checkpointed(Protocol):
-    """Interface of an object whose state a checkpoint holds: an ``AdaptiveCompressor``."""
+    """Interface of an object whose state can be saved in a checkpoint: that of an ``AdaptiveCompressor``."""
 
     @property
     def process_group(self) -> dist.ProcessGroup | None:
@@ -46,7 +46,7 @@ class Checkpointed(Protocol):
 
     @property
     def shards(self) -> "RankShards | None":
-        """Where this rank's shards lie in the whole parameters, and its replica's number; ``None`` without shards."""
+        """Positions of this rank's shards in the whole parameters, and its replica; ``None`` without shards."""
 
     def state_dict(self) -> dict[str, Any]:
         """Wait until the exchange has ended, and return this rank's state."""
@@ -56,15 +56,15 @@ class Checkpointed(Protocol):
 
 
 class Ranks:
-    """The ranks of a process group, with collectives of messages and bytes.
+    """The ranks of a process group, and collectives that exchange messages (JSON) and bytes between them.
 
     Args:
         group: process group; ``None``: the default group, or this process alone if there is none.
 
     Attributes:
-        rank: number of this rank.
-        world: number of ranks.
-        rank_and_world: number of this rank, and number of ranks.
+        rank: number of this rank within the group, counted from 0.
+        world: number of ranks in the group.
+        rank_and_world: both numbers as a pair.
     """
 
     def __init__(self, group: dist.ProcessGroup | None) -> None:
@@ -74,7 +74,7 @@ class Ranks:
         self.rank, self.world = self.rank_and_world
 
     def all_gather(self, message: T) -> list[T]:
-        """Return every rank's message, by rank.
+        """Exchange messages: return a list of every rank's message, in the order of the ranks.
 
         Args:
             message: this rank's message: small, and of types that JSON can represent (tuples become lists).
@@ -90,11 +90,13 @@ class Ranks:
         return [json.loads(_bytes(text)[:length]) for text, length in zip(texts, lengths, strict=True)]
 
     def run_on_all(self, action: Callable[[], T]) -> T:
-        """Call a function on every rank, and return this rank's result; if it raises on any rank, raise on all ranks.
+        """Call a function, and return its result; if it raised an exception on any rank, raise one on every rank.
+
+        Called on every rank, each with a function of its own.
 
         Raises:
             SettingsError: the function raised ``SettingsError`` on a rank; the message names that rank.
-            RuntimeError: the function raised something else on a rank.
+            RuntimeError: the function raised another exception on a rank; the message names that rank.
         """
         failure: Exception | None = None
         try:
@@ -113,7 +115,10 @@ class Ranks:
         raise (SettingsError if is_settings_error else RuntimeError)(text + location) from failure
 
     def gather(self, payload: bytes) -> list[bytes] | None:
-        """Return every rank's bytes on rank 0, by rank, and ``None`` on other ranks; bytes are moved in chunks."""
+        """Collect all ranks' bytes on rank 0, which gets a list in the order of the ranks; other ranks get ``None``.
+
+        At most ``CHUNK_BYTES`` are moved at a time.
+        """
         if self.world == 1:
             return [payload]
         first_global_rank = dist.get_global_rank(self._group or _default_group(), 0)
@@ -135,11 +140,11 @@ class Ranks:
 
     @property
     def _device(self) -> torch.device:
-        """Device of tensors to exchange: the CPU, if a backend of the group exchanges CPU tensors; else the GPU."""
+        """Device of the tensors that collectives get: the GPU if the group has NCCL alone, otherwise the CPU."""
         return torch.device("cuda" if dist.get_backend_config(self._group).lower() in ("nccl", "cuda:nccl") else "cpu")
 
     def _padded(self, payload: bytes, length: int) -> torch.Tensor:
-        """Return bytes as a uint8 tensor of ``length`` elements, with zeros at its end."""
+        """Return bytes as a uint8 tensor, ``[length]``, on the device of collectives; zeros follow the bytes."""
         return torch.frombuffer(bytearray(payload.ljust(length, b"\0")), dtype=torch.uint8).to(self._device)
 
 

@@ -1,6 +1,6 @@
 # SPDX-FileCopyrightText: 2026 The gravac developers
 # SPDX-License-Identifier: Apache-2.0
-"""Computes the states to load if another number of ranks, or another mesh, loads than saved."""
+"""Computes the states to load if the number of ranks, or the device mesh, is not the one that saved the checkpoint."""
 
 import functools
 from collections.abc import Callable, Mapping, Sequence
@@ -15,14 +15,15 @@ from gravac.checkpoint.state import validate_state
 from gravac.settings import SettingsError
 
 OnResize = Literal["mean", "keep", "drop"]
-"""What becomes of residuals if another number of ranks, or another mesh, loads a checkpoint than saved it.
+"""What becomes of residuals if a checkpoint is loaded by another number of ranks, or on another device mesh.
 
-- ``"mean"``: every rank gets the mean over all ranks' residuals: the mean is all that error feedback depends on.
-- ``"keep"``: each earlier rank gets its own residuals, new ranks get none, and residuals of missing ranks are lost. For
-  a model in shards, each replica gets the residuals of the saved replica of the same number, if there was one.
+- ``"mean"``: every rank gets the mean of all ranks' residuals. Error feedback depends on this mean alone.
+- ``"keep"``: each earlier rank gets its own residuals, new ranks get none, and residuals of missing ranks are lost. If
+  the model is in shards, each replica gets the residuals of the saved replica with the same number, if any.
 - ``"drop"``: all residuals are dropped, and all tensors that compressors keep from step to step, such as a momentum.
 
-Decisions and the number of steps are restored in any case."""
+Decisions and the number of steps are always restored.
+"""
 
 State = Mapping[str, Any]
 """A rank's state, as ``AdaptiveCompressor.state_dict`` returns it."""
@@ -49,14 +50,15 @@ def state_to_load(
     state_of: Callable[[int], State],
     shards: RankShards | None = None,
 ) -> dict[str, Any]:
-    """Return the state that a rank is to load: its saved state, or a state computed for other ranks or another mesh.
+    """Return the state that this rank loads: the one that it saved, or one computed for the present ranks and mesh.
 
     Args:
         saved_world: number of ranks that saved their states.
         world: number of ranks that load.
         rank: number of this rank.
-        on_resize: what becomes of residuals if other ranks or another mesh load; see ``OnResize``.
-        state_of: function that returns the state that a rank saved; called only for states that are needed.
+        on_resize: what becomes of residuals if the number of ranks or the mesh has changed; see ``OnResize``.
+        state_of: function that gets a saved rank's number, and returns the state that this rank saved; called only for
+            states that are needed.
         shards: this rank's shards of the model; ``None`` if each rank has the whole model.
 
     Raises:
@@ -86,9 +88,14 @@ def state_to_load(
 
 
 def _for_other_shards(state: State, shards: RankShards | None) -> dict[str, Any]:
-    """Return a state without the fields that only its rank can load; with shards, also without outer steps.
+    """Return a copy of a state without what depends on the rank, such as residuals, or on its shards.
 
-    Outer steps then begin anew from the weights that the model has, which are those that all replicas shared.
+    If the state or this rank has shards, the state of outer steps is left out. Outer steps then begin anew, from the
+    weights that all replicas share.
+
+    Args:
+        state: a rank's saved state.
+        shards: shards of the rank that will load the state; ``None`` if each rank has the whole model.
     """
     without_rank = without_ranks(state)
     if shards is None and state.get("shards") is None:
@@ -97,18 +104,18 @@ def _for_other_shards(state: State, shards: RankShards | None) -> dict[str, Any]
 
 
 def reshard_states(states: Sequence[State], shards: RankShards, on_resize: OnResize) -> dict[str, Any]:
-    """Return the state that a rank of another mesh is to load: residuals of its own shards, from all saved shards.
+    """Return the state that this rank of a new mesh loads; its residuals are cut out of those of all saved shards.
 
     The tensors that compressors keep from step to step are dropped, and outer steps begin anew.
 
     Args:
         states: the states of all ranks that saved.
         shards: this rank's shards.
-        on_resize: ``"mean"``: residuals are the mean over the saved replicas; ``"keep"``: those of the saved replica
-            that has the number of this rank's replica, and none if there was no such replica.
+        on_resize: ``"mean"``: residuals are the mean over the saved replicas. ``"keep"``: residuals are those of the
+            saved replica that has the number of this rank's replica; there are none if no such replica was saved.
 
     Raises:
-        SettingsError: a state lacks the places of its shards, or a tensor does not fit its place.
+        SettingsError: a state does not say where its shards are, or a tensor does not fit its shard.
     """
     if any(state.get("shards") is None for state in states):
         raise SettingsError(
@@ -131,15 +138,15 @@ def _cut_out(
     tensors_of_states: Sequence[Mapping[str, torch.Tensor]],
     places: Mapping[str, ShardPlace],
 ) -> dict[str, torch.Tensor]:
-    """Cut tensors for new shards out of the tensors of saved shards; return them flat, by parameter name.
+    """Cut the tensors of new shards out of the tensors of saved shards; return them flat, by parameter name.
 
-    Each element is the mean over all states whose shards contain the element; a missing tensor counts as zero.
+    Each element is the mean over all states whose shards contain the element; a missing tensor counts as zeros.
 
     Args:
-        path: path of the tensors in a state, for messages.
-        states: states with the places of their shards.
-        tensors_of_states: flat tensors of the states' shards in their padded shapes, by parameter name.
-        places: places of the new shards in the whole parameters, by parameter name.
+        path: path of the tensors within a state, for messages.
+        states: saved states; each has the positions of its shards.
+        tensors_of_states: for each state, flat tensors of its shards in their padded shapes, by parameter name.
+        places: positions of the new shards in the whole parameters, by parameter name.
     """
     results = {}
     for name, own_place in places.items():
@@ -175,15 +182,18 @@ Region = tuple[slice, ...]
 def _overlap(
     path: str, own_place: ShardPlace, saved_place: Mapping[str, Sequence[int]]
 ) -> tuple[Region, Region] | None:
-    """Return the common elements of two shards, as slices of the first and of the second; ``None`` if there are none.
+    """Return the elements that two shards of a parameter have in common; ``None`` if there are none.
 
     Args:
-        path: path of the second shard's place in a state, for messages.
-        own_place: place of the first shard in the whole parameter.
-        saved_place: place of the second shard, by the names of ``ShardPlace``'s fields.
+        path: path of the saved shard's position within a state, for messages.
+        own_place: position of the new shard in the whole parameter.
+        saved_place: position of the saved shard, by the names of ``ShardPlace``'s fields.
+
+    Returns:
+        The common elements as slices of the new shard, and as slices of the saved shard.
 
     Raises:
-        SettingsError: the places have different numbers of dimensions.
+        SettingsError: the positions have different numbers of dimensions.
     """
     if not len(own_place.shape) == len(saved_place["offset"]) == len(saved_place["shape"]):
         raise misfit(path, f"has {len(saved_place['shape'])} dimensions", f"have {len(own_place.shape)}")
@@ -243,7 +253,7 @@ def merge_states(states: Sequence[State]) -> dict[str, Any]:
 
 
 def _sum_unsent(state: State) -> dict[str, torch.Tensor]:
-    """Return a rank's residuals by name, plus the unsent rest that the compressor keeps beside them (``aside``)."""
+    """Return a rank's residuals, by parameter name, each with the compressor's own part (``aside``) added."""
     unsent_by_name = state["aside"]
     for name in unsent_by_name.keys() & state["residual"].keys():
         _check_same_shape(f"aside/{name}", unsent_by_name[name], state["residual"][name])
@@ -264,7 +274,7 @@ def _require_valid(state: State) -> State:
 
 
 def _check_same_shape(path: str, tensor: torch.Tensor, other: torch.Tensor) -> None:
-    """Raise ``SettingsError`` if a tensor at a path of a state has another shape than another rank's tensor."""
+    """Raise ``SettingsError`` if two ranks' tensors under the same path of their states differ in shape."""
     if tensor.shape != other.shape:
         raise SettingsError(
             f"{path}: has shape {tuple(tensor.shape)}, but {tuple(other.shape)} on another rank; give the states of "

@@ -1,6 +1,6 @@
 # SPDX-FileCopyrightText: 2026 The gravac developers
 # SPDX-License-Identifier: Apache-2.0
-"""Converts a rank's state to CPU tensors and to bytes, which are safe to load from a file of unknown origin."""
+"""Converts a rank's state to CPU tensors and to bytes; loading such bytes from an unknown file runs no code."""
 
 import io
 from collections.abc import Mapping
@@ -16,7 +16,11 @@ FORMAT = 1
 
 
 def state_on_host(compressor: Checkpointed, ranks: Ranks) -> dict[str, Any]:
-    """Return a compressor's state on this rank, with CPU tensors, none of which is a view of a larger tensor.
+    """Return a compressor's state on this rank, as CPU tensors that are not views of larger tensors, and plain values.
+
+    Args:
+        compressor: the compressor; its ``state_dict`` waits until the exchange has ended.
+        ranks: the ranks of the compressor's process group.
 
     Raises:
         SettingsError: the ranks that the compressor averages over are not those of its process group.
@@ -32,14 +36,14 @@ def state_on_host(compressor: Checkpointed, ranks: Ranks) -> dict[str, Any]:
 
 
 def check_format(holder: Mapping[str, Any], what: str) -> None:
-    """Check that a manifest, or a dict of gathered states, has the version that this gravac reads.
+    """Check that a checkpoint of all ranks has the version of the format that this gravac reads.
 
     Args:
-        holder: fields of the manifest, or the dict that ``gather`` returned.
+        holder: fields of a directory's manifest, or the dict that ``gather`` returned.
         what: description of ``holder``, for the message.
 
     Raises:
-        SettingsError: the version is another.
+        SettingsError: ``holder`` has another version.
     """
     version = holder.get("version")
     if type(version) is not int or version != FORMAT:

@@ -21,10 +21,11 @@ DCP_GUARD: Mapping[str, Any] = {
     "torch.distributed.checkpoint": {"needs gravac.checkpoint.Stateful(compressor)": True},
     "torch.distributed.checkpoint.needs gravac.checkpoint.Stateful(compressor)": True,
 }
-"""Two entries of every state, which make ``torch.distributed.checkpoint`` (DCP) refuse a state outside ``Stateful``.
+"""Entries of every state that make ``torch.distributed.checkpoint`` (DCP) raise an error if ``Stateful`` is not used.
 
-DCP joins nested keys with dots, and refuses two entries whose joined keys are equal; its message quotes the key.
-Without these entries DCP would restore one rank's residuals on all ranks."""
+DCP joins nested keys with dots, and refuses two entries whose joined keys are equal; the text of its error contains the
+key. Without these entries DCP would restore one rank's residuals on all ranks.
+"""
 
 TENSORS = ("residual", "sums", "releasing", "memory")
 """Fields of a state that hold tensors by parameter name."""
@@ -35,8 +36,9 @@ def pack(policy: Policy, engine: Engine, group: dist.ProcessGroup | None = None)
 
     Args:
         policy: the run's settings.
-        engine: engine whose state to return.
-        group: ranks that will average, if the engine has no executor yet; ``None``: the default group, if there is one.
+        engine: engine of the run.
+        group: process group of the ranks that will average, used if the engine has no executor yet; ``None``: the
+            default group, or this process alone if there is none.
     """
     state, averager = engine.state, engine.averager
     if not engine.ready_to_run and state.world == 1:
@@ -58,7 +60,12 @@ def pack(policy: Policy, engine: Engine, group: dist.ProcessGroup | None = None)
 
 
 def unpack(state: Mapping[str, Any], policy: Policy, engine: Engine) -> None:
-    """Restore an engine from a rank's state. See ``AdaptiveCompressor.load_state_dict``.
+    """Restore an engine from a rank's saved state. See ``AdaptiveCompressor.load_state_dict``.
+
+    Args:
+        state: what ``pack`` returned on this rank, or a merged state of all ranks.
+        policy: settings of the present run.
+        engine: engine to restore, before its first step.
 
     Raises:
         SettingsError: the state is wrong, or does not fit policy, model or rank; nothing was changed.
@@ -79,7 +86,11 @@ def unpack(state: Mapping[str, Any], policy: Policy, engine: Engine) -> None:
 
 
 def check_loaded(engine: Engine, policy: Policy) -> None:
-    """Check that an engine's state, loaded before the model was known, fits the model.
+    """Check that a state fits the model, if it was loaded before the model was known.
+
+    Args:
+        engine: engine with the loaded state, which now knows the model.
+        policy: the run's settings.
 
     Raises:
         SettingsError: a tensor of the state is of a parameter that the model lacks, or has another size or dtype.
@@ -88,10 +99,12 @@ def check_loaded(engine: Engine, policy: Policy) -> None:
 
 
 def validate_state(state: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the fields of a rank's state, with tuples in place of lists.
+    """Check a rank's state and its version; return its fields, with tuples in place of lists, without ``DCP_GUARD``.
+
+    Lists in the field ``outer`` stay lists.
 
     Raises:
-        SettingsError: ``state`` is no state of a rank, or has another version.
+        SettingsError: ``state`` is no state of a rank, is wrong, or has another version.
     """
     if not isinstance(state, Mapping):
         raise SettingsError(
@@ -110,12 +123,12 @@ def validate_state(state: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def check_rank(state: Mapping[str, Any], rank: int, world: int) -> None:
-    """Raise if a state is of another rank or number of ranks; accept a state that ``merge_states`` returned.
+    """Check that a state is of this rank, and of this number of ranks.
 
     Args:
-        state: a rank's state; a merged state has ``None`` as world.
+        state: a rank's state. A state that ``merge_states`` returned has ``None`` as world, and fits every rank.
         rank: number of this rank.
-        world: number of ranks.
+        world: number of ranks that average.
 
     Raises:
         SettingsError: the state is of another rank or number of ranks; the message has the numbers.

@@ -1,9 +1,10 @@
 # SPDX-FileCopyrightText: 2026 The gravac developers
 # SPDX-License-Identifier: Apache-2.0
-"""Saves and loads by ``torch.distributed.checkpoint`` (DCP): each rank's state as bytes, under a key of its own.
+"""Saves and loads with ``torch.distributed.checkpoint`` (DCP): each rank's state as bytes, under a key of its own.
 
-If ranks have entries under the same key, DCP assumes that they are copies: it saves one and loads it on all ranks. DCP
-also loads only keys that the new object has, and a new compressor has no residuals.
+If several ranks save entries under the same key, DCP assumes that the entries are copies: it saves one of them and
+loads it on all ranks. Also, DCP loads only keys that the new object's state already has, and a new compressor has no
+residuals yet.
 """
 
 from typing import Any, NoReturn
@@ -15,16 +16,17 @@ from gravac.settings import SettingsError
 
 
 class Stateful:
-    """A compressor as ``torch.distributed.checkpoint`` saves and loads it: ``{"gravac": Stateful(compressor)}``.
+    """Wraps a compressor for ``torch.distributed.checkpoint`` (DCP): save or load ``{"gravac": Stateful(compressor)}``.
 
     Args:
-        compressor: the ``AdaptiveCompressor``. Load it before the first backward.
-        saved_world: number of ranks that saved, needed to load if the present number differs: each rank then reads all
-            ranks' states. ``None``, the default: the present number; at another number DCP finds no keys, and raises.
+        compressor: the ``AdaptiveCompressor``. Load its state before the first backward.
+        saved_world: number of ranks that saved the checkpoint. Needed to load with another number of ranks: each rank
+            then reads the states of all ranks. ``None``, the default: the present number; if another number saved, DCP
+            finds no keys, and raises an error.
         on_resize: what becomes of residuals if another number of ranks loads; see ``gravac.checkpoint.load``.
 
     Raises:
-        SettingsError: ``on_resize`` is not known, or ``saved_world`` is no number of ranks.
+        SettingsError: ``on_resize`` is not known, or ``saved_world`` is below 1.
     """
 
     def __init__(self, compressor: Checkpointed, saved_world: int | None = None, on_resize: OnResize = "mean") -> None:
@@ -38,10 +40,10 @@ class Stateful:
         self._on_resize = on_resize
 
     def state_dict(self) -> dict[str, Any]:
-        """Return this rank's state as bytes, under the rank's key.
+        """Return a dict with this rank's state as bytes, under the rank's key; called by DCP.
 
-        If ``saved_world`` is set to another number of ranks, return a placeholder for each rank's state, which DCP
-        replaces when it loads.
+        If ``saved_world`` is set and differs from the present number of ranks, return a placeholder for each saved
+        state. DCP replaces the placeholders when it loads.
         """
         ranks = Ranks(self._compressor.process_group)
         keys = _keys(self._saved_world or ranks.world)
@@ -50,11 +52,14 @@ class Stateful:
         return {keys[ranks.rank]: to_bytes(state_on_host(self._compressor, ranks))}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Restore the compressor from the states that DCP read.
+        """Restore the compressor from the states that DCP read; called by DCP.
+
+        Args:
+            state_dict: the dict of ``state_dict``, into which DCP has read the saved states.
 
         Raises:
-            SettingsError: the state is of another version, compressor, controller or model, or a field of it is missing
-                or wrong.
+            SettingsError: the state is of another version, compressor, controller or model, or a field of the state is
+                missing or wrong.
             RuntimeError: the compressor has made steps already.
         """
         ranks = Ranks(self._compressor.process_group)
@@ -73,7 +78,7 @@ class Stateful:
 
 
 class _Placeholder:
-    """Placeholder of a state that DCP is to load; raises if DCP tries to save it."""
+    """Stands for a state that DCP will load; raises an error if DCP tries to save the placeholder."""
 
     def __reduce__(self) -> NoReturn:
         raise TypeError(
@@ -82,5 +87,9 @@ class _Placeholder:
 
 
 def _keys(world: int) -> list[str]:
-    """Return a key for each rank. Keys contain the number of ranks, so that DCP finds none at another number."""
+    """Return the key of each rank's state in a checkpoint that ``world`` ranks save.
+
+    Keys contain the number of ranks, so that DCP does not find the keys of a checkpoint that another number of ranks
+    saved.
+    """
     return [f"rank{rank}of{world}" for rank in range(world)]

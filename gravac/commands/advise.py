@@ -1,6 +1,6 @@
 # SPDX-FileCopyrightText: 2026 The gravac developers
 # SPDX-License-Identifier: Apache-2.0
-"""The command ``gravac advise``: predicts whether compression, or exchanging less often, would save time."""
+"""The command ``gravac advise``: predicts whether compression, or less frequent exchanges, would save time."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 # SPDX-FileCopyrightText: 2026 The gravac developers
 # SPDX-License-Identifier: Apache-2.0
-"""The command ``gravac bench``: measures compressors, or the time to an accuracy, on this machine."""
+"""The command ``gravac bench``: measures compressors, or the time that methods need to reach an accuracy."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def add(commands: Commands) -> None:
 
 
 def _add_compressors(benches: Commands) -> None:
-    """Add ``gravac bench compressors`` and its arguments."""
+    """Register the subcommand ``gravac bench compressors`` and its arguments with ``argparse``."""
     parser = benches.add_parser(
         "compressors",
         help="measure time, error and memory of every compressor",
@@ -80,7 +80,7 @@ def _run_compressors(options: argparse.Namespace) -> None:
 
 
 def _add_tta(benches: Commands) -> None:
-    """Add ``gravac bench tta`` and its arguments."""
+    """Register the subcommand ``gravac bench tta`` (time to accuracy) and its arguments with ``argparse``."""
     parser = benches.add_parser(
         "tta",
         help="compare the time to accuracy of methods over links",

@@ -1,6 +1,6 @@
 # SPDX-FileCopyrightText: 2026 The gravac developers
 # SPDX-License-Identifier: Apache-2.0
-"""The command ``gravac calibrate``: measures the network between ranks and the speed of a copy."""
+"""The command ``gravac calibrate``: measures the network between ranks, and how fast a device copies tensors."""
 
 from __future__ import annotations
 

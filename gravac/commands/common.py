@@ -1,6 +1,6 @@
 # SPDX-FileCopyrightText: 2026 The gravac developers
 # SPDX-License-Identifier: Apache-2.0
-"""Functions that commands share: exit statuses, settings from options, checks of installed extras, error messages."""
+"""Functions that commands share: exit statuses, settings from options, checks of optional packages, error messages."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ Commands: TypeAlias = "argparse._SubParsersAction[argparse.ArgumentParser]"
 """The ``argparse`` object to which each command adds a parser."""
 
 WRONG_USE = 2
-"""Exit status when arguments are wrong or an extra is missing."""
+"""Exit status if an argument is wrong, or if an optional package is missing."""
 
 FAILED = 1
-"""Exit status when a command fails although its arguments are right."""
+"""Exit status if a command fails although its arguments are right."""
 
 SettingsT = TypeVar("SettingsT")
 """Class of a command's settings."""
@@ -33,13 +33,15 @@ Work = Callable[[argparse.Namespace], int | None]
 
 
 def set_work(parser: argparse.ArgumentParser, work: Work, *failures: type[Exception]) -> None:
-    """Set the function that a command runs; its exceptions become messages on standard error and exit statuses.
+    """Set the function that a command runs, and convert its exceptions to error messages and exit statuses.
+
+    ``SettingsError`` and ``ValueError`` give the exit status ``WRONG_USE``; ``OSError`` gives ``FAILED``. Other
+    exceptions are raised.
 
     Args:
         parser: parser of the command.
         work: function that does the work of the command.
-        failures: classes of exceptions that give the exit status ``FAILED``, as ``OSError`` does. Any other
-            ``ValueError``, and every ``SettingsError``, gives ``WRONG_USE``; all other exceptions are raised.
+        failures: further classes of exceptions that give the exit status ``FAILED``; may include ``ValueError``.
     """
     reported_errors: tuple[type[Exception], ...] = (ValueError, OSError, *failures)
 
@@ -55,12 +57,12 @@ def set_work(parser: argparse.ArgumentParser, work: Work, *failures: type[Except
 
 
 def settings(kind: Callable[..., SettingsT], options: argparse.Namespace, **replacements: Any) -> SettingsT:
-    """Return an object of settings, made from the options of the same names; a list becomes a tuple.
+    """Create a command's settings from the command-line options that have the same names; a list becomes a tuple.
 
     Args:
-        kind: class of the settings.
-        options: options of the command.
-        replacements: settings that replace options of the same names, or that have no option.
+        kind: class of the settings; the arguments of its constructor name the options.
+        options: parsed command line.
+        replacements: settings by name, used in place of options of these names, or if there is no such option.
     """
     all_settings = {**vars(options), **replacements}
     arguments = {name: all_settings[name] for name in inspect.signature(kind).parameters}
@@ -70,7 +72,7 @@ def settings(kind: Callable[..., SettingsT], options: argparse.Namespace, **repl
 
 
 def rate(text: str) -> float:
-    """Return the bits per second of a rate such as ``100mbit``; for ``argparse``, as the type of an argument.
+    """Return the bits per second of a rate such as ``100mbit``; for ``add_argument(type=rate)``.
 
     Raises:
         argparse.ArgumentTypeError: the text is no rate, or the rate is out of range.
@@ -84,11 +86,11 @@ def rate(text: str) -> float:
 
 
 def add_mesh(parser: argparse.ArgumentParser, meaning: str) -> None:
-    """Add the option ``--mesh``, which ``mesh_of`` reads.
+    """Add the option ``--mesh`` to a command; ``mesh_of`` reads the option.
 
     Args:
         parser: parser of the command.
-        meaning: text that says what the command does with a mesh.
+        meaning: text for the help that says what the command does with a mesh (replicas times shards).
     """
     parser.add_argument(
         "--mesh", metavar="RxS", help=f"model in shards (HSDP) of R replicas, each of S shards, such as 2x4: {meaning}"
@@ -96,7 +98,7 @@ def add_mesh(parser: argparse.ArgumentParser, meaning: str) -> None:
 
 
 def mesh_of(options: argparse.Namespace) -> Mesh | None:
-    """Return the mesh that the option ``--mesh`` names; ``None`` without the option.
+    """Return the mesh (replicas times shards) that the option ``--mesh`` names; ``None`` without the option.
 
     Raises:
         ValueError: the text is no mesh, or the user also gave the option ``--workers``.
@@ -113,10 +115,10 @@ def mesh_of(options: argparse.Namespace) -> Mesh | None:
 
 
 def require(extra: str, *modules: str) -> None:
-    """Raise an error unless the modules of an extra are installed.
+    """Raise an error if a module of an extra (a list of optional packages of gravac) is not installed.
 
     Args:
-        extra: name of the extra, for the message.
+        extra: name of the extra, such as ``"lab"``, for the message.
         modules: names of the modules.
 
     Raises:

@@ -1,6 +1,6 @@
 # SPDX-FileCopyrightText: 2026 The gravac developers
 # SPDX-License-Identifier: Apache-2.0
-"""The command ``gravac doctor``: reports what is installed, checks that ranks train to equal weights, gives advice."""
+"""The command ``gravac doctor``: reports what is installed, and tests whether ranks train to equal weights."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def _run(options: argparse.Namespace) -> int:
     except (RuntimeError, OSError) as error:
         failure = str(error).splitlines()[0] if str(error) else type(error).__name__
     if is_under_torchrun and check is None and failure is None:
-        return 0  # rank 0 reports
+        return 0  # only rank 0 prints
     facts = doctor.facts()
     advice = doctor.advice(facts, check, failure)
     if options.json:

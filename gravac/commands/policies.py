@@ -36,13 +36,21 @@ def _run(options: argparse.Namespace) -> None:
 
 
 def policy_description(text: str) -> str:
-    """Return a policy's description: the first comment after the licence in ``text``, which is its file's content."""
+    """Return a policy's description: the first comment after the licence; empty if there is none.
+
+    Args:
+        text: content of the policy's TOML file.
+    """
     lines = (line.removeprefix("#").strip() for line in text.splitlines() if line.startswith("#"))
     return next((line for line in lines if line and not line.startswith("SPDX-")), "")
 
 
 def table(rows: list[tuple[str, ...]]) -> str:
-    """Return the text of a table, a line for each row; each column is as wide as its widest cell."""
+    """Return a table as text, one line for each row, with aligned columns.
+
+    Args:
+        rows: the cells of each row; the same number of cells in all rows, at least one row.
+    """
     widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]) - 1)]
     return "\n".join(
         "  ".join([*(cell.ljust(width) for cell, width in zip(row, widths, strict=False)), row[-1]]).rstrip()
@@ -62,7 +70,11 @@ def _print_list() -> None:
 
 
 def _print_policy(source: str) -> None:
-    """Print the file and all settings of a policy, which is given by name or path."""
+    """Print the TOML file and all settings of a policy.
+
+    Args:
+        source: name of a policy that comes with gravac, or path of a TOML file.
+    """
     path = find_policy(source)
     text = path.read_text(encoding="utf-8")
     policy = load_policy(path)
@@ -71,7 +83,7 @@ def _print_policy(source: str) -> None:
 
 
 def _format_setting(setting: str | int | float | bool) -> str:
-    """Return the text of a setting, as in TOML but without quotes."""
+    """Return a setting as text: as in TOML, but without quotes."""
     if isinstance(setting, bool):
         return "true" if setting else "false"
     return f"{setting:g}" if isinstance(setting, float) else str(setting)

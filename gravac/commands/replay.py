@@ -1,6 +1,6 @@
 # SPDX-FileCopyrightText: 2026 The gravac developers
 # SPDX-License-Identifier: Apache-2.0
-"""The command ``gravac replay``: shows what a policy would have decided from a recorded run's measurements."""
+"""The command ``gravac replay``: shows what a policy would decide from the measurements of a recorded run."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ def _run(options: argparse.Namespace) -> None:
 
 
 def describe(replayed_run: Replay, unchanged_too: bool = False) -> str:
-    """Return a text: a table of recorded and replayed decisions by step, and how the replay ends.
+    """Return a table of the run's and the policy's decisions by step, and the step in which both differ, as text.
 
     Args:
         replayed_run: replay of a recorded run.
@@ -115,7 +115,7 @@ def describe(replayed_run: Replay, unchanged_too: bool = False) -> str:
 
 
 def describe_end(replayed_run: Replay) -> str:
-    """Return a text that says in which step a replay ends, and how run and policy differ in that step.
+    """Return a text that says in which step run and policy first differ, and how; or that they never differ.
 
     Args:
         replayed_run: replay of a recorded run.
@@ -134,13 +134,14 @@ def describe_end(replayed_run: Replay) -> str:
 
 
 class _RunCurve(NamedTuple):
-    """Curve of a CF, or of the number of steps from one exchange to the next, over the steps of a run.
+    """Curve over the steps of a run: of the CF, or of the number of steps from one exchange to the next.
 
     Attributes:
         run_numbers: number that the run used in each recorded step.
-        policy_number: number that the policy would use in the first step in which both differ; ``None``: never.
-        label: label of the axis.
-        unit: unit of the axis' ticks.
+        policy_number: number that the policy would use in the first step in which run and policy differ; ``None``: they
+            never differ.
+        label: label of the vertical axis.
+        unit: text after the number of each tick, such as ``"x"``; may be empty.
     """
 
     run_numbers: list[float]
@@ -150,14 +151,14 @@ class _RunCurve(NamedTuple):
 
 
 def draw(replayed_run: Replay, path: Path, policy: str) -> None:
-    """Write a PNG of the CFs that ran, over steps, and of the step in which the policy differs. Needs matplotlib.
+    """Plot the run's CF over its steps, and the step in which the policy first differs, to a PNG. Needs matplotlib.
 
     If ranks made outer steps, a second panel shows the number of steps from one exchange to the next.
 
     Args:
         replayed_run: replay of a recorded run.
         path: PNG file to write.
-        policy: name of the policy.
+        policy: name of the policy, for the legend.
     """
     from matplotlib.figure import Figure  # without pyplot, which may need a display; Agg draws a PNG
 
@@ -195,7 +196,7 @@ def draw(replayed_run: Replay, path: Path, policy: str) -> None:
 
 
 def _has_rounds(replayed_run: Replay) -> bool:
-    """True if the run had rounds of outer steps."""
+    """True if the run made outer steps, in which ranks exchange only once in several steps."""
     return max(record.every for record in replayed_run.trace.steps) > 1
 
 
@@ -205,14 +206,18 @@ def _describe_cfs(cfs: Sequence[float]) -> str:
 
 
 def _by_step(records: tuple[DecisionRecord, ...]) -> dict[int, list[DecisionRecord]]:
-    """Return decisions by step; ``records`` has the decisions of a step one after another."""
+    """Return the decisions by the step that they hold from.
+
+    Args:
+        records: decisions, ordered by step.
+    """
     return {
         step: list(step_records) for step, step_records in itertools.groupby(records, key=lambda record: record.step)
     }
 
 
 def _describe_choice(record: DecisionRecord | None, forecasts: Sequence[Forecast]) -> str:
-    """Return a description of a decision's candidate, with ``*`` if the candidate changes; ``"-"`` for no decision."""
+    """Return a decision's candidate as text, with ``*`` if the decision changes the candidate; ``"-"`` for ``None``."""
     from gravac.telemetry.descriptions import describe_candidate, forecast_of
 
     if record is None:
@@ -221,7 +226,7 @@ def _describe_choice(record: DecisionRecord | None, forecasts: Sequence[Forecast
 
 
 def _describe_candidate(candidate: Candidate, forecasts: Sequence[Forecast]) -> str:
-    """Return a description of a candidate, from its forecast if ``forecasts`` has one."""
+    """Return a candidate as text, such as ``low rank 16, 15x fewer bytes``; shorter if ``forecasts`` lacks it."""
     from gravac.telemetry.descriptions import describe_candidate
 
     return describe_candidate(

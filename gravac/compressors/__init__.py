@@ -1,7 +1,8 @@
 # SPDX-FileCopyrightText: 2026 The gravac developers
 # SPDX-License-Identifier: Apache-2.0
-"""Compressors, one file per family. They request collectives, and know no process groups.
+"""Compressors, one file per family.
 
+A compressor yields the collectives that it needs, and knows no process groups; other code runs the collectives.
 Every compressor that is imported here is built in: users choose it by its name. ``import X as X`` marks X as public.
 """
 
@@ -59,13 +60,13 @@ from gravac.entry_points import Registry
 BUILT_IN: dict[str, Compressor] = {
     name: imported for name, imported in sorted(globals().items()) if isinstance(imported, Compressor)
 }
-"""Built-in compressors, by name, with default settings: those that are imported above."""
+"""Built-in compressors with default settings, by name: all compressors that this file imports."""
 
 
 def _fault(loaded_object: object) -> str:
-    """Return what is wrong with an object that an entry point loaded, for a message; an empty text if nothing is."""
+    """Return, for an error message, why an entry point's object is no compressor; ``""`` if it is a compressor."""
     return "" if isinstance(loaded_object, Compressor) else "is no compressor; name an object, not its class"
 
 
 COMPRESSORS: Registry[Compressor] = Registry("compressor", "gravac.compressors", BUILT_IN, _fault)
-"""All compressors, by name, with default settings: gravac's, and those of other installed packages."""
+"""All compressors with default settings, by name: those in gravac, and those that other installed packages declare."""

@@ -1,15 +1,15 @@
 # SPDX-FileCopyrightText: 2026 The gravac developers
 # SPDX-License-Identifier: Apache-2.0
-"""The contract of a compressor: a generator that yields each collective it needs, and is resumed with the result.
+"""Base class of compressors, whose method ``rounds`` is a generator that yields collectives and gets their results.
 
-Laws, checked for every compressor by ``gravac.testing.compressor_laws``; x is a rank's tensor, ``sent`` and ``mean``
-are fields of the rank's result (``Reduced``):
+``gravac.testing.compressor_laws`` checks the following laws for every compressor. Here x is a rank's tensor, and
+``sent`` and ``mean`` are fields of the rank's result (``Reduced``):
 
-- the mean over ranks of ``sent`` equals ``mean``, up to the rounding error that ``Compressor.rounding`` bounds;
-- the error of a contractive compressor is at most the tensor's energy, ``‖x - sent‖² <= ‖x‖²`` (summed over the ranks);
-  for an unbiased compressor, the expectation of ``sent`` is ``x``;
-- ``mean`` is bitwise the same on all ranks, and a second run gives the same bits;
-- every rank yields the same collectives, of the same shapes and dtypes, whatever numbers its tensors contain.
+- The mean over ranks of ``sent`` equals ``mean``, up to the rounding error that ``Compressor.rounding`` bounds.
+- If the compressor is contractive, ``‖x - sent‖² <= ‖x‖²``, both sides summed over the ranks. If the compressor is
+  unbiased, the expectation of ``sent`` is x.
+- ``mean`` is bitwise the same on all ranks, and bitwise the same if the run is repeated.
+- All ranks yield the same collectives, of the same shapes and dtypes. These do not depend on the numbers in x.
 """
 
 import math
@@ -34,17 +34,19 @@ class Reduced:
     """Result of compressing and exchanging one tensor.
 
     Attributes:
-        mean: mean of the sent tensors, the same on all ranks; flat, of x's length. A tensor, or an ``Addend``: an
-            object that adds the mean to a tensor without storing the mean as a whole, to save memory and time.
-        sent: tensor that this rank contributed to the mean, flat, of x's length; the residual is ``x - sent``. A
-            compressor that adds the residual itself (``Compressor.folds``) may subtract numbers from ``fold.unsent`` as
-            it sends them; ``sent`` then has only the other numbers.
+        mean: mean over the ranks of their ``sent`` tensors, the same on all ranks; flat, of x's length. A tensor, or an
+            ``Addend``: an object that adds the mean to a tensor without storing all elements, to save memory and time.
+        sent: tensor that this rank contributed to the mean, flat, of x's length; the residual is ``x - sent``.
+            Exception: a compressor that gets ``ctx.fold`` may subtract numbers that it sends from ``fold.unsent``.
+            ``sent`` is then 0 at these numbers.
         cf: achieved compression factor; of a sparsifier: elements of x / elements sent.
-        aside: part of ``x - sent`` that the compressor itself keeps in ``ctx.state``, flat, of x's length; the residual
-            excludes this part. ``None``: the compressor keeps nothing.
-        target: tensor that replaces x when the gain is computed, flat (DGC's velocity); ``None``: x itself.
-        error: ``‖x - sent‖²``, 0-d, from which the gain is computed; ``None``: the caller computes the error. An error
-            that the ranks make together, as by rounding their mean, is divided among them.
+        aside: part of ``x - sent`` that the compressor itself keeps in ``ctx.state``, flat, of x's length. The caller
+            subtracts this part from the residual. ``None``: the compressor keeps nothing.
+        target: tensor with which the gain compares ``sent``, flat; ``None``: x. Only DGC sets another tensor, its
+            velocity.
+        error: ``‖x - sent‖²`` of this rank, 0-d, from which the gain is computed; ``None``: the caller computes the
+            error. If the mean is coded again after the sum, that second error is divided among the ranks, so that it
+            counts once.
     """
 
     mean: torch.Tensor | Addend
@@ -56,27 +58,28 @@ class Reduced:
 
 
 DEFAULT_MAGNITUDES = (2.0**-100, 2.0**100)
-"""Default of ``Compressor.magnitudes``: smallest and largest magnitude of a gradient's elements sent as float32."""
+"""Default of ``Compressor.magnitudes``, for numbers sent as float32: smallest and largest magnitude of an element."""
 
 Rounds = Generator[Collective, Any, Reduced]
-"""A generator that yields collectives, is resumed with their results, and returns a ``Reduced``."""
+"""Type of ``Compressor.rounds``: a generator that yields collectives, gets their results, and returns a ``Reduced``."""
 
 
 @dataclass(slots=True)
 class Fold:
-    """Residual of one tensor, for a compressor that itself adds the residual to the gradient (``Compressor.folds``).
+    """Residuals for a compressor that itself adds them to the gradients (see ``Compressor.folds``).
 
     Attributes:
-        residual: residual that is added to the gradient first, flat, ``[elements]``, float32 or bfloat16; ``None``:
-            nothing is added.
-        unsent: memory for the new residual: float32, flat, ``[elements]``. The compressor overwrites this memory with
-            the sum of gradient and residual. It may also subtract the numbers that it sends; ``Reduced.sent`` then
-            excludes those. ``None``: no residual is kept; a compressor that needs the sum later creates a tensor.
-        energy: ``‖gradient + residual‖²``, 0-d, set by the compressor before its first collective; finite if and only
-            if every element of the gradient is. In ``rounds_together``, the energy of all rows.
-        gradients: gradient of each row in ``rounds_together``, flat. The argument x is then the memory ``unsent``,
-            which the compressor overwrites with each row's sum of gradient and residual. Empty in ``rounds``.
-        residuals: residual that is added to each row's gradient in ``rounds_together``, flat; empty: nothing is added.
+        residual: residual that ``rounds`` adds to the gradient before it compresses the sum: flat, ``[elements]``,
+            float32 or bfloat16; ``None``: there is no residual.
+        unsent: memory for the new residual: float32, flat, ``[elements]``. The compressor writes the sum of gradient
+            and residual into this memory. The compressor may then subtract numbers that it sends, and set
+            ``Reduced.sent`` to 0 at these. ``None``: no new residual is kept; a compressor that needs the sum later
+            stores memory of its own here.
+        energy: ``‖gradient + residual‖²``, 0-d; in ``rounds_together``, summed over all rows. The compressor sets this
+            energy before its first collective. The energy is finite if and only if every element of the gradient is.
+        gradients: gradient of each row, flat, in ``rounds_together``. The argument x is then the same memory as
+            ``unsent``: the compressor overwrites each row with its sum of gradient and residual. Empty in ``rounds``.
+        residuals: residual to add to each row's gradient, flat, in ``rounds_together``; empty: there are none.
     """
 
     residual: torch.Tensor | None = None
@@ -98,8 +101,9 @@ class Context:
         seed: seed of the run's random numbers.
         shape: the parameter's shape, in memory order; x is its flat view.
         dtype: number format of the gradient; x is float32 if that is a 16-bit type.
-        state: tensors that the compressor keeps for this parameter from step to step, by keys of its choice; saved with
-            checkpoints. Never change a tensor in place, but replace it: if the step is undone, the old one is restored.
+        state: tensors that the compressor keeps for this parameter from step to step, by keys that it chooses; saved in
+            checkpoints. To change a tensor, store a new tensor; never change it in place: if a gradient is not finite,
+            gravac may restore the old tensor.
         error_feedback: strength of error feedback: fraction of the unsent rest ``x - sent`` that becomes the residual,
             from 0 (no error feedback) to 1.
         selections: coordinates of x that were selected in this step already, by CF (see ``multilevel``).
@@ -124,7 +128,9 @@ class Context:
         return replace(self, shape=(elements,), state={}, error_feedback=0.0, selections={}, fold=None)
 
     def draws(self, per_rank: bool = False, fixed: bool = False) -> Draws:
-        """Return a source of random numbers that depend on seed, name and step alone, not on the device or on resumes.
+        """Return a source of random numbers that depend only on the run's seed, the parameter's name and the step.
+
+        The numbers are the same on every device, and after the run is resumed from a checkpoint.
 
         Args:
             per_rank: whether each rank draws other numbers, for rounding that must differ between ranks; otherwise all
@@ -148,17 +154,17 @@ class Compressor(Settings):
         owns_momentum: whether the compressor applies the optimizer's momentum; the optimizer must then have none.
         exact_cf: whether the achieved CF of large tensors is the requested CF, within 2 %; otherwise the compressor
             comes as close as its method can.
-        compresses: whether the compressor leaves anything out; False for ``dense``, which only sets a number format,
-            and is applied to all tensors.
+        compresses: False only for ``dense``, which sends all elements in one number format and is applied to all
+            tensors; all other compressors are applied only to tensors that are large enough.
         one_round: whether ``rounds`` yields a single collective, at every CF and number of ranks.
         error_feedback: default fraction of the unsent rest ``x - sent`` that becomes the residual, 0 to 1.
-        coding_costs: points ``(CF, cost of encode, cost of decode)``, ascending by CF. A cost of 1 is the time in which
-            the tensor is copied. ``gravac bench compressors`` measures these points; empty: not measured.
+        coding_costs: points ``(CF, cost of encode, cost of decode)``, ascending by CF. A cost of 1 is the time that a
+            copy of the tensor takes. ``gravac bench compressors`` measures these points; empty: not measured.
         efficiency_points: ``(CF, median efficiency)``, ascending, for a compressor that is not in ``gravac.beliefs``;
             empty: the points of ``gravac.beliefs``, or cautious defaults.
         efficiency_by_gain: ``(gain, median efficiency)``, ascending; empty: as for ``efficiency_points``.
-        efficiency_apart: ``(steps from one exchange to the next, exponent)``, ascending, for outer steps; the
-            efficiency is raised to the exponent. Empty: as for ``efficiency_points``.
+        efficiency_apart: ``(steps from one exchange to the next, exponent)``, ascending, for outer steps: a step's
+            efficiency is raised to this exponent. Empty: as for ``efficiency_points``.
         rounding: unit roundoff u of the sums on the wire: ``|mean - mean of sent| <= (N+2) u mean of |sent|`` for N
             ranks.
     """
@@ -180,23 +186,24 @@ class Compressor(Settings):
     def rounding(self) -> float:
         """Unit roundoff u of the sums on the wire: ``|mean - mean of sent| <= (N+2) u mean of |sent|`` for N ranks.
 
-        Float32's unless overridden.
+        By default, the unit roundoff of float32, ``2**-24``.
         """
         return 2.0**-24
 
     @property
     def magnitudes(self) -> tuple[float, float]:
-        """Smallest and largest magnitude of a gradient's elements, between which ``sent`` scales with the gradient.
+        """Smallest and largest magnitude of a gradient's elements for which ``sent`` is proportional to the gradient.
 
-        Within the range, gradients times a power of two give means times that power, bit for bit except for subnormal
-        numbers. Outside, a number format of the wire overflows or underflows. Every rank then gets means that are not
-        finite, or ``sent`` is less accurate, as the compressor's class says. ``(1, 1)``: ``sent`` never scales.
+        Within this range, multiplying all gradients by a power of two multiplies the means by the same power, bit for
+        bit except for subnormal numbers. Outside the range, a number format on the wire overflows or underflows. Every
+        rank then gets means that are not finite, or ``sent`` is less accurate; the compressor's class says which.
+        ``(1, 1)``: ``sent`` is never proportional to the gradient.
         """
         return DEFAULT_MAGNITUDES
 
     @property
     def host_waits(self) -> bool:
-        """True if the host waits for a GPU while it encodes, since ``rounds`` reads numbers from the GPU.
+        """True if ``rounds`` reads numbers from the GPU while it encodes, so that the host must wait for the GPU.
 
         False by default.
         """
@@ -228,9 +235,10 @@ class Compressor(Settings):
 
     @property
     def beliefs(self) -> CompressorBeliefs:
-        """Beliefs about the efficiency of steps: those that the class declares, otherwise those of ``gravac.beliefs``.
+        """What gravac assumes about the efficiency of steps before any measurement in this run.
 
-        A class declares ``efficiency_points``, ``efficiency_by_gain`` and ``efficiency_apart``.
+        The class may declare ``efficiency_points``, ``efficiency_by_gain`` and ``efficiency_apart``. For each of these
+        that is empty, the points in ``gravac.beliefs`` are used.
         """
         table_beliefs = beliefs_in_force().of_compressor(self.name)
         class_points = {
@@ -279,28 +287,31 @@ class Compressor(Settings):
 
         Returns:
             The kind of each collective, and this rank's payload in bytes, in the order of the collectives. Flags and
-            padding, which are sent besides, are not included.
+            padding are sent too, but not counted here.
         """
         raise NotImplementedError
 
     def wire_dtype(self, gradient: torch.dtype) -> torch.dtype:
-        """Return the number format in which gradients of a dtype are sent; called only if ``compresses`` is False."""
+        """Return the number format in which gradients of dtype ``gradient`` are sent.
+
+        Called only if ``compresses`` is False.
+        """
         return gradient
 
     def folds(self, gradient: torch.Tensor, cf: float) -> bool:
-        """True if ``rounds`` itself adds the residual, given as ``ctx.fold``, to a flat gradient at a CF.
+        """True if ``rounds`` can itself add the residual to this gradient (flat) at this CF; False by default.
 
-        ``rounds`` then gets the gradient as x: without its residual, in its own dtype (also 16 bit), maybe not finite.
-        If the gradient is not finite, ``rounds`` may send anything: every rank then gets NaN, and keeps nothing of the
-        gradient. A batch is folded if this method returns True for each of its gradients; ``rounds_together`` then adds
-        the residuals.
+        gravac may then call ``rounds`` with the residual in ``ctx.fold``. The argument x is the gradient without its
+        residual, in its own dtype (also 16 bit), and may contain numbers that are not finite. In that case ``rounds``
+        may send anything: every rank gets NaN, and no residual changes. For a batch, ``rounds_together`` adds the
+        residuals if this method returns True for every gradient of the batch.
         """
         return False
 
     def misfit(self, key: str, memory: torch.Tensor, elements: int) -> str:
-        """Check a tensor of ``Context.state`` from a checkpoint: return ``""`` if it fits this compressor.
+        """Check a tensor of ``Context.state`` from a checkpoint: return ``""`` if the tensor fits this compressor.
 
-        Otherwise return what the tensor should be, for an error message, such as ``"two dimensions"``.
+        Otherwise return what the tensor should have, for an error message, such as ``"two dimensions"``.
 
         Args:
             key: the tensor's key in the state.
@@ -310,9 +321,14 @@ class Compressor(Settings):
         return ""
 
     def kept_aside(self, ctx: Context, elements: int) -> torch.Tensor | None:
-        """Return the part of the unsent rest that the compressor itself keeps in ``ctx.state``: flat, ``[elements]``.
+        """Return the part of this rank's unsent rest that the compressor keeps in ``ctx.state``, not in the residual.
 
-        Return ``None`` if the compressor keeps nothing.
+        Args:
+            ctx: facts about the tensor, with its state.
+            elements: number of elements of the tensor.
+
+        Returns:
+            A flat tensor, ``[elements]``; ``None`` if the compressor keeps nothing.
         """
         return None
 
@@ -325,8 +341,8 @@ class Compressor(Settings):
             ctx: facts about the tensor and the step.
 
         Returns:
-            A generator that yields collectives, is resumed with their results, and returns a ``Reduced``. If there are
-            several collectives, the docstring of a compressor's method numbers its steps.
+            A generator that yields collectives, is resumed with their results, and returns a ``Reduced``. Compressors
+            that yield several collectives number the steps in the docstring of their method.
         """
         raise NotImplementedError
 
@@ -335,7 +351,7 @@ class Compressor(Settings):
 
         ``None``: the tensor is averaged by itself.
 
-        The key must be the same on all ranks. Keys are used on a GPU only, where launches cost much.
+        The key must be the same on all ranks. Keys are used on a GPU only, where each kernel launch takes long.
 
         Args:
             cf: requested compression factor; 1 or more.
@@ -352,7 +368,7 @@ class Compressor(Settings):
             x: the tensors, one in each row: ``[count, elements]``, contiguous, finite, float32 or float64; not to be
                 changed.
             cf: requested compression factor; 1 or more.
-            contexts: facts about each tensor; each has its own memory and its own random numbers.
+            contexts: facts about each tensor; each context has its own ``state`` and its own random numbers.
 
         Returns:
             A generator like that of ``rounds``. Its ``Reduced`` is for all rows: mean and sent are flat,
@@ -375,5 +391,5 @@ class Compressor(Settings):
 
 
 def k_for(elements: int, cf: float) -> int:
-    """Return k, the number of elements that a sparsifier sends of ``elements`` at a CF: ``ceil(elements / cf)``."""
+    """Return k, the number of elements that a sparsifier sends out of ``elements``: ``ceil(elements / cf)``."""
     return min(elements, max(1, math.ceil(elements / cf))) if elements else 0

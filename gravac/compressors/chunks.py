@@ -1,8 +1,8 @@
 # SPDX-FileCopyrightText: 2026 The gravac developers
 # SPDX-License-Identifier: Apache-2.0
-"""Selection of chunks of consecutive coordinates, the same on all ranks; gathers and scatters the chunks' values.
+"""Selects chunks of consecutive coordinates, the same on all ranks; gathers and scatters the values of these chunks.
 
-Copying whole chunks costs a fraction of copying as many single coordinates.
+Copying whole chunks takes a fraction of the time that copying as many single coordinates takes.
 """
 
 from collections.abc import Sequence
@@ -36,18 +36,18 @@ def chunk_energies(x: torch.Tensor, chunk: int) -> torch.Tensor:
 
 
 def folds(gradient: torch.Tensor) -> bool:
-    """True if ``fold_chunks``, which needs kernels, accepts a flat gradient."""
+    """True if ``fold_chunks``, which needs Triton kernels, accepts this flat gradient."""
     kernels_usable = gradient.dtype != torch.float64 and kernels.usable(gradient.device.type)
     return kernels_usable and gradient.is_contiguous() and gradient.numel() > 0
 
 
 @dataclass(slots=True)
 class FoldedChunks:
-    """Sums of gradients and residuals of several tensors, concatenated; ``take`` removes values of selected chunks.
+    """Gradients plus residuals of several tensors, concatenated; ``take`` returns and removes the values to send.
 
     Attributes:
-        x: sums of gradients and residuals: float32, ``[count * elements]``; values are subtracted when they are taken.
-        energies: sums of squares of the chunks of x: float64, ``[count * chunks]``; updated when values are taken.
+        x: gradients plus residuals: float32, ``[count * elements]``; ``take`` subtracts the values that it returns.
+        energies: sums of squares of the chunks of x: float64, ``[count * chunks]``; ``take`` updates them.
         chunk: numbers per chunk.
         count: number of tensors.
     """
@@ -58,7 +58,7 @@ class FoldedChunks:
     count: int
 
     def take(self, order: torch.Tensor, k: int, dtype: torch.dtype, world: int = 1, multiple: int = 1) -> torch.Tensor:
-        """Return the first k values of each tensor's selected chunks as they are sent, and subtract them from x.
+        """Return the first k values of each tensor's selected chunks, to be sent, and subtract these values from x.
 
         Args:
             order: numbers of the selected chunks of each tensor, in the order in which they are sent: int64,
@@ -66,10 +66,10 @@ class FoldedChunks:
             k: number of values per tensor.
             dtype: number format of the result.
             world: number of ranks, by which values are divided.
-            multiple: each tensor's k values are padded with zeros to a multiple of this number.
+            multiple: each tensor's k values are padded with zeros up to a multiple of this number.
 
         Returns:
-            The values divided by ``world``: ``[count, k]`` in ``dtype``, k rounded up to the multiple.
+            The values divided by ``world``, in ``dtype``: ``[count, k rounded up to the multiple]``.
         """
         values: torch.Tensor = _import_kernels().take(
             self.x, self.energies, order, k, self.chunk, dtype, world, multiple
@@ -86,13 +86,14 @@ def fold_chunks(gradient: torch.Tensor, chunk: int, fold: Fold, world: int) -> t
     """Write gradient plus residual of each tensor into ``fold.unsent``; compute the energy of each chunk of these sums.
 
     Args:
-        gradient: flat gradient; ignored if ``fold`` has several gradients.
+        gradient: flat gradient; ignored if ``fold.gradients`` is not empty.
         chunk: numbers per chunk.
-        fold: the residuals; ``fold.energy`` is set, and ``fold.unsent`` too if it is ``None``.
+        fold: the residuals. This function sets ``fold.energy``, and allocates ``fold.unsent`` if that is ``None``.
         world: number of ranks.
 
     Returns:
-        The sums with their energies, and the energies divided by ``world`` to be sent: bfloat16, ``[count * chunks]``.
+        The sums with the energies of their chunks, and the energies to send: divided by ``world``, bfloat16,
+        ``[count * chunks]``.
     """
     gradients: Sequence[torch.Tensor] = fold.gradients or (gradient,)
     residuals = fold.residuals if fold.residual is None else (fold.residual,)
@@ -111,7 +112,7 @@ class SparseChunks:
     """Several flat tensors, concatenated, that are zero except in some chunks; a kernel writes or adds the values.
 
     Attributes:
-        values: values of the chunks, ``[count, width]``: a row per tensor, of which the first k are used.
+        values: values of the chunks, ``[count, width]``: a row per tensor; the first k values of a row are used.
         order: numbers of each tensor's chunks, in the order of the values: int64, ``[count, m]``; see
             ``sending_order``.
         k: number of values per tensor.
@@ -129,7 +130,11 @@ class SparseChunks:
         return dense
 
     def overwrite(self, *denses: torch.Tensor) -> bool:
-        """Overwrite one flat tensor for each of these tensors, or one for all; return False if a kernel cannot."""
+        """Overwrite flat tensors with the concatenated tensors; return False, and change nothing, if no kernel can.
+
+        Args:
+            denses: flat tensors to overwrite: as many as are concatenated here, or a single tensor for all of them.
+        """
         if not all(map(folds, denses)):
             return False
         tensors = [*denses[0].view(len(self.order), -1)] if len(denses) == 1 else denses
@@ -146,14 +151,14 @@ def sending_order(energies: torch.Tensor, k: int, chunk: int) -> torch.Tensor:
         chunk: coordinates per chunk.
 
     Returns:
-        int64, ``[count, ceil(k / chunk)]``: ascending; if k is no multiple of ``chunk``, the weakest chunk, which is
-        sent in part, comes last.
+        int64, ``[count, ceil(k / chunk)]``: ascending. If k is no multiple of ``chunk``, only a part of the chunk with
+        least energy is sent, and that chunk comes last.
     """
     m = -(-k // chunk)
     if k == m * chunk or m == 1:
         return largest(energies, m)
     if not energies.is_cpu and m < energies.shape[1]:
-        strongest_chunks = energies.topk(m).indices  # no energy is negative
+        strongest_chunks = energies.topk(m).indices  # energies are not negative, so that abs() is not needed
         return torch.cat([strongest_chunks[:, :-1].sort(1).values, strongest_chunks[:, -1:]], 1)
     rows = largest(energies, m)
     weakest = energies.gather(1, rows).argmin(1, keepdim=True)
@@ -162,7 +167,9 @@ def sending_order(energies: torch.Tensor, k: int, chunk: int) -> torch.Tensor:
 
 
 def positions(order: torch.Tensor, k: int, chunk: int, chunk_count: int) -> torch.Tensor:
-    """Return the positions of the first k coordinates of each tensor's selected chunks; tensors have whole chunks.
+    """Return the positions of the first k coordinates in the selected chunks of several concatenated tensors.
+
+    All tensors have the same length, a multiple of ``chunk``.
 
     Args:
         order: chunk numbers of each tensor, int64, ``[count, m]``, in the order in which they are sent.
@@ -181,12 +188,13 @@ def positions(order: torch.Tensor, k: int, chunk: int, chunk_count: int) -> torc
 class ChunkSelection(NamedTuple):
     """Coordinates of a tensor that are sent, the same on all ranks: whole chunks, and single coordinates.
 
-    The number of chunks and of single coordinates does not depend on the gradients.
+    The number of whole chunks and the number of single coordinates do not depend on the gradients.
 
     Attributes:
         rows: numbers of the whole chunks: int64, flat, ascending.
-        singles: single coordinates: int64, flat. They belong to the chunk that is sent in part, and to the last
-            selected chunk, which the tensor's end may cut short. Coordinates beyond the end stand for zeros.
+        singles: single coordinates: int64, flat. These are the coordinates of the chunk that is sent in part. If the
+            tensor's length is no multiple of the chunk length, all coordinates of the last selected chunk are single
+            too. Coordinates beyond the tensor's end stand for zeros.
     """
 
     rows: torch.Tensor
@@ -196,16 +204,18 @@ class ChunkSelection(NamedTuple):
 def select_k(
     rows: torch.Tensor, partial: torch.Tensor, k: int, chunk: int, elements: int, start: int = 0
 ) -> ChunkSelection:
-    """Select k coordinates, or fewer at the tensor's end, from given chunks: all of each chunk, but only a part of one.
+    """Select k coordinates from given chunks: all coordinates of each chunk except one, and a part of that chunk.
+
+    If the tensor's end cuts off a chunk, fewer than k of the coordinates are inside the tensor.
 
     Args:
-        rows: chunk numbers, int64, ascending: as few as contain k coordinates.
-        partial: position in ``rows`` of the chunk that is needed in part: int64, ``[1]``.
+        rows: chunk numbers, int64, ascending: ``ceil(k / chunk)`` of them.
+        partial: position in ``rows`` of the chunk of which only a part is selected: int64, ``[1]``.
         k: number of coordinates.
         chunk: coordinates per chunk.
         elements: number of coordinates of the tensor.
-        start: position in the partial chunk from which coordinates are selected; after the chunk's end, selection
-            continues at its beginning.
+        start: position in the partial chunk of the first coordinate that is selected there. If the selection reaches
+            the chunk's end, it continues at the chunk's beginning.
     """
     partial_length = k - (len(rows) - 1) * chunk
     if partial_length == chunk and elements % chunk == 0:
@@ -223,7 +233,7 @@ def select_k(
 
 
 def gather(x: torch.Tensor, selection: ChunkSelection, chunk: int, k: int) -> torch.Tensor:
-    """Return the values of flat x at the selected coordinates, whole chunks first: flat, ``[k]``, dtype of x."""
+    """Return the k values of flat x at the selected coordinates, whole chunks first: flat, ``[k]``, dtype of x."""
     full_chunks = x[: x.numel() // chunk * chunk].view(-1, chunk)
     values, row_elements = x.new_empty(k), len(selection.rows) * chunk
     torch.index_select(full_chunks, 0, selection.rows, out=values[:row_elements].view(-1, chunk))
@@ -244,7 +254,7 @@ def scatter(values: torch.Tensor, selection: ChunkSelection, chunk: int, element
 
 
 def _mask_inside(positions: torch.Tensor, elements: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return a mask of the positions before the tensor's end, and the positions, each at most the last coordinate."""
+    """Return a mask that is True at positions below ``elements``, and the positions clamped to ``elements - 1``."""
     return positions < elements, positions.clamp(max=elements - 1)
 
 

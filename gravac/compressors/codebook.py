@@ -1,18 +1,19 @@
 # SPDX-FileCopyrightText: 2026 The gravac developers
 # SPDX-License-Identifier: Apache-2.0
-"""Quantizes blocks of numbers to codes of 1, 2, 3, 4 or 8 bits, with a scale per block.
+"""Quantizes blocks of numbers to codes of 1, 2, 3, 4 or 8 bits, with a scale per block, on a CPU.
 
-Levels are fitted to a normal distribution, or evenly spaced.
+A code stands for a level; the decoded number is this level times the block's scale. Levels are fitted to a normal
+distribution, or evenly spaced.
 
 Sources: Max, "Quantizing for Minimum Distortion", IRE Trans. Inf. Theory 1960, table I (the fitted levels); Vargaftik
 et al., "EDEN", ICML 2022 (levels times a scale fitted to the coded numbers).
 
-A number is first rounded to a grid of 255 points; a table then gives the point's code, since thresholds are grid
-points. A block's scale is then the least-squares scale for its codes (for 8 bits, its largest magnitude). So coding
-never adds error: ``‖x - decode(encode(x))‖ <= ‖x‖``.
+A number is first rounded to a grid of 255 points; a table then gives the point's code. This is exact, since all
+thresholds between codes are grid points. A block's scale is the least-squares scale for its codes (for 8 bits, the
+block's largest magnitude). The coding is therefore contractive: ``‖x - decode(encode(x))‖ <= ‖x‖``.
 
-This file is for the CPU. It works on pieces that fit in a cache. numpy looks up several codes at once, which is some
-ten times faster than single codes. ``codebook_on_device`` computes the same on other devices.
+The code works on pieces that fit in a CPU cache. numpy looks up several codes at once, which is about ten times faster
+than looking up single codes. ``codebook_on_device`` computes the same on other devices.
 """
 
 import math
@@ -34,13 +35,13 @@ from gravac.compressors.packing import pack, packed_bytes, unpack
 from gravac.compressors.squares import MIN_EXACT_ENERGY
 
 _Scratch = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
-"""Memory for intermediate results of the blocks that are coded at once: float32, int8 and float32 tensors."""
+"""Memory for intermediate results while a piece is coded: a float32, an int8 and a float32 tensor."""
 
 SCALE_DTYPE = torch.bfloat16
 """Number format of a block's scale on the wire: float32's range in half the bytes."""
 
 PIECE_NUMBERS = 1 << 17
-"""How many numbers are coded at once (a piece): as many as fit in a cache, with intermediate results."""
+"""Number of elements of a piece, which are coded at a time: few enough to fit in a CPU cache with scratch memory."""
 
 
 class Coded(NamedTuple):
@@ -55,7 +56,7 @@ class Coded(NamedTuple):
     scales: torch.Tensor
 
     def as_single_rank(self) -> "Coded":
-        """Return all codes as those of a single rank: ``[1, blocks, ...]``."""
+        """Return all codes and scales in one row, as if a single rank had coded all blocks: ``[1, blocks, ...]``."""
         return Coded(self.packed.reshape(1, -1, self.packed.shape[-1]), self.scales.reshape(1, -1))
 
 
@@ -66,7 +67,8 @@ def encode(x: torch.Tensor, bits: int, kind: Kind, out: torch.Tensor | None = No
         x: numbers to code: float32, shape ``[blocks, block]``, contiguous, finite; ``block`` a multiple of 8.
         bits: bits per code: 1, 2, 3, 4 or 8.
         kind: placement of the levels; 8 bits are always uniform.
-        out: memory of the shape and dtype of x; overwritten with the decoded numbers. ``None``: they are not stored.
+        out: memory of the shape and dtype of x, which is overwritten with the decoded numbers. ``None``: decoded
+            numbers are not stored.
 
     Returns:
         The codes, and ``‖x - decoded‖²``, 0-d, float64.
@@ -74,7 +76,7 @@ def encode(x: torch.Tensor, bits: int, kind: Kind, out: torch.Tensor | None = No
     coded, error = _encode(x, bits, kind, out)
     if MIN_EXACT_ENERGY < float(error) < math.inf:
         return coded, error.double()
-    # squares may have overflowed or underflowed; those of x times a power of two do not, with the same codes
+    # squares may have overflowed or underflowed: scale x by a power of two, which does not change the codes
     peak = float(x.abs().max()) if x.numel() else 0.0
     if not 0 < peak < math.inf:
         return coded, error.double()
@@ -94,12 +96,12 @@ def _times_power_of_two(x: torch.Tensor, exponent: int) -> torch.Tensor:
 
 
 def _encode(x: torch.Tensor, bits: int, kind: Kind, out: torch.Tensor | None) -> tuple[Coded, torch.Tensor]:
-    """Encode as ``encode`` does, but wrongly if squares of numbers in x overflow or underflow."""
+    """Encode as ``encode`` does; the result is wrong if squares of numbers in x overflow or underflow."""
     count, block = x.shape
     packed = torch.empty(count, packed_bytes(block, bits), dtype=torch.uint8)
     scales = torch.empty(count, dtype=SCALE_DTYPE)
     piece_blocks = _blocks_per_piece(block)
-    # all pieces use the same memory: allocating memory for each would cost more than all else
+    # all pieces use the same memory: allocating memory for each piece would take longer than coding it
     scratch = [torch.empty_like(x[:piece_blocks], dtype=dtype) for dtype in (x.dtype, torch.int8, x.dtype)]
     error = x.new_zeros(())
     for start in range(0, count, piece_blocks):
@@ -112,7 +114,9 @@ def _encode(x: torch.Tensor, bits: int, kind: Kind, out: torch.Tensor | None) ->
 
 
 def mean(coded: Coded, bits: int, kind: Kind, out: torch.Tensor) -> torch.Tensor:
-    """Decode several ranks' codes and return their mean, added in the order of ranks: the same bits on all ranks.
+    """Decode several ranks' codes, and return the mean of the ranks' numbers.
+
+    Numbers are added in the order of ranks, so that all ranks compute the same bits.
 
     Args:
         coded: codes to average, ``[ranks, blocks, ...]``.
@@ -146,12 +150,12 @@ class Decoded:
     """Mean of several ranks' coded tensors; ``add_to`` decodes a few blocks at a time, to save memory.
 
     Attributes:
-        coded: codes, ``[ranks, blocks, ...]``.
+        coded: codes and scales of all ranks, ``[ranks, blocks, ...]``.
         bits: bits per code, as encoded.
         kind: placement of the levels, as encoded.
         block: numbers per block.
-        extra_numbers: numbers to add to the decoded numbers: position of the first in the tensor, and the numbers
-            (float32, flat); ``None``: nothing to add.
+        extra_numbers: ``(position, numbers)``: flat float32 numbers that are added to the mean, from this position of
+            the flat tensor on. ``None``: nothing is added.
     """
 
     coded: Coded
@@ -180,22 +184,37 @@ class Decoded:
 
 
 def add_at(dense: torch.Tensor, position: int, numbers: torch.Tensor, alpha: float) -> None:
-    """Add ``alpha`` times flat numbers to flat ``dense``, starting at a position; ignore numbers beyond its end."""
+    """Add ``alpha`` times flat numbers to flat ``dense``, in place, from a position on.
+
+    Numbers beyond the end of ``dense`` are ignored.
+
+    Args:
+        dense: tensor that is changed in place.
+        position: index in ``dense`` of the first number.
+        numbers: numbers to add.
+        alpha: factor of the numbers.
+    """
     into = dense[position : position + numbers.numel()]
     into.add_(numbers[: into.numel()], alpha=alpha)
 
 
 def _blocks_per_piece(block: int) -> int:
-    """Return how many blocks of ``block`` numbers are coded at once: at least 1."""
+    """Return how many blocks of ``block`` numbers are coded at a time: at least 1."""
     return max(1, PIECE_NUMBERS // block)
 
 
 def _encode_piece(
     x: torch.Tensor, bits: int, kind: Kind, coded: Coded, out: torch.Tensor | None, scratch: _Scratch
 ) -> torch.Tensor:
-    """Encode a few blocks, ``[blocks, block]``, into ``coded``; return the squared error, 0-d.
+    """Encode a few blocks of numbers, and return the squared error, 0-d.
 
-    Unless ``out`` is ``None``, it is overwritten with the decoded numbers.
+    Args:
+        x: numbers to code, ``[blocks, block]``.
+        bits: bits per code.
+        kind: placement of the levels.
+        coded: codes and scales, which are overwritten.
+        out: memory that is overwritten with the decoded numbers; ``None``: decoded numbers are not stored.
+        scratch: memory for intermediate results, each tensor of the shape of x.
     """
     scaled_blocks, grid, values = scratch
     norms: torch.Tensor | None = None
@@ -225,7 +244,7 @@ def _encode_piece(
             if bits == 1
             else torch.mul(values, values, out=scaled_blocks).sum(1)
         )
-        # if all levels are 0, so is their product with x
+        # clamp: if all levels are 0, level_products is 0 too, and the scale becomes 0
         coded.scales.copy_(level_products / level_squares.clamp(min=1e-30))
         if out is None:
             scale, x_squares = coded.scales.float(), torch.linalg.vecdot(x, x) if norms is None else norms.square_()
@@ -241,7 +260,7 @@ def inverse_of(scale: torch.Tensor, factor: float) -> torch.Tensor:
 
 
 def round_up_to_scale(magnitudes: torch.Tensor) -> torch.Tensor:
-    """Round magnitudes, any shape, up to the next number in ``SCALE_DTYPE``, so that no number exceeds its scale."""
+    """Round magnitudes, of any shape, up to ``SCALE_DTYPE``, so that the result is never below the magnitude."""
     nearest_scales = magnitudes.to(SCALE_DTYPE)
     return torch.where(
         nearest_scales < magnitudes,
@@ -281,7 +300,7 @@ def _look_up_levels(packed: torch.Tensor, bits: int, kind: Kind, out: torch.Tens
     if bits == 8:
         return out.copy_(packed.view(torch.int8)).mul_(1 / 127)
     if bits == 4:
-        pairs = torch.view_as_complex(out.view(-1, 2))  # only for elements of 8 bytes is torch faster than numpy
+        pairs = torch.view_as_complex(out.view(-1, 2))  # for elements of 8 bytes, torch is faster than numpy
         torch.index_select(levels_of_nibbles(kind), 0, packed.reshape(-1).int(), out=pairs)
         return out
     codes = packed.numpy()

@@ -1,10 +1,10 @@
 # SPDX-FileCopyrightText: 2026 The gravac developers
 # SPDX-License-Identifier: Apache-2.0
-"""The codebook for GPUs, on which launches cost most: codes a whole tensor at once, by few operators.
+"""Quantizes blocks of numbers as ``codebook`` does, on a GPU: codes a whole tensor at once, by few operators.
 
-Codes and scales are those of ``codebook``, computed by the same arithmetic in the same order. Numbers are compared with
-the thresholds instead of being looked up, and all ranks' codes are decoded at once. The number of kernels depends
-neither on a tensor's size nor on the number of ranks.
+On a GPU, kernel launches cost most. Codes and scales are those of ``codebook``, computed by the same arithmetic in the
+same order. Numbers are compared with the thresholds; no table is used for coding. All ranks' codes are decoded at once.
+The number of launches depends neither on the tensor's size nor on the number of ranks.
 """
 
 from typing import NamedTuple
@@ -65,7 +65,7 @@ def encode(x: torch.Tensor, bits: int, kind: Kind) -> tuple[Coded, torch.Tensor]
 
 
 def encode_decoded(x: torch.Tensor, bits: int, kind: Kind) -> tuple[Coded, torch.Tensor]:
-    """Encode blocks as ``encode`` does; return codes, and the decoded numbers: float32, shape ``[blocks, block]``."""
+    """Encode blocks as ``encode`` does; return codes, and decoded numbers: float32, shape ``[blocks, block]``."""
     fit = _fit(x, bits, kind)
     return fit.coded, _scaled(fit.values, fit.coded.scales)
 
@@ -98,7 +98,7 @@ def decode(packed: torch.Tensor, scales: torch.Tensor, bits: int, kind: Kind, bl
 
 
 def _fit(x: torch.Tensor, bits: int, kind: Kind) -> _Fit:
-    """Encode x, ``[blocks, block]``; scales are fitted by least squares, or largest magnitudes (8 bits)."""
+    """Encode x, ``[blocks, block]``; scales are fitted by least squares, for 8 bits they are the largest magnitudes."""
     packed_codes = torch.empty(len(x), packed_bytes(x.shape[1], bits), dtype=torch.uint8, device=x.device)
     scales, scaled_blocks = torch.empty(len(x), dtype=SCALE_DTYPE, device=x.device), x
     norms: torch.Tensor | None = None
@@ -118,7 +118,7 @@ def _fit(x: torch.Tensor, bits: int, kind: Kind) -> _Fit:
     values = levels(bits, kind, x.device).index_select(0, codes.view(-1)).view_as(x)
     level_products = (x * values).sum(1)
     level_squares = torch.full_like(level_products, x.shape[1]) if bits == 1 else (values * values).sum(1)
-    # only evenly spaced levels may all be 0; their product with x is then 0 too
+    # uniform levels may all be 0: level_products is then 0 too, and the scale becomes 0
     torch.div(level_products, level_squares.clamp(min=1e-30) if kind == "uniform" else level_squares, out=scales)
     return _Fit(Coded(packed_codes, scales), values, level_products, level_squares, norms)
 

@@ -14,14 +14,17 @@ from gravac.compressors.dtypes import dtype_of, magnitudes_in, unit_roundoff
 from gravac.compressors.profile import Coding, Profile
 
 SIXTEEN_BIT_CODING = Coding(1.24, 0.78)
-"""Cost of converting a tensor to 16 bit and back, in copies: docs/measurements/compressors.json, ``torch fp16``."""
+"""Cost of converting a tensor to 16 bit and back, in units of the time that a copy of the tensor takes.
+
+Source: docs/measurements/compressors.json, ``torch fp16``.
+"""
 
 
 def divide(x: torch.Tensor, world: int, wire: torch.dtype) -> torch.Tensor:
-    """Return ``x / world`` in the number format ``wire``, in the shape of x; dividing before the sum avoids overflow.
+    """Return ``x / world`` in the number format ``wire``, in the shape of x, to be summed over ``world`` ranks.
 
-    If dividing only changes the exponent, and the format has room for the new exponent, x is converted first, which is
-    faster.
+    Dividing before the sum avoids overflow. For bfloat16 and a power of two, x is converted before it is divided, which
+    is faster and gives the same numbers.
     """
     if wire == torch.bfloat16 and is_power_of_two(world):
         return x.to(wire).mul_(1 / world)
@@ -29,18 +32,18 @@ def divide(x: torch.Tensor, world: int, wire: torch.dtype) -> torch.Tensor:
 
 
 def divides_first(world: int, wire: torch.dtype) -> bool:
-    """True if gradients are divided by the number of ranks before they are summed, as native DDP divides them.
+    """True if each rank divides its gradients by ``world`` before they are summed; False if the sum is divided.
 
     Gradients in float16 are divided first, since their sum overflows above 65504. Gradients in any format are divided
-    first if ``world`` is a power of two, as dividing then changes only the exponent. Otherwise the sum is divided,
-    which rounds once instead of at every rank. That sum overflows if the mean exceeds the format's largest number over
+    first if ``world`` is a power of two, as dividing then changes only the exponent. Otherwise the sum is divided, so
+    that only one division rounds. Such a sum overflows if the mean exceeds the format's largest number divided by
     ``world``: for float32 and 3 ranks, 3.4e38 / 3.
     """
     return wire == torch.float16 or is_power_of_two(world)
 
 
 def is_power_of_two(world: int) -> bool:
-    """True if the number of ranks is a power of two, so that dividing by it only changes exponents."""
+    """True if ``world``, the number of ranks, is a power of two: dividing by it then changes only exponents."""
     return world & (world - 1) == 0
 
 
@@ -70,26 +73,32 @@ class Dense(Compressor):
         return 1.0 if self.dtype == "float32" else 2.0
 
     def profile(self, cf: float, *, world: int = 2, shapes: Sequence[tuple[int, ...]] = ()) -> Profile:
-        """Return expected costs, those of converting to ``dtype``; each number format is a family of its own."""
+        """Return expected costs: those of converting gradients to ``dtype`` and back.
+
+        Each number format is a family of its own, as its steps take another time.
+        """
         coding = Coding(0.0, 0.0) if self.dtype == "float32" else SIXTEEN_BIT_CODING
         kind: MethodKind | None = None if self.dtype == "float32" else "16 bit"
         return Profile(family=self.dtype, coding=coding, kind=kind, one_round=True, pad_multiple=1)
 
     def method_at(self, cf: float) -> str:
-        """Return the name of the number format on the wire, after ``dense``."""
+        """Return a name with the number format on the wire, such as ``"dense bfloat16"``, for messages and tables."""
         return f"dense {self.dtype}"
 
     def for_cf(self, cf: float) -> "Dense":
-        """Return a dense compressor of CF 1 or 2: this one if it has that CF, else one in float32 or bfloat16."""
+        """Return a dense compressor with a CF of 1 or 2.
+
+        The result is this compressor if it has that CF, otherwise a copy in float32 (CF 1) or bfloat16 (CF 2).
+        """
         return self if cf == self.cf else self(dtype="float32" if cf == 1 else "bfloat16")
 
     def wire_dtype(self, gradient: torch.dtype) -> torch.dtype:
-        """Return the number format in which gradients of a dtype are sent."""
+        """Return the number format in which gradients of dtype ``gradient`` are sent."""
         return gradient if self.dtype == "float32" else dtype_of(self.dtype, gradient)
 
     @property
     def magnitudes(self) -> tuple[float, float]:
-        """Smallest and largest magnitude of a gradient that the number format ``dtype`` can represent."""
+        """Smallest and largest magnitude of a gradient's elements that can be sent in the number format ``dtype``."""
         return magnitudes_in(dtype_of(self.dtype, torch.float32))
 
     def traffic(self, shape: tuple[int, ...], cf: float, dtype: torch.dtype, world: int = 2) -> tuple[Traffic, ...]:
@@ -97,7 +106,7 @@ class Dense(Compressor):
         return (Traffic(AllReduce, torch.Size(shape).numel() * self.wire_dtype(dtype).itemsize),)
 
     def rounds(self, x: torch.Tensor, cf: float, ctx: Context) -> Rounds:
-        """Average flat x by one all-reduce; x is divided by ``world`` before it if ``divides_first``, else after."""
+        """Average flat x by one all-reduce; ``divides_first`` says whether x or the sum is divided by ``world``."""
         wire = self.wire_dtype(ctx.dtype)
         if wire.itemsize >= x.element_size():
             if divides_first(ctx.world, wire):
@@ -119,4 +128,4 @@ class Dense(Compressor):
 
 
 dense = Dense()
-"""Dense in float32; ``dense(dtype="bfloat16")`` is dense in bfloat16."""
+"""Dense averaging in float32; ``dense(dtype="bfloat16")`` sends gradients in bfloat16."""

@@ -1,12 +1,12 @@
 # SPDX-FileCopyrightText: 2026 The gravac developers
 # SPDX-License-Identifier: Apache-2.0
-"""Deep gradient compression: top-k of a velocity, the sum of each rank's unsent gradients with momentum.
+"""Deep gradient compression: each rank sends the top-k of its velocity, the sum of unsent gradients with momentum.
 
 Source: Lin et al., "Deep Gradient Compression", ICLR 2018 (arXiv 1712.01887), algorithm 2: momentum correction,
 momentum factor masking, local gradient clipping, warm-up of the CF, and a threshold from a sample. DGC replaces the
-optimizer's momentum, which must be off. DGC keeps its own memory and is not contractive for the gradient; the gain is
-measured against the velocity. Tensors that are sent dense (small ones, of one dimension, and all in a dense step)
-bypass DGC, and have no momentum since the optimizer's is off.
+optimizer's momentum, which must be off. The velocity contains what was not sent, so DGC needs no residual. DGC is not
+contractive for the gradient; its gain compares what is sent with the velocity. DGC does not handle tensors that are
+sent dense: small or 1-D tensors, and all tensors in a dense step. These have no momentum: the optimizer's is off.
 """
 
 import math
@@ -27,9 +27,9 @@ MAX_CORRECTIONS = 10
 """Maximum number of times that the published rule adjusts its threshold."""
 
 COUNT_BOUNDS = (0.8, 1.3)
-"""Multiples of k between which the published rule accepts the number of coordinates that reach the threshold.
+"""Range, in multiples of k, in which the published rule accepts the number of coordinates that reach the threshold.
 
-Otherwise the rule multiplies the threshold by the first number (too few coordinates) or by the second (too many).
+If too few coordinates reach the threshold, the rule multiplies it by the first number; if too many do, by the second.
 """
 
 
@@ -38,8 +38,8 @@ class DGC(ThresholdK):
 
     Attributes:
         momentum: momentum of the velocity, in [0, 1); default: 0.9. 0: the velocity is a plain sum of gradients.
-        nesterov: whether momentum has Nesterov's form; default: False.
-        masking: whether the momentum of coordinates that were sent is cleared, too; default: True.
+        nesterov: whether the velocity uses Nesterov momentum; default: False.
+        masking: whether the momentum of sent coordinates is set to 0, as their velocity is; default: True.
         clip: norm, above 0; each tensor's gradient is clipped to this norm divided by ``sqrt(number of ranks)``.
             ``None``, the default: no clipping.
         warmup_steps: number of steps in which the CF rises exponentially from 4 to the requested CF, 0 or more;
@@ -67,7 +67,7 @@ class DGC(ThresholdK):
     sample: Annotated[float, Field(gt=0, le=1)] = 0.01
 
     def profile(self, cf: float, *, world: int = 2, shapes: Sequence[tuple[int, ...]] = ()) -> Profile:
-        """Return expected costs at a CF; coding needs memory also for a new momentum, velocity and unsent rest."""
+        """Return expected costs at a CF; coding also needs memory for a new momentum, velocity and unsent rest."""
         profile = super().profile(cf, world=world, shapes=shapes)
         return replace(profile, coding_bytes=profile.coding_bytes + 12)
 
@@ -77,10 +77,10 @@ class DGC(ThresholdK):
         return self.keeps_k and self.warmup_steps == 0
 
     def threshold(self, magnitudes: torch.Tensor, k: int) -> float:
-        """Return a magnitude that about k of flat ``magnitudes`` reach: a quantile of a sample.
+        """Return a magnitude that about k of flat ``magnitudes`` reach, estimated as a quantile of a sample.
 
-        With ``exact_count``, 0.8 times that quantile. Otherwise the quantile is adjusted, at most ``MAX_CORRECTIONS``
-        times, until the number of magnitudes that reach it is within ``COUNT_BOUNDS``.
+        With ``exact_count``, the result is 0.8 times that quantile. Otherwise the quantile is adjusted, at most
+        ``MAX_CORRECTIONS`` times, until the number of magnitudes that reach it is within ``COUNT_BOUNDS`` times k.
         """
         stride = max(1, min(int(1 / self.sample), magnitudes.numel() // 256))
         sample = magnitudes[::stride]
@@ -104,7 +104,8 @@ class DGC(ThresholdK):
         1. Add the gradient to the momentum, and the momentum to the velocity (both kept in ``ctx.state``).
         2. Select the velocity's k largest coordinates, or without ``exact_count`` those above a sampled threshold.
         3. All-gather their values and indices.
-        4. Clear them from the velocity, except for the wire's rounding errors, and from the momentum (``masking``).
+        4. Subtract the sent values from the velocity, which leaves their rounding errors. With ``masking``, set the
+           momentum of these coordinates to 0.
         """
         momentum, velocity = self._accumulated(x, ctx)
         step_cf = self.cf_at(cf, ctx.step)
@@ -117,14 +118,14 @@ class DGC(ThresholdK):
         return Reduced(reduced.mean, reduced.sent, reduced.cf, target=velocity, error=energy(unsent))
 
     def errors(self, x: torch.Tensor, cfs: Sequence[float], ctx: Context) -> list[torch.Tensor]:
-        """Return, for each CF, the squared error, 0-d, of sending the velocity to which flat gradient x was added."""
+        """Return, for each CF, the squared error (0-d) of sending the velocity, after adding flat gradient x to it."""
         _, velocity = self._accumulated(x, ctx)
         velocity_energy = energy(velocity)
         counts = [k_for(x.numel(), self.cf_at(cf, ctx.step)) for cf in cfs]
         return [(velocity_energy - energy(self.select(velocity, k).values)).clamp_(min=0) for k in counts]
 
     def cf_at(self, cf: float, step: int) -> float:
-        """Return the CF that a step uses if ``cf`` is requested: a lower CF during warm-up."""
+        """Return the CF that a step uses if ``cf`` is requested: during the first ``warmup_steps`` steps a lower CF."""
         if step >= self.warmup_steps or cf <= 4:
             return cf
         return float(4 * (cf / 4) ** ((step + 1) / (self.warmup_steps + 1)))
@@ -149,4 +150,4 @@ class DGC(ThresholdK):
 
 
 dgc = DGC()
-"""DGC with momentum 0.9 and masking; ``dgc(clip=1.0, warmup_steps=1000)`` is the published form for language models."""
+"""DGC with momentum 0.9 and masking; as published for language models: ``dgc(clip=1.0, warmup_steps=1000)``."""

@@ -5,7 +5,7 @@
 The numbers depend neither on earlier draws, nor on how many are drawn at once. No number is copied from the host to a
 device. Source: Salmon et al., "Parallel Random Numbers: As Easy as 1, 2, 3", SC 2011, for counters instead of state.
 The mixing function is Wellons' ``lowbias32`` (public domain, 2018); half of the key is mixed in between its two
-multiplications. Used for rounding, signs and samples of coordinates; not fit for secrets.
+multiplications. Used for rounding, signs and samples of coordinates; not suitable for cryptography.
 """
 
 import hashlib
@@ -16,17 +16,17 @@ import numpy as np
 import torch
 
 PIECE_NUMBERS = 1 << 17
-"""Number of random numbers that are computed at once on a CPU: as many as a cache holds."""
+"""Number of random numbers that a CPU computes at a time: few enough to fit in its cache."""
 
 POSITION_FACTOR = 0x9E3779B1
-"""Odd number that positions are multiplied with, so that neighbours differ in most bits before they are mixed."""
+"""Odd factor of positions: after the multiplication, neighbouring positions differ in many bits."""
 
 MIXING_FACTORS = (0x21F0AAAD, 0xD35A2D97)
-"""Odd factors of the mixing function, after its first and its second shift."""
+"""Odd factors by which the mixing function multiplies after its first and its second shift."""
 
 
 class Draws:
-    """Source of the random numbers of one key, as flat tensors.
+    """Source of random numbers, returned as flat tensors; the number at a position depends on key and position alone.
 
     Args:
         key: any text; equal texts give equal numbers.
@@ -57,36 +57,41 @@ class Draws:
         for piece_start in range(0, count, piece):
             piece_out = out[piece_start : piece_start + piece]
             first = _as_int32(start + piece_start)
-            # positions, as int32 that wrap around
+            # positions as int32, which may overflow and wrap around
             torch.arange(len(piece_out), dtype=torch.int32, device=device, out=piece_out).add_(first)
             _mix_bits(piece_out.mul_(_as_int32(POSITION_FACTOR)).add_(self.key[0]), self.key[1])
         return out
 
     def uniform(self, count: int, device: torch.device | str = "cpu", start: int = 0) -> torch.Tensor:
-        """Return multiples of 2⁻²⁴ in [0, 1), equally likely, for positions from ``start`` on: float32, ``[count]``."""
+        """Return a uniform random number in [0, 1) for each of ``count`` positions: float32, ``[count]``.
+
+        Numbers are multiples of 2⁻²⁴. ``start`` is the first position.
+        """
         bits = self.random_bits(count, device, start).bitwise_right_shift_(8)
         numbers: torch.Tensor = bits.bitwise_and_(0xFFFFFF).float()
         return numbers.mul_(2.0**-24)
 
     def signs(self, count: int, device: torch.device | str = "cpu") -> torch.Tensor:
-        """Return -1 or 1 for each of ``count`` positions, int32, ``[count]``."""
+        """Return -1 or 1, equally likely, for each of ``count`` positions: int32, ``[count]``."""
         return self.random_bits(count, device).bitwise_and_(1).mul_(2).sub_(1)
 
     def normal(self, count: int, device: torch.device | str = "cpu") -> torch.Tensor:
-        """Return ``count`` numbers of N(0, 1): float32, ``[count]``; equal up to rounding on all devices."""
+        """Return ``count`` random numbers from N(0, 1): float32, ``[count]``; equal up to rounding on all devices."""
         radius, angle = self.uniform(2 * count, device).view(2, count).unbind()
         length: torch.Tensor = (1 - radius).log_().mul_(-2).sqrt_()
         return length.mul_(angle.mul_(2 * math.pi).cos_())
 
     def sample(self, count: int, k: int, device: torch.device | str = "cpu") -> torch.Tensor:
-        """Return k different positions from 0 to ``count`` - 1, ascending, int64, ``[k]``: all sets are equally likely.
+        """Return k different random positions from 0 to ``count - 1``, ascending: int64, ``[k]``.
+
+        All sets of k positions are equally likely.
 
         If k is much smaller than ``count``, positions are drawn with repetition, and the first k different positions
-        are returned. The cost is then proportional to k. With a probability of 10⁻¹², fewer than k of the drawn
-        positions differ; the result then repeats a position.
+        are returned. The cost is then proportional to k. With a probability of 10⁻¹², fewer than k different positions
+        are drawn; the result then repeats a position.
         """
         if 3 * k > count:
-            # random bits, then the position, which makes equal bits differ
+            # sort positions by random bits; the position in the low bits breaks ties
             positions = torch.arange(count, device=device)
             ranking = self.random_bits(count, device).long().mul_(1 << 31).add_(positions)
         else:
@@ -101,12 +106,15 @@ class Draws:
         if ranking.device.type == "cpu":
             return positions[ranking <= int(np.partition(ranking.numpy(), k - 1)[k - 1])] if k else positions[:0]
         is_selected = ranking <= ranking.kthvalue(max(1, k)).values
-        # the j-th selected position goes to slot j, all others to a slot after the last
+        # write the j-th selected position to index j, and all other positions to index k, which is cut off
         slots = torch.where(is_selected, is_selected.cumsum(0) - 1, k).clamp_(max=k)
         return positions.new_zeros(k + 1).scatter_(0, slots, positions)[:k]
 
     def number(self, below: int, position: int) -> int:
-        """Return a random integer from 0 to ``below`` - 1, by key and position, computed on the host."""
+        """Return a random integer from 0 to ``below - 1``, computed on the host.
+
+        Equal keys and positions give equal integers.
+        """
         digest = hashlib.blake2b(f"{self.key} {position}".encode(), digest_size=8).digest()
         return int.from_bytes(digest, "little") % below
 
@@ -114,9 +122,9 @@ class Draws:
 def random_bits_by_key(draws: Sequence[Draws], count: int, device: torch.device | str = "cpu") -> torch.Tensor:
     """Return 32 random bits for each key in ``draws`` and each of ``count`` positions: int32, shape ``[draws, count]``.
 
-    The rows are those of ``Draws.random_bits``, computed by few launches.
+    Each row equals the result of ``Draws.random_bits``; all rows together take few launches on a GPU.
     """
-    # one launch passes the keys of many tensors to the device, as its arguments
+    # the keys are arguments of one launch, so that nothing is copied to the device
     keys = torch.zeros(2, len(draws), 1, dtype=torch.int32, device=device)
     torch._foreach_add_([*keys.flatten().unbind()], [draw.key[half] for half in (0, 1) for draw in draws])
     positions = torch.arange(count, dtype=torch.int32, device=device).mul_(_as_int32(POSITION_FACTOR))
@@ -124,11 +132,11 @@ def random_bits_by_key(draws: Sequence[Draws], count: int, device: torch.device 
 
 
 def _mix_bits(x: torch.Tensor, key: int | torch.Tensor) -> torch.Tensor:
-    """Scramble the bits of each int32 word of x, any shape, in place; different words stay different.
+    """Mix the bits of each int32 word of x, in place; different words stay different.
 
     Args:
-        x: words to scramble.
-        key: half of a key (32 of its 64 bits) that is mixed in between the two multiplications.
+        x: words of any shape.
+        key: half of a key (32 of its 64 bits), which is combined with x between the two multiplications.
     """
     _xor_with_shifted(x, 16)
     _xor_with_shifted(x.mul_(_as_int32(MIXING_FACTORS[0])).bitwise_xor_(key), 15)

@@ -25,22 +25,22 @@ def working(dtype: torch.dtype) -> torch.dtype:
 
 
 def rounds_products(like: torch.Tensor) -> bool:
-    """True if products of matrices like ``like`` round their factors to TF32 (11 bits), as GPUs may.
+    """True if matrix products on the device and in the dtype of ``like`` round their factors to TF32 (11 bits).
 
-    The user sets this for the whole process (``torch.backends.cuda.matmul``); gravac only reads the setting.
+    Users allow TF32 for the whole process (``torch.backends.cuda.matmul``); gravac only reads that setting.
     """
     if like.is_cpu or like.dtype != torch.float32:
         return False
     matmul = torch.backends.cuda.matmul
-    # since torch 2.9 the old setting raises if the new setting was used
+    # since torch 2.9, reading allow_tf32 raises if fp32_precision was set
     tf32_allowed = matmul.fp32_precision == "tf32" if hasattr(matmul, "fp32_precision") else matmul.allow_tf32
     return bool(tf32_allowed)
 
 
 def magnitudes_in(dtype: torch.dtype) -> tuple[float, float]:
-    """Return the smallest and largest magnitude of elements that may be sent in ``dtype``, with a margin.
+    """Return the smallest and largest magnitude of elements that can safely be sent in ``dtype``.
 
-    The result is meant for ``Compressor.magnitudes``.
+    Compressors return this from ``Compressor.magnitudes``. The range is narrower than that of ``dtype``.
     """
     return (2.0**-14, 2.0**15) if dtype == torch.float16 else (2.0**-100, 2.0**100)
 

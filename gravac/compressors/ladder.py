@@ -1,14 +1,14 @@
 # SPDX-FileCopyrightText: 2026 The gravac developers
 # SPDX-License-Identifier: Apache-2.0
-"""A ladder of compressors: for each wire ratio, the member with the highest efficiency at that ratio.
+"""A ladder: several compressors (members) that act as one compressor, which uses one member for each wire ratio.
 
-Gain does not tell which of two methods trains better (``docs/reference/compressors.md``), so the user sets the order:
-members are sorted by the efficiency of their steps, best first. The first member that reaches a wire ratio is used for
-that ratio. The default order comes from ``docs/measurements/worth.json``. A ladder's CF is a wire ratio.
+Gain does not tell which of two methods trains better (``docs/reference/compressors.md``). The user therefore sets the
+order: members are sorted by the efficiency of their steps, best first. The first member that reaches a wire ratio is
+used for that ratio. The default order comes from ``docs/measurements/worth.json``. A ladder's CF is a wire ratio.
 
 The best member also depends on the model: low rank is far better on wide fully connected layers, and worse on a
-transformer. So each member has its own rungs: ratios at which only this member is used. A controller that compares
-efficiencies chooses between rungs; their efficiencies depend on the model's shapes and on the measured gain.
+transformer. Each member therefore has rungs: wire ratios at which this member is used, whatever the order. Controllers
+choose between rungs by their efficiency, which depends on the model's shapes and on the measured gain.
 """
 
 import functools
@@ -30,20 +30,20 @@ from gravac.compressors.quantize import quantize
 from gravac.compressors.topkc import topkc
 
 RATIO_SHAPE = (1024, 1024)
-"""Shape of the tensor whose wire ratios between two ranks are a ladder's CFs; other tensors' ratios differ."""
+"""Shape of the tensor for which a ladder's CFs are wire ratios, between two ranks; other tensors have other ratios."""
 
 RUNG_RATIO = 2.0
-"""Factor between the wire ratios of neighbouring rungs of a member that supports all CFs."""
+"""Wire ratio of a rung / wire ratio of the rung below, for a member that supports all CFs."""
 
 HIGHEST_CF = 1e6
-"""Highest CF of a member that is tried to reach a wire ratio."""
+"""Highest CF at which a ladder uses a member that supports all CFs."""
 
 
 class Ladder(Compressor):
     """A ladder: compressors (members) sorted by the efficiency of their steps; a CF of the ladder is a wire ratio.
 
-    If the ratio is a rung of a member, this member is used. Otherwise the first member that reaches the ratio is used,
-    at the lowest of its CFs that does.
+    A rung is a wire ratio that belongs to one member. At a rung, its member is used. At any other ratio, the first
+    member that reaches the ratio is used, at the lowest CF that reaches it.
 
     Attributes:
         members: compressors, best first, at least one; each contractive. ``dense`` may be a member in 16 bit only.
@@ -56,7 +56,7 @@ class Ladder(Compressor):
     contractive: ClassVar[bool] = True
     exact_cf: ClassVar[bool] = False
     coding_costs: ClassVar[CostPoints] = (
-        (2, 1.3, 0.8),  # up to CF 28, the costs of 16 bit and quantize
+        (2, 1.3, 0.8),  # up to CF 28: costs of dense in 16 bit, then of quantize
         (3.94, 7.79, 5.02),
         (7.76, 11.45, 6.93),
         (10.24, 15.23, 8.31),
@@ -69,7 +69,7 @@ class Ladder(Compressor):
     members: Annotated[tuple[Compressor, ...], Field(min_length=1)]
 
     def __call__(self, *members: Compressor, **changes: Any) -> "Ladder":
-        """Return a copy of this ladder, with other members if any are given."""
+        """Return a copy of this ladder with the given members; without members, the copy has the same members."""
         return super().__call__(**({"members": members} if members else {}), **changes)
 
     @field_validator("members")
@@ -85,40 +85,41 @@ class Ladder(Compressor):
 
     @property
     def rounding(self) -> float:
-        """Unit roundoff of the member with the coarsest rounding."""
+        """Largest unit roundoff of any member."""
         return max(member.rounding for member in self.members)
 
     @property
     def magnitudes(self) -> tuple[float, float]:
-        """Smallest and largest magnitude of a gradient's elements that all members can represent."""
+        """Smallest and largest magnitude of a gradient's elements that all members can send."""
         smallest_magnitudes, largest_magnitudes = zip(*(member.magnitudes for member in self.members), strict=True)
         return max(smallest_magnitudes), min(largest_magnitudes)
 
     @property
     def host_waits(self) -> bool:
-        """True if the host waits for a GPU while any member encodes."""
+        """True if any member makes the host wait for a GPU during encoding."""
         return any(member.host_waits for member in self.members)
 
     def profile(self, cf: float, *, world: int = 2, shapes: Sequence[tuple[int, ...]] = ()) -> Profile:
-        """Return the profile of the member used at ``cf``, but with the ladder's own coding costs, by wire ratio."""
+        """Return the profile of the member used at ``cf``, but with the coding costs of the ladder's own class."""
         member, member_cf = self.serving(cf)
         return replace(member.profile(member_cf, world=world, shapes=shapes), coding=coding_at(self.coding_costs, cf))
 
     def method_at(self, cf: float) -> str:
-        """Return the name of the member used at ``cf``, with the member's own setting."""
+        """Return the name and setting of the member used at ``cf``, such as ``"4 bits"``, for messages and tables."""
         member, member_cf = self.serving(cf)
         return member.method_at(member_cf)
 
     def serving(self, ratio: float) -> tuple[Compressor, float]:
         """Return the member used at a wire ratio, and the member's CF.
 
-        If a rung has that ratio, its member is used; otherwise the first member that reaches the ratio.
+        A rung is a wire ratio that belongs to one member. At a rung, that member is used, at any other ratio the first
+        member that reaches the ratio.
         """
         rung = next((rung for rung in _rungs(self.members) if math.isclose(rung.ratio, ratio, rel_tol=1e-6)), None)
         return (rung.member, rung.cf) if rung else _member_reaching(self.members, ratio)
 
     def candidates(self, cf_range: tuple[float, float]) -> tuple[float, ...]:
-        """Return the wire ratios of all members' rungs that are in the range."""
+        """Return the wire ratios in the range that belong to a member (the rungs), ascending."""
         return tuple(rung.ratio for rung in _rungs(self.members) if cf_range[0] <= rung.ratio <= cf_range[1])
 
     def traffic(self, shape: tuple[int, ...], cf: float, dtype: torch.dtype, world: int = 2) -> tuple[Traffic, ...]:
@@ -127,12 +128,12 @@ class Ladder(Compressor):
         return member.traffic(shape, member_cf, dtype, world)
 
     def rounds(self, x: torch.Tensor, cf: float, ctx: Context) -> Rounds:
-        """Average flat x by the rounds of the member used at ``cf``."""
+        """Average flat x by the collectives of the member used at ``cf``."""
         member, member_cf = self.serving(cf)
         return (yield from member.rounds(x, member_cf, ctx))
 
     def batch_key(self, cf: float, ctx: Context) -> Hashable | None:
-        """Return the batch key of the member used at ``cf``."""
+        """Return the key of the member used at ``cf``: tensors of equal key may be averaged as one batch."""
         member, member_cf = self.serving(cf)
         return member.batch_key(member_cf, ctx)
 
@@ -142,7 +143,7 @@ class Ladder(Compressor):
         return (yield from member.rounds_together(x, member_cf, contexts))
 
     def folds(self, gradient: torch.Tensor, cf: float) -> bool:
-        """True if the member used at ``cf`` adds the residual itself."""
+        """True if the member used at ``cf`` can itself add the residual to the flat gradient."""
         member, member_cf = self.serving(cf)
         return member.folds(gradient, member_cf)
 
@@ -151,17 +152,20 @@ class Ladder(Compressor):
         return [member.errors(x, [member_cf], ctx)[0] for member, member_cf in map(self.serving, cfs)]
 
     def misfit(self, key: str, memory: torch.Tensor, elements: int) -> str:
-        """Return what a tensor from a checkpoint should be for a member that it does not fit; ``""`` if all fit it."""
+        """Return what a tensor of a checkpoint should have to fit every member; ``""`` if the tensor fits."""
         return next(filter(None, (member.misfit(key, memory, elements) for member in self.members)), "")
 
     def kept_aside(self, ctx: Context, elements: int) -> torch.Tensor | None:
-        """Return the unsent rest that a member keeps in ``ctx.state``: flat, ``[elements]``; ``None`` if none does."""
+        """Return the unsent rest that a member keeps in ``ctx.state``: flat, ``[elements]``.
+
+        ``None`` if no member keeps an unsent rest.
+        """
         by_member = (member.kept_aside(ctx, elements) for member in self.members)
         return next((aside for aside in by_member if aside is not None), None)
 
 
 class Rung(NamedTuple):
-    """A wire ratio at which only one member is used, and the member's CF at that ratio."""
+    """A wire ratio that belongs to one member of a ladder, and the member's CF at that ratio."""
 
     ratio: float
     member: Compressor
@@ -172,9 +176,9 @@ class Rung(NamedTuple):
 def _rungs(members: tuple[Compressor, ...]) -> tuple[Rung, ...]:
     """Return the rungs of all members, by ascending ratio.
 
-    A member with fixed CFs has a rung at the ratio of each CF. The rungs of a member that supports all CFs begin above
-    the highest rung of earlier members, each ``RUNG_RATIO`` times the rung below. If two members have a rung at the
-    same ratio, only the first member keeps it.
+    A member with fixed CFs has a rung at the wire ratio of each CF. The rungs of a member that supports all CFs are
+    above the highest rung of earlier members, each at ``RUNG_RATIO`` times the ratio of the rung below. If two members
+    would have a rung at the same ratio, only the earlier member has it.
     """
     rungs: list[Rung] = []
     for member in members:
@@ -194,9 +198,9 @@ def _rungs(members: tuple[Compressor, ...]) -> tuple[Rung, ...]:
 
 
 def wire_ratio(compressor: Compressor, cf: float) -> float:
-    """Return the wire ratio of a compressor: wire bytes of a dense float32 all-reduce / wire bytes sent.
+    """Return the wire ratio of a compressor for a tensor of ``RATIO_SHAPE`` and two ranks.
 
-    Two ranks exchange a tensor of ``RATIO_SHAPE``.
+    The wire ratio is the wire bytes of a dense float32 all-reduce / the wire bytes sent.
 
     Args:
         compressor: compressor of the tensor.
@@ -208,9 +212,9 @@ def wire_ratio(compressor: Compressor, cf: float) -> float:
 
 @functools.cache
 def _member_reaching(members: tuple[Compressor, ...], ratio: float) -> tuple[Compressor, float]:
-    """Return the first member that reaches a wire ratio, with the lowest CF at which it does.
+    """Return the first member that reaches a wire ratio, with its lowest CF that reaches the ratio.
 
-    If no member reaches the ratio, the member and the CF of the highest rung.
+    If no member reaches the ratio, return the member and the CF of the highest rung.
     """
     for member in members:
         cf = _lowest_cf(member, ratio)
@@ -221,7 +225,7 @@ def _member_reaching(members: tuple[Compressor, ...], ratio: float) -> tuple[Com
 
 
 def _lowest_cf(member: Compressor, ratio: float) -> float | None:
-    """Return the lowest CF at which a member reaches a wire ratio, within 0.1 %; ``None`` if no CF does."""
+    """Return the lowest CF at which a member reaches a wire ratio, within 0.1 %; ``None`` if no CF reaches it."""
     supported_cfs = member.candidates((1.0, HIGHEST_CF))
     if not isinstance(supported_cfs, Span):
         return min((cf for cf in supported_cfs if wire_ratio(member, cf) >= ratio * 0.999), default=None)
@@ -246,7 +250,7 @@ ladder = Ladder(
         *(powersgd(rank) for rank in (16, 8, 4, 2, 1)),
     )
 )
-"""A ladder of 16 bit, then 8, 4, 3, 2 and 1 bits, then top-k chunks in 1 bit; low rank for models that it suits.
+"""Ladder of 16 bit, then 8, 4, 3, 2 and 1 bits, then chunked top-k in 1 bit, and low rank for models that it suits.
 
-``ladder(quantize(2), topkc)`` is another ladder.
+``ladder(quantize(2), topkc)`` returns a ladder of these two members.
 """

@@ -1,9 +1,9 @@
 # SPDX-FileCopyrightText: 2026 The gravac developers
 # SPDX-License-Identifier: Apache-2.0
-"""Tables of a codebook: flat tensors of levels, of thresholds between levels, and of levels of several codes at once.
+"""Tables of a codebook: the levels, which are the numbers that codes stand for, and the thresholds between levels.
 
-Tables for the CPU are numpy arrays or torch tensors; tables for another device are copied to it once, for which the
-host waits.
+Further tables have the levels of several codes at once, for fast decoding. Tables for the CPU are numpy arrays or torch
+tensors. A table for another device is copied to that device once, and the host waits for the copy.
 """
 
 import functools
@@ -22,12 +22,13 @@ Kind = Literal["fitted", "uniform"]
 """Placement of a codebook's levels: fitted to a normal distribution, or evenly spaced."""
 
 Table = npt.NDArray[np.uint8]
-"""Table of codes, one byte each, in which numpy looks up."""
+"""Type of a numpy table of codes: one byte per entry."""
 
 GRID_POINTS_PER_RMS = 40
-"""Grid points per root mean square of a block, for fitted levels.
+"""Number of grid points in an interval as long as a block's root mean square, for fitted levels.
 
-Numbers are rounded to a grid of 255 points, which ends at 127 / 40 = 3.2 root mean squares on both sides.
+Numbers are rounded to a grid of 255 points before they are coded. The grid reaches from -3.2 to 3.2 (127 / 40) times
+the block's root mean square.
 """
 
 FITTED_LEVELS: dict[int, tuple[float, ...]] = {
@@ -36,20 +37,21 @@ FITTED_LEVELS: dict[int, tuple[float, ...]] = {
     3: (0.2451, 0.7560, 1.3439, 2.1520),
     4: (0.1284, 0.3881, 0.6568, 0.9424, 1.2562, 1.6181, 2.0690, 2.7326),
 }
-"""Positive levels, by bits per code, with the smallest mean squared error for numbers drawn from N(0, 1)."""
+"""Positive levels, by bits per code, that minimize the mean squared error for numbers drawn from N(0, 1)."""
 
 
 @functools.cache
 def levels(bits: int, kind: Kind, device: torch.device = CPU) -> torch.Tensor:
-    """Return all levels, ascending, in units of a block's scale: float32, ``[2 ** bits]``.
+    """Return the level of each code, ascending, as a multiple of the block's scale: float32, shape ``[2 ** bits]``.
 
-    Uniform levels of 2 bits or more are odd in number; the last entry repeats the highest level, and no code uses it.
+    With uniform levels and 2 bits or more, there is one level fewer than codes. The highest code is then never sent,
+    and its entry repeats the highest level.
     """
     return torch.tensor(_level_list(bits, kind)).to(device)
 
 
 def _level_list(bits: int, kind: Kind) -> list[float]:
-    """Return all levels as ``levels`` does, as a list."""
+    """Return the same levels as ``levels``, as a list."""
     if bits == 1:
         return [-1.0, 1.0]
     if kind == "uniform" or bits == 8:
@@ -62,8 +64,9 @@ def _level_list(bits: int, kind: Kind) -> list[float]:
 def points_between(bits: int, kind: Kind) -> list[int]:
     """Return the thresholds between neighbouring codes: the lowest grid point of each code except the first.
 
-    Grid points are the integers to which numbers are rounded before they are coded: in units of a block's root mean
-    square / ``GRID_POINTS_PER_RMS`` for fitted levels, of the distance between levels for uniform levels.
+    Numbers are rounded to integers, the grid points, before they are coded. For fitted levels, a grid point is a
+    multiple of the block's root mean square divided by ``GRID_POINTS_PER_RMS``. For uniform levels, it is a multiple of
+    the distance between two levels.
     """
     if bits == 1:
         return [0]
@@ -86,7 +89,7 @@ def thresholds(bits: int, kind: Kind, device: torch.device) -> torch.Tensor:
 def code_of_point(bits: int, kind: Kind) -> Table:
     """Return the codes of the grid points -128 to 127 (see ``points_between``) as a table: uint8, ``[256]``.
 
-    The entry of a grid point is at the index ``point % 256``: the point as int8, read as an unsigned byte.
+    The code of a grid point is at the index ``point % 256``, which is the int8 point read as uint8.
     """
     points = np.arange(256, dtype=np.uint8).view(np.int8)
     codes: Table = np.searchsorted(points_between(bits, kind), points, side="right").astype(np.uint8)
@@ -97,8 +100,9 @@ def code_of_point(bits: int, kind: Kind) -> Table:
 def code_of_pair(bits: int, kind: Kind) -> Table:
     """Return a table of the two codes of each pair of grid points (see ``points_between``): uint8, ``[65536]``.
 
-    Both codes are packed in a byte; the index is the pair's two bytes. Codes of 3 bits are stored as the low two bits
-    of each code, then the high bits.
+    An entry has both codes packed in a byte, the first code in the lowest bits. The index is the pair's two bytes, the
+    first grid point in the low byte. If codes have 3 bits, an entry has the low two bits of both codes, then their high
+    bits.
     """
     code = code_of_point(bits, kind)
     pairs = np.arange(1 << 16)
@@ -112,7 +116,7 @@ def code_of_pair(bits: int, kind: Kind) -> Table:
 
 @functools.cache
 def levels_of_bytes(bits: int, kind: Kind, device: torch.device) -> torch.Tensor:
-    """Return a table of the levels of a byte's codes, of 1, 2 or 4 bits: float32, ``[256, 8 // bits]``.
+    """Return the levels of the codes packed in each byte: float32, shape ``[256, 8 // bits]``; for 1, 2 or 4 bits.
 
     The table is cached, so that it is copied to a device only once.
     """
@@ -123,10 +127,10 @@ def levels_of_bytes(bits: int, kind: Kind, device: torch.device) -> torch.Tensor
 
 @functools.cache
 def levels_by_key(bits: int, kind: Kind) -> npt.NDArray[np.void]:
-    """Return a table of the levels of all codes in a key: 1-D, indexed by the key.
+    """Return a table that maps several packed codes to their levels in one lookup: 1-D, numpy ``void`` elements.
 
-    A key is a byte of codes. For 3 bits, a key is four codes in 12 bits, with the codes' low bits in the low byte. An
-    element of the table has several float32, joined to one of numpy's ``void`` elements, to look them up at once.
+    The index is a byte of codes; for 3 bits, it is four codes in 12 bits, with the codes' low two bits in the low byte.
+    A ``void`` element has the codes' levels as consecutive float32.
     """
     if bits == 3:
         keys = torch.arange(1 << 12).unsqueeze(1)
@@ -139,10 +143,10 @@ def levels_by_key(bits: int, kind: Kind) -> npt.NDArray[np.void]:
 
 @functools.cache
 def levels_of_twelve_bits(kind: Kind, device: torch.device) -> torch.Tensor:
-    """Return a table of the levels of four codes of 3 bits: float32, ``[4096, 4]``.
+    """Return a table of the levels of four packed codes of 3 bits: float32, shape ``[4096, 4]``.
 
     The index has the codes' low two bits in its low byte, and their high bits in the next four bits. The table is
-    copied to a device once.
+    cached, so that it is copied to a device only once.
     """
     all_levels = _level_list(3, kind)
     codes = [[key >> 2 * i & 3 | (key >> 8 + i & 1) << 2 for i in range(4)] for key in range(1 << 12)]
@@ -151,11 +155,17 @@ def levels_of_twelve_bits(kind: Kind, device: torch.device) -> torch.Tensor:
 
 @functools.cache
 def shifts_of_nibbles(device: torch.device) -> torch.Tensor:
-    """Return the left shifts that move a byte's low half and its high half to bits 8 to 11: int32, ``[2]``."""
+    """Return the left shifts, 8 and 4, that move a byte's low and high half to bits 8 to 11: int32, shape ``[2]``.
+
+    The result is cached, so that it is copied to a device only once.
+    """
     return torch.tensor([8, 4], dtype=torch.int32).to(device)
 
 
 @functools.cache
 def levels_of_nibbles(kind: Kind) -> torch.Tensor:
-    """Return a table of the levels of a byte's two codes of 4 bits, as one complex number: complex64, ``[256]``."""
+    """Return a table of the levels of a byte's two codes of 4 bits: complex64, shape ``[256]``.
+
+    The real part is the level of the byte's low half, the imaginary part that of its high half.
+    """
     return torch.from_numpy(levels_by_key(4, kind).view(np.complex64))

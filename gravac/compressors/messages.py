@@ -1,11 +1,11 @@
 # SPDX-FileCopyrightText: 2026 The gravac developers
 # SPDX-License-Identifier: Apache-2.0
-"""Messages of quantized numbers, as ranks send them: the codes of several blocks, then the blocks' scales.
+"""Messages: quantized numbers as ranks send them, the codes of several blocks followed by the blocks' scales.
 
-A message is uint8, flat: the codes of each block, packed as by ``packing.pack``, then a scale per block, in
-``SCALE_DTYPE``. On a GPU, Triton kernels (``kernels.quantize``) make the same messages as ``codebook``, except for
-numbers on a threshold and the last bit of a scale. Kernels decode messages to the same bits as ``codebook``. On a GPU
-without kernels, ``codebook_on_device`` encodes and decodes.
+A message is a flat uint8 tensor: the codes of each block, packed by ``packing.pack``, then a scale per block, in
+``SCALE_DTYPE``. On a CPU, ``codebook`` encodes and decodes. On a GPU, Triton kernels (``kernels.quantize``) encode and
+decode. The kernels' messages may differ from those of ``codebook`` for numbers on a threshold, and in the last bit of a
+scale. Both decode a message to the same bits. On a GPU without Triton, ``codebook_on_device`` encodes and decodes.
 """
 
 from dataclasses import dataclass
@@ -21,14 +21,14 @@ from gravac.compressors.packing import packed_bytes
 
 
 def encode(x: torch.Tensor, bits: int, kind: Kind, block: int, shards: int = 1) -> tuple[torch.Tensor, torch.Tensor]:
-    """Quantize flat x to messages. x is padded with zeros to whole blocks, equally many in each shard.
+    """Quantize flat x to one message per shard; x is padded with zeros, so that all shards have equally many blocks.
 
     Args:
         x: numbers to code: float32, flat, contiguous, finite.
         bits: bits per code: 1, 2, 3, 4 or 8.
         kind: placement of the levels; 8 bits are always uniform.
         block: numbers per scale, a multiple of 8.
-        shards: number of messages, each of consecutive blocks.
+        shards: number of messages; each has the codes of consecutive blocks.
 
     Returns:
         The messages, uint8, ``[shards, bytes]``, and ``‖x - decoded‖²``, 0-d.
@@ -52,7 +52,8 @@ def encode_folded(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Quantize the sum of a flat gradient and the residual in ``fold``, as ``encode`` does; needs Triton kernels.
 
-    Sets ``fold.energy``, and overwrites ``fold.unsent`` with the coding error, ``sum - decoded``.
+    Sets ``fold.energy``. Unless ``fold.unsent`` is ``None``, overwrites it with the coding error: the sum minus the
+    decoded numbers.
 
     Returns:
         The messages, uint8, ``[shards, bytes]``, and the squared coding error, 0-d.
@@ -65,7 +66,7 @@ def encode_folded(
 
 
 def encode_decoded(x: torch.Tensor, bits: int, kind: Kind, block: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """Quantize flat x, which has whole blocks, to a single message.
+    """Quantize flat x to a single message; the length of x must be a multiple of ``block``.
 
     Returns:
         The message, uint8, ``[1, bytes]``, and the decoded numbers: float32, flat, ``[elements]``.
@@ -88,13 +89,14 @@ class Messages:
     """A flat tensor stored as messages, which are decoded while they are added to another tensor.
 
     Attributes:
-        messages: uint8, ``[shards, parts, bytes]``, a message's bytes contiguous. The tensor consists of the shards,
-            one after another. Each shard is the mean of its parts, one from each rank, added in their order.
+        messages: uint8, ``[shards, parts, bytes]``; the bytes of a message are contiguous. The tensor is the
+            concatenation of its shards. A shard is the mean of its decoded parts, which are added in order. If ranks
+            are averaged, there is a part from each rank; otherwise one part.
         bits: bits per code, as encoded.
         kind: placement of the levels, as encoded.
         block: numbers per scale, as encoded.
-        extra_numbers: numbers to add to the decoded numbers: position of the first in the tensor, and the numbers
-            (float32, flat); ``None``: nothing to add.
+        extra_numbers: ``(position, numbers)``: flat float32 numbers that are added to the decoded numbers, from this
+            position of the flat tensor on. ``None``: nothing is added.
     """
 
     messages: torch.Tensor
@@ -104,7 +106,7 @@ class Messages:
     extra_numbers: tuple[int, torch.Tensor] | None = None
 
     def add_to(self, dense: torch.Tensor, alpha: float = 1.0) -> torch.Tensor:
-        """Add ``alpha`` times the numbers to ``dense`` (flat), in place; return ``dense``.
+        """Add ``alpha`` times this tensor to ``dense`` (flat), in place; return ``dense``.
 
         Numbers beyond the end of ``dense`` are ignored.
         """
@@ -123,9 +125,10 @@ class Messages:
         return dense
 
     def overwrite(self, *denses: torch.Tensor) -> bool:
-        """Overwrite a single flat tensor with the decoded numbers by a kernel; return False if no kernel can.
+        """Overwrite one flat tensor with the decoded numbers by a GPU kernel, and return True.
 
-        Numbers beyond the tensor's end are ignored.
+        Numbers beyond the tensor's end are ignored. Return False, and change nothing, if several tensors are given, or
+        no kernel can write this tensor.
         """
         if len(denses) > 1:
             return False
@@ -137,7 +140,7 @@ class Messages:
         return True
 
     def decoded(self) -> torch.Tensor:
-        """Return the decoded numbers, with padding and without ``extra_numbers``: float32, flat."""
+        """Return the decoded numbers, including the padding, without ``extra_numbers``: float32, flat."""
         blocks = len(self.messages) * self._message_blocks()
         dense = self.messages.new_empty(blocks * self.block, dtype=torch.float32)
         quantizer = _usable_kernels(dense, self.block)
@@ -150,7 +153,7 @@ class Messages:
         return dense
 
     def _decoded_on_device(self) -> torch.Tensor:
-        """Return the decoded numbers of all shards, with padding, by PyTorch operators for GPUs: float32, flat."""
+        """Return the decoded numbers of all shards, including padding, computed without Triton: float32, flat."""
         packed = self._packed_codes(self.messages)
         scales = scales_in(self.messages[..., packed.shape[2] * packed.shape[3] :])
         numbers = codebook_on_device.decode(packed, scales, self.bits, self.kind, self.block)
@@ -167,7 +170,7 @@ class Messages:
         return self.messages.shape[2] // (packed_bytes(self.block, self.bits) + SCALE_DTYPE.itemsize)
 
     def _coded(self) -> Coded:
-        """Return the codes and scales of each rank's part, ``[parts, blocks, ...]``: all shards' blocks, in order."""
+        """Return the messages' codes and scales, ordered by part: ``[parts, blocks of all shards, ...]``."""
         by_rank = self.messages.transpose(0, 1)
         packed_codes = self._packed_codes(by_rank)
         scales = scales_in(by_rank[..., packed_codes.shape[2] * packed_codes.shape[3] :])
@@ -175,9 +178,9 @@ class Messages:
 
 
 def scales_in(scale_bytes: torch.Tensor) -> torch.Tensor:
-    """Return the scales that bytes ``[..., 2 * blocks]`` represent: ``SCALE_DTYPE``, ``[..., blocks]``.
+    """Return the scales that are stored in uint8 ``[..., 2 * blocks]``: ``SCALE_DTYPE``, ``[..., blocks]``.
 
-    The scales are a view of the bytes if these are aligned, otherwise a copy.
+    If the bytes are aligned to the size of a scale, the result is a view of them, otherwise a copy.
     """
     if all(offset % SCALE_DTYPE.itemsize == 0 for offset in (scale_bytes.storage_offset(), *scale_bytes.stride()[:-1])):
         return scale_bytes.view(SCALE_DTYPE)
@@ -186,7 +189,7 @@ def scales_in(scale_bytes: torch.Tensor) -> torch.Tensor:
 
 
 def _join_message(coded: Coded, shards: int) -> torch.Tensor:
-    """Concatenate codes and scales of blocks to messages: uint8, ``[shards, bytes]``."""
+    """Concatenate the codes and the scales of each shard's blocks to a message: uint8, ``[shards, bytes]``."""
     return torch.cat([coded.packed.view(shards, -1), coded.scales.view(torch.uint8).view(shards, -1)], dim=1)
 
 
@@ -197,7 +200,7 @@ def pad_to_blocks(x: torch.Tensor, blocks: int, block: int) -> torch.Tensor:
 
 
 def _usable_kernels(numbers: torch.Tensor, block: int) -> ModuleType | None:
-    """Return ``kernels.quantize`` if it can code ``numbers`` in blocks of ``block`` numbers, otherwise ``None``."""
+    """Return the module ``kernels.quantize`` if it can code ``numbers`` in blocks of ``block``, else ``None``."""
     if not kernels.usable(numbers.device.type):
         return None
     quantizer = _import_kernels()

@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Multi-level compression: the coordinates for a higher CF are selected among those selected for a lower CF.
 
-C(c2, x) is computed by compressing C(c1, x) again by c2/c1. Source: Tyagi & Swany, "GraVAC", IEEE CLOUD 2023, section
-IV-C. Exact for exact top-k.
+C(c, x) is x compressed by a CF of c. C(c2, x) is computed by compressing C(c1, x) again, by a CF of c2/c1. With exact
+top-k, the result is exact. Source: Tyagi & Swany, "GraVAC", IEEE CLOUD 2023, section IV-C.
 """
 
 from collections.abc import Callable
@@ -14,19 +14,20 @@ from gravac.compressors.base import Context, k_for
 from gravac.compressors.sparse import Selection
 
 Select = Callable[[torch.Tensor, int], Selection]
-"""``select(x, k)``: returns the k coordinates of flat x that a sparsifier sends."""
+"""Type of a function ``select(x, k)`` that returns the k coordinates of flat x that a sparsifier sends."""
 
 
 def select_at(select: Select, x: torch.Tensor, cf: float, ctx: Context) -> Selection:
-    """Return the coordinates of x selected at a CF, and store them in the context.
+    """Return the coordinates of x that are selected at a CF, and store them in ``ctx.selections``.
 
-    They are selected among the coordinates stored for the nearest lower CF, or in all of x if there are none.
+    Only the coordinates that are stored for the next lower CF are searched. If none are stored for a lower CF, all of x
+    is searched.
 
     Args:
         select: function that returns the k coordinates that a sparsifier sends.
         x: tensor to select from: flat, ``(elements,)``.
         cf: compression factor.
-        ctx: the tensor's context, in which selections are stored.
+        ctx: the tensor's context; ``ctx.selections`` has the selections of this step, by CF.
     """
     if cf not in ctx.selections:
         lower_cf = max((level for level in ctx.selections if level < cf), default=None)

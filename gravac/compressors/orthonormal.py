@@ -1,10 +1,11 @@
 # SPDX-FileCopyrightText: 2026 The gravac developers
 # SPDX-License-Identifier: Apache-2.0
-"""Orthonormal bases for the columns of tall matrices, of one matrix or of a batch.
+"""Computes orthonormal bases for the columns of tall matrices, of one matrix or of a batch.
 
-A CPU uses Householder's QR. On a GPU, torch computes that QR matrix by matrix, with several launches a column, if there
-are more than 256 rows. So a GPU uses Cholesky QR twice, which takes a dozen operators for any batch. Source: Yamamoto
-et al., "Roundoff Error Analysis of the CholeskyQR2 Algorithm", ETNA 44, 2015. Neither way makes the host wait.
+A CPU uses Householder QR. On a GPU, if matrices have more than 256 rows, torch computes Householder QR matrix by
+matrix, with several launches per column. A GPU therefore uses Cholesky QR twice, with about a dozen operators for a
+whole batch. Source: Yamamoto et al., "Roundoff Error Analysis of the CholeskyQR2 Algorithm", ETNA 44, 2015. The host
+waits for neither method.
 """
 
 import functools
@@ -15,15 +16,15 @@ import torch
 from gravac.compressors.draws import Draws
 
 NUDGE_LENGTH = 2.0**-18
-"""Length of the vector that is added to each column before orthogonalization; the column has length 1.
+"""Norm of the random vector that is added to each column, of norm 1, before orthogonalization.
 
-Each column gets another vector. Columns that are zero, or depend on other columns, thereby become new directions.
-Condition numbers stay below some 10⁷, whose square float64 can represent. The vectors change the subspace no more than
-rounding products to float32 does.
+Each column gets a different vector, so that columns that are zero, or depend linearly on others, become independent.
+Condition numbers then stay below about 10⁷, and Cholesky QR, which squares them, is accurate in float64. The vectors
+change the spanned subspace no more than rounding products to float32 does.
 """
 
 ZERO_LENGTH = 1e-150
-"""Length below which a column counts as zero: below float32's range, but its square is in float64's range."""
+"""Norm below which a column counts as zero: below float32's range, but the square is within float64's range."""
 
 
 def orthonormal(factor: torch.Tensor) -> torch.Tensor:
@@ -31,9 +32,9 @@ def orthonormal(factor: torch.Tensor) -> torch.Tensor:
 
     For each r, the first r columns of the basis span the first r columns of the factor.
 
-    If a column is zero or depends on earlier columns, the basis has another direction instead of a zero. The basis is
-    always orthonormal, so that projecting on it is contractive. Extra directions can only capture more of a matrix, and
-    a direction that was lost can return. A factor that is not finite gives a basis that is not finite.
+    If a column of the factor is zero or depends linearly on earlier columns, the basis has some other direction in its
+    place. The basis is therefore always orthonormal, and projecting a matrix on this basis is contractive. The other
+    directions can only capture more of the matrix. A factor that is not finite gives a basis that is not finite.
 
     Args:
         factor: one matrix or a batch, ``[..., rows, rank]``, ``rank < rows``, float32 or float64.
@@ -42,13 +43,13 @@ def orthonormal(factor: torch.Tensor) -> torch.Tensor:
 
 
 def by_householder(factor: torch.Tensor) -> torch.Tensor:
-    """Return the basis of ``orthonormal``, ``[..., rows, rank]``, by Householder's QR."""
+    """Compute the result of ``orthonormal``, ``[..., rows, rank]``, by Householder QR."""
     basis: torch.Tensor = torch.linalg.qr(rescaled(factor)).Q
     return basis
 
 
 def by_cholesky(factor: torch.Tensor) -> torch.Tensor:
-    """Return the basis of ``orthonormal``, ``[..., rows, rank]``, by Cholesky QR in float64, done twice for accuracy.
+    """Compute the result of ``orthonormal``, ``[..., rows, rank]``, by Cholesky QR in float64, twice for accuracy.
 
     With ``A^T A = L L^T``, the columns of ``A L^-T`` are orthonormal and span the same space as those of A.
     """
@@ -58,7 +59,7 @@ def by_cholesky(factor: torch.Tensor) -> torch.Tensor:
     columns = columns / lengths.clamp_(min=ZERO_LENGTH)
     columns.add_(directions(rows, rank, columns.device), alpha=NUDGE_LENGTH * math.sqrt(3 / rows))
     for _ in range(2):
-        # no check for success, since the host would wait for its result
+        # cholesky_ex does not check for success, so that the host need not wait
         lower_triangle = torch.linalg.cholesky_ex(columns.mT @ columns).L
         columns = torch.linalg.solve_triangular(lower_triangle.mT, columns, upper=True, left=False)
     basis: torch.Tensor = columns.to(factor.dtype)
@@ -66,18 +67,18 @@ def by_cholesky(factor: torch.Tensor) -> torch.Tensor:
 
 
 def directions(rows: int, rank: int, device: torch.device) -> torch.Tensor:
-    """Return the vectors to add to columns: fixed random numbers in [-1, 1), float64, ``[rows, rank]``.
+    """Return a different vector for each column: fixed random numbers in [-1, 1), float64, ``[rows, rank]``.
 
-    Each column is the previous column, shifted by one.
+    Each vector is the previous vector, shifted by one row.
     """
     length = rows + rank - 1
     return _sampled(1 << (length - 1).bit_length(), device)[:length].unfold(0, rows, 1).mT
 
 
 def rescaled(factor: torch.Tensor) -> torch.Tensor:
-    """Return factors ``[..., rows, rank]``, each divided by its largest magnitude; zeros stay zeros.
+    """Return each factor ``[..., rows, rank]`` divided by its largest magnitude; a factor of zeros is unchanged.
 
-    Squares then neither overflow nor underflow.
+    Sums of squares of the result neither overflow nor underflow.
     """
     return factor / factor.abs().amax((-2, -1), keepdim=True).clamp_(min=torch.finfo(factor.dtype).tiny)
 

@@ -1,10 +1,10 @@
 # SPDX-FileCopyrightText: 2026 The gravac developers
 # SPDX-License-Identifier: Apache-2.0
-"""Small codes packed into bytes: 1, 2, 4 or 8 bits each, the first code in the lowest bits; 3 bits as 2 bits and 1 bit.
+"""Packs codes of 1, 2, 3, 4 or 8 bits into bytes, the first code in the lowest bits, and unpacks them.
 
-On a CPU, ``pack`` works on machine words of several bytes, since strided access to single bytes is many times slower;
-``unpack`` looks up all codes of a byte at once. On other devices, ``pack`` adds shifted neighbours, and ``unpack``
-shifts.
+Of codes of 3 bits, the low two bits of all codes are packed first, then the high bits. On a CPU, ``pack`` works on
+machine words of several bytes, since strided access to single bytes is many times slower; ``unpack`` looks up all codes
+of a byte at once. On other devices, ``pack`` adds shifted neighbours, and ``unpack`` shifts bits.
 """
 
 import functools
@@ -27,7 +27,7 @@ def pack(codes: torch.Tensor, bits: int) -> torch.Tensor:
     """Pack codes along the last dimension.
 
     Args:
-        codes: small numbers, each below ``2 ** bits``: uint8, shape ``[..., n]``.
+        codes: integers from 0 to ``2 ** bits - 1``: uint8, shape ``[..., n]``.
         bits: bits per code, one of ``WIDTHS``.
 
     Returns:
@@ -49,18 +49,18 @@ def pack(codes: torch.Tensor, bits: int) -> torch.Tensor:
     shift = 8 - bits
     gap = per_byte // 2
     while gap:
-        # joins neighbours, then pairs, until the lowest byte of a machine word has all its codes
+        # join neighbours, then pairs of neighbours, until the lowest byte of a machine word has all codes of the word
         machine_words = machine_words | (machine_words >> (shift * gap))
         gap //= 2
     return machine_words.to(torch.uint8).view(*codes.shape[:-1], codes.shape[-1] // per_byte)
 
 
 def pack_into(packed: torch.Tensor, codes: torch.Tensor, bits: int) -> None:
-    """Pack codes along the last dimension, by adding shifted neighbours until they fill bytes.
+    """Pack codes along the last dimension into ``packed``, by adding shifted neighbours until they fill bytes.
 
     Args:
-        packed: uint8, of shape ``[..., packed_bytes(n, bits)]``; overwritten.
-        codes: small numbers, each below ``2 ** bits``: uint8 or int32, ``[..., n]``.
+        packed: memory for the packed codes: uint8, shape ``[..., packed_bytes(n, bits)]``; overwritten.
+        codes: integers from 0 to ``2 ** bits - 1``: uint8 or int32, shape ``[..., n]``.
         bits: bits per code: 1, 2, 3 or 4.
     """
     if bits == 3:

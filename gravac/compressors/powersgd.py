@@ -4,12 +4,13 @@
 
 Source: Vogels et al., "PowerSGD", NeurIPS 2019 (algorithm 1; algorithm 2 is error feedback); for sending only one
 factor per step: Zhang et al., "ACP-SGD", 2023 (arXiv 2306.08881). Contractive: each rank sends its own matrix,
-projected orthogonally on a subspace that all ranks share. No gain is guaranteed; biased: error feedback sends the rest
-later.
+projected orthogonally on a subspace that all ranks share. No gain is guaranteed. PowerSGD is biased: error feedback
+sends the rest later.
 
 x is viewed as the matrix ``M [n, m]``: the tensor's first dimension by all the others. If low rank saves no bytes (1-D,
 a row, a column, a low CF on a small matrix), x is sent dense. On a GPU, matrices of equal shape are averaged as a
-batch; in shapes ``[..., n, m]``, ``...`` is the number of matrices, or nothing.
+batch. In a shape ``[..., n, m]``, ``...`` is the number of matrices of a batch; a single matrix has the shape
+``[n, m]``.
 """
 
 import math
@@ -30,7 +31,7 @@ from gravac.compressors.orthonormal import orthonormal, rescaled
 from gravac.compressors.profile import CostPoints, Profile
 
 SQUARE_SIDE = 1024
-"""Number of rows, and of columns, of the square matrix whose CF stands for a fixed ``rank`` in ``candidates``."""
+"""Side of the square matrix for which ``candidates`` computes the CF of a fixed ``rank``."""
 
 
 class LowRank(NamedTuple):
@@ -89,17 +90,17 @@ class PowerSGD(Compressor):
     """PowerSGD: low-rank factors P and Q, averaged by two all-reduces per step, or by one (``alternating``).
 
     Attributes:
-        rank: rank of every matrix, as in the paper, 1 or more; ``None``, the default: by the CF, matrix by matrix. One
-            CF for all matrices gives small matrices rank 1, which slowed the training of a whole net
-            (``docs/evidence/measurements.md``); one rank for all matrices does not.
-        iterations: power iterations a step, 1 (the default) to 4, each with an all-reduce of P and of Q; more
-            iterations mean a lower rank at the same CF.
+        rank: rank of every matrix, as in the paper, 1 or more. ``None``, the default: each matrix gets the largest rank
+            that achieves the CF. At a high CF, small matrices then get rank 1, which slowed the training of a whole net
+            (``docs/evidence/measurements.md``).
+        iterations: power iterations per step, 1 (the default) to 4. Each all-reduces P and Q, so that at the same CF
+            more iterations leave a lower rank.
         warm_start: whether to start from the previous step's factor, even if the rank has changed (default: True);
             otherwise from a random factor.
-        alternating: whether one step sends P and the next step Q, with one all-reduce a step (ACP-SGD), at about twice
-            the rank for a CF; default: False. The CF is that of both steps; ``traffic`` is that of the larger factor,
-            which the first step sends. Needs ``warm_start`` and one iteration. On a GPU the host waits once per batch,
-            to learn which factor the next step sends.
+        alternating: whether one step sends P and the next step Q, by one all-reduce per step (ACP-SGD); default: False.
+            At the same CF, the rank is about twice as high. The CF is the average over both steps; ``traffic`` returns
+            the bytes of the larger factor, which the first step sends. Needs ``warm_start`` and one iteration. On a GPU
+            the host waits once per batch, to learn which factor the next step sends.
 
     Raises:
         SettingsError: a setting is unknown, of the wrong type, or out of its range, or ``alternating`` is set without
@@ -143,13 +144,15 @@ class PowerSGD(Compressor):
         return LowRank(n, m, rank, n * m / (rank * sent_per_column))
 
     def method_at(self, cf: float) -> str:
-        """Return the name ``low rank`` with the rank if it is set, otherwise with the CF."""
+        """Return a name for messages and tables: ``"low rank 16"`` if ``rank`` is set, else ``"low rank at 50x"``."""
         return f"low rank {self.rank}" if self.rank else f"low rank at {cf:.4g}x"
 
     def candidates(self, cf_range: tuple[float, float]) -> Span | tuple[float, ...]:
-        """Return all CFs in the range; if ``rank`` is set, only the CF of that rank on a 1024 x 1024 matrix, or none.
+        """Return the CFs that a controller may choose in the range: all CFs, unless ``rank`` is set.
 
-        Without ``rank``, each tensor's achieved CF is as close to the requested CF as a whole rank allows.
+        Without ``rank``, each tensor's achieved CF is as close to the requested CF as a whole rank allows. If ``rank``
+        is set, the only CF is that of this rank on a 1024 x 1024 matrix; the result is empty if this CF is outside the
+        range.
         """
         if self.rank is None:
             return Span(*cf_range)
@@ -157,13 +160,14 @@ class PowerSGD(Compressor):
         return (square_plan.cf,) if square_plan and cf_range[0] <= square_plan.cf <= cf_range[1] else ()
 
     def __call__(self, rank: int | None = None, **changes: Any) -> "PowerSGD":
-        """Return a copy of this compressor with changed settings; ``None`` keeps ``rank``."""
+        """Return a copy of this compressor with changed settings; with ``rank=None``, the copy has the same rank."""
         return super().__call__(**({} if rank is None else {"rank": rank}), **changes)
 
     def profile(self, cf: float, *, world: int = 2, shapes: Sequence[tuple[int, ...]] = ()) -> Profile:
         """Return expected costs and efficiency at a CF.
 
-        If shapes are given, the efficiency is the mean over elements of the efficiency at each matrix's rank.
+        If shapes are given, each matrix has the efficiency of its rank. The result has the mean of these efficiencies,
+        weighted by the matrices' numbers of elements.
         """
         plans = [(torch.Size(shape).numel(), self.plan(shape, cf)) for shape in shapes]
         by_rank = self.beliefs.by_rank
@@ -177,7 +181,8 @@ class PowerSGD(Compressor):
     def traffic(self, shape: tuple[int, ...], cf: float, dtype: torch.dtype, world: int = 2) -> tuple[Traffic, ...]:
         """Return the predicted traffic in bytes: all-reduces of P and Q per iteration.
 
-        If ``alternating``, one all-reduce of the larger factor; if the tensor is sent dense, one of all elements.
+        If ``alternating``, one all-reduce of the larger factor; if the tensor is sent dense, one all-reduce of all
+        elements.
         """
         plan = self.plan(shape, cf)
         if plan is None:
@@ -192,11 +197,12 @@ class PowerSGD(Compressor):
 
         1. Start from the last step's Q, ``[m, rank]``, or a random Q; make its columns orthonormal.
         2. Multiply ``P = M Q``, all-reduce P, ``[n, rank]``, and make its columns orthonormal.
-        3. Multiply ``Q = M^T P`` and all-reduce Q; with several iterations, repeat from step 2 with Q's basis.
+        3. Multiply ``Q = M^T P`` and all-reduce Q. With several iterations, make Q's columns orthonormal, and repeat
+           from step 2.
         4. Keep Q for the next step (``warm_start``).
 
-        If ``alternating``, one step multiplies, all-reduces and keeps only one factor, and the next step the other. If
-        low rank saves no bytes, x itself is all-reduced.
+        If ``alternating``, a step computes, all-reduces and keeps only one factor, and the next step the other factor.
+        If low rank saves no bytes, x itself is all-reduced.
         """
         plan = self.plan(ctx.shape, cf)
         if plan is None:
@@ -204,12 +210,18 @@ class PowerSGD(Compressor):
         return (yield from self._low_rank(x, plan, [ctx]))
 
     def batch_key(self, cf: float, ctx: Context) -> Hashable | None:
-        """Return a key: shape, rank and, if ``alternating``, the factor that the step sends; ``None`` if sent dense."""
+        """Return a key, equal for tensors of equal matrix shape and rank; ``None`` if the tensor is sent dense.
+
+        If ``alternating``, tensors of equal key also send the same factor (P or Q) in this step.
+        """
         plan = self.plan(ctx.shape, cf)
         return None if plan is None else (plan, self._sides(plan, ctx))
 
     def rounds_together(self, x: torch.Tensor, cf: float, contexts: Sequence[Context]) -> Rounds:
-        """Average the rows of x, flat matrices of equal shape, as ``rounds`` does; one all-reduce for all P or Q."""
+        """Average the rows of x, each a flat matrix of the same shape, as ``rounds`` does.
+
+        One all-reduce has the factors P of all rows, another one the factors Q.
+        """
         plan = self.plan(contexts[0].shape, cf)
         if plan is None:
             raise ValueError(f"shape: {contexts[0].shape} at CF {cf:g} is sent dense; use rounds() for each tensor")
@@ -236,17 +248,17 @@ class PowerSGD(Compressor):
                 ctx.state["q"] = factor
         wide_basis, mean, sent = split_factors_for_tf32(basis, total / contexts[0].world, projected)
         error = projection_error(x, projected)
-        if self.alternating and side == "q":  # the sum is P
+        if self.alternating and side == "q":  # P was all-reduced
             return Reduced(Product(mean, wide_basis), Product(sent, wide_basis), plan.cf, error=error)
         return Reduced(Product(wide_basis, mean), Product(wide_basis, sent), plan.cf, error=error)
 
     def errors(self, x: torch.Tensor, cfs: Sequence[float], ctx: Context) -> list[torch.Tensor]:
-        """Return the squared error at each CF, 0-d, of a power iteration on this rank's flat x alone.
+        """Return the squared error at each CF, 0-d, as if this rank, with its flat x, trained alone.
 
-        The error is ``‖x‖²`` minus the captured energy. One power iteration at the largest rank gives all errors:
-        orthogonalization goes from column to column, so the first r columns equal the factor of rank r. The errors are
-        exact for one process. For several processes they are too low, since this process's subspace fits its matrix
-        better than the subspace of all processes.
+        A power iteration at the largest matrix rank gives the errors at lower ranks too. Columns are orthogonalized one
+        after another, so that the first r columns equal the factor of rank r. With several processes, the errors are
+        too low: a subspace computed from this process's matrix alone fits that matrix better than the subspace that all
+        processes share.
         """
         plans = [self.plan(ctx.shape, cf) for cf in cfs]
         largest_plan = max((plan for plan in plans if plan), key=lambda plan: plan.rank, default=None)
@@ -262,7 +274,7 @@ class PowerSGD(Compressor):
 
     @property
     def host_waits(self) -> bool:
-        """True if the host waits for a GPU while it encodes: if ``alternating``, to learn the next step's factor."""
+        """True if the host waits for a GPU during encoding: if ``alternating``, to learn the next step's factor."""
         return self.alternating
 
     @property
@@ -271,24 +283,25 @@ class PowerSGD(Compressor):
         return 1 if self.alternating else 2 * self.iterations
 
     def misfit(self, key: str, memory: torch.Tensor, elements: int) -> str:
-        """Return how many dimensions a factor from a checkpoint should have; ``""`` if it is ``[rows, rank]``."""
+        """Return how many dimensions a factor from a checkpoint should have; ``""`` if the factor has them."""
         return "" if key not in ("p", "q") or memory.dim() == 2 else "two dimensions"
 
     def _sides(self, plan: LowRank, ctx: Context) -> tuple[str, str, int]:
-        """Return a step's start factor (``"p"`` or ``"q"``), the factor it computes first, and the start factor's rows.
+        """Return the factor from which a step starts, the factor that it computes first, and the former's rows.
 
-        A step starts from Q. If ``alternating``, it starts from the factor in the state; the first step starts from the
-        factor with fewer rows, so that it sends the factor with more rows.
+        Factors are ``"p"`` or ``"q"``. Unless ``alternating``, a step starts from Q. If ``alternating``, a step starts
+        from the factor that the last step stored in ``ctx.state``, and the first step from the factor with fewer rows,
+        so that the first step sends the factor with more rows.
         """
         starts_from_p = self.alternating and ("p" in ctx.state or ("q" not in ctx.state and plan.n < plan.m))
         return ("p", "q", plan.n) if starts_from_p else ("q", "p", plan.m)
 
     @property
     def rounding(self) -> float:
-        """Unit roundoff: 64 times float32's, since an element of ``mean`` is a sum of ``rank`` products.
+        """Unit roundoff of ``mean``: 64 times that of float32, an estimate for usual tensors and not a bound.
 
-        Both factors of each product are rounded. The error grows with the sum of the products' magnitudes, which may be
-        far larger than the element. The number is an estimate for usual tensors, not a bound.
+        An element of ``mean`` is a sum of ``rank`` products, whose factors are both rounded. The error grows with the
+        sum of the products' magnitudes, which may be far larger than the element.
         """
         return 64 * unit_roundoff(torch.float32)
 
@@ -296,8 +309,15 @@ class PowerSGD(Compressor):
 def start_factor(x: torch.Tensor, key: str, rows: int, rank: int, ctx: Context) -> torch.Tensor:
     """Return the factor from which a step starts, ``[rows, rank]`` in x's dtype, the same on all ranks.
 
-    The first columns are the previous step's, in order of importance; the others are random. Columns are neither
-    orthogonal nor of length 1.
+    The first columns are those of the previous step's factor, the longest first; missing columns are random. Columns
+    are neither orthogonal nor of length 1.
+
+    Args:
+        x: flat matrix or matrices, for dtype and device.
+        key: key of the factor in ``ctx.state``: ``"p"`` or ``"q"``.
+        rows: rows of the factor.
+        rank: columns of the factor.
+        ctx: the tensor's context.
     """
     previous_factor = ctx.state.get(key)
     if previous_factor is None or previous_factor.shape[0] != rows:
@@ -317,7 +337,7 @@ def stack(tensors: Sequence[torch.Tensor]) -> torch.Tensor:
 
 
 def unstack(factors: torch.Tensor) -> Sequence[torch.Tensor]:
-    """Return the factors ``[rows, rank]`` of a batch ``[count, rows, rank]``; a single factor alone in a tuple."""
+    """Return the factors ``[rows, rank]`` of a batch ``[count, rows, rank]``, or a tuple with the single factor."""
     return factors.unbind() if factors.dim() > 2 else (factors,)
 
 
@@ -339,7 +359,7 @@ def multiply(matrix: torch.Tensor, factor: torch.Tensor) -> torch.Tensor:
 
 
 def by_importance(factor: torch.Tensor) -> torch.Tensor:
-    """Return a factor ``[..., rows, rank]`` with its longest columns first: those remain if the rank falls."""
+    """Return a factor ``[..., rows, rank]`` with its longest columns first; these are kept if the rank falls."""
     lengths = rescaled(factor).square().sum(-2, keepdim=True)
     return factor.gather(-1, lengths.argsort(descending=True, stable=True).expand_as(factor))
 
@@ -354,7 +374,13 @@ def usable(total: torch.Tensor) -> torch.Tensor:
 
 
 def next_factor(total: torch.Tensor, previous: torch.Tensor) -> torch.Tensor:
-    """Return the next step's start factor, ``[..., rows, rank]``: ``total``, or ``previous`` if that is unusable."""
+    """Return the factor from which the next step starts, ``[..., rows, rank]``.
+
+    Args:
+        total: this step's factor, summed over the ranks. If it is usable (see ``usable``), it is returned, its longest
+            columns first.
+        previous: the factor from which this step started; returned otherwise.
+    """
     is_usable = usable(total)
     return torch.where(is_usable[:, None, None] if is_usable.dim() else is_usable, by_importance(total), previous)
 
@@ -362,10 +388,11 @@ def next_factor(total: torch.Tensor, previous: torch.Tensor) -> torch.Tensor:
 def split_factors_for_tf32(basis: torch.Tensor, *factors: torch.Tensor) -> list[torch.Tensor]:
     """Split a basis and factors, ``[..., rows, rank]``, so that their products in TF32 are as exact as in float32.
 
-    If products are rounded to TF32, each result has three times the columns: upper and lower bits of its numbers, side
-    by side. The basis becomes ``[high, high, low]``, a factor ``[high, low, high]``. If products are not rounded, all
-    are returned unchanged. Without the split, TF32 would round ``mean`` and ``sent`` differently, and their difference
-    would be lost. (The rounding of P and Q itself is harmless: their errors stay in the residual.)
+    If the GPU does not round products to TF32, all are returned unchanged. Otherwise each result has three times the
+    columns: upper bits (high) and lower bits (low) of the numbers, side by side. The basis becomes
+    ``[high, high, low]``, a factor ``[high, low, high]``. Without the split, TF32 would round ``mean`` and ``sent``
+    differently, so that the mean of ``sent`` would differ from ``mean``. Rounding P and Q themselves is harmless, since
+    the error stays in the residual.
     """
     if not rounds_products(basis):
         return [basis, *factors]
@@ -383,4 +410,4 @@ def split_for_tf32(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
 
 
 powersgd = PowerSGD()
-"""PowerSGD with its default settings; ``powersgd(rank=16)`` has a fixed rank."""
+"""PowerSGD with its default settings; ``powersgd(rank=16)`` uses rank 16 for every matrix."""

@@ -5,11 +5,11 @@
 Each compressor's file has its coding costs, as points at some compression factors (CFs). This file interpolates between
 the points, and says how they were measured.
 
-**Coding costs** are points ``(CF, encode, decode)``, in copies of the tensor: 1 is the time in which the tensor is
-copied. They are measured on one CPU thread with ``MEASURED_WORLD`` ranks (``gravac bench compressors``,
+**Coding costs** are points ``(CF, encode, decode)``. Their unit is the time that a copy of the tensor takes. They are
+measured on one CPU thread with ``MEASURED_WORLD`` ranks (``gravac bench compressors``,
 docs/measurements/compressors.json). Between points, costs are interpolated in log CF; below the first and above the
 last point, that point's costs are used. On a GPU, these costs may be far from true. A run on a GPU therefore times its
-candidates (``gravac.engine.codec_timing``), and ``gravac.costmodel.Machine`` may have costs of its own.
+candidates (``gravac.engine.codec_timing``), and a ``gravac.costmodel.Machine`` may contain other costs.
 
 **Efficiency** is the fraction of a dense step's progress that a compressed step makes. ``gravac.beliefs`` has the
 efficiency of gravac's compressors; the class of any other compressor declares its own.
@@ -26,25 +26,25 @@ from gravac.beliefs import EfficiencyPoints, MethodKind
 CostPoints = Sequence[tuple[float, float, float]]
 """Points (CF, cost of encode, cost of decode at ``MEASURED_WORLD`` ranks), ascending by CF.
 
-A cost is in copies of the tensor: seconds / seconds in which the tensor is copied.
+The unit of a cost is the time that a copy of the tensor takes.
 """
 
 MEASURED_WORLD = 2
 """Number of ranks at which coding costs are measured."""
 
 CODING_BYTES = 32
-"""Default of ``Profile.coding_bytes``: most memory for coding that any compressor takes, in bytes per element."""
+"""Default of ``Profile.coding_bytes``, in bytes per element: no compressor needs more memory for coding."""
 
 
 @dataclass(frozen=True, slots=True)
 class Coding:
-    """Cost of coding a tensor, in copies of the tensor: seconds divided by the seconds that a copy takes.
+    """Cost of coding a tensor, in units of the time that a copy of the tensor takes.
 
     Attributes:
-        encode: cost from the gradient to the first collective.
-        decode: cost of all work after the first collective began, at ``MEASURED_WORLD`` ranks.
-        fixed: part of ``decode`` that does not grow with the number of ranks; the other part does if each rank decodes
-            all ranks' codes.
+        encode: cost of the work before the first collective.
+        decode: cost of the work after the start of the first collective, with ``MEASURED_WORLD`` ranks.
+        fixed: part of ``decode`` that does not grow with the number of ranks. If each rank decodes all ranks' codes,
+            the other part is proportional to the number of ranks.
     """
 
     encode: float
@@ -52,7 +52,7 @@ class Coding:
     fixed: float = 0.0
 
     def copies(self, world: int = MEASURED_WORLD, gathered: bool = False) -> float:
-        """Return the total cost of encode and decode, in copies of the tensor.
+        """Return the total cost of encode and decode; the unit is the time that a copy of the tensor takes.
 
         Args:
             world: number of ranks.
@@ -70,16 +70,16 @@ class Profile:
     Attributes:
         family: name shared by compressors and CFs whose coding takes comparable time; a controller compares step times
             within a family.
-        coding: cost of encode and decode, in copies of the tensor. ``None``: not measured, at this and every other CF;
-            step times are then not predicted, and ``gravac advise`` skips the compressor.
+        coding: cost of encode and decode. ``None``: not measured, at this and every other CF. Step times are then not
+            predicted, and ``gravac advise`` skips the compressor.
         efficiency: expected fraction of a dense step's progress that a step makes, in (0, 1].
         efficiency_by_gain: efficiency for a gain that was measured while training: ``(gain, efficiency)``, ascending;
             empty if efficiency does not depend on gain.
         efficiency_apart: exponents to which the efficiency is raised if ranks exchange only every few steps
             (``gravac.modes.outer``): ``(number of steps, exponent)``, ascending; empty: the efficiency does not change.
         kind: kind of method, which selects the uncertainty of ``efficiency``; ``None``: the efficiency is certain.
-        one_round: whether ``rounds`` yields once for every tensor: the next tensors' rounds may then start while the
-            collective is in flight.
+        one_round: whether ``rounds`` yields a single collective per tensor. The next tensors may then be encoded while
+            this collective is in flight.
         error_feedback: fraction of the unsent rest (x - sent) that becomes the residual, unless the user sets another.
         pad_multiple: if several tensors are joined and coded as one, each is padded with zeros to a multiple of this
             number of elements; 0: tensors are never joined. Without error feedback, the result for each tensor is
@@ -101,10 +101,10 @@ class Profile:
 
 
 def coding_at(points: CostPoints, cf: float) -> Coding | None:
-    """Return the coding cost at a CF, in copies of the tensor; ``None`` if there are no points.
+    """Return the coding cost at a CF, interpolated between points; ``None`` if there are no points.
 
-    ``Coding.fixed`` is the cost of decode at the highest measured CF, at most 1.5 copies, since there is hardly
-    anything to decode at that CF.
+    The result's ``fixed`` is the cost of decode at the highest measured CF, where there is hardly anything to decode;
+    1.5 if that cost is higher.
 
     Example:
         >>> points = ((10, 9.0, 7.0), (1000, 3.0, 1.0))

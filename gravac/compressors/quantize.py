@@ -6,9 +6,10 @@ Sources: Dettmers et al., "8-bit Optimizers via Block-wise Quantization", ICLR 2
 NeurIPS 2021, and "EDEN", ICML 2022 (fitted levels, randomized Hadamard rotation); Tang et al., "1-bit Adam", ICML 2021
 (two codings, of the gradient and of the mean, each with its own error). Contractive, see ``codebook``.
 
-Every rank codes its whole tensor and sends each shard's codes to the rank that owns the shard. The owner decodes and
-averages them, codes the mean and sends it to all ranks. Each rank sends ``2 (N-1)/N`` times its codes, as in a ring
-all-reduce. Two ranks only swap their codes: the same number of bytes, without a second coding.
+The tensor is divided into one shard per rank. Every rank codes its whole tensor, and sends each shard's codes to the
+rank that owns the shard. The owner decodes and averages these codes, codes the mean, and sends its codes to all ranks.
+Each of N ranks sends ``2 (N-1)/N`` times the bytes of its codes, as in a ring all-reduce. Two ranks only swap their
+codes: as many bytes, without a second coding.
 """
 
 from collections.abc import Sequence
@@ -32,7 +33,7 @@ WIDTHS = (8, 4, 3, 2, 1)
 """Supported bits per coordinate."""
 
 SAMPLED_COORDINATES = 1 << 16
-"""Approximate number of coordinates that are sampled from a tensor to estimate its coding error."""
+"""Approximate number of a tensor's coordinates from which its coding error is estimated."""
 
 
 class Quantize(Compressor):
@@ -41,15 +42,15 @@ class Quantize(Compressor):
     Attributes:
         bits: bits per coordinate: 8, 4, 3, 2 or 1; ``None``, the default: the CF decides, as 32 / bits.
         block: coordinates per scale, a multiple of 8; default: 128. A scale has 16 bits.
-        levels: placement of the levels: ``"fitted"`` (the default) to a normal law, or ``"uniform"`` up to the block's
-            largest magnitude.
-        rotate: whether to rotate blocks of 1024 coordinates by a random Hadamard rotation first, so that coordinates
-            are nearly normal; default: False.
-        back_bits: bits per coordinate of the second coding, that of the mean; ``None``, the default: those of the
-            first.
-        exchange: how ranks exchange codes. ``"shards"``: each rank decodes and averages a shard, and codes the mean for
-            all ranks; ``"gather"``: every rank gets all ranks' codes, which saves time for two ranks only; ``"auto"``,
-            the default: ``"gather"`` for two ranks, else ``"shards"``.
+        levels: the numbers that codes stand for. ``"fitted"``, the default: spaced for a normal distribution;
+            ``"uniform"``: evenly spaced up to the block's largest magnitude.
+        rotate: whether to apply a random Hadamard rotation to every 1024 coordinates first, so that the distribution of
+            coordinates is nearly normal; default: False.
+        back_bits: bits per coordinate in the second coding, in which the mean is sent back to the ranks; ``None``, the
+            default: as many as in the first coding.
+        exchange: how ranks exchange codes. ``"shards"``: each rank decodes and averages one shard of the tensor, and
+            sends the coded mean to all ranks. ``"gather"``: every rank gets all ranks' codes, which saves time only
+            with two ranks. ``"auto"``, the default: ``"gather"`` with two ranks, else ``"shards"``.
 
     Raises:
         SettingsError: a setting is unknown, of the wrong type, or out of its range.
@@ -73,7 +74,7 @@ class Quantize(Compressor):
     exchange: Literal["auto", "shards", "gather"] = "auto"
 
     def __call__(self, bits: int | None = None, **changes: Any) -> "Quantize":
-        """Return a copy of this compressor with changed settings; ``None`` keeps ``bits``."""
+        """Return a copy of this compressor with changed settings; with ``bits=None``, the copy has the same bits."""
         return super().__call__(**({} if bits is None else {"bits": bits}), **changes)
 
     def method_at(self, cf: float) -> str:
@@ -83,14 +84,14 @@ class Quantize(Compressor):
 
     @property
     def finest(self) -> float:
-        """Lowest compression factor that the settings allow."""
+        """Lowest compression factor that the settings allow: 32 / (most bits per coordinate)."""
         return 32 / (self.bits or max(WIDTHS))
 
     def profile(self, cf: float, *, world: int = 2, shapes: Sequence[tuple[int, ...]] = ()) -> Profile:
         """Return expected costs and efficiency at a CF for ``world`` ranks.
 
-        If the ranks only exchange their codes (``gathers``), a single round of collectives averages them. Several
-        tensors may be coded as one, except with ``rotate``.
+        If every rank gets all ranks' codes (``gathers``), one collective averages a tensor. Without ``rotate``, several
+        tensors may be joined and coded as one.
         """
         gathers, profile = self.gathers(world), super().profile(cf)
         if self.rotate:
@@ -105,7 +106,10 @@ class Quantize(Compressor):
         return tuple(32 / bits for bits in widths if cf_range[0] <= 32 / bits <= cf_range[1])
 
     def traffic(self, shape: tuple[int, ...], cf: float, dtype: torch.dtype, world: int = 2) -> tuple[Traffic, ...]:
-        """Return the predicted traffic, in bytes: an all-to-all and an all-gather of codes, or one all-gather."""
+        """Return the predicted traffic, in bytes: an all-to-all and an all-gather of codes.
+
+        If every rank gets all ranks' codes (``gathers``), only one all-gather.
+        """
         elements = torch.Size(shape).numel()
         if self.rotate:
             elements = rotation.length(elements)
@@ -124,11 +128,11 @@ class Quantize(Compressor):
 
         1. Quantize x block by block (rotated first, with ``rotate``), and divide the codes into one shard per rank.
         2. Distribute the codes by all-to-all: each rank receives all ranks' codes of its shard.
-        3. Reduce: decode the codes, average them, add the stored error of the second coding, and quantize the mean.
-           With error feedback, store the new error of the second coding.
+        3. Reduce: decode the codes, average them, and quantize the mean (second coding). With error feedback, add the
+           last step's error of the second coding to the mean beforehand, and store the new error.
         4. Collect the codes of all shards' means by all-gather, and decode them.
 
-        If ranks only exchange their codes (``gathers``), one all-gather of all codes replaces steps 2 to 4.
+        If every rank gets all ranks' codes (``gathers``), one all-gather of all codes replaces steps 2 to 4.
         """
         bits = self.bits_at(cf)
         shards = 1 if self.gathers(ctx.world) else ctx.world
@@ -160,7 +164,7 @@ class Quantize(Compressor):
             if ctx.error_feedback:
                 new_error = corrected_mean - coded_mean
                 if ctx.fold is not None and stored_error is None:
-                    new_error.nan_to_num_(0.0, 0.0, 0.0)  # x may not be finite, and no earlier error can be restored
+                    new_error.nan_to_num_(0.0, 0.0, 0.0)  # x may contain NaN or inf; no earlier error can be restored
                 kept_error = new_error if ctx.error_feedback == 1 else new_error.mul_(ctx.error_feedback)
                 ctx.state["second"] = kept_error.view(-1, self.block)
                 aside = self._from_local_shard(mean_error, -1.0, x.numel(), ctx)
@@ -174,7 +178,7 @@ class Quantize(Compressor):
         )
 
     def errors(self, x: torch.Tensor, cfs: Sequence[float], ctx: Context) -> list[torch.Tensor]:
-        """Return this rank's squared error of coding flat x at each CF, 0-d, estimated from a sample of its blocks."""
+        """Return this rank's squared error of coding flat x at each CF, 0-d, estimated from a sample of x's blocks."""
         rotated_x = self._rotate_if_set(x, ctx)
         rows = pad_to_blocks(rotated_x, self._shard_blocks(rotated_x.numel(), 1), self.block)
         sample = rows[:: max(1, rows.numel() // SAMPLED_COORDINATES)].contiguous()
@@ -183,27 +187,30 @@ class Quantize(Compressor):
         return [x_energy * (error / sample_energy) for error in sample_errors]
 
     def folds(self, gradient: torch.Tensor, cf: float) -> bool:
-        """True if ``rounds`` itself adds the residual: kernels can code the flat gradient, and nothing is rotated."""
+        """True if ``rounds`` can itself add the residual: GPU kernels can code the flat gradient, without rotation."""
         return not self.rotate and folds(gradient, self.block)
 
     def misfit(self, key: str, memory: torch.Tensor, elements: int) -> str:
-        """Return the shape that the mean's coding error from a checkpoint should have; ``""`` if it fits ``block``."""
+        """Return the shape that a stored error of the second coding should have; ``""`` if it has that shape."""
         memory_fits = key != "second" or (
             memory.dim() == 2 and memory.shape[1] == self.block and memory.is_contiguous()
         )
         return "" if memory_fits else f"blocks of {self.block} numbers"
 
     def kept_aside(self, ctx: Context, elements: int) -> torch.Tensor | None:
-        """Return the stored error of the second coding, that of the mean, times the number of ranks: ``[elements]``.
+        """Return the stored error of the second coding (in which the mean is sent), times the number of ranks.
 
-        A rank stores the error of its own shard; the result has zeros elsewhere. The mean of the results over the ranks
-        is thus the error of the whole mean. ``None``: no error is stored.
+        Each rank stores the error of its own shard; outside that shard the result is 0. Averaged over the ranks, the
+        results are therefore the error of the whole mean.
+
+        Returns:
+            A flat tensor, ``[elements]``; ``None`` if no error is stored.
         """
         stored_error = ctx.state.get("second")
         return None if stored_error is None else self._from_local_shard(stored_error, ctx.world, elements, ctx)
 
     def gathers(self, world: int) -> bool:
-        """True if ``world`` ranks only exchange their codes, by one all-gather."""
+        """True if ``world`` ranks get all ranks' codes by one all-gather, so that the mean is not coded again."""
         return world == 1 or self.exchange == "gather" or (self.exchange == "auto" and world <= 2)
 
     def bits_at(self, cf: float) -> int:
@@ -211,12 +218,12 @@ class Quantize(Compressor):
         return self.bits if self.bits is not None else min(WIDTHS, key=lambda bits: abs(32 / bits - cf))
 
     def _shard_blocks(self, elements: int, world: int) -> int:
-        """Return the number of blocks that one rank averages; all blocks if ranks only exchange their codes."""
+        """Return the number of blocks in a rank's shard; all blocks if every rank gets all codes (``gathers``)."""
         blocks = -(-elements // self.block)
         return blocks if self.gathers(world) else -(-blocks // world)
 
     def _block_bytes(self, bits: int) -> int:
-        """Return the bytes of a block's codes and scale."""
+        """Return the bytes of a block on the wire: its codes of ``bits`` bits each, and its scale."""
         return packed_bytes(self.block, bits) + SCALE_DTYPE.itemsize
 
     def _messages(self, messages: torch.Tensor, bits: int) -> Messages:
@@ -227,17 +234,22 @@ class Quantize(Compressor):
         return rotation.rotate(x.float(), _rotation_draws(ctx)) if self.rotate else x.float()
 
     def _in_coordinates_of_x(self, coded: Messages, x: torch.Tensor, ctx: Context) -> torch.Tensor | Messages:
-        """Return a coded tensor in x's coordinates: unchanged, or decoded and rotated back if ``rotate`` is set."""
+        """Return a coded tensor unchanged; if ``rotate`` is set, return the tensor decoded and rotated back.
+
+        The decoded tensor is flat, with the length and dtype of x.
+        """
         if not self.rotate:
             return coded
         rotated_numbers = coded.add_to(x.new_zeros(rotation.length(x.numel()), dtype=torch.float32))
         return self._rotate_back(rotated_numbers, x.numel(), ctx).to(x.dtype)
 
     def _from_local_shard(self, numbers: torch.Tensor, factor: float, elements: int, ctx: Context) -> torch.Tensor:
-        """Return this rank's shard as a tensor in x's coordinates, ``[elements]``, with zeros elsewhere.
+        """Return a tensor as long as x that has ``numbers`` in this rank's shard, and zeros elsewhere: ``[elements]``.
+
+        If ``rotate`` is set, the result is rotated back to the coordinates of x.
 
         Args:
-            numbers: numbers of the shard, any shape.
+            numbers: a number for each coordinate of the shard; any shape.
             factor: number by which ``numbers`` are multiplied.
             elements: length of x.
             ctx: the tensor's context.
@@ -247,19 +259,20 @@ class Quantize(Compressor):
         return self._rotate_back(shards.view(-1), elements, ctx)
 
     def _rotate_back(self, numbers: torch.Tensor, elements: int, ctx: Context) -> torch.Tensor:
-        """Return flat numbers cut to ``[elements]``, and rotated back if ``rotate`` is set."""
+        """Return flat numbers, rotated back if ``rotate`` is set, without the padding at their end: ``[elements]``."""
         if not self.rotate:
             return numbers[:elements]
         return rotation.rotate_back(numbers[: rotation.length(elements)], elements, _rotation_draws(ctx))
 
 
 def _rotation_draws(ctx: Context) -> Draws:
-    """Return the random numbers of the rotation's signs: new in each step, or always the same with error feedback.
+    """Return the random numbers for the signs of the rotation: new ones in each step, except with error feedback.
 
-    With error feedback, an error is stored in rotated coordinates, so that the next step must rotate alike.
+    With error feedback, the error of the second coding is stored in rotated coordinates. All steps must then use the
+    same rotation.
     """
     return ctx.draws(fixed=ctx.error_feedback > 0)
 
 
 quantize = Quantize()
-"""Quantization to 2 bits at 16x, 4 at 8x and so on; ``quantize(4)`` always uses 4 bits."""
+"""Quantization to 32 / CF bits, such as 4 bits at a CF of 8; ``quantize(4)`` uses 4 bits only."""

@@ -45,7 +45,7 @@ class RandomK(Compressor):
 
     @property
     def magnitudes(self) -> tuple[float, float]:
-        """Smallest and largest magnitude of a gradient that the number format of the values can represent."""
+        """Smallest and largest magnitude of a gradient's elements that can be sent in the number format ``values``."""
         return magnitudes_in(dtype_of(self.values, torch.float32))
 
     def traffic(self, shape: tuple[int, ...], cf: float, dtype: torch.dtype, world: int = 2) -> tuple[Traffic, ...]:
@@ -66,18 +66,21 @@ class RandomK(Compressor):
         )
 
     def _draw(self, elements: int, k: int, draws: Draws, device: torch.device) -> ChunkSelection:
-        """Return k coordinates in randomly drawn blocks; of one block only a part, so that there are exactly k."""
+        """Draw blocks of consecutive coordinates at random, and return k of their coordinates.
+
+        If k is no multiple of the block's size, only a part of one block is returned.
+        """
         block = self._block(elements)
         rows = draws.sample(-(-elements // block), -(-k // block), device)
         partial = torch.full((1,), draws.number(max(1, len(rows)), 0), device=device)
         return select_k(rows, partial, k, block, elements, draws.number(block, 1))
 
     def _block(self, elements: int) -> int:
-        """Return the block size for a tensor, at most its number of elements."""
+        """Return how many consecutive coordinates are drawn together: ``block``, or all elements if there are fewer."""
         return min(self.block, max(1, elements))
 
     def _scale(self, elements: int, k: int) -> float:
-        """Return the number by which sent values are multiplied."""
+        """Return the factor by which values are multiplied before they are sent, if k of ``elements`` are sent."""
         return 1.0
 
     def errors(self, x: torch.Tensor, cfs: Sequence[float], ctx: Context) -> list[torch.Tensor]:
@@ -91,9 +94,9 @@ class RandomK(Compressor):
 
 
 class ScaledRandomK(RandomK):
-    """Random-k with values multiplied by elements / k, which is unbiased.
+    """Random-k with values multiplied by elements / k, which makes it unbiased.
 
-    The settings are those of ``RandomK``.
+    The number of elements counts a last, partial block as a whole block. The settings are those of ``RandomK``.
     """
 
     name: ClassVar[str] = "scaled_randomk"
@@ -112,7 +115,7 @@ class ScaledRandomK(RandomK):
 
 
 randomk = RandomK()
-"""Random-k with its default settings; ``randomk(values="bfloat16")`` makes another."""
+"""Random-k with its default settings; ``randomk(values="bfloat16")`` returns a random-k that sends bfloat16 values."""
 
 scaled_randomk = ScaledRandomK()
 """Unbiased random-k with its default settings."""

@@ -1,12 +1,14 @@
 # SPDX-FileCopyrightText: 2026 The gravac developers
 # SPDX-License-Identifier: Apache-2.0
-"""Randomized Hadamard rotation of blocks: random signs, then a fast Walsh-Hadamard transform. Orthogonal.
+"""Randomized Hadamard rotation: multiplies by random signs, then applies a fast Walsh-Hadamard transform, by blocks.
 
-Sources: Vargaftik et al., "DRIVE", NeurIPS 2021, section 5; stopping at blocks is the partial rotation of Han et al.,
-"Beyond Throughput and Compression Ratios", HotNets 2024, section 3.2. A rotated block is nearly normal, whatever the
-block is. On a CPU the transform runs on pieces that fit in a cache, and its first stages are one small matrix product.
-On other devices the tensor is a single piece, and five stages at a time are a matrix product. If products are rounded
-to TF32, each stage is a sum and a difference instead.
+The rotation is orthogonal. The numbers of a rotated block are nearly normally distributed, whatever the block contains.
+Sources: Vargaftik et al., "DRIVE", NeurIPS 2021, section 5; for rotating blocks instead of the whole tensor ("partial
+rotation"), Han et al., "Beyond Throughput and Compression Ratios", HotNets 2024, section 3.2.
+
+On a CPU the transform runs on pieces that fit in a cache, and one small matrix product computes its first stages. On
+other devices the tensor is a single piece, and each matrix product computes five stages. If a GPU rounds the factors of
+products to TF32, every stage is computed by a sum and a difference instead.
 """
 
 import functools
@@ -20,20 +22,23 @@ DEFAULT_BLOCK = 1024
 """Default number of elements of a block; a power of two."""
 
 PIECE_NUMBERS = 1 << 18
-"""How many numbers are rotated at once on a CPU (a piece): twice as many fit in a cache.
+"""Number of elements of a piece, which a CPU rotates at a time: two pieces fit in its cache.
 
-On all devices, the random signs repeat after this number.
+On all devices, the random signs repeat after this many elements.
 """
 
 FIRST_TRANSFORM_LENGTH = 16
-"""Number of elements of the first transforms on a CPU, which are computed by one matrix product."""
+"""Number of neighbouring elements that a CPU transforms together first, by a matrix product."""
 
 PRODUCT_LENGTH = 32
-"""Number of elements of the transforms that are computed by one matrix product on other devices."""
+"""Number of elements that a matrix product transforms together on devices other than a CPU: 5 stages at once."""
 
 WIDE_DISTANCE = 128
-"""Smallest distance of the elements that a stage of the transform adds, from which a CPU computes three stages by one
-product with an 8 x 8 matrix: for long rows the product takes less time than two stages."""
+"""Distance, in elements, from which a CPU computes three stages by one product with an 8 x 8 matrix.
+
+A stage adds and subtracts elements at a distance that doubles from stage to stage. At large distances the product takes
+less time than two separate stages.
+"""
 
 
 def length(elements: int, block: int = DEFAULT_BLOCK) -> int:
@@ -45,13 +50,13 @@ class Rotation:
     """A rotation of a flat tensor, applied piece by piece, so that a rotated piece is used while it is in a cache.
 
     Args:
-        numbers: length of the rotated tensor, a multiple of ``block``.
-        draws: random numbers for the signs; rotating back needs the same.
+        numbers: number of elements of the rotated tensor, a multiple of ``block``.
+        draws: random numbers for the signs; rotating back needs a ``Draws`` of the same key.
         block: number of elements of a block; a power of two, 16 or more.
-        like: a tensor whose floating dtype and device are used.
+        like: tensor of the floating dtype and on the device in which the rotation is computed.
 
     Attributes:
-        slices: slice of the flat tensor for each piece, in order.
+        slices: slice of the flat tensor that each piece covers, in order.
     """
 
     def __init__(self, numbers: int, draws: Draws, block: int, like: torch.Tensor) -> None:
@@ -70,7 +75,10 @@ class Rotation:
         return torch.empty_like(self._scratch)
 
     def rotate(self, piece: torch.Tensor, out: torch.Tensor) -> torch.Tensor:
-        """Rotate a flat piece, padded with zeros to the length of ``out``, into ``out``; return ``out``."""
+        """Rotate a flat piece, and write the result into ``out``; return ``out``.
+
+        The last piece of a tensor may be shorter than ``out``, and is then padded with zeros.
+        """
         signed_piece, piece_length = self._scratch[: len(out)], len(piece)
         torch.mul(piece, self._signs[:piece_length], out=signed_piece[:piece_length])
         signed_piece[piece_length:] = 0
@@ -78,13 +86,16 @@ class Rotation:
         return out
 
     def rotate_back(self, piece: torch.Tensor, out: torch.Tensor) -> torch.Tensor:
-        """Rotate a flat piece back into ``out``, of equal length; return ``out``. Overwrites ``piece`` too."""
+        """Rotate a flat piece back, and write the result into ``out``, of equal length; return ``out``.
+
+        The argument ``piece`` is overwritten too.
+        """
         _transform(piece, out, self._block)
         return out.mul_(self._signs[: len(out)])
 
 
 def rotate(x: torch.Tensor, draws: Draws, block: int = DEFAULT_BLOCK) -> torch.Tensor:
-    """Rotate flat x, see ``Rotation``: return a new tensor, ``[length(x.numel(), block)]``, of x's dtype and norm."""
+    """Return flat x rotated (see ``Rotation``): a new tensor, ``[length(x.numel(), block)]``, of x's dtype and norm."""
     out = x.new_empty(length(x.numel(), block))
     rotation = Rotation(out.numel(), draws, block, x)
     for piece_slice in rotation.slices:
@@ -93,7 +104,14 @@ def rotate(x: torch.Tensor, draws: Draws, block: int = DEFAULT_BLOCK) -> torch.T
 
 
 def rotate_back(y: torch.Tensor, elements: int, draws: Draws, block: int = DEFAULT_BLOCK) -> torch.Tensor:
-    """Rotate flat y back, as the inverse of ``rotate``: return a new tensor, ``[elements]``, of y's dtype."""
+    """Return flat y, rotated back (the inverse of ``rotate``): a new tensor, ``[elements]``, of y's dtype.
+
+    Args:
+        y: rotated tensor, flat, of a multiple of ``block`` elements.
+        elements: number of elements before ``rotate`` padded them.
+        draws: random numbers of the same key as in ``rotate``.
+        block: number of elements of a block, as in ``rotate``.
+    """
     out = torch.empty_like(y)
     rotation = Rotation(y.numel(), draws, block, y)
     scratch = rotation.scratch()
@@ -104,7 +122,10 @@ def rotate_back(y: torch.Tensor, elements: int, draws: Draws, block: int = DEFAU
 
 
 def _transform(source: torch.Tensor, out: torch.Tensor, block: int) -> None:
-    """Write the orthogonal Walsh-Hadamard transform of each block of flat ``source`` into ``out``; changes both."""
+    """Write the orthogonal Walsh-Hadamard transform of each block of ``source`` (flat) into ``out``.
+
+    Both tensors are overwritten, since stages write into them by turns.
+    """
     on_cpu = out.device.type == "cpu"
     sums_only = rounds_products(out)
     read_buffer, write_buffer = source, out

@@ -2,9 +2,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Exact selection of the k largest magnitudes of a flat tensor.
 
-On CPU, a sample of the magnitudes gives a bound; the few magnitudes above the bound are partitioned. The result is
-exact: if fewer than k pass the bound, all are partitioned. This is some ten times faster than ``torch.topk``, which is
-used on other devices.
+On a CPU, a lower bound for the k largest magnitudes is estimated from a sample, and only the few magnitudes that reach
+this bound are searched. The result is exact: if fewer than k reach the bound, all magnitudes are searched. This search
+is about ten times faster than ``torch.topk``, which is used on other devices.
 """
 
 import math
@@ -17,10 +17,10 @@ import torch
 from gravac.compressors.squares import energy
 
 SAMPLE_SIZE = 1 << 14
-"""Number of magnitudes from which a bound for the k largest is estimated."""
+"""Number of magnitudes in the sample that gives the lower bound for the k largest magnitudes."""
 
 BLOCK_ELEMENTS = 1 << 18
-"""Number of elements that are compared with the bound at once: as many as fit in a cache."""
+"""Number of elements that are compared with the lower bound at a time: few enough to fit in a CPU cache."""
 
 Array = npt.NDArray[np.floating]
 """A numpy array of floating-point numbers."""
@@ -30,12 +30,12 @@ def largest(x: torch.Tensor, k: int) -> torch.Tensor:
     """Return the indices of the k largest |x|.
 
     Args:
-        x: flat and finite, any floating dtype; or rows of such, ``[count, elements]``.
-        k: how many to select, 0 to the number of elements.
+        x: finite, of any floating dtype: flat, or a matrix ``[count, elements]``, whose rows are searched separately.
+        k: number of indices to select, per row of a matrix; from 0 to the number of elements.
 
     Returns:
-        int64, ``[k]``, ascending, or ``[count, k]``. Among equal magnitudes at the boundary, the lowest indices are
-        selected (on CPU).
+        int64, ``[k]``, ascending; for a matrix ``[count, k]``. If several magnitudes equal the k-th largest, a CPU
+        selects the lowest indices among them.
     """
     if x.dim() > 1:
         if x.device.type == "cpu" or k in (0, x.shape[1]):
@@ -86,9 +86,9 @@ def reaching(x: torch.Tensor, threshold: float) -> torch.Tensor:
 
 
 def largest_reaching(x: torch.Tensor, k: int, threshold: float) -> torch.Tensor:
-    """Return the indices of the k largest |x| of flat x, as ``largest`` does.
+    """Return the indices of the k largest |x| of flat x, as ``largest`` does, but faster.
 
-    If at least k magnitudes reach the threshold, only these are searched, which is faster.
+    If at least k magnitudes reach ``threshold``, only these are searched; otherwise all are searched.
     """
     candidates = reaching(x, threshold)
     if candidates.numel() < k:
@@ -131,7 +131,7 @@ def _bound(x: Array, k: int) -> float:
 
 
 def _reaching(x: Array, bound: float) -> tuple[npt.NDArray[np.int64], Array]:
-    """Return the indices at which |x| >= bound, ascending, and the magnitudes there; without a copy of x."""
+    """Return the indices at which |x| >= bound, ascending, and |x| at these indices, without copying all of x."""
     magnitudes = np.empty(min(BLOCK_ELEMENTS, x.size), x.dtype)
     indices, reaching_magnitudes = [], []
     for start in range(0, x.size, BLOCK_ELEMENTS):

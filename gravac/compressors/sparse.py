@@ -25,17 +25,22 @@ class Addend(Protocol):
 
 
 def try_overwrite(numbers: Addend, *denses: torch.Tensor) -> bool:
-    """Overwrite flat tensors with consecutive sections of ``numbers``; return False, without a change, if impossible.
+    """Overwrite flat tensors with consecutive sections of ``numbers``, and return True if that is possible.
 
-    An ``Addend`` may have a method ``overwrite``, which writes the numbers without adding them to zeros, and returns
-    True if it could write them.
+    Otherwise change nothing, and return False. Overwriting is possible if the ``Addend`` has a method ``overwrite``
+    that returns True. Such a method writes the numbers directly, which is faster than adding them to zeros.
     """
     overwrite: Callable[..., bool] | None = getattr(numbers, "overwrite", None)
     return overwrite is not None and overwrite(*denses)
 
 
 def as_dense(numbers: "torch.Tensor | Addend", like: torch.Tensor) -> torch.Tensor:
-    """Return a tensor or an ``Addend`` as a flat tensor with all elements stored, of the size and dtype of ``like``."""
+    """Return all elements as a flat tensor: a tensor is only flattened, an ``Addend`` gets the dtype of ``like``.
+
+    Args:
+        numbers: tensor or ``Addend``.
+        like: tensor with as many elements, of the dtype and on the device that the elements of an ``Addend`` get.
+    """
     if isinstance(numbers, torch.Tensor):
         return numbers.reshape(-1)
     dense = torch.empty_like(like).reshape(-1)
@@ -44,11 +49,11 @@ def as_dense(numbers: "torch.Tensor | Addend", like: torch.Tensor) -> torch.Tens
 
 @dataclass(frozen=True, slots=True)
 class Sparse:
-    """A flat tensor that is zero except at some coordinates: the sum of ``parts``, added in order.
+    """A flat tensor that is zero except at some coordinates: the sum of ``parts``.
 
-    Each part is ``(indices, values)``, without a repeated index inside a part, so that adding the parts one after
-    another gives the same bits everywhere. If ``values`` is ``[m]``, an index is a coordinate. If ``values`` is
-    ``[m, block]``, an index is the number of a block of ``block`` consecutive coordinates.
+    Each part is ``(indices, values)``. If ``values`` is ``[m]``, an index is a coordinate. If ``values`` is
+    ``[m, block]``, an index is the number of a block of ``block`` consecutive coordinates. Parts are added in order. In
+    a part, an index may occur twice only with values of 0. The sum therefore has the same bits on every rank.
     """
 
     parts: tuple[tuple[torch.Tensor, torch.Tensor], ...]
@@ -57,15 +62,15 @@ class Sparse:
         """Add ``alpha`` times this tensor to ``dense`` (flat), in place; return ``dense``."""
         for indices, values in self.parts:
             converted_values = values.to(dense.dtype)
-            # with an alpha, ``index_add_`` adds row by row, eight times slower
+            # with its argument alpha, ``index_add_`` adds row by row, which is eight times slower
             blocks(dense, values).index_add_(0, indices, converted_values if alpha == 1 else converted_values * alpha)
         return dense
 
 
 def blocks(flat: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
-    """View a flat tensor as a matrix with rows as long as those of the matrix ``like``; leave out a last partial row.
+    """Return a view of a flat tensor as a matrix whose rows are as long as the rows of the matrix ``like``.
 
-    If ``like`` is 1-D, the flat tensor is returned unchanged.
+    Elements that do not fill a last row are left out. If ``like`` is 1-D, the flat tensor is returned unchanged.
     """
     if like.dim() == 1:
         return flat

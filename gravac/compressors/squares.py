@@ -14,7 +14,7 @@ from collections.abc import Sequence
 import torch
 
 MIN_EXACT_ENERGY = 2.0**-96
-"""Sum of squares in float32 above which the squares that underflowed to 0 do not matter, even 2^30 of them."""
+"""Lowest sum of squares in float32 that is accurate even if 2^30 of the squares underflowed to 0."""
 
 MAX_SENT_ENERGY = 2.0**126
 """Largest sum of squares that a rank sends in a format with float32's range; larger sums are clamped.
@@ -23,15 +23,16 @@ Each of N ranks sends its sum divided by N, so that the total does not overflow.
 """
 
 PIECE_NUMBERS = 1 << 15
-"""How many numbers are converted to float64 at once, so that they stay in a cache."""
+"""Number of elements that are converted to float64 at a time: few enough to fit in a CPU cache."""
 
 
 def energy(x: torch.Tensor) -> torch.Tensor:
     """Return ``‖x‖²`` as a 0-d float64 tensor; x is flat, of a floating dtype.
 
-    The energy is finite if and only if every element is finite, and 0 only if x is zero. Only for float64 numbers with
-    a norm outside 1e-154 to 1e154 the energy is wrong: float64's smallest or largest number on a CPU, 0 or inf on other
-    devices.
+    The result is finite if and only if every element is finite, and 0 only if x is zero.
+
+    Exception: for float64 numbers with a norm below 1e-154 or above 1e154, the sum is outside float64's range. The
+    result is then float64's smallest or largest number on a CPU, and 0 or inf on other devices.
     """
     if not x.is_cpu:
         norm: torch.Tensor = torch._foreach_norm([x], 2, torch.float64)[0]  # converts to float64 while it sums
@@ -40,7 +41,11 @@ def energy(x: torch.Tensor) -> torch.Tensor:
 
 
 def all_finite(energies: Sequence[torch.Tensor]) -> torch.Tensor:
-    """Return whether all elements of some tensors are finite, a 0-d bool tensor, given each tensor's ``energy``."""
+    """Return whether all elements of some tensors are finite, as a 0-d bool tensor.
+
+    Args:
+        energies: ``energy`` of each tensor; at least one.
+    """
     return energies[0] < torch.inf if len(energies) == 1 else (torch.stack([*energies]) < torch.inf).all()
 
 
@@ -57,7 +62,9 @@ def norm(x: torch.Tensor) -> torch.Tensor:
 
 
 def recompute_if_inexact(sum_of_squares: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
-    """Return a sum of squares in float64, 0-d; if it overflowed or underflowed, sum again in float64. For CPU tensors.
+    """Return a sum of squares converted to float64, 0-d; for tensors on a CPU.
+
+    If the sum overflowed, or is so small that squares may have underflowed, the squares are summed again in float64.
 
     Args:
         sum_of_squares: sum of the squares of x in x's own number format, 0-d.
@@ -68,7 +75,10 @@ def recompute_if_inexact(sum_of_squares: torch.Tensor, x: torch.Tensor) -> torch
 
 
 def norms_of_rows(rows: torch.Tensor) -> torch.Tensor:
-    """Return the norm of each row of a matrix ``[count, length]``, float32 or float64, as a vector in that dtype."""
+    """Return the norm of each row of a float32 or float64 matrix ``[count, length]``: ``[count]``, in that dtype.
+
+    No square overflows or underflows, as in ``energy``.
+    """
     norms: torch.Tensor = torch.linalg.vector_norm(rows, dim=1)
     if not rows.numel():
         return norms
@@ -81,7 +91,7 @@ def norms_of_rows(rows: torch.Tensor) -> torch.Tensor:
 
 
 def _norms_scaled(rows: torch.Tensor) -> torch.Tensor:
-    """Return the norm of each row, computed on rows that are scaled by powers of two, so that no square overflows."""
+    """Return the norm of each row, ``[count]``; rows are first scaled by powers of two, so that no square overflows."""
     exponents = rows.abs().amax(1).frexp().exponent.clamp(-126, 126)
     scaled_rows = rows * power_of_two(-exponents, rows.dtype).unsqueeze(1)
     norms: torch.Tensor = torch.linalg.vector_norm(scaled_rows, dim=1)
@@ -89,7 +99,12 @@ def _norms_scaled(rows: torch.Tensor) -> torch.Tensor:
 
 
 def power_of_two(exponent: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-    """Return ``2 ** exponent``, exact, also for subnormal powers, for integers of any shape; float32 or float64."""
+    """Return ``2 ** exponent`` in float32 or float64, exact even if the result is subnormal.
+
+    Args:
+        exponent: integers, of any shape.
+        dtype: dtype of the result: float32 or float64.
+    """
     bits, mantissa, integer_dtype = (64, 52, torch.int64) if dtype == torch.float64 else (32, 23, torch.int32)
     biased = exponent.to(integer_dtype) + ((1 << (bits - mantissa - 2)) - 1)
     # a subnormal power of two is a single bit of the mantissa, with an exponent field of 0

@@ -1,14 +1,15 @@
 # SPDX-FileCopyrightText: 2026 The gravac developers
 # SPDX-License-Identifier: Apache-2.0
-"""THC: after a Hadamard rotation, integers on a grid common to all ranks, which can be added while compressed.
+"""THC: rotates gradients and rounds them to integers on a grid common to all ranks, so that ranks can add the integers.
 
 Sources: Li et al., "THC: Accelerating Distributed Deep Learning Using Tensor Homomorphic Compression", NSDI 2024;
 adapted to all-reduce, with saturation and partial rotation, by Han et al., "Beyond Throughput and Compression Ratios",
-HotNets 2024, section 3.2. Rounding to the nearest integer is contractive; so is saturation, which rarely happens.
+HotNets 2024, section 3.2. Contractive, since rounding to the nearest integer and saturation are. Sums seldom saturate.
 
-gloo's integer sums wrap around. To saturate, each rank therefore sums a shard of the codes in wider integers: an
-all-to-all distributes codes, and an all-gather collects sums. Alternatively (``exchange="lanes"``), an all-reduce sums
-int32 words. Each word holds several codes, in bit fields (lanes) that are wide enough for the sums.
+Sums of integers overflow and wrap around in gloo. Each rank therefore sums one shard of the codes in wider integers and
+saturates the sums: an all-to-all distributes codes, and an all-gather collects sums. Alternatively
+(``exchange="lanes"``), an all-reduce sums int32 words. A word contains several codes, in bit fields (lanes) that are
+wide enough for the sums.
 """
 
 from collections.abc import Generator, Sequence
@@ -28,11 +29,11 @@ from gravac.compressors.profile import CostPoints
 
 @dataclass(frozen=True, slots=True)
 class GridCodes:
-    """A flat tensor stored as codes of its rotation; ``add_to`` decodes it and rotates it back, a few blocks at a time.
+    """A flat tensor that is stored rotated, as codes; ``add_to`` decodes and rotates back, a few blocks at a time.
 
     Attributes:
-        codes: points of the grid as integers, packed: uint8, flat; with 8 bits, integers of any dtype. Codes beyond the
-            tensor's end are ignored.
+        codes: a grid point (integer) for each rotated number, packed: uint8, flat; with 8 bits, integers of any dtype.
+            Codes beyond the tensor's end are ignored.
         bits: bits per code.
         zero: code that stands for the number 0.
         step: distance between neighbouring points of each block's grid: float32, ``[blocks]``.
@@ -69,12 +70,12 @@ class THC(Compressor):
         bits: bits per coordinate of a rank's codes: 2, 4 (the default) or 8.
         sum_bits: bits per coordinate of the sum, which saturates: 2, 4 or 8 (the default); equal to ``bits`` in the
             published method.
-        rotate: numbers that are rotated together. ``"partial"``, the default: blocks of 1024; ``"full"``: the whole
-            tensor, padded to a power of two.
-        reach: the grid's largest number, in root mean squares of a block, above 0; default: 2.7. Larger numbers are
-            clipped.
-        exchange: how codes are summed. ``"shards"``, the default: by the rank that owns each shard; ``"lanes"``: by
-            all-reduce, which takes ``ceil(log2 N)`` more bits per coordinate.
+        rotate: which elements are rotated together. ``"partial"``, the default: every 1024 elements; ``"full"``: the
+            whole tensor, padded to a power of two.
+        reach: largest number on a block's grid, as a multiple of the block's root mean square, above 0; default: 2.7.
+            Larger numbers are clipped.
+        exchange: how codes are summed. ``"shards"``, the default: each rank sums one shard of the tensor; ``"lanes"``:
+            an all-reduce sums the codes of N ranks, with ``ceil(log2 N)`` more bits per coordinate.
 
     Raises:
         SettingsError: a setting is unknown, of the wrong type, or out of its range.
@@ -97,14 +98,14 @@ class THC(Compressor):
 
     @property
     def magnitudes(self) -> tuple[float, float]:
-        """Smallest and largest magnitude of a gradient for which float32 can represent the energies of its blocks.
+        """Smallest and largest magnitude of a gradient's elements for which blocks' energies can be sent in float32.
 
-        For larger gradients the grid is too narrow and numbers are clipped; for smaller gradients zeros are sent.
+        If elements are larger, the grid is too narrow, and numbers are clipped. If they are smaller, zeros are sent.
         """
         return 2.0**-50, 2.0**45
 
     def traffic(self, shape: tuple[int, ...], cf: float, dtype: torch.dtype, world: int = 2) -> tuple[Traffic, ...]:
-        """Return the predicted traffic: an all-reduce of the blocks' energies, then the exchange of codes, in bytes."""
+        """Return the predicted traffic, in bytes: an all-reduce of the blocks' energies, then the exchange of codes."""
         elements = torch.Size(shape).numel()
         block = self._block(elements)
         rotated_length = rotation.length(elements, block)
@@ -121,11 +122,13 @@ class THC(Compressor):
     def rounds(self, x: torch.Tensor, cf: float, ctx: Context) -> Rounds:
         """Average flat x over the ranks, as integers on a common grid.
 
-        1. All-reduce the energy of every block; its mean over the ranks gives the block's grid, the same on all ranks.
+        1. All-reduce the energy of every block. The mean over the ranks determines the block's grid, the same on all
+           ranks.
         2. Rotate x, and round it to codes on the grid.
         3. Distribute the codes by all-to-all: each rank receives all ranks' codes of its shard.
-        4. Reduce: add the codes of the shard, saturating; the shard's owner keeps the excess in its residual.
-        5. Collect the sums of all shards by all-gather, and rotate them back while they are added to a tensor.
+        4. Reduce: add the ranks' codes of the shard, and saturate the sums. The rank adds what saturation cut off to
+           its residual.
+        5. Collect the sums of all shards by all-gather. ``GridCodes.add_to`` later rotates them back.
 
         With ``"lanes"``, one all-reduce of codes in lanes of int32 replaces steps 3 to 5.
         """
@@ -142,20 +145,25 @@ class THC(Compressor):
             sums, cut = yield from self._by_shards(packed, ctx.world)
             mean = GridCodes(sums, self.sum_bits, _max_code(self.sum_bits), step / ctx.world, block, ctx)
             if cut is not None:
-                # saturation cuts off the sum of all ranks; the shard's owner keeps the excess in its residual
+                # the rank that summed the shard adds what saturation cut off to its residual
                 sent, cut_energy = self._add_cut(sent, cut, ctx)
                 error += cut_energy / ctx.world
         return Reduced(mean=mean, sent=sent, cf=self.cf, error=error)
 
     def errors(self, x: torch.Tensor, cfs: Sequence[float], ctx: Context) -> list[torch.Tensor]:
-        """Return the squared error, 0-d, of rounding flat x to a grid made from this rank's energies alone."""
+        """Return, for each CF, the squared error, 0-d, of rounding flat x to the grid of this rank's energies alone."""
         block = self._block(x.numel())
         step = (chunk_energies(x.float(), block) / block).sqrt_().mul_(self.reach / self._max_code)
         _, error = self._code(x.float(), step, ctx)
         return [error for _ in cfs]
 
     def _code(self, x: torch.Tensor, step: torch.Tensor, ctx: Context) -> tuple[torch.Tensor, torch.Tensor]:
-        """Rotate flat x and round it to the grid.
+        """Rotate flat x and round the result to the grid.
+
+        Args:
+            x: tensor to code, flat, float32.
+            step: distance between neighbouring points of each block's grid: float32, ``[blocks]``.
+            ctx: the tensor's context.
 
         Returns:
             Packed codes, ``[world, bytes]``, a row for each shard; and the squared error of rounding, 0-d.
@@ -187,8 +195,8 @@ class THC(Compressor):
         """Sum all ranks' packed codes by all-to-all and all-gather: each rank sums one shard.
 
         Returns:
-            All sums, saturated and packed, flat; and the change of this rank's sums by saturation: int32, flat, or
-            ``None`` if sums cannot saturate.
+            The saturated sums of all shards, packed, flat; and, for this rank's shard, saturated sums minus exact sums:
+            int32, flat, or ``None`` if sums cannot saturate.
         """
         shard_codes = yield AllToAll(packed)
         max_sum, max_sent = world * self._max_code, _max_code(self.sum_bits)
@@ -210,7 +218,7 @@ class THC(Compressor):
 
         Args:
             sent: this rank's codes.
-            cut: saturated sums minus exact sums of this rank's shard: int32, flat, in units of codes.
+            cut: saturated sums minus exact sums of this rank's shard: int32, flat, in steps of the grid.
             ctx: the tensor's context.
         """
         codes = unpack(sent.codes, self.bits, len(cut) * ctx.world).int()
@@ -220,7 +228,7 @@ class THC(Compressor):
         return GridCodes(codes, 8, self._max_code, sent.step, sent.block, ctx), energy(cut[: len(steps)] * steps)
 
     def _in_lanes(self, codes: torch.Tensor, world: int) -> Generator[Any, Any, torch.Tensor]:
-        """Sum flat codes over the ranks by one all-reduce of several codes per int32; return the sums: int32, flat."""
+        """Sum flat codes over the ranks, several codes per int32 in one all-reduce; return the sums: int32, flat."""
         lanes, lane_bits = self._lanes(world), self._lane_bits(world)
         section = -(-codes.numel() // lanes)
         sections = torch.nn.functional.pad(codes, (0, section * lanes - codes.numel())).view(lanes, section)
@@ -236,20 +244,20 @@ class THC(Compressor):
         return _max_code(self.bits)
 
     def _block(self, elements: int) -> int:
-        """Return the number of elements that are rotated as a unit."""
+        """Return how many elements are rotated together, if the tensor has ``elements`` elements."""
         padded_length = max(rotation.FIRST_TRANSFORM_LENGTH, 1 << (elements - 1).bit_length())
         return rotation.DEFAULT_BLOCK if self.rotate == "partial" else padded_length
 
     def _shard(self, codes: int, world: int) -> int:
-        """Return the number of codes per rank, which fill whole bytes."""
+        """Return the number of codes in a rank's shard, out of ``codes``: a multiple of 8, so that they fill bytes."""
         return -(-codes // (8 * world)) * 8
 
     def _lane_bits(self, world: int) -> int:
-        """Return the bits that the sum of ``world`` codes takes."""
+        """Return the number of bits that the sum of ``world`` codes needs."""
         return self.bits + (world - 1).bit_length()
 
     def _lanes(self, world: int) -> int:
-        """Return how many sums of codes fit in an int32."""
+        """Return how many sums of ``world`` codes fit in an int32."""
         return 32 // self._lane_bits(world)
 
 
@@ -259,9 +267,9 @@ def _packed_range(piece: slice, bits: int) -> slice:
 
 
 def _max_code(bits: int) -> int:
-    """Return the largest code of ``bits`` bits; the smallest code is its negative."""
+    """Return the number m for which codes of ``bits`` bits stand for the integers from -m to m."""
     return (1 << (bits - 1)) - 1
 
 
 thc = THC()
-"""THC with 4 bits for codes and 8 bits for sums, rotated in blocks of 1024."""
+"""THC with default settings: 4 bits for codes, 8 bits for sums, rotation in blocks of 1024 elements."""

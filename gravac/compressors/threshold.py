@@ -2,13 +2,13 @@
 # SPDX-License-Identifier: Apache-2.0
 """Base class of sparsifiers that estimate a threshold and send the coordinates that reach it, by default exactly k.
 
-By default (``exact_count``) the k largest coordinates are sent, and the threshold only makes their search faster. On a
-GPU, ``torch.topk`` finds them, and the host never waits.
+By default (``exact_count``) the k largest coordinates are sent. On a CPU the threshold only makes their search faster;
+on a GPU, ``torch.topk`` finds them without a threshold, and the host never waits.
 
 Without ``exact_count``, more or fewer than k coordinates reach the threshold, as in the published rules. Every rank
-must send equally many bytes, so each tensor is sent in ``2k`` slots, each of a value and its index. Coordinates beyond
-the slots are left out, and free slots have zeros. On a GPU the host waits, in each tensor, for every number that the
-published rule reads, and four more times.
+must send equally many bytes. Each tensor is therefore sent in ``2k`` slots, each for a value and its index. If more
+coordinates reach the threshold, the rest is left out; if fewer do, the free slots contain zeros. On a GPU the host then
+waits for every number that the published rule reads, and four more times per tensor.
 """
 
 from collections.abc import Sequence
@@ -21,7 +21,7 @@ from gravac.compressors.sparse import Selection
 from gravac.compressors.topk import TopK
 
 SLOTS_PER_COORDINATE = 2
-"""Slots, each a value and its index, that are sent per requested coordinate, unless exactly k coordinates are sent."""
+"""Slots per requested coordinate if not exactly k coordinates are sent; a slot has a value and its index."""
 
 
 class ThresholdK(TopK):
@@ -50,7 +50,7 @@ class ThresholdK(TopK):
 
     @property
     def host_waits(self) -> bool:
-        """True if the host waits for a GPU while it encodes: unless exactly k coordinates are sent."""
+        """True if the host waits for a GPU during encoding: if not exactly k coordinates are sent."""
         return not self.keeps_k
 
     def threshold(self, magnitudes: torch.Tensor, k: int) -> float:
@@ -58,7 +58,7 @@ class ThresholdK(TopK):
 
         Args:
             magnitudes: flat, at least one not zero.
-            k: requested number of magnitudes that reach the threshold; above 0, and below their total number.
+            k: number of magnitudes that should reach the result; above 0, and below the number of magnitudes.
         """
         raise NotImplementedError
 
@@ -75,12 +75,12 @@ class ThresholdK(TopK):
         return Selection(indices, x[indices])
 
     def slots(self, elements: int, cf: float) -> int:
-        """Return the number of slots, each a value and its index, that every rank sends for a tensor: k or 2k."""
+        """Return k or 2k, the number of slots that every rank sends for a tensor; a slot has a value and its index."""
         k = k_for(elements, cf)
         return k if self.keeps_k else min(elements, SLOTS_PER_COORDINATE * k)
 
     def errors(self, x: torch.Tensor, cfs: Sequence[float], ctx: Context) -> list[torch.Tensor]:
-        """Return the squared error of flat x at each CF, 0-d; top-k's error if exactly k coordinates are sent."""
+        """Return the squared error of flat x at each CF, 0-d; that of exact top-k if exactly k coordinates are sent."""
         if self.keeps_k:
             return super().errors(x, cfs, ctx)
         total = energy(x)

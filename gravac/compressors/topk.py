@@ -42,24 +42,24 @@ class TopK(Compressor):
     values: Literal["float32", "float16", "bfloat16"] | None = None
 
     def profile(self, cf: float, *, world: int = 2, shapes: Sequence[tuple[int, ...]] = ()) -> Profile:
-        """Return expected costs at a CF; the memory for coding holds magnitudes, and all ranks' values and indices."""
+        """Return expected costs at a CF; coding needs memory for the magnitudes, and all ranks' values and indices."""
         return replace(
             super().profile(cf, world=world, shapes=shapes), coding_bytes=9 + math.ceil((16 + 24 * world) / cf)
         )
 
     @property
     def magnitudes(self) -> tuple[float, float]:
-        """Smallest and largest magnitude of a gradient that the number format of the values can represent."""
+        """Smallest and largest magnitude of a gradient's elements that can be sent in the number format ``values``."""
         return magnitudes_in(dtype_of(self.values, torch.float32))
 
     def traffic(self, shape: tuple[int, ...], cf: float, dtype: torch.dtype, world: int = 2) -> tuple[Traffic, ...]:
-        """Return the predicted traffic: one all-gather of ``slots`` values and their indices, in bytes."""
+        """Return the predicted traffic, in bytes: one all-gather of a value and an index for each slot (``slots``)."""
         elements = torch.Size(shape).numel()
         slot_bytes = dtype_of(self.values, dtype).itemsize + index_dtype(elements).itemsize
         return (Traffic(AllGather, self.slots(elements, cf) * slot_bytes),)
 
     def slots(self, elements: int, cf: float) -> int:
-        """Return the number of slots, each a value and its index, that every rank sends for a tensor: k."""
+        """Return k, the number of slots that every rank sends for a tensor; a slot has a value and its index."""
         return k_for(elements, cf)
 
     def select(self, x: torch.Tensor, k: int) -> Selection:
@@ -72,9 +72,10 @@ class TopK(Compressor):
         return (yield from self.send(multilevel.select_at(self.select, x, cf, ctx), x, cf, ctx))
 
     def send(self, selection: Selection, x: torch.Tensor, cf: float, ctx: Context) -> Rounds:
-        """Average the ranks' selections of flat x, each of at most ``slots`` coordinates, by one all-gather.
+        """Average the coordinates of flat x that each rank selected, by one all-gather of values and indices.
 
-        Slots without a coordinate are filled with zeros, at indices that are not selected.
+        Every rank sends the same number of slots, each a value and its index (see ``slots``), and may select fewer
+        coordinates. Its other slots have the value 0, at indices that are not selected.
         """
         selected_values = values = selection.values.to(dtype_of(self.values, ctx.dtype))
         indices, slots = selection.indices, self.slots(x.numel(), cf)
@@ -114,7 +115,7 @@ class TopK(Compressor):
         )
 
     def errors(self, x: torch.Tensor, cfs: Sequence[float], ctx: Context) -> list[torch.Tensor]:
-        """Return the squared error of flat x at each CF, 0-d; the selection at the lowest CF contains all others."""
+        """Return the squared error of flat x at each CF, 0-d; x is searched only once, at the lowest CF."""
         total = energy(x)
         lowest_selection = multilevel.select_at(self.select, x, cfs[0], ctx)
         sent_energies = energies(lowest_selection.values, [k_for(x.numel(), cf) for cf in cfs])
@@ -122,14 +123,14 @@ class TopK(Compressor):
 
 
 def index_dtype(elements: int) -> torch.dtype:
-    """Return the smallest integer dtype on the wire that can number ``elements`` elements: uint8, int16 or int32."""
+    """Return the smallest integer dtype for sending the indices of ``elements`` elements: uint8, int16 or int32."""
     if elements <= 1 << 8:
         return torch.uint8
     return torch.int16 if elements <= 1 << 16 else torch.int32
 
 
 def pack_indices(indices: torch.Tensor, elements: int) -> torch.Tensor:
-    """Convert indices to ``index_dtype(elements)``, in their shape; int16 stores index - 2**15."""
+    """Convert indices to ``index_dtype(elements)``, in their shape; in int16 an index is stored minus 2**15."""
     dtype = index_dtype(elements)
     return (indices - (1 << 15)).to(dtype) if dtype == torch.int16 else indices.to(dtype)
 
@@ -141,11 +142,11 @@ def unpack_indices(packed: torch.Tensor, elements: int) -> torch.Tensor:
 
 
 def _unused_indices(indices: torch.Tensor, slots: int) -> torch.Tensor:
-    """Return the lowest indices that are not in ``indices``, one for each slot that ``indices`` leaves free: int64."""
+    """Return the lowest ``slots - len(indices)`` indices that are not in ``indices``: int64, flat, ascending."""
     is_unused = torch.ones(slots, dtype=torch.bool, device=indices.device)
     is_unused[indices[indices < slots]] = False
     return is_unused.nonzero().flatten()[: slots - indices.numel()]
 
 
 topk = TopK()
-"""Exact top-k with its default settings; ``topk(values="float16")`` makes another."""
+"""Exact top-k with its default settings; ``topk(values="float16")`` returns a top-k that sends values in float16."""

@@ -3,8 +3,8 @@
 """Chunked top-k: all ranks send the same chunks, those with most energy over all ranks; no indices are sent.
 
 Source: Han et al., "Beyond Throughput and Compression Ratios", HotNets 2024 (arXiv 2407.01378), section 3.1. Chunks are
-consecutive coordinates; large coordinates tend to be neighbours. Contractive over all ranks together, with a gain of at
-least ``floor(k/chunk) * chunk / elements``; a single rank's error may be larger.
+consecutive coordinates; large coordinates tend to be neighbours. Contractive if errors are summed over the ranks, with
+a gain of at least ``floor(k/chunk) * chunk / elements``. The gain of a single rank may be lower.
 """
 
 import math
@@ -46,8 +46,8 @@ class TopKC(Compressor):
     Attributes:
         chunk: coordinates per chunk, 1 or more. ``None``, the default: 64, or more if otherwise the chunks' energies
             would take more bytes than the values.
-        values: number format of the values on the wire: ``"bfloat16"`` (the default), ``"float16"``, ``"float32"``, or
-            a ``quantize``; ``None``: the gradient's own.
+        values: number format of the values on the wire: ``"bfloat16"`` (the default), ``"float16"`` or ``"float32"``;
+            or a quantizer, such as ``quantize(4)``. ``None``: the gradient's own number format.
 
     Raises:
         SettingsError: a setting is unknown, of the wrong type, or out of its range.
@@ -62,7 +62,10 @@ class TopKC(Compressor):
     values: Literal["float32", "float16", "bfloat16"] | Quantize | None = "bfloat16"
 
     def profile(self, cf: float, *, world: int = 2, shapes: Sequence[tuple[int, ...]] = ()) -> Profile:
-        """Return expected costs and efficiency; if values are quantized, times the efficiency of the quantizer."""
+        """Return expected costs and efficiency at a CF.
+
+        If values are quantized, the efficiency is multiplied by that of the quantizer.
+        """
         profile = replace(super().profile(cf), coding_bytes=5 + math.ceil(32 / cf))
         if not isinstance(self.values, Quantize):
             return profile
@@ -70,10 +73,10 @@ class TopKC(Compressor):
 
     @property
     def magnitudes(self) -> tuple[float, float]:
-        """Smallest and largest magnitude of a gradient whose values, and energies in bfloat16, can be represented.
+        """Smallest and largest magnitude of a gradient's elements for which values and chunk energies can be sent.
 
-        Outside this range, all chunks seem to have equal energy, so that the selection is arbitrary; it is still the
-        same on all ranks, and the sent values are correct.
+        Values are sent in the format ``values``, energies in bfloat16. Outside this range, all chunks may seem to have
+        equal energy, so that the selection is arbitrary. The selection is still the same on all ranks.
         """
         if isinstance(self.values, Quantize):
             smallest_magnitude, largest_magnitude = self.values.magnitudes
@@ -82,13 +85,19 @@ class TopKC(Compressor):
         return max(2.0**-56, smallest_magnitude), min(2.0**56, largest_magnitude)
 
     def method_at(self, cf: float) -> str:
-        """Return the name with the CF of the selection and, if values are quantized, their number of bits."""
+        """Return the name with the CF of the selection, such as ``"topkc 50x"``, for messages and tables.
+
+        If values are quantized, the name includes their bits, such as ``"topkc 50x of 4 bits"``.
+        """
         if not isinstance(self.values, Quantize):
             return super().method_at(cf)
         return f"{self.name} {round(cf, 1):g}x of {self.values.method_at(self.values.finest)}"
 
     def traffic(self, shape: tuple[int, ...], cf: float, dtype: torch.dtype, world: int = 2) -> tuple[Traffic, ...]:
-        """Return the predicted traffic: an all-reduce of the chunks' energies, then that of the values, in bytes."""
+        """Return the predicted traffic, in bytes: an all-reduce of the chunks' energies, then one of the values.
+
+        If values are quantized, the quantizer's collectives replace the second all-reduce.
+        """
         elements = torch.Size(shape).numel()
         k = k_for(elements, cf)
         energies = Traffic(AllReduce, -(-elements // self.chunk_at(cf)) * ENERGY_DTYPE.itemsize)
@@ -100,9 +109,9 @@ class TopKC(Compressor):
         """Average the values of flat x in the chunks that have most energy over all ranks.
 
         1. All-reduce the energy of every chunk.
-        2. Select the chunks with most energy, the same on all ranks. One chunk is sent in part, so that k values are
-           sent.
-        3. All-reduce the chunks' values; a quantizer averages them by its own rounds.
+        2. Select the chunks with most energy, the same on all ranks. If k is no multiple of the chunk's size, one
+           chunk is sent in part, so that exactly k values are sent.
+        3. All-reduce the values of these chunks. If values are quantized, the quantizer's collectives average them.
         """
         if ctx.fold is not None:
             return (yield from self._folding_rounds(x, cf, ctx, ctx.fold))
@@ -120,15 +129,18 @@ class TopKC(Compressor):
         return Reduced(scatter(mean, selection, chunk, n), scatter(sent, selection, chunk, n), n / max(1, k))
 
     def batch_key(self, cf: float, ctx: Context) -> Hashable | None:
-        """Return the same key for all tensors of whole chunks; ``None`` for others, or if values are rotated."""
+        """Return the same key for all tensors that divide into whole chunks; ``None`` for all other tensors.
+
+        Also ``None`` if the quantizer of the values rotates them.
+        """
         elements = torch.Size(ctx.shape).numel()
         rotates_values = isinstance(self.values, Quantize) and self.values.rotate
         return None if elements % self.chunk_at(cf) or not elements or rotates_values else self.name
 
     def rounds_together(self, x: torch.Tensor, cf: float, contexts: Sequence[Context]) -> Rounds:
-        """Average the rows of x, each at its own chunks, in the steps of ``rounds``.
+        """Average the rows of the matrix x, in the steps of ``rounds``; chunks are selected for each row separately.
 
-        The collectives contain what ``rounds`` sends for each row, one row after another.
+        Each collective contains what ``rounds`` sends for the first row, then for the second row, and so on.
         """
         (count, elements), ctx, chunk = x.shape, contexts[0], self.chunk_at(cf)
         k, flat = k_for(elements, cf), x.view(-1)
@@ -148,10 +160,10 @@ class TopKC(Compressor):
         return Reduced(Sparse(((indices, mean),)), Sparse(((indices, sent),)), elements / k)
 
     def _folding_rounds(self, x: torch.Tensor, cf: float, ctx: Context, fold: Fold) -> Rounds:
-        """Average one or several flat gradients in the steps of ``rounds``, by kernels that also add the residuals.
+        """Average one or several flat gradients in the steps of ``rounds``, by GPU kernels that also add the residuals.
 
-        The kernels write the sums into ``fold.unsent``, subtract the values that are sent, and update the chunks'
-        energies.
+        The kernels write gradients plus residuals into ``fold.unsent``. They then subtract the values that are sent,
+        and update the chunks' energies.
         """
         chunk = self.chunk_at(cf)
         folded_chunks, wire_energies = fold_chunks(x, chunk, fold, ctx.world)
@@ -170,12 +182,13 @@ class TopKC(Compressor):
     ) -> Generator[Collective, Any, tuple[torch.Tensor, torch.Tensor]]:
         """Average the values of selected chunks by the quantizer; return their mean, and the squared error, 0-d.
 
-        The mean is ``[count, width]``: a row per tensor, padded to whole blocks.
+        The mean is ``[count, width]``: a row per tensor. If there are several rows, each is padded with zeros to a
+        multiple of the quantizer's ``block``.
 
         Args:
-            folded_chunks: sums of gradients and residuals, in chunks. The quantizer's error is added to its ``x``,
-                which becomes the residual.
-            order: numbers of each tensor's selected chunks, int64, ``[count, m]``.
+            folded_chunks: sums of gradients and residuals, in chunks. The quantizer's error is added to
+                ``folded_chunks.x``, which becomes the residual.
+            order: numbers of each tensor's selected chunks, in the order in which they are sent: int64, ``[count, m]``.
             k: number of values per tensor.
             ctx: facts about the tensors and the step.
         """
@@ -188,18 +201,18 @@ class TopKC(Compressor):
         sent = quantized.sent
         unsent = flat.sub_(sent) if isinstance(sent, torch.Tensor) else sent.add_to(flat, -1.0)
         SparseChunks(unsent.view_as(values), order, k, folded_chunks.chunk).add_to(folded_chunks.x)
-        # the codes' error in the padding is not counted
+        # the quantizer's error in the padding does not count
         error = folded_chunks.energy + energy(unsent.view_as(values)[:, :k].reshape(-1))
         return as_dense(quantized.mean, values).view_as(values), error
 
     def folds(self, gradient: torch.Tensor, cf: float) -> bool:
-        """True if ``rounds`` itself adds the residual: kernels can add it to the flat gradient."""
+        """True if ``rounds`` can itself add the residual: a GPU kernel for this flat gradient exists."""
         return folds(gradient)
 
     def errors(self, x: torch.Tensor, cfs: Sequence[float], ctx: Context) -> list[torch.Tensor]:
-        """Return the squared error of flat x at each CF, 0-d, if this rank alone selected the chunks.
+        """Return the squared error of flat x at each CF, 0-d, as if this rank's energies alone selected the chunks.
 
-        The errors are too low if the ranks' gradients differ.
+        The errors are therefore too low if the ranks' gradients differ.
         """
         return [self._error(x, cf, ctx) for cf in cfs]
 
@@ -234,14 +247,19 @@ class TopKC(Compressor):
 def _average_values(
     values: torch.Tensor, wire: torch.dtype, world: int
 ) -> Generator[Collective, Any, tuple[torch.Tensor, torch.Tensor]]:
-    """All-reduce flat values, which are overwritten, in the wire's format; return their mean, and the sent values."""
+    """All-reduce flat values in the number format ``wire``; return their mean, and the values that this rank sent.
+
+    The argument ``values`` is overwritten.
+    """
     payload = narrow(values.div_(world), wire)
     mean = (yield AllReduce(payload)).to(values.dtype)
     return mean, payload.to(values.dtype).mul_(world)
 
 
 def select_chunks(energies: torch.Tensor, k: int, chunk: int, elements: int) -> ChunkSelection:
-    """Select k coordinates: those of the chunks with most energy; of the weakest selected chunk only the first ones.
+    """Select k coordinates in the chunks with most energy.
+
+    If k is no multiple of ``chunk``, only the first coordinates of the selected chunk with least energy are selected.
 
     Args:
         energies: sum of squares of each chunk, flat, the same on all ranks.

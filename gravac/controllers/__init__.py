@@ -1,8 +1,9 @@
 # SPDX-FileCopyrightText: 2026 The gravac developers
 # SPDX-License-Identifier: Apache-2.0
-"""Controllers choose how the next steps run: pure functions of measurements. No torch, no clock, no I/O.
+"""Controllers choose how the next steps run. They are pure functions of measurements: no torch, no clock, no I/O.
 
-Each controller class that this file imports can be named in a policy. The form ``import X as X`` exports ``X``.
+A policy may name each controller class that this file imports. ``import X as X`` tells type checkers that the package
+exports ``X``.
 """
 
 from typing import Any
@@ -27,10 +28,10 @@ BUILT_IN: dict[str, Any] = {
 
 
 def _find_fault(plugin: object) -> str:
-    """Return a text that says what is wrong with an entry point's object; empty if the object is a controller class."""
+    """Return a text that says what is wrong with the object of an entry point; empty for a controller class."""
     is_controller = isinstance(plugin, type) and hasattr(plugin, "observe")
     return "" if is_controller else "is no controller class; let the entry point name a class with a method observe"
 
 
 CONTROLLERS: Registry[Any] = Registry("controller", "gravac.controllers", BUILT_IN, _find_fault)
-"""Controller classes by name: of this package, and of installed packages with entry points."""
+"""Controller classes by name: those of this package, and those that installed packages declare as entry points."""

@@ -1,11 +1,13 @@
 # SPDX-FileCopyrightText: 2026 The gravac developers
 # SPDX-License-Identifier: Apache-2.0
-"""Accordion: compresses a tensor little while its gradient changes fast (a critical regime), and much otherwise.
+"""Accordion: a controller that compresses a tensor little while its gradient changes fast, and much otherwise.
+
+A tensor whose gradient changes fast is in a *critical regime*.
 
 Source: Agarwal et al., "Accordion: Adaptive Gradient Communication via Critical Learning Regime Identification", MLSys
-2021 (arXiv 2010.16248), as its published code has it. Gradients are summed over an epoch, tensor by tensor, without
-error feedback; the norms of these sums are compared with the norms ``every`` epochs earlier. In the published code rank
-0 decides from its own gradients; here the mean over ranks of the squared norms decides.
+2021 (arXiv 2010.16248), and its published code. Gradients are summed over an epoch, tensor by tensor, before error
+feedback. The norms of these sums are compared with the norms ``every`` epochs earlier. In the published code, rank 0
+decides from its own gradients. Here the mean over ranks of the squared norms decides.
 """
 
 import math
@@ -28,16 +30,17 @@ DEFAULT_EPOCH_STEPS = 1000
 
 @dataclass(frozen=True, slots=True)
 class AccordionState:
-    """State of an Accordion run.
+    """State of the controller ``Accordion``.
 
     Attributes:
-        low: candidate of low CF (compression factor), for tensors in a critical regime.
+        low: candidate of low compression factor (CF), for tensors in a critical regime: their gradients change fast.
         high: candidate of high CF, for all other tensors.
-        window: current window: the steps since the last record.
-        step: number of the last measured step; -1 before the first.
+        window: statistics of the steps since the last record.
+        step: number of the last measured step, from 0; -1 before the first.
         calm: names of the tensors that are not in a critical regime, ascending.
-        norms: norm of each tensor's gradients, summed over the last epoch whose norms were compared, by tensor name.
-        learning_rate: last learning rate known; ``None`` before the first.
+        norms: norm of each tensor's gradient sum over the last epoch whose norms were compared, by tensor name; 0 if
+            the norm was not finite.
+        learning_rate: last measured learning rate; ``None`` if none was measured.
     """
 
     low: Candidate
@@ -50,35 +53,39 @@ class AccordionState:
 
     @property
     def runs(self) -> tuple[Candidate, tuple[tuple[str, Candidate], ...]]:
-        """The model's candidate, and ``(name, candidate)`` of each tensor that runs another candidate."""
+        """The candidate of the model, and ``(name, candidate)`` of each tensor that runs another candidate."""
         if self.phase == "calm" or self.low == self.high:
             return self.high, ()
         return self.low, tuple((name, self.high) for name in self.calm)
 
     @property
     def phase(self) -> str:
-        """The model's regime: all tensors ``"critical"``, all ``"calm"`` (not critical), or ``"mixed"``."""
+        """Regime of the model: ``"critical"`` if all tensors are critical, ``"calm"`` if none is, or ``"mixed"``."""
         if not self.calm:
             return "critical"
         return "calm" if len(self.calm) == len(self.norms) else "mixed"
 
 
 class Accordion(Settings):
-    """Runs a tensor at the low end of ``cf_range`` while its gradient changes fast (critical), else at the high end.
+    """Runs critical tensors, whose gradients change fast, at the low end of ``cf_range``, and others at the high end.
 
-    All tensors begin with the low CF. Norms are compared at the end of epochs 0, ``every``, 2 ``every`` ... A tensor is
-    critical if the norm of the epoch's gradient sum changed by ``eta`` or more, relative to the norm at the previous
-    comparison. A tensor is critical, too, if the previous norm is missing or 0. When the learning rate falls, every
-    tensor is critical until the next comparison. Therefore a rate that falls at every step (cosine decay) keeps all
-    tensors at the low CF. If the low CF would send no less than dense, dense replaces it.
+    All tensors begin with the low CF (compression factor). In epochs 0, ``every``, 2 ``every`` ..., the gradients of
+    each tensor are summed. The norm of the sum is compared with the norm at the previous comparison. A tensor is
+    critical if its norm changed by the share ``eta`` or more, or if the previous norm is missing or 0.
+
+    When the learning rate falls, every tensor is critical until the next comparison. Therefore a rate that falls at
+    every step (cosine decay) keeps all tensors at the low CF. If the low CF would send no fewer bytes than dense,
+    critical tensors run dense.
 
     Attributes:
         eta: smallest relative change of a norm at which a tensor is critical; 0.5 in the published code.
-        every: epochs between two comparisons of norms; in the published code 10 for CNNs and 5 for an LSTM.
-        epoch: steps of an epoch; ``None``: ``steps_per_epoch`` of ``AdaptiveCompressor``, or 1000 if that is not set.
-        window: steps between records.
-        latency: steps from a measurement to the step in which its decision takes effect, fewer than the steps of an
-            epoch; gravac sets the number (``for_latency``).
+        every: number of epochs from one comparison of norms to the next; in the published code 10 for CNNs and 5 for an
+            LSTM.
+        epoch: number of steps of an epoch; ``None``: ``steps_per_epoch`` of ``AdaptiveCompressor``, or 1000 if that is
+            not set.
+        window: number of steps from one record of gain and throughput to the next.
+        latency: number of steps from a measured step to the step in which the decision takes effect, fewer than an
+            epoch has; gravac sets it (``for_latency``).
 
     Example:
         >>> Accordion().propose((2.0, 10.0), Span(1.0, 100.0))
@@ -96,10 +103,10 @@ class Accordion(Settings):
     latency: int = Field(default=LATENCY, ge=2)
 
     def for_latency(self, latency: int) -> "Accordion":
-        """Return the same controller for decisions that take effect ``latency`` steps after the measurement.
+        """Return the same controller for decisions that take effect ``latency`` steps after the measured step.
 
         Raises:
-            SettingsError: an epoch has no more than ``latency`` steps.
+            SettingsError: an epoch has ``latency`` steps or fewer.
         """
         if self._steps_per_epoch <= latency:
             raise SettingsError(
@@ -109,11 +116,11 @@ class Accordion(Settings):
         return self(latency=latency)
 
     def for_run(self, steps_per_epoch: int) -> "Accordion":
-        """Return the controller for a run with epochs of ``steps_per_epoch`` steps; if ``epoch`` is set, that stays."""
+        """Return the controller for a run with epochs of ``steps_per_epoch`` steps, unless the user set ``epoch``."""
         return self if self.epoch is not None else self(epoch=steps_per_epoch)
 
     def propose(self, cf_range: tuple[float, float], supported: Span | Sequence[float]) -> tuple[float, ...]:
-        """Return the ends of ``cf_range``, or the supported CFs nearest to the ends: ascending, at most two."""
+        """Return the lowest and the highest CF of ``cf_range``, or the supported CFs nearest to these; ascending."""
         return snap(sorted(set(cf_range)), supported)
 
     def start(self, forecasts: Sequence[Forecast]) -> tuple[AccordionState, Decision]:
@@ -126,8 +133,8 @@ class Accordion(Settings):
     def observe(self, state: AccordionState, measurement: Measurement) -> tuple[AccordionState, Decision]:
         """Return the state after a step, and a decision.
 
-        If the measurement has norms, compares these with the norms of the previous comparison. Also compares the
-        learning rate with that of the step before, in every step.
+        If the measurement has the norms of gradient sums, they are compared with those of the previous comparison. In
+        every step, the learning rate is compared with that of the step before.
         """
         updated_state = replace(state, step=measurement.step, window=state.window.add(measurement))
         cause_text = ""
@@ -135,7 +142,7 @@ class Accordion(Settings):
             updated_state = self._compare_norms(updated_state, measurement.norms)
         if math.isfinite(rate := measurement.learning_rate):
             previous_rate = updated_state.learning_rate
-            # lower by more than the rounding of a mean
+            # the rate is a mean over ranks: a difference within rounding is no fall
             if previous_rate is not None and rate < previous_rate and not math.isclose(rate, previous_rate):
                 updated_state = replace(updated_state, calm=())
                 cause_text = f"the learning rate fell to {rate:g}: "
@@ -157,7 +164,7 @@ class Accordion(Settings):
         return {"running": identify([state.window.candidate])[0], **to_plain(state)}
 
     def check(self, dumped: dict[str, Any]) -> None:
-        """Raise ``SettingsError`` unless ``dumped`` is a state that ``dump`` returned."""
+        """Raise ``SettingsError`` if ``dumped`` is not a state that ``dump`` returned."""
         check_names(AccordionState, dumped, ("running",), Window)
         (running,) = candidates_of([dumped["running"]], "controller_state/running")
         self.restore(dumped, [Forecast(running, wire_ratio=1.0)])
@@ -165,7 +172,8 @@ class Accordion(Settings):
     def restore(self, dumped: dict[str, Any], forecasts: Sequence[Forecast]) -> tuple[AccordionState, Decision]:
         """Return the state that a dict of ``dump`` describes, and the decision for the next step.
 
-        The same tensors stay critical. The window of steps continues if its candidate still runs.
+        The same tensors stay critical. If the model runs the same candidate as at the dump, the window of steps
+        continues; otherwise a new window begins.
         """
         low, high = _low_and_high(forecasts)
         state = from_plain(AccordionState, {**dumped, "low": low, "high": high, "window": Window(low)})
@@ -178,18 +186,21 @@ class Accordion(Settings):
         return self.epoch or DEFAULT_EPOCH_STEPS
 
     def _sums(self, step: int) -> Sums:
-        """Return ``Decision.sums`` for a step: gradients are summed in each epoch at whose end norms are compared."""
+        """Return ``Decision.sums`` for a step (counted from 0): gradients are summed in every ``every``-th epoch.
+
+        The last step of such an epoch also reports the norms of the sums.
+        """
         epoch, step_in_epoch = divmod(step, self._steps_per_epoch)
         if epoch % self.every:
             return "none"
         return "report" if step_in_epoch == self._steps_per_epoch - 1 else "add"
 
     def _compare_norms(self, state: AccordionState, norms: Sequence[tuple[str, float]]) -> AccordionState:
-        """Return the state with the tensors that are calm (not critical) by the norms at the end of an epoch.
+        """Return the state after a comparison of norms: which tensors are calm (not critical), and the new norms.
 
         Args:
             state: state with the norms of the previous comparison.
-            norms: ``(name, norm)`` of each tensor's gradient sum.
+            norms: ``(name, norm)`` of each tensor's gradient sum over the epoch that has ended.
         """
 
         def is_calm(previous: float, current: float) -> bool:
@@ -205,6 +216,10 @@ class Accordion(Settings):
 
 
 def _low_and_high(forecasts: Sequence[Forecast]) -> tuple[Candidate, Candidate]:
-    """Return the candidates of low and high CF; dense in place of the low CF if the low CF was not admitted."""
+    """Return the candidates of low and high CF; dense in place of the low CF if the low CF is no candidate.
+
+    Args:
+        forecasts: forecast of dense, then of at most two compressed candidates, ascending by CF.
+    """
     low = forecasts[-2] if len(forecasts) > 2 else forecasts[0]
     return low.candidate, forecasts[-1].candidate

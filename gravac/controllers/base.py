@@ -1,14 +1,15 @@
 # SPDX-FileCopyrightText: 2026 The gravac developers
 # SPDX-License-Identifier: Apache-2.0
-"""The contract of a controller: a pure function of measurements that all ranks agreed on.
+"""Defines the interface of a controller, and what a controller gets (``Measurement``) and returns (``Decision``).
 
-A controller is a frozen settings object without torch, clock or randomness. The same measurements give the same
-decisions. Therefore ranks that get the same measurements agree without communication, a run can be replayed from its
-trace, and the state is plain data that a checkpoint can hold.
+A controller chooses how the next steps run, from measurements that all ranks agreed on. It is a frozen settings object
+without torch, clock or randomness. The same measurements give the same decisions. Therefore ranks decide the same
+without communication, and a run can be replayed from its trace. The state of a controller is plain data that a
+checkpoint can hold.
 
-Time is counted in steps. ``observe`` is called once for every step, in order, with that step's measurement; its
-decision takes effect ``latency`` steps later: two if a host runs the exchange (the ranks sum the measurement of step t
-during step t+1), three if streams do.
+The engine calls ``observe`` once for every step, in order, with the measurement of that step. The decision that
+``observe`` returns takes effect ``latency`` steps later. The latency is 2 if a thread of the CPU runs the exchange: the
+ranks sum the measurement of step t during step t+1. The latency is 3 if CUDA streams run the exchange.
 """
 
 import math
@@ -20,42 +21,43 @@ from gravac.agreed import AgreedNumbers
 from gravac.candidate import Candidate, Forecast, Span
 
 SHADOWS = 5
-"""Largest number of shadow CFs (evaluated without sending) in a decision. For each, every tensor is evaluated once
-more, and ranks agree on one more number."""
+"""Largest number of shadow CFs in a decision: compression factors whose gain is computed without sending anything. Each
+costs one more computation for every tensor, and one more number that ranks agree on."""
 
 
 Sums = Literal["none", "add", "report"]
-"""Values of ``Decision.sums``: do not sum each tensor's gradients over steps, sum them, or also report the sums'
-norms."""
+"""Values of ``Decision.sums``. ``"none"``: gradients are not summed over steps; ``"add"``: each rank sums the gradients
+of each tensor; ``"report"``: the measurement of the step also has the norms of these sums."""
 
 
 @dataclass(frozen=True, slots=True)
 class Measurement(AgreedNumbers):
-    """Measurement of one step that all ranks agreed on: every field has the same value on every rank.
+    """Numbers of one measured step, on which all ranks agreed: every field has the same value on every rank.
 
-    A measurement may cover several training steps: a round of outer steps, from one exchange to the next, or a stretch
-    of native steps (successive steps in which DDP exchanges by itself), of which gravac knows only the time. Seconds
-    and samples are then per training step. Learning rate, loss and others are fields of ``AgreedNumbers``.
+    A measurement may cover several training steps. In outer steps, these are the steps from one exchange to the next (a
+    round). In native steps (DDP exchanges by itself), these are successive steps that gravac times together (a
+    stretch); gravac then knows only the time. Seconds and samples are always per training step. Learning rate, drift,
+    loss and probe are fields of ``AgreedNumbers``.
 
     Attributes:
-        step: number of the engine's step that was measured, counted from 0.
+        step: index of the measured step, from 0; a round or a stretch counts as one step.
         candidate: candidate that ran in the step.
-        seconds: end-to-end step time, mean over ranks.
-        samples: samples processed in the step, over all ranks.
+        seconds: end-to-end time of a training step, in seconds; mean over ranks.
+        samples: samples processed in a training step, over all ranks.
         error: squared norm of what was not sent, ``Σ‖g_ef - sent‖²``, over the model and the ranks. Not finite if a
             gradient was not finite.
         energy: squared norm of what was to be sent, gradient plus residual, ``Σ‖g_ef‖²``, over the model and the ranks.
-        shadow: ``(cf, error)`` of each CF that was evaluated without sending; its ``error`` is as above, for
-            the same ``energy``.
-        waited: seconds in which the step waited for bytes: an upper bound of what sending less can save. Mean over
-            ranks; nan if not known.
-        coded: seconds of encode, decode and error feedback, hidden behind backward or not; mean over ranks, nan if not
-            known.
-        exchanged: seconds in which collectives were in flight, hidden behind backward or not: an upper bound of the
-            time that grows with bytes. Mean over ranks; nan if not known.
-        norms: ``(name, norm)`` of each tensor that may be compressed, by ascending name, if the decision had
-            ``sums="report"``. ``norm`` is the norm of the tensor's gradients, summed over the steps since the last
-            report: ``√(Σ‖Σg‖² / ranks)``, the outer sum over ranks.
+        shadow: ``(cf, error)`` of each shadow CF: a compression factor that was evaluated without sending. ``error`` is
+            the squared norm of what would not have been sent at that CF.
+        waited: seconds of a step in which training stood still until the exchange ended: an upper bound of the time
+            that sending fewer bytes can save. Mean over ranks; nan if not known.
+        coded: seconds of encode, decode and error feedback in a step, hidden behind backward or not. Mean over ranks;
+            nan if not known.
+        exchanged: seconds of a step in which collectives were in flight, hidden behind backward or not: an upper bound
+            of the time that grows with the number of bytes. Mean over ranks; nan if not known.
+        norms: ``(name, norm)`` of each tensor that may be compressed, by ascending name; empty unless the decision for
+            the step had ``sums="report"``. Each rank sums the tensor's gradients over the steps since the last report;
+            ``norm`` is the root of the mean over ranks of the squared norms of these sums.
         first: number of training steps made before the step.
         steps: number of training steps that the measurement covers.
     """
@@ -77,11 +79,12 @@ class Measurement(AgreedNumbers):
 
 @dataclass(frozen=True, slots=True)
 class Summary:
-    """Gain and throughput of a window of steps, possibly ended early: one record of ``AdaptiveCompressor.history``.
+    """Gain and throughput of a window: the steps between two decisions of a controller.
 
     Attributes:
-        phase: name of the controller's phase during the window.
-        gain: ``1 - Σ error / Σ energy`` over the window's steps (ratio of sums); not clipped.
+        phase: name of the controller's phase during the window, such as ``"search"``.
+        gain: share of the energy sent: ``1 - Σ error / Σ energy`` over the window's steps (ratio of sums); may be
+            negative.
         gain_low: lowest gain of a single step in the window.
         gain_high: highest gain of a single step in the window.
         t_system: samples per second over all ranks, from the median step time; ``None`` if no step was timed.
@@ -98,20 +101,21 @@ class Summary:
 
 @dataclass(frozen=True, slots=True)
 class Progress:
-    """Results of a run's switchback trials of a candidate.
+    """Results of all switchback trials of one candidate in a run.
 
-    A trial runs steps of the candidate between steps of another candidate, the reference, and reads the loss before and
-    after the candidate's steps (``gravac.controllers.progress``).
+    A trial runs steps of the candidate between steps of another candidate, the reference. The loss is read in the
+    reference's steps, before and after the candidate's steps (``gravac.controllers.progress``).
 
     Attributes:
-        candidate: candidate whose steps the trials measured.
+        candidate: candidate whose progress the trials measured.
         reference: candidate that ``candidate`` was compared with.
-        ratio: progress of a step of the candidate / progress of a step of the reference, as measured.
+        ratio: measured ratio: progress of a step of the candidate / progress of a step of the reference.
         error: standard error of ``ratio``.
-        trials: number of trials.
-        efficiency: median of the belief about the candidate's statistical efficiency, after these trials.
-        low: bound that the efficiency exceeds with a probability of 80 %.
-        high: bound that the efficiency stays below with a probability of 80 %.
+        trials: number of trials that measured a ratio.
+        efficiency: median of the belief about the candidate's statistical efficiency (progress of a step / progress of
+            a step with dense gradient averaging), after these trials.
+        low: lower bound: the efficiency is higher with a probability of 80 %.
+        high: upper bound: the efficiency is lower with a probability of 80 %.
     """
 
     candidate: Candidate
@@ -125,28 +129,31 @@ class Progress:
 
 
 DEFAULT_STRETCH_STEPS = 8
-"""Number of steps of a native stretch (successive steps in which DDP exchanges by itself), after which the ranks
-exchange their step times, unless a controller sets another number (``Decision.watch``)."""
+"""Default of ``Decision.watch``: number of native steps (DDP exchanges by itself) that gravac times together, as a
+stretch. After a stretch, the ranks exchange their step times."""
 
 LATENCY = 2
-"""Default number of steps from a measurement to the decision based on it."""
+"""Default number of steps from a measured step to the step in which the decision based on it takes effect."""
 
 
 @dataclass(frozen=True, slots=True)
 class Decision:
-    """A candidate to run from ``latency`` steps after the observed step on, and numbers to measure meanwhile.
+    """A controller's decision: which candidate runs, and what the ranks measure meanwhile.
+
+    A decision takes effect ``latency`` steps after the measured step that it is based on. A window is a number of
+    steps, at whose end the controller decides whether to change the candidate.
 
     Attributes:
         candidate: candidate to run.
-        shadow: CFs of the base compressor to evaluate without sending, ascending, at most ``SHADOWS``.
+        shadow: CFs of the base compressor whose gain to compute without sending, ascending, at most ``SHADOWS``.
         reason: reason of the decision, as text; empty in the middle of a window.
-        summary: summary of the window of steps that ends, also if nothing changes; ``None`` in the middle of a window.
+        summary: gain and throughput of the window that has ended; ``None`` in the middle of a window.
         tensors: ``(name, candidate)`` of each tensor that runs another candidate than ``candidate``, by ascending name.
-        sums: whether to sum each tensor's local gradients over steps, before error feedback. ``"add"`` sums them, at
-            the cost of a copy of the model; ``"report"`` also reports the sums' norms; ``"none"`` drops the sums.
-        watch: number of training steps of the next native stretch (successive steps in which DDP exchanges by itself),
-            after which the ranks exchange their step times. ``DEFAULT_STRETCH_STEPS`` after a decision that changes
-            something, or that waits for a change to be confirmed; increasing while nothing changes.
+        sums: whether each rank sums the gradients of each tensor over steps, before error feedback. ``"add"``: sums
+            them, which takes the memory of a copy of the model; ``"report"``: also measures the norms of the sums;
+            ``"none"``: does not sum, and drops the sums so far.
+        watch: number of native steps (DDP exchanges by itself) that gravac times together next, as a stretch. The ranks
+            exchange their step times after a stretch. Controllers choose longer stretches while nothing changes.
         probe: whether the ranks compute the loss on their fixed batches before the next step.
         progress: results of switchback trials, if the measurement completed a trial; ``None`` otherwise.
     """
@@ -163,7 +170,7 @@ class Decision:
 
     @property
     def runs(self) -> tuple[Candidate, tuple[tuple[str, Candidate], ...]]:
-        """The model's candidate, and ``(name, candidate)`` of tensors that run another. Compare to detect a change."""
+        """The candidate of the model, and ``(name, candidate)`` of each tensor that runs another candidate."""
         return self.candidate, self.tensors
 
 
@@ -171,26 +178,28 @@ StateT = TypeVar("StateT")
 
 
 class Controller(Protocol[StateT]):
-    """Decides which candidate runs. The module's text says when ``observe`` is called.
+    """Interface of a controller: an object that decides, after each measured step, which candidate runs.
 
-    Optional attributes, each true if the controller
+    ``propose`` and ``start`` are called before the first step of a run, ``observe`` once per step.
 
-    - ``chooses_every``: chooses between candidates that differ in ``every`` and ``delay`` alone.
-    - ``native``: may choose candidates of mode ``native`` (DDP exchanges by itself), of which only times are known.
-      Beside such a candidate the controller may also choose the same candidate in mode ``hook``.
-    - ``states_cost``: states a candidate's cost in its reasons (``cost_at_equal_samples``). To the reasons of other
-      controllers the engine adds the cost by the candidate's forecast.
+    Optional attributes, all of type bool; a missing attribute counts as false:
+
+    - ``chooses_every``: true if the controller chooses between candidates that differ in ``every`` and ``delay`` alone.
+    - ``native``: true if the controller may choose candidates of mode ``native`` (DDP exchanges by itself), of which
+      only times are known. The same candidates in mode ``hook`` are then candidates, too.
+    - ``states_cost``: true if the controller's reasons state how many more steps a candidate takes than dense
+      (``cost_at_equal_samples``). To the reasons of other controllers the engine adds that number by the forecast.
 
     Optional methods, each called once if the controller has it:
 
     - ``for_run(steps_per_epoch: int)`` returns the controller for a run with epochs of that many steps. Called before
       ``propose``, if the user set the length of an epoch.
-    - ``with_probe(total_steps: int | None)`` returns the controller for a run with a loss on fixed batches
-      (``Decision.probe``) and that number of steps (``None``: not known). Called before ``propose``, if the user gave a
+    - ``with_probe(total_steps: int | None)`` returns the controller for a run of that many steps (``None``: not known)
+      in which the loss on fixed batches can be read (``Decision.probe``). Called before ``propose``, if the user gave a
       probe.
-    - ``for_latency(latency: int)`` returns the controller for that many steps from a measurement to the step in which
-      its decision takes effect, instead of 2. Called before ``start``.
-    - ``check(dumped: dict[str, Any])`` raises ``SettingsError`` unless ``dumped`` is a state that ``dump`` returned.
+    - ``for_latency(latency: int)`` returns the controller for a run in which decisions take effect that many steps
+      after the measured step, instead of 2. Called before ``start``.
+    - ``check(dumped: dict[str, Any])`` raises ``SettingsError`` if ``dumped`` is not a state that ``dump`` returned.
       Called when a checkpoint is loaded, before the state is restored.
     """
 
@@ -200,21 +209,22 @@ class Controller(Protocol[StateT]):
 
     @property
     def keeps_all(self) -> bool:
-        """True if all proposed candidates are admitted, even those that would send no fewer bytes than dense.
+        """True if the controller wants all proposed CFs as candidates, even if they send no fewer bytes than dense.
 
-        A controller that runs a CF chosen by the user needs that.
+        A controller that runs a CF chosen by the user returns true. For other controllers, gravac drops such CFs.
         """
 
     @property
     def sixteen_bit(self) -> bool:
-        """True if its second candidate may be dense in 16 bit, besides dense in float32."""
+        """True if the controller can choose dense in 16 bit, which is then the second candidate, after float32."""
 
     def propose(self, cf_range: tuple[float, float], supported: Span | Sequence[float]) -> tuple[float, ...]:
         """Return the compression factors (CFs) that the controller will choose from, ascending.
 
         Args:
             cf_range: lowest and highest CF that the user allows.
-            supported: CFs that the compressor supports inside that range: all of a span, or a list.
+            supported: CFs that the compressor supports inside ``cf_range``: a ``Span`` supports all CFs from its lowest
+                to its highest; a sequence lists each CF.
         """
 
     def start(self, forecasts: Sequence[Forecast]) -> tuple[StateT, Decision]:
@@ -226,7 +236,7 @@ class Controller(Protocol[StateT]):
         """
 
     def observe(self, state: StateT, measurement: Measurement) -> tuple[StateT, Decision]:
-        """Return the state after one more step's measurement, and a decision. Called once per step, in order."""
+        """Return the state after the measurement of one more step, and a decision; called once per step, in order."""
 
     def dump(self, state: StateT) -> dict[str, Any]:
         """Return the state as JSON types (dict, list, str, int, float, bool, None), for a checkpoint."""
@@ -234,28 +244,29 @@ class Controller(Protocol[StateT]):
     def restore(self, dumped: dict[str, Any], forecasts: Sequence[Forecast]) -> tuple[StateT, Decision]:
         """Return the state that a dict of ``dump`` describes, and the decision for the next step.
 
-        The candidates may differ from those at the dump (another number of ranks); the decision is for one of the
-        forecast candidates. Its reason says what part of the state could not be restored, and becomes a record; if the
-        whole state was restored, the reason is empty.
+        The candidates may differ from those at the dump, for example with another number of ranks. The decision's
+        candidate is one of ``forecasts``. The decision's reason says which part of the state could not be restored; it
+        is empty if the whole state was restored.
 
         Args:
-            dumped: the dict that ``dump`` returned, perhaps after a round trip through JSON.
-            forecasts: see ``start``.
+            dumped: the dict that ``dump`` returned, perhaps written as JSON and read again since.
+            forecasts: forecasts of the candidates that may be chosen now, ascending by wire ratio, as for ``start``.
         """
 
 
 BELIEVED = "believed"
-"""Source of an efficiency, as text for reasons, if no trial of the run has measured the efficiency."""
+"""Word that decision reasons print as the source of an efficiency if no trial of the run has measured it."""
 
 
 def cost_at_equal_samples(efficiency: float, lower_bound: float, source: str = BELIEVED) -> str:
     """Return a text that says how many more training steps a candidate takes for the same loss than dense averaging.
 
-    The text begins with a comma. It is empty if the candidate's efficiency is 1 without any uncertainty.
+    The text begins with a comma. The text is empty if ``efficiency`` and ``lower_bound`` are both 1.
 
     Args:
-        efficiency: statistical efficiency (progress of a step / progress of a dense step), median of the belief.
-        lower_bound: lower bound of the belief, by which controllers decide.
+        efficiency: median of the belief about the candidate's statistical efficiency: progress of a step / progress of
+            a step with dense gradient averaging.
+        lower_bound: lower bound of that efficiency, by which controllers decide.
         source: text that says where the efficiency comes from; printed in parentheses.
 
     Example:
@@ -276,7 +287,7 @@ def cost_at_equal_samples(efficiency: float, lower_bound: float, source: str = B
 
 
 def adapt_to_latency(controller: Controller[StateT], latency: int) -> Controller[StateT]:
-    """Return the controller for decisions that take effect ``latency`` steps after the measurement.
+    """Return the controller for a run in which decisions take effect ``latency`` steps after the measured step.
 
     A controller without a method ``for_latency`` is returned unchanged.
     """

@@ -1,9 +1,9 @@
 # SPDX-FileCopyrightText: 2026 The gravac developers
 # SPDX-License-Identifier: Apache-2.0
-"""Goodput's belief about a candidate's statistical efficiency, corrected by switchback trials.
+"""Corrects beliefs about candidates' statistical efficiencies by switchback trials, for the controller ``Goodput``.
 
-A switchback trial measures progress in the run: steps of a candidate between steps of another, with the loss read
-around them.
+A switchback trial measures the progress of a candidate's steps while the run trains. The candidate's steps run between
+steps of another candidate, in which the loss is read.
 """
 
 from collections.abc import Sequence
@@ -14,13 +14,14 @@ from gravac.candidate import Forecast
 from gravac.controllers.progress import Learned
 
 SMALLEST_EFFICIENCY = 1e-6
-"""Smallest efficiency of a belief, in place of 0: beliefs are about the efficiency's logarithm."""
+"""Efficiency that replaces smaller efficiencies, such as 0, in beliefs, which need the efficiency's logarithm."""
 
 
 class _SameForecasts:
-    """A run's forecasts as the key of a cache, compared by identity.
+    """Cache key for the forecasts of a run; equal only for the same sequence object.
 
-    A decision asks for beliefs thousands of times. Hashing some 85 forecasts each time took 0.2 s a decision.
+    A decision looks up beliefs thousands of times. Hashing the contents of some 85 forecasts each time took 0.2 seconds
+    per decision.
     """
 
     __slots__ = ("forecasts",)
@@ -38,13 +39,15 @@ class _SameForecasts:
 def corrected_belief(
     forecasts: Sequence[Forecast], position: int, efficiency: float, trial_results: Sequence[Learned]
 ) -> Belief:
-    """Return the belief about a candidate's efficiency, corrected by trials of candidates of the same kind of method.
+    """Return the belief about a candidate's statistical efficiency, corrected by the run's switchback trials.
+
+    Trials of the candidate, and of candidates of the same kind of method, change the belief.
 
     Args:
         forecasts: forecast of each candidate.
-        position: position of the candidate in ``forecasts``.
-        efficiency: the candidate's efficiency before the correction: by its measured gain, or as forecast.
-        trial_results: results of the run's switchback trials.
+        position: index of the candidate in ``forecasts``.
+        efficiency: median of the candidate's efficiency before the correction: from its measured gain, or the forecast.
+        trial_results: results of the run's switchback trials; empty: no correction.
     """
     prior = _belief_above_0(forecasts[position].efficiency, forecasts[position].deviation)
     if not trial_results:
@@ -57,7 +60,10 @@ def corrected_belief(
 
 @lru_cache(maxsize=16)
 def _beliefs_after_trials(forecasts_key: _SameForecasts, trial_results: tuple[Learned, ...]) -> tuple[Belief, ...]:
-    """Return the beliefs about all candidates after switchback trials; see ``gravac.beliefs.posterior``."""
+    """Return the beliefs about all candidates, in the order of the forecasts, after switchback trials.
+
+    ``gravac.beliefs.posterior`` explains the correction.
+    """
     return posterior(
         tuple(_belief_above_0(forecast.efficiency, forecast.deviation) for forecast in forecasts_key.forecasts),
         tuple(_method_kind(forecast) for forecast in forecasts_key.forecasts),
@@ -66,10 +72,18 @@ def _beliefs_after_trials(forecasts_key: _SameForecasts, trial_results: tuple[Le
 
 
 def _belief_above_0(efficiency: float, deviation: float) -> Belief:
-    """Return a belief whose efficiency is at least ``SMALLEST_EFFICIENCY``, so that its logarithm is finite."""
+    """Return a belief whose median efficiency is above 0, so that its logarithm is finite.
+
+    Args:
+        efficiency: median of the efficiency; ``SMALLEST_EFFICIENCY`` is used if larger.
+        deviation: standard deviation of the efficiency's natural logarithm.
+    """
     return Belief(max(SMALLEST_EFFICIENCY, efficiency), deviation)
 
 
 def _method_kind(forecast: Forecast) -> str:
-    """Return a candidate's kind of method: ``"outer"`` for all outer steps, otherwise the forecast's family."""
+    """Return the kind of method of a candidate; trials of one candidate correct the beliefs about others of its kind.
+
+    The kind is ``"outer"`` for all outer steps, and otherwise the family of compressors (``Forecast.family``).
+    """
     return "outer" if forecast.candidate.mode == "outer" else forecast.family

@@ -1,10 +1,10 @@
 # SPDX-FileCopyrightText: 2026 The gravac developers
 # SPDX-License-Identifier: Apache-2.0
-"""When goodput ends a window early, since the steps are far too slow, and when a slow step may only be a pause.
+"""Decides for ``Goodput`` when to end a trial or a window early, since its steps are far too slow.
 
-A link that broke down makes every step slow. An evaluation or a checkpoint lies between two steps: it makes one step
-slow, or one round of outer steps. So a single slow time that earlier measurements do not explain ends nothing: the
-next one must be as slow.
+A link that broke down makes every step slow. An evaluation or a checkpoint between two steps makes a single measured
+time long: that of one step, or of one round (outer steps up to an exchange). Therefore a single long time that earlier
+measurements do not explain ends nothing. The next time must be as long.
 """
 
 from __future__ import annotations
@@ -15,22 +15,26 @@ from collections.abc import Sequence
 from gravac.controllers.goodput_state import FAR_SLOWER_RATIO, FEW_STEPS, SEARCH, GoodputState
 
 LARGEST_FIRST_STEP_RATIO = 3.0
-"""Time of a trial's first step / longest step time with which the candidate would be best: a higher ratio ends the
-trial."""
+"""Largest ratio of a trial's first step time to the longest step time with which the candidate would be best. A higher
+ratio ends the trial."""
 
 
 def trial_is_hopeless(state: GoodputState, hopeless: float) -> bool:
-    """Return whether a trial can be given up: its fastest step is clearly too slow, or its first step far too slow.
+    """True if a trial should end early, since the candidate's steps are too slow to make it the best candidate.
 
-    The fastest step counts, because a shared machine delays a step now and then. A trial can also be given up if its
-    last steps are all far too slow: the link broke down. If the first step is far slower than earlier measurements of
-    any candidate explain, either the link broke down, or an evaluation or a checkpoint lies in that step. The second
-    step then decides.
+    The longest step time with which the candidate would be best is called the limit. A trial ends early if one of these
+    holds:
+
+    - The fastest step after the first takes more than ``hopeless`` times the limit. The fastest step counts, since a
+      shared machine delays a step now and then.
+    - The last ``FEW_STEPS`` steps each take more than ``FAR_SLOWER_RATIO`` times the limit: the link broke down.
+    - The first step takes more than ``LARGEST_FIRST_STEP_RATIO`` times the limit; tested before ``FEW_STEPS`` steps are
+      made. If earlier measurements do not explain a time that long, an evaluation or a checkpoint may lie in the first
+      step. The second step must then take as long.
 
     Args:
         state: state of the search, with the trial's window.
-        hopeless: time of the fastest step / longest step time with which the candidate would be best: a higher ratio
-            ends the trial.
+        hopeless: largest ratio of the fastest step's time to the limit; see ``Goodput``.
     """
     best = state.entry(state.best)
     seconds = (*state.window.rough, *state.window.seconds)
@@ -46,13 +50,18 @@ def trial_is_hopeless(state: GoodputState, hopeless: float) -> bool:
 
 
 def chosen_is_far_slower(state: GoodputState) -> bool:
-    """Return whether the last steps of the chosen candidate are far slower than its steps were when measured."""
+    """True if each of the chosen candidate's last ``FEW_STEPS`` steps took over ``FAR_SLOWER_RATIO`` times as long.
+
+    The comparison is with the time of a step when the candidate was measured before.
+    """
     current_entry = state.entry(state.position)
     return current_entry is not None and _all_exceed(FAR_SLOWER_RATIO * current_entry.seconds, state.window.seconds)
 
 
 def window_may_be_paused(state: GoodputState, change: float) -> bool:
-    """Return whether all times of a window of outer steps are too long, but too few to rule out a pause.
+    """True if a window of outer steps has fewer than ``FEW_STEPS`` times, all so long that a pause may lie in them.
+
+    A pause is an evaluation or a checkpoint between two steps.
 
     Args:
         state: state of the search, with the window.
@@ -63,10 +72,11 @@ def window_may_be_paused(state: GoodputState, change: float) -> bool:
 
 
 def longest_expected_seconds(state: GoodputState, change: float) -> float:
-    """Return the step time above which a round of outer steps may contain a pause; infinite for other steps.
+    """Return the step time, in seconds, above which a round of outer steps may contain a pause.
 
-    An evaluation or a checkpoint lies in one step of several, so that the median of hook steps leaves it out. But a
-    window of outer steps may have a single time: that of a round.
+    A round is the outer steps up to an exchange; a pause is an evaluation or a checkpoint. The result is infinite for
+    other steps: a window has many times of these, and the median leaves a pause out. A window of outer steps may have a
+    single time, that of a round.
 
     Args:
         state: state of the search.
@@ -81,14 +91,14 @@ def longest_expected_seconds(state: GoodputState, change: float) -> float:
 
 
 def explained_seconds(state: GoodputState) -> float:
-    """Return the longest step time, in seconds, of the running candidate that earlier measurements explain.
+    """Return the longest time, in seconds, that earlier measurements explain for a step of the running candidate.
 
-    A longer time shows that the link became slower, or that the step contains a pause. Infinite if nothing was
-    measured.
+    A longer time shows that the link became slower, or that an evaluation or a checkpoint lies in the step. The result
+    is infinite if no candidate was measured.
     """
     return FAR_SLOWER_RATIO * state.times.longest_step_seconds(state.position) or math.inf
 
 
 def _all_exceed(limit_s: float, seconds: Sequence[float]) -> bool:
-    """Return whether each of the last ``FEW_STEPS`` times, in seconds, exceeds ``limit_s``; not if there are fewer."""
+    """True if each of the last ``FEW_STEPS`` times exceeds ``limit_s``, in seconds; false if there are fewer times."""
     return len(seconds) >= FEW_STEPS and min(seconds[-FEW_STEPS:]) > limit_s

@@ -1,37 +1,40 @@
 # SPDX-FileCopyrightText: 2026 The gravac developers
 # SPDX-License-Identifier: Apache-2.0
-"""Goodput: maximizes steps per second times the progress of a step, by trying candidates that could be better.
+"""Goodput: a controller that maximizes steps per second times the progress of a step, by trying candidates.
 
-GraVAC multiplies throughput by gain, and gain is not progress: on ``charlm`` one bit of every number keeps 0.64 of the
-energy and makes 0.91 of a dense step's progress; top-k at 100x keeps 0.07 and makes 0.33
-(``docs/evidence/matrices.md``). Goodput forecasts each candidate's *efficiency*, the progress of its step / that of a
-dense step, from committed measurements (``gravac.beliefs``), and measures throughput while training. Since a forecast
-may be wrong, a step counts with the lower bound of its efficiency, which the efficiency exceeds with a probability of
-80 % (``Forecast.lower_bound``).
+The controller GraVAC multiplies throughput by gain (share of the energy sent), but gain is not progress. On the task
+``charlm``, 1-bit compression has gain 0.64, and its step makes 0.91 of a dense step's progress. Top-k at 100x has gain
+0.07, and makes 0.33 (``docs/evidence/matrices.md``). Therefore Goodput uses each candidate's *efficiency*: progress of
+its step / progress of a dense step. Efficiencies are forecast from committed measurements (``gravac.beliefs``);
+throughput is measured while training. Since a forecast may be wrong, the controller uses the lower bound of each
+efficiency: the efficiency is higher with a probability of 80 % (``Forecast.lower_bound``).
 
-- Start: among the candidates whose efficiency is near dense's, the search starts at the one that should code and
-  exchange fastest. That expectation comes from the link's probe (``gravac.exchange.link_probe``) and, on a GPU, from
-  the timing of codecs (``gravac.engine.codec_timing``). Without an expectation, the search starts at the
-  candidate that sends fewest bytes, which is fast on any link.
-- Trials: measurements bound how fast the other candidates can be (``StepTimeBounds.shortest_step_seconds``). The
-  candidate whose bound promises the highest goodput is tried for a few steps, and given up early if it is clearly
-  slower. If dense in the hook is best, native is tried before candidates that compress.
-- Hold: if no bound promises a gain above ``hysteresis`` (to leave 1-bit compression: above the progress that the switch
-  costs), the best candidate is held. A new search starts if its step time changes, since the link changed, or if its
-  exchange takes half as long although backward hid it. Other candidates are tried again if their measurements are old,
-  or uncertain because the steps of their trial differed.
-- Price: besides the first few, all trials cost at most the fraction ``explore`` of the run's time, and less if a step
-  waits little for bytes. If a step hardly waits, no candidate that sends less is tried.
+- Start: if the times of whole steps were forecast, the search starts at the candidate of best expected goodput.
+  Otherwise it starts at a candidate of an efficiency near dense whose coding and exchange should be fastest. These
+  times come from a probe of the link (``gravac.exchange.link_probe``) and, on a GPU, from the timing of codecs
+  (``gravac.engine.codec_timing``). If no times are known, the search starts at the candidate that sends fewest bytes,
+  which is fast on any link.
+- Trials: the measurements so far give a lower bound of the step time of each other candidate
+  (``StepTimeBounds.shortest_step_seconds``). The candidate whose bound promises the highest goodput runs for a few
+  steps, as a trial. The trial ends early if the candidate is clearly slower. If dense with gravac's hook is best so
+  far, native steps are tried before candidates that compress.
+- Hold: if no candidate promises a gain above ``hysteresis``, the best candidate keeps running. To leave 1-bit
+  compression, the gain must be above the progress that the switch costs. A new search starts if step times change, or
+  if an exchange hidden behind backward takes less than half as long as before. Other candidates are tried again if
+  their measurements are old, or uncertain because the steps of their trial differed in time.
+- Cost: beyond a starting budget, trials cost at most the fraction ``explore`` of the run's time. They cost less if a
+  step waits little for the exchange. If a step hardly waits, no candidate that sends fewer bytes is tried.
 
-The measured gain corrects the efficiency of compressors whose gain tells it (``Forecast.efficiency_at``). With a probe,
-a run also measures the progress of its candidates' steps (``gravac.controllers.switchback``), if better decisions are
-expected to gain more than the measurement costs. The results correct the beliefs.
+For some compressors, the measured gain corrects the efficiency (``Forecast.efficiency_at``). If the user gave a probe,
+a function that returns the loss on fixed batches, a run also measures the progress of steps
+(``gravac.controllers.switchback``). It does so only if better decisions are expected to gain more than the measurement
+costs. The results correct the efficiencies.
 
 Of native steps (DDP exchanges by itself) only times are known. The controller assumes that native steps wait as long as
-their exchange was forecast to take, corrected by how fast the link turned out. Native steps are timed in stretches of
-successive steps, each twice as long as the previous one while nothing changes. Outer steps (ranks exchange once in
-several steps) have a price: afterwards the ranks must agree on one model again (``Forecast.leaving_s``). Outer steps
-are not tried before the learning rate has warmed up.
+their exchange was forecast to take, corrected by the measured speed of the link. gravac times several successive native
+steps together, as a stretch. While nothing changes, each stretch is twice as long as the previous stretch. Outer steps
+(ranks exchange once in several steps) have a cost at their end: the ranks must make their models equal again
+(``Forecast.leaving_s``). Outer steps are not tried before the learning rate has warmed up.
 """
 
 from __future__ import annotations
@@ -87,23 +90,25 @@ from gravac.controllers.window import Window
 from gravac.settings import Settings
 
 STARTING_BUDGET_STEPS = 25.0
-"""Cost that trials may have at the start of a run and after a change of the link, in steps of the best candidate.
-Trials may cost the fraction ``explore`` of the run's time besides."""
+"""Budget for trials at the start of a run, and again after each change of the link, in steps of the best candidate. The
+fraction ``explore`` of the time since then is added to that budget."""
 
 FEWEST_TRIAL_ROUNDS = 3
-"""Smallest number of rounds (outer steps up to an exchange) in a trial: a decision by the first round takes effect only
-after this many rounds."""
+"""Smallest number of rounds (outer steps up to an exchange) in a trial. A decision after the first round takes effect
+only after this many rounds."""
 
 HARMLESS_EFFICIENCY = 0.4
-"""Efficiency below which a trial may set training back by more than the trial's own steps. Candidates below are tried
-last. For example, nine steps of a rank-1 compressor during the warm-up cost the task ``denoise`` 30 to 180 steps, even
-if their residual was dropped."""
+"""Efficiency below which a trial may set training back by more than the trial's own steps. Candidates of lower
+efficiency are tried last. Example: nine steps of a rank-1 compressor, while the learning rate warmed up, set the task
+``denoise`` back by 30 to 180 steps. Dropping the residual of these nine steps did not prevent that."""
 
 SETBACK_STEPS, SETTLED_STEPS = 15.0, 100
-"""Progress, in steps, that a switch from 1-bit compression to a candidate of higher efficiency may cost; and the
-smallest number of steps that this cost is spread over. The controller assumes that as many steps follow as were made.
-After 1-bit steps AdamW's second moments are too small for other candidates. On the task ``charlm`` the loss stays 0.014
-to 0.024 nats above that without a switch for 40 steps, the progress of 10 to 20 steps
+"""``SETBACK_STEPS``: progress, in steps, that a switch from 1-bit compression to a candidate of higher efficiency may
+cost. ``SETTLED_STEPS``: smallest number of steps that a cost of a switch is spread over. After more steps, the cost is
+spread over as many steps as were made, since the controller assumes that as many follow.
+
+After 1-bit steps, AdamW's second moments are too small for other candidates. On the task ``charlm``, a switch raises
+the loss by 0.014 to 0.024 nats for 40 steps. That is the progress of 10 to 20 steps
 (``docs/evidence/measurements.md``)."""
 
 COARSE_EFFICIENCY = 0.8
@@ -111,28 +116,31 @@ COARSE_EFFICIENCY = 0.8
 compression does; see ``SETBACK_STEPS``."""
 
 OUTER_HYSTERESIS = 0.1
-"""Relative gain in goodput below which no outer steps are tried or chosen, unless trials measured their progress. The
-efficiency of outer steps differs more from task to task than that of others (``docs/evidence/outer.md``), and many
-outer steps give a single measurement."""
+"""Relative gain in goodput below which outer steps are not tried or chosen before switchback trials measured their
+progress. The efficiency of outer steps differs more from task to task than that of other candidates
+(``docs/evidence/outer.md``). Also, many outer steps give only a single measurement."""
 
 LEAST_WAITING_FRACTION = 0.03
-"""Fraction of a step's time spent waiting for bytes, below which no candidate that sends less is tried: such a
-candidate can save no more than the wait."""
+"""Time that a step waits for its exchange / time of the step, below which no candidate that sends fewer bytes is tried.
+Fewer bytes can save no more than that wait."""
 
 FULL_BUDGET_FRACTION = 0.5
-"""Fraction of a step's time that another candidate could save, from which on trials get their whole budget
-(``explore``, ``STARTING_BUDGET_STEPS``). Below it the budget falls in proportion to that fraction. For trials of the
-hook while native steps are held it falls with the fraction's square, since on a fast link such trials seldom find a
-better candidate."""
+"""Fraction of a step's time that another candidate could save, above which trials get their whole budget (``explore``,
+``STARTING_BUDGET_STEPS``). Below, the budget shrinks in proportion to the fraction that could be saved. If native steps
+(DDP exchanges by itself) are best so far, the budget for trials of hook steps shrinks with the square. On a fast link,
+such trials seldom find a better candidate."""
 
 
 def trial_price(slowest_s: float, best_s: float, every: int = 1) -> float:
-    """Return an upper bound of a trial's cost, in seconds: a far too slow trial runs two steps, any other trial a few.
+    """Return an upper bound of the cost of a trial, in seconds: the time beyond that of steps of the best candidate.
+
+    A trial whose steps are far too slow ends after two steps, any other trial after four or more.
 
     Args:
         slowest_s: upper bound of the time of a step of the trial, in seconds.
         best_s: time of a step of the best candidate so far, in seconds.
-        every: number of steps from one exchange to the next; above 1, a trial lasts ``FEWEST_TRIAL_ROUNDS`` exchanges.
+        every: number of steps from one exchange to the next; if above 1, a trial lasts at least
+            ``FEWEST_TRIAL_ROUNDS * every`` steps.
 
     Example:
         >>> trial_price(slowest_s=0.2, best_s=0.1)  # four steps, each 0.1 s too long
@@ -147,21 +155,22 @@ def trial_price(slowest_s: float, best_s: float, every: int = 1) -> float:
 
 
 class Goodput(Settings):
-    """Maximizes goodput: throughput times the statistical efficiency of a step.
+    """Maximizes goodput: steps per second times statistical efficiency (progress of a step / progress of a dense step).
 
     Attributes:
         window: number of steps after which the controller decides again whether to keep its candidate.
         trial: number of steps of a trial; the first three after a switch are not timed.
-        near: smallest efficiency, relative to dense, of a candidate that the search may start with.
+        near: smallest efficiency, as a fraction of dense's, of a candidate that the search may start with.
         hysteresis: relative gain in goodput below which no other candidate is tried or chosen.
         change: relative change of the chosen candidate's step time, in two consecutive windows, that starts a new
             search. Twice that change in a single window also starts a new search.
-        hopeless: ratio above which a trial ends at once: step time of the trial / longest step time with which the
+        hopeless: ratio above which a trial ends early: step time of the trial / longest step time with which the
             candidate would be best.
-        expire: age, in windows, from which a measured step time is old: if the candidate does not run, only half of the
-            measured time then counts as lower bound of the step time, from twice this age on a quarter, and so on.
-        explore: largest fraction of the run's time that trials, which explore other candidates, may cost.
-        probe: whether the run has a loss on fixed batches, so that it can measure progress.
+        expire: age, in windows, from which a measured step time is old. Only half of an old time counts as lower bound
+            of the candidate's step time, so that the candidate may be tried again. From twice this age on, a quarter
+            counts, and so on.
+        explore: largest fraction of the run's time that trials of other candidates may cost.
+        probe: whether the run can read the loss on fixed batches, and so measure progress.
         total_steps: number of steps of the run; ``None``: the controller assumes twice the number of steps so far.
     """
 
@@ -184,13 +193,18 @@ class Goodput(Settings):
     total_steps: int | None = Field(default=None, ge=1)
 
     def with_probe(self, total_steps: int | None) -> Goodput:
-        """Return this controller for a run of ``total_steps`` steps (``None``: unknown) with a probe of the loss."""
+        """Return this controller for a run in which the loss on fixed batches can be read.
+
+        Args:
+            total_steps: number of steps of the run; ``None``: the setting ``total_steps`` stays.
+        """
         return self(probe=True, total_steps=self.total_steps if total_steps is None else total_steps)
 
     def propose(self, cf_range: tuple[float, float], supported: Span | Sequence[float]) -> tuple[float, ...]:
-        """Return the compression factors to choose from, ascending.
+        """Return the compression factors (CFs) to choose from, ascending.
 
-        Of a list, all in ``cf_range``. Of a span, the lowest of ``cf_range`` doubled again and again, and the highest.
+        If the compressor supports a list of CFs, these are all CFs of the list within ``cf_range``. If it supports a
+        span, these are the lowest CF of ``cf_range`` times 1, 2, 4, 8 ..., and the highest.
 
         Example:
             >>> Goodput().propose((10, 100), Span(1, 1000))
@@ -201,7 +215,7 @@ class Goodput(Settings):
         return tuple(cf for cf in sorted(set(supported)) if cf_range[0] <= cf <= cf_range[1])
 
     def start(self, forecasts: Sequence[Forecast]) -> tuple[GoodputState, Decision]:
-        """Return the state before the first step, and the decision for that step: where the search starts."""
+        """Return the state before the first step, and the decision to start with the candidate that promises most."""
         position = first_position(forecasts, self.near)
         first_candidate = forecasts[position].candidate
         state = GoodputState(
@@ -220,7 +234,10 @@ class Goodput(Settings):
         return state, Decision(first_candidate, reason=reason)
 
     def observe(self, state: GoodputState, measurement: Measurement) -> tuple[GoodputState, Decision]:
-        """Return the state after a measurement, and a decision; choose a candidate when a window or a trial ends."""
+        """Return the state after a measurement, and a decision.
+
+        The candidate can change only when a window or a trial ends, or during switchback trials.
+        """
         state = replace(state.count_steps(measurement), window=state.window.add(measurement))
         if state.trials is not None:
             return self._measure_progress(state, state.trials, measurement)
@@ -260,17 +277,17 @@ class Goodput(Settings):
 
     @property
     def _switchback(self) -> Switchback:
-        """The rule of switchback trials, which measure the progress of a candidate's steps."""
+        """Object that runs switchback trials, which measure the progress of a candidate's steps."""
         return Switchback(self.total_steps, self.expire)
 
     def _measure_progress(
         self, state: GoodputState, trials: Trials, measurement: Measurement
     ) -> tuple[GoodputState, Decision]:
-        """Continue switchback trials; when they end, keep the best candidate, or try another candidate.
+        """Continue switchback trials; when the trials end, keep the best candidate or try another candidate.
 
         Args:
-            state: state of the search, whose window has the measurement.
-            trials: the trials that measure the progress of a candidate's steps.
+            state: state of the search, whose window already includes the measurement.
+            trials: the current switchback trials, which measure the progress of a candidate's steps.
             measurement: the newest measurement.
 
         Returns:
@@ -290,15 +307,15 @@ class Goodput(Settings):
         return {"candidates": candidates, **to_plain(state)}
 
     def check(self, dumped: dict[str, Any]) -> None:
-        """Raise ``SettingsError`` unless ``dumped`` is a state that ``dump`` returned."""
+        """Raise ``SettingsError`` if ``dumped`` is not a state that ``dump`` returned."""
         check_saved(dumped)
 
     def restore(self, dumped: dict[str, Any], forecasts: Sequence[Forecast]) -> tuple[GoodputState, Decision]:
         """Return the state that a dict of ``dump`` describes, and the decision for the next step.
 
-        If the candidates differ from those at the dump, the state keeps the measurements of dumped candidates that are
-        also in ``forecasts``; the reason names the missing candidates. If the candidate that ran is missing, the best
-        measured candidate runs. If no measurement is left, the search starts again.
+        If ``forecasts`` lacks some of the dumped candidates, their measurements are dropped, and the reason names these
+        candidates. If the candidate that ran at the dump is among them, the best measured candidate runs. If no
+        measurement is left, the search starts again.
         """
         dumped_candidates, candidates = dumped["candidates"], identify(forecast.candidate for forecast in forecasts)
         if dumped_candidates != candidates:
@@ -324,7 +341,7 @@ class Goodput(Settings):
         return state, Decision(running, watch=state.watch)
 
     def _evaluate_trial(self, state: GoodputState, seconds: float, given_up: bool) -> tuple[GoodputState, str]:
-        """Enter the measurement of a trial in the state, and choose the next candidate.
+        """Evaluate a trial that has ended: add its measurement to the state, and choose the next candidate.
 
         Args:
             state: state of the search, with the trial's window.
@@ -359,7 +376,7 @@ class Goodput(Settings):
         state = state.enter_measurement(seconds, weight)
         took_text = f"{forecast.candidate} took {milliseconds(seconds)} a step{cost_text(state, state.position)}"
         if too_slow_for_link and state.sends_less(state.position, than=state.best):
-            # the best candidate sends more, so it is even slower now
+            # the best candidate sends more bytes, so the slower link slows it even more
             return self._try_or_hold(state.after_slow_trial(seconds), Finding(f"{took_text}: the link became slower"))
         if too_slow_for_link:
             state = replace(state, phase=HOLD, position=state.best)
@@ -371,7 +388,7 @@ class Goodput(Settings):
         return self._try_or_hold(state, finding)
 
     def _link_became_faster(self, state: GoodputState, earlier: GoodputEntry, seconds: float) -> bool:
-        """True if a candidate that is tried again takes so much less time than before that the link must be faster.
+        """True if a candidate that is tried again is so much faster than before that the link must have become faster.
 
         Args:
             state: state of the search, with the trial's window.
@@ -386,7 +403,7 @@ class Goodput(Settings):
         return state.exchange_became_faster or (is_better and seconds < (1 - self.change) * earlier.seconds)
 
     def _evaluate_window(self, state: GoodputState, seconds: float) -> tuple[GoodputState, str]:
-        """Enter a window's measurement of the chosen candidate in the state; search again if link or machine changed.
+        """Evaluate a window of the chosen candidate: update its measurement, and search again if step times changed.
 
         Args:
             state: state of the search, with the window.
@@ -425,14 +442,14 @@ class Goodput(Settings):
         return self._try_or_hold(state, Finding(takes_text, repeated=True))
 
     def _search_again(self, state: GoodputState, reason: str) -> tuple[GoodputState, str]:
-        """Search again after a change, from the candidate near dense's efficiency that sends fewest bytes.
+        """Start a new search after the link changed, at the candidate of efficiency near dense that sends fewest bytes.
 
-        If that candidate cannot be better than the running one, try another candidate that could be better than the
-        best, or keep the best.
+        If that candidate cannot be better than the running candidate, another candidate that could be better is tried.
+        If there is no such candidate, the best candidate is kept.
 
         Args:
             state: state of the search after the change.
-            reason: what the steps showed, as text.
+            reason: text that says what the steps showed.
 
         Returns:
             The state with the next candidate, and the reason as text.
@@ -453,11 +470,11 @@ class Goodput(Settings):
         return state, f"{reason}; search again from {state.running}"
 
     def _try_or_hold(self, state: GoodputState, finding: Finding) -> tuple[GoodputState, str]:
-        """Try a candidate that could be better than the best candidate, or keep the best.
+        """Choose the next candidate: one that could be better than the best candidate, as a trial, or else the best.
 
         Args:
-            state: state of the search, in which the candidate that ran is still the running one.
-            finding: what the steps of that candidate showed, as text for the reason.
+            state: state of the search, whose ``position`` is still that of the candidate that ran.
+            finding: text that says what the steps of that candidate showed.
 
         Returns:
             The state with the next candidate, and the reason as text.
@@ -483,7 +500,7 @@ class Goodput(Settings):
             harmless_positions = [
                 position for position in triable_positions if state.efficiency(position) >= HARMLESS_EFFICIENCY
             ]
-            # of equal bounds, the candidate that sends fewest bytes: a wrong choice costs less
+            # among equal bounds, choose the candidate that sends fewest bytes, since a wrong choice then costs least
             trial_position = max(
                 harmless_positions or triable_positions, key=lambda position: (goodput_bounds[position], position)
             )
@@ -493,7 +510,7 @@ class Goodput(Settings):
             if trial_position in native_positions or (
                 native_positions and state.forecasts[best.position].candidate.dense
             ):
-                # if dense is best so far: native before all candidates that compress, and float32 before float16
+                # if dense is best so far, try native steps before candidates that compress, and float32 before float16
                 trial_position = min(native_positions, key=lambda position: state.forecasts[position].candidate.cf)
             state = replace(state, phase=SEARCH, position=trial_position)
             incumbent_text = "" if best.position == previous_position else str(state.forecasts[best.position].candidate)
@@ -514,7 +531,7 @@ class Goodput(Settings):
         return state, conclusion if finding.repeated else f"{finding.text}; {conclusion}"
 
     def _may_try(self, state: GoodputState, best: GoodputEntry, position: int, goodput_bound: float) -> bool:
-        """True if a trial of a candidate may gain enough, and trials have not cost too much so far.
+        """True if a trial of a candidate is worth its cost, and that cost is within what remains of the trials' budget.
 
         Args:
             state: state of the search.
@@ -544,10 +561,10 @@ class Goodput(Settings):
         return max(0.0, price_s) + state.times.leaving_seconds(forecast) <= gain_s
 
     def _may_time_again(self, state: GoodputState, best: GoodputEntry) -> bool:
-        """True if timing the suspect again costs at most the fraction ``explore`` of the time since the link changed.
+        """True if the suspect may be timed again: at a cost of at most ``explore`` x time since the link changed.
 
-        The suspect is the candidate whose few slow steps alone showed that the link became slower; see
-        ``GoodputState``.
+        The suspect is the candidate whose few slow steps were the only sign that the link became slower
+        (``GoodputState.suspect``). Perhaps the machine had only paused.
         """
         if state.suspect is None or state.suspect == best.position or not state.may_run(state.suspect):
             return False
@@ -557,12 +574,15 @@ class Goodput(Settings):
         return _price_of_trial(state, best, state.suspect, suspect_entry.seconds) <= self.explore * state.elapsed
 
     def _is_steady(self, state: GoodputState, seconds: float) -> bool:
-        """True if the chosen candidate's steps take about as long (``seconds``) as when they were measured before."""
+        """True if ``seconds`` differs from the chosen candidate's measured step time by at most a share ``change``."""
         current_entry = state.entry(state.position)
         return current_entry is not None and abs(seconds - current_entry.seconds) <= self.change * current_entry.seconds
 
     def _best_entry(self, state: GoodputState) -> GoodputEntry:
-        """Return the measurement of highest goodput, or of the best candidate so far if none is clearly better."""
+        """Return the measurement of the best candidate: that of highest goodput if clearly better than the best so far.
+
+        If no goodput is clearly higher, return the measurement of the best candidate so far.
+        """
         top_entry = max(state.entries, key=lambda entry: (state.goodput(entry), -entry.position))
         incumbent = state.entry(state.best)
         if incumbent is None or state.goodput(top_entry) > self._goodput_to_beat(state, incumbent, top_entry.position):
@@ -570,12 +590,12 @@ class Goodput(Settings):
         return incumbent
 
     def _goodput_to_beat(self, state: GoodputState, incumbent: GoodputEntry, position: int) -> float:
-        """Return the goodput (steps/s) that a candidate must exceed to be tried, or to replace the incumbent.
+        """Return the goodput, in steps per second, that a candidate must exceed to be tried or to become the best.
 
         Args:
             state: state of the search.
             incumbent: measurement of the candidate that is best so far.
-            position: index, in ``state.forecasts``, of the candidate to be tried or to replace the incumbent.
+            position: index, in ``state.forecasts``, of the candidate that may be tried or become the best.
         """
         margin = self.hysteresis
         is_coarse = state.forecasts[incumbent.position].by_gain and incumbent.efficiency < COARSE_EFFICIENCY
@@ -589,9 +609,10 @@ class Goodput(Settings):
         return state.goodput(incumbent) * (1 + margin) * (1 + self._mode_change_price(state, incumbent, forecast))
 
     def _mode_change_price(self, state: GoodputState, incumbent: GoodputEntry, forecast: Forecast) -> float:
-        """Return the time of a change to or from outer steps / the time of as many steps as were made so far.
+        """Return the relative cost of leaving outer steps, if exactly one of two candidates makes outer steps.
 
-        The result is 0 if both candidates make outer steps, or neither does.
+        The cost is the time to make the ranks' models equal again, divided by the time of the steps made so far
+        (``SETTLED_STEPS`` if fewer). The result is 0 if both candidates make outer steps, or neither does.
 
         Args:
             state: state of the search.
@@ -606,7 +627,9 @@ class Goodput(Settings):
 
 
 def _price_of_trial(state: GoodputState, best: GoodputEntry, position: int, slowest_s: float) -> float:
-    """Return an upper bound of the seconds that a trial costs, with the time to leave outer steps for the trial.
+    """Return an upper bound of the seconds by which a trial takes longer than as many steps of the best candidate.
+
+    If the best candidate makes outer steps, the time to leave these for the trial is included.
 
     Args:
         state: state of the search.

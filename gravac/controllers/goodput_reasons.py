@@ -1,8 +1,9 @@
 # SPDX-FileCopyrightText: 2026 The gravac developers
 # SPDX-License-Identifier: Apache-2.0
-"""Texts in the reasons for Goodput's decisions: times of steps, and how many more steps a candidate takes than dense.
+"""Writes texts for the reasons of ``Goodput``'s decisions: step times, and how many more steps a candidate takes.
 
-Texts name a candidate by ``str(candidate)``; ``gravac.telemetry.descriptions`` replaces that by method and bytes.
+Texts name a candidate by ``str(candidate)``. Before users see a text, ``gravac.telemetry.descriptions`` replaces each
+name by the candidate's method and bytes.
 """
 
 from __future__ import annotations
@@ -16,12 +17,12 @@ from gravac.controllers.step_times import GoodputEntry
 
 
 class Finding(NamedTuple):
-    """Text for the reason of a decision: what the newest steps showed about time, link or progress.
+    """Text with which the reason of a decision begins: what the newest steps showed.
 
     Attributes:
-        text: what the steps showed, such as ``"dense 1x takes 80.1 ms a step"``.
-        repeated: whether to leave the text out of a reason that keeps or chooses the candidate that ran, since that
-            reason says the same.
+        text: what the steps showed about time, link or progress, such as ``"dense 1x takes 80.1 ms a step"``.
+        repeated: whether to leave the text out if the decision keeps or chooses the candidate that ran. The rest of
+            such a reason states the same facts.
     """
 
     text: str
@@ -29,14 +30,18 @@ class Finding(NamedTuple):
 
 
 def missing_text(missing: Sequence[str]) -> str:
-    """Return a text that says which candidates of a checkpoint are missing in this run, and names at most three."""
+    """Return a text that names up to three candidates of a checkpoint that are missing in this run.
+
+    Args:
+        missing: names of the missing candidates; empty: none of the checkpoint's candidates is missing.
+    """
     unnamed_count = len(missing) - 3
     names = ", ".join(missing[:3]) + (f" and {unnamed_count} more" if unnamed_count > 0 else "")
     return f"restored with other candidates, without {names or 'none of its own'}"
 
 
 def milliseconds(seconds: float) -> str:
-    """Return a text that states a time, given in seconds, in milliseconds.
+    """Return a text that states a time in milliseconds; ``seconds`` is the time in seconds.
 
     Example:
         >>> milliseconds(0.20123)
@@ -46,13 +51,19 @@ def milliseconds(seconds: float) -> str:
 
 
 def step_text(state: GoodputState, entry: GoodputEntry) -> str:
-    """Return a text that names a measured candidate, its step time, and how many more steps it takes than dense."""
+    """Return a text that states a measured candidate, its step time, and how many more steps than dense are needed."""
     candidate = state.forecasts[entry.position].candidate
     return f"{candidate}: {milliseconds(entry.seconds)} a step{cost_text(state, entry.position)}"
 
 
 def switch_text(state: GoodputState, best: GoodputEntry, previous_best: GoodputEntry) -> str:
-    """Return a text for a switch: step times and costs of the new candidate and of the one that it replaces."""
+    """Return a text about a switch to a new best candidate: step times, and how many more steps than dense are needed.
+
+    Args:
+        state: state of the search.
+        best: measurement of the new best candidate.
+        previous_best: measurement of the candidate that it replaces.
+    """
     instead_text = f"instead of {milliseconds(previous_best.seconds)}"
     candidate, previous_candidate = (state.forecasts[entry.position].candidate for entry in (best, previous_best))
     took_text, cost_suffix = f"{candidate}: {milliseconds(best.seconds)} a step", cost_text(state, best.position)
@@ -62,14 +73,14 @@ def switch_text(state: GoodputState, best: GoodputEntry, previous_best: GoodputE
 
 
 def trial_text(state: GoodputState, position: int, ratio: float, incumbent: str, expire: int) -> str:
-    """Return a text that names the candidate to be tried, and says how much progress its trial may show at most.
+    """Return a text that names a candidate to be tried, and says how much better than the best it may be at most.
 
     Args:
         state: state of the search.
         position: index, in ``state.forecasts``, of the candidate to be tried.
         ratio: upper bound of that candidate's goodput / goodput of the best candidate so far.
-        incumbent: name of the best candidate so far; empty if the reason has just named the best candidate.
-        expire: age of a measurement, in windows, from which the text says that the measurement is old.
+        incumbent: name of the best candidate so far; empty if the reason has just named that candidate.
+        expire: age in windows from which the text calls the last measurement of the candidate old.
     """
     entry, again = state.entry(position), ""
     if entry is not None:
@@ -91,7 +102,11 @@ def trials_made(number: int) -> str:
 
 
 def cost_text(state: GoodputState, position: int) -> str:
-    """Return a text that says how many more steps than dense averaging a candidate takes to reach the same loss."""
+    """Return a text that says how many more steps a candidate takes to the same loss than dense averaging.
+
+    The text begins with a comma, and says whether trials measured that number or gravac assumes it (``"believed"``).
+    The text is empty for a candidate that certainly takes as many steps as dense.
+    """
     results = state.trial_results(position)
     source = f"{trials_made(results.trials)} here" if results and results.trials else BELIEVED
     belief = state.belief(position)

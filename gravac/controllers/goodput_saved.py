@@ -1,6 +1,6 @@
 # SPDX-FileCopyrightText: 2026 The gravac developers
 # SPDX-License-Identifier: Apache-2.0
-"""Saved states of ``Goodput``: whether a dict is one, and how it fits other candidates than those it was saved with."""
+"""Checks saved states of the controller ``Goodput``, and adapts them to a run with other candidates."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -13,7 +13,7 @@ from gravac.settings import SettingsError
 
 
 def check_saved(dumped: dict[str, Any]) -> None:
-    """Raise ``SettingsError`` unless ``dumped`` is a state that ``Goodput.dump`` returned."""
+    """Raise ``SettingsError`` if ``dumped`` is not a state that ``Goodput.dump`` returned."""
     check_names(GoodputState, dumped, ("candidates",), Window)
     candidates = candidates_of(dumped["candidates"])
     forecasts = tuple(Forecast(candidate, wire_ratio=1.0) for candidate in candidates)
@@ -38,18 +38,19 @@ def check_saved(dumped: dict[str, Any]) -> None:
 def with_current_positions(
     dumped: dict[str, Any], positions: Mapping[int, int], forecasts: Sequence[Forecast]
 ) -> dict[str, Any] | None:
-    """Return a dumped state, fitted to the current candidates.
+    """Return a dumped state with all positions of candidates changed to indices of ``forecasts``.
 
-    Each position in the state becomes the candidate's position in ``forecasts``. Measurements of dumped candidates that
-    are not in ``forecasts`` are left out.
+    Measurements of candidates that are not in ``forecasts`` are left out. Unfinished switchback trials are dropped. If
+    the candidate that ran is not in ``forecasts``, the best candidate runs.
 
     Args:
         dumped: state of the controller in a checkpoint.
-        positions: position in ``forecasts`` of each dumped candidate that is there, by its position in the dump.
+        positions: new position of each dumped candidate, by its position in the dump; candidates that are not in
+            ``forecasts`` are missing.
         forecasts: forecasts of the current candidates.
 
     Returns:
-        The state; ``None`` if neither the dump's best candidate nor a measured one is among the current candidates.
+        The state; ``None`` if the current candidates have neither the best nor any measured candidate of the dump.
     """
     entries = [
         {**entry, "position": positions[entry["position"]]}

@@ -1,26 +1,27 @@
 # SPDX-FileCopyrightText: 2026 The gravac developers
 # SPDX-License-Identifier: Apache-2.0
-"""Where the search of ``Goodput`` starts: at the candidate that promises most before any step was measured."""
+"""Selects the candidate at which the search of ``Goodput`` starts, by the forecasts."""
 
 from collections.abc import Sequence
 
 from gravac.candidate import Forecast
 
 CODING_BESIDE_BACKWARD = 2.0
-"""Time of coding (encode and decode) while backward runs, with cold caches, over the time of coding alone; roughly."""
+"""Rough ratio: time of coding (encode and decode) while backward runs, with cold caches / time of coding alone."""
 
 
 def first_position(forecasts: Sequence[Forecast], near: float, link_changed: bool = False) -> int:
-    """Return the position of the candidate that a search starts at.
+    """Return the index, in ``forecasts``, of the candidate at which a search starts.
 
-    If the seconds of whole steps were forecast, that is the candidate of best goodput by the forecasts. Otherwise
-    it is the candidate near dense's efficiency whose coding and exchange should take least time. Once the link has
-    changed, or if these times are not known, it is the candidate near dense's efficiency that sends fewest bytes.
+    - If the times of whole steps were forecast: the candidate of best goodput (steps per second times efficiency).
+    - Otherwise: the candidate of an efficiency near dense whose coding and exchange should take least time.
+    - If these times are not known for all such candidates, or the link has changed since the forecast: the candidate of
+      an efficiency near dense that sends fewest bytes.
 
     Args:
         forecasts: forecast of each candidate, dense first.
-        near: smallest efficiency, relative to dense, of a candidate near dense's efficiency.
-        link_changed: whether the link changed, so that forecasts of seconds no longer hold.
+        near: smallest ratio to dense's efficiency at which an efficiency counts as near dense; in (0, 1].
+        link_changed: whether the link has changed, so that forecasts of seconds no longer hold.
     """
     positions = range(len(forecasts))
     if not link_changed and forecasts[0].step_s is not None:
@@ -42,11 +43,12 @@ def first_position(forecasts: Sequence[Forecast], near: float, link_changed: boo
 def _may_start(forecast: Forecast, dense: Forecast) -> bool:
     """True if a search may start with a candidate.
 
-    A search never starts with native float16. It starts with outer steps only if all candidates are outer steps.
+    A search never starts with native float16 (DDP exchanges in float16 by itself). A search starts with outer steps
+    only if all candidates make outer steps.
 
     Args:
         forecast: forecast of the candidate.
-        dense: the first forecast: that of the dense candidate.
+        dense: forecast of the dense candidate. If it makes outer steps, all candidates do.
     """
     candidate = forecast.candidate
     if candidate.mode == "outer":
@@ -55,14 +57,14 @@ def _may_start(forecast: Forecast, dense: Forecast) -> bool:
 
 
 def _expected_goodput(forecast: Forecast) -> float:
-    """Return the goodput, in steps per second, that the forecast promises; 0 if the seconds of a step are not known."""
+    """Return the forecast goodput in steps per second: lower bound of efficiency / step time; 0 without a step time."""
     return forecast.least_efficiency / forecast.step_s if forecast.step_s else 0.0
 
 
 def added_seconds(forecast: Forecast) -> float | None:
-    """Return the seconds that coding and exchange are expected to add to a step; ``None`` if the forecast has no times.
+    """Return the seconds that coding and exchange are forecast to add to a step; ``None`` if these are not known.
 
-    All of the exchange counts, as if none of it overlapped with backward; so does coding, at its speed beside backward.
+    The sum counts the whole exchange, as if backward hid none of it. It counts coding at its speed while backward runs.
     """
     if forecast.coding_s is None or forecast.exchange_s is None:
         return None

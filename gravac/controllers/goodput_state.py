@@ -1,6 +1,6 @@
 # SPDX-FileCopyrightText: 2026 The gravac developers
 # SPDX-License-Identifier: Apache-2.0
-"""State of Goodput's search for the best candidate, as plain data."""
+"""State of the controller ``Goodput``, which searches for the candidate of highest goodput, as plain data."""
 
 from __future__ import annotations
 
@@ -31,54 +31,54 @@ HOLD: Final = "hold"
 PROGRESS: Final = "progress"
 
 FEW_STEPS = 3
-"""Number of steps after which a trial may be given up at little cost; one more step runs before that takes effect. This
-many consecutive steps, all far too slow, also end the window of the chosen candidate."""
+"""Number of steps after which a trial may end early, so that a trial costs little. One more step runs before the end
+takes effect. The window of the chosen candidate ends early after this many consecutive steps that are far too slow."""
 
 FAR_SLOWER_RATIO = 2.0
-"""Ratio of a step's time to a limit, above which the step is far too slow. The limit is the time that the candidate's
-steps took before, or in a trial the longest time with which the candidate would be best. After ``FEW_STEPS``
-consecutive steps that are far too slow the window ends."""
+"""Ratio of a step's time to a limit above which the step is *far too slow*. In a trial, the limit is the longest step
+time with which the candidate would be best. Otherwise, the limit is the time that the candidate's steps took before."""
 
 MEASURABLE_EXCHANGE_FRACTION = 0.25
-"""Smallest fraction of a step that an exchange must have taken, if a later, shorter exchange is to show a faster link.
-The time of a very short exchange varies with the ranks' pace."""
+"""Fraction of a step that an exchange must have taken before, so that a shorter exchange now shows a faster link. The
+time of a very short exchange depends more on the pace of the ranks than on the link."""
 
 NATIVE_STEP_DEVIATION = 0.03
-"""Relative standard deviation assumed for the steps of a native stretch, of which the ranks report only the median."""
+"""Relative standard deviation that gravac assumes for the times of native steps (DDP exchanges by itself). The ranks
+report only the median time of several successive native steps."""
 
 
 @dataclass(frozen=True, slots=True)
 class GoodputState:
-    """The state of a search for the candidate of highest goodput.
+    """State of a search for the candidate of highest goodput: steps per second times efficiency.
 
     Attributes:
         forecasts: forecasts of the candidates to choose from: dense first, then ascending by wire ratio.
         phase: ``"search"`` while candidates are tried, ``"hold"`` while the best runs, ``"progress"`` while switchback
             trials measure a candidate's progress.
-        position: position of the candidate that runs, in ``forecasts``.
-        best: position of the best candidate measured, in ``forecasts``.
-        window: current window of steps.
-        entries: newest measurement of each candidate that ran.
-        windows: number of windows ended so far.
-        steps: number of steps observed.
-        elapsed: seconds of all steps since the run started, or since the link changed last.
-        spent: seconds, in the same steps, that trials took beyond the best candidate's time for the same progress.
-        floors: ``(position, seconds)`` of candidates that were measured before the link changed: lower bound of the
-            time of a step after the change.
-        off: number of consecutive windows in which the chosen candidate's steps, or its exchanges, took clearly longer
-            or shorter than its measurement in ``entries`` says.
-        moved: whether the link changed after its speed was probed.
-        slowed: whether the link became slower, and not faster, at its last change.
-        suspect: position of the candidate whose few slow steps alone showed that the link became slower; ``None`` if
-            there is none, or it was timed again. The machine, not the link, may have paused.
-        energy: largest energy of a measured step, see ``Measurement``; 0: no step was measured.
-        watch: number of training steps of the next native stretch.
-        learning_rate: last learning rate that was measured; 0 if none was.
-        rose_at: number of steps observed when the learning rate rose last; 0: it never rose.
-        trials: current switchback trials (steps of a candidate between steps of another, with the loss read around
-            them); ``None``: no trials.
-        learned: results of the switchback trials of each candidate that had some.
-        booked: progress that all switchback trials have cost, in steps of the best candidate.
+        position: index, in ``forecasts``, of the candidate that runs.
+        best: index, in ``forecasts``, of the best candidate measured so far.
+        window: statistics of the steps since the last window ended.
+        entries: newest measurement of each candidate that was measured since the link last changed.
+        windows: number of windows (groups of steps after which the controller decides) that have ended.
+        steps: number of training steps observed.
+        elapsed: seconds of all steps since the run started, or since the last change of the link.
+        spent: seconds, of those in ``elapsed``, that trials took beyond the best candidate's time for the same
+            progress.
+        floors: ``(position, seconds)`` of candidates that were measured before the link changed: lower bound of their
+            step time after the change.
+        off: number of consecutive windows in which the chosen candidate's steps or exchanges took clearly more or less
+            time than in its measurement in ``entries``.
+        moved: whether the speed of the link changed since the link was probed before the first step.
+        slowed: whether the link became slower at its last change; false if it became faster or never changed.
+        suspect: position of the candidate whose few slow steps were the only sign that the link became slower. The
+            machine may have paused instead. ``None``: no such candidate, or it was timed again.
+        energy: largest ``Measurement.energy`` of a hook step so far; 0: no step was measured.
+        watch: number of native steps (DDP exchanges by itself) that gravac times together next, as a stretch.
+        learning_rate: last learning rate that was measured; 0: none was measured.
+        rose_at: number of training steps observed when the learning rate last rose; 0: it never rose.
+        trials: current switchback trials, which compare the progress of two candidates; ``None``: no trials.
+        learned: results of all switchback trials, one object for each candidate whose progress was measured.
+        booked: progress that all switchback trials have cost so far, in steps of the best candidate.
     """
 
     forecasts: tuple[Forecast, ...]
@@ -115,10 +115,10 @@ class GoodputState:
         return self.forecasts[self.position]
 
     def count_steps(self, measured: Measurement) -> GoodputState:
-        """Return the state with the training steps, the time and the cost of one more measurement counted.
+        """Return the state with steps, time, learning rate and cost of trials updated by one more measurement.
 
-        After the decision to end a trial, the trial's candidate runs until the decision takes effect. Each of these
-        steps costs as much as a measured step of the trial.
+        After a decision to end a trial, the tried candidate runs until the decision takes effect. ``spent`` counts each
+        of these steps as a step of the trial.
         """
         seconds = measured.seconds if math.isfinite(measured.seconds) and measured.seconds > 0 else 0.0
         energy = measured.energy if math.isfinite(measured.energy) and measured.candidate.mode == "hook" else 0.0
@@ -142,7 +142,9 @@ class GoodputState:
         )
 
     def seconds_lost_per_step(self, entry: GoodputEntry, best: GoodputEntry) -> float:
-        """Return the seconds by which a candidate's step exceeds the best candidate's time for the same progress.
+        """Return the seconds by which a candidate's step is longer than the best candidate's time for equal progress.
+
+        The result is 0 or more.
 
         Args:
             entry: measurement of the candidate.
@@ -151,9 +153,13 @@ class GoodputState:
         return max(0.0, entry.seconds - self.least_efficiency(entry.position) / self.goodput(best))
 
     def _entry_of_superseded(self, candidate: Candidate) -> GoodputEntry | None:
-        """Return the measurement of a candidate that ran in a step although another candidate was already decided on.
+        """Return the measurement of a candidate that still runs, although the controller decided on another candidate.
 
-        ``None`` if ``candidate`` is the one decided on, or the best candidate, or was not measured.
+        Args:
+            candidate: candidate that ran in the newest step.
+
+        Returns:
+            The measurement; ``None`` if ``candidate`` is the one decided on, or the best candidate, or not measured.
         """
         if candidate == self.running or candidate == self.forecasts[self.best].candidate:
             return None
@@ -161,14 +167,14 @@ class GoodputState:
 
     @property
     def warming_up(self) -> bool:
-        """True if the learning rate may still warm up: it rose within the latter half of the steps so far."""
+        """True if the learning rate may still warm up: it rose in the second half of the steps so far."""
         return 0 < self.steps < 2 * self.rose_at
 
     def may_run(self, position: int) -> bool:
-        """True if the candidate at ``position`` may run.
+        """True if the candidate at index ``position`` of ``forecasts`` may run.
 
-        Native float16 may run only while gradients are far from overflow. Outer steps may not run while the learning
-        rate warms up, unless all candidates are outer steps.
+        Native float16 (DDP exchanges in float16 by itself) may run only if gradients are far from overflow. While the
+        learning rate warms up, outer steps may run only if all candidates make outer steps.
         """
         candidate = self.forecasts[position].candidate
         if candidate.mode == "outer" and self.forecasts[0].candidate.mode != "outer" and self.warming_up:
@@ -177,20 +183,20 @@ class GoodputState:
 
     @property
     def times(self) -> StepTimeBounds:
-        """Measured step times, and bounds of those of other candidates."""
+        """Object that computes bounds of the step times of all candidates, from the measured step times."""
         return StepTimeBounds(self.forecasts, self.entries, self.floors, self.windows, self.moved, self.slowed)
 
     def entry(self, position: int) -> GoodputEntry | None:
-        """Return the measurement of the candidate at ``position``; ``None`` if the candidate was not measured."""
+        """Return the measurement of the candidate at index ``position`` of ``forecasts``; ``None`` if not measured."""
         return self.times.entry(position)
 
     def enter_measurement(self, seconds: float, weight: float = 1.0) -> GoodputState:
-        """Return the state with the running candidate's measurement in the window that ends.
+        """Return the state with the running candidate's entry updated by the window that has ended.
 
         Args:
             seconds: median time of the candidate's steps in the window, in seconds.
-            weight: weight of this window in the mean step time, in [0, 1]; the candidate's earlier measurement, if any,
-                has the rest.
+            weight: weight of this window in the new mean step time, in [0, 1]; the weight of the candidate's earlier
+                entry is ``1 - weight``. Without an earlier entry, ``seconds`` counts alone.
         """
         entry_before_window = self.entry(self.position)
         other_entries = tuple(entry for entry in self.entries if entry.position != self.position)
@@ -215,20 +221,20 @@ class GoodputState:
         )
 
     def link_is_unchanged(self, change: float) -> bool:
-        """True if the running candidate's exchange takes as long as before: the machine changed, not the link.
+        """True if the running candidate's exchange takes as long as before, so that the link is as fast as before.
 
         Args:
-            change: largest relative change of the exchange time that does not count.
+            change: relative change of the exchange time up to which the time counts as unchanged.
         """
         ratio = self._exchange_ratio(0.0)
         return ratio is not None and abs(ratio - 1) <= change
 
     @property
     def exchange_became_faster(self) -> bool:
-        """True if the running candidate's exchange takes less than half as long as when it was measured before.
+        """True if the running candidate's exchange takes less than half as long as in its earlier measurement.
 
-        The exchange must have taken more than the fraction ``MEASURABLE_EXCHANGE_FRACTION`` of a step before. The time
-        of the exchange shows a faster link even if backward hides the exchange, so that step times do not change.
+        The earlier exchange must have taken more than ``MEASURABLE_EXCHANGE_FRACTION`` of a step. Exchange times show a
+        faster link even if backward hides the exchange, so that step times do not change.
         """
         ratio = self._exchange_ratio(MEASURABLE_EXCHANGE_FRACTION)
         return ratio is not None and ratio < 1 / 2
@@ -237,7 +243,7 @@ class GoodputState:
         """Return the running candidate's exchange time in this window / its exchange time in the earlier measurement.
 
         Args:
-            smallest: fraction of a step that the exchange time in the earlier measurement must exceed.
+            smallest: fraction of a step, in [0, 1], that the exchange must have exceeded in the earlier measurement.
 
         Returns:
             The ratio; ``None`` if an exchange time is not known, or too small.
@@ -248,22 +254,25 @@ class GoodputState:
         return medians[2] / entry.saved[2]
 
     def after_drift(self, seconds: float, at_once: bool = False) -> GoodputState:
-        """Return the state after another window of the running candidate, adapted to a drift of the machine's speed.
+        """Return the state after another window of the running candidate, with all entries adapted to the machine.
 
-        The seconds in which a step did not wait for bytes show how much faster or slower the machine became.
-        Measurements of other candidates are scaled by that ratio; otherwise a candidate measured in a faster minute
-        would look better for ever. A change within the standard errors of both windows is no drift: if one lucky trial
-        made the candidate the best, the other measurements must not be scaled for that.
+        The machine may have become faster or slower. The seconds of a step without its wait for the exchange show by
+        which ratio. The measurements of other candidates are scaled by that ratio. Otherwise a candidate that was
+        measured in a faster minute would look better for ever.
+
+        Nothing is scaled if the change is within ``STANDARD_ERRORS`` standard errors: perhaps the candidate's earlier
+        time was short by chance. The wait of native steps (DDP exchanges by itself) is not known. If such steps run,
+        their whole change counts as a change of the machine.
 
         Args:
             seconds: median time of the running candidate's steps in the window, in seconds.
-            at_once: whether to apply the whole change; otherwise half of it.
+            at_once: true: apply the whole change, even if it is within the standard errors; false: apply half of it.
         """
         entry_before_window = self.entry(self.position)
         assert entry_before_window is not None
         weight = 1.0 if at_once else 0.5
         updated_state = self.enter_measurement(seconds, weight)
-        if self.running.mode == "native":  # how long it waits is not known: a small change counts as the machine's
+        if self.running.mode == "native":  # its wait is not known, so a small change counts as one of the machine
             ratio = 1 + weight * (seconds / entry_before_window.seconds - 1)
             entries = (
                 entry if entry.position == self.position else entry.scale_work(ratio) for entry in updated_state.entries
@@ -289,8 +298,8 @@ class GoodputState:
 
         Args:
             position: index of the candidate in ``forecasts``.
-            by_gain: efficiency that the forecast states for a measured gain; ``None``: the efficiency of the
-                candidate's last measurement, or of the forecast if the candidate was not measured.
+            by_gain: median efficiency before the correction, which the forecast states for a measured gain. ``None``:
+                the efficiency in the candidate's last measurement, or in the forecast if not measured.
         """
         forecast = self.forecasts[position]
         if by_gain is None:
@@ -299,37 +308,37 @@ class GoodputState:
         return corrected_belief(self.forecasts, position, by_gain, self.learned)
 
     def trial_results(self, position: int) -> Learned | None:
-        """Return the results of a candidate's switchback trials; ``None`` if there were no trials."""
+        """Return the results of switchback trials of the candidate at index ``position``; ``None`` without trials."""
         return next((learned for learned in self.learned if learned.candidate == position), None)
 
     def was_tried(self, position: int) -> bool:
-        """True if switchback trials have measured a candidate's progress."""
+        """True if switchback trials have measured the progress of the candidate at index ``position``."""
         learned = self.trial_results(position)
         return learned is not None and learned.trials > 0
 
     def efficiency(self, position: int) -> float:
-        """Return a candidate's efficiency: the median of ``belief``."""
+        """Return the median of the belief about the efficiency of the candidate at index ``position``."""
         return self.belief(position).efficiency
 
     def least_efficiency(self, position: int) -> float:
-        """Return the lower bound of a candidate's efficiency by ``belief``."""
+        """Return the lower bound of the efficiency of the candidate at index ``position``, by which Goodput decides."""
         return self.belief(position).lower_bound
 
     def after_link_change(self, seconds: float) -> GoodputState:
-        """Return the state after the link changed: the old measurements become lower bounds of step times.
+        """Return the state after the link changed: measurements of other candidates become lower bounds (``floors``).
 
-        Let the running candidate send the fraction x of the dense bytes, and its step time change by d seconds.
-        Backward hides the exchange up to some number of bytes, so the change grows at least in proportion to the bytes
-        sent:
+        Say that the running candidate sends the fraction x of the dense bytes, and its steps became d seconds slower or
+        faster. Another candidate sends the fraction y. Backward hides an exchange up to some number of bytes, so the
+        change grows at least in proportion to the bytes:
 
-        - If steps became slower by d, steps that send the fraction y are slower by at least d y / x if y > x, and no
-          faster otherwise.
-        - If steps became faster by d, steps that send the fraction y are faster by at most d y / x if y < x; otherwise
-          no bound follows.
+        - Slower, y > x: the other candidate's steps became slower by at least d y / x.
+        - Slower, y <= x: the other candidate's steps became no faster.
+        - Faster, y <= x: the other candidate's steps became faster by at most d y / x.
+        - Faster, y > x: no bound follows.
 
-        The exchanges of two candidates may overlap with different fractions of their compute. If steps became slower, a
-        candidate whose exchange overlaps with more than the running candidate's keeps its old time as bound. If steps
-        became faster, a candidate whose exchange overlaps with less gets no bound.
+        In outer steps, the exchanges of two candidates may be in flight for different fractions of the compute. If
+        steps became slower, a candidate of a larger fraction than the running candidate's keeps its old time as bound.
+        If steps became faster, a candidate of a smaller fraction gets no bound.
 
         Args:
             seconds: time of a step of the running candidate since the change, in seconds.
@@ -353,40 +362,42 @@ class GoodputState:
     def after_slow_trial(self, seconds: float) -> GoodputState:
         """Return the state after a trial whose steps were so slow that the link must have become slower.
 
-        The only measurement in the state is that of the tried candidate: ``seconds`` a step.
+        All earlier measurements are dropped. The tried candidate becomes the best.
+
+        Args:
+            seconds: time of a step of the tried candidate, in seconds.
         """
         return replace(self._without_entries((), slowed=True), best=self.position).enter_measurement(seconds)
 
     def _without_entries(self, floors: tuple[tuple[int, float], ...], slowed: bool) -> GoodputState:
-        """Return the state without measurements, after the link changed.
+        """Return the state without measurements of step times, after the link changed.
 
         Args:
-            floors: ``(position, seconds)``: lower bounds of step times since the change.
-            slowed: whether the link became slower.
+            floors: ``(position, seconds)`` of candidates: lower bound of their step time after the change.
+            slowed: whether the link became slower; the running candidate then becomes the suspect.
         """
         suspect = self.position if slowed else None
         emptied_state = replace(self, entries=(), floors=floors, off=0, spent=0.0, elapsed=0.0)
         return replace(emptied_state, moved=True, slowed=slowed, suspect=suspect)
 
     def machine_was_paused(self, seconds: float, change: float) -> bool:
-        """True if the suspect runs, and its steps take clearly less time than when the link seemed to become slower.
+        """True if the suspect runs and its steps are fast again, so that the machine had only paused.
 
-        The suspect is the candidate whose few slow steps alone showed a slower link. If its steps are fast again, the
-        machine had only paused.
+        The suspect is the candidate whose few slow steps were the only sign that the link became slower.
 
         Args:
             seconds: median time of the suspect's steps now, in seconds.
-            change: smallest relative change of a step's time that counts.
+            change: relative decrease of the step time above which the steps count as fast again.
         """
         entry = self.entry(self.position)
         return self.position == self.suspect and entry is not None and seconds < (1 - change) * entry.seconds
 
     def without_suspect(self) -> GoodputState:
-        """Return the state without ``suspect`` if that candidate runs, since its steps are timed again now."""
+        """Return the state with ``suspect`` cleared if that candidate runs now, since its steps were timed again."""
         return replace(self, suspect=None) if self.position == self.suspect else self
 
     def sends_less(self, position: int, than: int) -> bool:
-        """True if the candidate at ``position`` has fewer bytes in an exchange than the candidate at ``than``."""
+        """True if the candidate at index ``position`` sends fewer bytes per exchange than the one at index ``than``."""
         return exchange_fraction(self.forecasts[position]) < exchange_fraction(self.forecasts[than])
 
     def goodput(self, entry: GoodputEntry) -> float:
@@ -394,9 +405,13 @@ class GoodputState:
         return self.belief(entry.position, entry.efficiency).lower_bound / entry.seconds
 
     def largest_gain(self, entry: GoodputEntry) -> float:
-        """Return an upper bound of what another candidate can gain, as a fraction of a measured step's time; at most 1.
+        """Return an upper bound of the gain of any other candidate, as a fraction of a measured step's time, at most 1.
 
-        Another candidate can save time, and can make more progress in a step.
+        Other candidates can save the time of waiting, of coding and of gravac's hook, and can make more progress in a
+        step.
+
+        Args:
+            entry: measurement of the candidate that the others are compared with.
         """
         waited_s, coded_s, _ = self.times.exchange_times(entry)
         is_hook = self.forecasts[entry.position].candidate.mode == "hook"

@@ -1,25 +1,30 @@
 # SPDX-FileCopyrightText: 2026 The gravac developers
 # SPDX-License-Identifier: Apache-2.0
-"""GraVAC, repaired: tries one compression factor (CF) per window, and keeps the CF at which throughput saturates.
+"""GraVAC, repaired: tries one compression factor (CF) per window, and keeps the CF of best compression throughput.
 
-Throughput means compression throughput: samples per second times gain, the share of the energy sent.
+Compression throughput is samples per second times gain (share of the energy sent). A window is a number of steps of one
+candidate, after which the controller decides.
 
 Source: Tyagi & Swany, "GraVAC", IEEE CLOUD 2023, Algorithm 1 and section III-C. ``docs/explanation/controllers.md``
 lists the repairs and their reasons; Algorithm 1 as printed is ``GraVAC(paper_literal=True)``.
 
 The phases, and what ends each:
 
-- warm-up: the lowest CF runs; its gain calibrates ε, the smallest gain allowed. Then explore.
-- explore: candidates run in ascending order, a window each. A candidate whose gain is below ε is refused, and all
-  higher CFs too. A candidate whose shadow gain (evaluated without sending) is below ε is refused without running. Two
-  throughputs that differ by ω or less end the search. Then exploit.
-- exploit: the chosen CF runs. If its gain falls below ε, θ_min runs (the lowest CF in use), then dense. If its gain
-  leaves a band around the gain at the choice, explore again.
+- warm-up: the lowest CF runs. Its gain sets ε, the smallest gain allowed. The phase ends after the steps of the warm-up
+  and a window.
+- explore: candidates run in ascending order, for a window each. If the gain of a candidate is below ε, the candidate
+  and all higher CFs are refused. The same holds for a shadow gain, which is evaluated without sending, before the
+  candidate runs. The search ends if a CF is refused or no CF is left. It also ends if throughput saturates: the two
+  best throughputs differ by at most a share ω. Then the lower CF of these two is chosen, otherwise the CF of best
+  throughput.
+- exploit: the chosen CF runs. If its gain falls below ε, θ_min runs (the lowest CF in use); if the gain of θ_min falls
+  below ε, dense runs. If the gain leaves a band around its value when the CF was chosen, explore again.
 
-16 bit, if it is a candidate, has gain 1: it is tried right after the lowest CF, and runs in place of dense float32.
+Dense in 16 bit has gain 1. If it is a candidate, it is tried right after the lowest CF, and runs in place of dense
+float32.
 
-If dense runs for some windows for lack of gain (it rests at dense), or was chosen, DDP may exchange by itself: in
-native steps, of which only times are known. After these windows, gains are evaluated in steps with gravac's hook again.
+While dense runs, DDP may exchange by itself, in native steps, of which only times are known. If dense runs for lack of
+gain, steps with gravac's hook evaluate the gain of θ_min after some windows, so that compression can begin again.
 """
 
 from collections.abc import Sequence
@@ -51,34 +56,36 @@ AnyState = GravacState | LiteralState
 
 
 class GraVAC(Settings):
-    """The GraVAC paper's controller, repaired: chooses the CF of highest compression throughput.
+    """The GraVAC paper's controller, repaired: chooses the compression factor (CF) of highest compression throughput.
 
-    The *gain* of a step is ``1 - error / energy``, the share of the gradient's energy that the step sends.
+    Compression throughput is samples per second times gain. The *gain* of a step is ``1 - error / energy``, the share
+    of the gradient's energy that the step sends.
 
     Attributes:
         window: number of steps that a candidate runs before the controller decides on it; 500 and 2000 in the paper.
-        epsilon: gain below which a CF is refused, relative to the gain of the lowest CF with ``calibrated``. The
-            default, a half, lets top-k reach about four times the lowest CF, at which the measured gain has halved.
-            The paper uses 0.7 and 0.9, as absolute gains.
+        epsilon: smallest gain at which a CF is allowed. With ``epsilon_mode="calibrated"``, a fraction of the gain of
+            the lowest CF; the default lets top-k reach about four times the lowest CF. With ``"absolute"``, the gain
+            itself; 0.7 and 0.9 in the paper.
         epsilon_mode: ``"calibrated"``, or ``"absolute"`` as in the paper; an absolute ``epsilon`` does not transfer
             between models.
         omega: relative difference up to which two gains, or two throughputs, count as the same.
         step: spacing of the CFs to try: 1, 2, 4, 16, 256 (``"exponential"``) or 1, 2, 4, 8 ... (``"geometric"``) times
             the lowest CF.
         warmup: number of steps before the first window.
-        shadow_every: number of steps from one evaluation of CFs that do not run to the next; a step with such an
-            evaluation does not time its own CF.
+        shadow_every: number of steps from one evaluation of CFs that do not run to the next. The time of a step with
+            such an evaluation is not used.
         band: relative change of the gain, since a CF was chosen, that starts a new search.
-        change: relative change of the chosen candidate's throughput, in two consecutive windows, that starts a new
-            search: the link or the machine changed.
+        change: relative change of the chosen candidate's samples per second, in two consecutive windows, that starts a
+            new search: the link or the machine changed.
         fall: relative fall of the learning rate, since a CF was chosen, that starts a new search, because gains change
             then. The rate is known if ``attach`` was given the optimizer.
-        dwell: smallest number of windows between two searches; doubles with each search that a moved gain starts. Dense
-            runs for at least as many windows when no gain reaches ``epsilon``; the number then doubles, too.
-        expire: age, in windows, from which a measured throughput is no longer compared with others: it expires.
+        dwell: smallest number of windows from one search to the next. The number doubles with each search that a
+            changed gain starts. Dense runs for at least this many windows if no gain reaches ``epsilon``; the number
+            then doubles, too.
+        expire: age, in windows, from which a measured throughput is no longer compared with others.
         paper_literal: whether to run Algorithm 1 as printed instead.
-        ewma: weight of a new gain in the moving average of gains in Algorithm 1 as printed; the paper has N/100, 0.32
-            for its N = 32 workers.
+        ewma: weight of a new gain in the moving average of gains, used only by Algorithm 1 as printed. The paper has
+            N/100: 0.32 for its N = 32 workers.
     """
 
     name: ClassVar[str] = "gravac"
@@ -101,21 +108,28 @@ class GraVAC(Settings):
 
     @property
     def native(self) -> bool:
-        """True if DDP may exchange by itself (native candidates): not in Algorithm 1 as printed."""
+        """True if native candidates (DDP exchanges by itself) may be chosen; false for Algorithm 1 as printed."""
         return not self.paper_literal
 
     @property
     def sixteen_bit(self) -> bool:
-        """True if dense in 16 bit may be a candidate: not in Algorithm 1 as printed."""
+        """True if dense in 16 bit may be a candidate; false for Algorithm 1 as printed."""
         return not self.paper_literal
 
     def propose(self, cf_range: tuple[float, float], supported: Span | Sequence[float]) -> tuple[float, ...]:
-        """Return the CFs of the setting ``step``, or the nearest CFs that the compressor supports; ascending."""
+        """Return the CFs to try, spaced by the setting ``step``; ascending.
+
+        If the compressor supports only a list of CFs, the nearest of these are returned.
+        """
         target_cfs = exponential(cf_range) if self.step == "exponential" else geometric(cf_range)
         return snap(target_cfs, supported)
 
     def start(self, forecasts: Sequence[Forecast]) -> tuple[AnyState, Decision]:
-        """Return the state before the first step, and its decision: warm-up at the lowest CF, or dense for good."""
+        """Return the state before the first step, and the decision for that step.
+
+        The warm-up starts at the lowest CF. If no candidate compresses, dense runs for the whole run. Algorithm 1 as
+        printed also starts with dense.
+        """
         candidates = _in_hook(forecasts)
         if self.paper_literal:
             return literal.start(candidates)
@@ -132,7 +146,10 @@ class GraVAC(Settings):
         return state, self._decision(state, _with_native_note(state, reason))
 
     def observe(self, state: AnyState, measurement: Measurement) -> tuple[AnyState, Decision]:
-        """Return the state after a measurement, and a decision; candidates change only at the end of a window."""
+        """Return the state after a measurement, and a decision.
+
+        The candidate changes only at the end of a window, except in Algorithm 1 as printed.
+        """
         if isinstance(state, LiteralState):
             return literal.observe(self, state, measurement)
         if state.phase == WARM_UP and state.steps < self.warmup:
@@ -154,10 +171,10 @@ class GraVAC(Settings):
         return state, self._decision(state, reason, summary)
 
     def _native_if_allowed(self, state: GravacState) -> GravacState:
-        """Return the state with ``by_itself``: True if dense runs and no CF needs evaluation, so that DDP may exchange.
+        """Return the state with ``by_itself`` set: whether DDP exchanges by itself in the next steps.
 
-        If dense runs for lack of gain, a CF is evaluated in the last window before compression may be tried again.
-        Float16 also needs gradients far from overflow.
+        DDP does so if dense runs, and no gain of another CF is needed. If dense runs for lack of gain, a gain is needed
+        in the last window before compression may be tried again. In float16, gradients must also be far from overflow.
         """
         fits_format = state.running.cf == 1 or fits_float16(state.energy)
         may_run = state.phase == EXPLOIT and state.running.dense and state.running.cf in state.native and fits_format
@@ -165,11 +182,17 @@ class GraVAC(Settings):
         return replace(state, by_itself=may_run and needs_no_shadow)
 
     def _decision(self, state: GravacState, reason: str = "", summary: Summary | None = None) -> Decision:
-        """Return the decision for the state's candidate, with the CFs to evaluate without sending."""
+        """Return the decision to run the state's candidate, with the shadow CFs: those to evaluate without sending.
+
+        Args:
+            state: state of the search.
+            reason: reason of the decision, as text; empty in the middle of a window.
+            summary: gain and throughput of the window that has ended; ``None`` in the middle of a window.
+        """
         return Decision(state.runs, self._shadow(state), reason, summary, watch=self._watch(state))
 
     def _watch(self, state: GravacState) -> int:
-        """Return the number of steps of the next native stretch, in which DDP exchanges by itself."""
+        """Return how many native steps (DDP exchanges by itself) gravac times together next; see ``Decision.watch``."""
         if not state.by_itself:
             return DEFAULT_STRETCH_STEPS
         if not state.compresses:
@@ -185,7 +208,7 @@ class GraVAC(Settings):
         return {"algorithm": self._algorithm, "candidates": identify(state.candidates), **to_plain(state)}
 
     def check(self, dumped: dict[str, Any]) -> None:
-        """Raise ``SettingsError`` unless ``dumped`` is a state that ``dump`` returned."""
+        """Raise ``SettingsError`` if ``dumped`` is not a state that ``dump`` returned."""
         if dumped.get("algorithm") not in ("literal", "repaired"):
             raise SettingsError(
                 f"controller_state/algorithm: {dumped.get('algorithm')!r} is unknown; must be 'literal' or 'repaired'"
@@ -204,7 +227,7 @@ class GraVAC(Settings):
     def restore(self, dumped: dict[str, Any], forecasts: Sequence[Forecast]) -> tuple[AnyState, Decision]:
         """Return the state that a dict of ``dump`` describes, and the decision for the next step.
 
-        If the candidates, or the algorithm, differ from those at the dump, the search starts again.
+        If the candidates, or the setting ``paper_literal``, differ from those at the dump, the search starts again.
         """
         candidates = _in_hook(forecasts)
         if dumped["candidates"] != identify(candidates) or dumped["algorithm"] != self._algorithm:
@@ -225,7 +248,12 @@ class GraVAC(Settings):
         return "literal" if self.paper_literal else "repaired"
 
     def _shadow(self, state: GravacState) -> tuple[float, ...]:
-        """Return the CFs to evaluate without sending: those still to be tried; θ_min if dense runs for lack of gain."""
+        """Return the shadow CFs of the next decision: CFs whose gain the ranks compute without sending; ascending.
+
+        In the warm-up and in a search, these are the CFs still to be tried, at most ``SHADOWS``. If dense runs for lack
+        of gain, only θ_min (the lowest CF in use) is returned, once compression may begin again. In all but one of
+        ``shadow_every`` steps, the result is empty.
+        """
         if (
             state.by_itself
             or (state.steps + 1) % self.shadow_every
@@ -239,7 +267,7 @@ class GraVAC(Settings):
         return tuple(state.candidates[position].cf for position in untried if position > state.lowest)[:SHADOWS]
 
     def _evaluate_window(self, state: GravacState) -> tuple[GravacState, str]:
-        """Return the state after the window that ended, by the rules of the phase, and the reason as text."""
+        """Evaluate the window that has ended, by the rules of the phase; return the state, and the reason as text."""
         if state.phase == EXPLOIT:
             return self._evaluate_chosen(state)
         if state.position == state.lowest:
@@ -247,9 +275,12 @@ class GraVAC(Settings):
         return self._evaluate_candidate(state)
 
     def _evaluate_lowest(self, state: GravacState) -> tuple[GravacState, str]:
-        """Set ε, the smallest gain allowed, by the gain of the lowest CF, which ran; and try the next candidate.
+        """Set ε, the smallest gain allowed, after a window of the lowest CF, and choose the next candidate.
 
-        Returns the state, and the reason as text. If the gain is below ε, dense runs.
+        If the gain of the lowest CF is below ε, dense runs. Otherwise the next candidate is tried.
+
+        Returns:
+            The state with the next candidate, and the reason as text.
         """
         gain, lowest = state.window.gain, state.running
         threshold = self.epsilon * max(gain, 0.0) if self.epsilon_mode == "calibrated" else self.epsilon
@@ -266,7 +297,13 @@ class GraVAC(Settings):
         return self._try_or_end_search(self._enter_measurement(state), reason)
 
     def _evaluate_candidate(self, state: GravacState) -> tuple[GravacState, str]:
-        """Accept or refuse the candidate that ran, by its gain; return the state, and the reason as text."""
+        """Accept or refuse the candidate that was tried, by its gain, and choose the next candidate.
+
+        A candidate whose gain is below ε, the smallest gain allowed, ends the search.
+
+        Returns:
+            The state with the next candidate, and the reason as text.
+        """
         gain, candidate = state.window.gain, state.running
         if gain < state.threshold:
             reason = f"gain {gain:.3g} at {candidate} is below ε {state.threshold:.3g}"
@@ -280,7 +317,7 @@ class GraVAC(Settings):
         return self._try_or_end_search(state, reason)
 
     def _enter_measurement(self, state: GravacState) -> GravacState:
-        """Return the state with the window's measurement of the running candidate, and without expired measurements."""
+        """Return the state with the window's measurement of the running candidate, and without too old measurements."""
         t_compression = state.window.summary(state.phase).t_compression or 0.0
         entry = GravacEntry(state.position, state.window.gain, t_compression, state.windows)
         other_entries = [
@@ -291,10 +328,17 @@ class GraVAC(Settings):
         return replace(state, entries=(*other_entries, entry))
 
     def _try_or_end_search(self, state: GravacState, reason: str) -> tuple[GravacState, str]:
-        """End the search if throughput saturates; otherwise try the next candidate, unless its shadow gain is below ε.
+        """Choose the next candidate to try, or end the search.
 
-        A shadow gain is evaluated without sending; ε is the smallest gain allowed. Returns the state, and the reason as
-        text, which begins with ``reason``.
+        The search ends if no candidate is left, or if the two best throughputs are about equal. It also ends if the
+        next candidate's shadow gain (evaluated without sending) is below ε, the smallest gain allowed.
+
+        Args:
+            state: state of the search.
+            reason: text with which the returned reason begins.
+
+        Returns:
+            The state with the next candidate, and the reason as text.
         """
         if not state.queue or self._saturated_pair(state) is not None:
             return self._end_search(state, reason)
@@ -307,10 +351,13 @@ class GraVAC(Settings):
         return replace(state, position=next_position, queue=state.queue[1:]), f"{reason}; try {candidate}"
 
     def _saturated_pair(self, state: GravacState) -> tuple[GravacEntry, GravacEntry] | None:
-        """Return the two measurements of best throughput if these differ by at most the setting ``omega``.
+        """Return the two measurements of highest throughput if these differ by at most the share ``omega``.
 
-        The measurement of the lower CF comes first. ``None`` if they differ by more, or if fewer than two have a
-        throughput.
+        Throughput means compression throughput: samples per second times gain.
+
+        Returns:
+            The measurement of the lower CF, and that of the higher CF. ``None`` if the throughputs differ by more, or
+            if fewer than two candidates have a throughput above 0.
         """
         best_two = sorted(state.entries, key=lambda entry: entry.t_compression)[-2:]
         if len(best_two) < 2 or not best_two[0].t_compression:
@@ -321,7 +368,17 @@ class GraVAC(Settings):
         return lower_entry, higher_entry
 
     def _end_search(self, state: GravacState, reason: str) -> tuple[GravacState, str]:
-        """End the search: choose a measured candidate; return the state, and the reason as text."""
+        """End the search, and choose the measured candidate of highest compression throughput.
+
+        If the two highest throughputs are about equal, the candidate of the lower CF is chosen.
+
+        Args:
+            state: state of the search.
+            reason: text with which the returned reason begins.
+
+        Returns:
+            The state in which the chosen candidate runs, and the reason as text.
+        """
         saturated_pair = self._saturated_pair(state)
         if saturated_pair is not None:
             selected_entry = saturated_pair[0]
@@ -339,9 +396,10 @@ class GraVAC(Settings):
         return replace(chosen_state, queue=(), speed=None, off=0, rate=None, rest_until=rest_until), reason
 
     def _evaluate_chosen(self, state: GravacState) -> tuple[GravacState, str]:
-        """Decide by the window that ended: keep the chosen candidate, lower the CF, return from dense, or search again.
+        """Evaluate a window of the chosen candidate: keep it, lower the CF, leave dense, or search again.
 
-        Returns the state, and the reason as text.
+        Returns:
+            The state with the next candidate, and the reason as text.
         """
         if not state.compresses:
             return state, f"no candidate sends less than {state.running}"
@@ -376,7 +434,7 @@ class GraVAC(Settings):
         Args:
             state: state at the end of a window.
             reason: reason for the search, as text.
-            dwell: smallest number of windows from the end of this search to the next.
+            dwell: smallest number of windows from the end of this search to the start of the next.
         """
         lowest = state.lowest
         search_state = replace(
@@ -385,10 +443,10 @@ class GraVAC(Settings):
         return search_state, f"{reason}: search again from {search_state.running}"
 
     def _detect_change(self, state: GravacState) -> tuple[GravacState, str]:
-        """Compare samples per second and learning rate with those when the candidate was chosen.
+        """Compare samples per second and learning rate with those of the chosen candidate's first window.
 
         Returns:
-            The state, and the reason for a new search as text; empty if neither number changed enough.
+            The state, and the reason for a new search as text. The reason is empty if neither number changed enough.
         """
         current_speed, current_rate = state.window.t_system, state.learning_rate
         if state.speed is None or current_speed is None:
@@ -402,10 +460,14 @@ class GraVAC(Settings):
         return replace(state, rate=state.rate or current_rate), ""
 
     def _evaluate_dense(self, state: GravacState) -> tuple[GravacState, str]:
-        """Return from dense to θ_min, the lowest CF in use, once the rest at dense is over, if θ_min's gain reaches ε.
+        """Evaluate a window in which dense ran for lack of gain: keep dense, or compress again.
 
-        That gain is evaluated without sending (shadow gain), and may be higher than the gain of steps that run at
-        θ_min. Returns the state, and the reason as text.
+        After ``rest_until`` windows, θ_min (the lowest CF in use) runs again if its gain is at least ε, the smallest
+        gain allowed. That gain is a shadow gain, evaluated without sending. It may be higher than the gain of steps
+        that run at θ_min.
+
+        Returns:
+            The state with the next candidate, and the reason as text.
         """
         lowest = state.candidates[state.floor]
         shadow_gain = state.window.shadow_gain(lowest.cf)
@@ -421,7 +483,10 @@ class GraVAC(Settings):
 
 
 def _in_hook(forecasts: Sequence[Forecast]) -> tuple[Candidate, ...]:
-    """Return the candidates without duplicates, each native candidate replaced by that of the same CF in the hook."""
+    """Return the candidates in mode ``hook``, without duplicates, in the order of the forecasts.
+
+    Each native candidate is replaced by the hook candidate of the same compressor and CF.
+    """
     candidates = (forecast.candidate for forecast in forecasts)
     return tuple(
         dict.fromkeys(candidate.in_hook if candidate.mode == "native" else candidate for candidate in candidates)
@@ -429,10 +494,10 @@ def _in_hook(forecasts: Sequence[Forecast]) -> tuple[Candidate, ...]:
 
 
 def _native_cfs(forecasts: Sequence[Forecast]) -> tuple[float, ...]:
-    """Return the CFs of native candidates, ascending."""
+    """Return the CFs of the native candidates (DDP exchanges by itself), in the order of the forecasts."""
     return tuple(forecast.candidate.cf for forecast in forecasts if forecast.candidate.mode == "native")
 
 
 def _with_native_note(state: GravacState, reason: str) -> str:
-    """Return a decision's reason, with a note if DDP exchanges by itself."""
+    """Return the reason of a decision, with a note appended if DDP exchanges by itself in the next steps."""
     return f"{reason}; DDP exchanges by itself: {state.runs}" if state.by_itself else reason

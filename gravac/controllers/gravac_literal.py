@@ -2,13 +2,13 @@
 # SPDX-License-Identifier: Apache-2.0
 """Algorithm 1 of the GraVAC paper as printed, with its defects, to compare with the repaired algorithm.
 
-Source: Tyagi & Swany, "GraVAC", IEEE CLOUD 2023, Algorithm 1; the line numbers are the paper's. Two deviations are
-unavoidable:
+Source: Tyagi & Swany, "GraVAC", IEEE CLOUD 2023, Algorithm 1. Line numbers in this file are those of the paper. Two
+deviations are unavoidable:
 
-- The algorithm gets gains that all ranks agree on, and its decision takes effect two steps later. As printed it
-  branches on the current step's model-wide gain, which no rank knows when the first bucket is sent.
-- Its CFs (compression factors) are those of the candidate list. The list also bounds θ_min and θ_s, which as printed
-  grow, or shrink, without bound.
+- The algorithm gets gains that all ranks agree on, and its decision takes effect two steps later. The printed algorithm
+  decides by the gain of the current step over the whole model, which no rank knows when the first bucket is sent.
+- The algorithm chooses its compression factors (CFs) from the list of candidates. The CFs of that list also limit θ_min
+  (lowest CF in use) and θ_s θ_min (CF that is tried). The printed algorithm has no such limits.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ class LiteralSettings(Protocol):
 
     @property
     def epsilon(self) -> float:
-        """Gain from which on a CF may run (ε)."""
+        """Smallest gain at which a CF may run (ε)."""
 
     @property
     def omega(self) -> float:
@@ -57,14 +57,15 @@ class LiteralState:
 
     Attributes:
         candidates: candidates to choose from: dense first, then ascending by CF.
-        running: position of the candidate that runs.
+        running: index, in ``candidates``, of the candidate that runs.
         theta_min: θ_min, the lowest CF in use.
         theta_s: θ_s, the ratio of the CF that is tried to θ_min.
         delta_min: exponential moving average of the gain at θ_min; ``None`` before the first gain.
-        delta_c: exponential moving average of the gain at θ_s θ_min; ``None`` before the first gain.
-        throughput: ``(cf, samples per second times gain)`` of each CF that ran, by its newest step.
-        steps: number of iterations so far.
-        window: current window, for the records; the algorithm does not use it.
+        delta_c: exponential moving average of the gain at θ_s θ_min, the CF that is tried; ``None`` before the first
+            gain.
+        throughput: ``(cf, samples per second times gain)`` of each CF that ran, in its newest step; ascending by CF.
+        steps: number of steps observed; each is an iteration of the algorithm.
+        window: statistics of the steps since the last record, for records only.
     """
 
     candidates: tuple[Candidate, ...]
@@ -78,18 +79,18 @@ class LiteralState:
     steps: Count = 0
 
     def nearest_to(self, cf: float) -> int:
-        """Return the position of the candidate whose CF is nearest to ``cf`` by ratio; 0 if there is only dense."""
+        """Return the index of the compressed candidate of the CF nearest to ``cf`` by ratio; 0 if only dense exists."""
         positions = range(1, len(self.candidates))
         return min(positions, key=lambda position: abs(math.log(self.candidates[position].cf / cf)), default=0)
 
     @property
     def floor(self) -> int:
-        """Position of the candidate at θ_min, the lowest CF in use."""
+        """Index, in ``candidates``, of the candidate at θ_min, the lowest CF in use."""
         return self.nearest_to(self.theta_min)
 
     @property
     def candidate(self) -> int:
-        """Position of the candidate at θ_s θ_min, the CF that is tried."""
+        """Index, in ``candidates``, of the candidate at θ_s θ_min, the CF that is tried."""
         return self.nearest_to(self.theta_s * self.theta_min)
 
 
@@ -103,19 +104,21 @@ def start(candidates: Sequence[Candidate]) -> tuple[LiteralState, Decision]:
 
 
 def decide(state: LiteralState) -> Decision:
-    """Return the decision to keep the running candidate (lines 6 to 9).
+    """Return the decision to run ``state.running`` (lines 6 to 9 of Algorithm 1).
 
-    The ranks also evaluate the lowest CF in use (θ_min) and the CF that is tried (θ_s θ_min) without sending.
+    The decision also lists two shadow CFs, whose gain ranks compute without sending: the lowest CF in use (θ_min), and
+    the CF that is tried (θ_s θ_min).
     """
     shadow_cfs = sorted({state.candidates[position].cf for position in (state.floor, state.candidate) if position})
     return Decision(state.candidates[state.running], tuple(shadow_cfs))
 
 
 def observe(settings: LiteralSettings, state: LiteralState, measured: Measurement) -> tuple[LiteralState, Decision]:
-    """Run an iteration of Algorithm 1 by a step's measurement; return the state, and a decision.
+    """Run an iteration of Algorithm 1 with the measurement of a step; return the state, and a decision.
 
-    An iteration updates gains and throughputs (UpdateStep), chooses the candidate by ε, and every ``window`` steps
-    updates θ_min and θ_s (CheckGraVAC).
+    An iteration updates gains and throughputs (UpdateStep), and chooses the candidate by ε, the smallest gain allowed.
+    Every ``window`` steps it also updates θ_min, the lowest CF in use, and θ_s, the ratio of the CF that is tried to
+    θ_min (CheckGraVAC).
     """
     state = _update(settings, replace(state, steps=state.steps + 1, window=state.window.add(measured)), measured)
     running, reason = _branch(settings, state)
@@ -131,9 +134,9 @@ def observe(settings: LiteralSettings, state: LiteralState, measured: Measuremen
 
 
 def _update(settings: LiteralSettings, state: LiteralState, measured: Measurement) -> LiteralState:
-    """Return the state with updated averages of gains, and the throughput of the CF that ran.
+    """Return the state with updated averages of gains, and with the throughput of the CF that ran.
 
-    These are lines 7 and 9, and UpdateStep (lines 28 to 30).
+    In Algorithm 1, these are lines 7 and 9, and UpdateStep (lines 28 to 30).
     """
     if not (math.isfinite(measured.error + measured.energy) and measured.energy > 0):
         return state
@@ -151,17 +154,23 @@ def _update(settings: LiteralSettings, state: LiteralState, measured: Measuremen
 
 
 def _smooth(weight: float, average: float | None, gain: float | None) -> float | None:
-    """Return the exponential moving average with a new gain; ``None`` before the first gain."""
+    """Return the exponential moving average of gains, updated by a new gain.
+
+    Args:
+        weight: weight of the new gain, 0 to 1.
+        average: average so far; ``None``: no gain so far.
+        gain: the new gain; ``None``: no new gain, so the average stays.
+    """
     if gain is None:
         return average
     return gain if average is None else (1 - weight) * average + weight * gain
 
 
 def _branch(settings: LiteralSettings, state: LiteralState) -> tuple[int, str]:
-    """Return the position of the candidate to run, and the reason as text (lines 11 to 25).
+    """Return the index of the candidate to run, and the reason as text (lines 11 to 25 of Algorithm 1).
 
-    The candidate at θ_s θ_min runs if its average gain reaches ε; otherwise the candidate at θ_min, if its gain does;
-    otherwise dense.
+    The candidate at θ_s θ_min, the CF that is tried, runs if its average gain is at least ε. Otherwise the candidate at
+    θ_min, the lowest CF in use, runs if its average gain is at least ε. Otherwise dense runs.
     """
     if state.delta_c is not None and state.delta_c >= settings.epsilon:
         return state.candidate, f"δ_c {state.delta_c:.3g} reaches ε {settings.epsilon:g}: candidate"
@@ -171,7 +180,11 @@ def _branch(settings: LiteralSettings, state: LiteralState) -> tuple[int, str]:
 
 
 def _check(settings: LiteralSettings, state: LiteralState) -> LiteralState:
-    """Return the state with updated θ_min and θ_s: CheckGraVAC, lines 31 to 41, in the printed order."""
+    """Return the state with updated θ_min and θ_s: CheckGraVAC (Algorithm 1, lines 31 to 41), in the printed order.
+
+    θ_min is the lowest CF in use, and θ_s the ratio of the CF that is tried to θ_min. If the two gains saturate, θ_min
+    rises; if the two best throughputs saturate, θ_s leads to the CF of the second best.
+    """
     if len(state.candidates) == 1:
         return state
     lowest, highest = state.candidates[1].cf, state.candidates[-1].cf

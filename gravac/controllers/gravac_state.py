@@ -1,6 +1,6 @@
 # SPDX-FileCopyrightText: 2026 The gravac developers
 # SPDX-License-Identifier: Apache-2.0
-"""State of GraVAC's search for a compression factor (CF), as plain data."""
+"""State of the controller ``GraVAC``, which searches for the best compression factor (CF), as plain data."""
 
 import math
 from dataclasses import dataclass, replace
@@ -18,13 +18,13 @@ EXPLOIT: Final = "exploit"
 
 @dataclass(frozen=True, slots=True)
 class GravacEntry:
-    """The measurement of a candidate in the window in which it ran.
+    """Measurement of a candidate over the window (steps between two decisions) in which the candidate ran.
 
     Attributes:
-        position: position of the candidate in the list of candidates.
+        position: index of the candidate in ``GravacState.candidates``.
         gain: share of the energy that was sent in the window, at most 1.
-        t_compression: compression throughput: samples per second times gain.
-        window: number of the window in which the candidate was measured; old measurements expire.
+        t_compression: compression throughput: samples per second over all ranks, times gain.
+        window: number of windows that had ended when the candidate was measured; shows how old the measurement is.
     """
 
     position: Count
@@ -35,35 +35,37 @@ class GravacEntry:
 
 @dataclass(frozen=True, slots=True)
 class GravacState:
-    """The state of a search for the CF of highest compression throughput.
+    """State of a search for the compression factor (CF) of highest compression throughput: samples/s times gain.
+
+    A window is a number of steps, at whose end the controller decides.
 
     Attributes:
-        candidates: candidates to choose from: dense first, then 16 bit if it is a candidate; then ascending by wire
-            ratio.
-        phase: ``"warm-up"``, ``"explore"`` or ``"exploit"``.
-        position: position of the candidate that runs, in ``candidates``.
-        window: current window of steps.
-        floor: position of the candidate at θ_min, the lowest CF in use.
-        threshold: ε in force, the gain below which a CF is refused; absolute.
-        queue: positions still to be tried, ascending.
+        candidates: candidates to choose from: dense first, then dense in 16 bit if it is a candidate; then ascending by
+            wire ratio.
+        phase: ``"warm-up"``, ``"explore"`` (a search) or ``"exploit"`` (the chosen candidate runs).
+        position: index, in ``candidates``, of the candidate that runs.
+        window: statistics of the steps since the last window ended.
+        floor: index of the candidate at θ_min, the lowest CF in use.
+        threshold: ε, the gain below which a CF is refused; absolute.
+        queue: indices of the candidates still to be tried in this search, in this order.
         entries: measurements of the candidates whose gain is high enough.
         reference: gain of the chosen candidate when it was chosen; ``None`` if θ_min or dense runs because a gain fell
             below ε.
-        windows: number of windows ended so far.
-        rest_until: number of the window before which no new search starts, and before which dense stays if it runs for
-            lack of gain.
-        dwell: smallest number of windows from one search to the next, and also of windows in which dense will run the
-            next time that no gain is high enough.
+        windows: number of windows that have ended.
+        rest_until: number of windows that must have ended before a changed gain may start a new search. If dense runs
+            for lack of gain, dense also stays until then.
+        dwell: smallest number of windows from one search to the next. Dense also runs for at least this many windows
+            the next time that no gain is high enough.
         speed: samples per second in the first window of the chosen candidate; ``None`` before that window.
-        off: number of consecutive windows in which samples per second differed from ``speed``.
+        off: number of consecutive windows in which samples per second differed too much from ``speed``.
         rate: learning rate in the first window of the chosen candidate; ``None`` if not known.
-        learning_rate: last learning rate known; ``None`` before the first.
-        steps: number of steps observed.
-        dense_steps: number of steps that ran dense because no gain was high enough.
-        floor_steps: number of steps that ran the candidate at θ_min (``floor``).
-        native: CFs at which DDP may exchange by itself.
-        by_itself: whether DDP exchanges by itself; the running candidate is dense then.
-        energy: largest energy of a measured step, see ``Measurement``; 0: no step was measured.
+        learning_rate: last measured learning rate; ``None`` if none was measured.
+        steps: number of training steps observed.
+        dense_steps: number of training steps that ran dense because no gain was high enough.
+        floor_steps: number of training steps that ran the candidate at θ_min (``floor``).
+        native: CFs (1 or 2) of the dense candidates for which DDP may exchange by itself.
+        by_itself: whether DDP exchanges by itself, in native steps; possible only if the running candidate is dense.
+        energy: largest ``Measurement.energy`` of a hook step so far; 0: no step was measured.
     """
 
     candidates: tuple[Candidate, ...]
@@ -91,22 +93,22 @@ class GravacState:
 
     @property
     def runs(self) -> Candidate:
-        """The candidate that runs, in the mode decided on: native if DDP exchanges by itself."""
+        """The candidate that runs; in mode ``native`` if DDP exchanges by itself, otherwise in mode ``hook``."""
         return replace(self.running, mode="native") if self.by_itself else self.running
 
     @property
     def running(self) -> Candidate:
-        """The candidate that runs, as in ``candidates``: in mode ``hook`` even if DDP exchanges by itself."""
+        """The candidate that runs, as listed in ``candidates``: in mode ``hook`` even if DDP exchanges by itself."""
         return self.candidates[self.position]
 
     @property
     def fallback(self) -> int:
-        """Position of the dense candidate that sends fewest bytes, which runs if no gain is high enough."""
+        """Index of the dense candidate that sends fewest bytes; that candidate runs if no gain is high enough."""
         return sum(candidate.dense for candidate in self.candidates) - 1
 
     @property
     def lowest(self) -> int:
-        """Position of the base compressor's lowest CF; the number of candidates if only dense may be chosen."""
+        """Index of the compressed candidate of lowest CF; the number of candidates if all candidates are dense."""
         return self.fallback + 1
 
     @property
@@ -116,7 +118,7 @@ class GravacState:
 
     @property
     def after_lowest(self) -> tuple[int, ...]:
-        """Positions to try after the base compressor's lowest CF: 16 bit, if it is a candidate, then the higher CFs."""
+        """Indices to try after ``lowest``: dense in 16 bit, if it is a candidate, then the higher CFs, ascending."""
         return tuple(position for position in range(1, len(self.candidates)) if position != self.lowest)
 
     @property
@@ -125,7 +127,7 @@ class GravacState:
         return self.phase == EXPLOIT and self.running.dense and self.reference is None
 
     def count_steps(self, measured: Measurement) -> "GravacState":
-        """Return the state with a measurement's steps counted: all, those at dense, and those at the lowest CF."""
+        """Return the state with counts of steps, largest energy and learning rate updated by one more measurement."""
         learning_rate, candidate = measured.learning_rate, measured.candidate
         energy = measured.energy if math.isfinite(measured.energy) and candidate.mode == "hook" else 0.0
         return replace(
@@ -139,10 +141,12 @@ class GravacState:
         )
 
     def rest_at_dense(self, dwell: int) -> "GravacState":
-        """Return the state in which dense runs for some windows, since no gain is high enough; next time twice as long.
+        """Return the state in which dense runs for some windows, since no gain is high enough.
+
+        The next time, dense will run for twice as many windows.
 
         Args:
-            dwell: smallest number of windows; the state's own ``dwell`` counts if larger.
+            dwell: number of windows for which dense runs at least; the state's own ``dwell`` is used if larger.
         """
         duration = max(self.dwell, dwell)
         return replace(
@@ -157,7 +161,11 @@ class GravacState:
 
     @property
     def step_fractions(self) -> dict[str, float]:
-        """Fractions of all steps: ``"dense"`` for lack of gain, ``"theta_min"``, and ``"candidate"`` for all others."""
+        """Fractions of all steps, in [0, 1], by the candidate that ran.
+
+        ``"dense"``: steps that ran dense because no gain was high enough; ``"theta_min"``: steps at θ_min, the lowest
+        CF in use; ``"candidate"``: all other steps.
+        """
         total = max(1, self.steps)
         dense, floor = self.dense_steps / total, self.floor_steps / total
         return {"dense": dense, "theta_min": floor, "candidate": 1 - dense - floor}

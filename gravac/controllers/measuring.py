@@ -1,13 +1,13 @@
 # SPDX-FileCopyrightText: 2026 The gravac developers
 # SPDX-License-Identifier: Apache-2.0
-"""Decides which candidate's progress a run measures by switchback trials, and when the trials end.
+"""Decides which candidate's progress a run measures by switchback trials, and whether another trial is worth its cost.
 
-A switchback trial is a stretch of steps of a candidate between two stretches of another candidate, the reference; the
-loss is read in the stretches of the reference (``gravac.controllers.progress``). Trials cost progress: steps of another
-candidate take more time, or make less progress, than steps of the best candidate. Therefore trials are made only if
-better decisions should gain more than the trials cost. All trials of a run cost at most ``LARGEST_COST_FRACTION`` of
-the steps to come; candidates under trial make at most ``LARGEST_STEP_FRACTION`` of all steps; and at most
-``MOST_CANDIDATES`` are tried.
+A switchback trial runs a stretch (successive steps) of one candidate between two stretches of another candidate, the
+reference. The loss is read in the stretches of the reference (``gravac.controllers.progress``). A trial costs progress:
+its steps take more time, or make less progress, than steps of the best candidate. Therefore a run makes trials only if
+better decisions are expected to gain more than the trials cost. All trials of a run cost at most
+``LARGEST_COST_FRACTION`` of the steps to come. Candidates under trial make at most ``LARGEST_STEP_FRACTION`` of all
+steps. At most ``MOST_CANDIDATES`` candidates are tried.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from gravac.controllers.progress import (
 )
 
 LARGEST_COST_FRACTION = 0.02
-"""Largest cost of all switchback trials of a run, as a fraction of the steps to come."""
+"""Largest cost of all switchback trials of a run (in steps of the best candidate) / number of steps to come."""
 
 LARGEST_STEP_FRACTION = 0.15
 """Largest fraction of a run's steps that candidates under switchback trial may make."""
@@ -40,31 +40,33 @@ MOST_CANDIDATES = 2
 """Largest number of candidates that a run measures by switchback trials."""
 
 MOST_TRIALS_AHEAD = 6
-"""Largest number of further trials whose joint gain is computed: a single trial may be too inexact to be worth its
-cost."""
+"""Largest number of further switchback trials that ``expected_gain`` considers together, since several trials may be
+worth their cost when a single one is too inexact."""
 
 FIRST_TRIAL_DEVIATION_FACTOR = 3.0
-"""Factor on a belief's standard deviation in the decision whether to make a first trial, since a belief may be further
-off than its deviation says. The factor falls with the root of the number of trials."""
+"""Factor by which ``expected_gain`` multiplies the standard deviation of a belief before a candidate's first switchback
+trial. The belief may be further off than its deviation says. After n trials, the factor is divided by √(n + 1), but
+never below 1."""
 
 FIRST_TRIAL_FRACTION = 0.03
-"""Fraction of a run's steps before the first switchback trial: at first the loss falls too fast to compare."""
+"""Fraction of a run's steps in which no switchback trial begins, since the loss falls too fast at first."""
 
 SMALLEST_RATIO_DIVISOR = 0.3
-"""Lower limit of a ratio that divides its standard deviation. The quotient is the standard deviation of the ratio's
-logarithm."""
+"""Lower limit of the ratio by which ``expected_gain`` divides the ratio's standard deviation, to estimate the standard
+deviation of the ratio's logarithm."""
 
 NO_TRIALS_REASON = "switchback trials would cost more progress than they can gain"
-"""Reason, as text, not to measure progress in a run that could: too few steps to come, or too little to gain."""
+"""Text of a decision reason if a run has a probe but makes no switchback trials: too few steps are to come, or there is
+too little to gain."""
 
 
 class TrialPlan(NamedTuple):
-    """Switchback trials that a run could make.
+    """Switchback trials of one candidate that a run could make, and the gain expected of them.
 
     Attributes:
-        candidate: position of the candidate in the list of candidates.
-        reference: position of the candidate that ``candidate`` is compared with.
-        length: number of steps of each stretch of the reference, before and after the candidate's steps.
+        candidate: index of the candidate in ``GoodputState.forecasts``.
+        reference: index of the candidate that ``candidate`` would be compared with.
+        length: number of successive steps of the reference before the candidate's steps, and again after them.
         gain: expected gain in progress minus the cost, in steps of the best candidate; see ``expected_gain``.
     """
 
@@ -75,12 +77,12 @@ class TrialPlan(NamedTuple):
 
 
 def next_trials(state: GoodputState, total_steps: int | None, expire: int) -> Trials | None:
-    """Return the switchback trials of largest expected gain, ready to begin; ``None`` if no trials should gain.
+    """Return the switchback trials of largest expected gain, ready to begin; ``None`` if none are worth their cost.
 
     Args:
         state: state of the search, while the best candidate runs.
-        total_steps: number of steps of the run; ``None``: not known.
-        expire: number of windows after which the lower bound by a measured step time halves; see
+        total_steps: number of steps of the run; ``None``: not known, so twice the steps so far are assumed.
+        expire: age of a measured step time, in windows, from which only half of the time counts as lower bound; see
             ``StepTimeBounds.shortest_step_seconds``.
     """
     if not trials_may_begin(state, total_steps):
@@ -116,31 +118,34 @@ def next_trials(state: GoodputState, total_steps: int | None, expire: int) -> Tr
 
 
 def trials_may_begin(state: GoodputState, total_steps: int | None) -> bool:
-    """True if the run may make switchback trials: after the warm-up and ``FIRST_TRIAL_FRACTION`` of its steps."""
+    """True if trials may begin: ``FIRST_TRIAL_FRACTION`` of the steps are made, and the learning rate has warmed up."""
     return not state.warming_up and state.steps >= FIRST_TRIAL_FRACTION * _total_steps(state, total_steps)
 
 
 def steps_of_trial(candidate: Candidate) -> int:
-    """Return the number of a candidate's steps in a switchback trial: ``TRIAL_STEPS``, or two exchanges if longer."""
+    """Return the number of the candidate's steps in a switchback trial: ``TRIAL_STEPS``, or two exchanges if more."""
     return max(TRIAL_STEPS, 2 * candidate.every)
 
 
 def expected_gain(
     state: GoodputState, candidate: int, reference: int, length: int, total_steps: int | None, expire: int
 ) -> float:
-    """Return the progress that further switchback trials should gain, minus their cost, in steps of the best candidate.
+    """Return the gain expected of further switchback trials, minus their cost, in steps of the best candidate.
+
+    The gain is the progress that the rest of the run makes in addition, since the trials lead to better decisions.
 
     Args:
         state: state of the search, with the results of trials so far.
         candidate: index, in ``state.forecasts``, of the candidate whose progress trials would measure.
-        reference: index of the candidate that ``candidate`` is compared with.
-        length: number of steps of each stretch of the reference, before and after the candidate's steps.
-        total_steps: number of steps of the run; ``None``: not known.
-        expire: number of windows after which the lower bound by a measured step time halves; see
+        reference: index of the candidate that ``candidate`` would be compared with.
+        length: number of successive steps of the reference before the candidate's steps, and again after them.
+        total_steps: number of steps of the run; ``None``: not known, so twice the steps so far are assumed.
+        expire: age of a measured step time, in windows, from which only half of the time counts as lower bound; see
             ``StepTimeBounds.shortest_step_seconds``.
 
     Returns:
-        The largest gain of 1 to ``MOST_TRIALS_AHEAD`` trials; 0 if trials cost more than they gain, or are not allowed.
+        Gain minus cost for the number of trials, from 1 to ``MOST_TRIALS_AHEAD``, with which that difference is
+        largest. 0 if trials cost more than they gain, or are not allowed.
     """
     earlier_results = state.trial_results(candidate)
     if earlier_results is None and sum(learned.trials > 0 for learned in state.learned) >= MOST_CANDIDATES:
@@ -182,11 +187,11 @@ def expected_gain(
 
 
 def trial_prices(state: GoodputState, candidate: int, reference: int, length: int, expire: int) -> tuple[float, float]:
-    """Return two costs: that of the reference's first stretch (successive steps of one candidate), and that of a trial.
+    """Return the cost of the reference's steps before the first switchback trial, and the cost of each trial.
 
-    A trial is a stretch of the candidate, and the stretch of the reference that follows. Both costs are progress lost
-    in comparison with steps of the best candidate, in steps of that candidate. Arguments are those of
-    ``expected_gain``.
+    The steps of a trial are those of the candidate, and those of the reference that follow. A cost is the progress lost
+    in comparison with running the best candidate for the same time, in steps of the best candidate. ``expected_gain``
+    explains the arguments.
     """
     best = state.entry(state.best)
     assert best is not None
@@ -198,9 +203,14 @@ def trial_prices(state: GoodputState, candidate: int, reference: int, length: in
 
 
 def progress_lost_per_step(state: GoodputState, position: int, expire: int) -> float:
-    """Return the progress that a candidate's step loses against the best candidate in the same time; 0 or more.
+    """Return the progress that a step of a candidate loses in comparison with the best candidate, in the same time.
 
-    The unit is the progress of a step of the best candidate. ``expire``: see ``expected_gain``.
+    The result is 0 or more, in steps of the best candidate.
+
+    Args:
+        state: state of the search.
+        position: index of the candidate in ``state.forecasts``.
+        expire: age of a measured step time, in windows, from which only half of the time counts as lower bound.
     """
     best = state.entry(state.best)
     assert best is not None
@@ -209,7 +219,7 @@ def progress_lost_per_step(state: GoodputState, position: int, expire: int) -> f
 
 
 def progress_of(state: GoodputState, results: Learned) -> Progress:
-    """Return the results of a candidate's switchback trials, with the belief after the trials."""
+    """Return a record of a candidate's switchback trials: their results, and the efficiency believed after them."""
     belief = state.belief(results.candidate)
     return Progress(
         candidate=state.forecasts[results.candidate].candidate,
@@ -224,18 +234,27 @@ def progress_of(state: GoodputState, results: Learned) -> Progress:
 
 
 def with_trial_results(state: GoodputState, trials: Trials, price: float) -> GoodputState:
-    """Return the state with the results of the trials so far, and with ``price`` added to their cost ``booked``."""
+    """Return the state with the results of ``trials``, and with ``price`` added to the cost of all trials (``booked``).
+
+    Args:
+        state: state of the search.
+        trials: the current switchback trials.
+        price: cost that is not yet in ``booked``, in steps of the best candidate.
+    """
     other_results = tuple(results for results in state.learned if results.candidate != trials.candidate)
     return replace(state, learned=(*other_results, trials.results), booked=state.booked + price)
 
 
 def _total_steps(state: GoodputState, total_steps: int | None) -> int:
-    """Return the number of steps of the run; twice the number of steps so far if not known."""
+    """Return the number of steps of the run; twice the number of steps so far if ``total_steps`` is ``None``."""
     return 2 * state.steps if total_steps is None else max(total_steps, state.steps)
 
 
 def _step_seconds(state: GoodputState, position: int, expire: int) -> float:
-    """Return the seconds of a candidate's step: as measured, otherwise the mean of its lower and upper bound."""
+    """Return the seconds of a candidate's step: as measured, or else the mean of the lower and the upper bound.
+
+    If neither a measurement nor a finite upper bound exists, return the lower bound.
+    """
     measured_entry = state.entry(position)
     if measured_entry is not None:
         return measured_entry.seconds

@@ -1,30 +1,31 @@
 # SPDX-FileCopyrightText: 2026 The gravac developers
 # SPDX-License-Identifier: Apache-2.0
-"""Limits of native steps, in which DDP exchanges gradients by itself, for controllers that may choose such steps.
+"""Limits of native steps (DDP exchanges gradients by itself), for controllers that may choose such steps.
 
-Functions say whether gradients may be sent in float16, and how many successive native steps gravac times together (a
-stretch).
+``fits_float16`` decides whether DDP may send gradients in float16. ``next_stretch_length`` decides how many successive
+native steps gravac times together, as a stretch.
 """
 
 import math
 
 LARGEST_FLOAT16_NORM = 65504 / 128
-"""Norm of all ranks' gradients below which torch's float16 hook may send the gradients: a 128th of the largest float16
-number, since gradients may grow while gravac does not observe them."""
+"""Norm of the gradients of all ranks below which torch's float16 hook may send the gradients: 1/128 of the largest
+float16 number. Gradients may grow by that factor in native steps, in which gravac does not measure them."""
 
 LONGEST_STRETCH_STEPS, LONGEST_STRETCH_SECONDS = 400, 4.0
-"""Largest number of steps, and of seconds, of a native stretch (steps that gravac times together). The ranks notice at
-the end of a stretch if its steps took a quarter longer than before. If steps take more than twice as long, the ranks
-notice earlier, by numbers that they exchange within a stretch."""
+"""Largest number of steps, and largest duration in seconds, of a native stretch: successive native steps that gravac
+times together. At the end of a stretch, the ranks notice whether its steps took a quarter longer than before. Within a
+stretch, the ranks exchange numbers by which they notice steps that take more than twice as long."""
 
 
 def fits_float16(energy: float) -> bool:
-    """True if gradients are known to be far below the largest float16 number.
+    """True if a measured step shows that gradients are far below the largest float16 number.
 
-    The norm of all gradients over the ranks bounds the absolute value of each element.
+    The norm of the gradients of all ranks is an upper bound of the absolute value of each element.
 
     Args:
-        energy: largest energy of a measured step, see ``Measurement``; 0: no step was measured.
+        energy: largest ``Measurement.energy`` of the measured steps: squared norm of the gradients (plus residuals)
+            over all ranks; 0: no step was measured.
 
     Example:
         >>> fits_float16(0.0), fits_float16(100.0), fits_float16(1e6)
@@ -34,12 +35,15 @@ def fits_float16(energy: float) -> bool:
 
 
 def next_stretch_length(watch: int, seconds: float, minimum: int) -> int:
-    """Return the number of steps of the next native stretch, after a stretch in which the step time did not change.
+    """Return the number of native steps to time together next, after a stretch in which the step time did not change.
+
+    A stretch is successive native steps that gravac times together. The next stretch is twice as long as the last, up
+    to ``LONGEST_STRETCH_STEPS`` steps or ``LONGEST_STRETCH_SECONDS`` seconds.
 
     Args:
         watch: number of steps of the stretch that ended.
         seconds: time of a step, in seconds.
-        minimum: number of steps of the shortest stretch.
+        minimum: smallest number of steps to return.
 
     Example:
         >>> next_stretch_length(8, 0.02, minimum=8), next_stretch_length(64, 0.07, minimum=8)

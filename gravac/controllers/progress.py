@@ -1,15 +1,21 @@
 # SPDX-FileCopyrightText: 2026 The gravac developers
 # SPDX-License-Identifier: Apache-2.0
-"""Switchback trials measure the progress of a candidate's step while a run trains.
+"""Switchback trials: they measure, while a run trains, how much progress a step of a candidate makes.
 
-A run cannot branch, so it alternates between stretches (successive steps of one candidate): a stretch of the reference,
-which is the candidate to compare with; a stretch of the candidate; some steps of the reference, until the candidate's
-after-effects are over; a stretch of the reference; and so on. The loss on fixed batches (``AdaptiveCompressor``'s
-``probe``) is read a few times at both ends of each stretch of the reference. It is never read at the end of a stretch
-of the candidate, since averaged weights lower the loss for some steps, and noise raises it for some. The fall of the
-loss over the candidate's stretch is compared with its fall in the stretches of the reference before and after.
+A trial compares a candidate with another candidate, the reference. A run cannot train both from the same weights, so it
+alternates between them in stretches, which are successive steps of one candidate:
 
-All functions of this module are pure functions of agreed measurements, as controllers are.
+1. a stretch of the reference;
+2. a stretch of the candidate under trial;
+3. ``SETTLING_STEPS`` steps of the reference, until the candidate's after-effects are over;
+4. a stretch of the reference, which is also step 1 of the next trial.
+
+The loss on fixed batches (argument ``probe`` of ``AdaptiveCompressor``) is read a few times at both ends of each
+stretch of the reference. The loss right after a candidate's steps would mislead: for some steps, averaged weights lower
+it, and noise raises it. The fall of the loss over the candidate's stretch is compared with its fall in the stretches
+of the reference before and after.
+
+The functions of this module are pure functions of measurements that all ranks agreed on, as controllers are.
 """
 
 from __future__ import annotations
@@ -25,57 +31,60 @@ from gravac.controllers.base import Measurement
 from gravac.controllers.state_dicts import Above0, Count, Finite
 
 TRIAL_STEPS = 100
-"""Number of steps of the candidate in a switchback trial; with outer steps, those of two exchanges if that is more."""
+"""Number of steps of the candidate in a switchback trial. Outer steps run at least until their second exchange."""
 
 STRETCH_LENGTHS = (100, 50)
-"""Possible numbers of successive steps of the reference, the candidate that a trial compares with. Fewer steps cost
-less and measure less exactly."""
+"""Numbers of steps to choose from for a stretch of the reference, the candidate that a trial compares with. A short
+stretch costs less, and measures less exactly."""
 
 SETTLING_STEPS = 30
-"""Number of steps of the reference (the candidate compared with) between a stretch of the candidate and the next
-reading of the loss: enough for the candidate's after-effects to end."""
+"""Number of steps of the reference (the candidate that a trial compares with) after the candidate's steps, before the
+loss is read: enough for the candidate's after-effects to end."""
 
 READINGS_AT_END = 3
-"""Number of times that the loss is read at each end of a stretch of the reference (the candidate compared with). A
-single reading depends on the last few batches."""
+"""Number of times that the loss is read at each end of a stretch of the reference, the candidate that a trial compares
+with. A single reading depends on the last few training batches."""
 
 STEPS_BETWEEN_READINGS = 5
 """Number of steps between two readings of the loss at an end of a stretch."""
 
 UNEVEN_PROGRESS_DEVIATION = 0.2
-"""Standard deviation of the ratio of efficiencies that a trial measures, without the noise of the readings of the loss:
-a run makes more progress in some steps than in others."""
+"""Standard deviation, between switchback trials, of the ratio of efficiencies that a trial measures. The reason: a run
+makes more progress in some steps than in others. The noise of the readings of the loss comes on top."""
 
 RATIO_BIAS = 0.1
-"""Error of the measured ratio of two efficiencies that further trials do not reduce."""
+"""Standard error that a measured ratio of two efficiencies keeps after any number of switchback trials."""
 
 OUTER_OVERSTATEMENT = 1.3
-"""Ratio of efficiencies that a trial of outer steps measures / ratio that whole runs show. ``SETTLING_STEPS`` after
-outer steps ended, the averaging of weights still lowers the loss by more than it does in the end. Geometric mean over
-the four programs of ``make measure-switchback``; the standard error of its logarithm is 0.09. For candidates that
-average gradients the quotient is 1, within its error."""
+"""Factor by which switchback trials of outer steps overstate a ratio of efficiencies, in comparison with whole runs.
+``SETTLING_STEPS`` after outer steps ended, the averaging of weights still lowers the loss by more than in the long run.
+The factor is a geometric mean over the four training programs of ``make measure-switchback``; the standard error of its
+logarithm is 0.09. For candidates that average gradients in each step, the factor is 1 within its error."""
 
 READING_NOISE = 0.2
-"""Standard deviation of the ratio of efficiencies that a trial measures, due to the noise of the readings of the loss
-alone. Assumed before the first trial of a run, for stretches of 100 steps; inversely proportional to their length."""
+"""Standard deviation of the ratio of efficiencies that a switchback trial measures, due to the noise of the readings of
+the loss alone. gravac assumes this number before the first trial, for stretches of 100 steps of the reference. For
+other lengths, the number is inversely proportional to the length."""
 
 SMALLEST_RATIO = 0.05
-"""Lower limit of a measured ratio of efficiencies. If the loss rose, the ratio is negative and has no logarithm."""
+"""Lower limit of a measured ratio of efficiencies. If the loss rose, the measured ratio is negative, and its logarithm
+does not exist."""
 
 MEASUREMENTS_PER_REQUEST = 6
-"""Number of measurements after which the controller requests a reading of the loss again, if none came."""
+"""Number of measurements without a reading of the loss after which the controller requests the reading again."""
 
 MOST_REQUESTS = 3
-"""Number of times that the controller waits ``MEASUREMENTS_PER_REQUEST`` measurements for a reading before it ends the
-trials."""
+"""Number of times that the controller waits ``MEASUREMENTS_PER_REQUEST`` measurements for a reading of the loss. After
+that, the controller ends the trials."""
 
 SETTLING: Final = "settling"
 REFERENCE: Final = "reference"
 CANDIDATE: Final = "candidate"
 
 Stage = Literal["settling", "reference", "candidate"]
-"""Stage of a switchback trial: steps of the reference (the candidate compared with) before the loss is read (settling),
-the compared steps of the reference, or steps of the candidate."""
+"""Stage of a switchback trial. ``"settling"``: the reference (the candidate that a trial compares with) runs, and the
+loss is not read yet; ``"reference"``: the reference runs between its first and last reading of the loss;
+``"candidate"``: the candidate under trial runs."""
 
 _NORMAL = NormalDist()
 
@@ -95,23 +104,23 @@ class Reading:
 
 @dataclass(frozen=True, slots=True)
 class Trials:
-    """Switchback trials of one candidate that have not ended, as plain data.
+    """Switchback trials that are being made: they compare a candidate with another candidate, the reference.
 
     Attributes:
-        candidate: position of the candidate in the controller's list.
-        reference: position of the candidate that ``candidate`` is compared with.
-        length: number of steps of a stretch of the reference (successive steps with readings at both ends).
-        steps: number of steps of a stretch of the candidate.
+        candidate: index of the candidate under trial, in the controller's list of candidates.
+        reference: index of the candidate that ``candidate`` is compared with.
+        length: number of successive steps of the reference (a stretch) from its first to its last reading of the loss.
+        steps: number of steps of the candidate in each trial.
         stage: current stage of the trial.
-        made: number of steps made in this stage.
-        asked: whether the controller waits for a requested reading of the loss.
+        made: number of steps made in the current stage.
+        asked: whether the controller has requested a reading of the loss that has not come yet.
         readings: all readings of the loss so far, ``2 * READINGS_AT_END`` for each stretch of the reference.
-        candidate_steps: number of steps that the candidate made in each trial.
+        candidate_steps: number of steps that the candidate has made in each trial, oldest trial first.
         earlier: results of earlier trials of the same two candidates; ``None``: no earlier trials.
         overstatement: ratio of efficiencies that a trial measures / true ratio; ``results`` divides measured ratios by
             this number.
-        slow: number of newest steps, in a row, that took far longer than earlier steps of the running candidate.
-        waited: number of measurements since the controller requested the reading that it waits for.
+        slow: number of the newest successive steps that took far longer than earlier steps of the same candidate.
+        waited: number of measurements since the controller requested a reading of the loss; 0: no request.
     """
 
     candidate: Count
@@ -130,35 +139,42 @@ class Trials:
 
     @property
     def running(self) -> int:
-        """Position of the candidate that is to run in the current stage."""
+        """Index, in the controller's list of candidates, of the candidate that runs in the current stage."""
         return self.candidate if self.stage == CANDIDATE else self.reference
 
     @property
     def reading_offsets(self) -> tuple[int, ...]:
-        """Steps at which the loss is read in a stretch of the reference, the candidate compared with.
+        """Numbers of steps after the first reading of a stretch at which the loss is read; ascending, from 0.
 
-        Counted in steps from the first reading of the stretch; ascending.
+        A stretch is successive steps of the reference, the candidate that trials compare with.
         """
         first_offsets = tuple(STEPS_BETWEEN_READINGS * number for number in range(READINGS_AT_END))
         return (*first_offsets, *(self.length - offset for offset in reversed(first_offsets)))
 
     @property
     def reference_readings(self) -> tuple[tuple[Reading, ...], ...]:
-        """Readings of the loss in each ended stretch of the reference, oldest first.
+        """Readings of the loss in each ended stretch of the reference, oldest stretch first.
 
-        The reference is the candidate that trials compare with; a stretch is a number of its successive steps.
+        A stretch is successive steps of the reference, the candidate that trials compare with.
         """
         count = len(self.reading_offsets)
         return tuple(self.readings[end - count : end] for end in range(count, len(self.readings) + 1, count))
 
     @property
     def ended_count(self) -> int:
-        """Number of ended trials: the reference (the candidate compared with) has run a whole stretch at the end."""
+        """Number of ended trials.
+
+        A trial ends with the last reading of the loss in the reference's steps after those of the candidate. The
+        reference is the candidate that trials compare with.
+        """
         return max(0, len(self.reference_readings) - 1)
 
     @property
     def reference_has_ended(self) -> bool:
-        """True if a stretch of the reference, the candidate compared with, has just ended: trials may end now."""
+        """True if the last loss in the reference's steps was just read, so that a trial can begin or trials can end.
+
+        The reference is the candidate that trials compare with.
+        """
         return self.stage == REFERENCE and len(self.readings) % len(self.reading_offsets) == 0
 
     @property
@@ -173,22 +189,22 @@ class Trials:
 
     @property
     def requests_again(self) -> bool:
-        """True if the controller requests the reading of the loss again, since a restart may have lost the request."""
+        """True if a reading of the loss must be requested again, since a restart may have lost the request."""
         return self.waited > 0 and self.waited % MEASUREMENTS_PER_REQUEST == 0
 
     @property
     def gave_up_waiting(self) -> bool:
-        """True if the controller has waited too long for a finite reading of the loss."""
+        """True if no finite reading of the loss came after ``MOST_REQUESTS`` requests, so that trials must end."""
         return self.waited > MOST_REQUESTS * MEASUREMENTS_PER_REQUEST
 
     def add(self, measured: Measurement, is_candidate: bool, is_reference: bool, far_slower: bool) -> Trials:
-        """Return the trials after a measurement.
+        """Return the trials after a measurement, with its steps counted and its reading of the loss added, if any.
 
         Args:
-            measured: the measurement.
+            measured: the newest measurement.
             is_candidate: whether the candidate under trial ran.
-            is_reference: whether the reference ran, the candidate compared with.
-            far_slower: whether the measured steps took far longer than earlier steps of the running candidate.
+            is_reference: whether the reference ran, which is the candidate that trials compare with.
+            far_slower: whether the measured steps took far longer than earlier steps of the same candidate.
         """
         trials = replace(self, slow=self.slow + measured.steps if far_slower else 0)
         trials = replace(trials, waited=trials.waited + 1 if trials.asked else 0)
@@ -197,7 +213,7 @@ class Trials:
                 trials, candidate_steps=(*trials.candidate_steps[:-1], trials.candidate_steps[-1] + measured.steps)
             )
         if trials.asked and math.isfinite(measured.probe):
-            step = measured.first + (measured.candidate.mode == "native")  # native steps: read before the second step
+            step = measured.first + (measured.candidate.mode == "native")  # native steps: loss read before the second
             readings = (*trials.readings, Reading(step, measured.probe))
             trials = replace(trials, asked=False, readings=readings, waited=0)
             if trials.stage == SETTLING:
@@ -207,20 +223,23 @@ class Trials:
         return trials
 
     def start_candidate(self) -> Trials:
-        """Return the trials in the stage ``"candidate"``: a stretch of the candidate begins."""
+        """Return the trials in the stage ``"candidate"``, in which the steps of the candidate under trial begin."""
         return replace(self, stage=CANDIDATE, made=0, candidate_steps=(*self.candidate_steps, 0))
 
     def start_settling(self) -> Trials:
-        """Return the trials in the stage ``"settling"``: the candidate compared with runs; the loss is not read yet."""
+        """Return the trials in the stage ``"settling"``, in which the reference runs before the loss is read again.
+
+        The reference is the candidate that trials compare with.
+        """
         return replace(self, stage=SETTLING, made=0)
 
     def request_reading(self) -> Trials:
-        """Return the trials after the controller requested a reading of the loss."""
+        """Return the trials in a state in which the controller waits for a requested reading of the loss."""
         return replace(self, asked=True)
 
     @property
     def results(self) -> Learned:
-        """Results of these trials and of earlier trials of the same two candidates."""
+        """Results of the ended trials, together with those of earlier trials of the same two candidates."""
         lines = [Line.through(readings) for readings in self.reference_readings]
         noise = math.sqrt(sum(line.noise**2 for line in lines) / len(lines)) if lines else 0.0
         estimates = (
@@ -242,17 +261,17 @@ class Trials:
 
 @dataclass(frozen=True, slots=True)
 class Line:
-    """The least-squares line of loss against step, through the readings of successive steps of one candidate.
+    """Least-squares line of loss over step, through the readings of the loss in successive steps of one candidate.
 
     Attributes:
-        first_step: step of the first reading.
-        last_step: step of the last reading.
-        mean_step: mean step of the readings.
-        mean_loss: loss on the line at ``mean_step``.
-        fall_per_step: fall of the loss per step; below 0 if the loss rises.
-        squared_distances: sum of squared distances of the readings' steps from ``mean_step``.
+        first_step: number of training steps made before the first reading.
+        last_step: number of training steps made before the last reading.
+        mean_step: mean of these numbers over all readings.
+        mean_loss: mean loss of the readings, which is the loss on the line at ``mean_step``.
+        fall_per_step: decrease of the loss per step; below 0 if the loss rises.
+        squared_distances: sum over the readings of the squared distance, in steps, from ``mean_step``.
         reading_count: number of readings.
-        noise: standard deviation of a reading from the line.
+        noise: standard deviation of the readings from the line, in units of loss.
     """
 
     first_step: float
@@ -266,7 +285,7 @@ class Line:
 
     @classmethod
     def through(cls, readings: Sequence[Reading]) -> Line:
-        """Return the line through three readings or more, of different steps.
+        """Return the least-squares line through three or more readings, which must be of different steps.
 
         Example:
             >>> line = Line.through([Reading(0, 4.0), Reading(50, 3.0), Reading(100, 2.0)])
@@ -295,30 +314,30 @@ class Line:
         )
 
     def loss_at(self, step: float) -> float:
-        """Return the loss on the line at a step."""
+        """Return the loss on the line after ``step`` training steps."""
         return self.mean_loss - self.fall_per_step * (step - self.mean_step)
 
     def variance_at(self, step: float) -> float:
-        """Return the variance of ``loss_at`` at a step / the variance of a reading."""
+        """Return variance of ``loss_at(step)`` / variance of a single reading of the loss."""
         return 1 / self.reading_count + (step - self.mean_step) ** 2 / self.squared_distances
 
 
 def estimate_ratio(before: Line, after: Line, steps: int, noise: float) -> tuple[float, float]:
-    """Return the ratio of the efficiencies of candidate and reference that one switchback trial measured.
+    """Return the ratio that a switchback trial measured: progress of a candidate's step / of a reference's step.
 
-    The reference is the candidate compared with; its steps run in a stretch before and a stretch after the candidate's.
-    The estimate assumes that between these two stretches a step of the reference lowers the loss by the geometric mean
-    of the loss's fall per step in each stretch.
+    The reference is the candidate that the trial compares with. It runs before and after the candidate under trial. The
+    estimate assumes that between the two lines a step of the reference would lower the loss by the geometric mean of
+    the lines' ``fall_per_step``.
 
     Args:
-        before: line through the readings in the reference's stretch before the candidate's.
-        after: line through the readings in the reference's stretch after the candidate's, without settling steps.
+        before: line through the readings of the loss in the reference's steps before those of the candidate.
+        after: line through the readings in the reference's steps after those of the candidate, without settling steps.
         steps: number of the candidate's steps between the two lines.
         noise: standard deviation of a reading of the loss.
 
     Returns:
-        The ratio, and its standard error. The error is infinite if the loss did not fall in both stretches of the
-        reference.
+        The ratio, and its standard error. The error is infinite if the loss did not fall along both lines, or if
+        ``steps`` is 0.
 
     Example:
         >>> before = Line.through([Reading(0, 4.0), Reading(50, 3.5), Reading(100, 3.0)])
@@ -343,11 +362,11 @@ class Learned:
     """Results of all switchback trials of a candidate.
 
     Attributes:
-        candidate: position of the candidate in the controller's list.
-        reference: position of the candidate that ``candidate`` was compared with.
-        estimates: ``(ratio of efficiencies, its standard error)`` of each trial. Trials are left out if the loss did
-            not fall in the reference's steps before or after the candidate's.
-        steps: number of steps that the candidate made in trials.
+        candidate: index of the candidate in the controller's list of candidates.
+        reference: index of the candidate that ``candidate`` was compared with.
+        estimates: ``(ratio, its standard error)`` of each trial: efficiency of the candidate / efficiency of the
+            reference. A trial is left out if the loss did not fall in the reference's steps before and after.
+        steps: number of steps that the candidate made in all trials.
     """
 
     candidate: Count
@@ -362,14 +381,17 @@ class Learned:
 
     @property
     def ratio(self) -> float:
-        """Mean of the trials' ratios, weighted by the inverse squares of their errors; at least ``SMALLEST_RATIO``."""
+        """Efficiency of the candidate / efficiency of the reference: weighted mean, at least ``SMALLEST_RATIO``.
+
+        The mean is over the trials, with the inverse squares of their standard errors as weights; 1 without trials.
+        """
         return max(SMALLEST_RATIO, self._mean)
 
     @property
     def error(self) -> float:
-        """Standard error of ``ratio``, with ``RATIO_BIAS``; infinite without trials.
+        """Standard error of ``ratio``, which includes ``RATIO_BIAS``; infinite without trials.
 
-        If the trials differ by more than their errors, the error is larger by Birge's ratio.
+        If the trials differ by more than their own errors explain, the error is multiplied by Birge's ratio.
         """
         if not self.estimates:
             return math.inf
@@ -380,23 +402,24 @@ class Learned:
 
     @property
     def _mean(self) -> float:
-        """Weighted mean of the trials' ratios; 1 without trials."""
+        """Mean of the trials' ratios, with the inverse squares of their errors as weights; 1 without trials."""
         weighted_ratios = [(ratio, error**-2) for ratio, error in self.estimates]
         total_weight = sum(weight for _, weight in weighted_ratios)
         return sum(ratio * weight for ratio, weight in weighted_ratios) / total_weight if total_weight else 1.0
 
     @property
     def measured_ratio(self) -> MeasuredRatio:
-        """``ratio`` and ``error``, in the form that ``gravac.beliefs.posterior`` takes."""
+        """The same result as an argument for ``gravac.beliefs.posterior``."""
         return MeasuredRatio(self.candidate, self.reference, self.ratio, self.error)
 
 
 def expected_scatter(results: Learned | None, length: int) -> float:
-    """Return the expected standard deviation of the ratio of efficiencies that the next switchback trial measures.
+    """Return the standard deviation expected for the ratio of efficiencies that the next switchback trial measures.
 
     Args:
-        results: results of the same candidate's trials so far; ``None``: no trials.
-        length: number of steps of the reference (the candidate compared with) before, and again after, the candidate's.
+        results: results of the candidate's trials so far; ``None``: no trials.
+        length: number of successive steps of the reference before the candidate's steps, and again after them. The
+            reference is the candidate that the trial compares with.
     """
     if results is None or not results.estimates:
         return math.hypot(UNEVEN_PROGRESS_DEVIATION, READING_NOISE * STRETCH_LENGTHS[0] / length)
@@ -406,13 +429,14 @@ def expected_scatter(results: Learned | None, length: int) -> float:
 def value_of_trials(advantage: float, deviation: float, scatter: float, trials: int, preferred: bool) -> float:
     """Return the expected gain of a number of switchback trials, as a fraction of the progress to come.
 
-    The gain is the difference in goodput between two decisions, both by the lower bound: after the trials, and without
-    trials. The trials compare a candidate with another candidate, the reference.
+    The trials help to decide between a candidate and another candidate, the reference. The gain is the goodput
+    expected of the decision after the trials, minus the goodput of the decision without trials. Both decisions are by
+    the lower bound of efficiency.
 
     Args:
-        advantage: mean of log (goodput of the candidate / goodput of the reference).
-        deviation: standard deviation of that logarithm.
-        scatter: standard deviation of that logarithm as measured by a single trial.
+        advantage: mean of log (goodput of the candidate / goodput of the reference), as assumed before the trials.
+        deviation: standard deviation of that logarithm: the uncertainty before the trials.
+        scatter: standard deviation of that logarithm as a single trial measures it.
         trials: number of trials.
         preferred: whether the decision without trials is for the candidate, rather than for the reference.
 

@@ -1,6 +1,6 @@
 # SPDX-FileCopyrightText: 2026 The gravac developers
 # SPDX-License-Identifier: Apache-2.0
-"""Compression factors (CFs) that a controller tries: the GraVAC paper's two spacings, mapped to supported CFs.
+"""Lists compression factors (CFs) for a controller to try, in the GraVAC paper's two spacings.
 
 Source: Tyagi & Swany, "GraVAC", IEEE CLOUD 2023, section IV-B.
 """
@@ -12,7 +12,12 @@ from gravac.candidate import Span
 
 
 def exponential(cf_range: tuple[float, float]) -> tuple[float, ...]:
-    """Return the lowest CF of a range times 1, 2, 4, 16, 256 ..., as far as these are in the range; and the highest CF.
+    """Return the CFs of a range that are 1, 2, 4, 16, 256 ... times its lowest CF, and its highest CF; ascending.
+
+    From 2 on, each of these factors is the square of the previous factor.
+
+    Args:
+        cf_range: lowest and highest CF.
 
     Example:
         >>> exponential((10, 1000))
@@ -27,7 +32,13 @@ def exponential(cf_range: tuple[float, float]) -> tuple[float, ...]:
 
 
 def geometric(cf_range: tuple[float, float], ratio: float = 2.0) -> tuple[float, ...]:
-    """Return a range's lowest CF times 1, ``ratio``, ``ratio**2`` ..., as far as these are in it; and the highest CF.
+    """Return the CFs of a range that are 1, ``ratio``, ``ratio**2`` ... times its lowest CF, and its highest CF.
+
+    The CFs are ascending.
+
+    Args:
+        cf_range: lowest and highest CF.
+        ratio: ratio of successive CFs; above 1.
 
     Example:
         >>> geometric((10, 100))
@@ -41,11 +52,12 @@ def geometric(cf_range: tuple[float, float], ratio: float = 2.0) -> tuple[float,
 
 
 def snap(target_cfs: Sequence[float], supported_cfs: Span | Sequence[float]) -> tuple[float, ...]:
-    """Return the supported CFs that are nearest to the target CFs by ratio: ascending, without repetition.
+    """Return the nearest supported CF (by ratio) of each target CF: ascending, without repetition.
 
     Args:
-        target_cfs: CFs that a controller would choose from.
-        supported_cfs: CFs that the compressor supports: a list, or a span. Target CFs outside a span are dropped.
+        target_cfs: CFs that a controller would like to choose from.
+        supported_cfs: CFs that the compressor supports: a list, or a ``Span``, which supports all CFs from its lowest
+            to its highest. Target CFs outside a span are dropped.
 
     Example:
         >>> snap((10, 20, 40), [4, 16, 32])

@@ -1,8 +1,8 @@
 # SPDX-FileCopyrightText: 2026 The gravac developers
 # SPDX-License-Identifier: Apache-2.0
-"""Controllers' states as plain values (JSON types) for checkpoints, and checks of dumped states.
+"""Converts states of controllers to plain values (JSON types) for checkpoints, and back; checks dumped states.
 
-Candidates and forecasts are not dumped, since ``restore`` gets those of the resumed run.
+Candidates and forecasts are not dumped, since ``Controller.restore`` gets the forecasts of the resumed run.
 """
 
 import functools
@@ -18,16 +18,17 @@ from gravac.settings import STATE_REMEDY, SettingsError
 StateT = TypeVar("StateT")
 
 FIELDS_NOT_DUMPED = ("candidate", "candidates", "forecasts", "low", "high")
-"""Fields of windows and states that contain candidates or forecasts: ``restore`` gets those of the resumed run."""
+"""Fields of states and windows that contain candidates or forecasts. They are not dumped, since ``Controller.restore``
+gets the forecasts of the resumed run."""
 
 EXCLUDED_FIELDS: dict[str, Any] = {**dict.fromkeys(FIELDS_NOT_DUMPED, True), "window": {"candidate"}}
-"""Value of pydantic's ``exclude`` that leaves out ``FIELDS_NOT_DUMPED``, of a window or of a state with a window."""
+"""Value for pydantic's argument ``exclude`` that leaves out ``FIELDS_NOT_DUMPED`` of a state and of its window."""
 
 Count = Annotated[int, Field(ge=0, le=2**53, strict=True)]
-"""Type of a count, 0 or more, or of a position in a list."""
+"""Type of an integer of 0 or more: a count, or a position in a list."""
 
 Positive = Annotated[int, Field(ge=1, le=2**53, strict=True)]
-"""Type of a number of steps, 1 or more."""
+"""Type of an integer of 1 or more, such as a number of steps."""
 
 Finite = Annotated[float, Field(allow_inf_nan=False, strict=True)]
 """Type of a number that is neither infinite nor nan."""
@@ -45,7 +46,7 @@ Factor = Annotated[float, Field(ge=1e-9, le=1e9, strict=True)]
 def identify(candidates: Iterable[Candidate]) -> list[list[str | float]]:
     """Return the identity of each candidate: a list ``[mode, compressor, cf, every, delay]``.
 
-    Positions in a dumped state refer to the returned list.
+    Dumped states contain the returned list. Their positions are indices of that list.
 
     Example:
         >>> identify([Candidate("outer", "topk", 10.0, every=50)])
@@ -58,7 +59,7 @@ def identify(candidates: Iterable[Candidate]) -> list[list[str | float]]:
 
 
 def candidate_of(identity: Sequence[Any]) -> Candidate:
-    """Return the candidate whose identity ``identify`` returned.
+    """Return the candidate of an identity ``[mode, compressor, cf, every, delay]``, as ``identify`` returns.
 
     Example:
         >>> candidate_of(["outer", "topk", 10.0, 50, 25]).every
@@ -69,7 +70,7 @@ def candidate_of(identity: Sequence[Any]) -> Candidate:
 
 
 def name_of(identity: Sequence[Any]) -> str:
-    """Return a name, for readers, of the candidate whose identity ``identify`` returned.
+    """Return a readable name of the candidate of an identity, as ``identify`` returns.
 
     Example:
         >>> name_of(["outer", "topk", 10.0, 50, 25])
@@ -79,19 +80,19 @@ def name_of(identity: Sequence[Any]) -> str:
 
 
 def to_plain(state: Any) -> dict[str, Any]:
-    """Return the fields of a state (a dataclass) as plain values: tuples as lists, no candidates, no forecasts."""
+    """Return the fields of a state, a dataclass, as JSON types, by field name; without ``FIELDS_NOT_DUMPED``."""
     state_class: Any = type(state)
     dumped: dict[str, Any] = _adapter(state_class).dump_python(state, mode="json", exclude=EXCLUDED_FIELDS)
     return dumped
 
 
 def from_plain(state_class: Callable[..., StateT], dumped: Mapping[str, Any]) -> StateT:
-    """Return the state whose plain values ``to_plain`` returned.
+    """Return a state from the plain values that ``to_plain`` returned.
 
     Args:
         state_class: class of the state, a dataclass.
-        dumped: what ``to_plain`` returned, with the fields ``FIELDS_NOT_DUMPED`` added; keys that are no fields are
-            ignored.
+        dumped: dict that ``to_plain`` returned, with the candidates or forecasts added that ``state_class`` needs
+            (``FIELDS_NOT_DUMPED``). Keys that are no fields are ignored.
 
     Raises:
         SettingsError: a field has a wrong type or range.
@@ -106,30 +107,30 @@ def from_plain(state_class: Callable[..., StateT], dumped: Mapping[str, Any]) ->
 
 
 def check_names(state_class: Any, dumped: Mapping[str, Any], extra_names: Collection[str], window_class: Any) -> None:
-    """Check that a dumped state, and the window in it, have the field names that ``to_plain`` writes.
+    """Raise ``SettingsError`` if a dumped state, or the window in it, has other keys than expected.
 
     Args:
-        state_class: class of the state, a dataclass; ``None``: the state is only a window.
+        state_class: class of the state, a dataclass; ``None``: the state has no fields but its window.
         dumped: state of the controller in a checkpoint.
-        extra_names: names that the controller adds to those of ``to_plain``.
+        extra_names: keys that the controller adds to those of ``to_plain``.
         window_class: class of the window, a dataclass.
 
     Raises:
-        SettingsError: a name is missing or unknown, or the state or its window is no dict.
+        SettingsError: a key is missing or unknown, or the state or its window is no dict.
     """
     _check_field_names("controller_state", dumped, {"window", *extra_names, *_field_names(state_class)})
     _check_field_names("controller_state/window", dumped["window"], _field_names(window_class))
 
 
 def candidates_of(identities: Any, path: str = "controller_state/candidates") -> tuple[Candidate, ...]:
-    """Return the candidates whose identities ``identify`` returned.
+    """Return the candidates of a list of identities, as ``identify`` returns, after a check.
 
     Args:
-        identities: dumped list of identities.
-        path: path of that list in the checkpoint, for the message.
+        identities: identities in a dumped state.
+        path: path of ``identities`` in the checkpoint, for the error message.
 
     Raises:
-        SettingsError: ``identities`` is not a list as ``identify`` returns, of one candidate or more.
+        SettingsError: ``identities`` is empty, or not a list of identities.
     """
     try:
         checked_identities = _adapter(tuple[tuple[Mode, str, Above0, Positive, Count], ...]).validate_python(identities)
@@ -144,10 +145,10 @@ def candidates_of(identities: Any, path: str = "controller_state/candidates") ->
 
 
 def check_positions(positions: Mapping[str, Sequence[int]], count: int) -> None:
-    """Check that each position in a dumped state is below the number of candidates.
+    """Raise ``SettingsError`` if a position in a dumped state is not below the number of candidates.
 
     Args:
-        positions: positions in the list of candidates, by the name of the field that has them.
+        positions: positions in the list of candidates, by the name of the field that contains them.
         count: number of candidates.
 
     Raises:
@@ -164,19 +165,25 @@ def check_positions(positions: Mapping[str, Sequence[int]], count: int) -> None:
 def state_from_plain(
     state_class: Callable[..., StateT], dumped: Mapping[str, Any], running: Candidate, **not_dumped: Sequence[Any]
 ) -> StateT:
-    """Return the state, with candidates and window, whose plain values ``to_plain`` returned.
+    """Return a state with a window from the plain values that ``to_plain`` returned.
 
     Args:
-        state_class: class of the state: a dataclass with a ``window`` of the candidate that runs.
+        state_class: class of the state: a dataclass with a field ``window``.
         dumped: state of the controller in a checkpoint.
-        running: candidate that runs.
-        not_dumped: the field ``candidates`` or ``forecasts``, whichever the state has, in the order of the dump.
+        running: candidate that runs, whose steps are in the window.
+        not_dumped: field ``candidates`` or ``forecasts`` of the state, in the order of the positions in ``dumped``.
     """
     return from_plain(state_class, {**dumped, **not_dumped, "window": {**dumped["window"], "candidate": running}})
 
 
 def _check_field_names(path: str, dumped: Any, names: set[str]) -> None:
-    """Raise ``SettingsError`` unless a dumped dataclass is a dict whose keys are ``names``."""
+    """Raise ``SettingsError`` if a dumped dataclass is no dict, or if its keys differ from ``names``.
+
+    Args:
+        path: path of the dumped dataclass in the checkpoint, for the error message.
+        dumped: the dumped dataclass.
+        names: expected keys.
+    """
     if not isinstance(dumped, Mapping):
         raise SettingsError(
             f"{path}: {dumped!r:.80} is no dict with the fields {', '.join(sorted(names))}; {STATE_REMEDY}"
@@ -188,11 +195,11 @@ def _check_field_names(path: str, dumped: Any, names: set[str]) -> None:
 
 
 def _field_names(state_class: Any) -> set[str]:
-    """Return the names of a dataclass's fields that ``to_plain`` dumps."""
+    """Return the names of the fields of a dataclass that ``to_plain`` dumps; empty for ``None``."""
     return set() if state_class is None else {field.name for field in fields(state_class)} - {*FIELDS_NOT_DUMPED}
 
 
 @functools.cache
 def _adapter(data_class: Any) -> TypeAdapter[Any]:
-    """Return pydantic's adapter of a type, a dataclass for example; each is made once."""
+    """Return pydantic's adapter of a type, such as a dataclass; the adapter of each type is made once."""
     return TypeAdapter(data_class)

@@ -1,6 +1,6 @@
 # SPDX-FileCopyrightText: 2026 The gravac developers
 # SPDX-License-Identifier: Apache-2.0
-"""Static: one candidate for the whole run, the baseline of every comparison."""
+"""Static: a controller that runs one candidate for the whole run, as a baseline to compare other controllers with."""
 
 from collections.abc import Sequence
 from typing import Any, ClassVar
@@ -15,15 +15,15 @@ from gravac.controllers.window import Window
 from gravac.settings import Settings
 
 StaticState = Window
-"""Type of the controller's state: the current window of steps of the candidate that runs."""
+"""Type of the controller's state: statistics of the steps since the last record (a window)."""
 
 
 class Static(Settings):
-    """Runs one compression factor (CF), and reports gain and throughput every ``window`` steps.
+    """Runs one compression factor (CF) for the whole run, and records gain and throughput every ``window`` steps.
 
     Attributes:
         cf: compression factor. 1 is dense float32; 2 is dense in 16 bit if ``dense`` is a 16-bit format.
-        window: steps between records.
+        window: number of steps from one record of gain and throughput to the next.
     """
 
     name: ClassVar[str] = "static"
@@ -34,9 +34,9 @@ class Static(Settings):
     window: int = Field(default=20, ge=1)
 
     def propose(self, cf_range: tuple[float, float], supported: Span | Sequence[float]) -> tuple[float, ...]:
-        """Return ``cf``, or the supported CF nearest to ``cf``.
+        """Return a tuple of one CF: ``cf``, or the supported CF nearest to ``cf``.
 
-        An empty tuple if that CF is outside ``cf_range``, and is neither 1 nor 2 (dense).
+        The tuple is empty if that CF is outside ``cf_range``. CF 1 and CF 2 (dense) may be outside.
         """
         cfs = (self.cf,) if isinstance(supported, Span) else snap((self.cf,), supported)
         return tuple(cf for cf in cfs if cf in (1.0, 2.0) or cf_range[0] <= cf <= cf_range[1])
@@ -44,14 +44,17 @@ class Static(Settings):
     def start(self, forecasts: Sequence[Forecast]) -> tuple[StaticState, Decision]:
         """Return the state before the first step, and the decision for that step.
 
-        Dense runs if ``cf`` is 1 or the CF of dense, otherwise the only other candidate.
+        Dense runs if ``cf`` is 1 or the CF of the dense candidate. Otherwise the candidate after dense runs.
         """
         dense, *other_candidates = (forecast.candidate for forecast in forecasts)
         candidate = dense if self.cf in (1.0, dense.cf) or not other_candidates else other_candidates[0]
         return Window(candidate), Decision(candidate, reason=f"static: {candidate}")
 
     def observe(self, state: StaticState, measurement: Measurement) -> tuple[StaticState, Decision]:
-        """Return the state after a measurement, and the decision to keep the candidate; summarize a full window."""
+        """Return the state after a measurement, and the decision to keep the candidate.
+
+        Every ``window`` steps, the decision has a summary of gain and throughput.
+        """
         window = state.add(measurement)
         if window.steps < self.window:
             return window, Decision(state.candidate)
@@ -63,11 +66,11 @@ class Static(Settings):
         return {"window": state.dump()}
 
     def check(self, dumped: dict[str, Any]) -> None:
-        """Raise ``SettingsError`` unless ``dumped`` is a state that ``dump`` returned."""
+        """Raise ``SettingsError`` if ``dumped`` is not a state that ``dump`` returned."""
         check_names(None, dumped, (), Window)
         Window.restore(Candidate("hook", DENSE, 1.0), dumped["window"])
 
     def restore(self, dumped: dict[str, Any], forecasts: Sequence[Forecast]) -> tuple[StaticState, Decision]:
-        """Return the state that a dict of ``dump`` describes, and a decision for ``cf``, whatever ran before."""
+        """Return the state that a dict of ``dump`` describes, and the decision to run ``cf``, whatever ran before."""
         candidate = self.start(forecasts)[0].candidate
         return Window.restore(candidate, dumped["window"]), Decision(candidate)

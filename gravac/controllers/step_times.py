@@ -1,6 +1,6 @@
 # SPDX-FileCopyrightText: 2026 The gravac developers
 # SPDX-License-Identifier: Apache-2.0
-"""Times of candidates' steps: those measured, and bounds that follow from them for candidates that did not run."""
+"""Measured step times of candidates, and bounds that follow for the step times of candidates that did not run."""
 
 from __future__ import annotations
 
@@ -12,33 +12,32 @@ from gravac.candidate import Forecast
 from gravac.controllers.state_dicts import Above0, Amount, Count, Finite
 
 STEP_TIME_NOISE = 0.12
-"""Relative difference of two step times that shows nothing about the link, since coding may cause it: quantizers of 1
-and of 2 bits differ in coding."""
+"""Relative difference of two step times up to which the difference says nothing about the link, since coding (encode
+and decode) may cause it. For example, quantizers of 1 bit and of 2 bits differ in the time of coding."""
 
 CHEAPER_CODING_RATIO = 0.5
-"""Smallest assumed ratio of step times of two families of compressors that send equally many bytes. The family whose
-coding is cheaper saves at most the rest of the step time."""
+"""Smallest ratio that gravac assumes between the step times of two families of compressors that send equally many
+bytes. At 0.5, a family with cheaper coding (encode and decode) saves at most half of a step."""
 
 SHORTEST_TO_PREDICTED_RATIO = 0.8
-"""Coding and exchange are assumed to take at least this fraction of the time predicted before the first step."""
+"""Gravac assumes that coding and exchange take at least this fraction of the time predicted before the first step."""
 
 FORWARD_FRACTION = 1 / 3
-"""Fraction of a step's compute that is the forward pass, which hides no exchange."""
+"""Fraction of a step's compute time that forward takes; no exchange is in flight during forward."""
 
 SHORTEST_STEP_RATIO_ON_UNKNOWN_LINK = 0.4
-"""A step that sends less than a measured step is assumed to take at least this fraction of the measured time, while the
-link's speed is not known."""
+"""Lower bound of a candidate's step time while the speed of the link is not known: this fraction of the shortest
+measured step time."""
 
 SHORTEST_STEP_RATIO = 0.01
-"""A step that sends less than a measured step is assumed to take at least this fraction of the measured time, on any
-link."""
+"""Lower bound of a candidate's step time on any link: this fraction of the shortest measured step time."""
 
 STANDARD_ERRORS = 2
-"""Number of standard errors by which a measured step time may be off."""
+"""Number of standard errors by which a measured step time may differ from the true step time."""
 
 HOOK_OVERHEAD = 0.2
-"""Upper bound of the cost of gravac's hook besides coding, as a fraction of a step. Native steps, which run without the
-hook, may save as much although they send more."""
+"""Upper bound of the time that gravac's hook costs besides coding, as a fraction of a step. Native steps (DDP exchanges
+by itself, without the hook) may save up to this fraction, although they send more bytes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,14 +45,13 @@ class GoodputEntry:
     """The measurement of a candidate that ran.
 
     Attributes:
-        position: position of the candidate in the list of candidates.
-        seconds: median time of the candidate's steps.
-        window: number of the window in which the candidate was measured; old measurements expire.
-        efficiency: statistical efficiency of the candidate's steps, corrected by the measured gain.
-        saved: ``(waited, coded, exchanged)``: median seconds of a step in each, see ``Measurement``; ``None`` if not
-            known.
+        position: index of the candidate in ``StepTimeBounds.forecasts``.
+        seconds: median time of the candidate's steps, in seconds; a mean of such medians after several windows.
+        window: number of windows that had ended when the candidate was measured; shows how old the measurement is.
+        efficiency: assumed statistical efficiency of the candidate's steps at the gain that was measured.
+        saved: ``(waited, coded, exchanged)``: median seconds of a step, see ``Measurement``; ``None`` if not known.
         doubt: standard error of ``seconds``, in seconds, from the spread of the step times.
-        times: number of windows that ``seconds`` is a mean over.
+        times: number of windows whose step times ``seconds`` is a mean of.
     """
 
     position: Count
@@ -65,11 +63,11 @@ class GoodputEntry:
     times: Count = 1
 
     def mean_with(self, earlier: GoodputEntry, weight: float) -> GoodputEntry:
-        """Return this entry with the weighted mean of its ``seconds`` and those of an earlier entry of the candidate.
+        """Return this entry, with its ``seconds`` averaged with those of an earlier entry of the same candidate.
 
         Args:
-            earlier: entry of the same candidate, from an earlier measurement.
-            weight: weight of this entry, in [0, 1]; the earlier entry has the rest.
+            earlier: the earlier entry.
+            weight: weight of this entry, in [0, 1]; the weight of ``earlier`` is ``1 - weight``.
 
         Example:
             >>> earlier, newer = GoodputEntry(1, 0.2, 3, 0.9), GoodputEntry(1, 0.1, 4, 0.9)
@@ -81,7 +79,9 @@ class GoodputEntry:
         return replace(self, seconds=seconds, doubt=doubt, times=earlier.times + 1)
 
     def scale_work(self, ratio: float) -> GoodputEntry:
-        """Return this entry as if the machine took ``ratio`` times as long to compute and to code, but not to wait.
+        """Return this entry for a machine that takes ``ratio`` times as long for compute and coding.
+
+        The time of waiting for the exchange stays the same.
 
         Example:
             >>> entry = GoodputEntry(1, 0.3, 0, 0.9, saved=(0.1, 0.05, 0.15))  # waits 0.1 s of 0.3 s for bytes
@@ -95,16 +95,16 @@ class GoodputEntry:
 
 @dataclass(frozen=True, slots=True)
 class StepTimeBounds:
-    """Measured step times of some candidates, by which the step times of all candidates are bounded.
+    """Lower and upper bounds of the step times of all candidates, computed from measured step times of some candidates.
 
     Attributes:
         forecasts: forecasts of all candidates: dense first, then ascending by wire ratio.
-        entries: newest measurement of each candidate that ran.
-        floors: ``(position, seconds)`` of candidates that were measured before the link changed: lower bound of the
-            time of a step after the change.
-        windows: number of windows ended so far; old measurements expire.
-        moved: whether the link changed after its speed was probed.
-        slowed: whether the link became slower, and not faster, at its last change.
+        entries: newest measurement of each candidate that was measured since the link last changed.
+        floors: ``(position, seconds)`` of candidates that were measured before the link changed: lower bound of their
+            step time after the change.
+        windows: number of windows (groups of steps after which the controller decides) that have ended.
+        moved: whether the speed of the link changed since the link was probed before the first step.
+        slowed: whether the link became slower at its last change; false if it became faster or never changed.
     """
 
     forecasts: tuple[Forecast, ...]
@@ -115,14 +115,17 @@ class StepTimeBounds:
     slowed: bool
 
     def entry(self, position: int) -> GoodputEntry | None:
-        """Return the measurement of the candidate at ``position``; ``None`` if the candidate was not measured."""
+        """Return the measurement of the candidate at index ``position`` of ``forecasts``; ``None`` if not measured."""
         return next((entry for entry in self.entries if entry.position == position), None)
 
     def longest_step_seconds(self, position: int) -> float:
-        """Return an upper bound of the seconds of a candidate's step; 0 if nothing was measured.
+        """Return an upper bound of the seconds of a candidate's step; 0 if no candidate was measured.
 
-        The bound assumes that the whole time of a measured exchange grows with the bytes. If the time of an exchange is
-        not known, the whole step counts as exchange.
+        The bound assumes that the time of an exchange grows in proportion to the bytes sent, without a fixed part. If
+        the time of a measured exchange is not known, the time of the whole step is used.
+
+        Args:
+            position: index of the candidate in ``forecasts``.
         """
         forecast = self.forecasts[position]
         measured_entry = self.entry(position)
@@ -149,10 +152,11 @@ class StepTimeBounds:
         )
 
     def exchange_times(self, entry: GoodputEntry) -> tuple[float, float, float]:
-        """Return ``(waited, coded, exchanged)``: upper bounds of a measured step's seconds, see ``Measurement``.
+        """Return upper bounds of a measured step's seconds ``(waited, coded, exchanged)``, see ``Measurement``.
 
-        If the three times are not known, each bound is the whole step time. A native step codes nothing, and waits for
-        no longer than its exchange should take.
+        If the three times were measured, these are returned. Otherwise each bound is the whole step time. Of a native
+        step (DDP exchanges by itself), the bound of coding is 0. The other two bounds are the forecast time of its
+        exchange, corrected by the measured speed of the link, but at most the step time.
         """
         if entry.saved is not None:
             return entry.saved
@@ -163,14 +167,13 @@ class StepTimeBounds:
         return min(entry.seconds, exchange_s), 0.0, min(entry.seconds, exchange_s)
 
     def _link_slowdown(self, select: Callable[[Sequence[float]], float]) -> float:
-        """Return the measured time of an exchange / the time forecast by the link's probe.
+        """Return measured time of an exchange / time forecast from the probe of the link before the first step.
 
-        1 if no exchange was measured and the link has not changed; infinite if none was measured since the link
-        changed.
+        If no exchange was measured, the result is 1; infinite if the link has changed since the probe.
 
         Args:
-            select: ``min`` or ``max``, which selects from the ratios of all measured candidates. Some ratios are large
-                because ranks wait for each other.
+            select: ``min`` or ``max``, which selects from the ratios of all measured candidates. A ratio is too large
+                if ranks waited for each other in the measured exchange.
         """
         ratios = [
             entry.saved[2] / expected
@@ -180,10 +183,14 @@ class StepTimeBounds:
         return select(ratios) if ratios else math.inf if self.moved else 1.0
 
     def has_unbounded_time(self, position: int) -> bool:
-        """True if no measurement bounds the time of a candidate's step from above, on a link that became slower.
+        """True if the time of a candidate's step has no upper bound after the link became slower.
 
-        That is so if the candidate's exchange has more bytes than every exchange that was timed since the change. Once
-        exchanges of two sizes were timed, every time has a bound: their difference shows the time of further bytes.
+        The bound is missing if the candidate's exchange has more bytes than every exchange timed since the change.
+        After exchanges of two sizes were timed, the result is false for all candidates: the difference of the two times
+        shows how long further bytes take.
+
+        Args:
+            position: index of the candidate in ``forecasts``.
         """
         largest_fraction = max(
             (exchange_fraction(self.forecasts[entry.position]) for entry in self.entries), default=0.0
@@ -194,23 +201,26 @@ class StepTimeBounds:
 
     @property
     def _two_sizes_timed(self) -> bool:
-        """True if two candidates that exchange in each step, and send different numbers of bytes, were timed."""
+        """True if two candidates were timed that exchange in each step and send different numbers of bytes."""
         wire_ratios = {
             self.forecasts[entry.position].wire_ratio for entry in self.entries if self._exchanges_in_each_step(entry)
         }
         return len(wire_ratios) > 1
 
     def _exchanges_in_each_step(self, entry: GoodputEntry) -> bool:
-        """True if a measured candidate exchanges in each step."""
+        """True if the measured candidate exchanges in each step, and not only once in several steps."""
         return self.forecasts[entry.position].candidate.every == 1
 
     def leaving_seconds(self, forecast: Forecast) -> float:
-        """Return the seconds that the ranks take to leave a candidate's outer steps; they send the whole model dense.
+        """Return the seconds that ranks need to make their models equal again when a candidate's outer steps end.
 
-        While the link is as probed, these are the forecast's seconds. After the link changed, the forecast is
-        multiplied by the growth of a dense exchange. If too few exchanges were timed to know that growth, the growth of
-        the timed exchanges counts. That growth is too large if these exchanges are small, since much of their time is
-        latency.
+        The ranks then send the whole model, not compressed. If the link has not changed since the probe, the result is
+        the forecast (``Forecast.leaving_s``). Otherwise the forecast is multiplied by the ratio by which a dense
+        exchange became slower. If too few exchanges were timed to know that ratio, the ratio of the timed exchanges is
+        used if larger.
+
+        Args:
+            forecast: forecast of the candidate.
         """
         if not self.moved:
             return forecast.leaving_s or 0.0
@@ -221,28 +231,30 @@ class StepTimeBounds:
         return max(dense_growth, growth) * (forecast.leaving_s or 0.0)
 
     def waiting_fraction(self, entry: GoodputEntry) -> float:
-        """Return the fraction of a measured step's time spent waiting for bytes: sending less can save no more."""
+        """Return seconds waited for the exchange / seconds of the step: the largest share that fewer bytes can save."""
         waited_s, _, _ = self.exchange_times(entry)
         return waited_s / entry.seconds
 
     def shortest_step_seconds(self, position: int, expire: int) -> float:
-        """Return a lower bound of the seconds of a candidate's step, by the measurements so far.
+        """Return a lower bound of the seconds of a candidate's step, from all measurements so far.
 
-        A measured candidate takes at least its measured time minus ``STANDARD_ERRORS`` standard errors. That bound
-        halves each time ``expire`` windows have passed. For a candidate that was not measured, each measured step of
-        other candidates gives a bound:
+        The bound of a measured candidate is its measured time minus ``STANDARD_ERRORS`` standard errors, but at least
+        half of the measured time. The bound halves each time ``expire`` windows have passed.
 
-        - Sending less saves at most the time that the measured step waited. Another family of compressors may also save
-          the coding of the measured step, and takes its own coding.
-        - Step time is convex in the bytes sent: constant while backward hides the exchange, then linear. So a slope
-          measured between two numbers of bytes is a lower bound of the slope above them, and an upper bound of the
-          slope below.
-        - A candidate whose exchange may overlap with more of the steps may not wait at all, however many bytes it
-          sends. Its bound is the time of the measured step without the wait and without ``_compute_growth``.
+        For a candidate that was not measured, each measured step of other candidates gives a bound, and the largest
+        bound counts:
+
+        - Fewer bytes save at most the time for which the measured step waited. A candidate of another family of
+          compressors may also save the coding of the measured step, but adds its own coding.
+        - Step time is a convex function of the bytes sent: constant while backward hides the exchange, then linear.
+          Therefore a slope measured between two numbers of bytes is a lower bound of the slope at more bytes. At fewer
+          bytes, it is an upper bound.
+        - Outer steps whose exchange may be in flight for longer may not wait at all, however many bytes they send. The
+          bound is the time of the measured step without its wait and without ``_compute_growth``.
 
         Args:
             position: index of the candidate in ``forecasts``.
-            expire: number of windows after which the lower bound by a measured step time halves.
+            expire: number of windows after which the bound of a measured candidate halves.
         """
         forecast = self.forecasts[position]
         measured_entry = self.entry(position)
@@ -272,10 +284,11 @@ class StepTimeBounds:
         return max(bounds)
 
     def _compute_growth(self, entry: GoodputEntry) -> float:
-        """Return the seconds by which a measured step's compute exceeds the compute measured before the first exchange.
+        """Return the seconds by which an overlapping exchange lengthens the compute of a measured step.
 
-        An exchange that overlaps with outer steps shares processors with them. A candidate that sends less may avoid
-        that. The result is 0 if the exchange does not overlap with outer steps, or if one of the times is not known.
+        An exchange in flight during outer steps competes with their compute for processors. A candidate that sends
+        fewer bytes may avoid that. The result is the step's compute minus the compute measured before the first
+        exchange. It is 0 if no exchange is in flight during outer steps, or if one of the times is not known.
         """
         forecast = self.forecasts[entry.position]
         if entry.saved is None or forecast.compute_s is None or not overlap_fraction(forecast):
@@ -284,11 +297,14 @@ class StepTimeBounds:
         return max(0.0, entry.seconds - waited_s - coded_s - forecast.compute_s)
 
     def _shortest_by_probe(self, forecast: Forecast) -> float:
-        """Return a lower bound of the seconds of a candidate's step, by the link's probe and exchanges since then.
+        """Return a lower bound of the seconds of a candidate's step, from the forecast and measured times of exchanges.
 
-        - Forward hides no exchange. Outer steps hide an exchange for no longer than it may be in flight
+        The time of an exchange is forecast from a probe of the link before the first step. The bound uses two facts:
+
+        - Forward hides no exchange. Outer steps hide an exchange for at most the time for which it may be in flight
           (``Forecast.behind``).
-        - A step takes at least the compute of the measured steps, without their waiting and coding, and its own coding.
+        - A step takes at least its own coding, and the compute of a measured step: the step's time without waiting and
+          coding.
         """
         shortest_s = min((entry.seconds for entry in self.entries), default=0.0)
         measured_entries = [entry for entry in self.entries if entry.saved is not None]
@@ -324,15 +340,15 @@ class StepTimeBounds:
         return max(SHORTEST_STEP_RATIO * shortest_s, compute_s + coding_s, exchange_s + FORWARD_FRACTION * compute_s)
 
     def _shortest_exchange(self, forecast: Forecast) -> float:
-        """Return a lower bound of the seconds of a candidate's exchange, divided by the steps between two exchanges.
+        """Return a lower bound of a candidate's exchange time per training step, in seconds, from measured steps.
 
-        The wait of a measured step for its exchange is estimated as the step's time, minus the time of the shortest
-        measured step, minus the step's own coding.
+        Each measured step gives a bound, and the largest bound counts. The step's wait for its exchange is estimated:
+        its time, minus the time of the shortest measured step, minus its own coding.
 
-        - An exchange of as many bytes as the measured one, or fewer, takes at least that wait times the ratio of their
-          bytes: the time of the bytes falls in proportion, and latency does not fall.
-        - An exchange of more bytes takes at least that wait plus the time of the further bytes. The latter follows from
-          measured steps that send two different numbers of bytes (``_slope``).
+        - If the candidate's exchange has no more bytes than the measured exchange, the bound is the wait x candidate's
+          bytes / measured bytes. The time of the bytes shrinks in that proportion; the latency does not shrink.
+        - If the candidate's exchange has more bytes, the bound is the wait plus the time of the further bytes. That
+          time follows from two measured steps that send different numbers of bytes (``_slope``).
         """
         shortest_s = min((entry.seconds for entry in self.entries), default=0.0)
         every, fraction = forecast.candidate.every, exchange_fraction(forecast)
@@ -351,14 +367,15 @@ class StepTimeBounds:
         return max(bounds)
 
     def _slope(self, position: int, *, above: bool) -> float:
-        """Return the slope of step time: seconds by which a step grows per fraction of the dense bytes that it sends.
+        """Return a bound of the slope of step time over bytes: seconds / (bytes sent / bytes of a dense float32 step).
 
-        Steps are compared within a family of compressors only, since coding costs differ between families.
+        Only steps of the same family of compressors are compared, since coding costs differ between families.
 
         Args:
-            position: position of a measured candidate, whose bytes limit which steps are compared.
-            above: True: return an upper bound, by steps that send as much as that candidate or more; infinite if not
-                known. False: return a lower bound, by steps that send as much or less, without the growth of coding.
+            position: index, in ``forecasts``, of a measured candidate.
+            above: True: return an upper bound of the slope, from steps that send at least as many bytes as that
+                candidate; infinite if not known. False: return a lower bound, from steps that send at most as many
+                bytes, without the growth of coding; 0 if not known.
         """
         fraction = 1 / self.forecasts[position].wire_ratio
         points_by_family: dict[str, list[tuple[float, float, float]]] = {}
@@ -395,5 +412,8 @@ def exchange_fraction(forecast: Forecast) -> float:
 
 
 def overlap_fraction(forecast: Forecast) -> float:
-    """Return the fraction of outer steps' compute that their exchange may overlap with; 0 for other candidates."""
+    """Return ``Forecast.behind``: for which fraction of the compute of outer steps an exchange may be in flight.
+
+    The result is 0 for candidates without outer steps.
+    """
     return forecast.behind or 0.0

@@ -2,9 +2,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Runs switchback trials for Goodput: decides which candidate runs next, and when the loss is read.
 
-A switchback trial is a stretch of steps of a candidate between two stretches of another candidate, the reference; the
-loss is read in the stretches of the reference. ``gravac.controllers.measuring`` decides whether trials are made, and
-``gravac.controllers.progress`` keeps and evaluates the readings.
+A switchback trial runs a stretch (successive steps) of one candidate between two stretches of another candidate, the
+reference. The loss is read in the stretches of the reference. ``gravac.controllers.measuring`` decides whether trials
+are made, and ``gravac.controllers.progress`` keeps and evaluates the readings of the loss.
 """
 
 from __future__ import annotations
@@ -20,16 +20,17 @@ from gravac.controllers.measuring import expected_gain, progress_of, trial_price
 from gravac.controllers.progress import CANDIDATE, SETTLING_STEPS, Trials
 
 READING_STRETCH_STEPS = 3
-"""Number of steps of a native stretch (steps that gravac times together) in which the loss is read."""
+"""Number of native steps (DDP exchanges by itself) that gravac times together while a reading of the loss is requested.
+The number is small so that the reading comes soon."""
 
 
 @dataclass(frozen=True, slots=True)
 class TrialsEnd:
-    """Result of switchback trials that have ended.
+    """Outcome of a candidate's switchback trials after the last trial.
 
     Attributes:
-        reason: reason of the end, as text.
-        progress: results of the trials; ``None`` if the trials were ended early.
+        reason: text that says why the trials ended, or what they measured.
+        progress: results of the trials; ``None`` if the last trial was ended early.
     """
 
     reason: str
@@ -38,11 +39,11 @@ class TrialsEnd:
 
 @dataclass(frozen=True, slots=True)
 class Switchback:
-    """Rule of switchback trials, which measure the progress of a candidate's steps against those of a reference.
+    """Runs switchback trials, which compare the progress of a candidate's steps with that of a reference candidate.
 
     Attributes:
         total_steps: number of steps of the run; ``None``: not known.
-        expire: number of windows after which the lower bound by a measured step time halves; see
+        expire: age of a measured step time, in windows, from which only half of the time counts as lower bound; see
             ``StepTimeBounds.shortest_step_seconds``.
     """
 
@@ -52,13 +53,15 @@ class Switchback:
     def start(
         self, state: GoodputState, trials: Trials, reason: str, summary: Summary | None
     ) -> tuple[GoodputState, Decision]:
-        """Return the state with new trials, and the decision to run the reference first: the candidate compared with.
+        """Start switchback trials; return the state with the trials, and the decision to run the reference first.
+
+        The reference is the candidate that the trials compare another candidate with.
 
         Args:
             state: state of the search.
-            trials: plan of the new trials.
-            reason: reason to keep the running candidate, as text, with which the decision's reason begins.
-            summary: summary of the window that ended.
+            trials: the new trials, in which no step was made yet.
+            reason: text with which the decision's reason begins: why the search keeps its best candidate.
+            summary: gain and throughput of the window that has ended.
         """
         reference, candidate = _reference_and_candidate(state, trials)
         is_settled = trials.made >= SETTLING_STEPS
@@ -72,12 +75,16 @@ class Switchback:
     def observe(
         self, state: GoodputState, trials: Trials, measurement: Measurement
     ) -> tuple[GoodputState, Decision | TrialsEnd]:
-        """Return the state after a measurement, and the next decision or the end of the trials.
+        """Continue switchback trials after a measurement.
 
         Args:
-            state: state of the search, whose window has the measurement.
+            state: state of the search, whose window already includes the measurement.
             trials: the current trials.
             measurement: measurement of the newest step.
+
+        Returns:
+            The state after the measurement, and the next decision; a ``TrialsEnd`` in place of the decision if the
+            trials have ended.
         """
         reference, candidate = _reference_and_candidate(state, trials)
         entry = state.entry(state.position)
@@ -107,10 +114,13 @@ class Switchback:
         return state, _continue(trials, reference, probe=True)
 
     def _after_reference(self, state: GoodputState, trials: Trials) -> tuple[GoodputState, Decision | TrialsEnd]:
-        """Start another trial after the steps of the reference, or end the trials if another costs more than it gains.
+        """Start another trial, or end the trials if further trials would cost more than they gain.
 
-        The reference is the candidate compared with. Returns the state, and the decision to run the candidate or the
-        end of the trials.
+        Called after a stretch of the reference, which is the candidate that trials compare with.
+
+        Returns:
+            The state, and the decision to run the candidate under trial; a ``TrialsEnd`` in place of the decision if
+            the trials have ended.
         """
         reference, candidate = _reference_and_candidate(state, trials)
         first_price, trial_price = trial_prices(state, trials.candidate, trials.reference, trials.length, self.expire)
@@ -131,9 +141,10 @@ class Switchback:
         return state, Decision(candidate, (), reason, summary, watch=trials.remaining_steps, progress=progress)
 
     def _abort(self, state: GoodputState, trials: Trials, reason: str) -> tuple[GoodputState, TrialsEnd]:
-        """End the trials early; return the state, and a ``TrialsEnd`` with the reason.
+        """End the trials in the middle of a trial; return the state, and a ``TrialsEnd`` with the reason.
 
-        The results of finished trials stay; the cost of the unfinished trial is added to ``booked``.
+        The results of finished trials stay. The cost of the unfinished trial is added to the cost of all trials of the
+        run (``GoodputState.booked``).
         """
         price = self._price_of_unfinished_trial(state, trials)
         return replace(with_trial_results(state, trials, price), trials=None, phase=HOLD), TrialsEnd(reason)
@@ -141,8 +152,9 @@ class Switchback:
     def _price_of_unfinished_trial(self, state: GoodputState, trials: Trials) -> float:
         """Return the cost so far of the unfinished trial, in steps of the best candidate.
 
-        That is the fraction of the trial's cost that corresponds to the candidate's steps made. Before the first trial,
-        return the cost of the first stretch of the reference.
+        The cost of the whole trial is multiplied by the fraction of the candidate's steps that were made. Before the
+        candidate's first step, the result is the cost of the reference's steps before the first trial. The reference is
+        the candidate that trials compare with.
         """
         first_price, trial_price = trial_prices(state, trials.candidate, trials.reference, trials.length, self.expire)
         if not trials.candidate_steps:
@@ -156,15 +168,22 @@ def _reference_and_candidate(state: GoodputState, trials: Trials) -> tuple[Candi
 
 
 def _continue(trials: Trials, candidate: Candidate, probe: bool = False) -> Decision:
-    """Return the decision to keep the candidate that runs; with ``probe``, the loss is read before the next step."""
+    """Return the decision to keep running a candidate.
+
+    Args:
+        trials: the current trials.
+        candidate: candidate that runs.
+        probe: whether the ranks compute the loss on their fixed batches before the next step.
+    """
     watch = READING_STRETCH_STEPS if probe or trials.asked else trials.remaining_steps
     return Decision(candidate, watch=max(1, watch), probe=probe)
 
 
 def _too_slow(state: GoodputState, trials: Trials) -> bool:
-    """True if the candidate's goodput, even with the upper bound of its efficiency, is below the reference's.
+    """True if the candidate under trial is too slow to reach the reference's goodput, whatever its progress.
 
-    The goodput is steps per second times efficiency; the reference is the candidate compared with.
+    Goodput is steps per second times efficiency. The candidate's goodput is computed from its fastest step and the
+    upper bound of its efficiency. The reference is the candidate that the trial compares with.
     """
     reference, seconds = state.entry(trials.reference), state.window.seconds
     if reference is None or len(seconds) < FEW_STEPS:
@@ -174,9 +193,10 @@ def _too_slow(state: GoodputState, trials: Trials) -> bool:
 
 
 def _end_stretch(state: GoodputState, trials: Trials) -> tuple[GoodputState, Decision]:
-    """Return the state after the candidate's steps of a trial, and the decision to run the reference again.
+    """End the candidate's steps of a trial; return the state, and the decision to run the reference again.
 
-    The reference is the candidate that the trial compares with. The loss is read after some of the reference's steps.
+    The reference is the candidate that the trial compares with. The loss is read after ``SETTLING_STEPS`` steps of the
+    reference.
     """
     reference, candidate = _reference_and_candidate(state, trials)
     window = state.window
@@ -192,7 +212,7 @@ def _end_stretch(state: GoodputState, trials: Trials) -> tuple[GoodputState, Dec
 
 
 def progress_text(progress: Progress) -> str:
-    """Return a text that states the progress of a candidate's step, as switchback trials measured it.
+    """Return a text that states the ratio of progress that switchback trials measured, and its standard error.
 
     Example:
         >>> from gravac.candidate import Candidate

@@ -1,9 +1,10 @@
 # SPDX-FileCopyrightText: 2026 The gravac developers
 # SPDX-License-Identifier: Apache-2.0
-"""Warmup: the compression factor (CF) rises in stages to its last value by a schedule, whatever is measured.
+"""Warmup: a controller that raises the compression factor (CF) in stages, by a schedule that ignores measurements.
 
 Source: Lin et al., "Deep Gradient Compression", ICLR 2018 (arXiv 1712.01887), section 3.3: sparsity 75, 93.75, 98.4375,
-99.6 and 99.9 % in the first epochs, which are CFs 4, 16, 64, 256 and 1000. A baseline that costs nothing to run.
+99.6 and 99.9 % in the first epochs, which are CFs 4, 16, 64, 256 and 1000. The controller is a baseline to compare
+others with.
 """
 
 import math
@@ -23,11 +24,11 @@ from gravac.settings import Settings
 
 @dataclass(frozen=True, slots=True)
 class WarmupState:
-    """State of a warm-up by a schedule.
+    """State of the controller ``Warmup``.
 
     Attributes:
-        candidates: candidates that may be chosen.
-        window: current window of steps, of the candidate decided on.
+        candidates: candidates that may be chosen: dense first, then ascending by wire ratio.
+        window: statistics of the steps since the last record, of the candidate decided on.
         steps: number of steps observed.
     """
 
@@ -39,17 +40,17 @@ class WarmupState:
 class Warmup(Settings):
     """Multiplies the compression factor (CF) by ``factor`` every ``every`` steps, from ``first`` up to ``cf``.
 
-    Each stage runs the candidate nearest to its CF by ratio. A stage runs dense if that candidate's CF is
-    more than ``sqrt(factor)`` times higher than the stage's: then the stage's CF is outside the user's range, or was
-    dropped because it would send no less than dense.
+    Each stage has a target CF, and runs the candidate whose CF is nearest by ratio. If that CF is more than
+    ``sqrt(factor)`` times higher than the target, the stage runs dense. The reason for such a difference: the target is
+    outside the user's range, or its candidate was dropped because it would send no fewer bytes than dense.
 
     Attributes:
         cf: compression factor of the last stage; 1000 in the paper.
         first: compression factor of the first stage; 4 in the paper.
         factor: ratio between the CFs of two successive stages; 4 in the paper.
-        every: number of steps of a stage; one epoch in the paper: set the number of steps of your epoch.
-        window: steps between records.
-        latency: steps from a measurement to the step in which its decision takes effect; gravac sets the number
+        every: number of steps of a stage. In the paper a stage is an epoch: set the number of steps of your epoch.
+        window: number of steps from one record of gain and throughput to the next.
+        latency: number of steps from a measured step to the step in which the decision takes effect; gravac sets it
             (``for_latency``).
 
     Example:
@@ -70,20 +71,20 @@ class Warmup(Settings):
 
     @property
     def stages(self) -> tuple[float, ...]:
-        """The CF of each stage, ascending; the last is ``cf``."""
+        """The target CF of each stage, ascending; the last is ``cf``."""
         return geometric((min(self.first, self.cf), self.cf), self.factor)
 
     def propose(self, cf_range: tuple[float, float], supported: Span | Sequence[float]) -> tuple[float, ...]:
-        """Return the supported CFs nearest to the stages' CFs, ascending.
+        """Return the supported CFs that are nearest to the target CFs of the stages, ascending.
 
-        Stages above ``cf_range`` count as its highest CF; stages below it are left out.
+        A target CF above ``cf_range`` counts as the highest CF of the range. A target CF below the range is left out.
         """
         lowest_cf, highest_cf = cf_range
         target_cfs = sorted({min(cf, highest_cf) for cf in self.stages if cf >= lowest_cf})
         return snap(target_cfs, supported)
 
     def for_latency(self, latency: int) -> "Warmup":
-        """Return the same schedule for decisions that take effect ``latency`` steps after the measurement."""
+        """Return the same controller for decisions that take effect ``latency`` steps after the measured step."""
         return self(latency=latency)
 
     def start(self, forecasts: Sequence[Forecast]) -> tuple[WarmupState, Decision]:
@@ -93,7 +94,7 @@ class Warmup(Settings):
         return WarmupState(candidates, Window(first)), Decision(first, reason=self._reason(0, first))
 
     def observe(self, state: WarmupState, measurement: Measurement) -> tuple[WarmupState, Decision]:
-        """Return the state after a step, and the decision for the step in which that decision takes effect."""
+        """Return the state after a step, and a decision for the schedule's candidate ``latency`` steps later."""
         steps = state.steps + 1
         window = state.window.add(measurement)
         candidate = self._candidate_at(steps + self.latency - 1, state.candidates)
@@ -108,7 +109,7 @@ class Warmup(Settings):
         return {"running": identify([state.window.candidate])[0], **to_plain(state)}
 
     def check(self, dumped: dict[str, Any]) -> None:
-        """Raise ``SettingsError`` unless ``dumped`` is a state that ``dump`` returned."""
+        """Raise ``SettingsError`` if ``dumped`` is not a state that ``dump`` returned."""
         check_names(WarmupState, dumped, ("running",), Window)
         running = candidates_of([dumped["running"]], "controller_state/running")
         window = {**dumped["window"], "candidate": running[0]}
@@ -117,8 +118,8 @@ class Warmup(Settings):
     def restore(self, dumped: dict[str, Any], forecasts: Sequence[Forecast]) -> tuple[WarmupState, Decision]:
         """Return the state that a dict of ``dump`` describes, and the decision for the next step.
 
-        The schedule continues at the dumped step, with the candidates of ``forecasts``. The window of steps goes on if
-        the schedule still chooses its candidate; otherwise a new window begins.
+        The schedule continues at the dumped number of steps, with the candidates of ``forecasts``. If the schedule
+        chooses the same candidate as before, the window of steps continues; otherwise a new window begins.
         """
         steps, candidates = dumped["steps"], tuple(forecast.candidate for forecast in forecasts)
         candidate = self._candidate_at(steps + self.latency - 1 if steps else 0, candidates)
@@ -129,7 +130,12 @@ class Warmup(Settings):
         return min(step // self.every, len(self.stages) - 1)
 
     def _candidate_at(self, step: int, candidates: Sequence[Candidate]) -> Candidate:
-        """Return the candidate that the schedule runs in a step (counted from 0)."""
+        """Return the candidate that the schedule runs in a step.
+
+        Args:
+            step: number of the step, counted from 0.
+            candidates: candidates that may be chosen: dense first.
+        """
         dense, *compressed_candidates = candidates
         target_cf = self.stages[self._stage_number(step)]
         if not compressed_candidates or target_cf <= dense.cf:
@@ -138,11 +144,11 @@ class Warmup(Settings):
         return nearest_candidate if nearest_candidate.cf <= target_cf * math.sqrt(self.factor) else dense
 
     def _phase(self, step: int) -> str:
-        """Return the name of a step's phase: ``"warm-up"``, or ``"warmed up"`` in the last stage."""
+        """Return the phase at a step (counted from 0): ``"warm-up"``, or ``"warmed up"`` in the last stage."""
         return "warm-up" if self._stage_number(step) < len(self.stages) - 1 else "warmed up"
 
     def _reason(self, step: int, candidate: Candidate) -> str:
-        """Return a text that names a step's stage and candidate, and the stage's CF if the candidate has another CF."""
+        """Return the reason, as text, for running a candidate in a step: the stage, and the target CF if it differs."""
         stage, stages = self._stage_number(step), self.stages
         target_text = "" if math.isclose(candidate.cf, stages[stage], rel_tol=1e-6) else f" for {stages[stage]:g}x"
         return f"{self._phase(step)}: stage {stage + 1} of {len(stages)}, {candidate}{target_text}"

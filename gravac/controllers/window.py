@@ -1,6 +1,6 @@
 # SPDX-FileCopyrightText: 2026 The gravac developers
 # SPDX-License-Identifier: Apache-2.0
-"""Window: statistics of the steps of one candidate between two decisions: gain, step time and throughput."""
+"""Statistics of a window, the steps of one candidate between two decisions: gain, step time and throughput."""
 
 import math
 import statistics
@@ -12,15 +12,15 @@ from gravac.controllers.base import Measurement, Summary
 from gravac.controllers.state_dicts import Above0, Amount, Count, from_plain, identify, to_plain
 
 SETTLING = 3
-"""Number of steps after a change of candidate that do not count: caches, buffers and residuals are not yet as usual."""
+"""Number of steps after a change of candidate that gain and step time leave out, since caches, buffers and residuals
+still change."""
 
 MEDIAN_ERROR = 1.2533 * 1.4826
-"""Ratio for samples of a normal distribution: standard error of the median, times the root of the sample's size, over
-the median absolute deviation."""
+"""Ratio for n normally distributed numbers: standard error of their median x √n / their median absolute deviation."""
 
 GAP_MEDIANS = 5.0
-"""Multiple of the median step time above which a step's time is left out, as a gap: an evaluation or a checkpoint lies
-in such a step."""
+"""Ratio of a step's time to the median step time above which the step is left out of throughput, as a gap: an
+evaluation or a checkpoint lies in such a step."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,21 +28,22 @@ class Window:
     """Statistics of one candidate's steps; other candidates' steps, and steps with non-finite gradients, do not count.
 
     A measurement of several training steps (outer steps up to an exchange, or native steps that are timed together)
-    counts as that many steps, and adds a single time: that of one of these steps.
+    counts as that many steps. It adds a single time to the window: the time of one of these steps.
+
+    The steps right after a change of candidate are *settling*: caches, buffers and residuals still change. A step is
+    *clean* if it is not settling, and no shadow CFs (evaluated without sending) took time in it.
 
     Attributes:
         candidate: the candidate whose steps count.
-        settling: number of the next steps that gain and time leave out, since the candidate changed; these steps count
-            only if the window has no later steps.
-        seconds: time of each clean step, in seconds: after ``settling``, and without an evaluation of shadow CFs.
-        rough: time of each step that is not clean, in seconds; used if there is no clean step.
-        saved: ``(waited, coded, exchanged)`` of each clean step in which they are known, in seconds; see
-            ``Measurement``.
+        settling: number of settling steps still to come.
+        seconds: time of each clean step, in seconds.
+        rough: time of each step that is not clean, in seconds; used only if there is no clean step.
+        saved: ``(waited, coded, exchanged)``, in seconds, of each clean step with known times; see ``Measurement``.
         samples: samples processed in the last step, over all ranks.
-        gains: ``(error, energy)`` of each step after ``settling``; see ``Measurement``.
-        early: ``(error, energy)`` of each earlier step, used if there are no ``gains``.
-        shadow: ``(cf, Σ error, Σ energy)`` of each shadow CF: a compression factor that was evaluated without sending.
-        steps: number of steps of the candidate so far.
+        gains: ``(error, energy)`` of each step that is not settling; see ``Measurement``.
+        early: ``(error, energy)`` of each settling step; used only if ``gains`` is empty.
+        shadow: ``(cf, Σ error, Σ energy)`` of each shadow CF, over the steps that evaluated it.
+        steps: number of steps of the candidate so far, settling steps included.
     """
 
     candidate: Candidate
@@ -57,7 +58,10 @@ class Window:
     steps: Count = 0
 
     def add(self, measured: Measurement) -> "Window":
-        """Return this window with one more measurement; unchanged if the measurement does not count."""
+        """Return this window with one more measurement.
+
+        The window is unchanged if another candidate ran, or if a gradient was not finite.
+        """
         if measured.candidate != self.candidate or not math.isfinite(measured.error + measured.energy):
             return self
         error_and_energy = (measured.error, measured.energy)
@@ -86,40 +90,41 @@ class Window:
     def following(self, candidate: Candidate) -> "Window":
         """Return an empty window for the next steps, which run ``candidate``.
 
-        All steps will count if this window has the same candidate; otherwise the first ``SETTLING`` steps do not count.
+        If ``candidate`` differs from this window's candidate, gain and time leave out the first ``SETTLING`` steps.
         """
         return Window(candidate, settling=0 if candidate == self.candidate else SETTLING)
 
     def with_newest_times(self, steps: int) -> "Window":
-        """Return this window with only the times of its last ``steps`` clean steps."""
+        """Return this window with the times of only its last ``steps`` clean steps; see the class for *clean*."""
         return replace(self, seconds=self.seconds[-steps:], saved=self.saved[-steps:])
 
     def without_times_above(self, limit_s: float) -> "Window":
-        """Return this window without the step times above a limit, in seconds; unchanged if all times are above it."""
+        """Return this window without step times above ``limit_s``, in seconds; unchanged if all times are above."""
         kept_positions = [position for position, step_s in enumerate(self.seconds) if step_s <= limit_s]
         if not kept_positions:
             return self
         saved = self.saved
-        if len(saved) == len(self.seconds):  # each time has its parts
+        if len(saved) == len(self.seconds):  # each step time has its (waited, coded, exchanged)
             saved = tuple(saved[position] for position in kept_positions)
         return replace(self, seconds=tuple(self.seconds[position] for position in kept_positions), saved=saved)
 
     @property
     def gain(self) -> float:
-        """``1 - Σ error / Σ energy`` over the steps (ratio of sums); 1 if nothing was to be sent.
+        """Share of the energy sent: ``1 - Σ error / Σ energy`` over the window's steps; 1 if all gradients were 0.
 
-        The first steps after a change of candidate are left out if there are later steps.
+        The first ``SETTLING`` steps after a change of candidate are left out if there are later steps.
         """
         errors_and_energies = self.gains or self.early
         return _gain(sum(error for error, _ in errors_and_energies), sum(energy for _, energy in errors_and_energies))
 
     @property
     def t_system(self) -> float | None:
-        """Samples per second, by the median time of clean steps without gaps; by the other steps if none is clean.
+        """Samples per second over all ranks, from the median step time; ``None`` if no step was timed.
 
-        A step is clean unless it follows a change of candidate, or evaluates shadow CFs. A gap is a step longer than
-        ``GAP_MEDIANS`` medians. If no step is clean, the lower median counts: of two steps the faster, since a pause
-        may lie in the other. ``None`` if no step was timed.
+        The median is over clean steps: steps long enough after a change of candidate, in which no shadow CFs were
+        evaluated. Gaps, which are steps longer than ``GAP_MEDIANS`` times the median, are left out. If no step is
+        clean, the lower median of the other steps' times counts: of two steps the faster, since the other may contain
+        a pause.
         """
         if not self.seconds:
             return self.samples / statistics.median_low(self.rough) if self.rough else None
@@ -128,9 +133,9 @@ class Window:
 
     @property
     def doubt(self) -> float:
-        """Standard error of the median step time, in seconds; 0 for fewer than three steps.
+        """Standard error of the median step time, in seconds; 0 for fewer than three clean steps.
 
-        Computed from the median absolute deviation of the step times.
+        The standard error follows from the median absolute deviation of the step times.
         """
         if len(self.seconds) < 3:
             return 0.0
@@ -140,9 +145,9 @@ class Window:
 
     @property
     def median_times(self) -> tuple[float, float, float] | None:
-        """``(waited, coded, exchanged)``: medians over clean steps, in seconds, see ``Measurement``.
+        """Median seconds ``(waited, coded, exchanged)`` of a step, see ``Measurement``; ``None`` if not known.
 
-        ``None`` if not known. A step is clean unless it follows a change of candidate, or evaluates shadow CFs.
+        Steps right after a change of candidate are left out, and so are steps that evaluated shadow CFs.
         """
         if not self.saved:
             return None
@@ -150,11 +155,15 @@ class Window:
         return waited, coded, exchanged
 
     def shadow_gain(self, cf: float) -> float | None:
-        """Return the gain of a CF that was evaluated without sending; ``None`` if the CF was not evaluated."""
+        """Return the gain at a shadow CF (evaluated without sending) over the window; ``None`` if not evaluated."""
         return next((_gain(error, energy) for shadow_cf, error, energy in self.shadow if shadow_cf == cf), None)
 
     def summary(self, phase: str) -> Summary:
-        """Return gain and throughput of the window, for the records."""
+        """Return gain and throughput of the window, for the records of decisions.
+
+        Args:
+            phase: name of the controller's phase during the window.
+        """
         gains = [_gain(error, energy) for error, energy in self.gains or self.early] or [1.0]
         t_system = self.t_system
         t_compression = None if t_system is None else t_system * max(self.gain, 0.0)
@@ -168,21 +177,26 @@ class Window:
         )
 
     def dump(self) -> dict[str, Any]:
-        """Return the window as JSON types, without its candidate."""
+        """Return the window as JSON types, without its candidate, for a checkpoint."""
         return to_plain(self)
 
     @classmethod
     def restore(cls, candidate: Candidate, dumped: dict[str, Any]) -> "Window":
-        """Return the window that a dict of ``dump`` describes; ``candidate`` is the candidate of its steps."""
+        """Return the window that a dict of ``dump`` describes; ``candidate`` is the candidate of the window's steps."""
         return from_plain(cls, {**dumped, "candidate": candidate})
 
     @classmethod
     def resume(cls, candidate: Candidate, dumped: dict[str, Any]) -> "Window":
-        """Return the window of a dumped controller state if ``candidate`` ran; otherwise an empty window."""
+        """Return the window in a dumped state of a controller if ``candidate`` ran in it; otherwise an empty window.
+
+        Args:
+            candidate: candidate that runs now.
+            dumped: dumped state with the keys ``"running"`` (identity of the candidate that ran) and ``"window"``.
+        """
         has_same_candidate = dumped["running"] == identify([candidate])[0]
         return cls.restore(candidate, dumped["window"]) if has_same_candidate else cls(candidate)
 
 
 def _gain(error: float, energy: float) -> float:
-    """Return ``1 - error / energy``; 1 if there was nothing to send."""
+    """Return the gain ``1 - error / energy``; 1 if ``energy`` is 0, so that there was nothing to send."""
     return 1.0 if energy == 0 else 1 - error / energy

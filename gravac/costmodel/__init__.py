@@ -1,6 +1,6 @@
 # SPDX-FileCopyrightText: 2026 The gravac developers
 # SPDX-License-Identifier: Apache-2.0
-"""A model of the time of a training step, by compute, compression and network; ``step.py`` has the formula."""
+"""Predicts the time of a training step from compute, compression and network; ``step.py`` has the formula."""
 
 from gravac.costmodel.fitting import Fit, Observation, fit
 from gravac.costmodel.machine import Costs, Machine

@@ -18,14 +18,14 @@ FloatArray = npt.NDArray[np.float64]
 """A numpy array of float64."""
 
 FEWEST_OBSERVATIONS = 3
-"""Smallest number of measured steps of a link from which its bandwidth is fitted."""
+"""Smallest number of measured steps over a link from which the bandwidth of the link is fitted."""
 
 HUBER_THRESHOLD = 0.05
-"""Relative error of a step up to which the fit minimizes the squared error, and above it the absolute error (Huber's
-loss), so that a few outliers change little."""
+"""Threshold of the Huber loss, as a relative error of a predicted step time: the loss is quadratic in smaller errors,
+and linear in larger errors. Therefore a few outliers change the fit little."""
 
 SMALLEST_S_PER_GIGABYTE = 1e-6
-"""Smallest time of a copy that a fit returns, in seconds per gigabyte, so that the fitted speed is finite."""
+"""Lower limit of the fitted time of copying a gigabyte, in seconds, so that the fitted speed of copies is finite."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,7 +42,7 @@ class Observation:
         buckets: number of buckets that the exchange was cut into; ``None``: a bucket for each 25 MiB of gradients.
         dense: number format of tensors that were not compressed.
         dense_below: number of elements below which a tensor was not compressed.
-        link: name of the network; steps with the same name used the same network.
+        link: name of the network that the step used; steps over the same network have the same name.
     """
 
     shapes: Sequence[Shape]
@@ -57,7 +57,7 @@ class Observation:
     link: str = ""
 
     def load(self, machine: Machine) -> Load:
-        """Return the work of this step: bytes to copy and to send. The coding costs are those of ``machine``."""
+        """Return the work of this step (bytes to copy and to send), with the costs of coding from ``machine``."""
         return load(
             self.shapes,
             self.compressor,
@@ -76,42 +76,45 @@ class Fit:
     """Constants of the model of step times, fitted to measured steps.
 
     Attributes:
-        networks: each link's latency and bandwidth, by the link's name.
-        machine: the machine, with the fitted speed of copies, time of starting a round of collectives, and overlap.
+        networks: latency and bandwidth of each link, by the name of the link (``Observation.link``).
+        machine: the machine, with fitted ``copy_bytes_per_s``, ``start_s`` and ``overlap``.
     """
 
     networks: Mapping[str, Network]
     machine: Machine
 
     def predict(self, observation: Observation) -> Prediction:
-        """Return the step time that these constants predict for a step over a fitted link."""
+        """Return the times that the fitted constants predict for a step, whose link must be in ``networks``."""
         return observation.load(self.machine).over(self.networks[observation.link], self.machine)
 
     def error(self, observation: Observation) -> float:
-        """Return the error of the predicted step time relative to the measured one: 0.1 means 10 % too long."""
+        """Return predicted step time / measured step time - 1: 0.1 means that the prediction is 10 % too long."""
         return self.predict(observation).step_s / observation.step_s - 1
 
 
 def fit(observations: Sequence[Observation], machine: Machine | None = None) -> Fit:
-    """Fit each link's bandwidth, a message's latency, the speed of coding and the overlap to measured steps.
+    """Fit the bandwidth of each link, the latency, the speed of coding and the overlap to measured steps.
 
-    The fit assumes that links differ in bandwidth alone: most of a message's latency is the machine's, and the steps
-    cannot separate a latency of each link from the time of coding. Fit very different links in separate calls. The
-    fit minimizes relative errors, by least squares that weigh large errors less. A search finds the overlap. Given the
-    overlap, and in which steps the exchange outlasts backward, a step's time is linear in the other constants.
+    The fit assumes that all links have the same latency, and differ in bandwidth alone. Two reasons: most of a
+    message's latency comes from the machine; and the steps cannot separate a link's latency from the time of coding
+    (encode and decode). Fit very different links in separate calls.
+
+    The fit minimizes the Huber loss of the relative errors. A search finds the overlap. For a given overlap, repeated
+    least squares find the other constants, and in which steps the exchange outlasts backward.
 
     Args:
-        observations: measured steps; those of a single rank are ignored, and each link needs at least three. Steps must
-            differ in bytes, in buckets or ranks, and in compression, and backward must partly hide some exchanges;
-            otherwise the constants cannot be separated.
-        machine: machine on which the steps ran. The fit uses its ``costs``, and, if no step compressed, also its
-            ``copy_bytes_per_s`` and ``start_s``. Default: the machine on which the compressors' costs were measured.
+        observations: measured steps; steps of a single rank are ignored. Each link needs at least three steps. To
+            separate the constants, steps must differ in bytes, in buckets or ranks, and in compression. Backward must
+            partly hide some exchanges.
+        machine: machine on which the steps ran. The fit uses its ``costs`` of encode and decode. If no step compressed,
+            the fit also keeps its ``copy_bytes_per_s`` and ``start_s``. ``None``: a machine that copies 14e9 bytes per
+            second, with the costs in the compressors' profiles.
 
     Returns:
-        The networks by their links' names, and the machine.
+        The latency and bandwidth of each link, and the machine with its fitted constants.
 
     Raises:
-        ValueError: there are too few observations, or no bandwidth explains them.
+        ValueError: a link has too few observations, an observed time is not above 0, or more bytes do not take longer.
     """
     machine = machine or Machine(14e9)
     rows = [observation for observation in observations if observation.world > 1]
@@ -143,8 +146,8 @@ def fit(observations: Sequence[Observation], machine: Machine | None = None) -> 
 class _Problem:
     """The least-squares problem of a fit.
 
-    Unknowns: a message's latency, seconds per gigabit of each link, seconds per gigabyte copied, and seconds in which a
-    round of collectives starts. Arrays have a row for each observation.
+    The unknowns, in this order: latency of a message in seconds; seconds per gigabit of each link; seconds per gigabyte
+    copied; and ``Machine.start_s``. Arrays have a row for each observation.
     """
 
     def __init__(self, rows: Sequence[Observation], links: Sequence[str], machine: Machine) -> None:
@@ -159,9 +162,9 @@ class _Problem:
         self.coding_columns = np.array([[step.copied_bytes * 1e-9, step.starts] for step in loads])
 
     def solve(self) -> tuple[FloatArray, float]:
-        """Return the constants and the overlap of the fit with the smallest error.
+        """Return the constants with the smallest error, in the order of the class's unknowns, and their overlap.
 
-        The constants have the order of the unknowns: shape ``(links + 3,)``.
+        The constants have shape ``(number of links + 3,)``. The overlap is a fraction, 0 to 1; see ``Machine.overlap``.
         """
         overlaps, half_width = np.linspace(0, 1, 21), 0.05
         best_overlap = min(overlaps, key=lambda overlap: self.solve_at(float(overlap))[0])
@@ -172,7 +175,7 @@ class _Problem:
         return self.solve_at(float(best_overlap))[1], float(best_overlap)
 
     def solve_at(self, overlap: float) -> tuple[float, FloatArray]:
-        """Return the smallest error of the fit at a given overlap, and the constants with that error."""
+        """Return the smallest error (sum of Huber losses) at a given overlap, and the constants with that error."""
         hideable_s = overlap * BACKWARD_FRACTION * self.compute_s
         best_error_and_constants = (math.inf, np.zeros(self.bucket_columns.shape[1] + 2))
         for is_exposed in (np.ones(len(hideable_s), dtype=bool), np.zeros(len(hideable_s), dtype=bool)):
@@ -204,8 +207,9 @@ class _Problem:
 
 
 def _solve_not_negative(columns: FloatArray, target: FloatArray) -> FloatArray:
-    """Return a least-squares solution without negative unknowns: repeatedly set the most negative unknown to 0.
+    """Solve ``columns @ unknowns = target`` by least squares, without negative unknowns.
 
+    As long as an unknown is negative, the most negative unknown is set to 0, and the others are solved for again.
     ``columns`` has shape ``(observations, unknowns)``, ``target`` has shape ``(observations,)``.
     """
     column_norms = np.maximum(np.linalg.norm(columns, axis=0), 1e-300)

@@ -1,6 +1,6 @@
 # SPDX-FileCopyrightText: 2026 The gravac developers
 # SPDX-License-Identifier: Apache-2.0
-"""A machine's speed of copies, and the cost of compression on it, in copies of the compressed tensor."""
+"""Constants of a machine for the model of step times: its speed of copying tensors, and the costs of compression."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -10,25 +10,27 @@ from gravac.compressors.profile import MEASURED_WORLD, Coding, CostPoints, codin
 from gravac.costmodel.network import check
 
 Costs = Mapping[str, CostPoints]
-"""Costs of compression by the compressor's name: points ``(CF, encode, decode)``, ascending by compression factor (CF).
+"""Costs of compression by compressor name: points ``(CF, encode, decode)``, ascending by compression factor (CF).
 
-A cost is a time / the time of copying the tensor; decode is measured at ``MEASURED_WORLD`` ranks.
+The costs of encode and decode are times / the time of copying the tensor. Decode is measured at ``MEASURED_WORLD`` (2)
+ranks.
 """
 
 
 @dataclass(frozen=True, slots=True)
 class Machine:
-    """Constants of a machine: its speed of compression, and how much of the exchange it can hide behind backward.
+    """Constants of a machine: its speed of compression, and how much of the exchange backward can hide.
 
     Attributes:
         copy_bytes_per_s: bytes of a tensor / seconds that copying the tensor takes.
-        overlap: fraction of the time of backward that can hide the exchange, 0 to 1.
+        overlap: fraction of backward's time during which an exchange can be in flight, 0 to 1.
         costs: costs of encode and decode on this machine, see ``Costs``; a compressor that is missing has no known
-            cost. ``None``: the costs of each compressor's profile, which were measured on a CPU.
-        per_rank: whether decoding after an all-gather takes time in proportion to the number of ranks, except for a
-            fixed part (``Coding.fixed``); if not, costs are the same at any number of ranks.
-        start_s: seconds that each round of collectives of a compressed bucket takes besides coding and exchange: for
-            waking threads, for calls, and for cold caches.
+            cost. ``None``: the costs in each compressor's profile, which were measured on a CPU.
+        per_rank: whether the time of decode after an all-gather grows in proportion to the number of ranks, except for
+            a fixed part (``Coding.fixed``). ``False``: decode takes the same time at any number of ranks.
+        start_s: overhead in seconds, besides coding and exchange, of each round of collectives of a compressed bucket:
+            waking threads, calls, and cold caches. A compressor needs several rounds if a collective depends on the
+            result of the one before.
     """
 
     copy_bytes_per_s: float
@@ -43,7 +45,7 @@ class Machine:
         check("start_s", self.start_s, self.start_s >= 0, "seconds, 0 or more")
 
     def coding(self, compressor: Compressor, cf: float) -> Coding | None:
-        """Return the cost of encode and of decode, in copies of the tensor; ``None`` if it was not measured."""
+        """Return the costs of encode and decode: times / the time of copying the tensor; ``None`` if not measured."""
         if self.costs is None or not compressor.compresses:
             return compressor.profile(cf).coding
         return coding_at(self.costs.get(compressor.name, ()), cf)
@@ -55,7 +57,7 @@ class Machine:
             compressor: compressor of the tensor.
             cf: compression factor.
             world: number of ranks.
-            gathered: whether every rank decodes what all ranks have sent.
+            gathered: whether every rank decodes the data of all ranks, as after an all-gather.
 
         Raises:
             ValueError: no cost of that compressor is known.

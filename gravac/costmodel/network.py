@@ -1,6 +1,6 @@
 # SPDX-FileCopyrightText: 2026 The gravac developers
 # SPDX-License-Identifier: Apache-2.0
-"""Seconds of collectives in the alpha-beta model: a message takes a latency, plus its bytes / the bandwidth."""
+"""Predicts the seconds of collectives by the alpha-beta model: a message takes latency + bytes / bandwidth."""
 
 import math
 from dataclasses import dataclass
@@ -14,7 +14,7 @@ class Network:
 
     Attributes:
         alpha: latency of a message, seconds.
-        bandwidth: bits per second per rank, each way.
+        bandwidth: bits per second that each rank can send, and at the same time receive.
     """
 
     alpha: float
@@ -28,19 +28,20 @@ class Network:
 def collective_seconds(kind: Kind, payload_bytes: float, world: int, network: Network, tree: bool = False) -> float:
     """Return the seconds that one collective takes.
 
-    All-reduce: a ring, ``2(N-1)`` messages of ``B/N``; as a tree, up and down, ``2 ceil(log2 N)`` messages of ``B``.
-    All-gather: a ring, ``N-1`` messages of ``B``. All-to-all: ``N-1`` messages of ``B/N``. Broadcast: a binomial tree,
+    With N ranks, and B bytes per rank (``payload_bytes``), a rank sends these messages, one after the other. Ring
+    all-reduce: ``2(N-1)`` messages of ``B/N`` bytes; tree all-reduce: ``2 ceil(log2 N)`` messages of ``B``. All-gather:
+    ``N-1`` messages of ``B``. All-to-all: ``N-1`` messages of ``B/N``. Broadcast, by a binomial tree:
     ``ceil(log2 N)`` messages of ``B``.
 
     Args:
-        kind: the collective's class.
+        kind: class of the collective: ``AllReduce``, ``AllGather``, ``AllToAll`` or ``Broadcast``.
         payload_bytes: bytes that one rank hands to the collective.
         world: number of ranks.
-        network: the link of every rank.
+        network: latency and bandwidth of each rank's link.
         tree: whether an all-reduce uses a tree, instead of a ring.
 
     Raises:
-        ValueError: ``payload_bytes`` or ``world`` is out of range; the message names which.
+        ValueError: ``payload_bytes`` or ``world`` is out of range, or ``kind`` is no collective; the message names it.
     """
     check("payload_bytes", payload_bytes, payload_bytes >= 0, "bytes, 0 or more")
     check("world", world, world >= 1, "ranks, 1 or more")
@@ -49,9 +50,9 @@ def collective_seconds(kind: Kind, payload_bytes: float, world: int, network: Ne
 
 
 def messages_of(kind: Kind, payload_bytes: float, world: int, tree: bool = False) -> tuple[int, float]:
-    """Return the number of messages that one rank sends in a collective, one after the other, and the bytes of all.
+    """Return the number of messages that one rank sends in a collective, and the total bytes of these messages.
 
-    Arguments are those of ``collective_seconds``.
+    The rank sends the messages one after the other. ``collective_seconds`` explains the arguments.
     """
     depth = (world - 1).bit_length()
     if tree and kind is AllReduce:
@@ -68,16 +69,16 @@ def messages_of(kind: Kind, payload_bytes: float, world: int, tree: bool = False
 
 
 def check(name: str, number: float, in_range: bool, allowed: str) -> None:
-    """Check that a number is in its range and finite.
+    """Raise ``ValueError`` if an argument is out of its range or not finite.
 
     Args:
-        name: name of the argument, for the message.
-        number: content of the argument.
-        in_range: whether the number is in the allowed range.
-        allowed: the allowed range as text, for the message.
+        name: name of the argument, for the error message.
+        number: number that the caller passed as the argument.
+        in_range: whether the number is in the allowed range; the caller tests it.
+        allowed: the allowed range as text, for the error message.
 
     Raises:
-        ValueError: the number is not ``in_range``, or not finite.
+        ValueError: ``in_range`` is false, or the number is not finite.
     """
     if not in_range or not math.isfinite(number):
         raise ValueError(f"{name}: {number!r} is out of range; give {allowed}")

@@ -2,13 +2,14 @@
 # SPDX-License-Identifier: Apache-2.0
 """Predicts the time of a step: compute, compression, and the part of the exchange that backward does not hide.
 
-The network is alpha-beta: each message costs a latency, plus its bytes / the bandwidth. A step's exchange is cut into
-equal buckets; all but the last may be in flight while backward still runs:
+The network follows the alpha-beta model: a message takes latency + bytes / bandwidth. The exchange of a step is cut
+into k equal buckets. All buckets but the last may be in flight while backward still runs:
 
     step = compute + compression + max(0, (k-1) t - overlap * backward) + t        t: exchange of one of k buckets
 
-Compression takes a fixed time for each round of collectives of a bucket (``Machine.start_s``), and the time of a number
-of copies of the bucket. Backward never hides compression, because both need the same device.
+The time of compression is given as a number of copies of the bucket (``Machine.copies``). In addition, each round of
+collectives of a bucket takes a fixed time (``Machine.start_s``). Backward never hides compression, because both need
+the same device.
 
 Sources: Agarwal et al., "On the Utility of Gradient Compression in Distributed Training Systems", MLSys 2022 (the shape
 of the formula); Tyagi & Swany, "Flexible Communication for Optimal Distributed Learning over Unpredictable Networks",
@@ -40,22 +41,23 @@ BUCKET_BYTES = 25 * 2**20
 
 
 BACKWARD_FRACTION = 2 / 3
-"""Fraction of a step's compute time that backward takes: it computes two products for each product of forward."""
+"""Fraction of a step's compute time that backward takes, since backward computes two matrix products for each matrix
+product of forward."""
 
 
 LOWEST_BANDWIDTH_BPS, HIGHEST_BANDWIDTH_BPS = 1e3, 1e13
-"""Lowest and highest bandwidth that ``break_even`` and ``crossing`` consider, bits per second."""
+"""Lowest and highest bandwidth between which ``break_even`` and ``crossing`` search, bits per second."""
 
 
 @dataclass(frozen=True, slots=True)
 class Prediction:
-    """Predicted times of a step, in seconds, and the bytes that it sends.
+    """Predicted times of a step, in seconds, and the bytes that each rank sends in the step.
 
     Attributes:
         step_s: time of the whole step.
         compute_s: time of forward, backward and optimizer.
         compress_s: time of encode and decode.
-        exchange_s: time of all collectives, one after the other.
+        exchange_s: total time of all collectives, hidden behind backward or not.
         exposed_s: part of ``exchange_s`` that backward does not hide.
         wire_bytes: bytes that one rank sends.
     """
@@ -70,12 +72,13 @@ class Prediction:
 
 @dataclass(frozen=True, slots=True)
 class Load:
-    """Work of a step: what it copies and sends, independent of the speed of machine and network.
+    """Work of a step: bytes to copy and to send, independent of the speed of machine and network.
 
     Attributes:
         compute_s: time of forward, backward and optimizer, seconds.
         copied_bytes: bytes whose copying takes as long as encode and decode of all tensors.
-        starts: number of rounds of collectives that start, over all compressed buckets.
+        starts: number of buckets x rounds of collectives of each compressed bucket; 0 if nothing is compressed. A
+            compressor has several rounds if a collective depends on the result of the one before.
         messages: number of messages that one rank sends for a bucket, one after the other.
         bits: bits that one rank sends for a bucket.
         buckets: number of buckets.
@@ -91,7 +94,7 @@ class Load:
     wire_bytes: int
 
     def over(self, network: Network, machine: Machine) -> Prediction:
-        """Return the predicted times of the step on a machine, over a network."""
+        """Return the predicted times of a step with this work on a machine, over a network."""
         compress_s = self.copied_bytes / machine.copy_bytes_per_s + self.starts * machine.start_s
         bucket_s = self.messages * network.alpha + self.bits / network.bandwidth
         hideable_s = machine.overlap * BACKWARD_FRACTION * self.compute_s
@@ -117,7 +120,7 @@ def load(
     dense: Format = "bfloat16",
     dense_below: int = 1024,
 ) -> Load:
-    """Return the work of a step: what it copies and sends. Arguments and exceptions are those of ``predict``."""
+    """Return the work of a step: bytes to copy and to send. ``predict`` explains arguments and exceptions."""
     check("compute_s", compute_s, compute_s > 0, "seconds, above 0")
     check("world", world, world >= 1, "ranks, 1 or more")
     check("cf", cf, cf >= 1, "a compression factor, 1 or more")
@@ -169,7 +172,7 @@ def predict(
     dense: Format = "bfloat16",
     dense_below: int = 1024,
 ) -> Prediction:
-    """Return the predicted time of a step, and the bytes that it sends.
+    """Return the predicted times of a step, and the bytes that each rank sends in the step.
 
     Args:
         shapes: shapes of the parameters.
@@ -177,11 +180,12 @@ def predict(
         cf: compression factor; ignored without a compressor.
         compute_s: time of forward, backward and optimizer, seconds.
         world: number of ranks.
-        network: the link of every rank.
-        machine: the machine of every rank.
+        network: latency and bandwidth of each rank's link.
+        machine: constants of each rank's machine, such as the costs of compression.
         buckets: number of buckets that the exchange is cut into; ``None``: a bucket for each 25 MiB of gradients.
         dense: number format of tensors that are not compressed.
-        dense_below: number of elements below which a tensor is not compressed. Tensors of one dimension never are.
+        dense_below: number of elements below which a tensor is not compressed. A tensor of one dimension is never
+            compressed.
 
     Raises:
         ValueError: an argument is out of range, or ``machine`` has no cost of the compressor; the message names it.
@@ -204,8 +208,8 @@ def break_even(
 ) -> float | None:
     """Return the bandwidth, bits per second, below which compressed steps are shorter than dense steps.
 
-    ``None`` if compressed steps are shorter at no bandwidth between ``LOWEST_BANDWIDTH_BPS`` and
-    ``HIGHEST_BANDWIDTH_BPS``, or at every bandwidth.
+    The search covers bandwidths from ``LOWEST_BANDWIDTH_BPS`` to ``HIGHEST_BANDWIDTH_BPS``. ``None`` if compressed
+    steps are shorter at all of these bandwidths, or at none.
 
     Args:
         shapes: shapes of the parameters.
@@ -213,14 +217,15 @@ def break_even(
         cf: compression factor.
         compute_s: time of forward, backward and optimizer, seconds.
         world: number of ranks.
-        machine: the machine of every rank.
+        machine: constants of each rank's machine, such as the costs of compression.
         alpha: latency of a message, seconds.
-        buckets: number of buckets, see ``predict``.
-        dense: number format of the dense steps, and of tensors that are not compressed.
-        dense_below: number of elements below which a tensor is not compressed, see ``predict``.
+        buckets: number of buckets that the exchange is cut into; ``None``: a bucket for each 25 MiB of gradients.
+        dense: number format of tensors that are not compressed; dense steps send all tensors in this format.
+        dense_below: number of elements below which a tensor is not compressed. A tensor of one dimension is never
+            compressed.
 
     Raises:
-        ValueError: an argument is out of range, or a compressor's cost is not known; see ``predict``.
+        ValueError: an argument is out of range, or ``machine`` has no cost of the compressor; the message names it.
     """
     dense_load = load(shapes, None, 1, compute_s, world, machine, buckets, dense, dense_below)
     compressed_load = load(shapes, compressor, cf, compute_s, world, machine, buckets, dense, dense_below)
@@ -233,11 +238,13 @@ def break_even(
 
 
 def crossing(wins: Callable[[float], bool]) -> float | None:
-    """Return the bandwidth, bits per second, below which ``wins`` is true; ``None`` if always true or never.
+    """Return the bandwidth, bits per second, at which ``wins`` turns from true to false, found by bisection.
+
+    The search covers bandwidths from ``LOWEST_BANDWIDTH_BPS`` to ``HIGHEST_BANDWIDTH_BPS``. ``None`` if ``wins`` is
+    true at both ends, or false at the lower end.
 
     Args:
-        wins: function that returns whether a condition holds at a bandwidth, in bits per second, between
-            ``LOWEST_BANDWIDTH_BPS`` and ``HIGHEST_BANDWIDTH_BPS``: true below some bandwidth, false above.
+        wins: function of a bandwidth in bits per second; true below some bandwidth, and false above.
     """
     lower_bps, higher_bps = LOWEST_BANDWIDTH_BPS, HIGHEST_BANDWIDTH_BPS
     if not wins(lower_bps) or wins(higher_bps):

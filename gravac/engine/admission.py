@@ -21,7 +21,7 @@ from gravac.exchange.link_probe import LinkProbe
 from gravac.policy import Policy
 
 SAME_RATIO = 1.01
-"""Ratio of two candidates' wire ratios up to which the candidates count as sending the same bytes."""
+"""Two candidates count as sending the same bytes if their wire ratios differ by at most this factor."""
 
 NOT_TIMED: Mapping[float, float] = MappingProxyType({})
 """Default of the seconds of encode and decode by CF: empty, since nothing was timed."""
@@ -91,7 +91,7 @@ def admit(
         return float(f"{step.compress_s:.3g}"), float(f"{step.exchange_s:.3g}")
 
     def forecast(compressor: Compressor, cf: float) -> Forecast:
-        """Return the forecast of a compressor at a CF, as a candidate of hook steps."""
+        """Return the forecast of a compressor at a CF, for a candidate that exchanges in each step (mode ``hook``)."""
         profile = compressor.profile(cf, world=world, shapes=compressed_shapes)
         belief = efficiency_belief(profile)
         coding_s, exchange_s = expected_seconds(compressor, cf)
@@ -125,10 +125,10 @@ def efficiency_belief(profile: Profile) -> Belief:
 
 
 def select(policy: Policy, predict: Predict) -> Admission:
-    """Return a run's candidates; drop those that would send no fewer bytes than dense, or the same as another.
+    """Select a run's candidates; drop those that send no fewer bytes than dense, or about the same as another.
 
-    For example, top-k at CF 10 sends 3.2 times as many bytes as dense at 32 ranks, since an all-gather sends (N-1)
-    times its payload. If 16 bit is a candidate, the others must send fewer bytes than 16 bit.
+    For example, top-k at CF 10 sends 3.2 times as many bytes as dense at 32 ranks, since each rank of an all-gather
+    sends its payload N - 1 times. If 16 bit is a candidate, the others must send fewer bytes than 16 bit.
 
     Args:
         policy: policy with controller, compressor and CF range.
@@ -160,12 +160,12 @@ def select(policy: Policy, predict: Predict) -> Admission:
 def drop_below_efficiency(admission: Admission, least_efficiency: float | None) -> Admission:
     """Return an admission without the candidates that may make too little progress in a step.
 
-    A candidate stays if the lower bound of its efficiency (progress of a step / progress of a dense step) is at least
-    ``least_efficiency``, or if it averages dense gradients in each step, in float32 or 16 bit.
+    A candidate stays in two cases. The lower bound of its efficiency (progress of a step / progress of a dense step) is
+    at least ``least_efficiency``. Or the candidate averages dense gradients in each step, in float32 or 16 bit.
 
     Args:
-        admission: forecasts of all candidates.
-        least_efficiency: smallest lower bound that a candidate may have; ``None``: any.
+        admission: forecasts of all candidates, and candidates that were dropped before.
+        least_efficiency: smallest lower bound of efficiency that is allowed, in (0, 1]; ``None``: all candidates stay.
     """
     if least_efficiency is None:
         return admission
@@ -185,14 +185,14 @@ def _synchronous_and_dense(forecast: Forecast) -> bool:
 
 
 def with_native(admission: Admission, native_cfs: Sequence[float]) -> Admission:
-    """Return an admission with dense candidates that DDP exchanges by itself (native steps).
+    """Add dense candidates whose gradients DDP averages by itself (native steps) to an admission; return the result.
 
-    In float32, the native candidate replaces the hook's dense candidate, since both send the same. In 16 bit, the
-    native candidate is added: the hook's may have another number format, and hook steps measure gradient norms.
+    In float32, the native candidate replaces the hook's dense candidate, since both send the same. In 16 bit, both
+    stay: the hook may use another number format, and hook steps measure gradient norms.
 
     Args:
         admission: forecasts of candidates that exchange in each step, and perhaps of outer steps.
-        native_cfs: CFs that DDP's own exchange may use: 1, float32, or 2, float16.
+        native_cfs: CFs that DDP's own exchange may use: 1 (float32) or 2 (float16).
     """
     forecasts: list[Forecast] = []
     for forecast in admission.forecasts:

@@ -1,13 +1,13 @@
 # SPDX-FileCopyrightText: 2026 The gravac developers
 # SPDX-License-Identifier: Apache-2.0
-"""The ranks' agreement on a step's measurement, and the points of a step at which they sum numbers.
+"""How ranks agree on the measurement of a step, and at which points of later steps they sum their numbers.
 
-1. A step ends: its ``LocalMeasurement`` is pending.
+1. A step ends: its ``LocalMeasurement`` is pending, that is, not summed over the ranks yet.
 2. ``read``: the host converts the measurement's squared norms and recorded times (events on a device) to numbers.
 3. ``send``: the ranks start to sum the numbers.
 4. ``observe``: the sums have arrived, and the engine decides by the sums.
 
-A schedule sets the points. All ranks follow the same schedule.
+A schedule says when each of these happens. All ranks follow the same schedule.
 """
 
 import math
@@ -22,10 +22,10 @@ from gravac.exchange.failures import ExchangeError
 from gravac.measurement import SLOTS_AFTER_ERRORS, SLOTS_BEFORE_ERRORS, UNRELEASED, LocalMeasurement, error_at, slots
 
 AGREEMENT_TEXT = "the ranks' agreement on an earlier step"
-"""What a failed agreement exchanged, for error messages."""
+"""Text for error messages: what the ranks exchanged when a sum of measurements failed."""
 
 SECONDS_SLOTS = ("seconds", "waited", "coded", "exchanged")
-"""Names of the numbers that are divided by the number of training steps if a measurement covers several."""
+"""Names of the numbers that are divided by the number of training steps that a measurement covers."""
 
 SUMMED_SLOTS = ("error", "energy")
 """Names of the numbers that are summed over ranks, as are errors at shadow CFs; all other numbers are averaged."""
@@ -35,7 +35,7 @@ Observe = Callable[[LocalMeasurement, list[list[float]]], None]
 
 
 class Agreement:
-    """Sums a run's pending measurements, on which the ranks have not agreed yet, over the ranks.
+    """Sums the pending measurements of a run over the ranks: those of steps that the ranks have not agreed on yet.
 
     Args:
         executor: object that sums vectors over the ranks.
@@ -69,7 +69,10 @@ class Agreement:
                 self._in_flight.append(self.executor.agree(vectors))
 
     def observe(self, last_step: int) -> None:
-        """Wait for the sums of steps up to ``last_step``, and call the function ``observe`` with those of each step."""
+        """Wait for the sums of the steps up to ``last_step``, and hand each step's measurement and sums over.
+
+        They are handed to the function ``observe`` that the constructor got.
+        """
         while self._in_flight and self._state.pending[0].step <= last_step:
             with named_failure(self._state, lambda: AGREEMENT_TEXT):
                 sums = self.executor.agreed(self._in_flight.pop(0))
@@ -81,31 +84,44 @@ class Agreement:
 
 
 class AgreementSchedule(Protocol):
-    """Points of a step at which measurements are read (converted to numbers), sent (to be summed) and observed.
+    """Says when measurements are read (converted to numbers), sent (to be summed over the ranks) and observed.
+
+    The executor calls the three methods at fixed points of each step; each does what is due at that point.
 
     Attributes:
-        host_looks: whether the host looks at tensors' numbers within a step.
+        host_looks: whether the host may read tensors' numbers within a step.
     """
 
     host_looks: bool
 
     def step_follows(self, step: int) -> None:
-        """Read numbers of earlier steps, if the schedule reads any before a step begins.
+        """Read the numbers of earlier steps if that is due before a step begins.
 
-        Called before ``step_begins``, in an executor's call that does nothing else.
+        Called before ``step_begins``, in a call of the executor that does nothing else.
+
+        Args:
+            step: number of the step that will begin.
         """
 
     def step_begins(self, step: int) -> None:
-        """Do what the schedule does when a step begins: send or observe numbers of earlier steps."""
+        """Send or observe the numbers of earlier steps, as far as that is due when a step begins.
+
+        Args:
+            step: number of the step that begins.
+        """
 
     def step_ends(self, step: int) -> None:
-        """Do what the schedule does when a step has ended and its measurement is pending."""
+        """Read, send or observe numbers, as far as that is due when a step has ended and its measurement is pending.
+
+        Args:
+            step: number of the step that has ended.
+        """
 
 
 class HostSchedule:
-    """Schedule of a host that may wait for the device.
+    """Schedule for a host that may wait for the device that computes the tensors, such as a CPU.
 
-    The numbers of step t are read when step t ends, and summed over the ranks in step t + 1; the ranks decide by the
+    The numbers of step t are read when step t ends, and summed over the ranks in step t + 1. The ranks decide by the
     sums when step t + 1 ends.
     """
 
@@ -128,9 +144,9 @@ class HostSchedule:
 
 
 class DeviceSchedule:
-    """Schedule of a host that must not wait for the device.
+    """Schedule for a host that must not wait for the device that computes the tensors, such as a GPU.
 
-    The numbers of step t are read before step t + 2 begins, and summed over the ranks in step t + 2; the ranks decide
+    The numbers of step t are read before step t + 2 begins, and summed over the ranks in step t + 2. The ranks decide
     by the sums when step t + 3 begins.
     """
 
@@ -140,13 +156,16 @@ class DeviceSchedule:
         self._agreement, self._latency = agreement, agreement.executor.latency
 
     def step_follows(self, step: int) -> None:
-        """Wait until the device has run an earlier step, and read its numbers; send numbers of a restored run."""
+        """Wait until the device has run the step before the last, and read its numbers.
+
+        If the run was restored from a checkpoint, also send the numbers that are not in flight yet.
+        """
         self._agreement.executor.wait_for_previous_step()
         self._agreement.read(step + 1 - self._latency)
         self._agreement.send(step - self._latency)
 
     def step_begins(self, step: int) -> None:
-        """Decide by the step whose sums are on the host, and send the numbers of the step after it."""
+        """Decide by the oldest step in flight, whose sums have arrived; send the numbers of the step after that."""
         self._agreement.observe(step - self._latency)
         self._agreement.send(step + 1 - self._latency)
 
@@ -155,17 +174,17 @@ class DeviceSchedule:
 
 
 def schedule_of(agreement: Agreement) -> AgreementSchedule:
-    """Return the schedule by which ranks agree: a ``HostSchedule`` if the host may read tensors, else a device's."""
+    """Return the schedule by which the ranks agree: for a host that may read tensors, or for one that must not."""
     return HostSchedule(agreement) if agreement.executor.host_looks else DeviceSchedule(agreement)
 
 
 @contextmanager
 def named_failure(state: RunState, what: Callable[[], str]) -> Iterator[None]:
-    """Return a context that adds to an ``ExchangeError`` the step, what was exchanged, and the candidate.
+    """Return a context manager that adds to an ``ExchangeError`` the step, what was exchanged, and the candidate.
 
     Args:
         state: state of the run, with the step and the candidate.
-        what: function that returns what is exchanged, as text.
+        what: function that returns a text: what is exchanged within the context. Called only if the exchange fails.
     """
     try:
         yield
@@ -176,7 +195,7 @@ def named_failure(state: RunState, what: Callable[[], str]) -> Iterator[None]:
 def agreed_measurement(
     local: LocalMeasurement, sums: Sequence[Sequence[float]], world: int, samples: float
 ) -> Measurement:
-    """Return the measurement that all ranks share.
+    """Return the measurement of a step that is the same on all ranks, computed from sums over the ranks.
 
     Args:
         local: this rank's measurement; only fields that are the same on all ranks are used.
@@ -191,7 +210,7 @@ def agreed_measurement(
     }
     if local.native_step_s is None:
         numbers |= {slot: numbers[slot] / local.steps for slot in SECONDS_SLOTS}
-    # a rank's number is its norm over the mean's, so the mean over ranks is the inverse of drift
+    # each rank's number is (norm of what it sent) / (norm of the mean); the mean of these over ranks is 1 / drift
     numbers["drift"] = 1 / numbers["drift"] if numbers["drift"] else math.nan
     squares = sums[1] if len(sums) > 1 else ()
     return Measurement(
@@ -207,24 +226,26 @@ def agreed_measurement(
 
 
 def all_released(local: LocalMeasurement, sums: Sequence[Sequence[float]]) -> bool:
-    """True if no rank has a residual left that was set aside to be sent later: the squared norms sum to 0.
+    """True if no rank has a residual left in ``releasing``, from which steps add parts to gradients.
+
+    The ranks' squared norms of these residuals then sum to 0.
 
     Args:
-        local: this rank's measurement, for its shadow CFs.
+        local: this rank's measurement of a step.
         sums: sums of ``local.vectors()`` over the ranks.
     """
     return slot_numbers(local.shadow, sums[0])[UNRELEASED] == 0
 
 
 def slot_numbers(shadow: Sequence[float], vector: Sequence[float]) -> dict[str, float]:
-    """Return the numbers of a vector that ranks summed, by the names that ``slots`` returns.
+    """Return the numbers of a vector that ranks summed, as a dict by the names that ``slots`` returns.
 
     Args:
         shadow: CFs whose error the step computed without sending anything.
-        vector: the numbers.
+        vector: the numbers, in the order of the names.
 
     Raises:
-        ValueError: the vector's length is not the number of slots.
+        ValueError: the vector does not have one number for each name.
     """
     names = slots(shadow)
     if len(vector) != len(names):
@@ -237,7 +258,7 @@ def gain(error: float, energy: float) -> float | None:
 
     Args:
         error: squared norm of what was not sent.
-        energy: squared norm of what was to be sent; the gain is 1 if the energy is 0.
+        energy: squared norm of what was to be sent: gradients plus residuals. If the energy is 0, the gain is 1.
     """
     if not math.isfinite(error + energy):
         return None  # if a gradient was not finite, the error is nan, and the energy may be 0

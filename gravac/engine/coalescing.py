@@ -2,12 +2,14 @@
 # SPDX-License-Identifier: Apache-2.0
 """Joins small exchange groups, to compress them in one job, and cuts large groups into segments.
 
-Coding starts with cold caches whenever backward ran before, which costs some milliseconds at any size. So a group waits
-for further groups until they are large enough together, or until backward ends. Coding also takes memory for each
-element, so a large group, such as DDP's first group, is cut into segments. A job has at most as many elements as its
-compressor can code in ``TEMPORARIES`` bytes. Which groups wait, and which are cut, depends on sizes, the device, the
-step's plan and the link's speed, all of which are the same on all ranks. Dense groups never wait and are never cut,
-since they are not coded.
+An exchange group is a set of tensors whose gradients become ready together, such as a bucket of DDP. Coding (encode and
+decode) starts with cold caches if backward ran before, which costs some milliseconds at any size. So a group waits for
+further groups until they are large enough together, or until backward ends. Coding also takes memory for each element.
+So a large group, such as DDP's first group, is cut into segments: a job has at most as many elements as its compressor
+can code in ``TEMPORARIES`` bytes.
+
+Which groups wait, and which are cut, depends on sizes, the device, the step's plan and the link's speed. All of these
+are the same on all ranks. Dense groups never wait and are never cut, since they are not coded.
 """
 
 from collections.abc import Callable, Sequence
@@ -23,30 +25,32 @@ ALWAYS_ENOUGH = 1 << 20
 """Number of elements from which on waiting groups are compressed at once, on any link."""
 
 FEWEST_JOBS = 3
-"""Smallest number of jobs into which a model is divided, so that a job can be coded while another is in flight."""
+"""Smallest number of jobs that a step's gradients are divided into: a job is coded while another is in flight."""
 
 TEMPORARIES = 64 << 20
-"""Bytes that the coding of a job may take besides gradients and residuals, unless a single tensor takes more."""
+"""Bytes that the coding of a job may take besides gradients and residuals; a single tensor may take more."""
 
 LARGEST = TEMPORARIES // CODING_BYTES - ALWAYS_ENOUGH
-"""Largest number of elements of a segment, a part of a group. A job has room for a segment and for groups that waited,
-which have fewer than ``ALWAYS_ENOUGH`` elements."""
+"""Largest number of elements of a segment, which is a part of an exchange group.
+
+A job has room for a segment and for groups that waited, which have fewer than ``ALWAYS_ENOUGH`` elements together.
+"""
 
 MOST_JOBS = 8
-"""Largest number of jobs into which a model is divided; on a slow link more jobs keep the link busy from earlier on."""
+"""Largest number of jobs that a step's gradients are divided into; more jobs start the exchange earlier."""
 
 JOB_SECONDS = 0.008
-"""Seconds of exchange for each job: a job that takes less is not worth the cost of its calls."""
+"""Smallest exchange time of a job, in seconds, that is worth the cost of the job's calls."""
 
 
 @dataclass(frozen=True, slots=True)
 class ReadyGroup:
-    """Tensors whose gradients are ready and that are handed over together, or a segment of such a group.
+    """An exchange group (tensors that are handed over together) with ready gradients, or a segment of such a group.
 
     Attributes:
         pieces: the tensors, in the same order on all ranks.
-        buffer: the flat tensor that the pieces cover without gaps, in order; ``None`` if there is none.
-        done: function that the executor calls when the tensors hold the mean over ranks.
+        buffer: the flat tensor of which the pieces are consecutive views without gaps; ``None`` if there is none.
+        done: function that the executor calls when the tensors hold their mean over the ranks.
         fail: function that is called with the exception if the exchange failed.
         finite: whether all gradients of the group are finite on this rank; True if not known.
         next_elements: number of elements of the group's next segment; 0 if no segment follows.
@@ -61,12 +65,12 @@ class ReadyGroup:
 
 
 class Waiting:
-    """Groups that wait until enough elements are ready to be compressed together.
+    """Exchange groups that wait until they have enough elements together to be compressed in one job.
 
     Attributes:
         groups: the waiting groups, in order.
         enough_elements: number of elements from which on groups do not wait.
-        max_elements: largest number of elements of a job, unless the job has a single tensor.
+        max_elements: largest number of elements of a job; a job of a single tensor may have more.
     """
 
     def __init__(self) -> None:
@@ -89,13 +93,12 @@ class Waiting:
     def take(self, group: ReadyGroup | None, at_once: bool) -> list[ReadyGroup]:
         """Add a group; return the groups to compress now, in one job: either all waiting groups, or none.
 
-        None are returned while all waiting groups together have fewer than ``enough_elements`` elements. A large group
-        arrives in segments: none are returned either if the group's next segment still fits into the job. Returned
-        groups no longer wait.
+        None are returned in two cases: the waiting groups have fewer than ``enough_elements`` elements together, or the
+        next segment of the same group still fits into the job. Returned groups no longer wait.
 
         Args:
             group: group, or segment of a group, to add; ``None``: nothing is added.
-            at_once: whether to return all groups, however few elements they have.
+            at_once: whether to return all groups in any case.
         """
         self.groups += [] if group is None else [group]
         waiting_elements = elements(self.groups)
@@ -108,25 +111,25 @@ class Waiting:
 
 
 def enough(model_elements: int, exchange_s: float = 0.0) -> int:
-    """Return the number of elements from which on groups of a model do not wait.
+    """Return the number of elements from which on groups do not wait for further groups, but are compressed.
 
     Args:
         model_elements: number of elements of all the model's tensors.
-        exchange_s: predicted seconds of a step's exchange; 0: not known, or jobs must not be in flight together.
+        exchange_s: predicted seconds of a step's exchange; 0: not known, or only one job may be in flight at a time.
     """
     jobs = min(MOST_JOBS, max(FEWEST_JOBS, int(exchange_s / JOB_SECONDS)))
     return min(ALWAYS_ENOUGH, -(-model_elements // jobs))
 
 
 def cut(group: ReadyGroup, join: Callable[[], None]) -> list[ReadyGroup]:
-    """Cut a group into segments of at most ``LARGEST`` elements, or of a single tensor.
+    """Cut an exchange group into segments of at most ``LARGEST`` elements; a larger tensor is a segment by itself.
 
     Args:
-        group: tensors in order. The last segment calls the group's ``done``, when all segments hold the mean.
+        group: the group. Its ``done`` is called once, when all segments hold their mean.
         join: function that makes the calling stream wait for all jobs that have ended, on any stream.
 
     Returns:
-        The segments; the group itself if it is small enough.
+        The segments, in order; only the group itself if it is small enough.
     """
     segments = split(group.pieces, LARGEST)
     if len(segments) < 2:
@@ -145,7 +148,7 @@ def cut(group: ReadyGroup, join: Callable[[], None]) -> list[ReadyGroup]:
 
 
 def split(pieces: Sequence[Piece], limit: int) -> list[list[Piece]]:
-    """Split tensors, in order, into lists of at most ``limit`` elements each, or of a single larger tensor."""
+    """Split tensors, in order, into lists of at most ``limit`` elements each; a larger tensor is a list by itself."""
     segments: list[list[Piece]] = []
     free_elements = 0
     for piece in pieces:
@@ -164,7 +167,7 @@ def elements(groups: Sequence[ReadyGroup]) -> int:
 
 
 def describe(pieces: Sequence[Piece]) -> str:
-    """Return a text for error messages: names and number of the tensors that a job exchanges."""
+    """Return a text for error messages: how many tensors a job exchanges, their first and last name, their elements."""
     first_name, final_name, count = pieces[0].name, pieces[-1].name, len(pieces)
     names = f"tensor {first_name}" if count == 1 else f"{count} tensors from {first_name} to {final_name}"
     return f"{names} ({sum(piece.flat.numel() for piece in pieces):,} elements)"

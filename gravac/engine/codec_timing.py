@@ -1,9 +1,9 @@
 # SPDX-FileCopyrightText: 2026 The gravac developers
 # SPDX-License-Identifier: Apache-2.0
-"""Measures the seconds of encode and decode (coding) of each candidate on the gradients' device, before the first step.
+"""Times encode and decode (coding) of each candidate on the gradients' device, before the first step of a run.
 
-The known costs of coding, in multiples of the time to copy the tensor, were measured on a CPU
-(``gravac.compressors.profile``), and may differ on a GPU. So on a GPU each rank runs each candidate's compressor on
+The costs of coding that gravac knows were measured on a CPU, in multiples of the time to copy the tensor
+(``gravac.compressors.profile``). On a GPU they may differ. So on a GPU each rank runs each candidate's compressor on
 tensors like the model's. Nothing is sent: each collective returns the result that it would have if all ranks sent the
 same tensors. The device's own events time the coding. The ranks average their times, since decisions must be the same
 on all ranks.
@@ -42,16 +42,16 @@ TIMED_STEPS = 3
 """Number of timed steps of each candidate."""
 
 BUDGET_SECONDS = 1.0
-"""Total seconds of timed steps after which no further candidate is timed."""
+"""When the timed steps have taken so many seconds in total, no further candidate is timed."""
 
 
 class TypicalTensors(NamedTuple):
-    """Tensors of one shape, like most of a model's, that are encoded and decoded to time coding.
+    """Several matrices of one shape, like most tensors of a model, which are encoded and decoded to time coding.
 
     Attributes:
-        rows: number of rows of each tensor as a matrix.
-        columns: number of columns of each tensor as a matrix.
-        tensors: number of tensors.
+        rows: number of rows of each matrix.
+        columns: number of columns of each matrix.
+        tensors: number of matrices.
         dtype: number format of the gradients.
     """
 
@@ -62,7 +62,7 @@ class TypicalTensors(NamedTuple):
 
     @property
     def elements(self) -> int:
-        """Number of elements of all the tensors."""
+        """Number of elements of all the matrices."""
         return self.rows * self.columns * self.tensors
 
 
@@ -124,9 +124,10 @@ def time_codecs(policy: Policy, forms: Sequence[Form], opened: OpenedExecutor) -
 
 
 def typical_tensors(forms: Sequence[Form]) -> TypicalTensors:
-    """Return the shape and dtype that most of a model's elements have, and the number of such tensors.
+    """Return the shape and dtype that most of a model's elements have, and the number of tensors that have them.
 
-    The shape, and then the number of tensors, is reduced to at most ``MAX_ELEMENTS`` elements in total.
+    Shapes are reduced to matrices. Rows, columns and number of tensors are reduced until there are at most
+    ``MAX_ELEMENTS`` elements in total.
 
     Args:
         forms: shapes and dtypes of the gradients that may be compressed; at least one.
@@ -147,8 +148,8 @@ def _median_seconds_by_cf(
 
     Args:
         cfs: the CFs.
-        time_steps: function that returns the seconds of coding in each timed step at a CF.
-        untimed: dict to which the exception of each CF at which timing failed is added.
+        time_steps: function that gets a CF, and returns the seconds of coding in each timed step.
+        untimed: output: at each CF at which timing failed, the exception is added.
     """
     spent_s, medians = 0.0, dict[float, float | None]()
     for cf in cfs:
@@ -168,13 +169,13 @@ def _median_seconds_by_cf(
 def _time_steps(
     averager: Averager, cf: float, sample: TypicalTensors, executor: Executor, device: Device
 ) -> list[float]:
-    """Run a candidate's compressor on sample tensors for some steps; return the seconds of coding in each timed step.
+    """Run a candidate's compressor on sample tensors; return the seconds of coding of each timed step.
 
     Args:
         averager: averager of this candidate alone.
         cf: the candidate's compression factor.
         sample: shape, dtype and number of the tensors.
-        executor: executor whose ranks the averager belongs to.
+        executor: executor of the run, which says whether the host may read tensors; nothing is sent.
         device: device of the tensors.
     """
     source = Draws("codec timing").normal(sample.elements, device.device).to(sample.dtype)
@@ -201,9 +202,14 @@ def _time_steps(
 
 
 def _coding_intervals(averager: Averager, job: Any, device: Device) -> Iterator[Interval]:
-    """Run a job (generator of collectives) to its end; yield each interval in which the job codes.
+    """Run a job (generator of collectives) to its end; yield each interval in which the job codes, as two events.
 
     Nothing is sent: each collective returns the result that it would have if all ranks sent the same tensors.
+
+    Args:
+        averager: averager whose rank and number of ranks the results are for.
+        job: the job.
+        device: device that records the events.
     """
     results: list[Any] | None = None
     while True:

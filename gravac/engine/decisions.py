@@ -1,6 +1,6 @@
 # SPDX-FileCopyrightText: 2026 The gravac developers
 # SPDX-License-Identifier: Apache-2.0
-"""Runs a controller: admits its candidates, asks for decisions, and emits the records of steps and decisions."""
+"""Lets a controller decide: gives it candidates and measurements, and emits records of steps and decisions."""
 
 import math
 import statistics
@@ -21,10 +21,11 @@ from gravac.settings import SettingsError
 from gravac.telemetry.records import ForecastsRecord, Record, RunRecord
 
 Admit = Callable[[RunState, Sequence[Form]], Admission]
-"""Function that returns a run's candidates, by the run's state and the gradients' shapes and dtypes.
+"""Function that returns a run's candidates, given the run's state and the gradients' shapes and dtypes.
 
-If the function's attribute ``waits`` is true after the call, ``Deciding`` calls the function again when the state has
-``compute_s``, the seconds of a step without exchange."""
+The function may have an attribute ``waits``. If it is true after the call, ``Deciding`` calls the function again as
+soon as the state has ``compute_s``, the seconds of a step without exchange.
+"""
 
 
 COMPUTE_STEPS = 8
@@ -33,14 +34,15 @@ COMPUTE_STEPS = 8
 
 @dataclass(frozen=True, slots=True)
 class RecordSettings:
-    """Settings of a run's records.
+    """Settings of a run that its log records use.
 
     Attributes:
         samples_per_step: number of samples of a step over all ranks; ``None``: each rank's step counts as one sample.
-        steps_per_epoch: number of steps of an epoch. Reasons of decisions then end with the epoch, such as
-            ``(epoch 1.50)``; ``None``: they do not.
-        settings: the run's settings, as ``RunRecord`` contains them.
-        history: largest number of decision records in the run's state, which holds the newest; sinks get all records.
+        steps_per_epoch: number of steps of an epoch. Reasons of decisions then end with the epoch, such as ``(epoch
+            1.50)``. ``None``: they do not.
+        settings: the run's settings, which ``RunRecord`` contains.
+        history: largest number of decision records that the run's state keeps, the newest ones; the log gets all
+            records.
     """
 
     samples_per_step: float | None = None
@@ -50,21 +52,22 @@ class RecordSettings:
 
 
 class Deciding:
-    """Asks a controller for decisions, which are the same on all ranks, and stores the newest decision.
+    """Lets a controller decide which candidate runs, and stores the newest decision. All ranks decide the same.
 
     Args:
         controller: object that decides which candidate runs.
         admit: function that returns the run's candidates, see ``Admit``.
-        emit: function that is called with each record, by the executor or while the executor is idle.
+        emit: function that is called with each record for the log, by the executor or while the executor is idle.
         record_settings: settings, samples and epochs of the run, for its records.
 
     Attributes:
         decision: the newest decision; ``None`` before the first step.
-        forecasts: forecasts of the admitted candidates; empty before the first step.
+        forecasts: forecasts of the candidates that may be chosen; empty before the first step.
         emit: the argument of that name.
         seconds: seconds of the newest training step that the ranks agreed on; 0 before the first such step.
-        probe_requested: whether a decision has requested the loss on fixed batches since the engine last checked.
-        restored: dumped state of the controller, which the next ``decide_first`` restores; ``None`` if there is none.
+        probe_requested: whether a decision has requested the loss on fixed batches (a probe) since the engine last
+            reset this flag.
+        restored: saved state of the controller, with which the next ``decide_first`` starts; ``None`` if there is none.
     """
 
     def __init__(
@@ -86,21 +89,21 @@ class Deciding:
         self._timed_cfs: tuple[float, ...] = ()
         self._latency = 0
         self._forms: Sequence[Form] = ()
-        self._waits_for_compute = False  # whether more candidates are admitted once the compute of a step is known
+        self._waits_for_compute = False  # whether ``admit`` is called again once the compute time of a step is known
         self._compute_seconds: list[float] = []
 
     @property
     def candidates(self) -> tuple[Candidate, ...]:
-        """The admitted candidates; empty before the first step."""
+        """The candidates that may be chosen; empty before the first step."""
         return tuple(forecast.candidate for forecast in self.forecasts)
 
     def exchange_s(self, candidate: Candidate) -> float:
-        """Return the predicted seconds of a candidate's exchange; 0 if not known."""
+        """Return the predicted seconds of a step's exchange with a candidate; 0 if not known."""
         forecast = next((forecast for forecast in self.forecasts if forecast.candidate == candidate), None)
         return 0.0 if forecast is None else forecast.exchange_s or 0.0
 
     def open(self, latency: int, timed_cfs: Iterable[float]) -> None:
-        """Set the latency of decisions, and which CFs' coding was timed.
+        """Set after how many steps decisions take effect, and at which CFs coding was timed.
 
         Args:
             latency: number of steps from a measurement to the step in which its decision takes effect.
@@ -110,15 +113,19 @@ class Deciding:
         self._latency, self._timed_cfs = latency, tuple(timed_cfs)
 
     def restore(self, state: RunState, controller_state: dict[str, Any] | None) -> None:
-        """Store a dumped controller state, with which the next ``decide_first`` starts; ``None``: start anew.
+        """Keep a saved state of the controller, with which the next ``decide_first`` will start.
 
-        If the state has more decision records than the run's setting ``history`` allows, the oldest are dropped.
+        If the run's state has more decision records than the setting ``history`` allows, the oldest are dropped.
+
+        Args:
+            state: restored state of the run.
+            controller_state: saved state of the controller; ``None``: the controller starts anew.
         """
         self.restored, self.decision = controller_state, None
         self._shorten(state)
 
     def decide_first(self, state: RunState, forms: Sequence[Form], world: int) -> Decision:
-        """Admit candidates, and return the controller's first decision; called when the ranks and the model are known.
+        """Select candidates, and return the controller's first decision; called when the ranks and the model are known.
 
         Args:
             state: state of the run; its controller state is set.
@@ -138,7 +145,7 @@ class Deciding:
         return self.decision
 
     def _restored_state(self, dumped: dict[str, Any]) -> tuple[Any, Decision]:
-        """Return the controller's state, and its newest decision, from a dumped state of the controller."""
+        """Return the controller's state and its newest decision, restored from a saved state."""
         try:
             return self._controller.restore(dumped, self.forecasts)
         except (KeyError, IndexError, TypeError, AttributeError) as error:
@@ -148,10 +155,10 @@ class Deciding:
             ) from error
 
     def samples(self, ranks: int) -> float:
-        """Return the number of samples of a step over all ranks.
+        """Return the number of samples of a training step over all ranks.
 
         Args:
-            ranks: number of ranks, which is returned if the setting ``samples_per_step`` is ``None``.
+            ranks: number of ranks; this is the result if the setting ``samples_per_step`` is ``None``.
         """
         samples = self._record_settings.samples_per_step
         return float(ranks) if samples is None else samples
@@ -183,7 +190,14 @@ class Deciding:
             self._add_compute_time(state, measured)
 
     def _add_compute_time(self, state: RunState, measured: Measurement) -> None:
-        """Collect a step's compute time; after ``COMPUTE_STEPS`` steps, admit candidates again, by the median time."""
+        """Note the compute time of a step; after ``COMPUTE_STEPS`` training steps, select candidates again.
+
+        The selection uses the median of the times, in seconds.
+
+        Args:
+            state: state of the run; the median is stored in it, and the controller's state may change.
+            measured: measurement of the step.
+        """
         compute_s = compute_of(measured)
         if measured.first < SETTLING or not 0 < compute_s < math.inf:
             return
@@ -201,11 +215,11 @@ class Deciding:
         state.controller, self.decision = self._restored_state(self._controller.dump(state.controller))
 
     def _record(self, state: RunState, first: int, changed: bool) -> None:
-        """Emit the record of the newest decision, and add it to the state's history.
+        """Emit the record of the newest decision, and add it to the history of the run.
 
         Args:
             state: state of the run.
-            first: first training step that the decision holds for.
+            first: number of the first training step that the decision holds for.
             changed: whether the decision changes which candidates run.
         """
         assert self.decision is not None

@@ -2,23 +2,25 @@
 # SPDX-License-Identifier: Apache-2.0
 """Runs steps: averages gradients as decided, measures, agrees with the other ranks on the measurement, and decides.
 
-A source (DDP's communication hook, a loop over ``named_parameters()``, outer steps) tells the engine the parameters by
-name, when a step begins, which gradients are ready, and when the step ended. All ranks make the same calls in the same
-order, with the same names and shapes.
+A source of gradients (DDP's communication hook, a loop over ``named_parameters()``, outer steps) calls the engine. It
+gives the parameters by name, and says when a step begins, which gradients are ready, and when the step has ended. All
+ranks make the same calls in the same order, with the same names and shapes.
 
 The engine uses no threads, clocks or process groups. ``begin``, ``exchange`` and ``end`` hand calls and jobs to an
-executor. A job is a generator that yields collectives, a call is a function. The executor runs jobs and calls in that
-order, the same on all ranks, so that the engine needs no lock:
+executor. A job is a generator that yields collectives; a call is a function. The executor runs jobs and calls in the
+order in which it gets them, which is the same on all ranks. The engine therefore needs no lock:
 
-1. ``_begin``: send the last step's numbers, make a plan of the newest decision, set residuals aside (to add them to
-   gradients part by part) if CFs fell.
+1. ``_begin``: send the last step's numbers, and make a plan from the newest decision. If a CF fell, set the residuals
+   aside, to add them to gradients part by part.
 2. A job for each group of tensors: average the tensors by the plan.
-3. ``_end``: commit residuals, measure, and decide by the measurement that the ranks agreed on
+3. ``_end``: store the new residuals, measure, and decide by the measurement that the ranks agreed on
    (``gravac.engine.agreement``).
 
-The ranks send the measurement of step t in step t + latency - 1. The decision by that measurement holds from step
-t + latency on, or at once if the ranks ``conclude``. A step of the engine covers a training step, or several: a round
-of outer steps, or successive native steps (a stretch), in which torch exchanges and gravac only measures times.
+The ranks send the measurement of step t in step t + latency - 1. The decision by that measurement holds from step t +
+latency on, or at once if the ranks call ``conclude``.
+
+A step of the engine covers one training step, or several: a round of outer steps, or a stretch of native steps, in
+which torch exchanges and gravac only measures times.
 """
 
 import functools
@@ -58,7 +60,7 @@ from gravac.measurement import LocalMeasurement
 T = TypeVar("T")
 
 Fill = Callable[[LocalMeasurement], None]
-"""Function that adds a source's times to a step's measurement, such as the time at which backward ended."""
+"""Function that adds times that the engine's caller knows, such as the end of backward, to a step's measurement."""
 
 
 class Engine:
@@ -66,21 +68,21 @@ class Engine:
 
     Args:
         averager: object that averages tensors over the ranks.
-        deciding: object that asks the controller for decisions.
+        deciding: object that lets the controller decide.
         open_executor: function that creates an executor and calls ``use``; called before the first step if the engine
             has no executor.
 
     Attributes:
         state: state of the run after the steps so far.
         device: device of the gradients.
-        shapes: shapes of the parameters, by name, in memory order.
-        forms: shapes and dtypes of their gradients, in the model's order, by which the ranks decide; empty if ``know``
-            was given no parameters.
-        parameter_texts: name, shape and dtype of each parameter as text, in the model's order; ranks compare them.
-        shard_places: place of this rank's shard within each parameter, by name; empty if each rank has whole
-            parameters, or if the places are not known.
+        shapes: shapes of the parameters, by name, dimensions in memory order.
+        forms: shape and dtype of each parameter's gradient, in the model's order, the same on all ranks; empty if
+            ``know`` was given no parameters.
+        parameter_texts: name, shape and dtype of each parameter as text, in the model's order; ranks compare these.
+        shard_places: position of this rank's shard within each parameter, by name; empty if each rank has whole
+            parameters, or if the positions are not known.
         losses: mean of the training losses reported on this rank since the last step ended.
-        probes: mean of the losses on this rank's fixed batches that were computed since the last step ended.
+        probes: mean of the losses on this rank's fixed batches (probes) that were computed since the last step ended.
         probe_follows: whether the ranks compute the loss on fixed batches before the next step. Set when a step begins,
             and by ``concluded``.
 
@@ -130,7 +132,10 @@ class Engine:
     # before the first step
 
     def know(self, parameters: Mapping[str, torch.Tensor]) -> None:
-        """Store names, shapes and dtypes of the parameters whose gradients will be exchanged, in the model's order.
+        """Store names, shapes, dtypes and device of the parameters whose gradients will be exchanged.
+
+        Args:
+            parameters: the parameters by name, in the model's order.
 
         Raises:
             TypeError: a parameter is complex.
@@ -143,11 +148,13 @@ class Engine:
         self.device = next((parameter.device for parameter in parameters.values()), self.device)
 
     def decide_by(self, agreed_shapes: Mapping[str, tuple[int, ...]]) -> None:
-        """Decide by shapes that are the same on all ranks that agree, if these ranks hold shards of other sizes.
+        """Set the shapes by which ranks select candidates and the tensors to compress, so that all ranks decide alike.
+
+        Needed if ranks hold shards of different sizes.
 
         Args:
-            agreed_shapes: the largest shape of each parameter over these ranks, in memory order, by name; empty: all
-                ranks have the same shapes.
+            agreed_shapes: the largest shape of each parameter's shards over all ranks, dimensions in memory order, by
+                parameter name; empty: all ranks have the same shapes.
         """
         self.averager.agreed_shapes = agreed_shapes
         shapes = (agreed_shapes.get(name, shape) for name, shape in self.shapes.items())
@@ -155,7 +162,7 @@ class Engine:
 
     @property
     def form_by_name(self) -> dict[str, Form]:
-        """Shapes and dtypes of this rank's gradients, by name; empty if ``know`` was given no parameters."""
+        """Shape and dtype of each gradient on this rank, by parameter name; empty if ``know`` got no parameters."""
         return dict(zip(self.shapes, zip(self.shapes.values(), self._dtypes, strict=True), strict=True))
 
     def open(self) -> None:
@@ -182,7 +189,12 @@ class Engine:
         self._schedule = schedule_of(self._agreement)
 
     def restore(self, dumped: Mapping[str, Any], controller_state: dict[str, Any] | None) -> None:
-        """Restore a run's dumped state; the next ``begin`` restores the controller's dumped state."""
+        """Restore a run from a checkpoint. The next ``begin`` restores the controller.
+
+        Args:
+            dumped: saved state of the run, with the tensors.
+            controller_state: saved state of the controller; ``None``: the controller starts anew.
+        """
         self.state.restore(dumped)
         self.averager.load(dumped)
         self.deciding.restore(self.state, controller_state)
@@ -194,7 +206,7 @@ class Engine:
             compute_s: seconds of a step without exchange on this rank; the ranks use their mean.
 
         Returns:
-            A future of the candidate decided on.
+            A future of the candidate that was chosen.
         """
         decided: Future[Candidate] = Future()
         in_flight: list[Any] = []
@@ -212,9 +224,10 @@ class Engine:
         return decided
 
     def decide_first(self) -> "Future[Candidate]":
-        """Make the first decision, unless one was made; return a future of the candidate decided on.
+        """Make the first decision, unless one was made already. Called on every rank, between two steps.
 
-        Called on every rank, between two steps.
+        Returns:
+            A future of the candidate of the newest decision.
         """
         self.open()
         decided: Future[Candidate] = Future()
@@ -240,8 +253,11 @@ class Engine:
     def change_mode(self, mode: Mode) -> None:
         """Prepare for steps of another mode: drop all residuals, which do not fit what the new mode exchanges.
 
-        Called between two steps, on every rank. In outer steps, a group of tensors whose mean is not finite keeps its
-        residuals unchanged, whatever the other groups' means are.
+        Called between two steps, on every rank. In outer steps, the residuals of a group of tensors stay unchanged if a
+        mean of this group is not finite; other groups do not matter.
+
+        Args:
+            mode: mode of the steps that follow.
         """
 
         def change() -> None:
@@ -258,11 +274,11 @@ class Engine:
         """Begin a step, before its first gradients are ready. Called on every rank.
 
         Args:
-            inputs: what the source knows of the step.
+            inputs: facts of the step, such as mode and learning rate.
 
         Returns:
-            A future of the candidate decided on, which fails if an earlier step failed. If the candidate's mode differs
-            from the step's, the ranks must change to the candidate's mode when this step has ended.
+            A future of the candidate of the newest decision; it fails if an earlier step failed. If this candidate has
+            another mode than the step, the ranks must change to that mode when the step has ended.
         """
         self.open()
         decided: Future[Candidate] = Future()
@@ -273,7 +289,7 @@ class Engine:
         return decided
 
     def ready(self, tensors: Sequence[tuple[str, torch.Tensor]]) -> Handle:
-        """Start to average tensors over the ranks, in place, in one exchange group; return a handle to wait by.
+        """Start to average some tensors over the ranks, in place and together; return a handle to wait with.
 
         Args:
             tensors: names and tensors, of any shape, dense in memory; the same names in the same order on all ranks.
@@ -296,18 +312,19 @@ class Engine:
         then: Then = lambda failure: None,
         finite: Verdict = True,
     ) -> Handle:
-        """Start to average flat gradients (pieces) over the ranks, in place; return a handle to wait by.
+        """Start to average flat gradients over the ranks, in place; return a handle to wait for the mean.
 
-        The pieces may wait for pieces of later calls, to be averaged in one job.
+        The gradients may wait for those of later calls, to be averaged in one job.
 
         Args:
             pieces: flat gradients, each with the shape of its parameter.
-            buffer: the flat tensor that the pieces cover without gaps, in order, which saves a copy; ``None``: none.
-            is_last: whether these are the last pieces of this step.
-            then: function that is called when the pieces hold their mean, on the stream that computed the mean, so that
-                no stream has to wait.
-            finite: whether all pieces are finite on this rank; True if not known. If False on a rank, compressed pieces
-                become NaN on every rank, and no residual changes.
+            buffer: the flat tensor of which the pieces are consecutive views without gaps, which saves a copy;
+                ``None``: there is none.
+            is_last: whether these are the last gradients of this step.
+            then: function that is called when the pieces hold their mean. It is called on the stream that computed the
+                mean, so that no stream has to wait.
+            finite: whether all pieces are finite on this rank; True if not known. If False on any rank, compressed
+                pieces become NaN on every rank, and no residual changes.
         """
         handle = Handle(self, self._call_guarded)
         handle.then(then)
@@ -323,34 +340,36 @@ class Engine:
         self._hand_over(None, None, is_last=True)
 
     def end(self, fill: Fill = lambda measurement: None) -> None:
-        """End a step, all of whose gradients have been handed over: measure and decide. Does not wait for the exchange.
+        """End a step when all its gradients have been handed over: measure and decide. Does not wait for the exchange.
 
         Args:
-            fill: function that adds the source's numbers to the measurement; called by the executor when all tensors
-                hold their means.
+            fill: function that adds times known to the caller to the measurement. The executor calls this function when
+                all tensors hold their means.
         """
         self.flush()
         loss, probe = self.losses.take_mean(), self.probes.take_mean()
         self.executor.call(lambda: self._end(fill, loss, probe), lambda failure: None)
 
     def conclude(self) -> None:
-        """Start to agree with the other ranks on all steps that have ended.
+        """Start to agree with the other ranks on all steps that have ended, without waiting for later steps.
 
         Called on every rank between ``end`` and ``begin``; ``concluded`` must be called before the next ``begin``.
         """
         self.executor.call(self._conclude, lambda failure: None)
 
     def concluded(self) -> "Future[Candidate]":
-        """Decide by the numbers that ``conclude`` sent; return a future of the next step's candidate."""
+        """Decide by the measurements that ``conclude`` sent; return a future of the candidate for the next step."""
         decided: Future[Candidate] = Future()
         self.executor.call(lambda: decided.set_result(self._concluded()), functools.partial(fail, decided))
         return decided
 
     def _hand_over(self, segment: ReadyGroup | None, group: ReadyGroup | None, is_last: bool = False) -> None:
-        """Queue a job that averages a segment of a group, or the whole group if the step sends all tensors dense.
+        """Queue a job that averages an exchange group: in segments if the step compresses, otherwise as a whole.
+
+        Whether the step compresses is known only when the job runs.
 
         Args:
-            segment: the whole group, or a segment of the group; averaged if the step compresses. ``None``: no tensors.
+            segment: the group, or a segment of it; averaged if the step compresses. ``None``: no tensors.
             group: the whole group; averaged if the step is dense. ``None``: no tensors.
             is_last: whether groups may not wait for a later group.
         """
@@ -406,11 +425,11 @@ class Engine:
 
     @property
     def ledger(self) -> Ledger:
-        """Collectives and bytes of this rank since ``use``."""
+        """Counts of this rank's collectives and of their bytes since ``use``; zero without an executor."""
         return self._executor.ledger if self._executor else Ledger()
 
     def sum_over_ranks(self, what: str, numbers: Sequence[float]) -> RankSums:
-        """Start to sum numbers over the ranks; return the sums in flight. Called on every rank, between two steps.
+        """Start to sum numbers over the ranks; return a handle of the sums. Called on every rank, between two steps.
 
         Args:
             what: description of the numbers, for error messages.
@@ -419,11 +438,13 @@ class Engine:
         return RankSums(self.executor, what, numbers)
 
     def run_between_steps(self, what: str, job: Returning[T]) -> JobResult[T]:
-        """Start a job that is not part of a step; return its result in flight. Called on every rank, between two steps.
+        """Start a job that is not part of a step; return a handle of its result.
+
+        Called on every rank, between two steps.
 
         Args:
-            what: what the job exchanges, for error messages.
-            job: generator of collectives, the same on every rank; it may look at tensors' numbers.
+            what: description of what the job exchanges, for error messages.
+            job: generator that yields collectives, the same on every rank; it may read tensors' numbers.
         """
         return JobResult(self.executor, what, job, self.device)
 
@@ -447,7 +468,7 @@ class Engine:
 
     @property
     def schedule(self) -> AgreementSchedule:
-        """Schedule by which the ranks agree on measurements; known once the engine has an executor."""
+        """Schedule that says when the ranks agree on measurements; the engine must have an executor."""
         assert self._schedule is not None
         return self._schedule
 
@@ -456,9 +477,10 @@ class Engine:
         return None if self._executor is None else self._executor.mark()
 
     def drain(self, seconds: float | None = None) -> bool:
-        """Wait until all calls and jobs have ended, for at most ``seconds``; return whether they have.
+        """Wait until all calls and jobs have ended, for at most ``seconds``; return whether they have ended.
 
-        If jobs are left, or if the exchange failed, ``state`` is as the last call left it.
+        ``None`` waits without limit. If jobs are left, or if the exchange failed, ``state`` is as the last call left
+        it.
         """
         if self._executor is None or self._agreement is None:
             return True
@@ -483,7 +505,7 @@ class Engine:
     # run by the executor
 
     def _first_decision(self, forms: Sequence[Form]) -> Decision:
-        """Admit candidates, and return the controller's first decision; the ranks and the model are known now."""
+        """Select the candidates, and return the controller's first decision; ranks and model must be known."""
         self._model_elements = sum(torch.Size(shape).numel() for shape, _ in forms)
         self.averager.to_device(self.device)
         if any(dtype == torch.float16 for _, dtype in forms):
@@ -491,7 +513,10 @@ class Engine:
         return self.deciding.decide_first(self.state, forms, self.averager.world)
 
     def _begin(self, inputs: StepInputs) -> Candidate:
-        """Begin a step; return the candidate decided on, which the step runs if it has the candidate's mode."""
+        """Begin a step, called by the executor; return the candidate of the newest decision.
+
+        The step runs this candidate if it has the candidate's mode.
+        """
         state, executor, forms = self.state, self.executor, self.forms or inputs.forms
         if self.decision is None:
             self._first_decision(forms)
@@ -543,11 +568,11 @@ class Engine:
     def _decision_of(self, inputs: StepInputs, decision: Decision, previous: Candidate | None) -> Decision:
         """Return the decision that a step runs.
 
-        The newest decision is returned if its candidate has the step's mode; else one with the previous step's
-        candidate, if that has the mode; else one with the dense candidate.
+        This is the newest decision if its candidate has the step's mode. Otherwise it is a decision for the previous
+        step's candidate, if that has the mode, or else for the dense candidate of the mode.
 
         Args:
-            inputs: what the source knows of the step.
+            inputs: facts of the step, such as its mode.
             decision: the newest decision.
             previous: candidate of the previous step; ``None`` before the first step.
         """
@@ -575,7 +600,14 @@ class Engine:
         self.state.loss_scale = loss_scale
 
     def _end(self, fill: Fill, loss: Number, probe: Number) -> None:
-        """End a step: store changed residuals, complete the measurement, and let the ranks agree on it."""
+        """End a step, called by the executor: store new residuals, complete the measurement, let the ranks agree on it.
+
+        Args:
+            fill: function that adds times that the engine's caller knows, such as the end of backward, to the
+                measurement.
+            loss: mean of the training losses since the last step; nan if there are none.
+            probe: mean of the losses on fixed batches since the last step; nan if there are none.
+        """
         state, measurement = self.state, self._measurement
         assert measurement is not None
         measurement.loss, measurement.probe = loss, probe
@@ -594,7 +626,7 @@ class Engine:
         state.trained += measurement.steps
 
     def _conclude(self) -> None:
-        """Start to agree on all steps that have ended."""
+        """Start to sum the measurements of all ended steps over the ranks; called by the executor."""
         assert self._agreement is not None
         if not self.schedule.host_looks:
             self.executor.wait_for_previous_step()

@@ -11,11 +11,11 @@ from gravac.controllers.base import Decision
 
 @dataclass(frozen=True, slots=True)
 class Factors:
-    """Compression factors of the base compressor, as plain data; ``None`` is dense.
+    """Compression factors (CFs) of the base compressor; ``None`` means dense.
 
     Attributes:
         cf: factor of all tensors that ``cfs`` does not list.
-        cfs: factor of each tensor whose factor differs from the model's, by the tensor's name.
+        cfs: factors of tensors that have a factor of their own, by tensor name.
     """
 
     cf: float | None = None
@@ -31,7 +31,12 @@ class Factors:
         return self.cfs.get(name, self.cf)
 
     def fell(self, previous: "Factors", name: str) -> bool:
-        """True if a tensor's CF is lower than in the ``previous`` factors; dense counts as the lowest."""
+        """True if a tensor's CF is lower than in ``previous``; dense counts as lower than any CF.
+
+        Args:
+            previous: the factors before these.
+            name: the tensor's name.
+        """
         return (self.of_tensor(name) or 0.0) < (previous.of_tensor(name) or 0.0)
 
 

@@ -1,6 +1,9 @@
 # SPDX-FileCopyrightText: 2026 The gravac developers
 # SPDX-License-Identifier: Apache-2.0
-"""Handles of work in flight, by which a source waits: for averaged tensors, sums over ranks, and results of jobs."""
+"""Handles of work in flight, on which a source of gradients waits: averaged tensors, sums over ranks, results of jobs.
+
+A source of gradients is DDP's communication hook, for example.
+"""
 
 import functools
 from collections.abc import Callable, Sequence
@@ -27,7 +30,7 @@ def fail(future: "Future[Any]", failure: BaseException) -> None:
 
 
 class ExchangeEngine(Protocol):
-    """Interface of the engine, as far as a handle uses it."""
+    """The part of the engine's interface that a handle uses."""
 
     @property
     def ready_to_run(self) -> bool:
@@ -54,13 +57,14 @@ class Handle:
         self._future: Future[None] = Future()
 
     def wait(self) -> None:
-        """Wait until the tensors hold the mean. If a GPU's streams run the exchange, only the current stream waits.
+        """Wait until the tensors hold their mean over the ranks.
 
-        If a rank calls this method, all ranks must call it.
+        If the exchange runs on a GPU's streams, the host does not wait; the current stream does. If a rank calls this
+        method, all ranks must call it.
 
         Raises:
             ExchangeError: a rank did not answer.
-            RuntimeError: ranks are simulated in one process, and not all of them have handed the tensors over.
+            RuntimeError: ranks are simulated in one process, and some of them have not handed the tensors over yet.
         """
         if not self._future.done() or self._engine.ready_to_run:  # if the engine was closed, the future is done
             self._engine.executor.order()
@@ -88,7 +92,11 @@ class Handle:
         self._future.add_done_callback(lambda future: self._call_guarded(function, future.exception()))
 
     def ends(self, failure: BaseException | None = None) -> None:
-        """Complete the handle: the tensors hold their mean, or the exchange failed. Called by the executor."""
+        """Mark the handle as done: the tensors hold their mean, or the exchange failed. Called by the executor.
+
+        Args:
+            failure: exception because of which the exchange failed; ``None``: it succeeded.
+        """
         with suppress(InvalidStateError):
             if failure is None:
                 self._future.set_result(None)
@@ -116,11 +124,14 @@ class RankSums:
         executor.call(send, self._fail)
 
     def receive(self) -> None:
-        """Make the executor wait for the sums. Called on every rank at the same point, before a step begins."""
+        """Let the executor wait for the sums; the caller does not wait.
+
+        Called on every rank at the same point, before the next step begins.
+        """
         self._executor.call(self._receive, self._fail)
 
     def result(self) -> list[float]:
-        """Wait until ``receive`` has the sums, and return the sums over the ranks, in float64.
+        """Return the sums over the ranks, in float64; waits for them. ``receive`` must have been called.
 
         Raises:
             ExchangeError: a rank did not answer.

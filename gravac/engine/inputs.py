@@ -1,6 +1,9 @@
 # SPDX-FileCopyrightText: 2026 The gravac developers
 # SPDX-License-Identifier: Apache-2.0
-"""What a source of gradients tells the engine when a step begins, and a count of the ranks that still have inputs."""
+"""Facts of a step that the engine is given when the step begins, and a count of the ranks that still have inputs.
+
+Inputs are batches to train on. The facts come from a source of gradients, such as DDP's communication hook.
+"""
 
 import math
 from collections.abc import Sequence
@@ -17,23 +20,23 @@ from gravac.engine.run_state import RunState
 from gravac.exchange.executor import Executor, Number
 
 INPUTS_LEFT_TEXT = "the number of ranks with inputs left"
-"""What a failed count of ranks exchanged, for error messages."""
+"""Text for error messages: what the ranks exchanged when the count of ranks failed."""
 
 
 @dataclass(frozen=True, slots=True)
 class StepInputs:
-    """Mode, learning rate and other facts of a step, which a source of gradients gives the engine when the step begins.
+    """Facts of a step (mode, learning rate, ...), which a source of gradients gives the engine when the step begins.
 
     Attributes:
-        loss_scale: factor that the gradients were multiplied with, a scalar (0-d tensor) if only their device knows it;
-            ``None`` without a scaler.
+        loss_scale: factor that the gradients were multiplied with; a 0-d tensor if only their device knows it; ``None``
+            without a scaler.
         learning_rate: learning rate that the gradients will be applied with; nan if not known.
-        takes_part: whether this rank still has inputs; sums are divided by the number of ranks that have inputs.
+        takes_part: whether this rank still has batches to train on; sums are divided by the number of such ranks.
             ``None``, on every rank: sums are divided by the number of all ranks.
         forms: shapes and dtypes of the gradients, if ``Engine.know`` was given no parameters.
-        mode: who exchanges in this step. If the decided candidate is of another mode, the step runs the previous step's
-            candidate; if the previous candidate also is of another mode, the step runs dense.
-        steps: number of training steps that this step covers.
+        mode: how gradients are exchanged in this step. If the decided candidate has another mode, the step runs the
+            candidate of the previous step. If that has another mode, too, the step runs dense.
+        steps: number of training steps that this step of the engine covers.
         dense: whether the step runs dense regardless of the decision, so that it leaves no residual.
     """
 
@@ -47,11 +50,11 @@ class StepInputs:
 
 
 NO_INPUTS = StepInputs()
-"""Default ``StepInputs``: the source knows nothing but that a step begins."""
+"""Default ``StepInputs``, if no facts of the step are known."""
 
 
 class RanksWithInputs:
-    """Counts the ranks that have inputs in a step, if ranks may run out of inputs (DDP's ``join()``).
+    """Counts the ranks that still have batches to train on in a step, as in DDP's ``join()``.
 
     Args:
         state: state of the run, for the step number in error messages.
@@ -64,15 +67,15 @@ class RanksWithInputs:
 
     @property
     def counted(self) -> bool:
-        """True if the ranks that have inputs are counted in this step, since a rank may have run out of inputs."""
+        """True if this step counts the ranks that still have batches, since some rank may have run out of them."""
         return self._in_flight is not None
 
     def start(self, executor: Executor, takes_part: bool | None, device: torch.device) -> None:
-        """Start to count the ranks that have inputs; called when a step begins.
+        """Start to count the ranks that still have batches to train on; called when a step begins.
 
         Args:
             executor: object that sums over the ranks.
-            takes_part: whether this rank has inputs; ``None``, on every rank: do not count.
+            takes_part: whether this rank still has batches; ``None``, on every rank: do not count.
             device: device of the tensor that the ranks sum.
         """
         self._in_flight = self._number = None
@@ -82,7 +85,10 @@ class RanksWithInputs:
                 self._in_flight = executor.launch([AllReduce(flag)])
 
     def number(self, executor: Executor) -> Number:
-        """Wait for all ranks' answers, and return the number of ranks that have inputs."""
+        """Return the number of ranks that still have batches to train on; waits until all ranks have answered.
+
+        The result is a 0-d tensor if the host must not read tensors.
+        """
         if self._number is None:
             with named_failure(self._state, lambda: INPUTS_LEFT_TEXT):
                 (total,) = executor.finish(self._in_flight)

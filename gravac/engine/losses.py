@@ -1,6 +1,6 @@
 # SPDX-FileCopyrightText: 2026 The gravac developers
 # SPDX-License-Identifier: Apache-2.0
-"""Averages the training losses that this rank reports between two measurements."""
+"""Averages the training losses that a program reports on this rank between two measurements."""
 
 import math
 import threading
@@ -11,7 +11,7 @@ from gravac.exchange.executor import Number
 
 
 class Losses:
-    """Mean of the training losses reported since the last measurement, computed without waiting for a device."""
+    """Mean of the training losses that were added since the mean was last taken; never waits for a GPU."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -33,10 +33,10 @@ class Losses:
             self._total, self._count = self._total + number, self._count + 1
 
     def take_mean(self) -> Number:
-        """Return the mean of the losses added since the last call, and start a new mean; nan without losses.
+        """Return the mean of the losses that were added since the last call; nan if there are none. Start a new mean.
 
         Returns:
-            A float; or a scalar (0-d float32 tensor) on the losses' device, if that is not the CPU.
+            A float if the losses are numbers or on the CPU, otherwise a 0-d float32 tensor on the losses' device.
         """
         with self._lock, torch.no_grad():
             loss_sum, count = self._total, self._count

@@ -18,15 +18,16 @@ from gravac.telemetry.records import DecisionRecord, ProgressRecord, StepRecord
 def decision_record(
     step: int, decision: Decision, changed: bool, gain: float | None, steps_per_epoch: float | None
 ) -> DecisionRecord:
-    """Return the record of a decision.
+    """Return the log record of a decision.
 
     Args:
-        step: first training step that the decision holds for.
+        step: number of the first training step that the decision holds for.
         decision: what the controller decided.
         changed: whether the decision changes which candidates run.
-        gain: gain of the newest step that ranks agreed on, recorded if the decision has no summary of a window;
-            ``None``: not finite.
-        steps_per_epoch: number of steps of an epoch; the reason then ends with the epoch. ``None``: it does not.
+        gain: gain of the last step that the ranks agreed on; used if the decision has no summary of a window. ``None``:
+            the gain was not finite, or no step was agreed on yet; 0 is recorded.
+        steps_per_epoch: number of steps of an epoch; the reason then ends with the epoch, such as ``(epoch 1.50)``.
+            ``None``: it does not.
     """
     last_gain = 0.0 if gain is None else gain
     summary = decision.summary or Summary(
@@ -46,12 +47,16 @@ def decision_record(
 
 
 def with_cost(decision: Decision, forecasts: Sequence[Forecast], controller: Controller[Any]) -> Decision:
-    """Return a decision whose reason also says how many more steps than dense averaging its candidate should take.
+    """Add the cost of a decision's candidate to the decision's reason: how many more steps it takes than dense.
 
     Args:
         decision: decision that changes which candidates run.
         forecasts: forecast of each candidate.
-        controller: controller that decided; if its reasons already state this cost, the decision is returned unchanged.
+        controller: controller that decided.
+
+    Returns:
+        The decision with the longer reason; the same decision if there is no forecast of its candidate, or if the
+        controller's reasons state the cost already.
     """
     forecast = next((forecast for forecast in forecasts if forecast.candidate == decision.candidate), None)
     if forecast is None or getattr(controller, "states_cost", False):
@@ -61,13 +66,13 @@ def with_cost(decision: Decision, forecasts: Sequence[Forecast], controller: Con
 
 
 def holds_from(measured: Measurement, latency: int) -> int:
-    """Return the number of the first training step that a decision, made by a measurement, holds for.
+    """Return the number of the first training step that a decision holds for.
 
-    After native steps the decision holds at once. Otherwise it holds ``latency`` steps of the engine later, each of
-    which is assumed to cover as many training steps as the measured step.
+    A decision by a measurement of native steps holds at once. Any other decision holds ``latency`` steps of the engine
+    later. Each of these is assumed to cover as many training steps as the measured step.
 
     Args:
-        measured: the measurement.
+        measured: the measurement that led to the decision.
         latency: number of the engine's steps from a measurement to its decision.
     """
     engine_steps = 1 if measured.candidate.mode == "native" else latency
@@ -75,14 +80,19 @@ def holds_from(measured: Measurement, latency: int) -> int:
 
 
 def compute_of(measured: Measurement) -> float:
-    """Return an upper bound of the seconds of a training step without exchange; nan if not known."""
+    """Return an upper bound of the seconds that a training step takes without its exchange; nan if not known."""
     if measured.candidate.mode == "native":
         return measured.seconds
     return measured.seconds - measured.waited - measured.coded
 
 
 def step_record(measured: Measurement, local: LocalMeasurement) -> StepRecord:
-    """Return the record of a step: the measurement that all ranks agreed on, and this rank's bytes and times."""
+    """Return the log record of a step.
+
+    Args:
+        measured: the measurement that all ranks agreed on.
+        local: this rank's measurement of the same step, for its bytes and times.
+    """
     step_gain = gain(measured.error, measured.energy)
     t_system = measured.samples / measured.seconds if measured.seconds > 0 else float("nan")
     timed_steps = local.steps if local.native_step_s is None else 1  # native steps: the seconds of one step, not of all
@@ -118,13 +128,18 @@ def step_record(measured: Measurement, local: LocalMeasurement) -> StepRecord:
 
 
 def progress_record(measured: Measurement, progress: Progress) -> ProgressRecord:
-    """Return the record of what a candidate's switchback trials have shown, up to a measurement."""
+    """Return the log record of what switchback trials have shown about a candidate so far.
+
+    Args:
+        measured: the newest measurement; its first training step is recorded.
+        progress: results of the trials.
+    """
     results = {field.name: getattr(progress, field.name) for field in fields(progress)}
     return ProgressRecord(step=measured.first, **results)
 
 
 def totals(state: RunState, candidates: Sequence[Candidate]) -> dict[str, float]:
-    """Return totals of a run by name: number of steps, bytes, wire ratio, gain, and shares of steps.
+    """Return totals of a run by name: training steps, wire bytes, wire ratio, gain, norm bytes, and shares of steps.
 
     Args:
         state: state of the run.
@@ -138,16 +153,16 @@ def totals(state: RunState, candidates: Sequence[Candidate]) -> dict[str, float]
 
 
 def shares(steps_at: Mapping[Candidate, int], candidates: Sequence[Candidate]) -> dict[str, float]:
-    """Return the fractions of a run's training steps that ran dense, compressed, native and outer.
+    """Return the shares of a run's training steps that ran dense, compressed, native and outer.
 
     Args:
         steps_at: number of training steps that each candidate ran.
         candidates: candidates of the run, dense candidates first, then ascending by wire ratio.
 
     Returns:
-        Five fractions: ``"share_dense"`` ran dense, ``"share_lowest_cf"`` at the lowest CF, ``"share_higher_cf"`` at
-        higher CFs. These three add up to 1. ``"share_native"``: native steps, in which DDP exchanged by itself;
-        ``"share_outer"``: outer steps, in which ranks trained without exchange.
+        Five shares in [0, 1]. ``"share_dense"``: dense steps; ``"share_lowest_cf"``: steps at the lowest CF;
+        ``"share_higher_cf"``: steps at higher CFs. These three add up to 1. ``"share_native"``: native steps, in which
+        DDP exchanged by itself. ``"share_outer"``: outer steps, in which ranks trained on their own weights.
     """
     all_steps = max(1, sum(steps_at.values()))
     compressed = [candidate for candidate in candidates if not candidate.dense]

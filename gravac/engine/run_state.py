@@ -1,6 +1,6 @@
 # SPDX-FileCopyrightText: 2026 The gravac developers
 # SPDX-License-Identifier: Apache-2.0
-"""The state of a run on one rank, which steps read and update. A checkpoint contains its dump."""
+"""The state of a run on one rank, which steps read and change; ``dump`` returns it for a checkpoint."""
 
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
@@ -18,11 +18,11 @@ Tensors = dict[str, torch.Tensor]
 """Tensors by parameter name."""
 
 Groups = tuple[tuple[str, ...], ...]
-"""Exchange groups: names of parameters that are exchanged together, in order."""
+"""Exchange groups: for each group, the names of the parameters that are exchanged together, in order."""
 
 
 class ModeState(Protocol):
-    """State that only one mode has, such as that of outer steps."""
+    """State that only one mode of running steps has, such as the anchors of outer steps."""
 
     def dump(self) -> dict[str, Any]:
         """Return the state as a dict of tensors and JSON types."""
@@ -30,15 +30,16 @@ class ModeState(Protocol):
 
 @dataclass(slots=True)
 class RunTotals:
-    """Totals over the steps of a run, on this rank.
+    """Totals of bytes and steps over a run, on this rank.
 
-    A checkpoint has the bytes, which therefore count all steps of the run, but not ``steps_at``.
+    A checkpoint contains the bytes, which therefore count all steps of the run. It does not contain ``steps_at``.
 
     Attributes:
         wire_bytes: bytes that this rank sent for gradients.
-        dense_wire_bytes: bytes that dense float32 all-reduces would have sent.
-        norm_bytes: payload bytes of single tensors' norms, which some controllers request; not part of ``wire_bytes``.
-        steps_at: number of training steps that each candidate ran, since this process began or restored the run.
+        dense_wire_bytes: bytes that this rank would have sent by dense float32 all-reduces.
+        norm_bytes: bytes that this rank handed to collectives for norms of single tensors, which some controllers
+            request; not part of ``wire_bytes``.
+        steps_at: number of training steps that each candidate ran, since this process started or restored the run.
     """
 
     wire_bytes: int = 0
@@ -55,12 +56,12 @@ class RunTotals:
 
 @dataclass(slots=True)
 class NativeState:
-    """State of a stretch: native steps in a row, which DDP exchanges by itself and gravac times together.
+    """State of a stretch: consecutive native steps, in which DDP exchanges by itself, and which gravac times together.
 
     Attributes:
-        made: number of steps made in the current stretch.
-        travels: whether the sums over ranks of the previous stretch's times are in flight, so that the controller has
-            not decided by them yet.
+        made: number of training steps made in the current stretch.
+        travels: whether the ranks' times of the previous stretch are being summed, so that the controller has not
+            decided by them yet.
         uncounted: whether a step has been made that ``made`` does not include yet.
     """
 
@@ -73,38 +74,42 @@ class NativeState:
 class RunState:
     """State of a run on one rank, after all steps made so far.
 
-    Ranks differ in ``rank``, ``pending``, tensors, ``wire_ratio``, the bytes in ``totals``, and ``outer``. All other
-    fields are the same on all ranks.
+    These fields differ between ranks: ``rank``, ``pending``, tensors, ``wire_ratio``, the bytes in ``totals``, and
+    ``outer``. All other fields are the same on all ranks.
+
+    A step of the engine covers one training step, or several: a round of outer steps, or a stretch of native steps.
 
     Attributes:
         step: number of the engine's steps made.
-        trained: number of training steps made: more than ``step`` after rounds of outer steps or native stretches.
+        trained: number of training steps made.
         rank: number of this rank among the ranks that average.
         world: number of ranks that average.
         candidate: candidate of the last step; ``None`` before the first.
         factors: compression factors of the last step.
         controller: state of the controller; ``None`` before the first step.
-        pending: measurements that the ranks have not agreed on yet, oldest first: at most as many as the executor's
-            latency, or one fewer if the host may look at tensors' numbers.
-        residual: unsent part of each parameter's gradients, flat; see ``gravac.averaging.feedback``.
-        releasing: residuals that were set aside when the CF fell, and are added to gradients part by part, flat; see
-            ``gravac.averaging.feedback``.
-        memory: tensors that the compressor remembers, by parameter name and by a name that the compressor chooses.
-        sums: sums of gradients over steps that the controller requested (``Decision.sums``), flat.
-        loss_scale: factor that the last gradients were multiplied with, a scalar (0-d tensor) if only the device knows
-            it; ``None`` without a scaler.
+        pending: measurements that the ranks have not agreed on yet, oldest first; at most as many as the executor's
+            latency.
+        residual: unsent part of each parameter's gradients, flat, by parameter name; see ``gravac.averaging.feedback``.
+        releasing: residuals of parameters whose CF fell, flat, by parameter name; each step adds only a part of them to
+            the gradient.
+        memory: tensors that the compressor keeps from step to step, by parameter name, then by the compressor's own
+            key.
+        sums: sums of gradients over steps, flat, by parameter name, if the controller requested them
+            (``Decision.sums``).
+        loss_scale: factor that the last gradients were multiplied with; a 0-d tensor if only the device knows it;
+            ``None`` without a scaler.
         layout: exchange groups; empty before they are known.
-        gain: gain of the last step that all ranks agreed on; ``None`` before the first, or if it was not finite.
+        gain: gain of the last step that all ranks agreed on; ``None`` if there was none yet, or if it was not finite.
         wire_ratio: bytes of a dense float32 all-reduce / bytes that this rank sent, in the last step that all ranks
-            agreed on; ``None`` before the first.
-        totals: sums of bytes, and of each candidate's steps.
-        history: the newest decision records; the run's setting ``history`` is their largest number.
-        compute_s: seconds of a step without exchange, mean over ranks; ``None``: not known. A source may set the number
-            before the first step, the same on all ranks.
-        candidates: identity of each candidate that the controller chooses from, a list that
+            agreed on; ``None`` if there was none yet.
+        totals: sums of bytes over all steps, and number of training steps of each candidate.
+        history: the newest decision records; the run's setting ``history`` limits their number.
+        compute_s: seconds of a training step without exchange, mean over ranks; ``None``: not known. The engine's
+            caller may set this number before the first step, the same on all ranks.
+        candidates: identity of each candidate of the controller: the list that
             ``gravac.controllers.state_dicts.identify`` returns; empty before the first step.
-        native: state of successive native steps (a stretch). The object is never replaced, since the watch of native
-            steps (``gravac.modes.native``) also has it.
+        native: state of the current stretch of native steps. This object is never replaced, since
+            ``gravac.modes.native`` also refers to it.
         outer: state of outer steps; ``None`` without outer steps.
     """
 
@@ -132,10 +137,10 @@ class RunState:
     outer: ModeState | None = None
 
     def dump(self) -> dict[str, Any]:
-        """Return all but the controller's state, as a dict of JSON types and of the tensors themselves, not copies.
+        """Return the state as a dict of JSON types and tensors (not copies), without the controller's state.
 
         The host waits for numbers that only the device knows. Measurements that were not converted to numbers yet are
-        left out; they exist only if the exchange failed.
+        left out; there are such measurements only if the exchange failed.
         """
         totals = self.totals
         return {
@@ -162,7 +167,7 @@ class RunState:
         }
 
     def restore(self, dumped: Mapping[str, Any]) -> None:
-        """Restore all fields of a dump except rank, world, tensors and ``outer``, which stay as they are."""
+        """Restore the fields of a dumped state; ``rank``, ``world``, tensors and ``outer`` do not change."""
         self.step, self.trained = dumped["step"], dumped["trained"]
         self.loss_scale, self.gain = dumped["loss_scale"], dumped["gain"]
         self.candidate = None if dumped["candidate"] is None else Candidate(**dumped["candidate"])

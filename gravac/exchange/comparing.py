@@ -17,27 +17,28 @@ from gravac.exchange.group import CPU, ExchangeError, backend_of, check_initiali
 from gravac.settings import SettingsError
 
 MISSING_TEXT = "none"
-"""Text that an error shows for a field that a rank does not have."""
+"""Text that an error message shows for ranks that lack the field which differs."""
 
 MAX_SHOWN = 3
-"""Largest number of ranks, of a field's different texts, and of further fields, that an error message lists."""
+"""Largest length of each list in an error message: of ranks, of a field's different texts, of other fields' names."""
 
 Comparison = Generator[torch.Tensor, list[torch.Tensor], None]
-"""Generator that yields tensors to all-gather, ``[elements]``, and is resumed with all ranks' tensors, by rank."""
+"""Generator that yields flat tensors to all-gather, one at a time; each time it is resumed with all ranks' tensors."""
 
 
 def check_alike(texts: Mapping[str, str], device: torch.device, group: dist.ProcessGroup | None) -> None:
     """Check that all ranks have the same texts. Called on every rank, before anything is exchanged.
 
     Args:
-        texts: texts of settings, versions and parameters, by the name that an error message shows.
+        texts: texts that describe settings, versions and parameters, by field name, which an error message shows.
         device: device of the gradients, on which NCCL exchanges the texts; other backends exchange them on the CPU.
         group: ranks whose texts are compared; ``None``: the default group.
 
     Raises:
-        SettingsError: a text differs; the message, the same on all ranks, names the field, its texts and their ranks.
+        SettingsError: a text differs. The message is the same on all ranks, and has the field's name, its different
+            texts, and the ranks that have each text.
         ExchangeError: a rank did not answer.
-        RuntimeError: there is no process group yet.
+        RuntimeError: the default process group is not initialized.
     """
     check_initialized()
     world = dist.get_world_size(group)
@@ -60,11 +61,11 @@ def check_alike(texts: Mapping[str, str], device: torch.device, group: dist.Proc
 
 
 def largest_shapes(shapes: Mapping[str, tuple[int, ...]], group: dist.ProcessGroup) -> dict[str, tuple[int, ...]]:
-    """Return, for each parameter, the largest size of each dimension over the ranks. Called on every rank of a group.
+    """Return a shape for each parameter: in each dimension the largest size over the ranks. Called on every rank.
 
     Args:
         shapes: shapes of this rank's parameters, by name.
-        group: ranks that hold different parts of one model, and make the same decisions.
+        group: process group of ranks that hold different parts of one model, and make the same decisions.
 
     Raises:
         SettingsError: ranks have parameters of different names, or of different numbers of dimensions.
@@ -86,11 +87,11 @@ def largest_shapes(shapes: Mapping[str, tuple[int, ...]], group: dist.ProcessGro
 
 
 def run_comparison(comparison: Comparison, gather: Callable[[torch.Tensor], list[torch.Tensor]]) -> None:
-    """Run a comparison to its end; raise what the comparison raises.
+    """Run a generator that compares this rank's texts with other ranks', by all-gathers; pass on its exceptions.
 
     Args:
-        comparison: generator that compares this rank's texts with the others'.
-        gather: function that takes this rank's flat tensor and returns all ranks' tensors, by rank.
+        comparison: generator that ``compare`` returned; it yields the tensors to all-gather.
+        gather: function that all-gathers this rank's flat tensor, and returns all ranks' tensors, by rank.
     """
     try:
         local = next(comparison)
@@ -101,14 +102,17 @@ def run_comparison(comparison: Comparison, gather: Callable[[torch.Tensor], list
 
 
 def compare(texts: Mapping[str, str]) -> Comparison:
-    """Return a generator that compares this rank's named texts with the other ranks'.
+    """Return a generator that compares this rank's texts with the other ranks'; ``run_comparison`` runs it.
 
-    1. Gather digests, of 32 bytes. If they are the same, return.
-    2. Gather the lengths of the texts.
-    3. Gather the texts, padded to the longest, and name the first difference.
+    1. All-gather a digest of 32 bytes of the texts. End if all digests are equal.
+    2. All-gather the length of the texts in bytes.
+    3. All-gather the texts, padded to the largest length, and raise an error that names the first difference.
+
+    Args:
+        texts: this rank's texts, by field name.
 
     Raises:
-        SettingsError: a text differs.
+        SettingsError: a text differs; raised when the generator is run.
     """
     digest = hashlib.sha256(json.dumps(dict(texts), sort_keys=True).encode()).digest()
     digests = yield _tensor(digest)
@@ -121,10 +125,10 @@ def compare(texts: Mapping[str, str]) -> Comparison:
 
 
 def difference(of_ranks: Sequence[Mapping[str, str]]) -> str:
-    """Return an error message: the first field that differs, its text on each rank, and names of further fields.
+    """Return an error message: the first field that differs, its text on each rank, and other fields that differ.
 
     Args:
-        of_ranks: texts of each rank, by field; not all the same.
+        of_ranks: each rank's texts by field name, in the order of the ranks; at least one text differs.
 
     Example:
         >>> difference([{"base": "topk", "seed": "0"}, {"base": "topk", "seed": "1"}, {"base": "topk", "seed": "0"}])
@@ -149,11 +153,11 @@ def difference(of_ranks: Sequence[Mapping[str, str]]) -> str:
 
 
 def texts_of_tensors(tensors: Mapping[str, torch.Tensor], kind: str = "parameter") -> dict[str, str]:
-    """Return a text for each tensor, in order: name, shape, dtype, and if not contiguous the dimensions' memory order.
+    """Return a text for each tensor, with name, shape and dtype; if not contiguous, also its dimensions' memory order.
 
     Args:
         tensors: tensors of any shape, by name.
-        kind: what the tensors are; the texts' keys are ``kind`` and a number.
+        kind: what the tensors are. The key of a tensor's text is ``kind`` and the tensor's position, counted from 0.
 
     Example:
         >>> texts_of_tensors({"weight": torch.zeros(3, 2)})
@@ -163,7 +167,7 @@ def texts_of_tensors(tensors: Mapping[str, torch.Tensor], kind: str = "parameter
 
 
 def _form(tensor: torch.Tensor) -> str:
-    """Return a text that states a tensor's shape and dtype, and perhaps its memory order."""
+    """Return a text with a tensor's shape and dtype; if not contiguous, also the order of its dimensions in memory."""
     form = f"{list(tensor.shape)} {str(tensor.dtype).removeprefix('torch.')}"
     if tensor.layout != torch.strided or tensor.is_contiguous():
         return form

@@ -1,6 +1,6 @@
 # SPDX-FileCopyrightText: 2026 The gravac developers
 # SPDX-License-Identifier: Apache-2.0
-"""Streams and events of a GPU, as far as an executor needs them. Tests use devices that only record calls."""
+"""Streams and events of a GPU, as far as an executor needs them; tests replace them by objects that record calls."""
 
 import contextlib
 import functools
@@ -10,22 +10,22 @@ from typing import Any, Protocol
 import torch
 
 Stream = Any
-"""An ordered queue of a device's work: a ``torch.cuda.Stream``, or an object of a test."""
+"""A queue of GPU work that runs in order: a ``torch.cuda.Stream``, or an object that replaces it in tests."""
 
 
 class Event(Protocol):
-    """A moment in a stream's work."""
+    """A recorded point in a stream's work, such as a ``torch.cuda.Event``."""
 
     def query(self) -> bool:
-        """True if the stream has reached the moment; the host does not wait."""
+        """True if the stream has reached this event; the host does not wait."""
         ...
 
     def synchronize(self) -> None:
-        """Make the host wait until the stream has reached the moment."""
+        """Make the host wait until the stream has reached this event."""
         ...
 
     def elapsed_time(self, later: Any) -> float:
-        """Return the milliseconds from this moment to a later moment; streams have reached both moments."""
+        """Return the milliseconds from this event to a later event; the streams have reached both events."""
         ...
 
 
@@ -43,11 +43,11 @@ class Device(Protocol):
         ...
 
     def on(self, stream: Stream) -> contextlib.AbstractContextManager[None]:
-        """Return a context in which a stream is the current stream, without autocast."""
+        """Return a context in which a stream is the current stream, and autocast is off."""
         ...
 
     def record(self) -> Event:
-        """Return the present moment in the current stream's work."""
+        """Record an event in the current stream, after the work queued so far, and return the event."""
         ...
 
     def follow(self, event: Event) -> None:
@@ -55,7 +55,7 @@ class Device(Protocol):
         ...
 
     def pinned(self, tensor: torch.Tensor) -> torch.Tensor:
-        """Return a new tensor in pinned host memory, of a tensor's shape and dtype; copies do not block the host."""
+        """Return a new, uninitialized tensor in pinned host memory, with a tensor's shape and dtype."""
         ...
 
     @property
@@ -80,12 +80,12 @@ class CudaDevice:
 
     @contextlib.contextmanager
     def on(self, stream: Stream) -> Iterator[None]:
-        """Return a context in which a stream and its device are the current ones, without autocast."""
+        """Return a context in which a stream and its device are the current ones, and autocast is off."""
         with torch.cuda.stream(stream), torch.autocast("cuda", enabled=False):
             yield
 
     def record(self) -> torch.cuda.Event:
-        """Return the present moment in the current stream's work, as an event that can be timed."""
+        """Record an event with timing in the current stream, after the work queued so far, and return the event."""
         event = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
         event.record(torch.cuda.current_stream(self.device))
         return event
@@ -95,7 +95,7 @@ class CudaDevice:
         torch.cuda.current_stream(self.device).wait_event(event)
 
     def pinned(self, tensor: torch.Tensor) -> torch.Tensor:
-        """Return a new pinned host tensor of a tensor's shape and dtype."""
+        """Return a new, uninitialized tensor in pinned host memory, with a tensor's shape and dtype."""
         return torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True)
 
     @property
@@ -105,10 +105,10 @@ class CudaDevice:
 
 
 def stream_order(device: torch.device) -> Callable[[], None]:
-    """Return a function that makes the thread that calls it use a stream of its own.
+    """Return a function to be called on another thread, whose GPU work must wait for the current stream's work so far.
 
-    That stream then waits for the work that the current stream had when ``stream_order`` was called. On a CPU the
-    function does nothing.
+    The function gives the other thread a CUDA stream of its own. This stream waits for the work that was queued on the
+    current stream when ``stream_order`` was called. If ``device`` is a CPU, the function does nothing.
     """
     if device.type == "cpu":
         return lambda: None

@@ -2,9 +2,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """The interface of executors, which run a step's collectives and functions in the same order on all ranks.
 
-The code of a step never waits, and never looks at tensors' numbers. It hands jobs (generators of collectives) and calls
-(functions) to an executor, which runs them in order. The executor of ``exchange.fifo`` is a thread over a process
-group; that of ``exchange.streams`` uses a GPU's streams; ``exchange.lockstep`` simulates N ranks in one process.
+The code of a training step never waits, and never reads values of tensors. It queues jobs (generators of collectives)
+and calls (functions) on an executor, which runs them in order. There are three executors: ``exchange.fifo`` runs a
+thread, ``exchange.streams`` uses a GPU's streams, and ``exchange.lockstep`` simulates N ranks in one process.
 """
 
 from collections.abc import Callable, Generator, Sequence
@@ -20,34 +20,35 @@ Job = Generator[list[Collective], list[Any], None]
 T = TypeVar("T")
 
 Returning = Generator[list[Collective], list[Any], T]
-"""A job that returns a result, and does not catch exceptions of collectives."""
+"""Generator like ``Job`` that also returns a result, of type ``T``, and does not catch exceptions of collectives."""
 
 Fail = Callable[[BaseException], None]
-"""Function that is called with the exception because of which a job failed: its own, or that of an earlier job."""
+"""Function that is called, with the exception, if queued work fails, or cannot run since earlier work failed."""
 
 Mark = Any
-"""A moment: seconds of the host's clock, or an event that a device's stream may not have reached yet."""
+"""A moment: seconds of the host's clock, or a CUDA event, which the GPU may not have reached yet."""
 
 Number = float | torch.Tensor
-"""A number that the host knows, or a scalar (0-d tensor) that only the device knows."""
+"""A number: a float, or a 0-d tensor if reading its value would make the host wait for the GPU."""
 
 Verdict = bool | torch.Tensor
-"""Whether all gradients were finite: known to the host, or a 0-d bool tensor that only the device reads."""
+"""Whether all gradients were finite: a bool, or a 0-d bool tensor if reading it would make the host wait for a GPU."""
 
 
 class Executor(Protocol):
     """Runs one rank's jobs (generators of collectives) and calls (functions), in order.
 
     Attributes:
-        rank: number of this rank among those that average.
-        world: number of ranks that average.
-        agree_rank: number of this rank among those that agree; 0 writes the logs.
-        agree_world: number of ranks that agree on measurements and decisions; the same ranks, or more.
+        rank: number of this rank among the ranks that average gradients.
+        world: number of ranks that average gradients.
+        agree_rank: number of this rank among the ranks that agree on decisions; rank 0 of these writes the logs.
+        agree_world: number of ranks that agree on measurements and decisions. These are the ranks that average or, with
+            HSDP, more ranks.
         latency: number of steps from a measurement to the decision that it leads to: the measurement of step t decides
             about step t + ``latency``; 2 or more.
-        host_looks: whether the host may look at tensors' numbers within a step. If not, ``judge`` and ``numbers``
-            return tensors, and numbers of a step are read when a later step begins.
-        ledger: totals of the bytes that this rank handed to collectives, and sent.
+        host_looks: whether the host may read values of tensors within a step. If False, ``judge`` and ``numbers``
+            return tensors, and the host reads a step's values when a later step begins.
+        ledger: totals of the payload bytes and wire bytes of this rank's collectives.
     """
 
     rank: int
@@ -59,35 +60,43 @@ class Executor(Protocol):
     ledger: Ledger
 
     def mark(self) -> Mark:
-        """Return the present moment of the caller: the time, or an event of its stream."""
+        """Return the present moment: seconds of the host's clock, or an event in the caller's current CUDA stream."""
 
     def between(self, earlier: Mark, later: Mark) -> float:
-        """Return the seconds from one moment to another; both have passed."""
+        """Return the seconds from one result of ``mark`` to a later one; called when the device has reached both."""
 
     def spent(self) -> Callable[[], tuple[float, float]]:
-        """Return a function that returns the seconds of jobs' coding and exchange since the last call of ``spent``.
+        """Return a function that returns the seconds of coding, and of exchange, since the last call of ``spent``.
 
         Returns:
-            A function, to be called once, when these jobs have ended. It returns the seconds spent inside jobs (encode,
-            decode, error feedback), and the seconds for which the jobs' collectives were in flight.
+            A function, to be called once, when the jobs (generators of collectives) since the last call have ended. It
+            returns the seconds spent inside these jobs (encode, decode, error feedback), and the seconds for which
+            their collectives were in flight.
         """
 
     def call(self, function: Callable[[], None], fail: Fail) -> None:
-        """Call a function when all jobs and calls that were handed over earlier have ended."""
-
-    def exchange(self, job: Job, fail: Fail, device: torch.device, one_round: Callable[[], bool]) -> None:
-        """Run a job after all earlier jobs and calls.
+        """Queue a function, to be called when all work that was queued earlier has ended.
 
         Args:
-            job: generator of collectives, which start after those of earlier jobs.
-            fail: function that is called with the exception if the job, or an earlier job, failed. An exception of
+            function: function to call.
+            fail: function that is called with the exception if ``function``, or earlier queued work, failed.
+        """
+
+    def exchange(self, job: Job, fail: Fail, device: torch.device, one_round: Callable[[], bool]) -> None:
+        """Queue a job (generator of collectives), to be run after all work that was queued earlier.
+
+        Args:
+            job: generator of collectives. They start after the collectives of earlier jobs, which may still be in
+                flight.
+            fail: function that is called with the exception if the job, or earlier queued work, failed. An exception of
                 ``fail`` itself is reported as a warning.
             device: device of the job's tensors.
-            one_round: function that returns whether the job yields only once; called when the job is run.
+            one_round: function that returns whether the job yields only once. It is called after the job's first
+                yield, if at all.
         """
 
     def launch(self, collectives: list[Collective]) -> Any:
-        """Start all-reduces, from within a function that ``call`` runs; return a handle that ``finish`` takes."""
+        """Start all-reduces, and return a handle for ``finish``; called by a function that ``call`` has queued."""
 
     def finish(self, started: Any) -> list[Any]:
         """Wait for collectives that ``launch`` started, and return their results, in order.
@@ -102,7 +111,7 @@ class Executor(Protocol):
         """Start to sum vectors, in float64, over the ranks that agree on decisions; return a handle for ``agreed``."""
 
     def agreed(self, started: Any) -> list[list[float]]:
-        """Wait for the sums that ``agree`` started, and return the sums as lists.
+        """Wait for the sums that ``agree`` started, and return each sum as a list of floats.
 
         Called once for each call of ``agree``, in the same order.
 
@@ -111,55 +120,66 @@ class Executor(Protocol):
         """
 
     def everywhere(self, finite: Verdict) -> Verdict:
-        """Return whether a verdict (all gradients were finite) is true on all ranks that agree on decisions.
+        """Return whether ``finite`` (all gradients were finite) is true on every rank that agrees on decisions.
 
-        Each of these ranks calls the method when a step ends.
+        Each of these ranks calls this method, at the same point of a step.
         """
 
     def wait_for_previous_step(self) -> None:
-        """Make the host wait until the device has run the previous step's calls; called before each step.
+        """Make the host wait until the GPU has done the work of the step before; called before each step.
 
-        Not called if ``host_looks`` is True: the host then reads the step's tensors, and so waits for them anyway.
+        Not called if ``host_looks`` is True, because the host then waits anyway when it reads values of tensors.
         """
 
     def judge(self, finite: torch.Tensor) -> Verdict:
-        """Return a bool scalar (0-d tensor) as a bool; the tensor itself if the host must not look at it."""
+        """Return a bool scalar (0-d tensor) as a bool; return the tensor itself if ``host_looks`` is False."""
 
     def numbers(self, numbers: Sequence[Number]) -> list[Number]:
-        """Return scalars (0-d tensors) as floats; the scalars themselves if the host must not look at them."""
+        """Return numbers (floats or 0-d tensors) as floats; return them unchanged if ``host_looks`` is False."""
 
     def to_host(self, verdicts: torch.Tensor) -> torch.Tensor:
-        """Start to copy a bool tensor, of any shape, to the host, which does not wait; called within a job.
+        """Copy a bool tensor, of any shape, to host memory; called within a job, in step t.
+
+        The thread that trains does not wait for the copy.
 
         Returns:
-            The tensor in host memory. Its elements arrive at once if ``host_looks`` is True, otherwise when the next
-            step but one begins.
+            The copy. If ``host_looks`` is True, it is complete; otherwise it is complete when step t + 2 begins.
         """
 
     def order(self) -> None:
-        """Make later work of the caller's thread or stream wait for all jobs and calls handed over so far.
+        """Make the caller's thread, or its current CUDA stream, wait for all work that was queued so far.
 
         Called on all ranks at the same point.
         """
 
     def join(self) -> None:
-        """Make later work on the calling job's stream wait for the work of all jobs that have ended, on any stream."""
+        """Make the current CUDA stream wait for the GPU work of all earlier jobs (generators of collectives).
+
+        Called within a job.
+        """
 
     def drain(self, seconds: float | None = None) -> bool:
-        """Wait until all jobs and calls handed over have ended, for at most ``seconds``; return whether they have."""
+        """Make the host wait until all queued work has ended; return False if ``seconds`` passed before.
+
+        Args:
+            seconds: longest wait, in seconds; ``None``: no limit.
+        """
 
     def abandon(self, failure: BaseException) -> None:
-        """Fail all present and later jobs and calls with an exception, and tell the other ranks.
+        """Make all queued and all later work fail with an exception, and tell the other ranks.
 
         May be called by any thread, and also between two steps.
         """
 
     def close(self) -> None:
-        """End the executor after all jobs and calls; if a rank does not answer, make those that have not ended fail."""
+        """End the executor when all queued work has ended, or has failed because a rank does not answer."""
 
 
 def both(first: Verdict, second: Verdict) -> Verdict:
-    """Return whether two verdicts are both true: a bool, or a 0-d bool tensor if only the device knows."""
+    """Return whether two verdicts (gradients were finite) are both true: a bool, or a 0-d bool tensor.
+
+    The result is a tensor if it depends on a tensor.
+    """
     if isinstance(first, bool):
         return second if first else False
     if isinstance(second, bool):
@@ -168,9 +188,12 @@ def both(first: Verdict, second: Verdict) -> Verdict:
 
 
 def choose(verdict: Verdict, finite: torch.Tensor, otherwise: torch.Tensor) -> torch.Tensor:
-    """Return one of two tensors of the same shape: ``finite`` if all gradients were finite, else ``otherwise``.
+    """Return one of two tensors of the same shape: ``finite`` if the verdict is true, else ``otherwise``.
 
-    A new tensor is returned if only the device knows whether all gradients were finite (``verdict``).
+    Args:
+        verdict: whether all gradients were finite; a bool or a 0-d bool tensor. With a tensor, the result is a copy.
+        finite: tensor to return if all gradients were finite.
+        otherwise: tensor to return if a gradient was not finite.
     """
     if isinstance(verdict, bool):
         return finite if verdict else otherwise

@@ -1,13 +1,13 @@
 # SPDX-FileCopyrightText: 2026 The gravac developers
 # SPDX-License-Identifier: Apache-2.0
-"""Tells all ranks why a rank failed, by a key in the store (``torch.distributed.Store``) of the process groups.
+"""Tells all ranks why a rank failed, through keys in the store (``torch.distributed.Store``) of the process groups.
 
-1. The first rank that fails writes its number and its error under the key of each group that it exchanges over. Ranks
-   that fail later leave the key as it is.
-2. A rank that waits looks at the keys, but only after it has waited for ``LOOK_SECONDS``, or when a collective failed.
-   Without failures and stalls, ranks therefore never read the store, and collectives are not slower.
-3. A rank that has read the error adds 1 to a counter in the store. The failed rank waits for a moment until the other
-   ranks have read the error, since its process may be the store's server.
+1. Each process group has a key. The first rank that fails writes its number and its error under the keys of its groups.
+   Ranks that fail later do not overwrite the key.
+2. A rank that waits for a collective reads the keys only after ``LOOK_SECONDS``, or when the collective has failed.
+   Without failures and stalls, no rank reads the store, so collectives do not become slower.
+3. A rank that has read the error adds 1 to a counter in the store. The failed rank waits, for at most
+   ``LINGER_SECONDS``, until the other ranks have read the error: its process may run the store's server.
 """
 
 import contextlib
@@ -26,7 +26,9 @@ LINGER_SECONDS = 5.0
 """Longest time, in seconds, for which a failed rank waits before it exits, so that other ranks can read its error."""
 
 _executors_created: Counter[tuple[str, int]] = Counter()
-"""Number of executors created over each group, by the group's name and this rank; the same on all ranks of a group."""
+"""Number of ``Failures`` objects created so far with a group, by the group's name and this process's rank in the group.
+
+The number is a part of a group's key in the store. It must be the same on all ranks of the group."""
 
 
 class ExchangeError(RuntimeError):
@@ -38,10 +40,13 @@ class ExchangeError(RuntimeError):
 
 
 class Failures:
-    """Reports failures to the other ranks of some groups, by a key in the store for each group. No method raises.
+    """Tells the other ranks of process groups that this rank failed, and reads whether one of them failed.
+
+    No method raises an exception.
 
     Args:
-        groups: groups that this rank exchanges over, each once; all ranks of a group give the same groups.
+        groups: process groups that this rank exchanges over, each once. All ranks of a group must create the same
+            number of ``Failures`` objects with this group.
     """
 
     def __init__(self, groups: Sequence[dist.ProcessGroup]) -> None:
@@ -54,7 +59,7 @@ class Failures:
             )
         self._default_store = dist.distributed_c10d._get_default_store() if self._keys else None
         self._connection: Any = None
-        self._written: list[tuple[str, int]] = []  # keys that this rank wrote, with the number of ranks
+        self._written: list[tuple[str, int]] = []  # keys that this rank wrote, each with its group's number of ranks
         self._keys_read: set[str] = set()
 
     def report(self, failure: BaseException) -> None:
@@ -68,7 +73,7 @@ class Failures:
                     self._written += [] if no_answer else [(key, world)]
 
     def look(self, causes_only: bool = False) -> str | None:
-        """Read the store; return a text that names the failed rank and its error, or ``None`` if no rank reported one.
+        """Read the store; return a text with the failed rank and its error, or ``None`` if no other rank has failed.
 
         Args:
             causes_only: whether to ignore ranks that failed only because another rank did not answer.
@@ -100,10 +105,10 @@ class Failures:
 
     @property
     def _store(self) -> Any:
-        """The store, by a connection of its own if possible, since another thread may block the shared connection."""
+        """The default store, over a new connection if possible: another thread may block the first connection."""
         if self._connection is None:
             try:
                 self._connection = self._default_store.clone()  # type: ignore[union-attr]
-            except Exception:  # an older torch's store, or one of a kind that has no connections
+            except Exception:  # an older torch, or a kind of store without connections, cannot clone
                 self._connection = self._default_store
         return self._connection

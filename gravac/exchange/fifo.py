@@ -1,23 +1,24 @@
 # SPDX-FileCopyrightText: 2026 The gravac developers
 # SPDX-License-Identifier: Apache-2.0
-"""The executor over a process group: one thread runs all jobs and calls in the order in which they were handed over.
+"""The executor over a process group: one thread runs jobs (generators of collectives) and calls (functions) in order.
 
 A DDP hook holds the reducer's lock and must not wait. Collectives must start in the same order on all ranks, and on
-gloo never from a callback. The hook therefore only enqueues jobs. Encode, rounds of collectives and decode run on this
-thread, overlapping with backward.
+gloo never from a callback. The hook therefore only enqueues jobs. Encoding, collectives and decoding run on one thread,
+the exchange thread, and overlap with backward.
 
-The link should never wait for the processor. Most jobs have a single round of collectives; while these are in flight,
-the next jobs' collectives may start. If a job has several rounds, the next job is encoded meanwhile, but the next job's
-collectives start only when the last round has ended. So collectives start in the order of jobs and rounds, which does
-not depend on any rank's timing.
+The link should never wait for the processor. Most jobs yield collectives only once. While these are in flight, the
+collectives of the next jobs may start. If a job yields several times, the next job is encoded meanwhile, but its
+collectives start only when the earlier job has ended. Collectives therefore start in the order in which jobs yield
+them, which does not depend on any rank's timing.
 
-Waiting for a collective blocks a thread, so a second thread waits. It reports to the first thread through the queue
-that also receives jobs. A job that arrives while a collective is in flight is therefore encoded and started at once.
-The first thread can also check at intervals whether another rank failed, instead of waiting for the process group's
-timeout.
+Waiting for a collective blocks a thread, so a second thread waits. The second thread reports to the exchange thread
+through the queue that also receives jobs. A job that arrives while a collective is in flight is therefore encoded and
+started at once. The exchange thread can also check at intervals whether another rank failed, instead of waiting for the
+process group's timeout.
 
-If more ranks agree than average, a third thread waits for what they agree on. Ranks agree within a job, too
-(``everywhere``), while the next job's collectives may be in flight on one rank, and not yet on another.
+With HSDP, more ranks agree on decisions than average gradients. A third thread then waits for the collectives by which
+ranks agree. Ranks also agree within a job (``everywhere``), when the next job's collectives may be in flight on one
+rank, and not yet started on another.
 """
 
 import atexit
@@ -40,19 +41,19 @@ from gravac.exchange.group import GroupTransport, Pending, destroy_private
 from gravac.guarded import GuardedCaller
 
 MAX_JOBS_BEHIND = 4
-"""Largest number of jobs whose collectives may be in flight besides the oldest job's."""
+"""Largest number of jobs (generators of collectives) in flight at the same time, not counting the oldest job."""
 
 JOIN_SECONDS = 5.0
 """Longest time, in seconds, for which ``close`` waits until a thread ends: another rank may never answer."""
 
 
 RoundResults = list[Any] | BaseException
-"""Results of a round's collectives, or the exception that one of them raised."""
+"""Results of the collectives that a job yielded together, or the exception that one of these collectives raised."""
 
 
 @dataclass(slots=True, eq=False)
 class _Exchange:
-    """A job, from the time when it is handed over until its end.
+    """State of one job (generator of collectives), from when the job is queued until it ends.
 
     Attributes:
         job: generator of collectives.
@@ -63,8 +64,8 @@ class _Exchange:
             job is run.
         one_round: whether the job yields only once, as ``promises_one_round`` returned.
         requests: collectives that the job yielded last.
-        pending: these collectives in flight.
-        results: results of these collectives, or their exception; ``None`` until they have arrived.
+        pending: handles of ``requests`` in flight; empty before the first collectives start.
+        results: results of ``requests``, or the exception of one of them; ``None`` until the results have arrived.
     """
 
     job: Job
@@ -78,19 +79,25 @@ class _Exchange:
 
     @property
     def landed(self) -> bool:
-        """True if the results of the collectives in flight have arrived."""
+        """True if the results of the collectives that the job yielded last have arrived."""
         return self.results is not None
 
 
 class _Call(NamedTuple):
-    """A function to be called on the exchange thread, and a function to call if it fails."""
+    """Message to the exchange thread: call ``function``; if that raises, call ``fail`` with the exception."""
 
     function: Callable[[], None]
     fail: Fail
 
 
 class _RoundEnded(NamedTuple):
-    """Message that a job's collectives have ended, with the results and the time (``time.perf_counter``) of the end."""
+    """Message to the exchange thread: a job's collectives have ended, with results.
+
+    Attributes:
+        exchange: the job.
+        results: results of the job's collectives, or the exception of one of them.
+        ended: time of the end, in seconds of ``time.perf_counter``.
+    """
 
     exchange: _Exchange
     results: RoundResults
@@ -98,7 +105,13 @@ class _RoundEnded(NamedTuple):
 
 
 class _Await(NamedTuple):
-    """Message that a call waits for collectives, with the transport that finishes them and a queue for the results."""
+    """Message to a waiting thread: wait for the collectives of a call, and put their results into a queue.
+
+    Attributes:
+        transport: transport that started the collectives.
+        pending: the collectives in flight.
+        results: queue for the results, or for the exception of one of the collectives.
+    """
 
     transport: GroupTransport
     pending: list[Pending]
@@ -106,25 +119,26 @@ class _Await(NamedTuple):
 
 
 class _Abandon(NamedTuple):
-    """Message to the threads that run the work: all jobs and calls must fail with the exception ``failure``."""
+    """Message to the exchange thread: make all work fail with the exception ``failure``."""
 
     failure: BaseException
 
 
 _Work = _Exchange | _Call | None
-"""Work that is handed over to the exchange thread; ``None`` ends the thread."""
+"""Message to the exchange thread: run a job, or call a function; ``None`` ends the thread."""
 
 
 class Fifo:
-    """Runs a rank's jobs and calls in order on one thread, which may look at tensors' numbers; see ``Executor``.
+    """Runs a rank's jobs (generators of collectives) and calls (functions) in order on one thread; see ``Executor``.
 
     Args:
-        transport: transport over the ranks that average.
-        agreement: transport over the ranks that agree on measurements and decisions; ``None``: the same ranks.
+        transport: runs collectives over the ranks that average gradients.
+        agreement: runs collectives over the ranks that agree on measurements and decisions; ``None``: these are the
+            ranks that average.
 
     Attributes:
-        transport: transport over the ranks that average.
-        ledger: collectives over the ranks that average, and their bytes.
+        transport: runs collectives over the ranks that average gradients.
+        ledger: totals of the payload bytes and wire bytes of collectives over the ranks that average.
         compress_seconds: seconds spent inside jobs (encode, decode, error feedback), since the executor was created.
         exchange_seconds: seconds in which collectives were in flight, since the executor was created.
     """
@@ -148,8 +162,8 @@ class Fifo:
         self._waits: queue.SimpleQueue[_Exchange | _Await | None] = queue.SimpleQueue()
         self._agree_waits = self._waits if agreement is None else queue.SimpleQueue()
         self._queued_work: deque[_Work] = deque()
-        self._encoded_job: _Exchange | None = None  # its collectives are not started yet
-        self._flight: deque[_Exchange] = deque()  # started, oldest first
+        self._encoded_job: _Exchange | None = None  # its collectives have not started yet
+        self._flight: deque[_Exchange] = deque()  # jobs with collectives in flight, oldest first
         self._seconds = (0.0, 0.0)  # ``compress_seconds`` and ``exchange_seconds`` at the last call of ``spent``
         self._rounds_in_flight = 0
         self._flight_began = 0.0
@@ -166,28 +180,34 @@ class Fifo:
         atexit.register(self.close)
 
     def mark(self) -> float:
-        """Return ``time.perf_counter()``."""
+        """Return the present moment, in seconds of ``time.perf_counter``."""
         return time.perf_counter()
 
     def between(self, earlier: float, later: float) -> float:
-        """Return the seconds between two moments."""
+        """Return the seconds from one result of ``mark`` to a later one."""
         return later - earlier
 
     def spent(self) -> Callable[[], tuple[float, float]]:
-        """Return a function that returns the seconds of coding and exchange since the last call; see ``Executor``.
+        """Return a function that returns the seconds of coding, and of exchange, since the last call of ``spent``.
 
-        Called on the exchange thread.
+        Called on the exchange thread. See ``Executor``.
         """
         previous, self._seconds = self._seconds, (self.compress_seconds, self.exchange_seconds)
         spent = (self._seconds[0] - previous[0], self._seconds[1] - previous[1])
         return lambda: spent
 
     def exchange(self, job: Job, fail: Fail, device: torch.device, one_round: Callable[[], bool]) -> None:
-        """Run a job after earlier jobs and calls; on CUDA also after the current stream's work. See ``Executor``."""
+        """Queue a job (generator of collectives), to be run after all work that was queued earlier.
+
+        The job also waits for the current CUDA stream's work so far. For the arguments, see ``Executor``.
+        """
         self._hand_over(_Exchange(job, fail, one_round, stream_order(device)))
 
     def call(self, function: Callable[[], None], fail: Fail) -> None:
-        """Call a function when all earlier jobs and calls have ended; ``fail`` gets its exception."""
+        """Queue a function, to be called when all work that was queued earlier has ended.
+
+        If the function or earlier queued work raises, ``fail`` is called with the exception.
+        """
         self._hand_over(_Call(function, fail))
 
     def _hand_over(self, work: _Exchange | _Call) -> None:
@@ -196,24 +216,27 @@ class Fifo:
             self._refuse()
 
     def launch(self, collectives: list[Collective]) -> list[Pending]:
-        """Start collectives; called on the exchange thread."""
+        """Start collectives, and return a handle of each, for ``finish``; called on the exchange thread."""
         return self._launch(self.transport, collectives)
 
     def finish(self, started: list[Pending]) -> list[Any]:
-        """Wait for started collectives and return their results; called on the exchange thread."""
+        """Wait for collectives that ``launch`` started, and return their results; called on the exchange thread."""
         return self._await(self.transport, started)
 
     def agree(self, vectors: Sequence[Sequence[Number]]) -> list[Pending]:
-        """Start to sum vectors over the ranks that agree on decisions; called on the exchange thread."""
+        """Start to sum vectors over the ranks that agree on decisions; return a handle of each sum, for ``agreed``.
+
+        Called on the exchange thread.
+        """
         sums = [AllReduce(torch.tensor(vector, dtype=torch.float64)) for vector in vectors]
         return self._launch(self._agree_transport, sums)
 
     def agreed(self, started: list[Pending]) -> list[list[float]]:
-        """Wait for the sums that ``agree`` started and return them; called on the exchange thread."""
+        """Wait for the sums that ``agree`` started, and return each as a list; called on the exchange thread."""
         return [total.tolist() for total in self._await(self._agree_transport, started)]
 
     def everywhere(self, finite: Verdict) -> Verdict:
-        """Return whether a verdict (all gradients were finite) is true on all ranks that agree on decisions."""
+        """Return whether ``finite`` (all gradients were finite) is true on every rank that agrees on decisions."""
         if self._agree_transport is self.transport:
             return finite
         ((number,),) = self.agreed(self.agree([[float(finite)]]))
@@ -226,7 +249,10 @@ class Fifo:
             raise self._explained(failure) from failure.__cause__
 
     def _await(self, transport: GroupTransport, started: list[Pending]) -> list[Any]:
-        """Wait for a call's collectives and return their results; check at intervals whether another rank failed."""
+        """Wait for collectives in flight, and return their results; check at intervals whether another rank failed.
+
+        Called on the exchange thread.
+        """
         if transport.landed(started):
             return transport.finish(started)
         arrivals: queue.SimpleQueue[RoundResults] = queue.SimpleQueue()
@@ -246,32 +272,35 @@ class Fifo:
             return results
 
     def wait_for_previous_step(self) -> None:
-        """Do nothing: the host may look at tensors at any time."""
+        """Do nothing: with this executor, the host may read values of tensors at any time."""
 
     def judge(self, finite: torch.Tensor) -> Verdict:
         """Return a bool scalar (0-d tensor) as a bool."""
         return bool(finite)
 
     def to_host(self, verdicts: torch.Tensor) -> torch.Tensor:
-        """Copy a bool tensor, of any shape, to the host; the exchange thread waits for the copy."""
+        """Copy a bool tensor, of any shape, to the host, and return the copy; the exchange thread waits for it."""
         return verdicts.cpu()
 
     def numbers(self, numbers: Sequence[Number]) -> list[Number]:
-        """Return scalars (0-d tensors) as floats."""
+        """Return numbers (floats or 0-d tensors) as floats."""
         return [float(number) for number in numbers]
 
     def order(self) -> None:
-        """Wait until all jobs and calls handed over have ended."""
+        """Wait until all queued work has ended."""
         self.drain()
 
     def join(self) -> None:
-        """Do nothing: jobs end one after the other."""
+        """Do nothing: this executor uses one thread, not several CUDA streams of which one must wait for another."""
 
     def drain(self, seconds: float | None = None) -> bool:
-        """Wait until all jobs and calls handed over have ended, for at most ``seconds``; return whether they have.
+        """Wait until all queued work has ended, for at most ``seconds``; return False if it has not ended by then.
 
-        Returns at once on the exchange thread itself (if a sink calls it), and in a forked process, which has no
-        thread.
+        Returns True at once if the exchange thread itself calls this method, through a telemetry sink, and in a forked
+        process, which has no exchange thread.
+
+        Args:
+            seconds: longest wait, in seconds; ``None``: no limit.
         """
         if threading.current_thread() is self._thread or os.getpid() != self._creator_pid:
             return True
@@ -280,18 +309,18 @@ class Fifo:
         return done_event.wait(seconds)
 
     def abandon(self, failure: BaseException) -> None:
-        """Fail all present and later jobs and calls with an exception, and tell the other ranks."""
+        """Make all queued and all later work fail with an exception, and tell the other ranks."""
         self._abandon_failure = failure
         self._inbox.put(_Abandon(failure))
 
     def close(self) -> None:
-        """End the threads after all work that was handed over, and destroy gravac's own process groups.
+        """End the threads when all queued work has ended, and destroy the process groups that only gravac uses.
 
-        Waits for at most ``JOIN_SECONDS`` for the work, fails the work that has not ended, and waits for at most
+        Waits for at most ``JOIN_SECONDS`` until the work has ended, and makes the rest fail. Then waits for at most
         ``JOIN_SECONDS`` for each thread. If this rank failed, the method also waits for at most ``LINGER_SECONDS``
         until the other ranks have read its error.
 
-        Also called when the interpreter exits, since a thread that then still uses a process group would abort the
+        Also called when the interpreter exits, since a thread that still uses a process group would then abort the
         process. Does nothing in a forked process, which has no such threads.
         """
         atexit.unregister(self.close)
@@ -310,7 +339,7 @@ class Fifo:
             if not any(waiter.is_alive() for waiter in self._waiters):
                 self._destroy_groups()
         else:
-            self._end()  # the thread is stuck, so the waiting work fails here
+            self._end()  # the thread is stuck, so the queued work is made to fail here
         self._failures.linger()
 
     def _destroy_groups(self) -> None:
@@ -320,12 +349,12 @@ class Fifo:
                 self._call_guarded(destroy_private, group)
 
     def _end(self) -> None:
-        """Fail all work in the inbox, and all that is handed over from now on."""
+        """Make all work in the inbox fail, and all work that is queued later."""
         self._refuses_work = True
         self._refuse()
 
     def _refuse(self) -> None:
-        """Fail all work in the inbox, which no thread will run. Called by any thread."""
+        """Make all work in the inbox fail, since no thread will run it. Called by any thread."""
         failure = self._failure or self._abandon_failure or RuntimeError("the compressor is closed: make a new one")
         while True:
             try:
@@ -338,7 +367,11 @@ class Fifo:
     # the threads that wait
 
     def _wait(self, waits: "queue.SimpleQueue[_Exchange | _Await | None]") -> None:
-        """Wait for collectives in the order in which they were started, and report their results."""
+        """Run a waiting thread: wait for the collectives of each message, in order, and report their results.
+
+        Args:
+            waits: queue of messages, each with collectives in flight; ``None`` ends the thread.
+        """
         while (started_wait := waits.get()) is not None:
             if isinstance(started_wait, _Await):
                 started_wait.results.put(_finish(started_wait.transport, started_wait.pending))
@@ -346,12 +379,12 @@ class Fifo:
                 self._inbox.put(
                     _RoundEnded(started_wait, _finish(self.transport, started_wait.pending), time.perf_counter())
                 )
-            del started_wait  # otherwise the job would stay in memory until the next one
+            del started_wait  # otherwise the job would stay in memory until the next message
 
     # the exchange thread
 
     def _run(self) -> None:
-        """Run all work that is handed over; fail the rest if an exception ends the thread."""
+        """Run all queued work on the exchange thread; if an exception ends the thread, make the rest fail."""
         torch.set_grad_enabled(False)
         try:
             self._work()
@@ -363,12 +396,12 @@ class Fifo:
             self._end()
 
     def _work(self) -> None:
-        """Run jobs and calls until the inbox tells the thread to end."""
+        """Run queued work until the message ``None`` arrives, which ends the exchange thread."""
         while True:
             self._receive(wait=False)
             oldest = self._flight[0] if self._flight else None
             if oldest is not None and oldest.landed and not oldest.one_round:
-                self._land()  # the job's next round starts before any other job
+                self._land()  # the job's next collectives start before another job's
                 continue
             self._encode_and_send()
             if self._flight and self._flight[0].landed:
@@ -383,7 +416,7 @@ class Fifo:
                 self._guard(call.fail, call.function)
 
     def _receive(self, wait: bool) -> None:
-        """Take all messages out of the inbox: queue work, store results of collectives.
+        """Take all messages out of the inbox: queue work, store results of collectives, note failures.
 
         Args:
             wait: whether to wait for a message if there is none.
@@ -407,7 +440,7 @@ class Fifo:
                 self._queued_work.append(message)
 
     def _message(self) -> _Work | _RoundEnded | _Abandon:
-        """Wait for a message; while a collective is in flight, check at intervals whether another rank failed."""
+        """Wait for a message and return it. While a job is in flight, check at intervals if another rank failed."""
         while True:
             try:
                 return self._inbox.get(timeout=LOOK_SECONDS if self._flight else None)
@@ -417,12 +450,16 @@ class Fifo:
                     self._land()
 
     def _failed_elsewhere(self) -> ExchangeError | None:
-        """Return an error with another rank's report of its failure; ``None`` if no rank reported."""
+        """Return an error that names another rank that failed, and that rank's error; ``None`` if no rank failed."""
         report = self._failures.look()
         return None if report is None else ExchangeError(f"rank {self.rank} of {self.world} got no answer: {report}")
 
     def _explained(self, failure: ExchangeError) -> ExchangeError:
-        """Return an error with another rank's report of its failure, or the given error if no rank reported."""
+        """Return an error that names the rank that failed first, and its error; ``failure`` itself if none is known.
+
+        Args:
+            failure: error of a collective that got no answer.
+        """
         report = self._failures.look(causes_only=True)
         if report is None:
             return failure
@@ -431,7 +468,11 @@ class Fifo:
         return explained
 
     def _encode(self) -> bool:
-        """Encode the next job, unless a call precedes the job; return whether an encoded job is ready to be sent."""
+        """Encode the next job (generator of collectives), unless a function is queued before the job.
+
+        Returns:
+            Whether there is an encoded job whose collectives have not started.
+        """
         while (
             self._encoded_job is None and self._queued_work and isinstance(exchange := self._queued_work[0], _Exchange)
         ):
@@ -441,7 +482,10 @@ class Fifo:
         return self._encoded_job is not None
 
     def _encode_and_send(self) -> None:
-        """Encode the next jobs, and start the collectives of those that need not wait for an earlier job."""
+        """Encode the next jobs (generators of collectives), and start the collectives of those that need not wait.
+
+        A job waits if too many jobs are in flight, or if an earlier job yields more than once.
+        """
         while self._encode():
             if self._flight and not (self._flight[-1].one_round and len(self._flight) <= MAX_JOBS_BEHIND):
                 return
@@ -451,20 +495,20 @@ class Fifo:
                 self._flight.append(exchange)
 
     def _land(self) -> None:
-        """Resume the oldest job in flight, whose results have arrived, until it ends or starts further collectives."""
+        """Resume the oldest job (generator) in flight with its results, until it ends or starts further collectives."""
         exchange = self._flight.popleft()
         if self._guard(exchange.fail, self._resume, exchange):
             self._flight.appendleft(exchange)
 
     def _encode_job(self, exchange: _Exchange) -> bool:
-        """Run a job up to its first collectives; return whether the job has collectives."""
+        """Run a job's generator until it yields its first collectives; return False if it ends without collectives."""
         exchange.follow_stream()
         has_requests = self._advance(exchange, lambda: next(exchange.job))
         exchange.one_round = exchange.promises_one_round()
         return has_requests
 
     def _send(self, exchange: _Exchange) -> bool:
-        """Start the collectives that a job yielded last, and return True.
+        """Start the collectives that a job's generator yielded last, and return True.
 
         If starting fails, the exception is raised inside the job, which adds the names of the exchanged tensors.
         """
@@ -481,7 +525,7 @@ class Fifo:
         return True
 
     def _resume(self, exchange: _Exchange) -> bool:
-        """Resume a job with its collectives' results, or their exception; return whether it started new collectives."""
+        """Resume a job's generator with results or an exception; return whether it started new collectives."""
         results = exchange.results
         assert results is not None
         if isinstance(results, BaseException):
@@ -497,7 +541,7 @@ class Fifo:
         return has_requests and self._send(exchange)
 
     def _advance(self, exchange: _Exchange, resume: Callable[[], list[Collective]]) -> bool:
-        """Run a job until it yields its next collectives; return False if the job ended instead."""
+        """Run a job's generator, by ``resume``, until it yields its next collectives; return False if it ended."""
         start = time.perf_counter()
         try:
             exchange.requests = resume()
@@ -508,7 +552,7 @@ class Fifo:
         return True
 
     def _guard(self, fail: Fail, function: Callable[..., Any], *arguments: Any) -> Any:
-        """Call a function and return its result; if it raises, call ``fail``, and fail all later work."""
+        """Call a function and return its result; if it raises, call ``fail``, make later work fail, return ``None``."""
         try:
             return function(*arguments)
         except BaseException as failure:
@@ -516,7 +560,12 @@ class Fifo:
             return None
 
     def _give_up(self, failure: BaseException, *fails: Fail) -> None:
-        """Store a failure; report it to the other ranks, to the functions ``fails``, and to all work not done yet."""
+        """Make all unfinished and all later work fail with an exception, and tell the other ranks.
+
+        Args:
+            failure: exception; if earlier work has failed already, that work's exception is used instead.
+            fails: functions that are called with the exception, besides those of unfinished work.
+        """
         self._failure = self._failure or failure
         self._failures.report(self._failure)
         waiting: list[_Work] = [*self._flight, self._encoded_job, *self._queued_work]
@@ -528,7 +577,7 @@ class Fifo:
 
 
 def _finish(transport: GroupTransport, pending: list[Pending]) -> RoundResults:
-    """Wait for collectives in flight; return their results, or the exception of one of them."""
+    """Wait for collectives that a transport started; return their results, or the exception that was raised."""
     try:
         return transport.finish(pending)
     except BaseException as failure:

@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Joins the collectives of many tensors: the tensors' i-th collectives become one collective per kind and dtype.
 
-The first collective also contains a flag, which a rank sets if a gradient is not finite. The ranks then exchange
-nothing more of these tensors.
+The first of these collectives also contains a flag, which a rank sets if one of its gradients is not finite. If a rank
+set the flag, the ranks exchange nothing more of these tensors, unless reading the flag would make the host wait.
 """
 
 from collections.abc import Callable, Generator, Sequence
@@ -25,12 +25,13 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class Outcome(Generic[T]):
-    """Result of ``fuse``.
+    """Return values of several tensors' generators of collectives, which ``fuse`` ran together.
 
     Attributes:
-        reduced: return value of each generator that was run, in their order, such as the ``Reduced`` of a compressor's
-            rounds.
-        finite: whether no rank set the flag: True, or a 0-d bool tensor if the host must not look at the flag.
+        reduced: return value of each generator, in the order of the generators, such as the ``Reduced`` of a
+            compressor's ``rounds``.
+        finite: whether the gradients of all ranks were finite: True, or a 0-d bool tensor if reading it would make the
+            host wait.
     """
 
     reduced: list[T]
@@ -38,13 +39,13 @@ class Outcome(Generic[T]):
 
 
 Fused = Generator[Requests, list[Any], Outcome[T] | None]
-"""Generator that yields each round's joined collectives; returns an ``Outcome``, or ``None`` if a rank set the flag."""
+"""Generator that yields lists of joined collectives; returns an ``Outcome``, ``None`` if a gradient was not finite."""
 
 ALIGNMENT = 8
 """Rows of bytes are padded to a multiple of this number of bytes, so that they can be viewed as any dtype."""
 
 FLAG = -1
-"""Key of the flag in dicts of collectives; the other keys are the generators' positions."""
+"""Key, in dicts of collectives, of the flag for gradients that are not finite; other keys are generators' positions."""
 
 
 def fuse(
@@ -56,22 +57,22 @@ def fuse(
     """Run several tensors' generators of collectives together, with one collective for each kind and dtype.
 
     1. Run every generator to its next collective.
-    2. Join these into one collective per kind and dtype; in the first round, the first of them also has the flag.
+    2. Join these into one collective per kind and dtype. The first time, also join a flag, which a rank sets if one of
+       its gradients is not finite.
     3. Yield the joined collectives, and be resumed with their results.
-    4. Stop if any rank set the flag; else split the results, resume every generator, and continue with 1.
+    4. Stop if any rank set the flag; else split the results, resume every generator with its own, and continue with 1.
 
     Args:
         rounds: generator of collectives of each tensor, or batch of tensors; the same number, in the same order, on
             every rank.
-        finite: whether this rank's gradients are finite, apart from those in ``folds``; if not, this rank sets the
-            flag.
-        judge: function that returns a bool scalar (0-d tensor) as a bool; or the tensor itself if the host must not
-            look, so that all rounds run even if the flag is set.
-        folds: error feedback of compressors that add the residual themselves; such a compressor sets ``Fold.energy``
-            before its first collective, and this rank sets the flag if an energy is not finite.
+        finite: whether this rank's gradients are finite, without those that ``folds`` checks.
+        judge: function that returns a bool scalar (0-d tensor) as a bool. Or it returns the tensor itself if reading
+            would make the host wait; then all generators run to their ends, even if a rank set the flag.
+        folds: residuals that compressors themselves add to gradients. Such a compressor sets ``Fold.energy`` before its
+            first collective. This rank sets the flag if an energy is not finite.
 
     Returns:
-        The return value of each generator; ``None`` if any rank set the flag and the host may look.
+        ``Outcome`` with the return value of each generator; ``None`` if ``judge`` returned that a rank set the flag.
 
     Example:
         >>> from gravac.collectives import Ledger
@@ -124,16 +125,18 @@ def fuse(
 
 
 def _flag(requests: Sequence[Collective], finite: Verdict, judge: Callable[[torch.Tensor], Verdict]) -> Collective:
-    """Return the flag, 1 if a gradient is not finite, else 0, as a collective that joins the first of the requests.
+    """Return a collective that sends this rank's flag to all ranks: 1 if a gradient is not finite, else 0.
 
-    If the requests contain sums, the flag is also set if a number overflows in the number format that is sent. Gathered
-    numbers are not summed, so they are checked when they are decoded. A broadcast would send only the root's flag, so
-    an additional all-reduce sums the flags.
+    The collective has the kind of one of the requests, so that ``fuse`` joins the two. If all requests are broadcasts,
+    the collective is an all-reduce, since a broadcast would send only the root's flag.
+
+    If the first all-reduce is in 16 bit, the flag is also 1 if a number in the all-reduces of that dtype has overflowed
+    to infinity. Gathered numbers are not summed, so they are checked when they are decoded.
 
     Args:
-        requests: the tensors' first collectives.
+        requests: first collectives of the tensors.
         finite: whether this rank's gradients are finite.
-        judge: see ``fuse``.
+        judge: function that returns a 0-d bool tensor as a bool, or the tensor itself; see ``fuse``.
     """
     sums = [request.tensor for request in requests if isinstance(request, AllReduce)]
     if sums:
@@ -163,46 +166,46 @@ def _all_fit(sums: Sequence[torch.Tensor]) -> torch.Tensor:
 
 
 def _raised(finite: Verdict, like: torch.Tensor, dtype: torch.dtype, shape: tuple[int, ...]) -> torch.Tensor:
-    """Return a flag of a shape and dtype, on the device of ``like``: 0 if ``finite``, else 1."""
+    """Return a tensor of a shape and dtype, on the device of ``like``, filled with 0 if ``finite``, else with 1."""
     if isinstance(finite, bool):
         return torch.full(shape, int(not finite), dtype=dtype, device=like.device)
     return (~finite).to(dtype).expand(shape)
 
 
 def _unraised(answer: torch.Tensor | tuple[torch.Tensor]) -> torch.Tensor:
-    """Return whether no rank set the flag, as a 0-d bool tensor, from the result of the flag's collective."""
+    """Return whether the flags of all ranks are 0, as a 0-d bool tensor, given the result of the flags' collective."""
     flags = answer[0] if isinstance(answer, tuple) else answer
     return (flags == 0).view(()) if flags.numel() == 1 else (flags == 0).all()
 
 
 class _Sums:
-    """Several all-reduces of one dtype, which are run as a single all-reduce.
+    """Several generators' all-reduces of one dtype, which are run as a single all-reduce.
 
     Attributes:
-        members: position of each generator, and the tensor that it sums.
+        members: for each all-reduce, the position of its generator, and the tensor to sum.
     """
 
     def __init__(self) -> None:
         self.members: list[tuple[int, torch.Tensor]] = []
 
     def fused(self) -> AllReduce:
-        """Return the single collective that replaces the members."""
+        """Return the single all-reduce: of all members' tensors, one after the other in a flat tensor."""
         return AllReduce(torch.cat([tensor.reshape(-1) for _, tensor in self.members]))
 
     def split(self, answer: torch.Tensor) -> list[tuple[int, torch.Tensor]]:
-        """Return each member's position and result, given the result of the single collective."""
+        """Cut the result of the single all-reduce; return each generator's position and its part of the result."""
         cuts = torch.split(answer, [tensor.numel() for _, tensor in self.members])
         return [(position, cut.view(tensor.shape)) for (position, tensor), cut in zip(self.members, cuts, strict=True)]
 
 
 class _Rows:
-    """Several all-gathers, or all-to-alls, of any dtypes, which are run as a single collective of bytes.
+    """Several generators' all-gathers (or all-to-alls) of any dtypes, which are run as a single collective of bytes.
 
-    An all-gather sends the same row to all ranks, an all-to-all sends row r to rank r; a row arrives from every rank.
-    The widest element types come first, for alignment.
+    An all-gather sends the same row of bytes to all ranks, an all-to-all sends row r to rank r. From each rank, one row
+    arrives. A row has the bytes of all members' tensors, those with the largest elements first, for alignment.
 
     Attributes:
-        members: position of each generator, and the collective that it requests.
+        members: for each collective, the position of its generator, and the collective itself.
     """
 
     def __init__(self) -> None:
@@ -211,7 +214,7 @@ class _Rows:
         self._scatters = False
 
     def fused(self) -> AllGather | AllToAll:
-        """Return the single collective that replaces the members."""
+        """Return the single collective: of the bytes (uint8) of all members' tensors."""
         self._scatters = isinstance(self.members[0][1], AllToAll)
         tensors = [tensor for _, request in self.members for tensor in tensors_of(request)]
         self._widest_first = sorted(tensors, key=lambda tensor: -tensor.element_size())
@@ -224,7 +227,7 @@ class _Rows:
         return AllToAll(joined_rows) if self._scatters else AllGather(joined_rows[0])
 
     def split(self, answer: Any) -> Sequence[tuple[int, Any]]:
-        """Return each member's position and result, given the result of the single collective."""
+        """Cut the result of the single collective; return each generator's position and its part of the result."""
         rows = answer if self._scatters else answer[0]
         viewed: dict[int, torch.Tensor] = {}
         offset = 0
@@ -242,23 +245,23 @@ class _Rows:
 
 
 class _Broadcasts:
-    """Several broadcasts from one root, which are run as a single broadcast of bytes.
+    """Several generators' broadcasts from one root, which are run as a single broadcast of bytes.
 
     Attributes:
-        members: position of each generator, and the broadcast that it requests.
+        members: for each broadcast, the position of its generator, and the broadcast itself.
     """
 
     def __init__(self) -> None:
         self.members: list[tuple[int, Broadcast]] = []
 
     def fused(self) -> Broadcast:
-        """Return the single collective that replaces the members."""
+        """Return the single broadcast: of the bytes (uint8) of all members' tensors."""
         ordered = self._widest_first()
         all_bytes = torch.cat([request.tensor.reshape(-1).view(torch.uint8) for _, request in ordered])
         return Broadcast(all_bytes, ordered[0][1].root)
 
     def split(self, answer: torch.Tensor) -> list[tuple[int, torch.Tensor]]:
-        """Return each member's position and result, given the result of the single collective."""
+        """Cut the result of the single broadcast; return each generator's position and its part of the result."""
         ordered = self._widest_first()
         cuts = torch.split(answer, [request.payload_bytes for _, request in ordered])
         answers = [
@@ -268,7 +271,7 @@ class _Broadcasts:
         return sorted(answers, key=lambda answer: answer[0])
 
     def _widest_first(self) -> list[tuple[int, Broadcast]]:
-        """Return the members, the widest element types first, so that all dtypes are aligned."""
+        """Return the members, those with the largest elements first, so that each tensor is aligned in the bytes."""
         return sorted(self.members, key=lambda member: -member[1].tensor.element_size())
 
 
@@ -276,13 +279,13 @@ _Batch = _Sums | _Rows | _Broadcasts
 
 
 def _batches(requests: dict[int, Collective]) -> list[_Batch]:
-    """Sort collectives into batches, each of which is run as a single collective.
+    """Sort collectives into batches, each of which is run as a single collective; return the batches.
 
     There is a batch of all-reduces for each dtype, a batch of all all-gathers, a batch of all all-to-alls, and a batch
     of broadcasts for each root.
 
     Args:
-        requests: collective by the position of its generator.
+        requests: collective of each generator, by the generator's position; that of the flag, by ``FLAG``.
     """
     sums: dict[torch.dtype, _Sums] = {}
     gathers, scatters = _Rows(), _Rows()

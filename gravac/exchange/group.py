@@ -1,6 +1,6 @@
 # SPDX-FileCopyrightText: 2026 The gravac developers
 # SPDX-License-Identifier: Apache-2.0
-"""Runs collectives over a torch process group, and counts their bytes in a ledger."""
+"""Runs collectives over a torch process group, and counts the bytes that this rank sends."""
 
 import contextlib
 import time
@@ -12,11 +12,11 @@ import torch
 import torch.distributed as dist
 
 from gravac.collectives import AllReduce, AllToAll, Broadcast, Collective, Ledger, map_tensors, tensors_of
-from gravac.exchange.failures import ExchangeError as ExchangeError  # exported here for those who catch it
+from gravac.exchange.failures import ExchangeError as ExchangeError  # exported for code that catches this error
 
 CPU = torch.device("cpu")
 
-# torch 2.13 renamed the function: the old name warns there, and older versions lack the new name
+# torch 2.13 renamed the function: from 2.13 on the old name warns, and before 2.13 there is no new name
 _all_gather_flat: Callable[..., Any] = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
 
 
@@ -25,10 +25,10 @@ _private_names: set[str] = set()
 
 
 def check_initialized() -> None:
-    """Check that there is a process group.
+    """Check that torch's default process group is initialized.
 
     Raises:
-        RuntimeError: there is no process group yet.
+        RuntimeError: the default process group is not initialized.
     """
     if not dist.is_initialized():
         raise RuntimeError("no process group: call torch.distributed.init_process_group first")
@@ -37,13 +37,14 @@ def check_initialized() -> None:
 def private_group(template: dist.ProcessGroup | None) -> dist.ProcessGroup:
     """Create a process group that only gravac uses, with the ranks and the timeout of another group.
 
-    ``destroy_private`` destroys the group; otherwise it lives until ``destroy_process_group()``.
+    Called on every rank of the group. The new group lives until ``destroy_private`` or ``destroy_process_group()``
+    destroys it.
 
     Args:
-        template: group with the ranks and the timeout; ``None`` is the default group.
+        template: group whose ranks and timeout the new group gets; ``None``: the default group.
 
     Raises:
-        RuntimeError: there is no process group yet.
+        RuntimeError: the default process group is not initialized.
     """
     check_initialized()
     ranks = list(range(dist.get_world_size())) if template is None else dist.get_process_group_ranks(template)
@@ -56,8 +57,8 @@ def private_group(template: dist.ProcessGroup | None) -> dist.ProcessGroup:
 class _Destroyed:
     """Placeholder of a destroyed group in torch's registry, so that no later group gets the same name.
 
-    torch names a group by its ranks and by the number of groups. A later group of the same name would find the first
-    group's keys in the store, and hang.
+    torch derives a group's name from its ranks and from the number of registered groups. Without the placeholder, a
+    later group could get the destroyed group's name. That group would find old keys in the store, and hang.
     """
 
     def shutdown(self) -> None:
@@ -73,9 +74,11 @@ class _Destroyed:
 def destroy_private(group: dist.ProcessGroup) -> None:
     """Destroy a group that ``private_group`` created, to free its connections, file descriptors and threads.
 
-    Called when nothing is in flight on the group; on every rank at the same point, unless a rank failed. Does nothing
-    if ``private_group`` did not create the group, if the group was destroyed with the default group, or if torch's
-    registry is not as this function expects.
+    Called on every rank of the group at the same point, when no collective is in flight on the group. If a rank failed,
+    the other ranks call this function without that rank.
+
+    Does nothing if ``private_group`` did not create the group, if ``destroy_process_group()`` has destroyed the group
+    already, or if torch's private registry of groups lacks the expected fields.
     """
     world = dist.distributed_c10d._world
     try:
@@ -85,15 +88,15 @@ def destroy_private(group: dist.ProcessGroup) -> None:
     if name not in _private_names:
         return
     _private_names.discard(name)
-    with contextlib.suppress(KeyError):  # in torch's threaded world another rank may have destroyed the group
+    with contextlib.suppress(KeyError):  # if ranks are threads (torch's tests), another rank may have destroyed it
         dist.destroy_process_group(group)
     world.pg_names[_Destroyed()] = name  # type: ignore[index]
 
 
 def timeout_of(group: dist.ProcessGroup | None) -> timedelta | None:
-    """Return the time for which a group's collectives wait for a rank: the shortest timeout of the group's backends.
+    """Return the timeout of a group's collectives: the shortest of the timeouts of the group's backends.
 
-    If the backends do not show their timeouts, ``None`` is returned, which torch takes as its default timeout.
+    Returns ``None`` if no backend exposes its timeout. torch's functions take ``None`` as the default timeout.
 
     Args:
         group: a process group; ``None`` is the default group.
@@ -110,11 +113,11 @@ def timeout_of(group: dist.ProcessGroup | None) -> timedelta | None:
 
 
 def backend_of(group: dist.ProcessGroup | None, device: torch.device) -> str:
-    """Return the name of the backend that exchanges a device's tensors over a group; empty if the group has none.
+    """Return the name of a group's backend for tensors on a device: ``"gloo"``, ``"nccl"``; empty if it has none.
 
     Args:
         group: a process group; ``None`` is the default group.
-        device: any device of that type.
+        device: device of the tensors; only its type matters.
     """
     config = dist.get_backend_config(group)
     backends = dict(pair.split(":", 1) for pair in config.split(",")) if ":" in config else {device.type: config}
@@ -125,10 +128,12 @@ class Pending(NamedTuple):
     """A collective in flight.
 
     Attributes:
-        works: handles of torch, each with a ``wait()``.
-        answer: result of the collective, complete once ``works`` have ended.
-        due: time (``time.perf_counter``) at which an emulated slower link has sent the collective; 0 without emulation.
-        device: device on which the answer is needed.
+        works: torch's handles of the collective, each with a ``wait()``.
+        answer: result of the collective, a tensor or (all-gather) a tuple of tensors; complete once ``works`` have
+            ended.
+        due: time, in seconds of ``time.perf_counter``, at which an emulated slower link would have sent the bytes; 0
+            without emulation.
+        device: device of the requested tensors, to which ``StagedTransport`` copies the result.
     """
 
     works: list[Any]
@@ -138,18 +143,19 @@ class Pending(NamedTuple):
 
 
 class GroupTransport:
-    """Starts collectives on one process group, in the order of the calls, and waits for their results.
+    """Starts collectives on one process group, in the order in which they are requested, and waits for their results.
 
     Args:
-        group: process group. With gloo, no other code may use the group, so that collectives stay in order.
-        pace: bits per second of a slower link to emulate by sleeping; ``None``: the link as it is.
+        group: process group. With gloo, no other code may use the group, so that collectives start in the same order on
+            all ranks.
+        pace: speed, in bits per second, of a slower link to emulate by sleeping; ``None``: no emulation.
         device: device of the exchanged tensors.
 
     Attributes:
         group: the process group.
-        world: number of the group's ranks.
+        world: number of ranks in the group.
         rank: number of this rank in the group.
-        ledger: totals of this rank's collectives and bytes.
+        ledger: number of this rank's collectives so far, and totals of their payload and wire bytes.
     """
 
     def __init__(self, group: dist.ProcessGroup, pace: float | None = None, device: torch.device = CPU) -> None:
@@ -163,11 +169,11 @@ class GroupTransport:
         self._link_free = 0.0
 
     def landed(self, pending: list[Pending]) -> bool:
-        """True if collectives have ended, so that ``finish`` would not wait for a rank."""
+        """True if collectives that ``launch`` started have ended, so that ``finish`` would not wait for a rank."""
         return all(work.is_completed() for collective in pending for work in collective.works)
 
     def launch(self, requests: list[Collective]) -> list[Pending]:
-        """Start collectives in the order of the list; return these collectives in flight.
+        """Start collectives in the order of the list; return a handle of each, for ``finish``.
 
         Raises:
             ExchangeError: the process group cannot start them, most likely because an earlier collective failed.
@@ -178,7 +184,9 @@ class GroupTransport:
             raise self._failed(failure) from failure
 
     def finish(self, pending: list[Pending]) -> list[Any]:
-        """Wait for collectives in flight; return the result of each, in order.
+        """Wait for collectives that ``launch`` started; return the result of each, in order.
+
+        With NCCL only the current CUDA stream waits, not the host.
 
         Raises:
             ExchangeError: a rank died, or did not answer within the group's timeout.
@@ -194,7 +202,7 @@ class GroupTransport:
         return [collective.answer for collective in pending]
 
     def _failed(self, failure: RuntimeError) -> ExchangeError:
-        """Return an error that says that a rank did not answer, with the group's timeout and torch's error."""
+        """Return an error that says that a rank did not answer, with the group's timeout and torch's error message."""
         timeout = timeout_of(self.group)
         limit_text = "" if timeout is None else f" of {timeout.total_seconds():g} s"
         return ExchangeError(
@@ -210,7 +218,7 @@ class GroupTransport:
         return Pending(works, answer, self._link_free)
 
     def _call(self, request: Collective) -> tuple[list[Any], Any]:
-        """Start a collective by torch or by ``_swap``; return handles to wait for, and the tensors that they fill."""
+        """Start a collective; return torch's handles to wait for, and the result, complete once the handles ended."""
         if isinstance(request, AllReduce):
             return [dist.all_reduce(request.tensor, group=self.group, async_op=True)], request.tensor
         if isinstance(request, Broadcast):
@@ -222,19 +230,18 @@ class GroupTransport:
             if self._pairwise:
                 return self._swap(list(outgoing), rows), rows
             return [dist.all_to_all_single(rows, outgoing, group=self.group, async_op=True)], rows
-        (row,) = request.tensors  # a gather that ``fuse`` joined has one tensor of bytes
+        (row,) = request.tensors  # ``fuse`` joins all gathered tensors to one tensor of bytes
         rows = row.new_empty(self.world, row.numel())
         if self._pairwise:
             return self._swap([row] * self.world, rows), (rows,)
         return [_all_gather_flat(rows.view(-1), row, group=self.group, async_op=True)], (rows,)
 
     def _swap(self, outgoing: list[torch.Tensor], rows: torch.Tensor) -> list[Any]:
-        """Start to send row r to rank r, and to receive a row from each rank; post every receive before the first send.
+        """Start to send ``outgoing[r]`` to rank r, and to receive ``rows[r]`` from rank r; return handles to wait for.
 
-        Return handles to wait for.
-
-        gloo's own all-gather posts sends first, so that a receiver's "ready" message queues behind its own payload: on
-        a slow link the two directions then take turns instead of working at once.
+        Every receive is posted before the first send. gloo's own all-gather posts the sends first. A receiver's "ready"
+        message then queues behind the bytes that the receiver itself sends. On a slow link, the two directions take
+        turns in that case, instead of working at the same time.
         """
         self._swaps += 1
         rows[self.rank].copy_(outgoing[self.rank])
@@ -249,11 +256,12 @@ class GroupTransport:
 class StagedTransport(GroupTransport):
     """Runs collectives of GPU tensors over a group that exchanges only CPU tensors, by copies in pinned memory.
 
-    ``launch`` waits for the current stream's work so far, and ``finish`` for the copies back to the device.
+    ``launch`` makes the host wait for the current CUDA stream's work so far. ``finish`` makes the host wait for the
+    collectives, and for the copies of their results back to the GPU.
     """
 
     def launch(self, requests: list[Collective]) -> list[Pending]:
-        """Copy GPU tensors to the host, and start collectives of the copies; return these collectives in flight."""
+        """Copy GPU tensors to the host, and start collectives of the copies; return a handle of each for ``finish``."""
         devices = {tensor.device for request in requests for tensor in tensors_of(request)} - {CPU}
         staged = [map_tensors(request, _to_host) for request in requests]
         for device in devices:
@@ -265,7 +273,7 @@ class StagedTransport(GroupTransport):
         ]
 
     def finish(self, pending: list[Pending]) -> list[Any]:
-        """Wait for collectives in flight; return the result of each, in order, on the device of its tensors."""
+        """Wait for collectives that ``launch`` started; return their results, in order, on their tensors' devices."""
         answers = super().finish(pending)
         return [_to(collective.device, answer) for collective, answer in zip(pending, answers, strict=True)]
 

@@ -1,9 +1,9 @@
 # SPDX-FileCopyrightText: 2026 The gravac developers
 # SPDX-License-Identifier: Apache-2.0
-"""Measures the speed of link and machine before the first step, which takes a fraction of a second.
+"""Measures, in a fraction of a second, the speed of the link and of memory copies before the first step.
 
-The link probe times a copy and a few all-reduces; a larger all-reduce only if the smaller one was quick. By these
-times the controller's search starts near the best candidate. Training measures all numbers again.
+The link probe times a copy and a few all-reduces; a larger all-reduce only if the smaller one was quick. With these
+times, the controller starts its search near the best candidate. All speeds are measured again during training.
 """
 
 import time
@@ -16,22 +16,22 @@ from gravac.collectives import AllReduce
 from gravac.exchange.group import CPU, GroupTransport
 
 ALL_REDUCE_BYTES = (65_536, 1_048_576, 8_388_608)
-"""Bytes of the timed all-reduces, smallest first; none is timed after the first that takes longer than
-``LONG_SECONDS``."""
+"""Sizes of the all-reduces to time, in bytes, smallest first. After an all-reduce that takes longer than
+``LONG_SECONDS``, the larger ones are left out."""
 
 LONG_SECONDS = 0.01
-"""Seconds of an all-reduce above which no larger all-reduce is timed."""
+"""Duration of an all-reduce, in seconds: after one that takes longer, no larger all-reduce is timed."""
 
 COPIED_BYTES = 8_388_608
 """Bytes of the tensor whose copy is timed."""
 
 
 ALL_REDUCE_BYTES_ON_GPU, COPIED_BYTES_ON_GPU = (*ALL_REDUCE_BYTES, 33_554_432, 134_217_728), 268_435_456
-"""``ALL_REDUCE_BYTES`` and ``COPIED_BYTES`` on a GPU."""
+"""Values that replace ``ALL_REDUCE_BYTES`` and ``COPIED_BYTES`` if gradients are on a GPU, in bytes."""
 
 
 class LinkProbe(NamedTuple):
-    """Measured speed of link and machine, the same on every rank.
+    """Measured speed of the link between ranks and of memory copies; the same numbers on every rank.
 
     Attributes:
         latency: seconds that a message of a few bytes takes from rank to rank.
@@ -50,15 +50,17 @@ def probe_link(
     """Measure the speed of the link; return ``None`` for a single rank. Called on every rank at the same point.
 
     1. Time an all-reduce of four bytes, for the latency.
-    2. Time larger all-reduces until the mean over ranks exceeds ``LONG_SECONDS``. The last gives the bandwidth.
+    2. Time larger and larger all-reduces, until one takes longer than ``LONG_SECONDS`` (mean over ranks). The last one
+       gives the bandwidth.
     3. Time a copy on each rank, and take the mean over ranks.
-    4. If more ranks agree than average (HSDP), take the mean over all ranks that agree, since candidates and the order
-       of exchanges depend on these numbers and must be the same on all of these ranks.
+    4. If more ranks agree on decisions than average (HSDP), take the mean over all ranks that agree. Candidates and the
+       order of exchanges depend on these numbers, and must be the same on all of these ranks.
 
     Args:
-        transport: transport over the ranks that average; nothing else may be in flight on it.
+        transport: runs collectives over the ranks that average; no other collective may be in flight on it.
         device: device of the gradients. On a GPU, whose caches are large, more bytes are sent and copied.
-        agreement: transport over the ranks that agree, with nothing else in flight; ``None``: the ranks that average.
+        agreement: runs collectives over the ranks that agree, with no other collective in flight; ``None``: these are
+            the ranks that average.
     """
     if transport.world == 1:
         return None
@@ -67,9 +69,10 @@ def probe_link(
     )
 
     def all_reduce_seconds(size: int, times: int = 1) -> float:
-        """Return the least seconds of ``times`` all-reduces of ``size`` bytes, after an untimed all-reduce.
+        """Return the shortest duration, in seconds, of ``times`` all-reduces of ``size`` bytes.
 
-        The untimed all-reduce makes the ranks start together, and uses up a burst that the link may allow.
+        An all-reduce that does not count comes first. It makes the ranks start together, and uses up the bytes that a
+        link may send faster in a burst.
         """
         tensor = torch.zeros(size // 4, device=device)
         seconds = [
@@ -90,7 +93,7 @@ def probe_link(
     target = torch.ones_like(source)
     copy_s = mean_over_ranks(min(_timed(lambda: target.copy_(source), device) for _ in range(3)))
     sent_bytes = AllReduce.wire_bytes(size, transport.world)
-    sending_s = max(seconds - smallest_s, seconds / 2, 1e-9)  # HSDP's groups may have stopped at different sizes
+    sending_s = max(seconds - smallest_s, seconds / 2, 1e-9)  # a time for ``size`` bytes, which may differ by group
     if agreement is not None:
         smallest_s, copy_s = mean_over_ranks(smallest_s, agreement), mean_over_ranks(copy_s, agreement)
         sending_s = sent_bytes * mean_over_ranks(sending_s / sent_bytes, agreement)

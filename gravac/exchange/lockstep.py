@@ -1,8 +1,10 @@
 # SPDX-FileCopyrightText: 2026 The gravac developers
 # SPDX-License-Identifier: Apache-2.0
-"""Simulates N ranks in one process, without threads or clocks: when a rank waits, the jobs and calls of all ranks run.
+"""Simulates N ranks in one process, without threads or clocks, for tests and simulations.
 
-For tests and simulations: steps are the same as over a network; with two ranks, results have the same bits.
+Each rank queues jobs (generators of collectives) and calls (functions). When a rank waits for its queue, the jobs and
+calls at the front of all ranks' queues run together, until a queue is empty. A step runs the same code as over a
+network. With two ranks, its results are bit for bit the same.
 """
 
 from collections import deque
@@ -18,7 +20,13 @@ from gravac.guarded import GuardedCaller
 
 
 class _Work(NamedTuple):
-    """A job (generator of collectives) or a call (function) that a rank handed over; ``fail`` gets its exception."""
+    """Entry of a rank's queue: a job (generator of collectives) or a call (function), and a function for a failure.
+
+    Attributes:
+        fail: function that is called with the exception if the job or call, or an earlier one of any rank, failed.
+        job: generator of collectives; ``None`` for a call.
+        call: function to call; ``None`` for a job.
+    """
 
     fail: Fail
     job: Job | None = None
@@ -26,18 +34,18 @@ class _Work(NamedTuple):
 
 
 class Lockstep:
-    """Executors of N simulated ranks.
+    """N simulated ranks in one process, each with an executor, which runs the rank's collectives and functions.
 
     Args:
         ranks: number of ranks.
-        latency: number of steps from a measurement to its decision, see ``Executor``.
-        host_looks: whether the host may look at tensors' numbers within a step; False: as with a GPU's streams.
-        seconds: seconds by which each job moves the simulated clock.
+        latency: number of steps from a measurement to the decision that it leads to, see ``Executor``; 2 or more.
+        host_looks: whether the host may read values of tensors within a step; False simulates a GPU's streams.
+        seconds: simulated time, in seconds, that each job (generator of collectives) takes.
 
     Attributes:
-        executors: an executor for each rank.
-        seconds: seconds by which each job moves the simulated clock.
-        failure: exception of the first job or call that failed; ``None``: none failed.
+        executors: an executor for each rank, in the order of the ranks.
+        seconds: simulated time, in seconds, that each job takes.
+        failure: exception of the first generator of collectives or function that failed; ``None``: none failed.
 
     Example:
         >>> {executor.world for executor in Lockstep(3).executors}
@@ -51,10 +59,13 @@ class Lockstep:
         self._call_guarded = GuardedCaller()
 
     def run(self) -> None:
-        """Run the jobs and calls that all ranks have handed over.
+        """Run the first entries of all ranks' queues together, again and again, until a queue is empty.
+
+        An entry is a job (generator of collectives) or a call (function). After a failure, entries are not run: the
+        function ``fail`` of each is called with the exception.
 
         Raises:
-            RuntimeError: some ranks handed over a call, and others a job.
+            RuntimeError: the first entry is a call in some ranks' queues, and a job in others.
         """
         queues = [executor.queue for executor in self.executors]
         while all(queues):
@@ -82,7 +93,7 @@ class Lockstep:
 
 
 class LockstepExecutor:
-    """Executor of one of the simulated ranks of ``Lockstep``; see ``Executor``."""
+    """Runs collectives and functions of one simulated rank of ``Lockstep``; see ``Executor``, whose methods it has."""
 
     def __init__(self, ranks: Lockstep, rank: int, world: int, latency: int, host_looks: bool) -> None:
         self.rank, self.world, self.latency = rank, world, latency
@@ -96,38 +107,44 @@ class LockstepExecutor:
         self._started_collectives: deque[tuple[list[Collective], list[list[Any]]]] = deque()
 
     def mark(self) -> float:
-        """Return the simulated time: the seconds that jobs have taken so far."""
+        """Return the simulated time in seconds: the sum of the times that exchanges have taken so far."""
         return self.exchange_seconds
 
     def between(self, earlier: float, later: float) -> float:
-        """Return the simulated seconds from one moment to another."""
+        """Return the simulated seconds from one result of ``mark`` to a later one."""
         return later - earlier
 
     def spent(self) -> Callable[[], tuple[float, float]]:
-        """Return a function that returns the simulated seconds since the last call; all of them count as exchange.
+        """Return a function that returns ``(0.0, simulated seconds of exchange since the last call of spent)``.
 
-        See ``Executor``.
+        Encoding and decoding take no simulated time. See ``Executor``.
         """
         previous, self._seconds = self._seconds, self.exchange_seconds
-        return lambda: (0.0, self._seconds - previous)
+        spent = (0.0, self._seconds - previous)
+        return lambda: spent
 
     def call(self, function: Callable[[], None], fail: Fail) -> None:
-        """Queue a function; ``Lockstep.run`` calls it with the functions at the same place in other ranks' queues."""
+        """Queue a function; ``Lockstep.run`` calls the functions that are first in the queues of all ranks.
+
+        Args:
+            function: function to call.
+            fail: function that is called with the exception if ``function``, or earlier queued work, failed.
+        """
         self.queue.append(_Work(fail, call=function))
 
     def exchange(self, job: Job, fail: Fail, device: torch.device, one_round: Callable[[], bool]) -> None:
-        """Queue a job; ``Lockstep.run`` runs it together with the jobs at the same place in the other ranks' queues.
+        """Queue a job; ``Lockstep.run`` runs the jobs that are first in the queues of all ranks, together.
 
         Args:
             job: generator of collectives.
-            fail: function that is called with the exception if the job, or an earlier job, failed.
+            fail: function that is called with the exception if the job, or earlier queued work, failed.
             device: not used, since simulated ranks compute on any device.
             one_round: function that returns whether the job yields only once; not used.
         """
         self.queue.append(_Work(fail, job=job))
 
     def launch(self, collectives: list[Collective]) -> list[Any]:
-        """Start collectives; return a list that receives the results when every rank has started its collectives."""
+        """Start collectives; return a list to which results are added once every rank has started the collectives."""
         for collective in collectives:
             self.ledger.book(collective)
         results: list[Any] = []
@@ -140,7 +157,7 @@ class LockstepExecutor:
         return results
 
     def finish(self, started: list[Any]) -> list[Any]:
-        """Return the results of collectives that ``launch`` started.
+        """Return the results of collectives that ``launch`` started: the same list, which must be filled by now.
 
         Raises:
             RuntimeError: not every rank has started the collectives yet.
@@ -152,26 +169,26 @@ class LockstepExecutor:
         return started
 
     def agree(self, vectors: Sequence[Sequence[Number]]) -> list[Any]:
-        """Start to sum vectors over the ranks; return a list, which is filled with the sums as in ``launch``."""
+        """Start to sum vectors over the ranks; return a list that gets the sums once every rank has called this."""
         return self.launch([AllReduce(torch.tensor([*map(float, vector)], dtype=torch.float64)) for vector in vectors])
 
     def agreed(self, started: list[Any]) -> list[list[float]]:
-        """Return the sums that ``agree`` started, as lists."""
+        """Return the sums that ``agree`` started, each as a list of floats."""
         return [total.tolist() for total in self.finish(started)]
 
     def everywhere(self, finite: Verdict) -> Verdict:
-        """Return the verdict unchanged: the same ranks average and agree, and have the same verdict."""
+        """Return ``finite`` unchanged: all simulated ranks average together, so each of them has the same verdict."""
         return finite
 
     def wait_for_previous_step(self) -> None:
         """Do nothing: there is no device to wait for."""
 
     def judge(self, finite: torch.Tensor) -> Verdict:
-        """Return a bool scalar (0-d tensor) as a bool; the tensor itself if ``host_looks`` is False."""
+        """Return a bool scalar (0-d tensor) as a bool; return the tensor itself if ``host_looks`` is False."""
         return bool(finite) if self.host_looks else finite
 
     def to_host(self, verdicts: torch.Tensor) -> torch.Tensor:
-        """Return the tensor itself, of any shape, which is in host memory already."""
+        """Return the tensor itself, of any shape, since the tensor is in host memory already."""
         return verdicts
 
     def numbers(self, numbers: Sequence[Number]) -> list[Number]:
@@ -179,21 +196,25 @@ class LockstepExecutor:
         return [float(number) for number in numbers] if self.host_looks else [*numbers]
 
     def order(self) -> None:
-        """Run the jobs and calls that all ranks have handed over."""
+        """Run the queued work of all simulated ranks, until a rank's queue is empty."""
         self._ranks.run()
 
     def join(self) -> None:
-        """Do nothing: jobs end one after the other."""
+        """Do nothing: with simulated ranks, there are no streams that could have to wait."""
 
     def drain(self, seconds: float | None = None) -> bool:
-        """Run the jobs and calls that all ranks have handed over; do not wait for ranks that have handed over fewer."""
+        """Run the queued work of all simulated ranks, until a rank's queue is empty; return True.
+
+        Args:
+            seconds: not used.
+        """
         self._ranks.run()
         return True
 
     def abandon(self, failure: BaseException) -> None:
-        """Make all later jobs and calls fail, on all ranks."""
+        """Make all later work of all simulated ranks fail with an exception, unless earlier work has failed already."""
         self._ranks.failure = self._ranks.failure or failure
 
     def close(self) -> None:
-        """Run the jobs and calls that all ranks have handed over."""
+        """Run the queued work of all simulated ranks, until a rank's queue is empty; there is nothing to close."""
         self._ranks.run()

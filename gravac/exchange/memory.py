@@ -1,8 +1,8 @@
 # SPDX-FileCopyrightText: 2026 The gravac developers
 # SPDX-License-Identifier: Apache-2.0
-"""Computes collectives of N ranks in one process, without a network.
+"""Computes the results of collectives of N ranks in one process, without a network.
 
-For tests and simulations of many ranks, also of a user's own compressor.
+For tests and simulations with many ranks, also of a user's own compressor.
 """
 
 from collections.abc import Generator, Sequence
@@ -23,7 +23,7 @@ def run(ranks: Sequence[Generator[list[Collective], Any, T]], ledgers: Sequence[
         ledgers: one ledger per rank, in which the bytes are counted; empty: bytes are not counted.
 
     Returns:
-        Each rank's return value.
+        The return value of each rank's generator, by rank.
 
     Raises:
         ValueError: the ranks do not yield the same collectives.
@@ -35,7 +35,7 @@ def run(ranks: Sequence[Generator[list[Collective], Any, T]], ledgers: Sequence[
         >>> run([rank(1), rank(2), rank(3)])
         [[6.0, 6.0], [6.0, 6.0], [6.0, 6.0]]
     """
-    requests: list[list[Collective]] = []  # collectives of each rank, in one round
+    requests: list[list[Collective]] = []  # collectives that each rank yielded last
     returned: dict[int, T] = {}
 
     def advance(rank: int, results: list[Any] | None) -> None:
@@ -63,7 +63,7 @@ def run(ranks: Sequence[Generator[list[Collective], Any, T]], ledgers: Sequence[
 
 
 def answers(of_ranks: Sequence[Collective]) -> list[Any]:
-    """Return the result of one collective on each rank, by rank; each is a separate copy.
+    """Compute a collective; return its result on each rank, by rank, in memory of its own.
 
     Args:
         of_ranks: the collective as each rank starts it, by rank.
@@ -91,7 +91,7 @@ def answers(of_ranks: Sequence[Collective]) -> list[Any]:
 
 
 def echo(collective: Collective, rank: int, world: int) -> Any:
-    """Return the result of a collective on a rank if all ``world`` ranks started it with the same tensors."""
+    """Compute a collective as if all ``world`` ranks had given the same tensors; return the result on one rank."""
     if isinstance(collective, AllReduce):
         return collective.tensor * world
     if isinstance(collective, AllToAll):

@@ -1,6 +1,6 @@
 # SPDX-FileCopyrightText: 2026 The gravac developers
 # SPDX-License-Identifier: Apache-2.0
-"""Creates the executor that fits the backend of the gradients' device, and probes the link before the first step."""
+"""Creates the executor, which runs collectives, for the gradients' device and backend, and first measures the link."""
 
 from typing import Literal, NamedTuple
 
@@ -19,12 +19,13 @@ Kind = Literal["auto", "thread", "stream"]
 
 
 class OpenedExecutor(NamedTuple):
-    """An executor, with the speed of the link and the device that it was created for.
+    """An executor (which runs this rank's collectives), the measured speed of the link, and the gradients' GPU.
 
     Attributes:
-        executor: object that runs jobs and calls.
-        link: measured speed of the link; ``None`` if it was not probed, or if there is one rank.
-        device: GPU of the gradients; ``None`` if the gradients are on the CPU, or if that is not known.
+        executor: object that runs this rank's collectives and functions in order.
+        link: measured speed of the link; ``None`` if the speed was not measured, or if there is only one rank.
+        device: streams and events of the gradients' GPU; ``None`` if the gradients are on the CPU, or if their device
+            is not known.
     """
 
     executor: Executor
@@ -41,18 +42,20 @@ def open_executor(
 ) -> OpenedExecutor:
     """Create an executor over a process group, and measure the link's speed. Called on every rank.
 
-    An executor of the kind ``"thread"`` gets new process groups, with the same ranks. An executor of the kind
-    ``"stream"`` uses the given groups, so that NCCL gets all collectives of a training loop in a single order.
+    An executor runs a step's collectives. With the kind ``"thread"``, it gets new process groups with the same ranks.
+    With the kind ``"stream"``, it uses the given groups, so that NCCL gets all collectives of a training loop in a
+    single order.
 
     Args:
         device: device of the gradients.
         group: group of the ranks that average; ``None``: the default group.
         agree_group: group of the ranks that agree on measurements and decisions; ``None``: those that average.
-        kind: kind of executor; ``"auto"`` chooses by the backend that exchanges that device's tensors.
-        pace: bits per second of a slower link to emulate by sleeping; ``None``: the link as it is.
+        kind: kind of executor; ``"auto"``: a thread for CPU tensors or gloo, streams for GPU tensors over NCCL.
+        pace: speed, in bits per second, of a slower link to emulate by sleeping; ``None``: no emulation.
 
     Raises:
-        RuntimeError: there is no process group yet; or no executor, or not that of ``kind``, can use its backend.
+        RuntimeError: the default process group is not initialized; or gravac cannot use the group's backend; or
+            ``kind`` does not fit the backend; or ``pace`` was given and the executor would use streams.
     """
     check_initialized()
     if choose_kind(backend_of(group, device), device, kind) == "stream":
@@ -77,10 +80,15 @@ def open_executor(
 
 
 def choose_kind(backend: str, device: torch.device, kind: Kind) -> Literal["thread", "stream"]:
-    """Return the kind of executor for the backend that exchanges a device's tensors.
+    """Return the kind of executor: ``"thread"`` for CPU tensors or gloo, ``"stream"`` for CUDA tensors over NCCL.
+
+    Args:
+        backend: name of the backend that exchanges tensors of ``device``; empty: there is none.
+        device: device of the gradients.
+        kind: kind that the user requested; ``"auto"``: any.
 
     Raises:
-        RuntimeError: no executor, or not that of the requested kind, can use the backend.
+        RuntimeError: gravac cannot use the backend, or the requested kind does not fit the backend.
     """
     if device.type == "cpu" or backend == "gloo":
         if kind == "stream":

@@ -2,18 +2,19 @@
 # SPDX-License-Identifier: Apache-2.0
 """The executor for collectives that run on a GPU's streams (NCCL); it has no thread of its own.
 
-Only ``wait_for_previous_step`` makes the host wait, for work that was queued a step ago. If that takes long, the host
-checks whether another rank failed. There are three kinds of streams:
+During training only ``wait_for_previous_step`` makes the host wait, for work that was queued a step ago. If that takes
+long, the host checks whether another rank failed. There are three kinds of streams:
 
-- The *main* stream runs calls (the beginning of a step, its end). A call waits for all earlier work on the caller's
-  stream and on every side stream.
-- A *side* stream runs a job. The job waits for the main stream's last call, and for the moment at which its tensors
-  were handed over. Jobs take side streams in turn, so that one job is coded while another's collectives are in flight.
-- The *agreement* stream runs the sums on which ranks agree, beside all other work.
+- The *main* stream runs calls: functions at the beginning and at the end of a step. A call waits for all earlier work
+  on the caller's stream and on every side stream.
+- *Side* streams run jobs: generators of collectives. A job waits for the main stream's last call, and for the work on
+  its tensors that was queued before the job. Jobs take side streams in turn, so that one job is encoded or decoded
+  while another job's collectives are in flight.
+- The *agreement* stream runs the all-reduces by which ranks agree on decisions, at the same time as all other work.
 
-Tensors that a step replaces (residuals, memories) are freed at its end, on the main stream, or overwritten in place. So
-no memory is reused by one stream while another stream still reads it. The thread that runs backward starts all
-collectives, in its order, on the given group. NCCL requires such an order, the same on all ranks.
+Tensors that a step replaces (residuals, memories) are freed on the main stream at the end of the step, or overwritten
+in place. So one stream never reuses memory that another stream still reads. The thread that runs backward starts all
+collectives on the given group. Their order is therefore the same on all ranks, as NCCL requires.
 """
 
 import contextlib
@@ -36,24 +37,24 @@ FAILED_SECONDS = 5.0
 """Longest wait for the device after a failure, in seconds: its streams may wait for a rank that never answers."""
 
 SIDE_STREAMS = 3
-"""Number of side streams: one for a job that is encoded, one for a job in flight, one for a job that is decoded."""
+"""Number of streams that run jobs, in turn: one each for a job in encoding, a job in flight, and a job in decoding."""
 
 
 class Interval(NamedTuple):
-    """Beginning and end, as events, of a stream's work."""
+    """Events at the beginning and at the end of a piece of a CUDA stream's work."""
 
     began: Event
     ended: Event
 
 
 class PendingSums(NamedTuple):
-    """Sums over the ranks that are being copied to the host.
+    """Sums of vectors over the ranks, which the GPU computes and copies to the host.
 
     Attributes:
-        sums: vectors in pinned memory, to which the sums are copied.
-        arrival: event of the device that has passed when the sums have been copied.
-        number: number of this call of ``agree``, counted from 1.
-        vectors: this rank's numbers, kept because the device may not have read them yet.
+        sums: pinned host tensors, float64, to which the sums are copied; one for each vector.
+        arrival: event that the GPU reaches when all sums have been copied.
+        number: number of the call of ``agree`` that started the sums, counted from 1.
+        vectors: this rank's vectors, kept in memory because the GPU may not have read them yet.
     """
 
     sums: list[torch.Tensor]
@@ -63,18 +64,19 @@ class PendingSums(NamedTuple):
 
 
 class StreamExecutor:
-    """Runs a rank's jobs and calls on an accelerator's streams; see ``Executor``.
+    """Runs a rank's jobs (generators of collectives) and calls (functions) on a GPU's streams; see ``Executor``.
 
     Args:
-        transport: transport over the ranks that average; its ``finish`` must make only the current stream wait, not the
-            host.
-        device: device of the gradients.
-        agreement: transport over the ranks that agree on measurements and decisions; ``None``: the same ranks.
+        transport: runs collectives over the ranks that average gradients; its ``finish`` must make only the current
+            stream wait, not the host.
+        device: streams and events of the gradients' GPU.
+        agreement: runs collectives over the ranks that agree on measurements and decisions; ``None``: these are the
+            ranks that average.
 
     Attributes:
-        transport: transport over the ranks that average.
-        ledger: collectives over the ranks that average, and their bytes.
-        host_waits: number of times that the host waited for the device.
+        transport: runs collectives over the ranks that average gradients.
+        ledger: totals of the payload bytes and wire bytes of collectives over the ranks that average.
+        host_waits: number of times that the host waited for the GPU.
     """
 
     latency = 3
@@ -90,8 +92,8 @@ class StreamExecutor:
         self._main_stream, self._agreement_stream = device.stream(), device.stream()
         self._side_streams = [device.stream() for _ in range(SIDE_STREAMS)]
         self._next_side = 0
-        self._handed_over: list[Event] = []  # moments when tensors of waiting jobs were handed over
-        self._job_ends: list[Event] = []  # ends of jobs since the last call
+        self._handed_over: list[Event] = []  # recorded when a job is queued; cleared when a job has yielded
+        self._job_ends: list[Event] = []  # recorded at the end of each job since the last call
         self._call_end: Event | None = None
         self._agreements = 0  # number of calls of ``agree`` so far
         self._previous_step_event: Event | None = None  # awaited by the next ``wait_for_previous_step``
@@ -107,15 +109,18 @@ class StreamExecutor:
     # time
 
     def mark(self) -> Event:
-        """Return the present moment in the current stream's work."""
+        """Return an event that is recorded in the current stream, after the work queued so far."""
         return self._device.record()
 
     def between(self, earlier: Any, later: Any) -> float:
-        """Return the seconds from one moment to another; the device has passed both."""
+        """Return the seconds from one event to a later one; the GPU has reached both."""
         return float(earlier.elapsed_time(later)) / 1e3
 
     def spent(self) -> Callable[[], tuple[float, float]]:
-        """Return a function that returns the seconds of coding and exchange since the last call; see ``Executor``."""
+        """Return a function that returns the seconds of coding, and of exchange, since the last call of ``spent``.
+
+        See ``Executor``.
+        """
         coding, self._coding_intervals = self._coding_intervals, []
         exchanging, self._exchange_intervals = self._exchange_intervals, []
 
@@ -125,7 +130,7 @@ class StreamExecutor:
         return seconds
 
     def _covered_seconds(self, intervals: Sequence[Interval]) -> float:
-        """Return the seconds that intervals cover together; overlaps count once."""
+        """Return the seconds in which at least one of the intervals lies."""
         if not intervals:
             return 0.0
         origin = intervals[0].began
@@ -139,15 +144,23 @@ class StreamExecutor:
     # work
 
     def call(self, function: Callable[[], None], fail: Fail) -> None:
-        """Call a function on the main stream, after all earlier work."""
+        """Call a function at once; its GPU work goes to a stream for such calls, and waits for all earlier work.
+
+        If the function raises, or earlier work failed, ``fail`` is called with the exception.
+        """
         self._try(fail, lambda: self._call(function))
 
     def exchange(self, job: Job, fail: Fail, device: torch.device, one_round: Callable[[], bool]) -> None:
-        """Run a job on the next side stream, after the last call and the work on the job's tensors."""
+        """Run a job (generator of collectives) at once; its GPU work goes to one of several streams, in turn.
+
+        There, the work waits for the last function that ``call`` ran, and for the current stream's work so far, which
+        computes the job's tensors. If the job raises, or earlier work failed, ``fail`` is called with the exception.
+        ``device`` and ``one_round`` have no use here.
+        """
         self._try(fail, lambda: self._run(job))
 
     def launch(self, collectives: list[Collective]) -> list[Any]:
-        """Start collectives on the current stream, which waits for the results; return the results."""
+        """Start collectives on the current stream and return their results; the stream waits for them, not the host."""
         return self.transport.finish(self.transport.launch(collectives))
 
     def finish(self, started: list[Any]) -> list[Any]:
@@ -158,7 +171,11 @@ class StreamExecutor:
         return started
 
     def agree(self, vectors: Sequence[Sequence[Number]]) -> PendingSums:
-        """Start to sum vectors over the ranks that agree on decisions, and to copy the sums to the host."""
+        """Start to sum vectors over the ranks that agree on decisions, and to copy the sums to the host.
+
+        Returns:
+            Handle for ``agreed``.
+        """
         caller_event = self._device.record()
         with self._on(self._agreement_stream):
             self._device.follow(caller_event)
@@ -170,14 +187,18 @@ class StreamExecutor:
             return PendingSums(sums, self._previous_step_event, self._agreements, vectors)
 
     def agreed(self, started: PendingSums) -> list[list[float]]:
-        """Return the sums, as lists; the host waits only if they were started in this step, as in a restored run."""
+        """Return the sums that ``agree`` started, each as a list of floats.
+
+        The host waits only if the sums were started after the last call of ``wait_for_previous_step``, as in a run that
+        was restored from a checkpoint.
+        """
         if started.number > self._agreements_past:
             self.host_waits += 1
             self._wait(started.arrival)
         return [vector.tolist() for vector in started.sums]
 
     def everywhere(self, finite: Verdict) -> Verdict:
-        """Return whether a verdict (all gradients were finite) is true on all ranks that agree on decisions.
+        """Return whether ``finite`` (all gradients were finite) is true on every rank that agrees on decisions.
 
         The current stream waits for these ranks; the host does not.
         """
@@ -195,24 +216,25 @@ class StreamExecutor:
         return sum_request.tensor[0] == self.agree_world
 
     def judge(self, finite: torch.Tensor) -> Verdict:
-        """Return the scalar (0-d tensor) itself: the host must not look at it."""
+        """Return the bool scalar (0-d tensor) itself: reading its value would make the host wait for the GPU."""
         return finite
 
     def to_host(self, verdicts: torch.Tensor) -> torch.Tensor:
-        """Copy a bool tensor, of any shape, to pinned memory.
+        """Start to copy a bool tensor, of any shape, to pinned host memory, and return the copy.
 
         The host may read the copy after two calls of ``wait_for_previous_step``.
         """
         return self._device.pinned(verdicts).copy_(verdicts, non_blocking=True)
 
     def numbers(self, numbers: Sequence[Number]) -> list[Number]:
-        """Return the scalars (0-d tensors) themselves: the host must not look at them."""
+        """Return floats and 0-d tensors unchanged: reading a tensor's value would make the host wait for the GPU."""
         return [*numbers]
 
     def wait_for_previous_step(self) -> None:
-        """Make the host wait for work queued before the previous call of this method, and for all sums started since.
+        """Make the host wait for the GPU work of the step before. Called before each step.
 
-        The wait is short: the device has had the step between the two calls to do that work.
+        That is the work that was queued before this method's previous call, and all sums that ``agree`` has started.
+        The wait is short, since the GPU has had a whole step to do this work.
         """
         if self._previous_step_event is not None:
             self.host_waits += 1
@@ -224,18 +246,21 @@ class StreamExecutor:
             self._previous_step_event = self._device.record()
 
     def order(self) -> None:
-        """Make the current stream wait for all jobs and calls handed over so far; the host does not wait."""
+        """Make the current stream wait for all work that was queued so far; the host does not wait."""
         self.join()
 
     def join(self) -> None:
-        """Make the current stream wait for all jobs and calls so far, on other streams; the host does not wait."""
+        """Make the current stream wait for all work that was queued on other streams; the host does not wait."""
         for event in (*self._job_ends, *([self._call_end] if self._call_end else ())):
             self._device.follow(event)
 
     def drain(self, seconds: float | None = None) -> bool:
-        """Wait until the device has run all jobs and calls, for at most ``seconds``; return whether it has.
+        """Make the host wait until the GPU has done all queued work; return False if ``seconds`` passed before.
 
-        After a failure, wait for at most ``FAILED_SECONDS``.
+        After a failure, the host waits for at most ``FAILED_SECONDS``.
+
+        Args:
+            seconds: longest wait, in seconds; ``None``: no limit.
 
         Raises:
             ExchangeError: another rank failed.
@@ -249,20 +274,30 @@ class StreamExecutor:
         return self._wait(end, seconds)
 
     def abandon(self, failure: BaseException) -> None:
-        """Make all later jobs and calls fail, and tell the other ranks; the device finishes the work that it has."""
+        """Make all later work fail with an exception, and tell the other ranks.
+
+        The GPU finishes the work that is queued already.
+        """
         if self._failure is None:
             self._failure = failure
             self._failures.report(failure)
 
     def close(self) -> None:
-        """Make all later jobs and calls fail; there is no thread to end."""
+        """Make all later work fail; there is no thread to end.
+
+        If this rank failed, wait for at most ``LINGER_SECONDS`` until the other ranks have read its error.
+        """
         self._failure = self._failure or RuntimeError("the compressor is closed: make a new one")
         self._failures.linger()
 
-    # within
+    # internal methods
 
     def _wait(self, event: Event, seconds: float | None = None) -> bool:
-        """Make the host wait until the device reaches a moment, for at most ``seconds``; return whether it has.
+        """Make the host wait until the GPU reaches an event; return False if ``seconds`` passed before.
+
+        Args:
+            event: event to wait for.
+            seconds: longest wait, in seconds; ``None``: no limit.
 
         Raises:
             ExchangeError: another rank failed.
@@ -283,7 +318,7 @@ class StreamExecutor:
         return True
 
     def _call(self, function: Callable[[], None]) -> None:
-        """Call a function on the main stream, which first waits for the caller's stream and for all jobs."""
+        """Call a function with ``_main_stream`` as current stream, after the caller's stream and all earlier work."""
         caller_event = self._device.record()
         with self._on(self._main_stream):
             self._device.follow(caller_event)
@@ -293,7 +328,10 @@ class StreamExecutor:
             self._call_end = self._device.record()
 
     def _run(self, job: Job) -> None:
-        """Run a job on a side stream, which first waits for the last call, and for the job's tensors."""
+        """Run a job (generator of collectives) with the next of ``_side_streams`` as current stream.
+
+        The stream first waits for the last function that ``call`` ran, and for the work on the job's tensors.
+        """
         self._handed_over.append(self._device.record())
         with self._on(self._side_streams[self._next_side]):
             for event in (*([self._call_end] if self._call_end else ()), *self._handed_over):
@@ -304,7 +342,10 @@ class StreamExecutor:
                 self._next_side = (self._next_side + 1) % SIDE_STREAMS
 
     def _drive(self, job: Job) -> bool:
-        """Run a job to its end; return False if it yielded no collectives, as when its group waits for later groups."""
+        """Run a generator of collectives to its end; return False if it yields none.
+
+        A generator yields none if a later generator exchanges its tensors.
+        """
         began = self._device.record()
         try:
             requests = next(job)
@@ -327,7 +368,10 @@ class StreamExecutor:
                 return True
 
     def _try(self, fail: Fail, function: Callable[[], None]) -> None:
-        """Call a function; if it raises, call ``fail`` with the exception, and fail all later work."""
+        """Call a function; if it raises, call ``fail`` with the exception, and make all later work fail.
+
+        After a failure, only ``fail`` is called, with that failure's exception.
+        """
         try:
             if self._failure is None:
                 if self._device.capturing:
@@ -347,7 +391,7 @@ class StreamExecutor:
             yield
 
     def _vector(self, numbers: Sequence[Number]) -> torch.Tensor:
-        """Return numbers of the host and 0-d tensors of the device as a flat float64 tensor on the device, in order."""
+        """Return floats and 0-d tensors, in order, as one flat float64 tensor on the GPU, ``[len(numbers)]``."""
         vectors = []
         for on_device, run in groupby(numbers, key=lambda number: isinstance(number, torch.Tensor)):
             if on_device:

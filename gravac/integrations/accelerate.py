@@ -33,7 +33,7 @@ SHARDS_REMEDY = (
     "set fsdp_version to 2 (Trainer: version in fsdp_config), and parallelism_config to "
     "ParallelismConfig(dp_replicate_size=2, dp_shard_size=N), where N is half the number of processes, at least 2"
 )
-"""How a user of Accelerate or of the Trainer trains with replicas in shards."""
+"""Remedy for error messages: the settings of Accelerate, or of the Trainer, for several replicas in shards."""
 
 
 def attach(
@@ -47,9 +47,9 @@ def attach(
 ) -> AdaptiveCompressor:
     """Attach a new compressor to a prepared model. Called on every rank, after ``prepare`` and before ``load_state``.
 
-    During outer steps, ``save_state`` and ``get_state_dict`` return the weights that all ranks share; each rank's own
-    weights and optimizer state are among gravac's states. Call ``compressor.synchronize()`` after the last step, to
-    average what the ranks learned since the newest exchange.
+    During outer steps, ``save_state`` and ``get_state_dict`` give the weights that all ranks share; each rank's own
+    weights and optimizer state are among gravac's states. Call ``compressor.synchronize()`` after the last step:
+    ranks then exchange what they trained since the last exchange.
 
     Args:
         accelerator: accelerator that prepared the model; its ``save_state`` writes every rank's state into the folder
@@ -60,12 +60,12 @@ def attach(
         every: number of steps from one exchange to the next. 1: gradients are averaged in each step; 10: ranks train on
             their own for ten steps; ``(1, 100)``: the controller decides between these bounds. ``None``: the policy's
             number; 1 without a policy.
-        on_resize: what becomes of residuals if another number of ranks loads: ``"mean"``, ``"keep"`` or ``"drop"``; see
-            ``gravac.checkpoint.load``.
+        on_resize: what ``load_state`` does with residuals if the number of ranks has changed: ``"mean"``, ``"keep"`` or
+            ``"drop"``; see ``gravac.checkpoint.load``.
         settings: arguments of ``AdaptiveCompressor``, or of its ``from_policy`` with ``policy``.
 
     Returns:
-        The compressor; close it after training. In a single process it is attached to nothing, and a warning says so.
+        The new compressor; close it after training. In a single process gravac warns, and attaches nothing.
 
     Raises:
         SettingsError: a setting is wrong, or Accelerate trains with FSDP2 without replicas.
@@ -88,12 +88,12 @@ def attach(
         if not accelerator.is_fsdp2:
             folder = state_folder(checkpoint, models, module)
             to_load[:] = [] if folder is None else [folder]
-        # with FSDP2, Accelerate has loaded weights and optimizer already, and names no models
+        # with FSDP2, Accelerate has loaded weights and optimizer already, and passes no models
         elif (folder := state_folder(checkpoint, accelerator._models, module)) is not None:
             load_if_present(folder, compressor, on_resize)
 
     def load_after_optimizer(_: torch.optim.Optimizer) -> None:
-        # Accelerate first loads the weights and optimizer that rank 0 saved; each rank's own must come last
+        # Accelerate has just loaded weights and optimizer of rank 0; now gravac loads each rank's own
         if to_load:
             load_if_present(to_load.pop(), compressor, on_resize)
 
@@ -106,7 +106,7 @@ def attach(
 def connect(
     accelerator: Accelerator, model: object, optimizer: torch.optim.Optimizer, compressor: AdaptiveCompressor
 ) -> torch.nn.Module:
-    """Attach a compressor to a prepared model; return the module that it is attached to.
+    """Attach a compressor to a prepared model; return the DistributedDataParallel, or the model in shards.
 
     The compressor gets the accelerator's scaler, and torch's own optimizer, since Accelerate's wrapper has no hooks.
 
@@ -120,7 +120,7 @@ def connect(
 
 
 def training_setting(accelerator: Accelerator) -> str:
-    """Return name and value of the setting by which an accelerator trains as it does, for messages."""
+    """Return name and value of the Accelerate setting that chose the kind of training, such as DDP, for messages."""
     plugin = getattr(accelerator.state, "fsdp_plugin", None)
     if plugin is None:
         return f"distributed_type: {accelerator.distributed_type.value}"
@@ -132,7 +132,7 @@ def training_setting(accelerator: Accelerator) -> str:
 
 
 def report_losses(accelerator: Accelerator, compressor: AdaptiveCompressor) -> None:
-    """Wrap the accelerator's ``backward``, so that it reports each loss to the compressor."""
+    """Replace the accelerator's ``backward`` by a function that also reports each loss to the compressor."""
     backward = accelerator.backward
 
     @functools.wraps(backward)
@@ -154,11 +154,11 @@ def torch_optimizer(optimizer: torch.optim.Optimizer) -> torch.optim.Optimizer:
 def state_folder(checkpoint: str, models: Sequence[torch.nn.Module], module: torch.nn.Module) -> Path | None:
     """Return the folder of gravac's states in a checkpoint; ``None`` if the accelerator no longer has the model.
 
-    From the second model on, the folder's name ends with the model's number, as names of Accelerate's own files do.
+    The folder is ``gravac`` for the accelerator's first model, ``gravac_1`` for the second, and so on.
 
     Args:
         checkpoint: folder of the checkpoint.
-        models: the accelerator's models.
+        models: all models of the accelerator, in order.
         module: the model that gravac is attached to.
     """
     # Accelerate may list the model as it was before ``prepare``

@@ -1,6 +1,6 @@
 # SPDX-FileCopyrightText: 2026 The gravac developers
 # SPDX-License-Identifier: Apache-2.0
-"""Functions that the integrations of training frameworks share; all other files use only gravac's public API."""
+"""Functions that the integrations of training frameworks share; all other integrations use gravac's public API."""
 
 import functools
 import math
@@ -20,31 +20,32 @@ from gravac.checkpoint.resize import OnResize, check_on_resize
 from gravac.settings import SettingsError
 
 FOLDER = "gravac"
-"""Name of the folder in a framework's checkpoint, or of the key in its single file, that holds all ranks' states."""
+"""Name of the folder with gravac's states in a framework's checkpoint, or of the key in a checkpoint of one file."""
 
 METRIC_PREFIX = "gravac_step/"
-"""Prefix of the names of gravac's numbers in a framework's log."""
+"""Prefix of gravac's numbers in a framework's log: ``gravac_step/cf``."""
 
 Every = int | tuple[int, int] | None
-"""Number of steps from one exchange to the next, or the bounds that the controller decides between. ``None``: the
-policy's number; 1 without a policy."""
+"""Number of steps from one exchange to the next, or lowest and highest number, between which the controller decides.
+
+``None``: the policy's number; 1 without a policy."""
 
 Recipe = Callable[..., AdaptiveCompressor]
-"""Function that returns a new compressor; its optional argument is the run's number of training steps."""
+"""Function that returns a new ``AdaptiveCompressor``; the optional argument is the run's number of training steps."""
 
 
 def recipe(settings: Mapping[str, Any], on_resize: OnResize, every: Every = None) -> Recipe:
-    """Return a function that creates a compressor with the given settings.
+    """Return a function that creates an ``AdaptiveCompressor`` with the given settings.
 
-    Integrations call the function each time when training starts. It can be pickled if the settings can.
+    Integrations call the returned function each time training starts. The function can be pickled if the settings can.
 
     Args:
         settings: arguments of ``AdaptiveCompressor``, or of its ``from_policy`` if ``policy`` is among them.
-        on_resize: what becomes of residuals if another number of ranks loads; see ``gravac.checkpoint.load``.
+        on_resize: what happens to loaded residuals if the number of ranks has changed; only checked here.
         every: number of steps from one exchange to the next; see ``Every``.
 
     Raises:
-        SettingsError: a setting, or ``on_resize``, is wrong; raised at once, not only when training starts.
+        SettingsError: a setting, or ``on_resize``, is wrong; raised at once, before training starts.
     """
     check_on_resize(on_resize)
     if "policy" not in settings:
@@ -60,14 +61,14 @@ def recipe(settings: Mapping[str, Any], on_resize: OnResize, every: Every = None
 
 
 def _build(setup: functools.partial[AdaptiveCompressor], training_steps: float = math.inf) -> AdaptiveCompressor:
-    """Create a compressor for a run of ``training_steps`` training steps.
+    """Create an ``AdaptiveCompressor``, for a run of a known number of training steps.
 
-    The number becomes the setting ``total_steps`` if the user set ``probe`` without ``total_steps``. Other runs do not
-    use the number, and must not be refused because ranks counted their batches differently.
+    If the user set ``probe`` without ``total_steps``, the number becomes the setting ``total_steps``. Otherwise the
+    number is ignored, since gravac refuses a ``total_steps`` that differs between ranks.
 
     Args:
-        setup: function that creates a compressor with the user's settings.
-        training_steps: number of training steps, as the framework counts them; infinite or not positive if the
+        setup: function that creates an ``AdaptiveCompressor`` with the user's settings.
+        training_steps: number of training steps, as the framework counts them; infinite, zero or negative if the
             framework does not know the number.
     """
     settings = setup.keywords
@@ -84,8 +85,8 @@ def data_parallel(
 
     Args:
         model: the model that the framework trains.
-        setting: name and value of the framework's setting that chose how to train, for the message.
-        remedy: what the user can do if the framework trains in another way, for the message.
+        setting: name and value of the framework's setting that chose the kind of training, for the message.
+        remedy: what the user can do if the framework does not train by DDP, for the message.
 
     Raises:
         TypeError: the framework does not train by DistributedDataParallel.
@@ -103,9 +104,10 @@ def averaged_module(model: object, setting: str, shards_remedy: str) -> torch.nn
     """Return the module whose gradients gravac averages: a DistributedDataParallel module, or a model in shards.
 
     Args:
-        model: the model that the framework trains; the wrapper of ``torch.compile`` is removed from DDP.
-        setting: name and value of the framework's setting that chose how to train, for the message.
-        shards_remedy: how a user of the framework trains in shards with replicas, for the message.
+        model: the model that the framework trains. If it is a compiled DistributedDataParallel, the result has no
+            wrapper of ``torch.compile``.
+        setting: name and value of the framework's setting that chose the kind of training, for the message.
+        shards_remedy: settings of the framework for several replicas in shards, for the message.
 
     Raises:
         TypeError: the framework uses neither DistributedDataParallel nor FSDP2.
@@ -126,7 +128,11 @@ def averaged_module(model: object, setting: str, shards_remedy: str) -> torch.nn
 
 
 def warn_of_one_process(framework: str) -> None:
-    """Warn that a framework trains in a single process, which exchanges nothing, so that gravac does nothing."""
+    """Warn that gravac does nothing, since a framework trains in a single process, which exchanges nothing.
+
+    Args:
+        framework: name of the framework, for the message.
+    """
     warnings.warn(
         f"gravac: {framework} trains in one process, which exchanges nothing: training continues without gravac",
         stacklevel=3,
@@ -134,7 +140,11 @@ def warn_of_one_process(framework: str) -> None:
 
 
 def warn_of_missing_state(checkpoint: str) -> None:
-    """Warn that a checkpoint lacks gravac's state, so that residuals and the controller's search begin anew."""
+    """Warn that a checkpoint lacks gravac's states, so that residuals and the controller's search begin anew.
+
+    Args:
+        checkpoint: name or path of the checkpoint, for the message.
+    """
     warnings.warn(
         f"gravac: {checkpoint} holds no state of gravac's: residuals and the controller's search begin anew",
         stacklevel=3,
@@ -142,7 +152,15 @@ def warn_of_missing_state(checkpoint: str) -> None:
 
 
 def load_if_present(folder: Path, compressor: AdaptiveCompressor, on_resize: OnResize) -> None:
-    """Load all ranks' states from a checkpoint's folder; if no rank sees such a folder, warn, and load nothing."""
+    """Load each rank's state from a folder of a checkpoint; warn if the folder exists for no rank.
+
+    Called on every rank.
+
+    Args:
+        folder: folder of gravac's states in the checkpoint.
+        compressor: compressor to restore, attached to the model.
+        on_resize: what happens to residuals if the number of ranks has changed; see ``gravac.checkpoint.load``.
+    """
     if any(Ranks(compressor.process_group).all_gather(folder.is_dir())):
         load(folder, compressor, on_resize)
     else:
@@ -152,9 +170,9 @@ def load_if_present(folder: Path, compressor: AdaptiveCompressor, on_resize: OnR
 def metrics(compressor: AdaptiveCompressor) -> dict[str, float]:
     """Return numbers of the newest step, by name, for a framework's loggers; numbers not known yet are left out.
 
-    ``gravac_step/cf`` is the compression factor in force, ``gravac_step/gain`` the share of the gradient's energy that
-    was sent, ``gravac_step/wire_ratio`` dense float32 bytes / bytes sent. The numbers are the same on all ranks.
-    Gravac's own log uses another prefix, since its charts expect a range beside each gain.
+    ``gravac_step/cf`` is the compression factor of the next step, ``gravac_step/gain`` the share of the gradient's
+    energy that was sent, ``gravac_step/wire_ratio`` bytes of a dense float32 all-reduce / bytes sent. The function
+    waits for the newest step's exchange; a single rank may call it.
     """
     numbers = {"cf": compressor.cf, "gain": compressor.gain, "wire_ratio": compressor.wire_ratio}
     return {METRIC_PREFIX + name: number for name, number in numbers.items() if number is not None}

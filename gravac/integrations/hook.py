@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """A communication hook and its state, for frameworks that register hook and state on a DDP module themselves.
 
-The state holds settings, so that it can be sent to the processes that train; each process creates a compressor with
-these settings.
+The state holds settings, so that a framework can pickle and send the state to the processes that train. Each process
+then creates an ``AdaptiveCompressor`` with these settings.
 """
 
 from typing import TYPE_CHECKING, Any
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 class HookState:
-    """The state of ``gravac.hook``: settings, and in a process that trains, the compressor with these settings.
+    """The state of ``gravac.hook``: settings, and the ``AdaptiveCompressor`` that each training process creates.
 
     Args:
         settings: keyword arguments of ``AdaptiveCompressor``, which are checked at once.
@@ -41,7 +41,7 @@ class HookState:
 
     @property
     def compressor(self) -> "AdaptiveCompressor":
-        """The compressor; created at the first access, at the latest for the first bucket of gradients."""
+        """The ``AdaptiveCompressor``; created when it is first used, by this attribute or by the first bucket."""
         if self._compressor is None:
             self._compressor = _build(self._settings)
         return self._compressor
@@ -63,15 +63,15 @@ class HookState:
 
 
 def hook(state: HookState, bucket: GradBucket) -> torch.futures.Future[torch.Tensor]:
-    """The DDP communication hook: ``ddp.register_comm_hook(gravac.HookState(...), gravac.hook)``.
+    """Average a bucket; register as ``ddp.register_comm_hook(gravac.HookState(...), gravac.hook)``.
 
     Args:
-        state: settings, and the compressor with these settings.
+        state: settings, and the ``AdaptiveCompressor`` with these settings.
         bucket: gradients that are ready, concatenated in a flat buffer.
 
     Returns:
-        A future of the bucket's flat buffer, which then holds the mean over the ranks; if the exchange fails,
-        ``backward()`` raises the failure.
+        Future of the bucket's flat buffer, which then holds the mean over the ranks. If the exchange fails,
+        ``backward()`` raises the exception.
     """
     try:
         if not isinstance(state, HookState):

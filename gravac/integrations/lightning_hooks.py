@@ -27,33 +27,33 @@ SHARDS_REMEDY = (
     'mesh = init_device_mesh(device, (2, N), mesh_dim_names=("replicate", "shard")), where N is half the number of '
     "processes"
 )
-"""How a user of Lightning trains with replicas in shards."""
+"""Remedy for error messages: how a user of Lightning trains several replicas in shards."""
 
 
 class LightningHooks:
-    """Base class of callbacks, which attach a compressor when training starts, log, and add its states to checkpoints.
+    """Base class of Lightning callbacks that train with gravac: attach, log, and save gravac's states in checkpoints.
 
     During outer steps, Lightning evaluates and saves the weights that all ranks share; each rank's own weights and
-    optimizer state are among the states in the checkpoint.
+    optimizer state are among gravac's states in the checkpoint.
 
     Args:
         every: number of steps from one exchange to the next. 1: gradients are averaged in each step; 10: ranks train on
             their own for ten steps; ``(1, 100)``: the controller decides between these bounds. ``None``: the policy's
             number; 1 without a policy.
-        on_resize: what becomes of residuals if another number of ranks loads: ``"mean"``, ``"keep"`` or ``"drop"``; see
-            ``gravac.checkpoint.load``.
+        on_resize: what happens to loaded residuals if the number of ranks has changed: ``"mean"``, ``"keep"`` or
+            ``"drop"``; see ``gravac.checkpoint.load``.
         settings: arguments of ``AdaptiveCompressor``, or of its ``from_policy`` with ``policy``. With ``probe`` and
             without ``total_steps``, ``total_steps`` becomes the Trainer's number of training steps.
 
     Attributes:
-        compressor: compressor of the newest ``fit``; ``None`` before it, and if there is a single process.
+        compressor: compressor of the newest ``fit``; ``None`` before the first ``fit``, and in a single process.
 
     Raises:
         SettingsError: a setting is wrong.
     """
 
     simultaneous: ClassVar[tuple[type[BaseException], ...]] = ()
-    """Exceptions that end training on all ranks after the same step; all ranks' states can then still be saved."""
+    """Exceptions that end training on all ranks after the same step, so that all ranks' states can still be saved."""
 
     def __init__(self, *, every: Every = None, on_resize: OnResize = "mean", **settings: Any) -> None:
         self.compressor: AdaptiveCompressor | None = None
@@ -92,12 +92,19 @@ class LightningHooks:
         self.compressor = compressor
 
     def on_train_batch_start(self, trainer: Any, pl_module: Any, batch: Any, batch_idx: int) -> None:
-        """Let only the last backward of a step exchange over the replicas; Lightning does so for DDP only."""
+        """Average a model in shards over its replicas only in the last backward of a step.
+
+        With gradient accumulation, a step has several backwards. Lightning turns off the exchange of the others for DDP
+        only.
+        """
         if self._sharded_module is not None and pl_module.automatic_optimization:
             self._sharded_module.set_requires_all_reduce(not trainer.fit_loop._should_accumulate())
 
     def on_train_batch_end(self, trainer: Any, pl_module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
-        """Report the loss, log numbers when the Trainer logs, and after the last step end the round of outer steps."""
+        """Report the loss to gravac, and log gravac's numbers when the Trainer logs.
+
+        After the last step, ranks exchange what they trained in outer steps since the last exchange.
+        """
         if self.compressor is None:
             return
         loss = outputs.get("loss") if isinstance(outputs, Mapping) else outputs
@@ -110,12 +117,12 @@ class LightningHooks:
             self.compressor.synchronize()
 
     def on_train_end(self, trainer: Any, pl_module: Any) -> None:
-        """End the round of outer steps with an exchange, before ``ModelCheckpoint`` saves its last file."""
+        """Exchange what outer steps have not exchanged yet, before ``ModelCheckpoint`` saves its last file."""
         if self.compressor is not None:
             self.compressor.synchronize()
 
     def on_save_checkpoint(self, trainer: Any, pl_module: Any, checkpoint: dict[str, Any]) -> None:
-        """Add all ranks' states to the checkpoint that rank 0 writes; called on every rank."""
+        """Add gravac's states of all ranks to the checkpoint that rank 0 writes; called on every rank."""
         if self.compressor is None:
             return
         if self._steps_may_differ:
@@ -128,7 +135,7 @@ class LightningHooks:
             checkpoint[FOLDER] = states
 
     def on_load_checkpoint(self, trainer: Any, pl_module: Any, checkpoint: dict[str, Any]) -> None:
-        """Store the checkpoint's states until training starts; only ``fit`` needs these states."""
+        """Keep gravac's states of the checkpoint until training starts; do nothing outside ``fit``."""
         if trainer.state.fn == "fit":
             self._states_to_load = checkpoint.get(FOLDER)
             if self._states_to_load is None:
@@ -153,15 +160,16 @@ class LightningHooks:
 
 
 def outermost_sharded_module(module: torch.nn.Module) -> torch.nn.Module:
-    """Return the module within a ``LightningModule`` that holds all layers in shards, and whose forward begins a step.
+    """Return the module within a ``LightningModule`` that holds all layers in shards.
 
-    Lightning calls ``training_step`` and not the forward of the ``LightningModule``.
+    gravac recognizes a step by the forward of this module, since Lightning calls ``training_step``, not the forward of
+    the ``LightningModule``.
 
     Args:
         module: a ``LightningModule`` with layers in shards.
 
     Raises:
-        SettingsError: several modules are in shards, and none of these holds all others.
+        SettingsError: several modules are in shards, and none of these holds all the others.
     """
     from torch.distributed.fsdp import FSDPModule  # this import takes a second, which DDP need not wait for
 

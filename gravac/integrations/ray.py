@@ -46,12 +46,12 @@ def attach(
         every: number of steps from one exchange to the next. 1: gradients are averaged in each step; 10: ranks train on
             their own for ten steps; ``(1, 100)``: the controller decides between these bounds. ``None``: the policy's
             number; 1 without a policy.
-        on_resize: what becomes of residuals if another number of workers loads: ``"mean"``, ``"keep"`` or ``"drop"``;
-            see ``gravac.checkpoint.load``.
+        on_resize: what happens to loaded residuals if the number of workers has changed: ``"mean"``, ``"keep"`` or
+            ``"drop"``; see ``gravac.checkpoint.load``.
         settings: arguments of ``AdaptiveCompressor``, or of its ``from_policy`` with ``policy``.
 
     Returns:
-        The compressor; close it after training. With a single worker it is attached to nothing, and a warning says so.
+        The new compressor; close it after training. With a single worker gravac warns, and attaches nothing.
 
     Raises:
         SettingsError: a setting is wrong, or the checkpoint's states do not fit the model.
@@ -72,16 +72,16 @@ def attach(
 def report(
     numbers: Mapping[str, Any], compressor: AdaptiveCompressor, directory: str | Path | None = None, **arguments: Any
 ) -> None:
-    """Report metrics to Ray, with gravac's numbers of the newest step, and perhaps a checkpoint with gravac's states.
+    """Report metrics and gravac's numbers of the newest step to Ray, and save a checkpoint if a directory is given.
 
-    Called on every worker, between two steps.
+    Called on every worker, between two steps, in place of ``ray.train.report``.
 
     Args:
         numbers: the worker's own metrics, by name.
         compressor: the compressor that ``attach`` returned.
-        directory: folder of this worker with files for the checkpoint, such as rank 0's model and optimizer; it may be
-            empty. gravac adds a folder ``gravac`` with this worker's state, and Ray copies the files of all workers
-            into one checkpoint. ``None``: metrics without a checkpoint.
+        directory: folder of this worker with files for the checkpoint, such as model and optimizer on rank 0, or an
+            empty folder. gravac adds a folder ``gravac`` with this worker's state, and Ray copies the files of all
+            workers into one checkpoint. ``None``: metrics without a checkpoint.
         arguments: further arguments of ``ray.train.report``.
     """
     if directory is not None and ray.train.get_context().get_world_size() > 1:

@@ -18,25 +18,25 @@ from gravac.integrations.frameworks import FOLDER, Every, load_if_present, metri
 
 
 class GravacCallback(TrainerCallback):
-    """Attaches a compressor when training starts, logs with the Trainer, and saves and loads with its checkpoints.
+    """Callback that trains with gravac: attaches a compressor, logs, and saves gravac's states in checkpoints.
 
     During outer steps, the Trainer evaluates and saves the weights that all ranks share; each rank's own weights and
     optimizer state are among gravac's states. With ``average_tokens_across_devices``, the Trainer's default, the ranks
-    still sum the number of tokens in each step.
+    still sum the number of tokens in each step, also in outer steps.
 
     Args:
         trainer: the Trainer that the callback is added to. The callback reads the wrapped model, the scaler and the
-            checkpoint from the Trainer, which does not pass them to callbacks.
+            checkpoint from it, since a Trainer does not pass these objects to callbacks.
         every: number of steps from one exchange to the next. 1: gradients are averaged in each step; 10: ranks train on
             their own for ten steps; ``(1, 100)``: the controller decides between these bounds. ``None``: the policy's
             number; 1 without a policy.
-        on_resize: what becomes of residuals if another number of ranks loads: ``"mean"``, ``"keep"`` or ``"drop"``; see
-            ``gravac.checkpoint.load``.
+        on_resize: what happens to loaded residuals if the number of ranks has changed: ``"mean"``, ``"keep"`` or
+            ``"drop"``; see ``gravac.checkpoint.load``.
         settings: arguments of ``AdaptiveCompressor``, or of its ``from_policy`` with ``policy``. With ``probe`` and
             without ``total_steps``, ``total_steps`` becomes the Trainer's number of training steps.
 
     Attributes:
-        compressor: compressor of the newest ``train``; ``None`` before it, and if there is a single process.
+        compressor: compressor of the newest ``train``; ``None`` before the first ``train``, and in a single process.
 
     Raises:
         SettingsError: a setting is wrong.
@@ -66,7 +66,7 @@ class GravacCallback(TrainerCallback):
     def on_train_begin(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **unused: Any
     ) -> None:
-        """Attach a new compressor to the model that the Trainer prepared, and load the checkpoint's states, if any.
+        """Attach a new compressor to the Trainer's model; load gravac's states if training resumes from a checkpoint.
 
         Raises:
             TypeError: the Trainer uses neither DistributedDataParallel nor FSDP2.
@@ -85,7 +85,7 @@ class GravacCallback(TrainerCallback):
             load_if_present(self._checkpoint / FOLDER, compressor, self._on_resize)
 
     def on_step_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **unused: Any) -> None:
-        """End the round of outer steps with an exchange after the last step, before the Trainer evaluates and saves."""
+        """Exchange what outer steps have not exchanged yet, after the last step and before the Trainer saves."""
         if self._attached_module is not None and self.compressor is not None and control.should_training_stop:
             self.compressor.synchronize()
 
@@ -103,7 +103,7 @@ class GravacCallback(TrainerCallback):
             self._trainer.log(metrics(self.compressor))
 
     def on_save(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **unused: Any) -> None:
-        """Save all ranks' states in a folder within the Trainer's checkpoint; the Trainer deletes both together."""
+        """Save gravac's states of all ranks in a folder within the Trainer's checkpoint. Called on every rank."""
         resumable = not args.save_only_model and not state.is_hyper_param_search
         if self._attached_module is not None and self.compressor is not None and resumable:
             save(Path(args.output_dir, f"checkpoint-{state.global_step}", FOLDER), self.compressor)
@@ -111,10 +111,10 @@ class GravacCallback(TrainerCallback):
     def on_train_end(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **unused: Any
     ) -> None:
-        """Detach and close the compressor: the Trainer trains the same model if ``train`` is called again.
+        """Detach and close the compressor, so that another ``train`` can attach a new one to the same model.
 
-        After outer steps, detaching makes the ranks' weights equal. If the Trainer loaded its best model at the end,
-        all ranks then have the best model's weights.
+        After outer steps, detaching makes the ranks' weights equal. If the Trainer has loaded its best model, all ranks
+        then have the best model's weights.
         """
         self._detach(exchange=True)
 

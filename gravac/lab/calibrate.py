@@ -1,10 +1,10 @@
 # SPDX-FileCopyrightText: 2026 The gravac developers
 # SPDX-License-Identifier: Apache-2.0
-"""Measures the network between ranks (latency of a message, bandwidth) and the speed of a copy, for the cost model.
+"""Measures latency and bandwidth between ranks, and the speed of copying a tensor, as input of the cost model.
 
 Under torchrun, ``gravac calibrate`` measures between torchrun's ranks. Otherwise the command starts workers on this
-machine, which communicate over emulated links or over the loopback interface. Numbers of the loopback interface hold
-for this machine only, and for no network. A measurement takes seconds.
+machine, which communicate over emulated links or over the loopback interface. Numbers measured over the loopback
+interface say nothing about a real network. A measurement takes seconds.
 """
 
 from __future__ import annotations
@@ -35,19 +35,19 @@ from gravac.lab.provenance import Stamp
 from gravac.settings import Settings, SettingsError
 
 ALL_REDUCE_BYTES = (256, 4096, 65_536, 1_048_576, 8_388_608, 33_554_432)
-"""Payload bytes of the all-reduces to time, ascending; sizes that probably take over ``LONGEST_S`` are skipped."""
+"""Payload bytes of the all-reduces to time, ascending; sizes predicted to take over ``LONGEST_S`` are skipped."""
 
 TIMED_REPEATS = 7
 """Number of timed all-reduces of each size; 3 are timed if an all-reduce of the previous size took 0.1 s or more."""
 
 LONGEST_S = 1.5
-"""Maximum seconds of an all-reduce: the measurement stops before a size that would probably take longer."""
+"""Maximum seconds of an all-reduce: the measurement stops before a size that is predicted to take longer."""
 
 COPY_BYTES = 33_554_432
 """Bytes of the tensor whose copy is timed."""
 
 PATIENCE_S = 60.0
-"""Seconds after which the parent process kills its workers, and the calibration fails."""
+"""Seconds after which ``measure_here`` kills its workers and fails."""
 
 PrintLine = Callable[[str], None]
 """Function that shows a line of text about the progress."""
@@ -67,7 +67,7 @@ class Calibration(Settings):
             interface of one machine), or ``"emulated"`` (emulated links).
         link: the emulated link as text, such as ``"100mbit"``; empty if no link was emulated.
         sizes: payload bytes of each timed all-reduce.
-        seconds: median seconds of each timed all-reduce, on the slowest rank.
+        seconds: seconds of an all-reduce of each of ``sizes``: median on each rank, then the maximum over ranks.
         stamp: commit of the code, time of the measurement and speed of the machine; ``None`` in older files.
     """
 
@@ -85,14 +85,14 @@ class Calibration(Settings):
 
     @property
     def network(self) -> Network:
-        """The measured latency and bandwidth, as the network of the cost model."""
+        """``Network`` of the cost model, with the measured latency and bandwidth."""
         return Network(self.alpha, self.bandwidth)
 
     def machine(self, overlap: float = 0.9) -> Machine:
-        """Return the machine of the cost model, with the measured speed of a copy.
+        """Return a ``Machine`` of the cost model, with the measured speed of copying a tensor.
 
         Args:
-            overlap: fraction of backward that can hide the exchange, 0 to 1, which a calibration does not measure.
+            overlap: share of backward's time that can hide the exchange, in [0, 1]; a calibration does not measure it.
         """
         return Machine(self.copy_bytes_per_s, overlap)
 
@@ -101,7 +101,7 @@ def read_calibration(path: Path) -> Calibration:
     """Return the calibration in a file that ``gravac calibrate --json`` wrote.
 
     Raises:
-        ValueError: the file holds something else than a calibration; the message names the file and the wrong field.
+        ValueError: the file does not hold a calibration; the message names the file and the wrong field.
         OSError: the file cannot be read.
     """
     try:
@@ -116,7 +116,8 @@ def read_calibration(path: Path) -> Calibration:
 def fit_line(sizes: tuple[int, ...], seconds: tuple[float, ...], world: int) -> tuple[float, float]:
     """Fit a line to times of ring all-reduces; return latency of a message (seconds) and bandwidth (bits per second).
 
-    The fit minimizes the squares of relative errors.
+    The line is seconds = 2 (world - 1) x latency + 8 x wire bytes / bandwidth. The fit minimizes the sum of the squared
+    relative errors. If the fitted latency would be negative, it is 0.
 
     Args:
         sizes: payload bytes of the all-reduces, at least two different sizes.
@@ -146,14 +147,14 @@ def fit_line(sizes: tuple[int, ...], seconds: tuple[float, ...], world: int) -> 
 def measure(
     print_line: PrintLine, where: Literal["torchrun", "loopback", "emulated"] = "torchrun", link: str = ""
 ) -> Calibration:
-    """Measure network and copy speed between the ranks of the default process group, and return the result.
+    """Measure latency and bandwidth between the ranks of the default process group, and the speed of a copy.
 
     All ranks must call this function.
 
     Args:
         print_line: function that is called with a line of text about each measurement.
         where: kind of network, see ``Calibration``; only written into the result.
-        link: the emulated link as text, empty without one; only written into the result.
+        link: the emulated link as text, empty if no link is emulated; only written into the result.
 
     Raises:
         ValueError: the group has a single rank, or larger all-reduces took no longer than smaller ones.
@@ -200,7 +201,7 @@ def measure(
 
 
 def _seconds_of(work: Callable[[], object], device: torch.device, synchronized: bool = True) -> float:
-    """Call ``work`` and return its seconds, queued work of a GPU included.
+    """Call ``work`` and return the seconds until it is done, including work that it queues on a GPU.
 
     Args:
         work: function to time.
@@ -230,7 +231,7 @@ def _slowest_rank_s(seconds: float, device: torch.device) -> float:
 
 
 def measure_ranks(print_line: PrintLine) -> Calibration | None:
-    """Measure between the ranks that a launcher such as torchrun started.
+    """Measure network and copy speed between the ranks that a launcher such as torchrun started.
 
     Args:
         print_line: function that rank 0 calls with a line of text about each measurement.
@@ -244,11 +245,11 @@ def measure_ranks(print_line: PrintLine) -> Calibration | None:
 
 
 def _print_nothing(text: str) -> None:
-    """Do nothing with a line of progress: only rank 0 prints."""
+    """Discard a line of progress; all ranks but rank 0 use this function instead of printing."""
 
 
 def measure_here(workers: int, link: str | None) -> Calibration:
-    """Start workers on this machine, measure between the workers, and return the result.
+    """Start workers on this machine, and return the network and copy speed that they measure.
 
     The workers print their progress on standard error.
 
@@ -257,7 +258,7 @@ def measure_here(workers: int, link: str | None) -> Calibration:
         link: emulated link of each worker, as text; ``None`` for the loopback interface.
 
     Raises:
-        ValueError: an argument is out of range.
+        ValueError: ``workers`` is out of range, or ``link`` describes no link.
         gravac.lab.links.network.LinkError: this machine cannot make the emulated links.
         RuntimeError: a worker failed, or the workers took longer than ``PATIENCE_S``.
     """
@@ -275,7 +276,8 @@ def run_worker(arguments: list[str]) -> None:
     """Run one worker of ``measure_here``: measure, and on rank 0 write ``calibration.json``.
 
     Args:
-        arguments: folder in which the ranks find each other, number of workers, link as text (may be empty), and rank.
+        arguments: folder in which the ranks find each other, number of workers, link as text (empty: the loopback
+            interface), and rank.
     """
     parser = argparse.ArgumentParser()
     parser.add_argument("folder", type=Path)

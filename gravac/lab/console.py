@@ -21,7 +21,7 @@ PROGRESS_SECONDS = 5.0
 
 
 def wide_console(console: Console | None = None) -> Console:
-    """Return the console, at least ``MIN_COLUMNS`` characters wide unless its output is a terminal.
+    """Return a console; if its output is no terminal, the console is widened to at least ``MIN_COLUMNS`` characters.
 
     Args:
         console: console to widen, in place; ``None`` makes a new console on standard output.

@@ -14,7 +14,7 @@ from typing import Any
 
 
 def write_json(path: Path, content: dict[str, Any]) -> None:
-    """Write ``content`` as indented JSON; see ``write_atomically``."""
+    """Write ``content`` to a file as indented JSON, completely or not at all; see ``write_atomically``."""
     write_atomically(path, json.dumps(content, indent=2) + "\n")
 
 

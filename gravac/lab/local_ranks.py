@@ -41,7 +41,7 @@ def launched_group() -> Iterator[int]:
 
 @contextmanager
 def joined_group(folder: Path, rank: int, workers: int) -> Iterator[None]:
-    """Make the default process group of the ranks that ``spawn`` started, over gloo, for the duration of a block.
+    """Join the default process group of the ranks that ``spawn`` started; the group uses gloo and lasts for a block.
 
     If the block raises no error, this rank waits for all ranks at the end of the block, and destroys the group.
 
@@ -72,7 +72,7 @@ def spawn(
             this process's output.
         folder: folder in which ranks find each other and write results.
         workers: number of ranks.
-        arguments: arguments of the module, between the number of ranks and the rank.
+        arguments: additional command line arguments of the module, placed between WORKERS and RANK.
         timeout_s: seconds after which all ranks are killed.
         network: emulated links between the ranks; ``None``: the loopback interface.
 

@@ -18,14 +18,14 @@ class Mesh:
     """A mesh of replicas x shards; ``str`` of a mesh returns a text such as ``2x4``.
 
     Rank r holds shard ``r % shards`` of replica ``r // shards``. gravac compresses the exchange between replicas, in
-    which each rank sends the gradient of its shard. The exchange within a replica is torch's.
+    which each rank sends the gradient of its shard. torch runs the exchange within a replica, without gravac.
 
     Attributes:
-        replicas: number of replicas, 2 or more: number of ranks that average a shard's gradient with each other.
-        shards: number of shards of a replica, 1 or more: number of ranks that hold a replica together.
+        replicas: number of replicas, 2 or more, which is also the number of ranks that hold the same shard.
+        shards: number of shards that each replica is cut into, 1 or more, which is also the ranks of a replica.
 
     Raises:
-        ValueError: a number is out of range.
+        ValueError: ``replicas`` is below 2, or ``shards`` is below 1.
 
     Example:
         >>> mesh = Mesh(replicas=2, shards=4)
@@ -50,11 +50,11 @@ class Mesh:
 
     @property
     def ranks(self) -> int:
-        """Number of all ranks."""
+        """Number of ranks of the mesh, replicas x shards."""
         return self.replicas * self.shards
 
     def replica_of(self, rank: int) -> int:
-        """Return the number of the replica of which a rank holds a shard."""
+        """Return the index, from 0, of the replica that a rank belongs to."""
         return rank // self.shards
 
     def shard_shape(self, shape: Sequence[int]) -> Shape:
@@ -68,7 +68,7 @@ class Mesh:
         return tuple(-(-size // self.shards) if axis == 0 else size for axis, size in enumerate(shape))
 
     def shard_elements(self, shapes: Sequence[Sequence[int]]) -> int:
-        """Return the number of elements of a rank's shards of several parameters, padding included.
+        """Return the number of elements of a rank's shards of all given parameters, padding included.
 
         Args:
             shapes: shapes of the parameters.
@@ -76,10 +76,10 @@ class Mesh:
         return elements_of([self.shard_shape(shape) for shape in shapes])
 
     def shard_size(self, shapes: Sequence[Sequence[int]] | None = None) -> float:
-        """Return the size of a rank's shards / the size of the model.
+        """Return the share of the model that each rank holds in its shards, padding included; 1 is the whole model.
 
         Args:
-            shapes: shapes of the model's parameters; ``None``: unknown, all shards count as equally large.
+            shapes: shapes of the model's parameters; ``None``: unknown, and the result is 1 / shards.
         """
         return 1 / self.shards if shapes is None else self.shard_elements(shapes) / elements_of(shapes)
 

@@ -1,14 +1,14 @@
 # SPDX-FileCopyrightText: 2026 The gravac developers
 # SPDX-License-Identifier: Apache-2.0
-"""Measures the progress of a compressed step on a model of your own, in one process and without a network.
+"""Measures the progress of compressed steps on your own model, in one process and without a network.
 
-From the model's present weights, ``probe`` makes a few steps with each candidate. It compares the loss with the loss
-after as many dense steps on the same batches, and restores the model. A communication hook cannot make a step twice, so
-``probe`` takes a loss function of the step and the rank.
+``probe`` trains the model for a few steps with each candidate, always from the model's current weights. It compares the
+validation loss with the loss after as many dense steps on the same batches, and restores the model. A DDP communication
+hook cannot repeat a step. Therefore you pass a function that computes the loss of any step of any rank.
 
-A few steps do not show what error feedback brings later, nor what noise costs in the end. The measured progress is
-right for quantizers of two bits and more. For sparsifiers, the gain predicts the order of candidates better than the
-measured progress does (``docs/evidence/matrices.md``).
+A few steps show neither the later benefit of error feedback nor the final cost of compression noise. The measured
+progress is right for quantizers of two bits and more. For sparsifiers, the gain predicts the order of candidates better
+than the measured progress does (``docs/evidence/matrices.md``).
 """
 
 import copy
@@ -30,12 +30,13 @@ class ProbeResult(NamedTuple):
     Attributes:
         compressor: compressor of the candidate.
         cf: compression factor of the candidate.
-        efficiency: decrease of the score / decrease of the score after as many dense steps on the same batches; median
-            over repeats. 1 is as good as dense.
-        low: lowest efficiency of a repeat.
-        high: highest efficiency of a repeat.
-        gain: 1 - energy that was not sent / energy of the gradients, over all steps of a repeat; mean over repeats.
-        wire_ratio: wire bytes of dense float32 / wire bytes of the candidate.
+        efficiency: decrease of the validation loss by the candidate's steps / decrease by as many dense steps on the
+            same batches; median over repeats. 1 is as good as dense.
+        low: lowest efficiency of any repeat.
+        high: highest efficiency of any repeat.
+        gain: 1 - squared norm of what was not sent / squared norm of gradient and residual, both summed over all ranks
+            and steps of a repeat; mean over repeats.
+        wire_ratio: wire bytes of a dense float32 all-reduce / wire bytes of the candidate.
     """
 
     compressor: Compressor
@@ -58,18 +59,18 @@ def probe(
     steps: int = 20,
     repeats: int = 3,
 ) -> list[ProbeResult]:
-    """Return how much a few steps with each candidate lower the score, compared with as many dense steps.
+    """Train a few steps with each candidate; return how far the score falls, relative to as many dense steps.
 
     Args:
         model: model on a CPU or GPU, not wrapped by DDP, whose state is restored on return and on an error.
         optimizer: optimizer of the model, whose state is restored, too.
         loss: function of ``(step, rank)`` that returns the training loss, a scalar tensor. Each step of each rank must
-            have a batch of its own, the same in every call. Steps count from 0.
+            have a batch of its own, which is the same in every call. Steps count from 0.
         score: function without arguments that returns the loss of the model on validation data; lower is better.
         candidates: ``(compressor, compression factor)`` of each candidate.
         ranks: number of ranks to simulate in this process; each has its own batches and residuals.
         steps: number of steps of each candidate in each repeat.
-        repeats: number of repeats, each on other batches, from the same start.
+        repeats: number of repeats; each begins with the same weights and uses other batches.
 
     Returns:
         One result for each candidate, in the order of ``candidates``.

@@ -45,7 +45,7 @@ class Stamp(Settings):
     Attributes:
         commit: hash of the commit of the git checkout that the package was imported from; ``None`` for an installed
             package.
-        clean: whether tracked files, except those below ``docs``, were as in the commit; ``None`` without a commit.
+        clean: whether no tracked file, except in ``docs``, was changed since the commit; ``None`` if not known.
         utc: UTC time of the measurement, as ISO 8601 text.
         copy_bytes_per_s: bytes of an 8 MiB tensor / median seconds of copying the tensor, on one thread.
         matmul_s: median seconds of a product of two float32 matrices of 256 x 256, on one thread.
@@ -65,7 +65,7 @@ class Stamp(Settings):
 
     @property
     def code(self) -> str:
-        """First digits of the commit, with ``+`` unless the files are known to be clean; otherwise ``UNRECORDED``."""
+        """First digits of the commit, then ``+`` if ``clean`` is not true; ``UNRECORDED`` if there is no commit."""
         if self.commit is None:
             return UNRECORDED
         return self.commit[:COMMIT_DIGITS] + ("" if self.clean else "+")
@@ -104,10 +104,11 @@ def stamp() -> Stamp:
 
 
 def commits_note(stamps: Iterable[Stamp | None], files: str, allow_mixed: bool = False) -> str:
-    """Return a sentence on the commits of a table's records; raise an error for several commits unless allowed.
+    """Return a note on the commits at which a table's records were measured; by default, refuse several commits.
 
     Args:
-        stamps: stamps of all records of the table; ``None`` is a record without a stamp, and counts as another commit.
+        stamps: stamps of all records of the table; ``None``: a record without a stamp. All records whose commit is
+            not known count as one more commit.
         files: names of the files of the records, for the error message.
         allow_mixed: whether records of several commits may stand in one table.
 
@@ -131,9 +132,9 @@ def commits_note(stamps: Iterable[Stamp | None], files: str, allow_mixed: bool =
 
 
 def _commit_and_clean(file: Path) -> tuple[str | None, bool | None]:
-    """Return the commit of the git checkout of a file, and whether tracked files are as in the commit.
+    """Return the commit of the git checkout of a file, and whether the files are unchanged since the commit.
 
-    ``(None, None)`` if git does not track the file.
+    Untracked files and the folder ``docs`` do not count. The result is ``(None, None)`` if git does not track the file.
     """
     if _git_output(file.parent, "ls-files", "--error-unmatch", file.name) is None:
         return None, None

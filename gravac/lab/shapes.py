@@ -1,6 +1,6 @@
 # SPDX-FileCopyrightText: 2026 The gravac developers
 # SPDX-License-Identifier: Apache-2.0
-"""Parameter shapes, in registration order, of the models on which papers on gradient compression measure."""
+"""Parameter shapes of models that papers on gradient compression use, in the order of ``model.parameters()``."""
 
 import math
 from collections.abc import Callable, Sequence
@@ -10,7 +10,7 @@ Shape = tuple[int, ...]
 
 
 def elements_of(shapes: Sequence[Sequence[int]]) -> int:
-    """Return the number of elements of all tensors of these shapes."""
+    """Return the total number of elements of tensors with the given shapes."""
     return sum(map(math.prod, shapes))
 
 

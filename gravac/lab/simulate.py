@@ -1,6 +1,6 @@
 # SPDX-FileCopyrightText: 2026 The gravac developers
 # SPDX-License-Identifier: Apache-2.0
-"""Trains as N ranks would, in one process and without a network, with the same steps as over a network."""
+"""Simulates the training of N ranks in one process, with the same compressed averaging as over a network."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -31,8 +31,10 @@ class TrainingTotals(NamedTuple):
     """Gain and wire ratio over all steps of a run.
 
     Attributes:
-        gain: 1 - energy that was not sent / energy of the gradients, sums over steps and ranks; 1 for dense steps.
-        wire_ratio: wire bytes of a dense float32 all-reduce / wire bytes sent, sums over steps; the lowest of any rank.
+        gain: 1 - squared norm of what was not sent / squared norm of gradient and residual, both summed over all steps
+            and ranks; 1 for dense steps.
+        wire_ratio: wire bytes of a dense float32 all-reduce / wire bytes sent, both summed over all steps; the lowest
+            ratio of any rank.
     """
 
     gain: float
@@ -54,7 +56,7 @@ def train(
     schedule: Callable[[int], float] | None = None,
     clip: float | None = None,
 ) -> TrainingTotals:
-    """Train a model as N ranks would, and return gain and wire ratio over all steps.
+    """Simulate the training of a model by N ranks in this process; return gain and wire ratio over all steps.
 
     Args:
         model: model to train, not wrapped by DDP; all ranks share its weights.
@@ -65,7 +67,7 @@ def train(
         feedback: fraction of the residual that error feedback keeps, in [0, 1]; ``None``: the compressor's default.
         ranks: number of ranks to simulate.
         steps: number of steps to train.
-        first: number of the first step.
+        first: number of the first step, which ``loss``, ``cf``, ``after`` and ``schedule`` receive.
         ramp: number of steps over which the learning rate rises to the optimizer's; not used with ``schedule``.
         after: function that is called with the number of each step, after the optimizer's step.
         schedule: function of the step that returns a multiple of the optimizer's learning rate; ``None``: the multiple
@@ -145,11 +147,11 @@ class ScheduledController:
         return DENSE_FLOAT32 if cf is None else Candidate("hook", self.compressor, cf)
 
     def propose(self, cf_range: tuple[float, float], supported: Span | Sequence[float]) -> tuple[float, ...]:
-        """Return an empty tuple: the schedule needs no CFs to choose from."""
+        """Return an empty tuple: the controller follows its schedule and does not choose between CFs."""
         return ()
 
     def start(self, forecasts: Sequence[Forecast]) -> tuple[int, Decision]:
-        """Return state 0, and the decision for the first steps: the candidate of the last forecast."""
+        """Return the state (always 0) and the decision for the first steps: the candidate of the last forecast."""
         return 0, Decision(forecasts[-1].candidate, reason="as scheduled")
 
     def observe(self, state: int, measurement: Measurement) -> tuple[int, Decision]:

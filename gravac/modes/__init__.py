@@ -1,6 +1,7 @@
 # SPDX-FileCopyrightText: 2026 The gravac developers
 # SPDX-License-Identifier: Apache-2.0
-"""The modes of a training step, which differ in who exchanges, and the switch between them.
+"""The three modes of a training step (native, hook, outer), and the switch between them.
 
-``outer`` has the mode in which each rank trains its own weights, and ranks exchange only once in several steps.
+The modes differ in what exchanges: DDP (native), gravac in each step (hook), or gravac once in several steps, between
+which each rank trains its own weights (outer, in the folder ``outer``).
 """

@@ -2,10 +2,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Makes optimizer states and gradient scaler equal on all ranks after outer steps; weights are equal already.
 
-Each function that returns a ``Returning`` is a job: a generator that yields collectives, and continues with their
-results. ``Engine.run_between_steps`` runs the job on every rank at the same point, on the executor's thread or stream,
-while the training loop waits for its result.
-``equalize_ranks`` runs these jobs in order:
+Each function that returns a ``Returning`` is a job: a generator that yields collectives, and is resumed with their
+results. ``Engine.run_between_steps`` runs a job on every rank at the same point, on the executor's thread or stream,
+while the training loop waits for the job's result. ``equalize_ranks`` runs these jobs in order:
 
 1. ``average_states`` averages the optimizers' moments.
 2. ``equalize_scaler`` sets the ranks' smallest loss scale on all ranks.
@@ -32,7 +31,7 @@ CHUNK_BYTES = 1 << 24
 many bytes of memory."""
 
 BLOCK_WORDS = 1 << 12
-"""Number of 8-byte integers in a block; a checksum is computed from a weighted sum of each block."""
+"""Number of 8-byte integers in a block. A tensor is cut into blocks; the checksum uses a weighted sum of each block."""
 
 
 def equalize_ranks(
@@ -110,7 +109,7 @@ class _StateEntry:
             to copy.
         form: ``[number format, shape, device]`` of a tensor, the device empty if it is the parameter's. For an entry of
             kind ``"number"``, the number itself.
-        root: first rank that has the entry.
+        root: lowest rank that has the entry; sends the entry if ranks copy it.
     """
 
     parameter_index: int
@@ -143,7 +142,7 @@ class _StateEntry:
 
 
 class _OptimizerStates:
-    """States of all parameters in all optimizers, on this rank.
+    """Reads and writes this rank's states of all parameters in all optimizers.
 
     Args:
         optimizers: torch's optimizers.
@@ -216,13 +215,13 @@ class _OptimizerStates:
 
 
 def _state_of(optimizer: torch.optim.Optimizer, parameter: torch.Tensor) -> dict[Any, Any]:
-    """Return a parameter's state; if it has none, a new empty dictionary that the optimizer does not refer to."""
+    """Return a parameter's state by key; an empty dictionary, not stored in the optimizer, if there is no state."""
     state: dict[Any, Any] = optimizer.state.get(parameter, {})
     return state
 
 
 def _refuse_not_plain(optimizer: torch.optim.Optimizer, key: str, state: torch.Tensor) -> None:
-    """Raise a ``SettingsError`` unless an optimizer's tensor is plain: dense, not quantized, not of a subclass."""
+    """Raise a ``SettingsError`` if an optimizer's tensor is quantized, not dense, or of a subclass such as DTensor."""
     is_plain = type(state) in (torch.Tensor, torch.nn.Parameter, torch.nn.Buffer)
     if not is_plain or state.layout != torch.strided or state.is_quantized:
         kind = type(state).__name__ if not is_plain else "quantized" if state.is_quantized else str(state.layout)
@@ -234,9 +233,9 @@ def _refuse_not_plain(optimizer: torch.optim.Optimizer, key: str, state: torch.T
 
 
 def _agreed_entries(optimizers: Sequence[torch.optim.Optimizer], device: torch.device) -> Returning[list[_StateEntry]]:
-    """Exchange descriptions of the states; return an entry for each state that any rank has.
+    """Exchange descriptions of the ranks' states; return an entry for each state that at least one rank has.
 
-    The entries have the same order on all ranks.
+    The entries are the same, in the same order, on all ranks.
 
     Raises:
         SettingsError: a state is no plain dense tensor.
@@ -276,7 +275,7 @@ def _gather_texts(text: str, device: torch.device) -> Returning[list[str]]:
 
 
 def _set_numbers(optimizers: Sequence[torch.optim.Optimizer], entries: Iterable[_StateEntry]) -> None:
-    """Set each state of kind ``"number"`` to the number of the first rank that has the state."""
+    """Set each state of kind ``"number"`` to the number of the lowest rank that has the state."""
     states = _OptimizerStates(optimizers)
     for entry in entries:
         if entry.kind == "number":
@@ -288,7 +287,7 @@ def _in_chunks(entries: Iterable[_StateEntry], element_bytes: int) -> Iterator[l
 
     Args:
         entries: descriptions of tensors.
-        element_bytes: bytes of an element; 0: those of each tensor's number format.
+        element_bytes: bytes of an element; 0: as many as each tensor's number format has.
     """
     chunk: list[_StateEntry] = []
     chunk_bytes = 0
@@ -311,9 +310,8 @@ def _average_moments(
 ) -> Returning[None]:
     """Average each moment (tensor of floating-point numbers, such as Adam's ``exp_avg``) of a chunk, in one all-reduce.
 
-    The mean is over the ranks whose moment is finite. The all-reduced tensor ends with a number for each
-    moment: 1 if this rank has the moment and all its elements are finite, else 0. The sum of these numbers over the
-    ranks is the number of ranks to divide by.
+    The mean is over the ranks whose moment is finite. To count these ranks, the all-reduced tensor ends with a number
+    for each moment: 1 if this rank has the moment and all its elements are finite, otherwise 0.
     """
     states = _OptimizerStates(optimizers)
     elements = sum(entry.elements for entry in chunk)
@@ -337,7 +335,10 @@ def _average_moments(
 def _broadcast_entries(
     optimizers: Sequence[torch.optim.Optimizer], entries: Sequence[_StateEntry], device: torch.device
 ) -> Returning[None]:
-    """Copy each tensor that the entries describe to all ranks, bit for bit, from the first rank that has it."""
+    """Copy each tensor that the entries describe to all ranks, bit for bit, from the lowest rank that has the tensor.
+
+    Entries of kind ``"number"`` are skipped.
+    """
     states = _OptimizerStates(optimizers)
     tensors = [entry for entry in entries if entry.kind != "number"]
     for root in sorted({entry.root for entry in tensors}):
@@ -398,7 +399,7 @@ def _nbytes(tensor: torch.Tensor) -> int:
 
 
 def _pack_bytes(tensors: Sequence[torch.Tensor | None], sizes: Sequence[int], device: torch.device) -> torch.Tensor:
-    """Return the bytes of all tensors one after the other, ``[bytes]``, uint8; zeros in place of a ``None``.
+    """Return the bytes of all tensors one after the other: shape ``[bytes]``, uint8; zeros in place of a ``None``.
 
     Args:
         tensors: tensors of any shapes; ``None`` for a tensor that this rank lacks.
@@ -413,7 +414,7 @@ def _pack_bytes(tensors: Sequence[torch.Tensor | None], sizes: Sequence[int], de
 
 
 def _bytes_of(tensor: torch.Tensor) -> torch.Tensor:
-    """Return a tensor's bytes in row-major order, ``[bytes]``, uint8; a view if the tensor is contiguous."""
+    """Return a tensor's bytes in row-major order: shape ``[bytes]``, uint8; a view if the tensor is contiguous."""
     return tensor.detach().resolve_conj().resolve_neg().contiguous().reshape(-1).view(torch.uint8)
 
 
@@ -426,7 +427,7 @@ def equalize_scaler(scaler: torch.amp.GradScaler, device: torch.device) -> Retur
     Called between ``update()`` and the next ``scale()`` of the scaler.
 
     Args:
-        scaler: this rank's gradient scaler; a disabled scaler stays as it is, and does not count.
+        scaler: this rank's gradient scaler. A disabled scaler is ignored and not changed.
         device: device of the tensors that the executor exchanges.
     """
     state = scaler.state_dict()  # empty if the scaler is disabled
@@ -464,8 +465,8 @@ def differing_ranks(
 def checksum(tensors: Sequence[torch.Tensor], optimizers: Sequence[torch.optim.Optimizer]) -> int:
     """Return a checksum of all bits of tensors, of any shapes, and of optimizer states: a signed number of 64 bits.
 
-    The checksum also covers shapes, number formats, keys of states, and states that are numbers. The order of keys does
-    not change it.
+    The checksum also covers shapes, number formats, keys of states, and states that are numbers. It does not depend on
+    the order of keys.
 
     Raises:
         SettingsError: a state is no plain dense tensor.
@@ -485,7 +486,7 @@ def checksum(tensors: Sequence[torch.Tensor], optimizers: Sequence[torch.optim.O
 
 
 def _word_sums(tensors: Sequence[torch.Tensor]) -> list[int]:
-    """Return, for each tensor, a weighted sum of its 8-byte words, modulo 2^64. The host waits once for each device."""
+    """Return a weighted sum of 8-byte words, modulo 2^64, for each tensor. The host waits once for each device."""
     sums: dict[torch.device, dict[int, torch.Tensor]] = {}
     weights: dict[torch.device, list[torch.Tensor]] = {}
     for position, tensor in enumerate(tensors):
@@ -500,9 +501,9 @@ def _word_sums(tensors: Sequence[torch.Tensor]) -> list[int]:
 
 
 def _checksum_weights(device: torch.device) -> list[torch.Tensor]:
-    """Return odd integer weights, each ``[BLOCK_WORDS]``, int64: for sums of words, for sums of these sums, and so on.
+    """Return six tensors of odd random weights, each ``[BLOCK_WORDS]``, int64; the same on all ranks.
 
-    The weights are the same on all ranks.
+    The first tensor is for sums of words, the second for sums of these sums, and so on.
     """
     generator = torch.Generator().manual_seed(0x67726176)
     limit = 1 << 62
@@ -510,13 +511,13 @@ def _checksum_weights(device: torch.device) -> list[torch.Tensor]:
 
 
 def _word_sum(tensor: torch.Tensor, weights: Sequence[torch.Tensor]) -> torch.Tensor:
-    """Return a weighted sum of a tensor's 8-byte words, read as integers, modulo 2^64: a scalar, int64.
+    """Return a weighted sum of a tensor's 8-byte words, read as integers, modulo 2^64: a 0-d int64 tensor.
 
-    Sums of blocks of words are summed by blocks again, until one number is left.
+    The function sums blocks of words, then blocks of these sums, and so on, until one number is left.
 
     Args:
         tensor: tensor of any shape.
-        weights: a tensor of weights for each of these levels, as ``_checksum_weights`` returns them.
+        weights: weights for each level of sums, as ``_checksum_weights`` returns them.
     """
     chunk_bytes = max(1, CHUNK_BYTES // (8 * BLOCK_WORDS)) * 8 * BLOCK_WORDS
     chunk_sums = []

@@ -2,12 +2,13 @@
 # SPDX-License-Identifier: Apache-2.0
 """Times native steps, in which DDP averages gradients by itself. Only forwards are hooked: no Python runs in backward.
 
-A step's time lasts from the start of its forward to the start of the next step's forward. A *stretch* is a number of
-successive native steps that count as one measurement. At its end the ranks begin to average the medians of their step
-times, and continue to train. A step later the sums have arrived, and the controller decides by them. In a long stretch
-the ranks also make a *slow-step check* at intervals: each rank tells the others whether a step took far longer than the
-agreed time. If so, the stretch ends at once, since steps may take seconds if a link breaks down. All ranks count the
-same steps, since DDP's backward needs all ranks.
+A step's time is the time from the start of its forward to the start of the next step's forward. A *stretch* is a number
+of successive native steps that count as one measurement. At the end of a stretch the ranks begin to average the medians
+of their step times, and continue to train. A step later the averages have arrived, and the controller decides by them.
+
+In a long stretch the ranks also make a *slow-step check* at intervals: each rank tells the others whether a step took
+far longer than the agreed time, the mean over the ranks. If a step did on any rank, the stretch ends at once, since
+steps may take seconds if a link breaks down. All ranks count the same steps, since DDP's backward needs all ranks.
 """
 
 import math
@@ -27,31 +28,36 @@ UNTIMED_STEPS = 3
 """Number of steps after a change of mode that are not timed, since DDP rebuilds its buckets in them."""
 
 SUM_DELAY_STEPS = 1
-"""Number of steps after which a rank reads a sum over the ranks. By then DDP has averaged a step's gradients, so all
-ranks have sent their numbers: the rank that reads may wait for the link, but not for a slower rank."""
+"""Number of steps from the start of a sum over the ranks until a rank reads the result.
+
+In between DDP has averaged a step's gradients, so all ranks have sent their numbers. A rank that reads the result may
+wait for the link, but does not wait for a slower rank."""
 
 SLOW_STEP_RATIO = 2.0
-"""A step took "far longer" if its time / the agreed time of a step (the mean over the ranks) is above this ratio."""
+"""A step counts as slow if the step's time / the agreed time of a step (mean over the ranks) is above this ratio."""
 
 SLOW_END_RATIO = 1.5
-"""If median time of a stretch's last steps / median time of all its steps is above this ratio, a rank sends the
-median of the last steps."""
+"""Ratio that decides which median step time a rank sends at the end of a stretch.
+
+If median time of the last steps / median time of all steps is above this ratio, the rank sends the median of the last
+steps, otherwise that of all steps."""
 
 LAST_STEPS_COMPARED = 8
-"""Number of last steps of a stretch whose median time is compared with the whole stretch's."""
+"""Number of steps at the end of a stretch whose median time is compared with the median time of the whole stretch."""
 
 CHECK_INTERVAL_S = 0.3
-"""Seconds of training between two slow-step checks (see the top of this file); if a step takes longer than that, ranks
-check after every step. A check costs each rank about 1 ms of processor time, mostly in other threads than the training
-loop's."""
+"""Seconds of training between two slow-step checks, in which ranks tell each other whether a step was slow.
+
+If a step takes longer than these seconds, ranks check after every step. A check costs each rank about 1 ms of processor
+time, mostly outside the thread of the training loop."""
 
 
 class NativeWatch:
-    """Counts and times this rank's native steps.
+    """Counts and times this rank's native steps, in which DDP averages gradients by itself.
 
     Args:
-        engine: sums numbers over the ranks, and asks the controller for decisions.
-        learning_rate: function that returns the optimizers' learning rate; nan if not known.
+        engine: object that sums numbers over the ranks, and asks the controller for decisions.
+        learning_rate: function that returns the optimizers' present learning rate; nan if not known.
         clock: function that returns the current time in seconds.
     """
 
@@ -69,10 +75,11 @@ class NativeWatch:
         self._times_checked = 0  # number of step times that earlier slow-step checks covered
 
     def start(self, may_resume: bool = False) -> None:
-        """Begin native steps.
+        """Begin to count and time native steps. Called when the mode becomes native.
 
         Args:
-            may_resume: whether a checkpoint may have restored an unfinished stretch, which then continues.
+            may_resume: whether to continue an unfinished stretch (successive steps that count as one measurement) if a
+                checkpoint restored one. False: a new stretch begins.
         """
         self._untimed_steps_left, self._step_seconds, self._forward_began_s = UNTIMED_STEPS, [], None
         self._slow_step_check, self._times_checked, self._stretch_steps = None, 0, self._decided_stretch_steps()
@@ -82,7 +89,7 @@ class NativeWatch:
             self._engine.conclude()
 
     def stop(self) -> None:
-        """End native steps: count the steps of the unfinished stretch as training steps."""
+        """Add the steps of the unfinished stretch to the number of training steps. Called when native mode ends."""
         self._engine.state.trained += self._state.made
         self._state.made = 0
 
@@ -121,11 +128,14 @@ class NativeWatch:
         return None
 
     def count_saved_step(self) -> None:
-        """Count the last step before the run was saved, which no forward has counted yet."""
+        """Count the last step made before the run was saved; called if the saved number of steps lacks that step."""
         self._state.made += 1
 
     def prepare_to_save(self) -> None:
-        """Wait for a slow-step check in flight, which a saved state does not contain. Called on every rank."""
+        """Wait for the slow-step check in flight, which a saved state does not contain. Called on every rank.
+
+        In a slow-step check, ranks tell each other whether a step was slow.
+        """
         if self._slow_step_check is not None:
             self._read_slow_step_check()
 
@@ -142,7 +152,10 @@ class NativeWatch:
             self._step_seconds.append(now_s - self._forward_began_s)
 
     def _slow_step_check_is_due(self) -> bool:
-        """True if the ranks are to make a slow-step check before this step; the same on all ranks."""
+        """True if the ranks make a slow-step check before this step; the same on all ranks.
+
+        In a slow-step check, ranks tell each other whether a step was slow (``CHECK_INTERVAL_S``).
+        """
         if (
             self._slow_step_check is not None
             or not self._state.made
@@ -153,7 +166,10 @@ class NativeWatch:
         return agreed_s > 0 and self._state.made % max(1, round(CHECK_INTERVAL_S / agreed_s)) == 0
 
     def _send_slow_step_check(self) -> None:
-        """Begin a sum over the ranks, which counts the ranks on which a step since the last check took far longer."""
+        """Begin a sum over the ranks: the number of ranks on which a step since the last check was slow.
+
+        A step is slow if the step's time exceeds ``SLOW_STEP_RATIO`` times the agreed time.
+        """
         agreed_s = self._engine.deciding.seconds
         step_is_slow = max(self._step_seconds[self._times_checked :], default=0.0) > SLOW_STEP_RATIO * agreed_s
         self._times_checked = len(self._step_seconds)
@@ -164,19 +180,22 @@ class NativeWatch:
         self._check_sent_at_step = self._state.made
 
     def _read_slow_step_check(self) -> bool:
-        """Wait for the slow-step check; return whether a step took far longer on any rank. The same on all ranks."""
+        """Wait for the sum that ``_send_slow_step_check`` began; return whether a step was slow on any rank.
+
+        The result is the same on all ranks.
+        """
         rank_sums, self._slow_step_check = self._slow_step_check, None
         assert rank_sums is not None
         (slow_ranks,) = rank_sums.result()
         return slow_ranks > 0
 
     def _end_stretch(self, after_slow_step: bool = False) -> None:
-        """End the stretch: begin to average the ranks' median times of its steps.
+        """End the stretch: begin to average the ranks' median times of the stretch's steps.
 
         Args:
-            after_slow_step: whether the stretch ends because a step took far longer on some rank. If each of this
-                rank's last two steps took far longer, the rank sends the last step's time in place of the median. (A
-                pause of one rank delays only a single step of each rank, so the median stands.)
+            after_slow_step: whether the stretch ends early, because a step was slow on some rank. If both of this
+                rank's last two steps were slow, the rank then sends the last step's time in place of the median. A
+                single slow step may be a pause of one rank, which delays one step of every rank.
         """
         step_s = median_of(self._step_seconds)
         if (
@@ -195,7 +214,7 @@ class NativeWatch:
         self._state.made, self._state.travels, self._step_seconds, self._times_checked = 0, True, [], 0
 
     def _wait_for_decision(self) -> Candidate:
-        """Wait until the ranks agreed on the time of a step and the controller decided; return the chosen candidate."""
+        """Wait until the ranks' step times are averaged and the controller has decided; return the chosen candidate."""
         candidate = self._engine.concluded().result()
         self._state.travels = False
         self._forward_began_s = self._clock()  # without the time of the decision, which would make the step seem slow
@@ -209,9 +228,10 @@ class NativeWatch:
 
 
 def median_of(seconds: Sequence[float]) -> float:
-    """Return the median of a stretch's step times, in seconds; nan without times.
+    """Return the median of a stretch's step times, in seconds; nan if there are none.
 
-    If the last ``LAST_STEPS_COMPARED`` steps took longer (``SLOW_END_RATIO``), return the median of these alone.
+    Return the median of the last ``LAST_STEPS_COMPARED`` steps if that is more than ``SLOW_END_RATIO`` times the median
+    of all steps.
 
     Example:
         >>> median_of([0.1] * 20), median_of([0.1] * 20 + [0.4] * 8)

@@ -1,6 +1,6 @@
 # SPDX-FileCopyrightText: 2026 The gravac developers
 # SPDX-License-Identifier: Apache-2.0
-"""Computes a user's loss on fixed batches between two steps, without any effect on training."""
+"""Computes the loss on fixed batches, by a user's function, between two steps and without an effect on training."""
 
 from collections.abc import Callable
 

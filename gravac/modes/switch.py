@@ -10,10 +10,11 @@ same step on all ranks. Which event decides the change depends on the present mo
 
 - native: the ranks have averaged the times of a stretch, a number of successive steps (``gravac.modes.native``).
 - hook: the engine chose the next candidate when the last step began.
-- outer: the controller decided at the end of the last round. No exchange synchronizes the ranks between rounds, so each
-  rank counts its steps. A step counts when all optimizers have stepped after a synced backward. If a scaler skipped the
-  optimizers, or weights are changed without an optimizer, the step counts when the next forward begins. Each round
-  counts from 0, so a rank that lost a step by an exception makes one more step in that round.
+- outer: the controller decided at the end of the last round (H steps, and the exchange that follows them). No exchange
+  synchronizes the ranks within a round, so each rank counts its own steps. A step is counted when all optimizers have
+  stepped after a synced backward. If a scaler skipped the optimizers, or weights are changed without an optimizer, the
+  step is counted when the next forward begins. Each round counts from 0, so a rank that lost a step by an exception
+  makes one more step in that round.
 
 The mode never changes within an optimizer's step, in which a closure may run forwards.
 """
@@ -43,7 +44,7 @@ from gravac.telemetry.records import ModeRecord
 
 
 class Source(Protocol):
-    """Interface by which the switch steers the exchange of a module's gradients.
+    """Interface by which the switch controls who exchanges a module's gradients: DDP, gravac, or nobody.
 
     Attributes:
         called_module: module that the training loop calls; its forwards begin steps.
@@ -54,7 +55,7 @@ class Source(Protocol):
     inner_module: torch.nn.Module
 
     def local_model(self, optimizers: Sequence[torch.optim.Optimizer]) -> LocalModel:
-        """Return the model and its optimizers as this rank trains them by itself in outer steps.
+        """Return the object by which this rank trains the model on its own in outer steps.
 
         Args:
             optimizers: torch's optimizers that train the module.
@@ -62,14 +63,17 @@ class Source(Protocol):
 
     @property
     def decided_candidate(self) -> "Future[Candidate] | None":
-        """Candidate that the controller had chosen when the last hook step began; ``None`` before the first."""
+        """Future of the candidate that the controller chose when the last hook step began.
+
+        ``None`` before the first hook step.
+        """
 
     @decided_candidate.setter
     def decided_candidate(self, candidate: "Future[Candidate] | None") -> None: ...
 
     @property
     def send_residuals(self) -> bool:
-        """True if the next hook step sends, dense, all residuals: what earlier steps did not send."""
+        """True if the next hook step sends all residuals (unsent parts of earlier gradients), without compression."""
 
     @send_residuals.setter
     def send_residuals(self, send_residuals: bool) -> None: ...
@@ -80,7 +84,10 @@ class Source(Protocol):
 
     @property
     def in_pipeline(self) -> bool:
-        """True if a pipeline's schedule may exchange gradients without a forward that tells; see ``SteeredDDP``."""
+        """True if a pipeline's schedule may run the step: all forwards are in ``no_sync()``, but a backward exchanges.
+
+        Always False for models without DDP.
+        """
 
     @property
     def shares_buffers(self) -> bool:
@@ -88,7 +95,7 @@ class Source(Protocol):
 
     @property
     def will_exchange(self) -> bool:
-        """True if the backward of the forward that begins is to exchange gradients, and not only to accumulate them."""
+        """True if gradients will be exchanged in the backward of the forward that begins; False if they accumulate."""
 
     def use_hook(self) -> None:
         """Let gravac exchange gradients from the next forward on."""
@@ -100,7 +107,7 @@ class Source(Protocol):
         """Exchange nothing from the next forward on."""
 
     def silence_exchange(self) -> None:
-        """Stop the exchange of the forward that now begins, and of its backward. Called in each outer step."""
+        """Exchange nothing in the forward that now begins and in its backward. Called in each outer step."""
 
     def restore_exchange(self) -> None:
         """Undo ``silence_exchange``. Called when the forward has ended."""
@@ -119,20 +126,20 @@ class Switch:
     """Runs each step in the mode that the controller chose.
 
     Args:
-        engine: asks the controller for decisions, and exchanges gradients.
-        source: steers the exchange of the module's gradients.
-        policy: settings of the run.
+        engine: object that asks the controller for decisions, and exchanges gradients.
+        source: object that determines whether DDP, gravac or nobody exchanges the module's gradients.
+        policy: compressor, controller and other settings of the run.
         optimizers: all optimizers that train the module.
         scaler: gradient scaler of the loss; ``None`` if there is none.
-        probe: computes the loss on this rank's fixed batches; ``None`` if the run has no probe.
+        probe: function that computes the loss on this rank's fixed batches; ``None`` if the run has no probe.
 
     Attributes:
         mode: mode of the present step; ``None`` before the first forward with gradients.
-        outer: this rank's outer steps while the mode is ``"outer"``; ``None`` in other modes.
-        changes: records of all changes of mode so far.
+        outer: object that runs this rank's outer steps; ``None`` in other modes.
+        changes: records of all changes of mode so far, oldest first.
         exclude_native: function called before the first decision if native steps are impossible.
-        reason_against_pipelines: reason why a pipeline's schedule cannot run the module, with the remedy; empty if it
-            can.
+        reason_against_pipelines: reason why the settings do not allow pipeline parallelism, with the remedy; empty if
+            they allow it.
     """
 
     def __init__(
@@ -155,11 +162,11 @@ class Switch:
         self._native_watch = NativeWatch(engine, self._learning_rate)
         self._probe = None if probe is None else Probe(probe, innermost(source.inner_module))
         self._decision_probed: Future[Candidate] | None = (
-            None  # newest decision of hook mode, after which the probe has been read if requested
+            None  # newest decision in hook mode for which ``_read_probe`` was called
         )
         self._native_cf = 1.0
         self._runs_schedules = False  # whether a pipeline's schedule has made DDP average in native mode
-        # whether, since the last outer step was counted, the forward and the backward of a synced step have begun
+        # whether a synced step's forward, and its backward, have begun since the last outer step was counted
         self._synced_forward = self._synced_backward = False
         self._optimizers_in_step: set[int] = set()  # ids of the optimizers in the middle of their step
         self._stepped_optimizers: set[int] = set()
@@ -169,10 +176,10 @@ class Switch:
     # hooks
 
     def register_hooks(self) -> None:
-        """Register hooks on the module and the optimizers."""
+        """Register hooks on the module and the optimizers, so that the switch sees steps begin and end."""
         called_module, inner_module = self._source.called_module, self._source.inner_module
         model: Any = innermost(inner_module)
-        self._hook_handles = [  # the last that was prepended runs first, before FSDP2's, which gathers parameters
+        self._hook_handles = [  # prepended hooks run before FSDP2's hook, which gathers parameters
             called_module.register_forward_pre_hook(UncopiedHook(self._forward_starts), prepend=True),
             inner_module.register_forward_pre_hook(UncopiedHook(self._inner_forward_starts), prepend=True),
             called_module.register_forward_hook(UncopiedHook(self._forward_ended), always_call=True),
@@ -184,13 +191,16 @@ class Switch:
             self._hook_handles.append(optimizer.register_step_post_hook(self._step_ended))
 
     def remove_hooks(self) -> None:
-        """Remove the hooks."""
+        """Remove the hooks from the module and the optimizers: the mode no longer changes."""
         for handle in self._hook_handles:
             handle.remove()
         self._hook_handles.clear()
 
     def _inner_forward_starts(self, *_: object) -> None:
-        """Prepare an evaluation if the forward that begins computes no gradients. Called for the module inside DDP."""
+        """Prepare an evaluation if the forward that begins computes no gradients: in outer steps, load shared weights.
+
+        Called as a forward pre-hook of the module inside DDP.
+        """
         if torch.is_grad_enabled():
             return
         self._native_watch.pause()
@@ -198,7 +208,10 @@ class Switch:
             self.outer.prepare_to_evaluate()
 
     def _forward_starts(self, *_: object) -> None:
-        """Begin the forward of a step; change the mode first if the controller decided so."""
+        """Begin the forward of a step; first change the mode if the controller decided so.
+
+        Called as a forward pre-hook. Does nothing for a forward without gradients.
+        """
         if not torch.is_grad_enabled():
             return
         if self._source.in_join and self._policy.every != (1, 1):
@@ -216,7 +229,11 @@ class Switch:
             self._hook_step_starts()
 
     def _set_first_mode(self) -> None:
-        """Set the mode of the first step."""
+        """Set the first step's mode.
+
+        Outer if a checkpoint restored outer steps or if ``every`` does not allow 1; otherwise as the controller
+        decides.
+        """
         if self._source.in_join:
             self.exclude_native()
         if self.outer is not None:  # restored from a checkpoint
@@ -246,7 +263,9 @@ class Switch:
             self._change_to(candidate)
 
     def _is_first_of_schedule(self) -> bool:
-        """Return whether DDP has averaged since the last forward, so that a pipeline's schedule begins its next step.
+        """Return whether a pipeline's schedule begins its next step: DDP has averaged since the last forward.
+
+        A schedule runs several forwards in a step, one for each microbatch.
 
         Raises:
             SettingsError: the run's settings do not fit a pipeline.
@@ -270,9 +289,9 @@ class Switch:
         self._engine.probes.add(self._probe.read())
 
     def _has_averaged(self) -> bool:
-        """Return whether there is a step to count: whether DDP has averaged gradients since the last call.
+        """Return whether a native step ended: whether DDP has averaged gradients since the last call.
 
-        Also true for a step before the run was saved, if the saved count of steps lacks that step.
+        Also true for the last step before the run was saved, if the saved number of steps lacks that step.
         """
         native = self._engine.state.native
         has_step_to_count, native.uncounted = self._source.has_averaged() or native.uncounted, False
@@ -287,10 +306,7 @@ class Switch:
             self.outer.prepare_to_save()
 
     def _hook_step_starts(self) -> None:
-        """Tell the source that a forward begins, or change the mode.
-
-        The mode changes if the controller had decided so when the last step began.
-        """
+        """Begin a forward in hook mode; change the mode if the controller decided so when the last step began."""
         decision = None if self._source.in_join else self._source.decided_candidate
         if decision is not None and decision.done() and decision.exception() is None:
             candidate = decision.result()
@@ -318,7 +334,10 @@ class Switch:
         self._source.silence_exchange()
 
     def _forward_ended(self, module: object, inputs: object, output: object = None) -> None:
-        """In outer steps, let the source exchange again, and register hooks that see the backward begin."""
+        """In outer steps, turn the exchange on again, and register hooks that run when the forward's backward begins.
+
+        Called as a forward hook. ``_forward_starts`` turned the exchange off for this forward and its backward.
+        """
         if self.mode != "outer" or not torch.is_grad_enabled():
             return
         self._source.restore_exchange()
@@ -332,9 +351,10 @@ class Switch:
         self._synced_backward = True
 
     def _step_starts(self, optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> Any:
-        """Before an optimizer's step in outer mode, add residuals of earlier hook steps to this rank's gradients.
+        """Add residuals of earlier hook steps to this rank's gradients, in the first outer step after hook steps.
 
-        They are added once: now, or, if the step has a closure, after the closure, which computes the gradients.
+        Called before an optimizer's step. If that step has a closure, which computes the gradients, the residuals are
+        added after the closure.
 
         Returns:
             Arguments of the optimizer's step, with the closure wrapped; ``None`` without a closure.
@@ -364,7 +384,7 @@ class Switch:
             self._count_outer_step()
 
     def _count_outer_step(self) -> None:
-        """Count a training step in outer mode."""
+        """Count a training step of this rank in outer mode, and start an exchange if one is due."""
         assert self.outer is not None
         self._synced_forward = self._synced_backward = False
         self._stepped_optimizers.clear()
@@ -374,7 +394,10 @@ class Switch:
     # changes of mode
 
     def _may_leave_hook(self, candidate: Candidate) -> bool:
-        """Return whether hook mode may end now; if residuals must be sent before, let the next hook step send them."""
+        """Return whether hook mode may end now; if not, let the next hook step send all residuals.
+
+        Before native steps, residuals are sent if all optimizers are SGD. A dense step leaves no residuals.
+        """
         last_candidate = self._engine.state.candidate
         if candidate.mode != "native" or last_candidate is None or last_candidate.dense or not self._residuals_help:
             return True
@@ -383,7 +406,7 @@ class Switch:
 
     @property
     def _residuals_help(self) -> bool:
-        """True if all optimizers are SGD. Residuals of earlier steps help SGD, and harm adaptive optimizers."""
+        """True if all optimizers are SGD: residuals (unsent gradients) of earlier steps harm adaptive optimizers."""
         return bool(self._optimizers) and all(isinstance(optimizer, torch.optim.SGD) for optimizer in self._optimizers)
 
     def _change_to(self, candidate: Candidate) -> None:
@@ -416,14 +439,14 @@ class Switch:
             self._engine.deciding.emit(mode_record)
 
     def _set_mode(self, mode: Mode) -> None:
-        """Set the mode of the present step, and forget what was recorded of steps in the previous mode."""
+        """Set the mode of the present step, and reset the counters and flags of the previous mode."""
         self.mode = mode
         self._synced_forward = self._synced_backward = False
         self._stepped_optimizers.clear()
         self._source.decided_candidate = None
 
     def _start_outer_steps(self, candidate: Candidate | None) -> None:
-        """Begin outer steps with the present step.
+        """Begin outer steps with the present step. Called on every rank at the same step.
 
         Args:
             candidate: candidate that the controller chose; ``None`` before the first decision.
@@ -440,9 +463,9 @@ class Switch:
         self._set_mode("outer")
 
     def make_outer_steps(self) -> OuterSteps:
-        """Return new outer steps that begin at the current weights, which are the same on all ranks.
+        """Create an object that runs outer steps from the current weights, which are the same on all ranks.
 
-        Called on every rank: averaged buffers are copied from rank 0.
+        Called on every rank, since buffers that ranks average are copied from rank 0.
         """
         policy, module = self._policy, self._local_model.module
         local_names = ignored_buffers(module) if self._source.shares_buffers else tuple(dict(module.named_buffers()))
@@ -460,28 +483,32 @@ class Switch:
         return OuterSteps(self._engine, self._local_model, settings, policy.every, policy.seed)
 
     def outer_steps_from(self, dumped: Mapping[str, Any], world: int | None) -> OuterSteps:
-        """Return new outer steps, after a check that they can restore a dumped state.
+        """Create an object that runs outer steps, and check that it can restore a dumped state. Called on every rank.
 
         Args:
-            dumped: the state, as ``RoundState.dump`` returned it.
+            dumped: the state, as ``RoundState.dump`` returned it; not restored yet.
             world: number of ranks that saved the state; ``None``: the state was merged from all ranks' states.
 
         Raises:
-            SettingsError: the state does not fit.
+            SettingsError: the state does not fit the model or the settings.
         """
         outer = self.make_outer_steps()
         outer.check_saved_state(dumped, world)
         return outer
 
     def continue_from(self, outer: OuterSteps) -> None:
-        """Continue with outer steps that a checkpoint restored. Called before the first forward with gradients."""
+        """Continue with outer steps that a checkpoint restored. Called before the first forward with gradients.
+
+        Args:
+            outer: object that runs outer steps, with its state restored.
+        """
         self.outer = outer
         self._engine.state.outer = outer.state
 
     def end_outer_steps(self) -> None:
-        """End outer steps, if they run: make weights, optimizers' states and loss scale the same on all ranks.
+        """End outer steps, if they run: make weights, optimizer states and loss scale the same on all ranks.
 
-        Called on every rank before the same step.
+        Called on every rank between the same two steps.
         """
         if self.outer is None:
             return
@@ -500,7 +527,11 @@ class Switch:
             )
 
     def _add_residuals(self, optimizer: torch.optim.Optimizer) -> None:
-        """Add the residuals that hook steps left when outer steps began to this rank's gradients, once."""
+        """Add residuals (unsent parts of gradients in hook steps) to this rank's gradients, in the first outer step.
+
+        Args:
+            optimizer: optimizer that is about to step; only its parameters' residuals are added.
+        """
         if not self._residuals_to_add or self.outer is None:
             return
         names = {
@@ -525,7 +556,10 @@ class Switch:
     # saving and loading
 
     def _state_dict_taken(self, module: torch.nn.Module, state: dict[str, Any], prefix: str, *_: object) -> None:
-        """Put the weights that all ranks share into a state dict that the user asked the module for."""
+        """In outer steps, replace this rank's own weights by the shared weights in a state dict of the module.
+
+        Called as a hook of ``Module.state_dict``. All ranks share these weights since the last exchange.
+        """
         self._native_watch.pause()
         if self.outer is None or self.outer.holds_anchors:
             return
@@ -534,13 +568,16 @@ class Switch:
         state.update({prefix + name: tensor for name, tensor in shared_tensors.items() if prefix + name in state})
 
     def _state_dict_loaded(self, *_: object) -> None:
-        """In outer steps, begin a new round from the weights that the user loaded into the module."""
+        """In outer steps, begin a new round from the weights just loaded; called as a hook of ``load_state_dict``."""
         if self.outer is not None:
             self.outer.start_from_module()
 
     @contextmanager
     def synced(self) -> Iterator[None]:
-        """Return a context in which the module has the weights and buffers that all ranks share."""
+        """Return a context in which the module has the weights and buffers of the last exchange, equal on all ranks.
+
+        Outside outer steps, the module has them anyway.
+        """
         self._native_watch.pause()
         if self.outer is None:
             yield

@@ -1,6 +1,6 @@
 # SPDX-FileCopyrightText: 2026 The gravac developers
 # SPDX-License-Identifier: Apache-2.0
-"""Replay of a recorded run: feeds the run's measurements to another policy's controller, see ``play.py``."""
+"""Replay of a recorded run: feeds the run's measurements to a policy's controller, which may decide otherwise."""
 
 from gravac.replay.play import Parting, Replay, replay
 from gravac.replay.trace import Trace, read_trace

@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Feeds a recorded run's measurements to a policy's controller, until the controller decides otherwise than the run.
 
-A controller decides by measurements alone. If it gets the measurements of its own run, in the order and with the
-latency of training, it makes the decisions of the run.
+A controller decides by measurements alone. If a controller gets the measurements of its own run, in the order and with
+the latency of training, it makes the same decisions again.
 
 Another policy's controller gets measurements as long as it would run the same candidate and evaluate the same shadow
 CFs (compression factors that are evaluated without sending). From the first step that differs, the record has no
@@ -35,7 +35,7 @@ class Parting:
     """The first step in which a policy would run another candidate, or evaluate other CFs, than the run did.
 
     Attributes:
-        step: number of the training step, counted from 0.
+        step: index of the training step, counted from 0.
         ran: candidate that the run executed in the step.
         would: candidate that the policy would run.
         evaluated: shadow CFs (evaluated without sending) that the run evaluated.
@@ -56,11 +56,12 @@ class Replay:
     Attributes:
         trace: the recorded run.
         first: candidate that the policy begins with.
-        parting: first step in which run and policy differ; ``None``: no step.
+        parting: first step in which run and policy differ; ``None``: they never differ.
         forecasts: forecasts of the candidates that the policy could choose from, dense first.
-        recorded: the run's decisions, up to the last decision that the replay has measurements for.
-        replayed: the policy's decisions, in the same form; ``step`` is the first step that a decision holds for.
-        notes: other differences between the replay and the run.
+        recorded: the run's decisions that follow from the measurements that the replay used, oldest first.
+        replayed: the policy's decisions from the same measurements, oldest first; a record's ``step`` is the first
+            training step that the decision holds for.
+        notes: texts on other differences between replay and run, such as settings.
     """
 
     trace: Trace
@@ -73,12 +74,15 @@ class Replay:
 
     @property
     def steps(self) -> int:
-        """Number of training steps before ``parting``: in these the policy would run the candidate that ran."""
+        """Number of training steps in which the policy would run the same candidates as the run.
+
+        These are the steps before ``parting``, or all steps of the trace if ``parting`` is ``None``.
+        """
         return self.trace.trained if self.parting is None else self.parting.step - self.trace.steps[0].step
 
     @property
     def same(self) -> bool:
-        """True if the policy made every decision at the same step, for the same candidate, as the run."""
+        """True if the policy makes the same decisions as the run: the same candidates at the same steps."""
         return self.parting is None and [*map(_compared_fields, self.recorded)] == [
             *map(_compared_fields, self.replayed)
         ]
@@ -133,7 +137,7 @@ def replay(trace: Trace, policy: Policy) -> Replay:
     admitted = {number: _allowed_forecasts(record, policy)[0] for number, record in trace.admitted}
     controller = adapt_to_latency(policy.controller, trace.latency)
     state, first = controller.start(forecasts)
-    decisions, effective_count = [first], 0  # decisions[n]: after n measurements; decisions[effective]: in force
+    decisions, effective_count = [first], 0  # decisions[n] follows from the first n measurements
     replayed, mode_change = list[tuple[int, DecisionRecord]](), _ModeChange()
     parting: Parting | None = None
     previous_candidate: Candidate | None = None
@@ -166,11 +170,11 @@ def replay(trace: Trace, policy: Policy) -> Replay:
 
 
 def _decisions_end(trace: Trace, count: int) -> int:
-    """Return the training step before which every decision from a trace's first ``count`` measurements takes effect.
+    """Return the first training step at which no decision based on the first measurements takes effect any more.
 
     Args:
         trace: the recorded run.
-        count: number of measurements, from the trace's first on; each is a step record.
+        count: number of these first measurements; each is a step record of the trace.
     """
     if count == 0:
         return trace.steps[0].step
@@ -179,16 +183,18 @@ def _decisions_end(trace: Trace, count: int) -> int:
 
 
 LONGEST_MODE_CHANGE = 3
-"""Largest number of the engine's steps that ranks still make in the old mode after a decision for another mode: until
-exchanges in flight have ended."""
+"""Largest number of steps that ranks still make in the old mode after the controller decided for another mode.
+
+The ranks change the mode when the exchanges in flight have ended. A round of outer steps counts as one step."""
 
 
 @dataclass(slots=True)
 class _ModeChange:
-    """Compares a policy with the run step by step, and allows for the few steps that ranks take to change modes.
+    """Compares a policy with the run step by step, and tolerates the few steps that ranks need to change the mode.
 
     Attributes:
-        began: index of the record from which on run and policy differ in mode; the newest record if modes agree.
+        began: index of the first step record in which run and policy differ in mode; if their modes agree, index of the
+            record compared last.
     """
 
     began: int = 0
@@ -199,10 +205,12 @@ class _ModeChange:
     ) -> Parting | None:
         """Return how run and policy differ in a step; ``None`` if they agree, or if ranks may still be changing modes.
 
+        Called for each step record, in order.
+
         Args:
-            index: number of the step's record in the trace, counted from 0.
+            index: index of the step's record in the trace, counted from 0.
             record: the trace's record of the step.
-            executed: candidate that was decided for the step.
+            executed: candidate that the run's controller had decided for the step.
             in_force: the policy's decision for the step.
             previous: candidate of the previous step; ``None`` in the first step.
         """
@@ -221,6 +229,10 @@ class _ModeChange:
 
 def _allowed_forecasts(run: RunRecord | ForecastsRecord, policy: Policy) -> tuple[tuple[Forecast, ...], list[str]]:
     """Return forecasts of the run's candidates that a policy allows, and notes on candidates that the run did not have.
+
+    Args:
+        run: record with the forecasts of the candidates that the run's controller could choose from.
+        policy: policy whose controller, CF range and formats limit the candidates.
 
     Raises:
         SettingsError: the policy's controller runs candidates that the run could not choose (``keeps_all``), or does
@@ -258,7 +270,7 @@ def _allowed_forecasts(run: RunRecord | ForecastsRecord, policy: Policy) -> tupl
 
 
 def _without_native(forecasts: Sequence[Forecast]) -> tuple[Forecast, ...]:
-    """Return forecasts without native candidates: native float32 becomes dense in the hook, float16 is dropped."""
+    """Return forecasts without native candidates: native float32 becomes a dense hook candidate, float16 is dropped."""
     remaining_forecasts = (
         forecast for forecast in forecasts if forecast.candidate.mode != "native" or forecast.candidate.cf == 1
     )
@@ -273,7 +285,7 @@ def _find_parting(record: StepRecord, executed: Candidate, in_force: Decision) -
 
     Args:
         record: the trace's record of the step.
-        executed: candidate that was decided for the step.
+        executed: candidate that the run's controller had decided for the step.
         in_force: the policy's decision for the step.
     """
     evaluated = tuple(cf for cf, _ in record.shadow)
@@ -283,7 +295,7 @@ def _find_parting(record: StepRecord, executed: Candidate, in_force: Decision) -
 
 
 def _measurement_of(trace: Trace, index: int, candidate: Candidate) -> Measurement:
-    """Return the measurement from which a step's record was made.
+    """Return the measurement that the run's controller got for a recorded step.
 
     ``seconds`` is computed from the throughput, since the record does not contain the mean of the ranks' step times.
 
@@ -314,7 +326,7 @@ def _measurement_of(trace: Trace, index: int, candidate: Candidate) -> Measureme
 
 
 def _check_measurements_recorded(controller: Controller[Any], decision: Decision) -> None:
-    """Check that records contain all measurements that a decision requests.
+    """Check that step records contain all measurements that a decision of ``controller`` requests.
 
     Raises:
         SettingsError: the decision sets CFs of single tensors, or requests their norms.
@@ -327,7 +339,7 @@ def _check_measurements_recorded(controller: Controller[Any], decision: Decision
 
 
 def _notes_on_settings(trace: Trace, policy: Policy) -> Sequence[str]:
-    """Return texts that note the settings in which run and policy differ, except the controller's settings.
+    """Return texts on settings in which run and policy differ, if they affect the gain, and on a resumed run.
 
     Raises:
         SettingsError: the policy has another base compressor.
@@ -352,5 +364,5 @@ def _notes_on_settings(trace: Trace, policy: Policy) -> Sequence[str]:
 
 
 def _compared_fields(record: DecisionRecord) -> tuple[Any, ...]:
-    """Return the fields by which decisions of run and policy are compared: those that are not measured."""
+    """Return the fields of a decision that must be equal in run and policy: step, candidate, and whether it changed."""
     return record.step, record.changed, record.mode, record.compressor, record.cf, record.every, record.delay

@@ -19,7 +19,7 @@ from gravac.telemetry.jsonl import read_jsonl
 from gravac.telemetry.records import DecisionRecord, ForecastsRecord, Record, RunRecord, StepRecord
 
 LONGEST_LATENCY = 16
-"""Largest number of steps from a measurement to its decision that a trace may have; usually two or three."""
+"""Largest ``Trace.latency`` that is accepted: steps from a measurement until its decision applies; usually 2 or 3."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,10 +30,11 @@ class Trace:
         run: settings, ranks and candidates of the run.
         steps: all recorded steps, in order.
         decisions: all recorded decisions, in order.
-        latency: number of the engine's steps from a measurement to the first step that the decision based on it holds
-            for. After native steps (DDP exchanges by itself) a decision holds from the next step.
-        admitted: forecasts that replaced those of ``run`` during training, each record with the number of step records
-            before it in the file.
+        latency: number of steps from a measurement until the decision that follows from the measurement applies; a
+            round of outer steps counts as one step. After native steps (DDP exchanges by itself) a decision applies to
+            the next step.
+        admitted: ``(number of earlier step records in the file, record)`` for each record of forecasts that replaced
+            earlier forecasts during training.
     """
 
     run: RunRecord
@@ -49,18 +50,18 @@ class Trace:
 
     @property
     def forecasts(self) -> tuple[Forecast, ...]:
-        """The newest forecast of each candidate that the run could choose at any time."""
+        """The newest forecast of each candidate that the run could choose at some time."""
         forecasts = [*self.run.forecasts]
         for _, record in self.admitted:
             forecasts += record.forecasts
         return tuple({forecast.candidate: forecast for forecast in forecasts}.values())
 
     def choices(self) -> list[Candidate]:
-        """Return the candidate that was decided for each recorded step.
+        """Return the candidate that the controller had decided for each recorded step.
 
-        A recorded round (outer steps up to an exchange) may have more or fewer steps than decided, so ``every`` is the
-        decision's. For the first round ``every`` is the second round's, since the first also contains the timed steps
-        before its decision.
+        A recorded round (outer steps up to an exchange) may have more or fewer steps than decided, so ``every`` is that
+        of the decision. Before the first decision, ``every`` is that of the second round, since the first round also
+        contains steps that were made to measure compute time.
         """
         choices: list[Candidate] = []
         forecasts, decided_every, decision_index = self.forecasts, self.steps[:2][-1].every, 0
@@ -80,7 +81,10 @@ class Trace:
 
 @dataclass(slots=True)
 class _PartialTrace:
-    """Records of a run, while the file is read; attributes are those of ``Trace``."""
+    """Records of a run while the file is read; the attributes are those of ``Trace``.
+
+    ``latency`` is ``None`` until a decision shows it.
+    """
 
     run: RunRecord
     steps: list[StepRecord] = field(default_factory=list)
@@ -89,14 +93,21 @@ class _PartialTrace:
     admitted: list[tuple[int, ForecastsRecord]] = field(default_factory=list)
 
     def add_decision(self, decision: DecisionRecord) -> None:
-        """Add a decision that followed from the measurement of the last added step; the first sets ``latency``."""
+        """Add a decision that followed from the last added step's measurement; set ``latency`` by the first decision.
+
+        A decision after native steps does not set ``latency``.
+        """
         self.decisions.append(decision)
         if self.latency is None and self.steps and (measured_step := self.steps[-1]).mode != "native":
             self.latency = (decision.step - measured_step.step) // measured_step.steps
 
     @property
     def trace(self) -> Trace:
-        """The records as a ``Trace``."""
+        """The records as a ``Trace``.
+
+        Raises:
+            SettingsError: the latency is not 1 to ``LONGEST_LATENCY``.
+        """
         latency = LATENCY if self.latency is None else self.latency
         if not 1 <= latency <= LONGEST_LATENCY:
             raise SettingsError(
@@ -156,7 +167,7 @@ def read_trace(path: str | Path, run: int = -1) -> Trace:
 # ranges of the recorded numbers that controllers use
 
 Range = tuple[Callable[[Any], bool], str]
-"""A range: the function that returns whether a number is in the range, and the range as text for messages."""
+"""A range of numbers: a function that returns True if a number is in the range, and the range as text for messages."""
 
 NOT_NEGATIVE: Range = (lambda number: number >= 0, "0 or more")
 AT_LEAST_1: Range = (lambda number: number >= 1, "1 or more")
@@ -211,7 +222,7 @@ SETTINGS_RANGES: Mapping[str, Range] = {
 
 
 def check_record(record: Record) -> None:
-    """Check that a controller can compute with a record's numbers.
+    """Check that a record's numbers are in the ranges that controllers can compute with.
 
     Args:
         record: record of a trace.

@@ -1,6 +1,6 @@
 # SPDX-FileCopyrightText: 2026 The gravac developers
 # SPDX-License-Identifier: Apache-2.0
-"""Detects which of a module's buffers training changes, such as running statistics, and packs them into bytes."""
+"""Detects which buffers of a module change in training, such as running statistics, and packs buffers into bytes."""
 
 from collections.abc import Iterable, Sequence
 
@@ -20,8 +20,8 @@ class SentBuffers:
 
     Attributes:
         watched_names: names of the watched buffers.
-        changed_flags: whether each watched buffer has changed on this rank between the last two calls of
-            ``detect_changes``.
+        changed_flags: flag for each of ``watched_names``: whether the buffer has changed on this rank between the last
+            two calls of ``detect_changes``.
         sent_names: names of the buffers that are sent in the next step, the same on all ranks.
     """
 
@@ -59,7 +59,7 @@ class SentBuffers:
         """Set ``sent_names``: the names of the buffers that are sent in the next step.
 
         Args:
-            rank_counts: number of ranks on which each watched buffer has changed, in their order.
+            rank_counts: number of ranks on which each watched buffer has changed, in the order of ``watched_names``.
         """
         self.sent_names = [
             *self._always_sent_names,
@@ -67,12 +67,14 @@ class SentBuffers:
         ]
 
     def pack(self, device: torch.device) -> torch.Tensor:
-        """Return the bytes of the buffers that are sent, one after the other, ``[bytes]``, uint8, on a device."""
+        """Return the bytes of the buffers in ``sent_names``, one after the other: uint8, ``[bytes]``, on a device."""
         tensors = self.tensors
         return torch.cat([_bytes_of(tensors[name]).to(device) for name in self.sent_names])
 
     def overwrite(self, names: Sequence[str], packed: torch.Tensor) -> None:
-        """Overwrite buffers with rank 0's; a pending backward stays valid, and ``detect_changes`` detects no change.
+        """Overwrite this rank's buffers with rank 0's, without a change of autograd's version counters.
+
+        A pending backward therefore stays valid, and ``detect_changes`` detects no change.
 
         Args:
             names: names of the buffers, in the order of their bytes.
@@ -82,7 +84,7 @@ class SentBuffers:
         for name in names:
             buffer = tensors[name].data
             byte_count = buffer.numel() * buffer.element_size()
-            buffer_bytes = packed[offset : offset + byte_count].clone()  # aligned in memory, as view needs it
+            buffer_bytes = packed[offset : offset + byte_count].clone()  # aligned, as view(dtype) requires
             buffer.copy_(buffer_bytes.view(buffer.dtype).view(buffer.shape))
             offset += byte_count
 

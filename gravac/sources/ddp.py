@@ -1,10 +1,11 @@
 # SPDX-FileCopyrightText: 2026 The gravac developers
 # SPDX-License-Identifier: Apache-2.0
-"""The source for DistributedDataParallel: a communication hook, which hands buckets of gradients to the engine.
+"""The source of gradients for DistributedDataParallel: a communication hook, which hands buckets to gravac's engine.
 
-DDP's reducer holds a lock while it calls the hook, so the hook only cuts the bucket into exchange groups and enqueues
-the groups. The hook never raises and never returns ``None``, since either would break the reducer for good. Errors are
-stored in the future that the hook returns, and ``backward()`` raises them.
+The engine averages the gradients. DDP's reducer holds a lock while it calls the hook, so the hook only cuts the bucket
+into exchange groups (parameters that are exchanged together) and enqueues the groups. The hook never raises and never
+returns ``None``, since either would break the reducer for good. Errors are stored in the future that the hook returns,
+and ``backward()`` raises them.
 """
 
 import math
@@ -39,23 +40,23 @@ from gravac.sources.ddp_private import (
 from gravac.sources.exchange_layout import ExchangeLayout, Names
 
 NO_BACKWARD = -1
-"""Autograd's number for "no backward is running". In ``join()``, a rank without inputs takes part, without a backward,
-in the exchanges of the other ranks."""
+"""Number that autograd returns if no backward is running. Under DDP's ``join()``, a rank that has no more inputs takes
+part in the other ranks' exchanges without a backward."""
 
 PIPELINING = "torch.distributed.pipelining"
-"""Module with torch's pipelines."""
+"""Name of torch's module with pipeline schedules."""
 
 BucketMean = torch.futures.Future[torch.Tensor | None]
-"""Future of a bucket's mean; its result is ``None`` if the exchange failed."""
+"""Future whose result is a bucket's flat buffer with the mean over the ranks, or ``None`` if the exchange failed."""
 
 
 class _Bucket:
-    """A bucket in flight, whose future is completed when all of the bucket's gradients are the mean.
+    """A DDP bucket in flight; its future is completed when the mean over the ranks has replaced all of its gradients.
 
     Args:
         buffer: the bucket's flat buffer.
         names: names of the bucket's parameters.
-        wait_on_stream: function that makes the present GPU stream wait for the executor's earlier jobs.
+        wait_on_stream: function that makes the current CUDA stream wait for all exchanges that have ended.
     """
 
     def __init__(self, buffer: torch.Tensor, names: Names, wait_on_stream: Callable[[], None]) -> None:
@@ -68,26 +69,30 @@ class _Bucket:
         self.future: BucketMean = torch.futures.Future(devices=devices)  # type: ignore[arg-type]
 
     def mark_averaged(self, names: Names) -> None:
-        """Record that the gradients of some parameters are the mean; complete the future if all are."""
+        """Record that the mean has replaced some gradients; complete the future if it has replaced the whole bucket.
+
+        Args:
+            names: names of the gradients' parameters; some may be in other buckets.
+        """
         self.waiting_names.difference_update(names)
         self.group_count += 1
         if not self.waiting_names and not self.future.done():
             if self.group_count > 1:
                 self.wait_on_stream()
-            # the result must be the tensor itself, since a future knows only of its result which stream wrote it
+            # the result must be the tensor itself: a future tracks CUDA streams only for the tensors in its result
             self.future.set_result(self.buffer)
 
     def fail(self, failure: BaseException) -> None:
-        """Complete the future with a failure of the exchange, which ``backward()`` will raise."""
+        """Complete the future, and store the exception of the exchange, which ``backward()`` will raise."""
         if not self.future.done():
             self.failure = failure
             self.future.set_result(None)
 
     def fail_if_step_fails(self, candidate: "Future[Candidate]") -> None:
-        """Complete the future with the failure of a step's beginning, if the beginning failed.
+        """Complete the bucket's future with an exception if the step could not begin.
 
         Args:
-            candidate: result of ``Engine.begin``, which is done.
+            candidate: future that ``Engine.begin`` returned, already completed.
         """
         if (failure := candidate.exception()) is not None:
             self.fail(failure)
@@ -103,7 +108,7 @@ class DDPAdapter:
     """Hands a DDP module's gradients to the engine, bucket by bucket.
 
     Args:
-        engine: averages the gradients.
+        engine: object that averages the gradients.
 
     Attributes:
         decided_candidate: future of the candidate that the controller had chosen when the last step began; ``None``
@@ -112,13 +117,13 @@ class DDPAdapter:
             the controller decided.
         layout: divides buckets into exchange groups: lists of the names of parameters that are exchanged together.
         names: parameters' names, by the parameters' ``id``.
-        loss_scale: function that returns the present loss scale; ``None`` without a scaler.
-        optimizer: optimizer whose learning rate the controller gets; ``None``: the controller gets none.
+        loss_scale: function that returns the present loss scale; ``None`` without a ``GradScaler``.
+        optimizer: optimizer whose learning rate the controller gets; ``None``: the controller gets no learning rate.
         exchanging_forward_began: whether a forward outside of ``no_sync()`` has begun since DDP exchanged last. False
             with the schedules of ``torch.distributed.pipelining``, which run each forward in ``no_sync()``, and make
             DDP exchange in the last backward.
-        reason_against_pipelines: reason why a pipeline's schedule cannot run the module, with the remedy; empty if it
-            can.
+        reason_against_pipelines: error message that says why a pipeline schedule cannot run the module, and what to do;
+            empty if a schedule can.
     """
 
     def __init__(self, engine: Engine) -> None:
@@ -145,7 +150,7 @@ class DDPAdapter:
         """Store names and shapes of a module's parameters, except for those that DDP ignores.
 
         Raises:
-            TypeError: a parameter to train is complex.
+            TypeError: a parameter that requires a gradient is complex.
         """
         named = averaged_parameters(module)
         self._engine.know(
@@ -168,12 +173,12 @@ class DDPAdapter:
             self._hook_handles.append(self.optimizer.register_step_post_hook(self.step_ended))
 
     def detach(self) -> None:
-        """Remove the communication hook: give the module a new reducer.
+        """Detach from the DDP module: give it a new reducer without a communication hook, and remove all other hooks.
 
-        Names and exchange groups stay, since residuals depend on them.
+        This object keeps names and exchange groups, since residuals depend on them.
 
         Raises:
-            RuntimeError: no module is being watched, or ``rebuild_reducer`` raised; nothing was changed.
+            RuntimeError: no module is attached, or ``rebuild_reducer`` raised; nothing was changed.
         """
         ddp = self.ddp
         if ddp is None:
@@ -202,21 +207,22 @@ class DDPAdapter:
         self.exchanging_forward_began = False
 
     def forget_step(self) -> None:
-        """Forget the times and buckets of the step under way. Called when the next steps exchange no gradients."""
+        """Forget the times and buckets of the step under way. Called before steps without gravac's hook."""
         self._forward_began = self._optimizer_ended = None
         self._pieces_by_bucket.clear()
 
     def _record_forward(self, *_: object) -> None:
-        """Record whether DDP is to exchange in the backward of the forward that now begins."""
+        """Record whether DDP is to exchange in the next backward. Called when a forward begins."""
         if torch.is_grad_enabled() and self.ddp is not None:
             self._forward_accumulates = not self.ddp.require_backward_grad_sync
             self.exchanging_forward_began |= not self._forward_accumulates
 
     def _check_pipeline(self) -> None:
-        """Raise if a pipeline's schedule makes DDP exchange what it is not to exchange. Called by a backward's hook.
+        """Raise if a pipeline schedule runs the module such that gravac cannot average. Called with the first bucket.
 
         Raises:
-            SettingsError: a backward in ``no_sync()`` exchanges, or ``reason_against_pipelines`` is not empty.
+            SettingsError: DDP exchanges in a backward within ``no_sync()``; or a schedule runs the module, and
+                ``reason_against_pipelines`` is not empty.
         """
         if self.ddp is None or not self._forward_accumulates:
             return
@@ -257,7 +263,7 @@ class DDPAdapter:
             TypeError: compiled autograd passed a single gradient in place of a bucket.
         """
         if isinstance(bucket, tuple):
-            # torch ignores the returned future here, so that ranks would differ in silence if it failed
+            # torch ignores a future that is returned here: if it failed, ranks' weights would differ without an error
             raise TypeError(
                 "compiled autograd hands over gradients one by one (python reducer), which gravac does not support; "
                 "compile without it: torch._dynamo.config.compiled_autograd = False, optimize_ddp = 'ddp_optimizer'"
@@ -284,10 +290,10 @@ class DDPAdapter:
             if torch._C._current_graph_task_id() != NO_BACKWARD:
                 self._check_pipeline()
             self._engine.device = buffer.device
-            self._engine.open()  # first, since this may fail, and nothing is in flight yet
+            self._engine.open()  # before anything is in flight, since opening may fail
         in_flight = _Bucket(buffer, names, self._engine.executor.join)
         averaged_future = in_flight.future.then(in_flight.averaged_buffer)
-        # only enqueue from here on: when the exchange thread has woken, a torch call would wait until it frees the GIL
+        # only enqueue from here on: once the exchange thread runs, a torch call waits until that thread frees the GIL
         if step_begins:
             self._begin([(piece.shape, piece.flat.dtype) for piece in pieces], in_flight)
         for piece in pieces:
@@ -301,11 +307,11 @@ class DDPAdapter:
         return averaged_future
 
     def _begin(self, forms: list[Form], bucket: "_Bucket") -> None:
-        """Begin the engine's step with the first bucket of a backward.
+        """Begin a step of the engine, which averages gradients. Called with the first bucket of a backward.
 
         Args:
-            forms: shape and number format of each of the bucket's gradients.
-            bucket: the bucket, which fails if the step's beginning fails.
+            forms: shape and dtype of each of the bucket's gradients.
+            bucket: the first bucket; its future fails if the step cannot begin.
         """
         self._backward_id = torch._C._current_graph_task_id()
         if self._backward_id != NO_BACKWARD:
@@ -345,11 +351,11 @@ class DDPAdapter:
         self._engine.end(add_times)
 
     def _exchange(self, group: Names, buffer: torch.Tensor | None, is_last: bool = False) -> None:
-        """Hand an exchange group to the engine.
+        """Hand an exchange group (gradients that are exchanged together) to the engine, which averages the group.
 
         Args:
             group: names of the group's parameters, whose gradients have arrived.
-            buffer: bucket's buffer that consists of the group's gradients; ``None`` if there is none.
+            buffer: flat buffer of a bucket that has exactly the group's gradients; ``None`` if no bucket has.
             is_last: whether the step has no further group.
         """
         pieces = [self._arrived_pieces[name][0] for name in group]
@@ -368,7 +374,7 @@ class DDPAdapter:
         self._engine.exchange(pieces, buffer, is_last, ended)
 
     def _pieces_of(self, bucket: GradBucket, buffer: torch.Tensor) -> list[Piece]:
-        """Return a bucket's gradients, one flat view of its buffer for each; cached until DDP rebuilds its buckets."""
+        """Return a bucket's gradients, each as a flat view of the bucket's buffer; cached until the buffer changes."""
         cached_buffer, pieces = self._pieces_by_bucket.get(bucket.index(), (None, []))
         if (
             cached_buffer is not None
@@ -391,7 +397,8 @@ class DDPAdapter:
 def learning_rate(optimizer: torch.optim.Optimizer) -> float:
     """Return the highest learning rate of an optimizer's parameter groups.
 
-    Return nan if no group has a learning rate, or if a rate is a GPU's tensor, since reading it would wait for the GPU.
+    Return nan if no group has a learning rate, or if a learning rate is a tensor on a GPU: reading it would make the
+    host wait.
     """
     rates = [group["lr"] for group in optimizer.param_groups if "lr" in group]
     if not rates or any(isinstance(rate, torch.Tensor) and rate.device.type != "cpu" for rate in rates):
@@ -400,17 +407,17 @@ def learning_rate(optimizer: torch.optim.Optimizer) -> float:
 
 
 def refuse_unfit_ddp(ddp: object, base: Compressor, optimizer: torch.optim.Optimizer | None) -> None:
-    """Raise if gravac cannot attach to a module, or if the optimizer would apply momentum a second time.
+    """Raise if gravac cannot attach to a module, or if compressor and optimizer would both apply momentum.
 
     Args:
-        ddp: object that the user gave as the module.
-        base: compressor of the run's policy.
+        ddp: object that the user gave as the DDP module.
+        base: compressor that the run uses.
         optimizer: the module's optimizer; ``None`` if not known.
 
     Raises:
         TypeError: ``ddp`` is not a DistributedDataParallel module.
-        RuntimeError: the module has a communication hook already, or its first forward has taken shards of tensor
-            parallelism out of it.
+        RuntimeError: the module has a communication hook already; or DDP's first forward has taken shards of tensor
+            parallelism out of the module.
         ValueError: compressor and optimizer both apply momentum (SGD's momentum, or Adam's first moment).
     """
     if not isinstance(ddp, DistributedDataParallel):
@@ -428,10 +435,10 @@ def refuse_unfit_ddp(ddp: object, base: Compressor, optimizer: torch.optim.Optim
 
 
 def refuse_momentum(base: Compressor, optimizer: torch.optim.Optimizer | None) -> None:
-    """Raise if an optimizer would apply momentum a second time, after the compressor.
+    """Raise if compressor and optimizer would both apply momentum.
 
     Args:
-        base: compressor of the run's policy.
+        base: compressor that the run uses.
         optimizer: the module's optimizer; ``None`` if not known.
 
     Raises:
@@ -447,7 +454,10 @@ def refuse_momentum(base: Compressor, optimizer: torch.optim.Optimizer | None) -
 
 
 def failed_future(failure: BaseException) -> torch.futures.Future[torch.Tensor]:
-    """Return a future of a flat buffer that fails with an exception; a hook that raised would break the reducer."""
+    """Return a future of a bucket's flat buffer that fails with an exception.
+
+    A hook returns this future, since raising in a hook would break the reducer.
+    """
 
     def throw(_: object) -> torch.Tensor:
         raise failure

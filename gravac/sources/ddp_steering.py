@@ -1,6 +1,6 @@
 # SPDX-FileCopyrightText: 2026 The gravac developers
 # SPDX-License-Identifier: Apache-2.0
-"""Steers a DDP module: gradients are exchanged by gravac's hook, by DDP itself, or not at all, as set for each step."""
+"""Switches, between steps, what exchanges a DDP module's gradients: gravac's hook, DDP itself, or nothing."""
 
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
@@ -16,15 +16,15 @@ from gravac.sources.local_model import LocalModel, innermost
 
 
 class SteeredDDP:
-    """A DDP module as a source of gradients; see ``gravac.modes.switch.Source``.
+    """A DDP module whose gradients gravac's hook, DDP itself or nothing exchanges; see ``gravac.modes.switch.Source``.
 
     Args:
-        adapter: hands gradients to the engine.
+        adapter: object that hands gradients from the hook to the engine.
         ddp: module that is trained.
         hook: gravac's communication hook, which is registered already.
 
     Raises:
-        SettingsError: this torch's DistributedDataParallel lacks a name that steering needs.
+        SettingsError: this torch's DistributedDataParallel lacks a private name that this class needs.
     """
 
     def __init__(self, adapter: DDPAdapter, ddp: DistributedDataParallel, hook: Callable[..., Any]) -> None:
@@ -39,7 +39,10 @@ class SteeredDDP:
 
     @property
     def decided_candidate(self) -> "Future[Candidate] | None":
-        """Candidate that the controller had chosen when the last hook step began; ``None`` before the first."""
+        """Future of the candidate that the controller had chosen when the last hook step began.
+
+        ``None`` before the first hook step.
+        """
         return self._adapter.decided_candidate
 
     @decided_candidate.setter
@@ -57,20 +60,24 @@ class SteeredDDP:
 
     @property
     def will_exchange(self) -> bool:
-        """True if DDP is to average gradients in the backward of the forward that now begins."""
+        """True if DDP is to average gradients in the next backward; read when a forward begins."""
         return self._reducer.will_average
 
     @property
     def in_pipeline(self) -> bool:
-        """True if the forward that now begins is in ``no_sync()``, and no forward since the last exchange was outside.
+        """True if a pipeline schedule seems to run the module; read when a forward begins.
 
-        In a pipeline's schedule all forwards are in ``no_sync()``, and DDP exchanges in the last backward.
+        A schedule runs all forwards in ``no_sync()``, and makes DDP exchange in the last backward. The property is
+        therefore True if this forward and all others since the last exchange are in ``no_sync()``.
         """
         return not (self.will_exchange or self._adapter.exchanging_forward_began)
 
     @property
     def in_join(self) -> bool:
-        """True if training runs under ``join()``, in which ranks without inputs would miss exchanges of outer steps."""
+        """True if training runs, or once ran, under ``ddp.join()``, which excludes outer steps.
+
+        In ``join()``, a rank without further inputs makes no steps, so it would miss exchanges of outer steps.
+        """
         return self._reducer.in_join
 
     @property
@@ -95,15 +102,15 @@ class SteeredDDP:
             self._reducer.use_float16()
 
     def stop_exchange(self) -> None:
-        """Forget the step under way. From now on the caller stops each exchange by ``silence_exchange``."""
+        """Prepare for steps without exchange; from now on the caller calls ``silence_exchange`` in each forward."""
         self._adapter.forget_step()
 
     def silence_exchange(self) -> None:
-        """Turn DDP's averaging off for the forward that now begins, and for its backward."""
+        """Turn DDP's averaging off for a forward and its backward. Called when the forward begins."""
         self._reducer.silence_exchange()
 
     def restore_exchange(self) -> None:
-        """Set DDP's flags back to what the training loop had set. Called when the forward has ended."""
+        """Set DDP's flags back to what the training loop had set. Called when a forward has ended."""
         self._reducer.restore_flags()
 
     def has_averaged(self) -> bool:

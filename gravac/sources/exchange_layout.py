@@ -10,15 +10,17 @@ buckets are cut into these groups.
 from collections.abc import Sequence
 
 Names = tuple[str, ...]
-"""Names of parameters, in order."""
+"""Names of parameters, in the order of their gradients in a bucket or in an exchange group."""
 
 STEPS_UNTIL_FIXED = 3
-"""Number of steps with the same buckets after which these become the groups, since DDP never rebuilds buckets with
-``find_unused_parameters``."""
+"""Number of steps after which DDP's buckets become the exchange groups even if DDP has not rebuilt its buckets. With
+``find_unused_parameters``, DDP never rebuilds them."""
 
 
 class ExchangeLayout:
-    """Sorts the parameters of arriving buckets into exchange groups, and returns each group once all of it has arrived.
+    """Sorts parameters of DDP's buckets into exchange groups, and returns each group when its gradients have arrived.
+
+    An exchange group is a list of the names of parameters that are exchanged together, the same in each step.
 
     Args:
         fixed_groups: groups of an earlier run, in the order of their exchange; empty if there is no earlier run.
@@ -35,9 +37,10 @@ class ExchangeLayout:
         self._fix_groups(tuple(tuple(names) for names in fixed_groups))
 
     def add_bucket(self, names: Names) -> list[Names]:
-        """Add an arrived bucket; return the groups that are now complete, in order.
+        """Add a bucket whose gradients have arrived; return the exchange groups that are complete now, in order.
 
-        Until groups are fixed, the bucket itself is a group.
+        Until groups are fixed, the bucket itself is a group. Later, the bucket's names that are in no group form a
+        group, too.
 
         Args:
             names: names of the bucket's parameters.
@@ -59,9 +62,10 @@ class ExchangeLayout:
         return complete_groups
 
     def end(self) -> list[Names]:
-        """End a backward; return the names of the arrived parameters of each incomplete group.
+        """End a backward; return, for each incomplete group, the names of parameters whose gradients have arrived.
 
-        If the groups are not fixed yet, and this backward shows DDP's final buckets, these become the groups.
+        If the groups are not fixed yet, the backward's buckets become the groups once DDP has rebuilt its buckets, or
+        after ``STEPS_UNTIL_FIXED`` steps.
         """
         incomplete_groups = [
             tuple(name for name in group if name in self._waiting_names)
@@ -75,7 +79,11 @@ class ExchangeLayout:
         return incomplete_groups
 
     def _learn_groups(self, layout: tuple[Names, ...]) -> None:
-        """Fix the groups to a backward's buckets if DDP has rebuilt these, or if enough steps had the same buckets."""
+        """Make a backward's buckets the groups if DDP has rebuilt its buckets, or after ``STEPS_UNTIL_FIXED`` steps.
+
+        Args:
+            layout: names of the parameters of each bucket, in the order in which the buckets arrived.
+        """
         self._steps += 1
         self._first_layout = self._first_layout or layout
         if layout != self._first_layout or self._steps >= STEPS_UNTIL_FIXED:
@@ -85,7 +93,8 @@ class ExchangeLayout:
         """Set the exchange groups for the rest of the run.
 
         Args:
-            layout: the groups, in the order of their exchange; empty: buckets are not cut yet.
+            layout: the groups, in the order of their exchange; empty: the groups are not fixed yet, and each bucket is
+                exchanged whole.
         """
         self.fixed_groups = layout
         self._group_of = {name: position for position, names in enumerate(layout) for name in names}

@@ -1,6 +1,6 @@
 # SPDX-FileCopyrightText: 2026 The gravac developers
 # SPDX-License-Identifier: Apache-2.0
-"""Packs boolean flags into a few numbers; the numbers' sums over the ranks count the ranks that set each flag."""
+"""Packs boolean flags into a few floats, whose sums over the ranks give the number of ranks that set each flag."""
 
 from collections.abc import Sequence
 
@@ -9,10 +9,10 @@ EXACT_BITS = 52
 
 
 def pack(flags: Sequence[bool], world: int) -> list[float]:
-    """Return this rank's flags, packed into numbers to be summed over the ranks; see ``unpack``.
+    """Pack this rank's flags into a few floats, to be summed over the ranks and then given to ``unpack``.
 
     Args:
-        flags: this rank's flags.
+        flags: this rank's flags, in the same order on every rank.
         world: number of ranks.
 
     Example:
@@ -37,7 +37,7 @@ def unpack(sums: Sequence[float], flag_count: int, world: int) -> list[int]:
     """Return, for each flag, the number of ranks that set the flag.
 
     Args:
-        sums: sums over the ranks of the numbers that ``pack`` returned.
+        sums: sums over the ranks of the floats that ``pack`` returned.
         flag_count: number of flags.
         world: number of ranks.
     """

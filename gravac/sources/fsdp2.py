@@ -8,7 +8,8 @@ gravac averages over the replicas in place of torch: it replaces torch's process
 exchanges nothing. torch's private names that this needs are all in this file.
 
 Ranks that hold different shards have gradients of different shapes, but must make the same decisions. So every gradient
-is exchanged in its *padded* shape, the largest over all ranks: with rows of zeros on a rank that has fewer rows.
+is exchanged in its *padded* shape, which has the largest size over all ranks in each dimension. A rank that has fewer
+rows adds rows of zeros.
 """
 
 from collections.abc import Iterable, Iterator
@@ -41,9 +42,9 @@ class _FinishedWork(dist.Work):
 class IdleAllReduceGroup(dist.ProcessGroup):
     """A process group over the replicas whose all-reduce exchanges nothing, as if all replicas had equal tensors.
 
-    torch asks for the mean over the replicas, which leaves tensors as they are; or for the sum, if a divide factor was
-    set, or gradients are reduced in float16. In both cases the mean over the replicas of what the all-reduce returns is
-    what torch asked for.
+    If torch asks for the mean over the replicas, the all-reduce leaves tensors unchanged. If torch asks for the sum
+    (with a divide factor, or gradients in float16), the all-reduce multiplies tensors by the number of replicas. gravac
+    later averages the result over the replicas, which gives what torch asked for.
 
     Args:
         rank: number of this rank's replica.
@@ -56,7 +57,7 @@ class IdleAllReduceGroup(dist.ProcessGroup):
     def allreduce(self, tensors: Any, opts: Any = None) -> dist.Work:  # type: ignore[override]
         """Multiply tensors by the number of replicas if torch asks for the sum; return finished work. Must not raise.
 
-        torch then adds a tensor to the gradient of earlier backwards, which were exchanged already.
+        torch then adds the tensors to ``.grad``, which may hold gradients of earlier backwards, exchanged already.
         """
         if opts is not None and opts.reduceOp == dist.ReduceOp.SUM:
             torch._foreach_mul_(tensors, self.size())
@@ -69,7 +70,9 @@ class IdleAllReduceGroup(dist.ProcessGroup):
 
 @dataclass(frozen=True, slots=True)
 class _ParameterSlot:
-    """Module and name by which a model refers to a parameter; ``load_state_dict(assign=True)`` may replace the tensor.
+    """Module and name by which a model refers to a parameter, since the tensor itself may be replaced.
+
+    ``load_state_dict(assign=True)`` replaces parameters, and torch replaces them by gathered parameters in forward.
 
     Attributes:
         owner: module that has the parameter.
@@ -85,7 +88,7 @@ class _ParameterSlot:
 
     @property
     def parameter(self) -> "torch.nn.Parameter | None":
-        """The parameter in shards; ``None`` while torch has put the gathered parameter into its place.
+        """The parameter in shards; ``None`` while torch has replaced it by the gathered parameter, as in forward.
 
         With tensor parallelism, the gathered parameter is a ``DTensor``, too, but on a mesh of fewer dimensions.
         """
@@ -95,12 +98,12 @@ class _ParameterSlot:
 
 @dataclass(frozen=True, slots=True)
 class PaddedGradient:
-    """This rank's gradient of a parameter, in the padded shape in which it is exchanged.
+    """This rank's gradient of a parameter, padded with zeros to the shape that all ranks exchange.
 
     Attributes:
         piece: gradient in its padded shape, as one flat tensor to average.
         shard: gradient in the shape of this rank's shard.
-        is_copy: whether ``piece`` has memory of its own, since there is no room for the padding behind ``shard``.
+        is_copy: whether ``piece`` has memory of its own. False: ``piece`` and ``shard`` share memory.
     """
 
     piece: Piece
@@ -108,32 +111,32 @@ class PaddedGradient:
     is_copy: bool
 
     def put_back(self) -> None:
-        """Copy the mean from ``piece`` into ``shard``, unless they share memory."""
+        """Copy the mean from ``piece`` to ``shard``, unless both share memory."""
         if self.is_copy:
             padded_gradient = self.piece.flat.view(self.piece.shape)
             self.shard.copy_(padded_gradient[tuple(slice(size) for size in self.shard.shape)])
 
 
 class ShardedModel:
-    """A model in shards, and its replicas. Created on every rank.
+    """A model in shards by FSDP2, with the process groups of its replicas. Created on every rank.
 
     Args:
         module: the model.
-        process_group: process group of the ranks that hold the same shard, for a mesh of one dimension; ``None``: the
-            ranks along the mesh's replicate dimension.
+        process_group: process group of the ranks that hold the same shard; needed if the mesh has one dimension.
+            ``None``: the ranks along the mesh's replicate dimension.
 
     Attributes:
         replicas: process group of the ranks that hold the same shard.
-        all_model_ranks: process group of all ranks that hold a part of the model; ``None``: the same ranks
-            as in ``replicas``.
+        all_model_ranks: process group of all ranks that hold a part of the model; ``None``: these are the ranks of
+            ``replicas``.
         units: number of the unit (the parameters that one ``fully_shard`` call holds) of each averaged parameter, by
             name.
 
     Raises:
         SettingsError: no part of the model is in shards by FSDP2; or the mesh has no replicate dimension, and no
-            process group was given; or that group has other ranks than the replicate dimension; or units have different
-            replicas, ranks hold different parameters, this torch lacks a private name, or the model is a part of a
-            larger one.
+            ``process_group`` was given; or ``process_group`` has other ranks than the replicate dimension; or units
+            have different replicas; or ranks hold different parameters; or this torch lacks a private name; or the
+            model is a part of a larger model in shards.
         TypeError: the model, or a part of it, is in shards by FSDP1.
         ValueError: no parameter that requires a gradient is in shards.
         RuntimeError: another hook uses gradients as soon as they are accumulated, such as that of an optimizer that
@@ -177,8 +180,8 @@ class ShardedModel:
     def refuse_part_of_larger_model(self) -> None:
         """Raise an error if torch trains the module as a part of a larger model in shards.
 
-        torch knows so from the larger model's first forward on. It averages the other parts itself, so ranks might
-        start torch's exchanges and gravac's in different orders.
+        torch knows this only after the larger model's first forward. torch itself would average the other parts, so
+        ranks might start torch's exchanges and gravac's in different orders.
 
         Raises:
             SettingsError: the module is a part of a larger model in shards.
@@ -191,7 +194,11 @@ class ShardedModel:
             )
 
     def _gather_shapes(self) -> None:
-        """Set ``all_model_ranks``, and padded shapes that are the same on all these ranks. Called on every rank."""
+        """Set ``all_model_ranks``, and each gradient's padded shape, the same on these ranks. Called on every rank.
+
+        Raises:
+            SettingsError: ranks train different parameters.
+        """
         mesh_ranks = {rank for slot in self._parameter_slots.values() for rank in slot.mesh.mesh.flatten().tolist()}
         ranks = sorted(set().union(*_gather_objects(mesh_ranks, self.replicas)))
         if ranks != sorted(dist.get_process_group_ranks(self.replicas)):
@@ -227,7 +234,7 @@ class ShardedModel:
 
     @property
     def parameters(self) -> dict[str, torch.nn.Parameter]:
-        """The parameters in shards, by name, except for those that are gathered at the moment."""
+        """The parameters in shards, by name, without those that are gathered at present, as in forward."""
         in_slots = {name: slot.parameter for name, slot in self._parameter_slots.items()}
         return {name: parameter for name, parameter in in_slots.items() if parameter is not None}
 
@@ -238,7 +245,10 @@ class ShardedModel:
 
     @property
     def will_exchange(self) -> bool:
-        """False if the user told torch to leave the exchange over the replicas out of the next backward."""
+        """True unless the user told torch to exchange nothing over the replicas in the next backward.
+
+        The user does so by ``set_requires_all_reduce(False)`` or ``set_requires_gradient_sync(False)``.
+        """
         return not self._groups or any(group.reduce_grads and group.all_reduce_grads for group in self._groups)
 
     def suspend_torch_exchange(self) -> None:
@@ -252,7 +262,13 @@ class ShardedModel:
             mesh_info.replicate_process_group = group
 
     def require_exchange(self, required: bool) -> None:
-        """Tell torch whether the next backward ends with an exchange over the replicas, if torch knows of them."""
+        """Tell torch whether to exchange over the replicas in the next backwards.
+
+        Do nothing if the mesh has no replicate dimension: torch then has no such exchange.
+
+        Args:
+            required: whether to exchange.
+        """
         for child in self._fsdp_modules if self._groups else ():
             child.set_requires_all_reduce(required, recurse=False)
 
@@ -268,7 +284,7 @@ class ShardedModel:
 
     @property
     def ranks_of_replica(self) -> int:
-        """Number of ranks that hold a replica's shards."""
+        """Number of ranks that together hold one replica."""
         ranks: int = dist.get_world_size(self.all_model_ranks or self.replicas) // self.replicas.size()
         return ranks
 
@@ -306,11 +322,11 @@ class ShardedModel:
                     shard.copy_(contiguous)
 
     def gradient(self, name: str, parameter: torch.nn.Parameter) -> PaddedGradient:
-        """Return the gradient of a parameter in its padded shape: a view if torch's memory has room, else a copy.
+        """Return a parameter's gradient in its padded shape: a view of torch's memory if that has room, else a copy.
 
         Args:
             name: the parameter's name.
-            parameter: the parameter in shards, of any shape.
+            parameter: the parameter in shards, of any shape, which has a gradient.
         """
         gradient: Any = parameter.grad
         shard: torch.Tensor = gradient.to_local().detach()
@@ -345,10 +361,10 @@ def local_tensor(tensor: Any) -> Any:
 
 
 def in_shards_like(local: torch.Tensor, parameter: torch.Tensor) -> torch.Tensor:
-    """Return a ``DTensor`` that is cut into shards like a parameter, and has ``local`` itself as this rank's shard.
+    """Return a ``DTensor`` that is cut into shards like a parameter, and shares memory with ``local``.
 
     Args:
-        local: this rank's shard, of the shape of this rank's shard of the parameter.
+        local: this rank's shard of the result, of the shape of this rank's shard of the parameter.
         parameter: a parameter in shards, of any shape.
     """
     like: Any = parameter
@@ -407,11 +423,11 @@ def _new_group(ranks: list[int]) -> dist.ProcessGroup:
 
 
 def _groups_with_replicas(fsdp_modules: Iterable[Any], required: bool) -> list[Any]:
-    """Return torch's parameter groups of all units whose mesh has a replicate dimension.
+    """Return FSDP2's parameter groups (one or more for each ``fully_shard`` call) whose mesh has a replicate dimension.
 
     Args:
         fsdp_modules: modules that ``fully_shard`` or ``replicate`` was called with.
-        required: whether to raise if this torch lacks a private name; otherwise no group is returned in that case.
+        required: what to do if this torch lacks a private name: raise if True, return an empty list if False.
 
     Raises:
         SettingsError: this torch lacks a private name, and ``required``.
@@ -444,16 +460,20 @@ def _offset_in_whole(slot: _ParameterSlot) -> tuple[int, ...] | None:
 
 
 def _is_root(fsdp_module: Any) -> "bool | None":
-    """True if torch took a module's forward for that of the whole model, False for a part, ``None`` before a forward.
+    """Return True if torch takes a module for the whole model in shards, and False for a part of a larger model.
 
-    Also ``None`` if this torch lacks the private name.
+    Return ``None`` before the first forward, when torch does not know yet, or if this torch lacks the private name.
     """
     root: bool | None = getattr(fsdp_module._get_fsdp_state(), "_is_root", None)
     return root
 
 
 def _parameter_groups(unit: Any) -> list[Any]:
-    """Return torch's parameter groups of a unit; before torch 2.11 a unit has at most one group."""
+    """Return FSDP2's parameter groups of one ``fully_shard`` call: at most one before torch 2.11, or several.
+
+    Args:
+        unit: FSDP state of the module that ``fully_shard`` was called with.
+    """
     groups = getattr(unit, "_fsdp_param_groups", None)
     if groups is not None:
         return list(groups)
@@ -461,15 +481,15 @@ def _parameter_groups(unit: Any) -> list[Any]:
 
 
 def _trained_parameters(group: Any) -> list[torch.nn.Parameter]:
-    """Return the parameters in shards, of a parameter group, that require gradients."""
+    """Return those parameters of one of FSDP2's parameter groups that require gradients, in shards."""
     return [parameter.sharded_param for parameter in group.fsdp_params if parameter.sharded_param.requires_grad]
 
 
 def _replica_group(groups: list[Any], requested_group: dist.ProcessGroup | None) -> dist.ProcessGroup:
-    """Return the process group of the ranks that hold the same shard, which must be the same for all units.
+    """Return the process group of the ranks that hold the same shard, which must be the same for the whole model.
 
     Args:
-        groups: torch's parameter groups whose mesh has a replicate dimension.
+        groups: FSDP2's parameter groups whose mesh has a replicate dimension.
         requested_group: process group that the user gave; ``None`` if the user gave none.
 
     Raises:
@@ -495,10 +515,10 @@ def _replica_group(groups: list[Any], requested_group: dist.ProcessGroup | None)
 
 
 def _shard_ranks(groups: list[Any]) -> frozenset[int]:
-    """Return the ranks that hold this rank's replica together; empty without groups, or if these differ in the ranks.
+    """Return the ranks that together hold this rank's replica; empty if that differs by group, or without groups.
 
     Args:
-        groups: torch's parameter groups whose mesh has a replicate dimension.
+        groups: FSDP2's parameter groups whose mesh has a replicate dimension.
     """
     rank_sets = {
         frozenset(

@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Outer steps of a model in shards: each rank exchanges its shards with the ranks that hold the same shards.
 
-A replica trains by itself: torch exchanges within it, and nothing over the replicas. What outer steps read and
-overwrite are this rank's shards, as plain tensors that share memory with the model's parameters.
+Between two such exchanges, each replica trains by itself: torch exchanges only among the ranks of one replica. Outer
+steps read and overwrite this rank's shards, as plain tensors that share memory with the model's parameters.
 """
 
 from collections.abc import Iterator, Mapping, MutableMapping, Sequence
@@ -18,10 +18,10 @@ from gravac.sources.module_steering import SteeredModule
 
 
 class SteeredShards(SteeredModule):
-    """A model in shards as a source of gradients; see ``gravac.modes.switch.Source``.
+    """A model in shards, whose gradients gravac or torch averages over replicas; see ``gravac.modes.switch.Source``.
 
     Args:
-        source: hands the gradients of this rank's shards to the engine.
+        source: object that hands the gradients of this rank's shards to the engine.
         module: module that the training loop calls.
         model: the model in shards.
     """
@@ -40,12 +40,12 @@ class LocalShards(LocalModel):
 
     Args:
         model: the model in shards.
-        trained_module: the module that is in shards.
-        optimizers: torch's optimizers that train it.
+        trained_module: the module whose parameters are in shards.
+        optimizers: torch's optimizers that train ``trained_module``.
 
     Attributes:
-        exchange_shapes: shape in which each parameter is exchanged, by name, the same on all ranks: the largest size
-            of all ranks' shards in each dimension.
+        exchange_shapes: shape in which each parameter is exchanged, by name, the same on all ranks. In each dimension,
+            the shape has the largest size of all ranks' shards.
     """
 
     def __init__(
@@ -62,7 +62,7 @@ class LocalShards(LocalModel):
         self.prepare()
 
     def prepare(self) -> None:
-        """Make the plain tensors share memory with the model's present shards, and register its present buffers."""
+        """Make ``module``'s parameters share memory with the model's present shards; register the present buffers."""
         self._model.reshard()
         for name, shard in self._model.shards.items():
             parameter = self._local_parameters[name]
@@ -75,7 +75,7 @@ class LocalShards(LocalModel):
     def state_dict_entries(
         self, trained_module: torch.nn.Module, weights: Mapping[str, torch.Tensor]
     ) -> dict[str, torch.Tensor]:
-        """Return weights in shards, with the names and number formats that they have in a module's state dict.
+        """Return given shards as entries of a module's state dict: as ``DTensor``, with the module's names and dtypes.
 
         Args:
             trained_module: module that the user trains and saves.
@@ -96,18 +96,18 @@ class LocalShards(LocalModel):
         return gradient
 
     def _parameters_and_shards(self) -> "list[tuple[torch.nn.Parameter, torch.nn.Parameter]]":
-        """Return each ``DTensor`` parameter, with this rank's shard of it."""
+        """Return pairs: each ``DTensor`` parameter of the model, and this rank's shard of the parameter."""
         return [(parameter, self._local_parameters[name]) for name, parameter in self._model.parameters.items()]
 
 
 class ShardOptimizer(torch.optim.Optimizer):
     """View of an optimizer of a model in shards, with this rank's shards in place of each ``DTensor``.
 
-    What is written to the view is written to the optimizer.
+    Writing to the view changes the optimizer.
 
     Args:
-        optimizer: optimizer of the parameters in shards, which the view stands for.
-        parameters_and_shards: each ``DTensor`` parameter, with this rank's shard of it.
+        optimizer: optimizer that trains the ``DTensor`` parameters.
+        parameters_and_shards: pairs of a ``DTensor`` parameter and this rank's shard of the parameter.
 
     Attributes:
         sharded_optimizer: the argument ``optimizer``.
@@ -129,14 +129,17 @@ class ShardOptimizer(torch.optim.Optimizer):
 
     @property
     def param_groups(self) -> list[dict[str, Any]]:  # type: ignore[override]
-        """Parameter groups, with this rank's shards as their parameters."""
+        """Copies of the optimizer's parameter groups, with this rank's shards as parameters."""
         return [
             {**group, "params": [*map(self._local, group["params"])]} for group in self.sharded_optimizer.param_groups
         ]
 
     @property
     def state(self) -> "MutableMapping[torch.Tensor, MutableMapping[str, Any]]":  # type: ignore[override]
-        """State of each parameter, with tensors of the shard's shape; keys are this rank's shards."""
+        """View of the optimizer's state, with this rank's shards as keys, and in place of each ``DTensor``.
+
+        Each key has the shape of this rank's shard of the parameter, and so have tensors such as Adam's moments.
+        """
         return _States(self)
 
     def state_dict(self) -> dict[str, Any]:
@@ -145,7 +148,7 @@ class ShardOptimizer(torch.optim.Optimizer):
         return {**saved, "state": {number: _with_local(entries) for number, entries in saved["state"].items()}}
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
-        """Load a state dict that ``state_dict`` returned."""
+        """Load, into the optimizer, a state dict that the method ``state_dict`` returned."""
         parameters = [parameter for group in self.sharded_optimizer.param_groups for parameter in group["params"]]
         numbers = [number for group in state_dict["param_groups"] for number in group["params"]]
         parameter_by_number = dict(zip(numbers, parameters, strict=True))
@@ -156,7 +159,7 @@ class ShardOptimizer(torch.optim.Optimizer):
         self.sharded_optimizer.load_state_dict({**state_dict, "state": state})
 
     def _local(self, parameter: torch.Tensor) -> torch.Tensor:
-        """Return this rank's shard of a parameter; the parameter itself if it is not exchanged."""
+        """Return this rank's shard of a parameter; the parameter itself if no shard of the parameter is known."""
         return self._local_by_id.get(id(parameter), parameter)
 
     def parameter_of(self, local: torch.Tensor) -> torch.Tensor:
@@ -182,7 +185,7 @@ class _States(MutableMapping[torch.Tensor, MutableMapping[str, Any]]):
         return isinstance(local, torch.Tensor) and self._view.parameter_of(local) in self._view.sharded_optimizer.state
 
     def get(self, local: torch.Tensor, default: Any = None) -> Any:
-        """Return the state of a parameter, or ``default`` if the optimizer has none."""
+        """Return the state of a shard's parameter, as a view, or ``default`` if the optimizer has no such state."""
         if local not in self:  # self[local] would add an entry to the optimizer's state
             return default
         return self[local]
@@ -201,10 +204,10 @@ class _States(MutableMapping[torch.Tensor, MutableMapping[str, Any]]):
 
 
 class _Entries(MutableMapping[str, Any]):
-    """View of an optimizer's state of one parameter, such as Adam's moments, with this rank's shards.
+    """View of an optimizer's state of one parameter, such as Adam's moments, with this rank's shards of ``DTensor``.
 
     Args:
-        entries: the state, by key.
+        entries: the state, by key, such as ``"exp_avg"``.
         parameter: the parameter, of any shape.
     """
 
@@ -228,7 +231,9 @@ class _Entries(MutableMapping[str, Any]):
 
 
 def in_shards_if_fits(entry: Any, parameter: torch.Tensor) -> Any:
-    """Return an entry of a parameter's optimizer state in shards, if it has the shape of this rank's shard.
+    """Return an entry of optimizer state as a ``DTensor`` if it has a shard's shape, otherwise unchanged.
+
+    The shard is this rank's shard of the parameter whose state this is.
 
     Args:
         entry: a tensor of any shape, or anything else that an optimizer stores.
@@ -240,7 +245,7 @@ def in_shards_if_fits(entry: Any, parameter: torch.Tensor) -> Any:
 
 
 def _with_local(entry: Any) -> Any:
-    """Return an entry of an optimizer's state; this rank's shards replace each ``DTensor``, also in containers."""
+    """Replace each ``DTensor`` in an entry of an optimizer's state, also in containers, by this rank's shard."""
     if isinstance(entry, Mapping):
         return {key: _with_local(inner) for key, inner in entry.items()}
     if type(entry) in (list, tuple):
@@ -249,7 +254,7 @@ def _with_local(entry: Any) -> Any:
 
 
 def _owner_of(module: torch.nn.Module, name: str) -> tuple[torch.nn.Module, str]:
-    """Return the submodule that has, or will have, a tensor of a dotted name, and the tensor's key in it."""
+    """Return the submodule for a tensor's dotted name, and the name's last part; create submodules that are missing."""
     path, _, key = name.rpartition(".")
     owner = module
     for child_name in filter(None, path.split(".")):

@@ -2,9 +2,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """A source of gradients for models in shards by FSDP2: hooks on parameters hand gradients to the engine in backward.
 
-A model in shards has *units*: the parameters that one ``fully_shard`` call holds. When backward has left a unit, torch
-sets the gradients of the unit, and then calls the hooks on its parameters. These hooks hand the gradients to the
-engine, unit by unit, while backward continues:
+A model in shards has *units*: the parameters that one ``fully_shard`` call holds. When backward has passed a unit,
+torch sets the unit's gradients, and then calls the hooks on its parameters. These hooks hand the gradients to the
+engine, which averages them over the replicas, unit by unit, while backward continues:
 
 1. The engine's step begins with the first gradient of a backward.
 2. A unit's gradients are handed over together, as soon as all have arrived, or when a gradient of another unit arrives.
@@ -36,10 +36,10 @@ from gravac.sources.hooked import EndCallback, HookedSource
 
 @dataclass(eq=False, slots=True)
 class _Step:
-    """A step under way.
+    """State of a step under way: a backward whose gradients are exchanged over the replicas, unit by unit.
 
     Attributes:
-        present_unit: number of the unit whose gradients arrive.
+        present_unit: number of the unit whose gradients arrive; -1 before the first gradient.
         pending_pieces: gradients that have arrived, but were not handed to the engine yet.
         gradients: all gradients that have arrived in the step.
         handles: handles of the exchanges in flight.
@@ -54,18 +54,18 @@ class _Step:
 class FSDP2Source(HookedSource):
     """Averages the gradients of a model in shards over its replicas, while backward runs.
 
-    When ``backward()`` returns, each ``.grad`` holds the mean over all ranks, as after torch's own exchange. Backwards
-    after which torch would not exchange over the replicas (``set_requires_gradient_sync(False)``,
-    ``set_requires_all_reduce(False)``) are no steps. If the mesh has no replicate dimension, all backwards are steps
-    except for those within ``accumulate``.
+    When ``backward()`` returns, each ``.grad`` holds the mean over all ranks, as after torch's own exchange. If torch
+    would not exchange over the replicas in a backward (``set_requires_gradient_sync(False)``,
+    ``set_requires_all_reduce(False)``), gravac does not either. If the mesh has no replicate dimension, gravac
+    exchanges in all backwards except for those within ``accumulate``.
 
     Args:
-        engine: averages over the replicas.
+        engine: object that averages the gradients over the replicas.
         model: the model in shards, with its replicas.
 
     Attributes:
-        reason_against_pipelines: reason why a pipeline's schedule cannot run the module, with the remedy; empty if it
-            can.
+        reason_against_pipelines: error message that says why a pipeline schedule cannot run the module, and what to do;
+            empty if a schedule can.
     """
 
     def __init__(self, engine: Engine, model: ShardedModel) -> None:
@@ -88,7 +88,7 @@ class FSDP2Source(HookedSource):
         return self._accumulate_depth > 0 or not self._model.will_exchange
 
     def watch(self, module: torch.nn.Module, optimizer: torch.optim.Optimizer | None) -> None:
-        """Register hooks, by which gravac averages gradients over the replicas from the next backward on.
+        """Register hooks, and let gravac in place of torch average over the replicas from the next backward on.
 
         Args:
             module: the module that the training loop calls, compiled or not.
@@ -122,7 +122,10 @@ class FSDP2Source(HookedSource):
         self._forward_began = self._optimizer_ended = self._backward = None
 
     def stop_exchange(self) -> None:
-        """Stop gravac's exchange from the next backward on; torch averages over the replicas again, if it would."""
+        """Stop gravac's exchange from the next backward on.
+
+        If the mesh has a replicate dimension, torch averages over the replicas again.
+        """
         super().stop_exchange()
         self._model.restore_torch_exchange()
 
@@ -144,7 +147,10 @@ class FSDP2Source(HookedSource):
     # hooks
 
     def _hook_parameters(self) -> None:
-        """Register hooks on all parameters that have none, such as those that ``load_state_dict`` has put in."""
+        """Register a hook on each parameter that has none; warn if parameters were replaced.
+
+        ``load_state_dict(assign=True)`` replaces parameters.
+        """
         replaced_names = []
         for name, parameter in self._model.parameters.items():
             hooked_parameter, handle = self._hooked_parameters.get(name, (None, None))
@@ -166,7 +172,7 @@ class FSDP2Source(HookedSource):
             )
 
     def _forward_starts(self, *_: object) -> None:
-        """Complete a failed backward, register missing hooks, and record when the forward begins.
+        """Record when a forward begins; before, complete the step of a failed backward, and register missing hooks.
 
         Raises:
             SettingsError: the module is a part of a larger model in shards.
@@ -183,15 +189,20 @@ class FSDP2Source(HookedSource):
         self._watch_backward()
 
     def _step_starts(self, *_: object) -> None:
-        """End a step that is still open, of a pipeline schedule that left parameters without a gradient."""
+        """End a step that is still open, since a pipeline schedule left parameters without a gradient.
+
+        Called before the optimizer's step.
+        """
         if self._step is not None and not self._running:
             self._end_step(self._step)
 
     def _gradient_reduced(self, name: str, parameter: torch.nn.Parameter) -> None:
-        """Take a gradient that torch has reduced within this replica; hand its unit over if the unit is complete.
+        """Take a gradient that torch has reduced within this replica. Called by a hook on the parameter.
+
+        When all gradients of a unit (the parameters of one ``fully_shard`` call) have arrived, hand them to the engine.
 
         Raises:
-            SettingsError: a pipeline's schedule, which calls this method outside of autograd, cannot run the module.
+            SettingsError: a pipeline schedule runs the module, and ``reason_against_pipelines`` is not empty.
         """
         if self.reason_against_pipelines and self._is_outside_of_autograd:
             raise SettingsError(self.reason_against_pipelines)
@@ -226,7 +237,8 @@ class FSDP2Source(HookedSource):
     def _watch_backward(self) -> None:
         """Register a callback for the end of the outermost backward, if that backward has just begun.
 
-        Outside of autograd there is no callback, and the step ends with its last gradient.
+        If no backward runs, since a pipeline schedule reduces gradients afterwards, register none: the step then ends
+        with its last gradient.
         """
         if self._running or self._is_outside_of_autograd:
             return
@@ -234,7 +246,10 @@ class FSDP2Source(HookedSource):
         self._call_at_end(EndCallback(self._backward_ends))
 
     def _backward_ends(self) -> None:
-        """Register a second callback, to run after torch's own, which reduces units whose inputs need no gradient."""
+        """Register a callback that runs after torch's own one, which reduces units whose inputs need no gradient.
+
+        Called by autograd when a backward has ended.
+        """
         self._call_at_end(EndCallback(self._backward_ended))
 
     def _call_at_end(self, at_end: EndCallback) -> None:
@@ -260,14 +275,14 @@ class FSDP2Source(HookedSource):
     # a step
 
     def _begin_step(self) -> _Step:
-        """Begin the engine's step, and return a new step."""
+        """Begin a step of the engine, which averages gradients; return the step's state."""
         self._engine.open()
         self._begin_engines_step()
         self._step = step = _Step()
         return step
 
     def _send_unit(self, step: _Step) -> None:
-        """Hand the pending gradients, which are of one unit, to the engine."""
+        """Hand the gradients of one ``fully_shard`` call that have arrived to the engine, which averages them."""
         pieces, step.pending_pieces = step.pending_pieces, []
         buffer = _common_buffer(pieces)
         step.handles.append(self._engine.exchange(pieces, buffer))

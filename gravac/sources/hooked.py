@@ -26,11 +26,11 @@ class HookedSource(ABC):
     """Base class of sources that get gradients by hooks on parameters, and hand them to the engine.
 
     Args:
-        engine: averages the gradients.
+        engine: object that averages the gradients.
 
     Attributes:
         is_stopped: whether this source exchanges nothing. Changed on all ranks between the same two steps.
-        loss_scale: function that returns the present loss scale; ``None`` without a scaler.
+        loss_scale: function that returns the present loss scale; ``None`` without a ``GradScaler``.
         optimizer: optimizer that applies the gradients; ``None`` if not known.
         decided_candidate: future of the candidate that the controller had chosen when the last step began; ``None``
             before the first step.
@@ -55,14 +55,14 @@ class HookedSource(ABC):
 
     @abstractmethod
     def _backward_starts(self, gradient: torch.Tensor) -> None:
-        """Record that a backward has reached an output of the module."""
+        """Record that a backward has begun. Called by a hook on an output of the module, with the output's gradient."""
 
     def stop_exchange(self) -> None:
-        """Exchange nothing from the next backward on."""
+        """Stop the exchange: from the next backward on, this source exchanges no gradients."""
         self.is_stopped = True
 
     def _forward_ended(self, module: object, inputs: object, outputs: object) -> None:
-        """Register hooks on the outputs of a forward, which see its backward begin."""
+        """Register hooks on the outputs of a forward, which are called when its backward begins."""
         if torch.is_grad_enabled() and not self.is_stopped:
             tensors: Iterator[Any] = tensors_in(outputs)
             for tensor in tensors:
@@ -74,7 +74,7 @@ class HookedSource(ABC):
         self._optimizer_ended = self._engine.mark()
 
     def _begin_engines_step(self) -> None:
-        """Begin the engine's step. Called when the engine is open."""
+        """Begin the engine's step, with the present loss scale and learning rate. Called after ``Engine.open``."""
         inputs = StepInputs(
             loss_scale=self.loss_scale() if self.loss_scale is not None else None,
             learning_rate=learning_rate(self.optimizer) if self.optimizer is not None else math.nan,
@@ -100,7 +100,7 @@ class HookedSource(ABC):
         return add_times
 
     def _raise_failure_of_begin(self) -> None:
-        """Raise the exception of the beginning of the engine's step, if the beginning failed."""
+        """Raise the exception of ``Engine.begin`` if the engine's present step could not begin."""
         if (
             self.decided_candidate is not None
             and self.decided_candidate.done()
@@ -124,7 +124,9 @@ class HookedSource(ABC):
 
 
 class EndCallback:
-    """Callback that autograd calls when a backward has ended, and frees if the backward fails.
+    """Callback that autograd calls when a backward has ended, and frees without a call if the backward fails.
+
+    A weak reference to the callback therefore tells whether the backward is still under way.
 
     Args:
         function: function without arguments that the callback calls.

@@ -20,8 +20,8 @@ class LocalModel:
     Attributes:
         module: module whose parameters and buffers the ranks exchange in outer steps; none of them is a ``DTensor``.
         optimizers: optimizers of the parameters of ``module``; their states hold no ``DTensor``.
-        exchange_shapes: shape in which a parameter is exchanged, by the parameter's name, if not its own shape. The
-            shape has as many elements as the parameter, or more.
+        exchange_shapes: shape in which a parameter is exchanged, by the parameter's name; with as many elements as the
+            parameter, or more. A parameter without an entry is exchanged in its own shape.
     """
 
     exchange_shapes: Mapping[str, tuple[int, ...]] = MappingProxyType({})
@@ -32,17 +32,18 @@ class LocalModel:
     def prepare(self) -> None:
         """Make the parameters of ``module`` share memory with the weights that the user's module has at present.
 
-        Called before outer steps exchange weights, and before outer steps read or overwrite weights between two steps.
+        Called before outer steps read, overwrite or exchange weights. In this class, there is nothing to do, since
+        ``module`` is the user's module.
         """
 
     def gradient(self, parameter: torch.nn.Parameter) -> torch.Tensor | None:
-        """Return this rank's gradient of a parameter of ``module``, of its shape; ``None`` if there is none."""
+        """Return this rank's gradient of one of ``module``'s parameters; ``None`` if the parameter has no gradient."""
         return parameter.grad
 
     def state_dict_entries(
         self, trained_module: torch.nn.Module, weights: Mapping[str, torch.Tensor]
     ) -> dict[str, torch.Tensor]:
-        """Return weights with the names, number formats and types that they have in a module's state dict.
+        """Return given weights as entries of a module's state dict: with its names, dtypes and devices.
 
         Args:
             trained_module: module that the user trains and saves.
@@ -62,7 +63,7 @@ class LocalModel:
 
 
 def optimizer_of_user(optimizer: torch.optim.Optimizer) -> torch.optim.Optimizer:
-    """Return the optimizer that the user created, given that optimizer or a view of it (``LocalModel.optimizers``)."""
+    """Return the user's own optimizer, given an entry of ``LocalModel.optimizers``: that optimizer, or a view of it."""
     sharded_optimizer: torch.optim.Optimizer = getattr(optimizer, "sharded_optimizer", optimizer)
     return sharded_optimizer
 

@@ -1,9 +1,9 @@
 # SPDX-FileCopyrightText: 2026 The gravac developers
 # SPDX-License-Identifier: Apache-2.0
-"""A source without DistributedDataParallel: hooks on parameters hand gradients to the engine while backward runs.
+"""A source of gradients without DDP: hooks on parameters hand gradients to the engine while backward runs.
 
-A *step* is a backward whose gradients are exchanged. Its exchanges have the same order on all ranks, even if gradients
-become ready in another order or a rank fails:
+The engine averages the gradients over the ranks. A *step* is a backward whose gradients are exchanged. A step's
+exchanges have the same order on all ranks, even if gradients become ready in another order or a rank fails:
 
 1. The engine's step begins, with the first gradient.
 2. Rank 0 sends those of its buffers that training changes.
@@ -38,15 +38,15 @@ from gravac.sources.hooked import EndCallback, HookedSource, refuse_other_hooks
 from gravac.sources.weights import check_memory
 
 FIRST_GROUP_BYTES = 1 << 20
-"""Largest number of bytes of the first group: as small as DDP's first bucket, so that the exchange begins early."""
+"""Largest size of the first group of gradients, in bytes: that of DDP's first bucket, to begin the exchange early."""
 
 GROUP_BYTES = 25 << 20
-"""Largest number of bytes of all other groups, as of DDP's buckets. A larger parameter is a group by itself."""
+"""Largest size of each later group of gradients, in bytes: as DDP's buckets. A larger gradient is a group by itself."""
 
 
 @dataclass(eq=False, slots=True)
 class _Backward:
-    """A backward under way.
+    """State of a backward under way.
 
     Attributes:
         backward_id: autograd's number of the outermost backward, within which activation checkpointing runs further
@@ -63,7 +63,7 @@ class _Backward:
 
 @dataclass(eq=False, slots=True)
 class _Step:
-    """A step under way.
+    """State of a step under way: a backward whose gradients are exchanged, in groups of fixed order.
 
     Attributes:
         sends_at_end: whether groups are sent only when backward has ended.
@@ -72,7 +72,8 @@ class _Step:
         repeats: whether a gradient was accumulated twice, or within a nested backward.
         groups_sent: number of groups that have been sent.
         handles: handles of all exchanges in flight.
-        stand_ins: zeros that are exchanged in place of this rank's missing gradients, by name; they become the mean.
+        stand_ins: tensors of zeros that are exchanged in place of this rank's missing gradients, by parameter name. The
+            exchange replaces the zeros by the mean.
         gradient_copies: gradients whose memory layout differs from their parameters', each with the copy that is
             exchanged.
         buffers: names of the buffers that rank 0 sends, and their bytes, ``[bytes]``; ``None``: no buffer is sent.
@@ -106,7 +107,7 @@ class ModuleSource(HookedSource):
     - *No gradient.* For a parameter that this rank's backward does not reach, the present ``.grad`` is exchanged, or
       zeros. Afterwards the parameter's ``.grad`` is the mean. If no rank had a gradient, ``.grad`` stays ``None``, so
       that no optimizer changes the parameter. DDP does the same with ``find_unused_parameters=True``. Ranks exchange
-      some bytes for that in each step. Over NCCL the host of a rank without a gradient waits for these bytes.
+      flags, of a few bytes, for this in each step. Over NCCL the host of a rank without a gradient waits for the flags.
     - *Buffers.* Running statistics must be the same on all ranks when they evaluate. DDP sends rank 0's buffers at each
       forward, which waits for the buffers. Here rank 0's buffers are sent when backward begins, beside the gradients,
       and are in place when ``backward()`` returns. After a step all ranks have the same buffers. Buffers of
@@ -117,13 +118,14 @@ class ModuleSource(HookedSource):
       exchanged only when backward has ended. If a gradient that has been sent already is accumulated again, the step
       fails on all ranks.
     - *Failures* are raised by ``backward()``. A backward may end with an exception after it reached the module's
-      outputs. Then this rank's next forward or backward completes the step of that backward with zeros, so that all
-      ranks make the same steps. The other ranks' ``backward()`` raises if the host looks at tensors (not over NCCL).
+      outputs. Then this rank's next forward or backward completes the failed backward's step with zeros, so that all
+      ranks make the same steps. The other ranks' ``backward()`` raises an error, too; over NCCL only on ranks that
+      lack a gradient themselves, since other hosts do not read the flags.
     - *Parameters* are those that the module had in ``bind``. A parameter that is replaced later is not exchanged.
 
     Args:
-        engine: averages the gradients.
-        broadcast_buffers: whether rank 0's buffers are sent.
+        engine: object that averages the gradients.
+        broadcast_buffers: whether rank 0's buffers are sent to all ranks.
         waits: whether backward calls ``wait`` at its end. Simulated ranks (``exchange.lockstep``) need ``False``: they
             call ``wait`` after all ranks' backwards.
     """
@@ -144,7 +146,7 @@ class ModuleSource(HookedSource):
         self._backward: _Backward | None = None
         self._step: _Step | None = None
         self._ended_step: _Step | None = None
-        self._unread_flag_sums: torch.Tensor | None = None  # of the last step; ``None`` if read
+        self._unread_flag_sums: torch.Tensor | None = None  # of the last step; ``None``: already read
 
     @property
     def module(self) -> torch.nn.Module | None:
@@ -152,12 +154,12 @@ class ModuleSource(HookedSource):
         return self._module() if self._module is not None else None
 
     def bind(self, module: torch.nn.Module) -> None:
-        """Store names and shapes of the parameters to train.
+        """Store names and shapes of the parameters to train: those that require a gradient.
 
         Raises:
-            TypeError: the module is a DistributedDataParallel, its parameters are in shards (FSDP, DTensor), or a
+            TypeError: the module is a DistributedDataParallel; or its parameters are in shards (FSDP, DTensor); or a
                 parameter to train is complex.
-            ValueError: there is no parameter to train, or parameters are on several devices, or have no memory yet. Or
+            ValueError: there is no parameter to train; or parameters are on several devices, or have no memory yet; or
                 the memory layout of a tensor does not allow an exchange.
         """
         if isinstance(module, DistributedDataParallel):
@@ -185,13 +187,13 @@ class ModuleSource(HookedSource):
 
     @property
     def texts_to_compare(self) -> dict[str, str]:
-        """Texts that describe shapes and number formats of the buffers, by name; they must be the same on all ranks."""
+        """Texts that describe each buffer's name, shape and dtype; the texts must be the same on all ranks."""
         return texts_of_tensors(self._buffers.tensors, "buffer")
 
     def watch(self, module: torch.nn.Module, optimizer: torch.optim.Optimizer | None) -> None:
-        """Register hooks, by which gradients are averaged from the next backward on.
+        """Register hooks, which average gradients from the next backward on.
 
-        Called on every rank after ``bind``. All ranks must have the same weights before: see
+        Called on every rank after ``bind``. All ranks must already have the same weights, see
         ``gravac.sources.weights.broadcast_weights``.
 
         Args:
@@ -249,7 +251,7 @@ class ModuleSource(HookedSource):
             self._accumulate_depth -= 1
 
     def wait(self) -> None:
-        """Wait for the step whose backward ended last; put the means into ``.grad``, and rank 0's buffers into place.
+        """Wait for the exchanges of the last backward; write the means to ``.grad``, and rank 0's buffers to buffers.
 
         Raises:
             ExchangeError: a rank did not answer.
@@ -284,7 +286,11 @@ class ModuleSource(HookedSource):
     # hooks
 
     def _forward_starts(self, *_: object) -> None:
-        """Complete a failed backward, refuse parameters that were unfrozen, and record when the forward begins."""
+        """Record when a forward begins; before, complete the step of a failed backward, and check frozen parameters.
+
+        Raises:
+            ValueError: a parameter requires a gradient, but did not when ``bind`` was called.
+        """
         if not torch.is_grad_enabled() or torch._C._current_graph_task_id() != -1:
             return  # evaluation, or activation checkpointing, which computes a forward again
         self._complete_failed_backward(self._waits)
@@ -319,7 +325,7 @@ class ModuleSource(HookedSource):
         return None if backward is None or backward.callback() is None else backward
 
     def _watch_backward(self) -> _Backward:
-        """Return the outermost backward under way; register a callback for its end if the backward has just begun."""
+        """Return the outermost backward under way; if it has just begun, register a callback for its end."""
         if (running := self._running_backward) is not None:
             return running
         backward_id = torch._C._current_graph_task_id()
@@ -336,7 +342,7 @@ class ModuleSource(HookedSource):
         return self._backward
 
     def _backward_ended(self) -> None:
-        """End the step of a backward that has just ended, and wait for the means. Called by autograd."""
+        """End the step of a backward that has just ended, and wait for the means if ``waits``. Called by autograd."""
         self._backward = None
         if self._step is not None:
             self._end_step(self._step)
@@ -346,7 +352,7 @@ class ModuleSource(HookedSource):
     def _complete_failed_backward(self, waits: bool) -> None:
         """Complete the step of a backward that ended with an exception, so that no other rank waits for this rank.
 
-        Do nothing if no backward failed. If the failed backward had reached no parameter yet, its step begins here.
+        Do nothing if no backward failed. If the failed backward had not reached a parameter, begin its step first.
 
         Args:
             waits: whether to wait for the step's exchanges.
@@ -371,7 +377,7 @@ class ModuleSource(HookedSource):
     # a step
 
     def _begin_step(self) -> _Step:
-        """Begin the engine's step, send rank 0's buffers, and return the step."""
+        """Begin a step of the engine, which averages gradients; send rank 0's buffers; return the step's state."""
         engine = self._engine
         engine.open()
         if self._buffers.watched_names:
@@ -386,7 +392,7 @@ class ModuleSource(HookedSource):
         return step
 
     def _gradient_arrives(self, name: str, is_nested: bool) -> None:
-        """Record that a gradient was accumulated, and send the groups that are complete.
+        """Record that a gradient was accumulated, and send the next groups whose gradients have all arrived.
 
         Args:
             name: the parameter's name.
@@ -441,7 +447,7 @@ class ModuleSource(HookedSource):
         return copy
 
     def _end_step(self, step: _Step) -> None:
-        """Send the remaining groups and the flags, and end the engine's step."""
+        """Send the remaining groups of gradients, then the flags (see 4 at the file's top); end the engine's step."""
         add_times = self._take_times()
         self._step = None
         self._next_sends_at_end = step.repeats
@@ -458,7 +464,7 @@ class ModuleSource(HookedSource):
         self._ended_step = step
 
     def _exchange(self, job: Job) -> Handle:
-        """Let the executor run a job that averages no gradients, such as a broadcast; return its handle."""
+        """Let the executor run a generator of collectives that yields once, such as a broadcast; return its handle."""
         handle = Handle(self._engine, self._call_guarded)
 
         def job_and_end() -> Job:
@@ -469,7 +475,7 @@ class ModuleSource(HookedSource):
         return handle
 
     def _read_flag_sums(self) -> "_RankCounts | None":
-        """Read the sums of the last step's flags, and set which buffers the next step sends.
+        """Read the last step's flags, summed over the ranks; set which buffers the next step sends.
 
         Returns:
             Number of ranks whose backward failed, and for each parameter the number of ranks that had a gradient;
@@ -487,11 +493,11 @@ class ModuleSource(HookedSource):
 
 @dataclass(frozen=True, slots=True)
 class _RankCounts:
-    """Numbers of ranks that set the flags of a step.
+    """Numbers of ranks that set the flags of a step: of failed ranks, and of ranks with a gradient.
 
     Attributes:
         failed_ranks: number of ranks whose backward failed.
-        gradient_ranks: number of ranks that have a gradient, by parameter name.
+        gradient_ranks: for each parameter, by name, the number of ranks that have a gradient.
     """
 
     failed_ranks: int
@@ -499,21 +505,21 @@ class _RankCounts:
 
 
 def _sum_in_place(tensor: torch.Tensor) -> Job:
-    """Replace a tensor, of any shape, by its sum over the ranks, in place; a job for the executor."""
+    """Sum a tensor, of any shape, over the ranks, in place; a generator of collectives, which an executor runs."""
     (total,) = yield [AllReduce(tensor)]
     if total is not tensor:
         tensor.copy_(total)
 
 
 def _broadcast_in_place(tensor: torch.Tensor) -> Job:
-    """Replace a tensor, of any shape, by rank 0's, in place; a job for the executor."""
+    """Overwrite a tensor, of any shape, with rank 0's; a generator of collectives, which an executor runs."""
     (received,) = yield [Broadcast(tensor, 0)]
     if received is not tensor:
         tensor.copy_(received)
 
 
 def _exchange_groups(parameters: Mapping[str, torch.nn.Parameter]) -> list[list[str]]:
-    """Return exchange groups: lists of names, last parameters first, since backward computes their gradients first."""
+    """Divide parameters into exchange groups: lists of names, last ones first, since backward reaches these first."""
     groups: list[list[str]] = []
     remaining_bytes = 0
     for name, parameter in reversed([*parameters.items()]):

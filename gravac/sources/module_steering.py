@@ -1,6 +1,6 @@
 # SPDX-FileCopyrightText: 2026 The gravac developers
 # SPDX-License-Identifier: Apache-2.0
-"""Steers a module without DDP: gradients are exchanged by gravac, or not at all, as set for each step."""
+"""Switches, between steps, whether gravac exchanges the gradients of a module without DDP, or nothing does."""
 
 from collections.abc import Sequence
 from concurrent.futures import Future
@@ -13,12 +13,12 @@ from gravac.sources.local_model import LocalModel, innermost
 
 
 class SteeredModule:
-    """A module without DDP as a source of gradients; see ``gravac.modes.switch.Source``.
+    """A module without DDP, whose gradients gravac or nothing exchanges; see ``gravac.modes.switch.Source``.
 
     Args:
-        source: hands the module's gradients to the engine.
+        source: object that hands the module's gradients to the engine.
         module: module that is trained.
-        shares_buffers: whether ranks copy rank 0's buffers in each training step.
+        shares_buffers: whether all ranks get rank 0's buffers in each training step.
     """
 
     def __init__(self, source: HookedSource, module: torch.nn.Module, shares_buffers: bool = True) -> None:
@@ -33,7 +33,10 @@ class SteeredModule:
 
     @property
     def decided_candidate(self) -> "Future[Candidate] | None":
-        """Candidate that the controller had chosen when the last hook step began; ``None`` before the first."""
+        """Future of the candidate that the controller had chosen when the last hook step began.
+
+        ``None`` before the first hook step.
+        """
         return self.source.decided_candidate
 
     @decided_candidate.setter
@@ -51,12 +54,12 @@ class SteeredModule:
 
     @property
     def in_pipeline(self) -> bool:
-        """False, since forwards tell which backward exchanges."""
+        """Always False: without DDP, it is known when a forward begins whether its backward exchanges."""
         return False
 
     @property
     def will_exchange(self) -> bool:
-        """True if the backward of the forward that begins is to exchange gradients, and not only to accumulate them."""
+        """True if the next backward is to exchange gradients, not just accumulate them; read when a forward begins."""
         return not self.source.is_accumulating
 
     def use_hook(self) -> None:
@@ -75,11 +78,11 @@ class SteeredModule:
         )
 
     def stop_exchange(self) -> None:
-        """Exchange nothing from the next backward on."""
+        """Stop the exchange: from the next backward on, gravac exchanges no gradients."""
         self.source.is_stopped = True
 
     def silence_exchange(self) -> None:
-        """Do nothing, since ``stop_exchange`` has stopped the exchange of all forwards."""
+        """Do nothing, since ``stop_exchange`` has already stopped the exchange of all backwards."""
 
     def restore_exchange(self) -> None:
         """Do nothing, since ``silence_exchange`` changed nothing."""
@@ -89,7 +92,7 @@ class SteeredModule:
         return False
 
     def forward_starts(self) -> None:
-        """Do nothing, since the source has its own hook on forwards."""
+        """Do nothing, since the source's own hook records when a forward begins."""
 
     def step_ended(self) -> None:
-        """Do nothing, since the source has its own hook on the optimizer."""
+        """Do nothing, since the source's own hook records when an optimizer's step ends."""

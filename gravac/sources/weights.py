@@ -44,8 +44,8 @@ def _refuse_shared(trained_parameters: Mapping[str, torch.Tensor], buffers: Mapp
     """Raise a ``ValueError`` if a parameter to train shares memory with another parameter or with a buffer.
 
     Args:
-        trained_parameters: parameters to train, of any shapes, by name for errors.
-        buffers: buffers, of any shapes, by name for errors.
+        trained_parameters: parameters to train, of any shapes, by the name that an error shows.
+        buffers: buffers, of any shapes, by the name that an error shows.
     """
     ranges = [
         _MemoryRange.of(name, tensor, is_trained)
@@ -71,12 +71,12 @@ def _refuse_shared(trained_parameters: Mapping[str, torch.Tensor], buffers: Mapp
 
 
 class _MemoryRange(NamedTuple):
-    """Range of bytes that a tensor covers in a storage.
+    """Range of bytes, from a tensor's first to its last element, in the tensor's storage (``torch.UntypedStorage``).
 
     Attributes:
         storage: number that identifies the storage.
-        start: first byte.
-        end: byte after the last byte.
+        start: offset of the first byte in the storage.
+        end: offset of the byte after the last byte.
         name: the tensor's name, for errors.
         is_trained: whether the tensor is a parameter to train.
     """
@@ -89,14 +89,14 @@ class _MemoryRange(NamedTuple):
 
     @classmethod
     def of(cls, name: str, tensor: torch.Tensor, is_trained: bool) -> "_MemoryRange":
-        """Return the range of a tensor of any shape."""
+        """Return the range of bytes that a tensor, of any shape, covers in its storage."""
         element_bytes, start = tensor.element_size(), tensor.element_size() * int(tensor.storage_offset())
         last_index = sum(stride * (size - 1) for stride, size in zip(tensor.stride(), tensor.shape, strict=True))
         return cls(tensor.untyped_storage()._cdata, start, start + element_bytes * (1 + last_index), name, is_trained)
 
 
 def refuse_overlap(subject: str, tensor: torch.Tensor) -> None:
-    """Raise if several elements of a tensor share memory.
+    """Raise if several elements of a tensor share memory, or if the tensor is sparse or quantized.
 
     Args:
         subject: text that names the tensor in errors.
@@ -108,7 +108,7 @@ def refuse_overlap(subject: str, tensor: torch.Tensor) -> None:
     if tensor.layout != torch.strided or tensor.is_quantized:
         kind = "quantized" if tensor.is_quantized else f"of layout {tensor.layout}"
         raise ValueError(f"module: {subject} is {kind}, which ranks cannot exchange; use a dense tensor")
-    last_index = 0  # offset of the last element, by the dimensions so far
+    last_index = 0  # offset of the last element, in elements, over the dimensions so far
     for stride, size in sorted(zip(tensor.stride(), tensor.shape, strict=True)):
         if size > 1 and tensor.numel() and stride <= last_index:
             raise ValueError(
@@ -119,16 +119,16 @@ def refuse_overlap(subject: str, tensor: torch.Tensor) -> None:
 
 
 def broadcast_weights(module: torch.nn.Module, group: dist.ProcessGroup | None) -> None:
-    """Copy the first rank's parameters and buffers to all ranks, bit for bit, whatever their memory layout.
+    """Copy the first rank's parameters and buffers to all ranks, bit for bit. Called on every rank.
 
-    Tensors are sent as bytes, so that a backend need not know their number formats.
+    Tensors are sent as bytes, so that a backend need not support their dtypes. They may have any memory layout.
 
     Args:
-        module: this rank's module; called on every rank with a module of the same tensors.
+        module: this rank's module; all ranks' modules have parameters and buffers of the same shapes and dtypes.
         group: process group whose first rank sends; ``None``: the default group.
 
     Raises:
-        RuntimeError: there is no process group.
+        RuntimeError: the default process group is not initialized.
     """
     if not dist.is_initialized():
         raise RuntimeError("no process group: call torch.distributed.init_process_group first")

@@ -1,6 +1,6 @@
 # SPDX-FileCopyrightText: 2026 The gravac developers
 # SPDX-License-Identifier: Apache-2.0
-"""Records of a run, and the sinks that write them to files and trackers."""
+"""Records of a run, and sinks, which write the records to files or pass them to experiment trackers."""
 
 from gravac.telemetry.background import BackgroundSink
 from gravac.telemetry.jsonl import JSONLSink, read_jsonl

@@ -12,16 +12,18 @@ from gravac.telemetry.records import Record, Sink
 
 
 class BackgroundSink:
-    """A sink that passes records to another sink on a thread, in order, so that a slow sink delays no training step.
+    """Sink that passes records to another sink on a thread, in order, so that a slow sink delays no training step.
 
-    Without this class all ranks wait while a sink takes a record. Writing TensorBoard, JSONL and CSV files takes
-    microseconds; use this class for a tracker that sends to a server. If the sink cannot keep up, records are dropped.
+    Without this class all ranks wait while a sink processes a record. Writing TensorBoard, JSONL and CSV files takes
+    microseconds; use this class for a tracker that sends records to a server. If the other sink is too slow, records
+    are dropped.
 
     Args:
-        sink: sink that takes the records; called on a thread of its own.
-        room: maximum number of records that wait for the sink, 1 or more; default: 1000. Further records are dropped.
-        seconds: longest time, in seconds, that ``close`` waits for the sink to take the waiting records; 0 or more,
-            default: 10.
+        sink: the other sink, which gets the records; called on a thread of its own.
+        room: largest number of records that wait for the other sink, 1 or more; default: 1000. Further records are
+            dropped.
+        seconds: longest time, in seconds, that ``close`` waits until the other sink has processed the waiting records;
+            0 or more, default: 10.
 
     Attributes:
         dropped: number of records that were dropped since too many were waiting.
@@ -63,9 +65,9 @@ class BackgroundSink:
             self.dropped += 1
 
     def close(self) -> None:
-        """Wait until the sink has taken all waiting records, and close the sink. May be called again.
+        """Wait until the other sink has processed all waiting records, and close it. May be called again.
 
-        Warns if records were dropped.
+        Waits for at most ``seconds``. Warns if records were dropped, or are still waiting then.
         """
         if self._is_closed:
             return
@@ -84,7 +86,10 @@ class BackgroundSink:
             )
 
     def _run(self) -> None:
-        """Pass records to the sink, on the thread, until ``None`` arrives or the sink fails; then close the sink."""
+        """Pass records to the other sink until ``None`` arrives or that sink fails; then close it.
+
+        Runs on the thread.
+        """
         try:
             while (record := self._waiting_records.get()) is not None:
                 self._sink(record)

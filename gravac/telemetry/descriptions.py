@@ -1,10 +1,10 @@
 # SPDX-FileCopyrightText: 2026 The gravac developers
 # SPDX-License-Identifier: Apache-2.0
-"""Describes a run and its decisions as text, in Markdown for TensorBoard's text page; records have only data.
+"""Describes a run and its decisions as texts, in Markdown for TensorBoard's text page; records have only data.
 
-A compression factor (CF) has a different meaning for each compressor: at 32 the default ladder runs low rank 16, which
-on small matrices sends only 15 times fewer bytes. So all pages and tables that people read show a candidate's method
-and bytes (``describe_candidate``).
+A compression factor (CF) has a different meaning for each compressor. For example, at CF 32 the default ladder runs low
+rank 16, which on small matrices sends only 15 times fewer bytes. So all pages and tables for readers show a candidate's
+method and bytes (``describe_candidate``) instead of a CF.
 """
 
 import math
@@ -20,10 +20,10 @@ MODES: Mapping[Mode, str] = {
     "hook": "gravac exchanges gradients in each step",
     "outer": "ranks train on their own between exchanges",
 }
-"""Who exchanges in a step of each mode, as a clause for readers."""
+"""Texts for readers that say who exchanges gradients in a step, by the step's mode."""
 
 EQUAL_BYTES_MARGIN = 0.05
-"""Largest difference of a wire ratio from 1 at which a candidate counts as sending as many bytes as dense float32."""
+"""Texts do not mention a candidate's bytes if its wire ratio differs from 1 by at most this number."""
 
 
 def describe_candidate(forecast: Forecast) -> str:
@@ -78,10 +78,14 @@ def describe_bytes(wire_ratio: float) -> str:
 
 
 def forecast_of(record: DecisionRecord | StepRecord, forecasts: Sequence[Forecast]) -> Forecast:
-    """Return the forecast of the candidate that a record names by mode, compressor, CF, ``every`` and ``delay``.
+    """Return the forecast of the candidate that a record is about.
 
-    If the run has no forecast of that candidate, the forecast of the same compressor and CF, preferably of the same
-    mode, is returned with the record's candidate and a wire ratio in proportion to ``every``.
+    If the run has no forecast of this candidate, derive it from that of another candidate with the same compressor and
+    CF, preferably of the same mode. The wire ratio is then changed in proportion to ``every``.
+
+    Args:
+        record: record with mode, compressor, CF, ``every`` and ``delay`` of the candidate.
+        forecasts: forecasts of the candidates that the run may choose.
     """
     candidate = Candidate(record.mode, record.compressor, record.cf, record.every, record.delay)
     exact_forecast = next((forecast for forecast in forecasts if forecast.candidate == candidate), None)
@@ -100,7 +104,9 @@ def forecast_of(record: DecisionRecord | StepRecord, forecasts: Sequence[Forecas
 
 
 def describe_reason(reason: str, forecasts: Iterable[Forecast]) -> str:
-    """Return the reason of a decision, with descriptions in place of the candidates' names (``str`` of a candidate).
+    """Return the reason of a decision with each candidate's name replaced by a description of the candidate.
+
+    A candidate's name is its ``str``.
 
     Example:
         >>> rank = Forecast(Candidate("hook", "ladder", 32.0), 15.1, method="low rank 16")
@@ -164,11 +170,11 @@ def describe_dropped(dropped: Dropped, world_size: int | None = None) -> str:
 def describe_decision(
     decision: DecisionRecord, previous: DecisionRecord | StepRecord | None, forecasts: Sequence[Forecast] = ()
 ) -> str:
-    """Return a line about a decision: the candidate that runs, the decision's phase and reason, and measurements.
+    """Return a line of Markdown about a decision: candidate, phase, reason, and measurements of the window before.
 
     Args:
         decision: record of what the controller decided.
-        previous: record of the candidate that ran before; ``None`` if not known.
+        previous: record that names the candidate that ran before; ``None`` if not known.
         forecasts: forecasts of the candidates that the run may choose.
     """
     change = _describe_change(decision, previous, forecasts)
@@ -184,11 +190,11 @@ def tabulate_changes(
     decisions: int,
     forecasts: Sequence[Forecast] = (),
 ) -> str:
-    """Return a Markdown table of all changes of the candidate that runs, with a row for each.
+    """Return a Markdown table of the decisions that changed the candidate that runs, one row for each.
 
     Args:
-        changes: decisions that changed the candidate, each with the record of the candidate that ran before.
-        decisions: number of all decisions.
+        changes: these decisions, each with a record that names the candidate that ran before (``None`` if not known).
+        decisions: number of all decisions of the run.
         forecasts: forecasts of the candidates that the run may choose.
     """
     rows = [
@@ -206,7 +212,13 @@ def tabulate_changes(
 def _describe_change(
     decision: DecisionRecord, previous: DecisionRecord | StepRecord | None, forecasts: Sequence[Forecast]
 ) -> str:
-    """Return a description of the candidate after a decision; if it changed, also of the candidate before."""
+    """Return a description of a decision's candidate; if another candidate ran before, ``before → after``.
+
+    Args:
+        decision: record of the decision.
+        previous: record that names the candidate that ran before; ``None`` if not known.
+        forecasts: forecasts of the candidates that the run may choose.
+    """
     text_after = describe_candidate(forecast_of(decision, forecasts))
     text_before = text_after if previous is None else describe_candidate(forecast_of(previous, forecasts))
     modes = (
@@ -218,12 +230,12 @@ def _describe_change(
 
 
 def _method_name(forecast: Forecast) -> str:
-    """Return the name of a candidate's method, for texts that also state its bytes."""
+    """Return the name of a candidate's method, such as ``low rank 16``; without a method, the candidate's name."""
     return forecast.method or str(forecast.candidate)
 
 
 def _describe_window(decision: DecisionRecord) -> str:
-    """Return text with the gain and the throughputs of the window that ended with a decision."""
+    """Return a text with gain and throughputs of the window before a decision, as far as they are known."""
     phrases = []
     if math.isfinite(decision.gain):
         gain_band = f" [{decision.gain_low:.3f}, {decision.gain_high:.3f}]" if math.isfinite(decision.gain_low) else ""
@@ -242,12 +254,12 @@ def _table(headings: tuple[str, ...], rows: Iterable[tuple[object, ...]]) -> str
 
 
 def _cell(content: object) -> str:
-    """Return the text of a table's cell, with characters escaped that would end the cell."""
+    """Return the text of a table's cell: vertical bars are escaped, and line breaks become spaces."""
     return str(content).replace("|", "\\|").replace("\n", " ")
 
 
 def describe_mode_change(change: ModeRecord) -> str:
-    """Return a description of a change of mode, with the milliseconds and megabytes that the change took."""
+    """Return a text about a change of the mode in which steps run, with its milliseconds and megabytes."""
     sent_text = f", {change.wire_bytes / 1e6:.3g} MB sent" if change.wire_bytes else ""
     return (
         f"from step {change.step} on: {MODES[change.before]} → {MODES[change.after]}; the change took "
@@ -266,7 +278,12 @@ def tag_name(candidate: Candidate) -> str:
 
 
 def describe_progress(progress: ProgressRecord, forecasts: Sequence[Forecast]) -> str:
-    """Return a text with the ratio that a candidate's trials measured, and the efficiency that gravac assumes now."""
+    """Return a text about a candidate's trials: the measured ratio, and the efficiency that gravac now assumes.
+
+    Args:
+        progress: results of the trials.
+        forecasts: forecasts of the candidates, for their descriptions.
+    """
     comparison = (
         f"a step of {progress.candidate} made {progress.ratio:.2f} ± {progress.error:.2f} of the progress of a step of "
         f"{progress.reference} ({progress.trials} {'trial' if progress.trials == 1 else 'trials'})"

@@ -38,13 +38,13 @@ RECORD_CLASSES: dict[str, type[Record]] = {
 """Class of the record for each ``"kind"`` that a line may have."""
 
 RUN_VERSION = 6
-"""Value of ``"version"`` in the line of a run; a file with lines of another version cannot be read."""
+"""Value of ``"version"`` in the line of a ``RunRecord``; lines of another version cannot be read."""
 
 Check = Callable[[Record], None]
-"""Function that raises a ``ValueError``, with field and content, if a record has content that is not allowed."""
+"""Function that is called with a record, and raises a ``ValueError`` (field and content) to reject the record."""
 
 INTEGER_BOUND, LARGEST_NUMBER = 2**63, 1e100
-"""Bound of the magnitude of a record's integers and of other finite numbers: sums of larger numbers overflow."""
+"""Limits of the magnitude of a record's integers, and of its other finite numbers: sums of larger ones overflow."""
 
 ACCEPTED_TEXTS = {
     "bool_type": "true or false",
@@ -57,17 +57,17 @@ ACCEPTED_TEXTS = {
     "too_long": "a list of 2",
     "tuple_type": "a list",
 }
-"""Text about what a field accepts, by the type of pydantic's error, or ``"setting"`` for a run's settings."""
+"""What a field accepts, as text for error messages, by the type of pydantic's error; ``"setting"``: a run's setting."""
 
 _KIND_OF_CLASS = {record: kind for kind, record in RECORD_CLASSES.items()}
 _encode_json = json.JSONEncoder(allow_nan=False, ensure_ascii=False, separators=(",", ":"), default=asdict).encode
 
 
 class JSONLSink:
-    """A sink that appends each record to a file as a line of valid JSON, and flushes every line at once.
+    """Sink that appends each record to a file as a line of valid JSON, and flushes every line at once.
 
-    A number that is not finite becomes ``null``, since JSON has no such numbers; but a run's setting of ``inf`` becomes
-    the string ``"inf"``. A step takes about 600 bytes: 60 MB for 100 000 steps.
+    A number that is not finite becomes ``null``, since JSON has no such numbers. In a run's settings, however, ``inf``
+    becomes the string ``"inf"``. A step takes about 600 bytes: 60 MB for 100 000 steps.
 
     Args:
         path: file to append to; its folder is created if missing.
@@ -124,7 +124,7 @@ def _field_names(record_class: type[Any]) -> tuple[str, ...]:
 
 
 def parse_back(content: Any) -> Any:
-    """Return ``content``, of plain values and dataclasses, as JSON would read it back; NaN and inf become ``None``."""
+    """Return plain values or dataclasses as they are after writing to JSON and reading; NaN and inf become ``None``."""
     return json.loads(json.dumps(content, default=asdict), parse_constant=lambda _: None)
 
 
@@ -139,22 +139,25 @@ def plain_settings(record: RunRecord) -> dict[str, str | int | float | bool]:
 def read_jsonl(path: str | Path, check: Check = lambda record: None) -> list[Record]:
     """Return the records of a file that ``JSONLSink`` wrote, of all runs in the file, in order.
 
-    A line that a crash cut short is left out: the file's last line, or a line before a run's first record. A ``null``
-    in a field that must have a number becomes ``nan``.
+    A line that a crash cut short is left out: the file's last line, or the last line before another run's first line. A
+    ``null`` becomes ``nan`` in a field that must have a number.
 
     Args:
         path: file to read.
         check: function that is called with each record, and raises a ``ValueError`` to reject the record.
 
     Raises:
-        ValueError: another line is not a record, has content that is not allowed, or begins a run of another version;
-            the message has file, line, field and content.
+        ValueError: another line is not a record, has forbidden content, or begins a run of another version; the message
+            has file, line, field and content.
     """
     return list(_read_records(Path(path), check))
 
 
 def _read_records(path: Path, check: Check) -> Iterator[Record]:
-    """Yield the records of a file, without lines that a crash cut short; arguments and errors as in ``read_jsonl``."""
+    """Yield the records of a file one by one, without lines that a crash cut short.
+
+    Arguments and exceptions are those of ``read_jsonl``.
+    """
     cut_line: tuple[int, Exception] | None = None
     with path.open("rb") as lines:
         for number, line in enumerate(lines, start=1):
@@ -181,7 +184,7 @@ def _read_records(path: Path, check: Check) -> Iterator[Record]:
 
 
 def _record_from(parsed_line: Any) -> Record:
-    """Convert a parsed line to a record, of the class that the line's ``"kind"`` names.
+    """Convert a line, as ``json.loads`` returned it, to a record of the class that its ``"kind"`` names.
 
     Raises:
         ValueError: the line is no record that this gravac reads; the message names field and content.
@@ -199,12 +202,12 @@ def _record_from(parsed_line: Any) -> Record:
 
 
 def _validate(record_class: Any, parsed_line: dict[str, Any]) -> Record:
-    """Convert a parsed line, whose fields pydantic checks, to a record of class ``record_class``.
+    """Convert a line, as ``json.loads`` returned it, to a record of a class, while pydantic checks the fields.
 
     A ``null`` becomes nan in a field that must have a number, and ``None`` in a field that may be ``None``.
 
     Raises:
-        ValueError: the line lacks a field, or a field has content that is not allowed; the message names the field.
+        ValueError: the line lacks a field, or a field has forbidden content; the message names the field.
     """
     try:
         record: Record = _type_adapter(record_class).validate_json(json.dumps(parsed_line), strict=True)
@@ -229,12 +232,12 @@ def _type_adapter(record_class: type[Record]) -> TypeAdapter[Any]:
 
 
 def _parse_integer(digits: str) -> int | str:
-    """Convert an integer of a line from text; a too large integer stays text, which no field for an integer accepts."""
+    """Convert the text of an integer to an int; if it is too large, return the text, which no integer field accepts."""
     return digits if len(digits) > 20 or abs(int(digits)) >= INTEGER_BOUND else int(digits)
 
 
 def _parse_number(text: str) -> float | str:
-    """Convert a number of a line from text; a too large number stays text, which no field for a number accepts."""
+    """Convert the text of a number to a float; if it is too large, return the text, which no number field accepts."""
     number = float(text)
     return text if LARGEST_NUMBER < abs(number) < math.inf else number
 
@@ -261,7 +264,7 @@ def _describe_fault(fault: ErrorDetails) -> str:
 
 
 def _ends_mid_line(path: Path) -> bool:
-    """True if a file has content whose last line has no newline, since a crash cut the line short."""
+    """True if a file has content but does not end with a newline, because a crash cut its last line short."""
     if not path.is_file() or path.stat().st_size == 0:
         return False
     with path.open("rb") as file:

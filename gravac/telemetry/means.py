@@ -10,18 +10,21 @@ from gravac.telemetry.page import STEPS
 from gravac.telemetry.records import StepRecord
 
 MEAN_FIELDS = tuple(name for name in STEPS if name not in ("t_system", "t_compression"))
-"""Fields of ``StepRecord`` that a point shows as arithmetic mean over steps: all fields in TensorBoard but throughputs.
+"""Fields of ``StepRecord`` that a point shows as arithmetic means over steps: all of ``page.STEPS`` but throughputs.
 
-``means`` replaces the mean of the wire ratio by a ratio of sums."""
+For ``wire_ratio``, ``means`` replaces the arithmetic mean by a ratio of sums.
+"""
 
 
 def means(steps: Sequence[StepRecord]) -> dict[str, float]:
-    """Return the means of consecutive steps that ran the same candidate, by the field names of ``StepRecord``.
+    """Return the means of consecutive steps that ran the same candidate, by field name of ``StepRecord``.
 
-    Numbers that are not finite and gains that are not known are ignored; the result lacks a field for which no number
-    remains. Bytes and seconds are means per step; ``wire_ratio`` is the ratio of sums; ``t_system`` (samples/s) is the
-    harmonic mean, which is samples over time; ``t_compression`` is ``t_system * max(gain, 0)`` of these means. If a
-    record stands for several training steps (outer steps, native steps), its bytes are divided by their number.
+    Numbers that are not finite, and unknown gains, are ignored. If no number of a field remains, the result lacks the
+    field.
+
+    Bytes and seconds are means per training step: if a record stands for several training steps (outer steps, native
+    steps), its bytes are divided by their number. ``wire_ratio`` is the ratio of sums. ``t_system`` (samples/s) is the
+    harmonic mean, which is samples / time. ``t_compression`` is ``t_system * max(gain, 0)`` of these means.
     """
     means_by_name = {
         name: mean for name in MEAN_FIELDS if (mean := _finite_mean(per_step(step, name) for step in steps)) is not None
@@ -38,7 +41,7 @@ def means(steps: Sequence[StepRecord]) -> dict[str, float]:
 
 
 def per_step(step: StepRecord, name: str) -> float | None:
-    """Return a field of a record; divide bytes by the number of training steps that the record stands for."""
+    """Return a number of a record by its field's name; bytes are divided by the record's number of training steps."""
     number: float | None = getattr(step, name)
     return number if number is None or step.steps == 1 or not name.endswith("_bytes") else number / step.steps
 

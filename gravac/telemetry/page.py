@@ -1,6 +1,6 @@
 # SPDX-FileCopyrightText: 2026 The gravac developers
 # SPDX-License-Identifier: Apache-2.0
-"""Layout of gravac's page of charts in TensorBoard: the charts in their order, with tags and units."""
+"""The page of charts that TensorBoard shows for a run: the charts in their order, with tags and units."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -33,7 +33,7 @@ STEPS = {
     "exchange_seconds": PREFIX + "seconds/exchange",
     "input_wait_seconds": PREFIX + "seconds/input_wait",
 }
-"""Tag of each mean over steps, by its name in ``StepRecord``."""
+"""Tag of each curve of means over steps, by field name of ``StepRecord``."""
 
 EVERY = PREFIX + "every"
 """Tag of the number of training steps from one exchange to the next, of outer steps."""
@@ -45,7 +45,7 @@ STEPS_OF_RANKS = PREFIX + "steps_of_ranks/"
 """Prefix of a tag for each rank, which ends with the rank: number of steps of the rank in a round of outer steps."""
 
 DRIFT = PREFIX + "drift"
-"""Tag of the drift of ranks in a round of outer steps, see ``AgreedNumbers``."""
+"""Tag of the drift in a round of outer steps: 1 if all ranks move the same way, see ``AgreedNumbers``."""
 
 STAIRS = ("achieved_cf", "wire_ratio", "payload_bytes", "wire_bytes")
 """Fields of ``StepRecord`` whose curves are staircases, as the CF's: points are added before and after each change."""
@@ -63,7 +63,7 @@ PROGRESS_TEXT = PREFIX + "progress"
 """Tag of texts: results of the trials that measure a candidate's efficiency."""
 
 MODE_TEXT = PREFIX + "mode"
-"""Tag of texts: changes of mode."""
+"""Tag of texts: each change of the mode in which steps run."""
 
 MODE_SECONDS = PREFIX + "seconds/change_of_mode"
 """Tag of the seconds that each change of mode took."""
@@ -75,12 +75,12 @@ DECISION_TEXT = PREFIX + "decision"
 """Tag of texts: description of each decision."""
 
 CHANGES_TEXT = PREFIX + "changes"
-"""Tag of a text: table of all changes of the candidate."""
+"""Tag of a text: table of all changes of the candidate that runs."""
 
 
 def _lines(*tags: str) -> list[Any]:
     """Return the description of a chart with a line for each tag, for ``LAYOUT``."""
-    # TensorBoard takes each tag as a regular expression, which it matches with the beginning of tags
+    # TensorBoard takes each text as a regular expression for the beginning of a tag; "$" makes it match whole tags
     return ["Multiline", [tag + "$" for tag in tags]]
 
 
@@ -100,14 +100,17 @@ LAYOUT: dict[str, dict[str, list[Any]]] = {
         "Sent so far, GB, of one rank": _lines(WIRE_GIGABYTES, DENSE_WIRE_GIGABYTES),
     },
 }
-"""Layout for ``SummaryWriter.add_custom_scalars``: category, chart title, kind of chart and tags; see ``layout``.
+"""Layout of the charts, for ``SummaryWriter.add_custom_scalars``: category, chart title, kind of chart and tags.
 
-There are two categories, because within a category TensorBoard shows charts with bands after all others.
+Charts are in two categories, because within a category TensorBoard shows charts with bands after all others. The
+function ``layout`` adds charts for outer steps and for measured efficiencies.
 """
 
 
 def efficiency_tags(name: str) -> tuple[str, str, str]:
-    """Return the tags of a candidate's statistical efficiency, of its lower bound and of its upper bound.
+    """Return three tags for a candidate's efficiency: of its median, its lower bound and its upper bound.
+
+    Efficiency is progress of a step / progress of a dense step.
 
     Args:
         name: name of the candidate, as ``descriptions.tag_name`` returns it.
@@ -117,11 +120,11 @@ def efficiency_tags(name: str) -> tuple[str, str, str]:
 
 
 def layout(outer: bool, measured: Sequence[str] = ()) -> dict[str, dict[str, list[Any]]]:
-    """Return the layout of a run's charts, in the form of ``LAYOUT``.
+    """Return the layout of a run's charts: ``LAYOUT``, with further charts if the run needs them.
 
     Args:
         outer: whether the run may make outer steps; if so, the layout has charts of their rounds.
-        measured: names of the candidates whose progress was measured; each has a chart of its efficiency.
+        measured: names of the candidates whose efficiency was measured by trials; each has a chart of its efficiency.
     """
     round_charts = {
         "Wire ratio of outer steps (shown instead of a compression factor)": _lines(OUTER_WIRE_RATIO),

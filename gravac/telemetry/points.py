@@ -14,10 +14,11 @@ WritePoint = Callable[[dict[str, float], int], None]
 
 
 class Points:
-    """Computes points from records of steps: means over ``every`` training steps that ran the same candidate.
+    """Computes points of curves from records of steps: means over ``every`` training steps that ran the same candidate.
 
-    ``gravac.telemetry.means`` defines the means. The CF, and fields that depend on the CF, are also written at the last
-    step before the candidate changes and at the first step after the change, so that their curves are staircases.
+    ``gravac.telemetry.means`` defines the means. The curves of the CF, and of fields that depend on the CF, are
+    staircases: when the candidate changes, points are written at the last step before the change and at the first step
+    after it.
 
     Args:
         every: number of training steps per point, 1 or more.
@@ -31,7 +32,7 @@ class Points:
         self._sent_gigabytes = [0.0, 0.0]
 
     def add(self, step: StepRecord) -> None:
-        """Add a step; write a point if ``every`` training steps or more were added since the last point."""
+        """Add a step; write a point if the steps since the last point cover ``every`` training steps or more."""
         if self._previous_step is None or _equal_fields(self._previous_step) != _equal_fields(step):
             self.flush()
             staircase_numbers = {page.STEPS[name]: per_step(step, name) or 0.0 for name in page.STAIRS}
@@ -44,7 +45,10 @@ class Points:
             self.flush()
 
     def flush(self) -> None:
-        """Write a point: the means of the steps since the last point, under the number of the newest step."""
+        """Write a point: the means of the steps since the last point, at the number of the newest step.
+
+        Without such steps, write nothing.
+        """
         if not self._steps:
             return
         steps, self._steps = self._steps, []
@@ -63,14 +67,18 @@ class Points:
 
 
 def _equal_fields(step: StepRecord) -> tuple[object, ...]:
-    """Return the fields that are equal in all steps of a point: the candidate, and each rank's steps in a round."""
+    """Return the fields of a record that are equal in all steps of a point: the candidate, and each rank's steps.
+
+    Each rank's steps are those that it made in a round of outer steps.
+    """
     return step.mode, step.compressor, step.cf, step.every, step.delay, step.steps_of_ranks
 
 
 def _candidate_numbers(step: StepRecord) -> dict[str, float]:
-    """Return the numbers, by tag, that show which candidate ran in a step: the CF and its logarithm.
+    """Return the numbers, by tag, that show which candidate ran in a step: the CF and its decimal logarithm.
 
-    For a round of outer steps: the number of steps, the delay, the drift, each rank's steps and the wire ratio.
+    For a round of outer steps, return other numbers: steps from one exchange to the next, delay, drift, each rank's
+    steps, and wire ratio.
     """
     if step.mode != "outer":
         return {page.CF: step.cf, page.CF_LOG10: math.log10(step.cf)}

@@ -15,12 +15,12 @@ class RunRecord:
     """Settings of a run, and its candidates (ways to run steps); written once, before the first step.
 
     Attributes:
-        settings: value of every setting, by dotted name.
+        settings: value of every setting, by dotted name such as ``controller.window``.
         world_size: number of ranks.
         forecasts: forecast of each candidate that the controller may choose, dense first.
         dropped: candidates that the controller may not choose, each with the cause.
         timed: compression factors (CFs) of the candidates whose encode and decode were timed on the gradients' device;
-            ``coding_s`` of their forecasts is that time. For other candidates, ``coding_s`` is computed from the
+            their forecasts have this time as ``coding_s``. For other candidates, ``coding_s`` is computed from the
             compressors' costs on a CPU.
     """
 
@@ -33,10 +33,10 @@ class RunRecord:
 
 @dataclass(frozen=True, slots=True)
 class ForecastsRecord:
-    """Candidates of a run, selected anew during training by new measurements; they replace those in ``RunRecord``.
+    """New selection of a run's candidates, made during training by new measurements; replaces that of ``RunRecord``.
 
     Attributes:
-        step: number of training steps made and measured before the record.
+        step: number of training steps made and measured before the selection.
         forecasts: forecast of each candidate that the controller may choose from then on, dense first.
         dropped: candidates that the controller may not choose, each with the cause.
     """
@@ -50,39 +50,41 @@ class ForecastsRecord:
 class StepRecord(AgreedNumbers):
     """Measurements of a step on this rank; ``gain`` and the fields of ``AgreedNumbers`` are the same on all ranks.
 
-    A record may stand for several training steps: a round of outer steps, or native steps that were timed together. The
-    record's seconds are then those of a single training step, and its bytes those of all.
+    A record may stand for several training steps: a round of outer steps, or native steps that were timed together. Its
+    seconds are then those of a single training step; its bytes are those of all steps.
 
     Attributes:
         step: number of the training step, counted from 0; if the record stands for several steps, number of the first.
         compressor: name of the compressor that ran.
         cf: compression factor (CF) that was requested (1 is dense float32, 2 is 16 bit).
-        achieved_cf: elements / elements sent, of the compressed tensors; 1 if no tensor was compressed.
+        achieved_cf: elements of the compressed tensors / elements of these that were sent; 1 if no tensor was
+            compressed.
         gain: ``1 - Σ‖g_ef - sent‖² / Σ‖g_ef‖²`` of this step, over the model and the ranks; ``None`` if not finite.
             ``g_ef`` is the gradient plus the residual.
         wire_ratio: wire bytes of a dense float32 all-reduce of the model / wire bytes that were sent.
         payload_bytes: bytes that this rank handed to collectives.
         wire_bytes: bytes that this rank sent, computed by each collective's formula.
-        dense_wire_bytes: bytes that a dense float32 all-reduce of the model would have sent.
+        dense_wire_bytes: bytes that this rank would have sent by a dense float32 all-reduce of the model.
         seconds: end-to-end time of a step, seconds.
         compute_seconds: time of forward, backward and optimizer, seconds.
         compress_seconds: time of encode, decode and error feedback, seconds; overlaps with compute.
-        exchange_seconds: time in which collectives were in flight, seconds (on a GPU: time of waiting for collectives);
-            overlaps with compute.
-        input_wait_seconds: time from the end of the optimizer's step (of backward if no optimizer was given) to the
-            next forward, seconds.
+        exchange_seconds: time for which collectives were in flight, seconds (on a GPU: time of waiting for
+            collectives); overlaps with compute.
+        input_wait_seconds: time from the end of the optimizer's step to the next forward, seconds. Without a known
+            optimizer, the time starts at the end of backward.
         t_system: samples per second over all ranks, of this step alone.
         t_compression: ``t_system * max(gain, 0)``, samples per second; ``None`` if the gain is not known.
-        shadow: ``(cf, gain)`` of each CF whose gain was computed beside the step, without sending anything.
-        energy: ``Σ‖g_ef‖²`` over the model and the ranks: weight of the step's gain in the gain of several steps.
-        waited_seconds: time in which the step waited for the exchange, seconds, mean over ranks; nan if not known.
+        shadow: ``(cf, gain)`` of each CF whose gain was computed without sending anything.
+        energy: ``Σ‖g_ef‖²`` over the model and the ranks; weights the step's gain when gains of several steps are
+            averaged.
+        waited_seconds: time for which the step waited for the exchange, seconds, mean over ranks; nan if not known.
         coded_seconds: ``compress_seconds``, mean over ranks; nan if not known.
         exchanged_seconds: ``exchange_seconds``, mean over ranks; nan if not known.
         every: number of training steps from one exchange to the next: 1, except for a round of outer steps.
         delay: number of training steps for which the exchange is in flight; 0: training waits for the exchange.
         steps_of_ranks: number of steps that each rank made in a round of outer steps; empty in other modes.
         steps: number of training steps that the record stands for.
-        mode: mode of the step, see ``gravac.candidate.Mode``; of native steps only the times are measured.
+        mode: mode of the step, see ``gravac.candidate.Mode``. In native steps gravac measures only times.
     """
 
     step: int
@@ -115,7 +117,7 @@ class StepRecord(AgreedNumbers):
 
 @dataclass(frozen=True, slots=True)
 class DecisionRecord:
-    """A decision of the controller, also if it changes nothing: an entry of ``AdaptiveCompressor.history``.
+    """A decision of the controller, also if it changes nothing; ``AdaptiveCompressor.history`` has these records.
 
     The controller decides at the end of a window (a number of steps), or earlier if a trigger fires. The record is the
     same on every rank.
@@ -123,7 +125,7 @@ class DecisionRecord:
     Attributes:
         step: number of the first training step that the decision holds for.
         compressor: name of the compressor that will run.
-        cf: compression factor that will run.
+        cf: compression factor at which the compressor will run.
         changed: whether the decision changes the candidate that runs.
         gain: gain of the window that ended, ``1 - Σ error / Σ energy`` over the window's steps.
         gain_low: lowest gain of a step in that window.
@@ -133,7 +135,7 @@ class DecisionRecord:
         phase: the controller's phase (such as search or hold) while the window was measured.
         reason: reason of the decision, as text.
         every: number of training steps from one exchange to the next, from now on.
-        delay: number of training steps for which an exchange is in flight, from now on.
+        delay: number of training steps for which an exchange is in flight, from now on; 0: training waits for it.
         mode: mode of the steps from now on, see ``gravac.candidate.Mode``.
     """
 
@@ -176,8 +178,8 @@ class ModeRecord:
 class ProgressRecord:
     """Results of all switchback trials of one candidate so far, written after each trial; the same on every rank.
 
-    A switchback trial runs the candidate between steps of another candidate, the reference, and compares how fast the
-    loss falls; see ``gravac.controllers.progress``.
+    A switchback trial runs steps of the candidate between steps of another candidate, the reference. It compares how
+    fast the loss falls in both; see ``gravac.controllers.progress``.
 
     Attributes:
         step: number of training steps made before the measured step that completed the newest trial.
@@ -186,10 +188,10 @@ class ProgressRecord:
         ratio: progress of a step of the candidate / progress of a step of the reference, as measured.
         error: standard error of ``ratio``.
         trials: number of trials so far.
-        efficiency: median of what gravac assumes, after these trials, about the candidate's statistical efficiency:
-            progress of a step / progress of a dense step.
-        low: bound that the efficiency exceeds with a probability of 80 %.
-        high: bound that the efficiency stays below with a probability of 80 %.
+        efficiency: the candidate's efficiency (progress of a step / progress of a dense step), as assumed after these
+            trials: the median.
+        low: lower bound: the efficiency is above it with a probability of 80 %.
+        high: upper bound: the efficiency is below it with a probability of 80 %.
     """
 
     step: int
@@ -205,15 +207,15 @@ class ProgressRecord:
 
 @dataclass(frozen=True, slots=True)
 class EndRecord:
-    """Totals of a run: written once, at ``close()``.
+    """Totals of a run, written once, when the run is closed (``close()``).
 
     Attributes:
-        steps: number of steps made.
-        metrics: totals and final values by name: ``steps``, ``wire_bytes``, ``wire_ratio``, ``gain``, ``cf``; fractions
+        steps: number of training steps made.
+        metrics: totals and final values, by name. ``steps`` and ``wire_bytes``: sums over the run. ``wire_ratio``:
+            ratio of such sums. ``gain``: of the last step that ranks agreed on. ``cf``: of the newest decision. Shares
             of all training steps: ``share_dense`` (16 bit included), ``share_lowest_cf``, ``share_higher_cf``,
-            ``share_native`` and ``share_outer``; and ``norm_bytes``, payload bytes in which ranks exchanged norms of
-            single tensors. ``wire_bytes`` includes neither ``norm_bytes`` nor the bytes in which ranks exchange
-            measurements.
+            ``share_native`` and ``share_outer``. ``norm_bytes``: payload bytes in which ranks exchanged norms of single
+            tensors. ``wire_bytes`` includes neither ``norm_bytes`` nor the bytes in which ranks exchange measurements.
     """
 
     steps: int

@@ -8,13 +8,13 @@ from gravac.guarded import warn_without_raising
 
 
 class SinkGuard:
-    """A context manager that catches every ``Exception`` that a sink raises in the block, and warns about the first.
+    """Context manager that suppresses every ``Exception`` of a sink, and issues a warning about the first one.
 
     Args:
         name: name of the sink and of the file or folder that it writes, for the warning.
 
     Attributes:
-        has_failed: whether a block has raised; the sink must then stop writing.
+        has_failed: whether an exception was suppressed; the sink must then stop writing.
     """
 
     def __init__(self, name: str) -> None:

@@ -17,12 +17,13 @@ from gravac.telemetry.tensorboard import TensorBoardSink
 class Sinks:
     """Passes records to the user's sinks, and to TensorBoard and JSONL sinks if there is a folder for logs.
 
-    In a forked process records are ignored, since the sinks' files and threads belong to the parent process.
+    In a forked process, such as a data loader's worker, records are ignored: the sinks' files and threads belong to the
+    parent process.
 
     Args:
         sinks: the user's sinks.
         log_dir: folder for TensorBoard and JSONL files; ``None``: no such files are written. Only the rank that calls
-            ``open`` uses the folder.
+            ``open`` writes to the folder.
     """
 
     def __init__(self, sinks: Sequence[Sink], log_dir: Path | None) -> None:

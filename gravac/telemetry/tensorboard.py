@@ -27,17 +27,17 @@ from gravac.telemetry.records import (
 from gravac.telemetry.sink_guard import SinkGuard
 
 MAX_CHANGES = 500
-"""Maximum number of changes in the table at the end of a run; older changes are left out."""
+"""Largest number of rows in the table of candidate changes at the end of a run; older changes are left out."""
 
 
 class TensorBoardSink:
-    """A sink that writes a run to ``log_dir`` for TensorBoard (page "Custom Scalars", smoothing 0).
+    """Sink that writes a run to ``log_dir`` for TensorBoard (page "Custom Scalars", smoothing 0).
 
     Steps are written as points, which are means over several steps (``gravac.telemetry.points``); decisions are written
     at once. A thread of TensorBoard writes the file, and flushes the file every two seconds.
 
     Args:
-        log_dir: folder for the run's files, created if missing; put the folders of runs to compare into one folder.
+        log_dir: folder for the run's files, created if missing. To compare runs, put their folders into one folder.
         every: number of training steps per point, 1 or more.
 
     Raises:
@@ -59,7 +59,7 @@ class TensorBoardSink:
         self._decision_count = 0
         self._measured_names: tuple[str, ...] = ()
         self._changes: list[tuple[DecisionRecord, DecisionRecord | StepRecord | None]] = []
-        # names the candidate that runs: record of the first step, later of the newest decision
+        # record that names the candidate that runs: that of the first step, later that of the newest decision
         self._running_record: DecisionRecord | StepRecord | None = None
 
     def __call__(self, record: Record) -> None:
@@ -86,7 +86,7 @@ class TensorBoardSink:
                 self._write_end(record)
 
     def close(self) -> None:
-        """Write the newest point and the table of changes, and close the files. May be called again.
+        """Write the last point and the table of candidate changes, and close the files. May be called again.
 
         Records that come later are dropped.
         """
@@ -104,20 +104,20 @@ class TensorBoardSink:
 
         Args:
             run: record of the run, with the candidates that may be chosen after ``step``.
-            step: number of training steps that were made before.
+            step: number of training steps made before the record.
         """
         self._run_record = run
         self._write_layout()
         self._writer.add_text(page.RUN_TEXT, descriptions.describe_run(run), step)
 
     def _add_step(self, step: StepRecord) -> None:
-        """Add a step to the point that is written next."""
+        """Add a step to the steps of the next point, which is written when there are enough steps."""
         self._points.add(step)
         self._newest_step = step
         self._running_record = step if self._running_record is None else self._running_record
 
     def _write_decision(self, decision: DecisionRecord) -> None:
-        """Write a decision's gains and description; remember the decision if it changes the candidate."""
+        """Write a decision's gains and description; if it changes the candidate, keep it for the final table."""
         self._decision_count += 1
         gains = (decision.gain, decision.gain_low, decision.gain_high)
         if all(map(math.isfinite, gains)):
@@ -129,14 +129,14 @@ class TensorBoardSink:
         self._running_record = decision
 
     def _write_layout(self) -> None:
-        """Write the layout of the run's charts."""
+        """Write the layout of the run's charts, which depends on the candidates and on the measured efficiencies."""
         outer = any(forecast.candidate.every > 1 for forecast in self._forecasts)
         self._writer.add_custom_scalars(page.layout(outer, self._measured_names))
 
     def _write_progress(self, progress: ProgressRecord) -> None:
-        """Write a candidate's assumed efficiency after its newest trial, with lower and upper bound, and a description.
+        """Write a candidate's efficiency, as assumed after its newest trial, with its bounds and a description.
 
-        A candidate's curve begins at step 0 with the efficiency that was assumed before the run.
+        The candidate's curve begins at step 0 with the efficiency that was assumed before the run.
         """
         name = descriptions.tag_name(progress.candidate)
         tags = page.efficiency_tags(name)
@@ -153,7 +153,7 @@ class TensorBoardSink:
         )
 
     def _write_end(self, end: EndRecord) -> None:
-        """Write the newest point, the table of changes, and the run's settings and totals as hyperparameters."""
+        """Write the last point, the table of candidate changes, and settings and totals as hyperparameters."""
         self._finish()
         metrics = {page.END + name: total for name, total in end.metrics.items() if math.isfinite(total)}
         settings = (
@@ -162,7 +162,7 @@ class TensorBoardSink:
         self._writer.add_hparams(settings, metrics, run_name=".", global_step=end.steps)
 
     def _finish(self) -> None:
-        """Write the last point and the table of changes; a second call writes nothing."""
+        """Write the last point and the table of candidate changes; a second call writes nothing."""
         self._points.flush()
         if self._decision_count and self._newest_step is not None:
             text = descriptions.tabulate_changes(self._changes, self._decision_count, self._forecasts)

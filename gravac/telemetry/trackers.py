@@ -21,14 +21,16 @@ LogSettings = Callable[[dict[str, Any]], object]
 
 
 class TrackerSink:
-    """A sink that passes a run's numbers, with the tags and means of TensorBoard, to functions of a tracker.
+    """Sink that passes a run's numbers to functions of an experiment tracker, by the tags that TensorBoard shows.
 
-    Never raises while training: the first failure causes a warning, and later records are dropped.
+    Steps become means over several steps. The sink never raises an exception while training: the first failure causes a
+    warning, and later records are dropped.
 
     Args:
-        log: function that takes numbers by tag, and the number of the training step of these numbers, such as
-            ``lambda values, step: run.log(values, step)``.
-        settings: function that takes the run's settings, before the first step; ``None``: settings are not logged.
+        log: function that is called with numbers by tag, and with the number of the training step of these numbers,
+            such as ``lambda values, step: run.log(values, step)``.
+        settings: function that is called with the run's settings, before the first step; ``None``: settings are not
+            logged.
         every: number of training steps per point (mean), 1 or more.
 
     Raises:
@@ -50,18 +52,18 @@ class TrackerSink:
         self._newest_step = 0
 
     def __call__(self, record: Record) -> None:
-        """Log the numbers of a record: steps as means, the run's settings and totals; decisions are not logged."""
+        """Log what a record has: steps (as means), settings or totals of the run; decisions are not logged."""
         if not self._guard.has_failed:
             with self._guard:
                 self._log_record(record)
 
     def _log_record(self, record: Record) -> None:
-        """Log the numbers of a record; may raise."""
+        """Log what a record has, as ``__call__`` does; may raise an exception of the tracker."""
         if isinstance(record, StepRecord):
             self._newest_step = record.step
             self._points.add(record)
         elif isinstance(record, DecisionRecord):
-            pass  # a decision is of a future step, and a tracker's step cannot go back; the CF's curve shows the change
+            pass  # a decision is for a future step, and a tracker's step cannot go back; the CF's curve shows changes
         elif isinstance(record, EndRecord):
             self._points.flush()
             totals = {page.END + name: total for name, total in record.metrics.items() if math.isfinite(total)}
@@ -79,7 +81,7 @@ class TrackerSink:
 def wandb_sink(run: Any = None, every: int = 10) -> TrackerSink:
     """Return a sink for a run of Weights & Biases.
 
-    The charts of gravac's numbers count steps by ``gravac/step``, since the program's own logs may count otherwise.
+    The charts of gravac's numbers have ``gravac/step`` as x axis, since the program may count its own logs otherwise.
 
     Args:
         run: the run that ``wandb.init`` returned; ``None``: the active run.
@@ -150,7 +152,7 @@ class CSVSink:
         self._guard = SinkGuard(f"CSVSink({str(path)!r})")
 
     def __call__(self, record: Record) -> None:
-        """Write a row if a record of a step completes the row; ignore all other records."""
+        """Add a step to the next row, and write the row if it has enough steps; ignore other kinds of records."""
         if isinstance(record, StepRecord):
             self._sink(record)
 
@@ -162,7 +164,12 @@ class CSVSink:
                 self._file.close()
 
     def _write_row(self, numbers: dict[str, float], step: int) -> None:
-        """Write a row of the file: numbers by tag, and the number of the training step."""
+        """Write a row of the file.
+
+        Args:
+            numbers: numbers by tag, which are the names of columns; other tags are ignored.
+            step: number of the training step of the numbers.
+        """
         self._writer.writerow({"step": step, **numbers})
 
 

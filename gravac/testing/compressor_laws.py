@@ -1,6 +1,6 @@
 # SPDX-FileCopyrightText: 2026 The gravac developers
 # SPDX-License-Identifier: Apache-2.0
-"""Laws that every compressor must obey, as test functions, also for your own. N ranks run in one process.
+"""Laws that every compressor must obey, as test functions for your own compressors. All ranks run in one process.
 
 In a test suite::
 
@@ -36,7 +36,7 @@ from gravac.testing.trial import (
 )
 
 WORLDS = (1, 2, 3, 8)
-"""Numbers of ranks with which laws are checked."""
+"""Numbers of ranks with which a law is checked."""
 
 SHAPES = ((48, 32), (7, 11, 3), (1, 1), (129, 1), (0, 4))
 """Shapes of the tensors with which laws are checked."""
@@ -48,13 +48,13 @@ Law = Callable[[Compressor], None]
 def exchange(
     compressor: Compressor, xs: Sequence[torch.Tensor], cf: float, *, step: int = 0, seed: int = 0, name: str = "w"
 ) -> list[Reduced]:
-    """Compress and average one tensor over ``len(xs)`` ranks in this process; return each rank's result.
+    """Compress and average one tensor over ``len(xs)`` ranks in this process; return each rank's result, by rank.
 
     Args:
         compressor: compressor to run.
         xs: gradient of each rank, all of one shape, float32 or float64; not changed.
         cf: compression factor.
-        step: number of the step; step, ``seed`` and ``name`` determine the compressor's random numbers.
+        step: index of the step; ``step``, ``seed`` and ``name`` determine the compressor's random numbers.
         seed: seed of the run.
         name: name of the parameter.
 
@@ -82,7 +82,9 @@ def exchange(
 
 
 def cfs_of(compressor: Compressor) -> tuple[float, ...]:
-    """Return the compression factors (CFs) at which a compressor is tested: four of a span, or all of a list.
+    """Return the compression factors (CFs) at which a compressor is tested.
+
+    All CFs that the compressor supports up to 1000, or four of them if it supports a whole range (``Span``).
 
     Example:
         >>> from gravac import quantize
@@ -94,7 +96,7 @@ def cfs_of(compressor: Compressor) -> tuple[float, ...]:
 
 
 def the_mean_is_the_mean_of_what_was_sent(compressor: Compressor) -> None:
-    """Check that the result's ``mean`` is the mean of ``sent`` over the ranks, within the compressor's ``rounding``."""
+    """Check that ``Reduced.mean`` is the mean of the ranks' ``Reduced.sent``, up to the compressor's ``rounding``."""
     for case, xs, results in _run_cases(compressor):
         sent = torch.stack([as_dense(result.sent, x).double() for result, x in zip(results, xs, strict=True)])
         mean = as_dense(results[0].mean, xs[0]).double()
@@ -106,14 +108,17 @@ def the_mean_is_the_mean_of_what_was_sent(compressor: Compressor) -> None:
 
 
 def all_ranks_get_the_same_bits(compressor: Compressor) -> None:
-    """Check that the result's ``mean`` is bitwise equal on all ranks."""
+    """Check that ``Reduced.mean``, the averaged gradient, is bitwise equal on all ranks."""
     for case, xs, results in _run_cases(compressor):
         means = [as_dense(result.mean, x) for result, x in zip(results, xs, strict=True)]
         assert all(torch.equal(mean, means[0]) for mean in means), f"{case}: the means on two ranks differ"
 
 
 def the_same_input_gives_the_same_bits(compressor: Compressor) -> None:
-    """Check that two runs with equal seed, name and step give equal results: all memory must be in the context."""
+    """Check that two exchanges with equal seed, name and step give the same bits.
+
+    A compressor must therefore keep all its state in the ``Context``.
+    """
     for (case, xs, results), (_, _, repeated_results) in zip(
         _run_cases(compressor), _run_cases(compressor), strict=True
     ):
@@ -127,7 +132,7 @@ def the_same_input_gives_the_same_bits(compressor: Compressor) -> None:
 
 
 def a_contractive_one_does_not_add_error(compressor: Compressor) -> None:
-    """Check that a contractive compressor has ``Σ‖x - sent‖² <= Σ‖x‖²`` over the ranks, so that gain is in [0, 1]."""
+    """Check that a contractive compressor has ``Σ‖x - sent‖² <= Σ‖x‖²``, summed over the ranks' gradients x."""
     if not compressor.contractive:
         return
     for case, xs, results in _run_cases(compressor):
@@ -150,7 +155,7 @@ def an_unbiased_one_has_the_gradient_as_expectation(compressor: Compressor) -> N
     for cf in cfs_of(compressor):
         sent_by_step = [as_dense(exchange(compressor, [x], cf, step=step)[0].sent, x) for step in range(400)]
         stacked = torch.stack(sent_by_step).double()
-        # over all elements: steps show no variance of an element that is rounded up once in thousands of steps
+        # summed over all elements, since 400 steps may show no variance of an element that is rarely rounded up
         bias = float(energy(stacked.mean(0) - flat))
         variance = float((stacked - flat).square().sum(1).mean()) / len(sent_by_step)
         assert bias <= 3 * variance + 1e-12 * float(energy(flat)), (
@@ -159,7 +164,7 @@ def an_unbiased_one_has_the_gradient_as_expectation(compressor: Compressor) -> N
 
 
 def zeros_stay_zeros(compressor: Compressor) -> None:
-    """Check that ``mean`` and ``sent`` are zero for gradients of zeros."""
+    """Check that ``Reduced.mean`` and ``Reduced.sent`` are zero if all gradients are zero."""
     for case, xs, results in _run_cases(compressor, lambda world, shape: [torch.zeros(shape)] * world):
         for x, result in zip(xs, results, strict=True):
             assert not as_dense(result.mean, x).any(), f"{case}: the mean of zeros is not zero"
@@ -167,7 +172,7 @@ def zeros_stay_zeros(compressor: Compressor) -> None:
 
 
 def what_is_asked_of_the_wire_does_not_depend_on_data(compressor: Compressor) -> None:
-    """Check that a rank with zeros and a rank with an outlier yield the same collectives."""
+    """Check that collectives do not depend on data: ranks with zeros, or with an outlier, request the same ones."""
     for world, shape, cf in _cases(compressor):
         xs = gradients(world, shape)
         xs[0].zero_()
@@ -176,7 +181,7 @@ def what_is_asked_of_the_wire_does_not_depend_on_data(compressor: Compressor) ->
 
 
 def one_round_is_kept(compressor: Compressor) -> None:
-    """Check that a compressor yields one collective per tensor if its profile or its class has ``one_round``."""
+    """Check that a compressor yields one collective per tensor if its profile, or its class, has ``one_round`` True."""
     for world, shape, cf in _cases(compressor):
         if not compressor.profile(cf, world=world).one_round:
             assert not compressor.one_round, f"{world} ranks, {cf}x: the class has one_round, the profile has not"
@@ -187,7 +192,7 @@ def one_round_is_kept(compressor: Compressor) -> None:
 
 
 def its_profile_is_possible(compressor: Compressor) -> None:
-    """Check that the numbers of the profile are in range, and that only contractive compressors have error feedback."""
+    """Check that a profile's numbers are in range, and that only contractive compressors have error feedback."""
     for world, cf in itertools.product(WORLDS, cfs_of(compressor)):
         profile = compressor.profile(cf, world=world, shapes=SHAPES)
         case = f"{world} ranks, {cf}x:"
@@ -215,7 +220,7 @@ def its_profile_is_possible(compressor: Compressor) -> None:
 
 
 def traffic_is_predicted(compressor: Compressor) -> None:
-    """Check that ``traffic`` predicts the payload bytes of the collectives, without flags and padding."""
+    """Check that ``traffic`` predicts the payload bytes of the collectives, except flags and padding."""
     for world, shape, cf in _cases(compressor):
         predicted_bytes = sum(traffic.payload_bytes for traffic in compressor.traffic(shape, cf, torch.float32, world))
         for ledger in ledgers(compressor, cf, world, shape):
@@ -226,7 +231,7 @@ def traffic_is_predicted(compressor: Compressor) -> None:
 
 
 def errors_foresee_what_is_lost(compressor: Compressor) -> None:
-    """Check that ``errors`` predicts ``‖x - sent‖²`` of a step; for random compressors, the mean over many steps."""
+    """Check that ``errors`` predicts ``‖x - sent‖²`` for a gradient x, on average over 30 steps."""
     (x,) = gradients(1, (64, 64))
     cfs = cfs_of(compressor)
     predictions = compressor.errors(x.reshape(-1), cfs, Context(shape=(64, 64)))
@@ -241,10 +246,10 @@ def errors_foresee_what_is_lost(compressor: Compressor) -> None:
 
 
 def together_each_comes_out_as_alone(compressor: Compressor) -> None:
-    """Check that tensors of equal ``batch_key`` get the same means in one batch as by themselves, up to rounding.
+    """Check that ``rounds_together`` gives the means that ``rounds`` gives for each tensor alone, up to rounding.
 
-    The sum of ``sent`` over the ranks must also be the same (a rank's ``sent`` may differ), and each tensor's state
-    must have the same keys. Two steps are made.
+    The sum of ``sent`` over the ranks must also be the same (a single rank's ``sent`` may differ), and each tensor's
+    state must have the same keys. Skipped if ``batch_key`` is ``None``. The law makes two steps with three tensors.
     """
     shape, ways = SHAPES[0], ("together", "alone")
     for world, cf in itertools.product((2, 3), cfs_of(compressor)):
@@ -282,7 +287,7 @@ def together_each_comes_out_as_alone(compressor: Compressor) -> None:
 
 
 def cf_is_what_was_asked_for(compressor: Compressor) -> None:
-    """Check that the achieved CF of a large tensor is within 2 % of the requested CF, if the class has ``exact_cf``."""
+    """Check that a large tensor's achieved CF is within 2 % of the requested CF; skipped if ``exact_cf`` is False."""
     if not compressor.exact_cf:
         return
     (x,) = gradients(1, (256, 256))
@@ -294,8 +299,8 @@ def cf_is_what_was_asked_for(compressor: Compressor) -> None:
 def a_non_finite_gradient_reaches_every_rank(compressor: Compressor) -> None:
     """Check that if one rank has NaN or inf, all ranks get NaN, no residual changes, and the next step works.
 
-    A dense compressor only sums gradients: NaN or inf then reaches every rank at the same element. With overflow safety
-    all elements are NaN on every rank.
+    A dense compressor only sums gradients, so only the same element must be NaN or inf on every rank. With overflow
+    safety, all elements must be NaN on every rank.
     """
     for bad_number, cf in itertools.product((math.nan, math.inf), cfs_of(compressor)):
         ranks = averagers(compressor, 3)
@@ -324,10 +329,10 @@ def a_non_finite_gradient_reaches_every_rank(compressor: Compressor) -> None:
 
 
 def what_is_sent_scales_with_the_gradient(compressor: Compressor) -> None:
-    """Check in two steps, with residuals, that means scale with the gradients and that gains do not change.
+    """Check that gradients times a power of two give means times that power, and the same gains.
 
-    Within ``magnitudes``, gradients times a power of two give means times that power, bit for bit except for subnormal
-    numbers. Outside ``magnitudes``, all ranks must still get the same mean.
+    The law makes two steps, with residuals. The means must agree bit for bit, except for subnormal numbers. If the
+    power is outside the compressor's ``magnitudes``, all ranks must only get the same mean.
     """
     smallest_magnitude, largest_magnitude = compressor.magnitudes
 
@@ -365,7 +370,10 @@ def what_is_sent_scales_with_the_gradient(compressor: Compressor) -> None:
 
 
 def nothing_is_lost(compressor: Compressor) -> None:
-    """Check that with full error feedback, applied means plus the mean residual equal the sum of mean gradients."""
+    """Check that error feedback of 1 loses nothing: sum of means plus mean residual equals sum of mean gradients.
+
+    The sums are over six steps. Skipped for compressors that are not contractive.
+    """
     if not compressor.contractive:
         return
     for dtype, cf in itertools.product((torch.float32, torch.float64), cfs_of(compressor)):
@@ -389,7 +397,7 @@ def nothing_is_lost(compressor: Compressor) -> None:
 
 
 def gradients_of_any_dtype_work(compressor: Compressor) -> None:
-    """Check that means of float16, bfloat16 and float64 gradients have their dtype, and are close to float32 means."""
+    """Check that float16, bfloat16 and float64 gradients give means of the same dtype, close to the float32 means."""
     for dtype, cf in itertools.product((torch.float16, torch.bfloat16, torch.float64), cfs_of(compressor)):
         xs = [x.to(dtype) for x in gradients(2, (40, 40))]
         means = average(averagers(compressor, 2), xs, cf, step=0)
@@ -420,18 +428,23 @@ LAWS: tuple[Law, ...] = (
     nothing_is_lost,
     gradients_of_any_dtype_work,
 )
-"""All laws for compressors, in the order in which failures are best read."""
+"""All laws for compressors. If several fail, read the first failure first."""
 
 
 def _cases(compressor: Compressor) -> list[tuple[int, tuple[int, ...], float]]:
-    """Return all cases that laws check: number of ranks, shape and CF."""
+    """Return all cases that a law checks, as ``(number of ranks, shape, CF)``."""
     return [(world, shape, cf) for world in WORLDS for shape in SHAPES for cf in cfs_of(compressor)]
 
 
 def _run_cases(
     compressor: Compressor, make_gradients: Callable[[int, tuple[int, ...]], list[torch.Tensor]] = gradients
 ) -> Iterator[tuple[str, list[torch.Tensor], list[Reduced]]]:
-    """Exchange random gradients in all cases; yield each case as text, and each rank's gradient and result."""
+    """Exchange gradients in all cases; yield each case as text, the gradient of each rank, and the result of each rank.
+
+    Args:
+        compressor: compressor to run.
+        make_gradients: function of (number of ranks, shape) that returns the gradient of each rank.
+    """
     for world, shape, cf in _cases(compressor):
         xs = make_gradients(world, shape)
         yield f"{world} ranks, {shape}, {cf}x", xs, exchange(compressor, xs, cf)

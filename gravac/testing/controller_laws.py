@@ -1,6 +1,6 @@
 # SPDX-FileCopyrightText: 2026 The gravac developers
 # SPDX-License-Identifier: Apache-2.0
-"""Laws that every controller must obey, as test functions, also for your own. Laws need no torch, network or clock.
+"""Laws that every controller must obey, as test functions for your own controllers, without torch, network or clock.
 
 In a test suite, after ``from gravac.testing import controller_laws``::
 
@@ -9,8 +9,8 @@ In a test suite, after ``from gravac.testing import controller_laws``::
         law(MyController())
 
 Each law takes a controller, and raises an ``AssertionError`` with the decisions that break the law. Controllers run as
-in training: the decision from the measurement of step t applies from step t+2 on. Native steps in a row are measured as
-one; the decision from this measurement applies at once.
+in training: the decision from the measurement of step t applies from step t+2 on. Successive native steps (DDP
+exchanges by itself) have a single measurement; the decision from that measurement applies at once.
 """
 
 import itertools
@@ -28,7 +28,7 @@ STEPS = 400
 """Number of steps for which a law runs a controller: 20 windows of 20 steps."""
 
 RANGES = ((1.0, 1000.0), (10.0, 1000.0), (10.0, 10.0), (64.0, 100.0))
-"""Ranges of compression factors (CFs) of the user, lowest and highest, with which laws are checked."""
+"""Settings ``cf_range`` (lowest and highest compression factor, CF) with which laws are checked."""
 
 SUPPORTED_CFS = (1.5, 4.0, 32.0, 70.0, 256.0)
 """CFs of a made-up compressor that supports only some CFs."""
@@ -40,7 +40,9 @@ Law = Callable[[Controller[Any]], None]
 """Function that raises an ``AssertionError`` if a controller breaks a law."""
 
 Measure = Callable[[int, Decision], Measurement]
-"""Function of (number of earlier training steps, the step's decision) that returns the step's made-up measurement."""
+"""Function that returns the made-up measurement of a step.
+
+Arguments: number of earlier training steps, and the decision that applies in the step."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,8 +52,9 @@ class Step:
     Attributes:
         applied: decision that applied in the step.
         measured: measurement of the step.
-        state: state of the controller after the measurement.
-        decision: decision from the measurement; applies ``latency`` steps later (after native steps: at once).
+        state: state of the controller after it observed ``measured``.
+        decision: decision that the controller made by ``measured``. It applies ``latency`` steps later, but at once
+            after native steps.
     """
 
     applied: Decision
@@ -72,10 +75,10 @@ def drive(
 
     Args:
         controller: controller to drive.
-        forecasts: forecasts of the candidates that the controller may select; the first is of dense.
+        forecasts: forecasts of the candidates that the controller may select; the first candidate is dense.
         measure: function that returns the measurement of a step.
-        steps: number of measurements; each is of a training step, of native steps in a row, or of a round of outer
-            steps.
+        steps: number of measurements. Each is of one training step, of successive native steps, or of a round (outer
+            steps up to an exchange).
         reload: whether the state is dumped to JSON and restored after every step.
 
     Yields:
@@ -94,7 +97,7 @@ def drive(
     mode, previous_candidate = decision.candidate.mode, decision.candidate
     for step in range(steps):
         applied_decision = pending_decisions.popleft()
-        # ranks learn of another mode at the beginning of a step, and change the mode after that step
+        # ranks learn of another mode when a step begins, and change the mode after that step
         if applied_decision.candidate.mode != mode:
             mode, applied_decision = applied_decision.candidate.mode, Decision(previous_candidate)
         previous_candidate = applied_decision.candidate
@@ -118,7 +121,10 @@ def drive(
 
 
 def _steps_of(decision: Decision) -> int:
-    """Return the number of training steps that are measured as one step, under a decision."""
+    """Return the number of training steps that one measurement covers while a decision applies.
+
+    More than 1 for successive native steps, and for a round of outer steps.
+    """
     return decision.watch if decision.candidate.mode == "native" else decision.candidate.every
 
 
@@ -133,7 +139,7 @@ def forecast_of(compressor: str, cf: float, mode: Mode = "hook") -> Forecast:
 
 
 def forecasts_of(controller: Controller[Any], cf_range: tuple[float, float] = (10.0, 1000.0)) -> tuple[Forecast, ...]:
-    """Return made-up forecasts: of dense, and of a compressor ``"any"`` at the CFs that the controller proposes.
+    """Return forecasts of dense, and of a made-up compressor ``"any"`` at the CFs that the controller proposes.
 
     Example:
         >>> from gravac.controllers.static import Static
@@ -145,10 +151,10 @@ def forecasts_of(controller: Controller[Any], cf_range: tuple[float, float] = (1
 
 
 def turbulent(step: int, decision: Decision) -> Measurement:
-    """Return a made-up measurement whose gain falls with the CF and oscillates over hundreds of steps; times are noisy.
+    """Return a made-up measurement whose gain falls with the CF and oscillates over hundreds of steps.
 
-    Such measurements lead a controller to many kinds of decisions. The norms of three tensors also oscillate; the
-    learning rate is halved every 90 steps.
+    Step times are noisy, the norms of three tensors oscillate, and the learning rate is halved every 90 steps. So a
+    controller makes many kinds of decisions.
 
     Args:
         step: number of earlier training steps.
@@ -204,7 +210,10 @@ def broken(step: int, decision: Decision) -> Measurement:
 
 
 def the_same_measurements_give_the_same_decisions(controller: Controller[Any]) -> None:
-    """Check that a controller makes the same decisions in two equal runs, so that all its memory is in the state."""
+    """Check that a controller makes the same decisions in two equal runs, while a third run gets other measurements.
+
+    A controller must therefore keep all that it remembers in the state.
+    """
     forecasts = forecasts_of(controller)
     expected_decisions = [step.decision for step in drive(controller, forecasts, turbulent)]
     other_drive = drive(controller, forecasts, broken)
@@ -215,7 +224,7 @@ def the_same_measurements_give_the_same_decisions(controller: Controller[Any]) -
 
 
 def observing_leaves_the_state_alone(controller: Controller[Any]) -> None:
-    """Check that ``observe`` leaves its argument, the state, unchanged: a second call returns the same decision."""
+    """Check that ``observe`` does not change its argument ``state``: a second call returns the same decision."""
     forecasts = forecasts_of(controller)
     previous_state_and_dump = None
     for i, step in enumerate(drive(controller, forecasts, turbulent)):
@@ -230,9 +239,10 @@ def observing_leaves_the_state_alone(controller: Controller[Any]) -> None:
 
 
 def only_given_candidates_are_decided(controller: Controller[Any]) -> None:
-    """Check that decisions have only candidates that ``start`` got, and each tensor's name at most once, ascending.
+    """Check that decisions have only candidates that ``start`` got, also for single tensors (``Decision.tensors``).
 
-    If ``start`` got a native candidate, the controller may also select the same candidate in mode ``hook``.
+    If ``start`` got a native candidate, the controller may also select the same candidate in mode ``hook``. The names
+    in ``Decision.tensors`` must ascend, and their candidates must differ from that of the model.
     """
     for forecasts, measure in _cases(controller):
         allowed_candidates = {forecast.candidate for forecast in forecasts}
@@ -256,7 +266,10 @@ def only_given_candidates_are_decided(controller: Controller[Any]) -> None:
 
 
 def a_change_is_told_with_its_reason(controller: Controller[Any]) -> None:
-    """Check that a decision has a reason if and only if it changes a candidate that runs, or has a summary."""
+    """Check that a decision has a reason if it changes a running candidate or has a summary, and no reason otherwise.
+
+    A summary has the gain and the throughput of the window that has ended.
+    """
     for forecasts, measure in _cases(controller):
         decisions = itertools.pairwise(_decisions(controller, forecasts, measure))
         for i, (previous, decision) in enumerate(decisions):
@@ -278,7 +291,10 @@ def shadows_are_few_ascending_and_given(controller: Controller[Any]) -> None:
 
 
 def the_state_dumps_as_plain_values(controller: Controller[Any]) -> None:
-    """Check that the result of ``dump``, after every step, stays equal through JSON, without NaN and infinity."""
+    """Check after every step that what ``dump`` returns can be written to JSON and read back unchanged.
+
+    NaN and infinity are not allowed.
+    """
     for forecasts, measure in _cases(controller):
         for i, step in enumerate(drive(controller, forecasts, measure)):
             state_dump = controller.dump(step.state)
@@ -299,7 +315,7 @@ def a_restored_state_goes_on_identically(controller: Controller[Any]) -> None:
 
 
 def a_state_restores_with_other_candidates(controller: Controller[Any]) -> None:
-    """Check that after ``restore`` with fewer or more candidates, decisions have only these candidates."""
+    """Check that after ``restore`` with fewer or more candidates, decisions have only the candidates of ``restore``."""
     all_forecasts = forecasts_of(controller)
     forecast_lists = [all_forecasts[:1], all_forecasts[:2], (all_forecasts[0], *all_forecasts[2:]), all_forecasts]
     if getattr(controller, "native", False):
@@ -340,7 +356,7 @@ def broken_measurements_do_not_raise(controller: Controller[Any]) -> None:
 
 
 def dense_alone_is_enough(controller: Controller[Any]) -> None:
-    """Check that a controller runs dense, for all tensors and without shadow CFs, if dense is the only candidate."""
+    """Check that if dense is the only candidate, a controller decides dense for all tensors, without shadow CFs."""
     only_dense = forecasts_of(controller)[:1]
     for measure in (turbulent, broken):
         runs = {(decision.runs, decision.shadow) for decision in _decisions(controller, only_dense, measure)}
@@ -377,17 +393,21 @@ LAWS: tuple[Law, ...] = (
     dense_alone_is_enough,
     proposals_are_in_reach,
 )
-"""All laws for controllers, in the order in which failures are best read."""
+"""All laws for controllers. If several fail, read the first failure first."""
 
 
 def _decisions(controller: Controller[Any], forecasts: Sequence[Forecast], measure: Measure) -> Iterator[Decision]:
-    """Yield the decision with which a controller starts, and the decision of every step."""
+    """Run a controller for ``STEPS`` steps; yield the decision of ``start``, then the decision after every step."""
     yield controller.start(forecasts)[1]
     yield from (step.decision for step in drive(controller, forecasts, measure))
 
 
 def _cases(controller: Controller[Any]) -> list[tuple[tuple[Forecast, ...], Measure]]:
-    """Return (forecasts, measure) of all cases: CF ranges, dense in 32 bit, 16 bit or both, good or broken numbers."""
+    """Return ``(forecasts, measure)`` for all cases that laws check.
+
+    Cases differ in CF range, in the dense candidates (32 bit, 16 bit or both; native if the controller allows it), and
+    in whether the measurements are good or broken.
+    """
     wide_range, narrow_range = forecasts_of(controller), forecasts_of(controller, (1.0, 100.0))
     dense_16_bit = forecast_of(DENSE, 2.0)
     cases = [wide_range, narrow_range, (dense_16_bit, *wide_range[1:])]

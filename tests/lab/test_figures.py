@@ -143,7 +143,7 @@ def run(method: str, steps: int, *metrics: float) -> dict[str, object]:
 @pytest.mark.parametrize(
     ("losses", "said"),
     [
-        ((4.0, 2.0, 1.0), "gravac reaches float16's final loss in 10 s instead of 20."),
+        ((4.0, 2.0, 1.0), "gravac reaches float16's final loss in 10 s instead of 20 s."),
         ((4.0, 3.5, 3.0), "gravac does not reach float16's final loss."),
     ],
 )
@@ -157,8 +157,8 @@ def test_the_demo_is_told_from_its_record(
     (tmp_path / "demo.json").write_text(json.dumps({"rate": 1e8, "workers": 2, "runs": runs}))
     monkeypatch.setattr(tables_of_demo, "FOLDER", tmp_path)
     short, table = tables_of_demo.demo_in_short(), tables_of_demo.demo()
-    assert short.startswith("The demo, 2 workers at 100 Mbit/s, 20 s of training each: validation loss 3.00 with")
-    assert said in short and "at 1/13 of float32's" in short and "2.75 with\nouter steps allowed" in short
+    assert short.startswith("In the demo, 2 workers train for 20 s with each method, over a link of 100 Mbit/s. ")
+    assert said in short and "1/13 of float32's" in short and "2.75\nwith gravac and [outer steps]" in short
     assert "| at step 40 | seconds to 2.000 |" in table
     assert "| dense float32, native DDP | 40 | 20.0 | 8.00 | 13.10 | 3.000 | 3.000 | not reached |" in table
     assert "What `AdaptiveCompressor()` ran, from step 0: 2 bits, 15x fewer bytes." in table

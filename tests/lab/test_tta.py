@@ -272,6 +272,11 @@ def test_first_reached_is_linear_between_evaluations_for_losses_and_scores() -> 
     assert first_reached(curve(5, 6), 7, higher_is_better=False) == (0.0, 0.0)
 
 
+def test_a_run_that_recovers_reaches_the_target_at_its_first_finite_evaluation() -> None:
+    for lost in (math.nan, math.inf):
+        assert first_reached(curve(5, lost, 1), 2, higher_is_better=False) == (4.0, 20.0)
+
+
 def test_factored_time_is_steps_times_the_step_time(run: TrainingRecord) -> None:
     split = {"compute": 0.1, "exposed": 0.2, "input_wait": 0.0, "compress": None, "exchange": None}
     probe = {"steps_s": [0.5, 0.3, 0.4], "step": 5, "interface_bytes": 100, "split": split}

@@ -32,6 +32,7 @@ ALLOWED = (
     Allowed(r"momentum of 0\.9", "a setting"),
     Allowed(r"Python 3\.10|torch 2\.6", "a version", README),
     Allowed(r"runs of 200 steps|runs of 160 to 2000 steps", "how long runs were made", README),
+    Allowed(r"above 2\.5 million", "above the 2 443 520 parameters of gpt2, the largest model of hsdp_links", README),
     Allowed(r"\(5 minutes\)", "how long a command takes, roughly", README),
     Allowed(r"Apache-2\.0|arXiv 2103\.00543", "a name", README),
     Allowed(r"after 80 % of its steps", "how a target is set", RESULTS),

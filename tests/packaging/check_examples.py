@@ -29,7 +29,7 @@ EMULATED = ("two_sites.py",)
 def first_lines(example: Path) -> tuple[str | None, list[str]]:
     """Return the extra that an example's docstring names, and the last command in it that runs the example."""
     said = example.read_text(encoding="utf-8").split('"""')[1]
-    extra = re.search(r'pip install "\.\[(\w+)\]"', said)
+    extra = re.search(r"""pip install ["']\.\[(\w+)\]["']""", said)
     commands: list[str] = re.findall(rf"((?:torchrun|python) [^\n]*examples/{example.name})", said)
     return extra and extra[1], shlex.split(commands[-1])
 

@@ -1,7 +1,7 @@
 # SPDX-FileCopyrightText: 2026 The gravac developers
 # SPDX-License-Identifier: Apache-2.0
-"""Published compressors to compare with: in gravac's measurements none was better than those one folder up.
+"""Published compressors to compare with: in gravac's measurements none was better than those in ``compressors``.
 
-They obey the same laws, and users choose them by name like any other compressor. Outside of this folder, only the list
-of names in ``gravac.compressors`` refers to them.
+Users choose these compressors by name like any other, and ``gravac.testing.compressor_laws`` checks them too. Outside
+of this folder, only the list of names in ``gravac.compressors`` refers to them.
 """

@@ -3,8 +3,9 @@
 """AR-Topk: all ranks send one rank's top-k coordinates, so that an all-reduce can sum their values.
 
 Source: Tyagi & Swany, "Flexible Communication for Optimal Distributed Learning over Unpredictable Networks", IEEE Big
-Data 2023 (arXiv 2312.02493), section 3. STAR uses each rank's coordinates in rotation; VAR those of the rank whose
-top-k has most energy. Contractive, since each rank sends its own values at the coordinates.
+Data 2023 (arXiv 2312.02493), section 3. The paper's STAR lets ranks select the coordinates by turns; its VAR uses the
+coordinates of the rank whose top-k has most energy. Contractive, since each rank sends its own values at the
+coordinates.
 """
 
 from collections.abc import Sequence
@@ -26,9 +27,9 @@ class ARTopK(Compressor):
     """AR-Topk: one rank selects coordinates and broadcasts their indices; an all-reduce sums all ranks' values.
 
     Attributes:
-        choose: which rank selects coordinates. ``"star"``, the default: the next rank at each step. ``"var"``: for each
-            tensor, the rank whose k values have most energy. ``"var"`` exchanges one more number per tensor; on a GPU
-            the host waits for it.
+        choose: which rank selects coordinates. ``"star"``, the default: the ranks by turns, another one in each step.
+            ``"var"``: for each tensor, the rank whose k values have most energy. To find this rank, every rank sends
+            one more number per tensor, and on a GPU the host waits for these numbers.
         values: number format of the values on the wire: ``"float32"``, ``"float16"`` or ``"bfloat16"``; ``None``, the
             default: the gradient's own.
 
@@ -46,18 +47,18 @@ class ARTopK(Compressor):
 
     @property
     def host_waits(self) -> bool:
-        """True if the host waits for a GPU while it encodes: with ``"var"``, to learn which rank selects."""
+        """True if the host waits for a GPU during encoding: with ``"var"``, to learn which rank selects."""
         return self.choose == "var"
 
     @property
     def magnitudes(self) -> tuple[float, float]:
-        """Smallest and largest magnitude of a gradient that the number format of the values can represent."""
+        """Smallest and largest magnitude of a gradient's elements that can be sent in the number format ``values``."""
         return magnitudes_in(dtype_of(self.values, torch.float32))
 
     def traffic(self, shape: tuple[int, ...], cf: float, dtype: torch.dtype, world: int = 2) -> tuple[Traffic, ...]:
         """Return the predicted traffic in bytes: a broadcast of indices, and an all-reduce of values.
 
-        With ``"var"``, an all-gather of a number per rank comes first.
+        With ``"var"``, an all-gather of one number per rank precedes these.
         """
         elements = torch.Size(shape).numel()
         k = k_for(elements, cf)
@@ -72,8 +73,8 @@ class ARTopK(Compressor):
         """Average flat x, ``(elements,)``, at the coordinates that one rank selects.
 
         1. Select this rank's k largest coordinates.
-        2. All-gather the energy of each rank's selection (``"var"`` only); the rank with most energy is the root. With
-           ``"star"``, the root is the rank after the last step's root.
+        2. Determine the root. With ``"var"``, all-gather the norm of each rank's selected values; the root is the rank
+           with the largest norm. With ``"star"``, the root is the rank after the last step's root.
         3. Broadcast the root's indices.
         4. All-reduce every rank's values at these indices.
         """
@@ -93,7 +94,10 @@ class ARTopK(Compressor):
         )
 
     def errors(self, x: torch.Tensor, cfs: Sequence[float], ctx: Context) -> list[torch.Tensor]:
-        """Return the squared error of flat x at each CF, 0-d, if this rank selects; too low if another rank does."""
+        """Return the squared error of flat x at each CF, 0-d, as if this rank selected the coordinates.
+
+        The errors are too low if another rank selects.
+        """
         return topk.errors(x, cfs, ctx)
 
     @property
@@ -103,4 +107,4 @@ class ARTopK(Compressor):
 
 
 artopk = ARTopK()
-"""AR-Topk with each rank's top-k in rotation; ``artopk(choose="var")`` uses the rank with most energy."""
+"""AR-Topk in which ranks select by turns; with ``artopk(choose="var")``, the rank with most energy selects."""

@@ -1,11 +1,11 @@
 # SPDX-FileCopyrightText: 2026 The gravac developers
 # SPDX-License-Identifier: Apache-2.0
-"""IntSGD: integers in a scale that all ranks share, so that an all-reduce sums them.
+"""IntSGD: sends integers, in units of a scale that all ranks share, so that an all-reduce can sum them.
 
-Source: Mishchenko et al., "IntSGD: Adaptive Floatless Compression of Stochastic Gradients", ICLR 2022, for integers
-whose sum cannot overflow; the scale is the largest magnitude over the ranks, block by block, as in Xin et al.,
-"Global-QSGD: Practical Floatless Quantization for Distributed Learning with Theoretical Guarantees", 2023. Unbiased;
-not contractive: the more ranks, the fewer different integers each rank may send.
+Sources: Mishchenko et al., "IntSGD: Adaptive Floatless Compression of Stochastic Gradients", ICLR 2022, for integers
+whose sum cannot overflow; Xin et al., "Global-QSGD: Practical Floatless Quantization for Distributed Learning with
+Theoretical Guarantees", 2023, for the scale: the largest magnitude over the ranks, for each block of elements.
+Unbiased; not contractive, since with more ranks each rank has fewer different integers to send.
 """
 
 from collections.abc import Sequence
@@ -30,7 +30,7 @@ from gravac.compressors.squares import energy
 
 
 class IntSGD(Compressor):
-    """IntSGD in two rounds: an all-gather of each block's largest magnitude, and an all-reduce of integers.
+    """IntSGD by two collectives: an all-gather of each block's largest magnitude, and an all-reduce of integers.
 
     Each of N ranks sends integers up to ``(2 ** (bits - 1) - 1) / N``: with 8 bits, 63 at 2 ranks, and 1 at 64 ranks.
     If the limit is below 1 (128 ranks with 8 bits), integers have more bits than requested.
@@ -56,17 +56,18 @@ class IntSGD(Compressor):
         return 32 / self.bits
 
     def traffic(self, shape: tuple[int, ...], cf: float, dtype: torch.dtype, world: int = 2) -> tuple[Traffic, ...]:
-        """Return the predicted traffic, in bytes: an all-gather of magnitudes, and an all-reduce of integers."""
+        """Return the predicted traffic, in bytes: an all-gather of a magnitude per block, an all-reduce of integers."""
         elements = torch.Size(shape).numel()
         scale_bytes = block_count(elements, self.block) * working(dtype).itemsize
         return (Traffic(AllGather, scale_bytes), Traffic(AllReduce, lane_bytes(elements, lane_bits(self.bits, world))))
 
     def rounds(self, x: torch.Tensor, cf: float, ctx: Context) -> Rounds:
-        """Average flat x as integers in scales that all ranks share.
+        """Average flat x as integers, in units of scales that all ranks share.
 
         1. All-gather the largest magnitude of every block; the largest over the ranks gives the block's scale.
-        2. Round each element, in units of its scale, to the next lower or higher integer at random.
-        3. All-reduce the integers, and multiply the sums by the scales.
+        2. Divide each element by its block's scale, and multiply by the largest integer that a rank may send. Round the
+           result at random to the next lower or higher integer.
+        3. All-reduce the integers, and convert the sums back to numbers.
         """
         bits = lane_bits(self.bits, ctx.world)
         limit = integer_limit(bits, ctx.world)
@@ -79,7 +80,10 @@ class IntSGD(Compressor):
         return Reduced(mean=mean, sent=integers.mul_(step), cf=32 / bits)
 
     def errors(self, x: torch.Tensor, cfs: Sequence[float], ctx: Context) -> list[torch.Tensor]:
-        """Return the expected squared error of flat x, 0-d; too low if other ranks have larger magnitudes."""
+        """Return, for each CF, the expected squared error of flat x, 0-d.
+
+        The errors are too low if other ranks have larger magnitudes, since the ranks share scales.
+        """
         limit = integer_limit(lane_bits(self.bits, ctx.world), ctx.world)
         largest_magnitudes = repeat_for_elements(block_largest(x, self.block), self.block, x.numel())
         variance = rounding_variance(relative_magnitudes(x, largest_magnitudes).mul_(limit))
@@ -87,17 +91,17 @@ class IntSGD(Compressor):
 
 
 def integer_limit(bits: int, world: int) -> int:
-    """Return the largest integer whose sum over ``world`` ranks fits in ``bits`` bits, sign included."""
+    """Return the largest integer that ``world`` ranks may send so that the sum fits in ``bits`` bits, sign included."""
     return int((2 ** (bits - 1) - 1) // world)
 
 
 def lane_bits(bits: int, world: int) -> int:
-    """Return the bits per integer on the wire: ``bits``, or 16 or 32 if ``world`` ranks could only send zeros."""
+    """Return the bits per integer on the wire: ``bits``, or 16 or 32 if fewer bits would allow only zeros."""
     return next(candidate_bits for candidate_bits in (bits, 16, 32) if integer_limit(candidate_bits, world))
 
 
 def lane_bytes(elements: int, bits: int) -> int:
-    """Return the bytes of the result of ``to_lanes`` for ``elements`` integers of ``bits`` bits."""
+    """Return how many bytes ``elements`` integers of ``bits`` bits take on the wire, as ``to_lanes`` converts them."""
     return -(-elements // 2) * 4 if bits == 16 else elements * bits // 8
 
 
@@ -111,7 +115,7 @@ def to_lanes(integers: torch.Tensor, bits: int) -> torch.Tensor:
         bits: 8, 16 or 32.
 
     Returns:
-        int8 or int32, ``[n]``; int32, ``[ceil(n / 2)]`` for 16 bit.
+        For 8 bits int8, ``[n]``; for 16 bits int32, ``[ceil(n / 2)]``; for 32 bits int32, ``[n]``.
     """
     if bits != 16:
         return integers.to(torch.int8) if bits == 8 else integers
@@ -120,7 +124,7 @@ def to_lanes(integers: torch.Tensor, bits: int) -> torch.Tensor:
 
 
 def from_lanes(total: torch.Tensor, bits: int, elements: int) -> torch.Tensor:
-    """Convert the sum over ranks of ``to_lanes`` back to an integer per element: int8 or int32, ``[elements]``."""
+    """Convert the all-reduced result of ``to_lanes`` back to an integer per element: int8 or int32, ``[elements]``."""
     if bits != 16:
         return total
     low_integers = ((total + 2**15) & 0xFFFF) - 2**15
@@ -128,4 +132,4 @@ def from_lanes(total: torch.Tensor, bits: int, elements: int) -> torch.Tensor:
 
 
 intsgd = IntSGD()
-"""IntSGD with 8 bits; ``intsgd(bits=16)`` makes another."""
+"""IntSGD with 8 bits; ``intsgd(bits=16)`` sends 16 bits per element."""

@@ -1,11 +1,11 @@
 # SPDX-FileCopyrightText: 2026 The gravac developers
 # SPDX-License-Identifier: Apache-2.0
-"""Natural compression: random rounding to a power of two, so that only sign and exponent are sent.
+"""Natural compression: rounds each element at random to a power of two, so that only sign and exponent are sent.
 
 Source: Horvath et al., "Natural Compression for Distributed Deep Learning", 2019 (arXiv:1905.10988), definition 1 and
-theorem 1: unbiased, second moment at most 9/8 of the square. Contractive too: no element's error exceeds the element.
-Both properties hold down to 2**-126 of the tensor's largest magnitude, also for subnormal numbers. Smaller elements are
-rounded to zero or to the smallest power that is sent, unbiased.
+theorem 1. Unbiased, and an element's expected square grows by at most 1/8. Also contractive, since no element's error
+exceeds the element. Both hold for elements down to 2**-126 of the tensor's largest magnitude, also for subnormal
+numbers. Smaller elements are rounded to zero or to the smallest power that is sent, which is unbiased too.
 """
 
 from collections.abc import Sequence
@@ -22,13 +22,13 @@ from gravac.compressors.profile import CostPoints
 from gravac.compressors.squares import energy, power_of_two
 
 EXPONENT_SPAN = 126
-"""Difference of the exponents of the largest and the smallest power of two that a rank sends for a tensor."""
+"""Exponent of the largest minus exponent of the smallest power of two that a rank sends for a tensor."""
 
 
 class Natural(Compressor):
     """Natural compression: a sign and a 7-bit exponent per element, exchanged by all-gather.
 
-    Exponents are relative to the tensor's lowest.
+    A rank also sends the lowest exponent of its tensor, from which all exponents are counted.
     """
 
     name: ClassVar[str] = "natural"
@@ -50,9 +50,10 @@ class Natural(Compressor):
         return (yield from exchange_codes(codes, lowest, 8, partial(decode, dtype=x.dtype), ctx))
 
     def errors(self, x: torch.Tensor, cfs: Sequence[float], ctx: Context) -> list[torch.Tensor]:
-        """Return the expected squared error of flat x, 0-d: the sum of ``(|x| - below) (above - |x|)``.
+        """Return, for each CF, the expected squared error of flat x, 0-d.
 
-        ``below`` and ``above`` are the powers of two around an element.
+        The error is the sum over elements of ``(|x| - below) (above - |x|)``: ``below`` and ``above`` are the powers of
+        two next to ``|x|``.
         """
         _, position, step = _neighbours(x, lowest_exponent(x))
         error = energy(rounding_variance(position).sqrt_() * step)
@@ -68,7 +69,8 @@ def lowest_exponent(x: torch.Tensor) -> torch.Tensor:
 def encode(x: torch.Tensor, lowest: torch.Tensor, draws: Draws) -> torch.Tensor:
     """Round flat x to powers of two at random, and return their codes.
 
-    A code has the sign in its highest bit. The other bits are 0 for zero, else exponent - lowest + 1.
+    A code has the sign in its highest bit. The other seven bits are 0 for the number 0, otherwise the exponent of the
+    power of two, minus ``lowest``, plus 1.
 
     Args:
         x: numbers to code: flat, float32 or float64.
@@ -84,7 +86,13 @@ def encode(x: torch.Tensor, lowest: torch.Tensor, draws: Draws) -> torch.Tensor:
 
 
 def decode(codes: torch.Tensor, lowest: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-    """Return the numbers that flat codes of ``encode`` represent: flat, of the codes' length, in ``dtype``."""
+    """Return the numbers that codes of ``encode`` (flat) represent: flat, of the codes' length, in ``dtype``.
+
+    Args:
+        codes: codes, uint8, flat.
+        lowest: the exponent that was given to ``encode``.
+        dtype: float32 or float64.
+    """
     magnitude = codes & 127
     power = power_of_two(magnitude.to(torch.int32) - 1 + lowest, dtype).mul_(magnitude > 0)
     return torch.where(codes > 127, -power, power)
@@ -108,9 +116,9 @@ def _neighbours(x: torch.Tensor, lowest: torch.Tensor) -> tuple[torch.Tensor, to
 
 
 def _min_exponent(dtype: torch.dtype) -> int:
-    """Return the exponent of the smallest power of two of float32 or float64, a subnormal number."""
+    """Return the exponent of the smallest positive number of float32 or float64, a subnormal power of two."""
     return -1074 if dtype == torch.float64 else -149
 
 
 natural = Natural()
-"""Natural compression; has no settings."""
+"""Natural compression, which has no settings."""

@@ -1,10 +1,10 @@
 # SPDX-FileCopyrightText: 2026 The gravac developers
 # SPDX-License-Identifier: Apache-2.0
-"""QSGD: random rounding to a few levels of each bucket's norm.
+"""QSGD: rounds each element at random to a level; levels are evenly spaced from minus to plus its bucket's norm.
 
 Source: Alistarh et al., "QSGD: Communication-Efficient SGD via Gradient Quantization and Encoding", NeurIPS 2017,
-section 3.1, with the buckets of section 4; levels are sent as fixed-width codes, not Elias codes. Unbiased; not
-contractive: with few bits the error may exceed the gradient.
+section 3.1. Buckets are runs of consecutive elements, as in section 4, and not DDP's buckets. Levels are sent as codes
+of fixed width, not Elias codes. Unbiased; not contractive, since with few bits the error may exceed the gradient.
 """
 
 from collections.abc import Callable, Sequence
@@ -23,14 +23,14 @@ from gravac.compressors.squares import energy, norms_of_rows
 
 
 class QSGD(Compressor):
-    """QSGD: signed levels and one norm per bucket, exchanged by all-gather.
+    """QSGD: a signed level per element and a norm per bucket, exchanged by all-gather.
 
     Attributes:
         bits: bits per element, sign included: 2, 4 (the default) or 8; there are ``2 ** (bits - 1) - 1`` levels above
             zero.
-        bucket: number of elements that share a norm, 1 or more; default: 512.
-        norm: norm of a bucket, of which levels are fractions: ``"l2"``, the default, as published; or ``"max"``, the
-            largest magnitude, which has a smaller error.
+        bucket: number of consecutive elements that share a norm, 1 or more; default: 512.
+        norm: the highest level of a bucket. ``"l2"``, the default, as published: the Euclidean norm of the bucket;
+            ``"max"``: its largest magnitude, which leads to a smaller error.
 
     Raises:
         SettingsError: a setting is unknown, of the wrong type, or out of its range.
@@ -56,17 +56,20 @@ class QSGD(Compressor):
 
     @property
     def levels(self) -> int:
-        """Number of levels above zero."""
+        """Number of levels above zero: ``2 ** (bits - 1) - 1``."""
         return int(2 ** (self.bits - 1) - 1)
 
     def traffic(self, shape: tuple[int, ...], cf: float, dtype: torch.dtype, world: int = 2) -> tuple[Traffic, ...]:
-        """Return the predicted traffic: an all-gather of packed codes and a norm per bucket, in bytes."""
+        """Return the predicted traffic, in bytes: an all-gather of packed codes and of a norm per bucket."""
         elements = torch.Size(shape).numel()
         norm_bytes = block_count(elements, self.bucket) * working(dtype).itemsize
         return (Traffic(AllGather, packed_bytes(elements, self.bits) + norm_bytes),)
 
     def norms(self, x: torch.Tensor) -> torch.Tensor:
-        """Return the norm of each bucket of flat x, at least its largest magnitude: ``[buckets]``, dtype of x."""
+        """Return the norm of each bucket of flat x: ``[buckets]``, dtype of x.
+
+        No norm is below the largest magnitude in its bucket.
+        """
         largest = block_largest(x, self.bucket)
         if self.norm == "max":
             return largest
@@ -80,7 +83,10 @@ class QSGD(Compressor):
         return (yield from exchange_codes(codes, norms, self.bits, self.decode, ctx))
 
     def encode(self, x: torch.Tensor, norms: torch.Tensor, draws: Draws) -> torch.Tensor:
-        """Round flat x to levels at random; return codes, signed level + number of levels: uint8, of x's length."""
+        """Round flat x to levels at random, and return the codes: uint8, of x's length.
+
+        A code is the signed number of the level (0 for zero), plus ``levels``.
+        """
         level = round_randomly(self._exact_levels(x, norms), draws)
         return level.mul_(x.sign()).add_(self.levels).to(torch.uint8)
 
@@ -90,9 +96,10 @@ class QSGD(Compressor):
         return signed_levels * repeat_for_elements(norms / self.levels, self.bucket, codes.numel())
 
     def errors(self, x: torch.Tensor, cfs: Sequence[float], ctx: Context) -> list[torch.Tensor]:
-        """Return the expected squared error of flat x, 0-d: the sum of ``p (1 - p)`` times the squared level distance.
+        """Return, for each CF, the expected squared error of flat x, 0-d.
 
-        p is the probability that an element is rounded up.
+        The error is the sum over elements of ``p (1 - p) d²``: p is the probability that the element is rounded up, d
+        the distance of two levels.
         """
         norms = self.norms(x)
         variance = rounding_variance(self._exact_levels(x, norms))
@@ -129,36 +136,57 @@ def exchange_codes(
 
 
 def block_count(elements: int, size: int) -> int:
-    """Return how many blocks of ``size`` elements a tensor has, counting a last partial block; size 0: one block."""
+    """Return how many blocks of ``size`` elements a tensor has, a last partial block included; size 0: one block."""
     return -(-elements // (size or max(1, elements)))
 
 
 def as_block_rows(x: torch.Tensor, size: int) -> torch.Tensor:
-    """Return flat x as a matrix with a row per block of ``size`` elements (0: all), the last row padded with zeros."""
+    """Return flat x as a matrix with a row per block of ``size`` elements; the last row is padded with zeros.
+
+    A ``size`` of 0 makes a single block of all elements.
+    """
     elements = x.numel()
     size = max(1, min(size or elements, elements))
     return torch.nn.functional.pad(x, (0, -elements % size)).view(-1, size)
 
 
 def block_largest(x: torch.Tensor, size: int) -> torch.Tensor:
-    """Return the largest magnitude of each block of ``size`` elements of flat x: ``[block_count]``, dtype of x."""
+    """Return the largest magnitude of each block of ``size`` elements of flat x: ``[blocks]``, dtype of x.
+
+    A ``size`` of 0 makes a single block of all elements.
+    """
     largest: torch.Tensor = torch.linalg.vector_norm(as_block_rows(x, size), ord=float("inf"), dim=1)
     return largest
 
 
 def repeat_for_elements(values: torch.Tensor, size: int, elements: int) -> torch.Tensor:
-    """Repeat each block's value for each of the block's ``size`` elements: ``[block_count]`` becomes ``[elements]``."""
+    """Return each block's value once for every element of the block: ``[blocks]`` becomes ``[elements]``.
+
+    Args:
+        values: one value per block, ``[blocks]``.
+        size: elements per block; 0: a single block of all elements.
+        elements: number of elements of the result.
+    """
     size = min(size or elements, elements)
     return values.unsqueeze(1).expand(-1, size).reshape(-1)[:elements]
 
 
 def relative_magnitudes(x: torch.Tensor, norm: torch.Tensor) -> torch.Tensor:
-    """Return ``|x| / norm``, in the shape of x, and 0 if the norm is 0; ``norm`` is one number per element."""
+    """Return ``|x| / norm``, in the shape of x, and 0 for elements whose norm is 0.
+
+    Args:
+        x: numbers of any shape; an element is 0 if its norm is 0.
+        norm: norm for each element, in the shape of x.
+    """
     return x.abs().div_(torch.where(norm > 0, norm, 1))
 
 
 def round_randomly(x: torch.Tensor, draws: Draws) -> torch.Tensor:
-    """Round each element to an integer, up with a probability equal to its fraction; unbiased within 2**-24."""
+    """Round each element at random to the next lower or higher integer; return floats, in the shape of x.
+
+    An element is rounded up with a probability equal to its fractional part, to within 2**-24, so that the rounding is
+    unbiased.
+    """
     floors = x.floor()
     return floors.add_(draws.uniform(x.numel(), x.device).view_as(x) < x - floors)
 
@@ -170,4 +198,4 @@ def rounding_variance(x: torch.Tensor) -> torch.Tensor:
 
 
 qsgd = QSGD()
-"""QSGD with 4 bits; ``qsgd(bits=8, norm="max")`` makes another."""
+"""QSGD with its default settings: 4 bits, Euclidean norm; ``qsgd(bits=8, norm="max")`` has a smaller error."""

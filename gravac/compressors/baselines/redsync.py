@@ -3,8 +3,8 @@
 """RedSync: top-k by a threshold between the mean and the largest magnitude, lowered in steps or found by bisection.
 
 Source: Fang et al., "RedSync: Reducing Synchronization Bandwidth for Distributed Deep Learning Training System", JPDC
-2019 (arXiv 1808.04357), section 5.2: trimmed top-k and threshold binary search. Contractive: coding never adds error.
-If exactly k coordinates are sent, the gain is at least 1/CF, as with top-k; otherwise no gain is guaranteed.
+2019 (arXiv 1808.04357), section 5.2: trimmed top-k and threshold binary search. Contractive. If exactly k coordinates
+are sent, the gain is at least 1/CF, as with top-k; otherwise no gain is guaranteed.
 """
 
 from typing import Annotated, ClassVar, Literal
@@ -16,17 +16,18 @@ from gravac.compressors.profile import CostPoints
 from gravac.compressors.threshold import SLOTS_PER_COORDINATE, ThresholdK
 
 MAX_BISECTIONS = 20
-"""Maximum number of bisections of the threshold's range."""
+"""Maximum number of times that the range of the threshold is halved."""
 
 
 class RedSync(ThresholdK):
     """RedSync: top-k by the threshold ``mean + ratio * (max - mean)`` of the magnitudes.
 
     Attributes:
-        search: search for the ratio. ``"trimmed"``, the default: the ratio is lowered in steps until k magnitudes reach
-            the threshold; the k largest are sent. ``"bisection"``: the ratio's range is halved until between k and 2k
-            magnitudes reach the threshold; all of them are sent if ``exact_count`` is False.
-        step: decrease of the ratio per step, in (0, 1); default: 0.2.
+        search: how the ratio, from 0 to 1, is found. ``"trimmed"``, the default: the ratio is lowered by ``step``
+            until at least k magnitudes reach the threshold; the k largest are sent. ``"bisection"``: the range of the
+            ratio is halved until k to 2k magnitudes reach the threshold; if ``exact_count`` is False, all of these are
+            sent.
+        step: decrease of the ratio each time, for ``"trimmed"``; in (0, 1), default: 0.2.
         exact_count: whether exactly the k largest coordinates are sent (default: True); False: those that reach the
             threshold, as published.
         values: number format of the values on the wire; see ``TopK``.
@@ -49,7 +50,7 @@ class RedSync(ThresholdK):
         return self.exact_count or self.search == "trimmed"
 
     def threshold(self, magnitudes: torch.Tensor, k: int) -> float:
-        """Return a threshold that about k of flat ``magnitudes`` reach, found as the setting ``search`` says."""
+        """Return a threshold that about k of flat ``magnitudes`` reach; the setting ``search`` says how it is found."""
         mean, maximum = float(magnitudes.mean(dtype=torch.float64)), float(magnitudes.max())
 
         def threshold_and_count(ratio: float) -> tuple[float, int]:
@@ -75,4 +76,4 @@ class RedSync(ThresholdK):
 
 
 redsync = RedSync()
-"""RedSync by trimmed top-k; ``redsync(search="bisection", exact_count=False)`` is the other published rule."""
+"""RedSync with trimmed top-k; ``redsync(search="bisection", exact_count=False)`` is the paper's threshold search."""

@@ -1,13 +1,13 @@
 # SPDX-FileCopyrightText: 2026 The gravac developers
 # SPDX-License-Identifier: Apache-2.0
-"""SIDCo: top-k by a threshold from a probability law that is fitted to the magnitudes, in stages for high CFs.
+"""SIDCo: top-k by a threshold from a probability distribution that is fitted to the magnitudes.
 
 Source: Abdelmoniem et al., "An Efficient Statistical-based Gradient Compression Technique for Distributed Training
-Systems", MLSys 2021 (arXiv 2101.10761), sections 3.1 to 3.3. The first stage fits a law to all magnitudes; each later
-stage fits a law to the magnitudes above the threshold of the stage before, and raises the threshold. In the paper, the
-number of stages follows the ratio achieved in earlier steps. gravac's rule needs no memory: it adds stages within a
-step while the sent fraction is off by more than ``TOLERANCE``. Zeros, which have no probability under these laws, are
-left out of the fit.
+Systems", MLSys 2021 (arXiv 2101.10761), sections 3.1 to 3.3. For high CFs the threshold is found in stages. The first
+stage fits a distribution to all magnitudes. Each later stage fits one to the magnitudes above the previous stage's
+threshold, and raises the threshold. In the paper, the number of stages depends on the CF achieved in earlier steps.
+gravac instead adds stages within a step, as long as the sent fraction is off by more than ``TOLERANCE``. Magnitudes of
+0 are left out of the fit, since they have no probability under these distributions.
 """
 
 import math
@@ -19,22 +19,22 @@ from gravac.compressors.profile import CostPoints
 from gravac.compressors.threshold import ThresholdK
 
 STAGE_FRACTION = 0.25
-"""Fraction of magnitudes that pass each stage except the last (the paper's delta_1)."""
+"""Fraction of a stage's magnitudes that should exceed its threshold, except in the last stage (the paper's delta_1)."""
 
 TOLERANCE = 0.2
-"""Relative error of the fraction of magnitudes sent, above which more stages are tried (the paper's epsilon)."""
+"""Largest relative error of the fraction sent; if the error is larger, more stages are tried (the paper's epsilon)."""
 
 MAX_STAGES = 8
-"""Maximum number of stages in which a threshold is computed."""
+"""Maximum number of stages for one threshold."""
 
 
 class SIDCo(ThresholdK):
-    """SIDCo: top-k by a threshold that is a quantile of a law fitted to the magnitudes.
+    """SIDCo: top-k by a threshold that is a quantile of a distribution fitted to the magnitudes.
 
     Attributes:
-        law: law fitted to the magnitudes in the first stage: ``"exponential"`` (the default), ``"gpareto"``
-            (generalized Pareto) or ``"gamma"``. Later stages fit the excess over the last stage's threshold: by an
-            exponential law if ``law`` is exponential, otherwise by a generalized Pareto law.
+        law: distribution that the first stage fits to the magnitudes: ``"exponential"`` (the default), ``"gpareto"``
+            (generalized Pareto) or ``"gamma"``. Later stages fit the amounts by which magnitudes exceed the previous
+            stage's threshold: by an exponential distribution if ``law`` is exponential, else by a generalized Pareto.
         exact_count: whether exactly the k largest coordinates are sent (default: True); False: those that reach the
             threshold, as published.
         values: number format of the values on the wire; see ``TopK``.
@@ -51,11 +51,12 @@ class SIDCo(ThresholdK):
     def threshold(self, magnitudes: torch.Tensor, k: int) -> float:
         """Return a threshold that about k magnitudes reach.
 
-        Thresholds of more and more stages are tried; the one that comes closest to k is returned.
+        Thresholds are computed with more and more stages. The result is the threshold for which the number of
+        magnitudes that reach it comes closest to k.
 
         Args:
             magnitudes: magnitudes of a tensor, flat.
-            k: requested number of magnitudes that reach the threshold.
+            k: number of magnitudes that should reach the threshold.
         """
         magnitudes = magnitudes[magnitudes > 0]
         if magnitudes.numel() <= k:
@@ -89,12 +90,15 @@ class SIDCo(ThresholdK):
         return threshold
 
     def _quantile(self, excess: torch.Tensor, fraction: float, first: bool) -> float:
-        """Return the number that is exceeded with a given probability under a fitted law (corollaries 1.1 to 1.3).
+        """Return the number that is exceeded with a given probability under a fitted distribution.
+
+        Source: corollaries 1.1 to 1.3 of the paper.
 
         Args:
-            excess: numbers to which the law is fitted, flat.
+            excess: numbers to which the distribution is fitted, flat.
             fraction: the probability, in (0, 1].
-            first: whether this is the first stage, which fits ``law``; later stages fit its tail.
+            first: whether this is the first stage, which fits ``law``. Later stages fit an exponential distribution if
+                ``law`` is exponential, otherwise a generalized Pareto.
         """
         mean = float(excess.mean(dtype=torch.float64))
         if mean <= 0:
@@ -117,4 +121,4 @@ class SIDCo(ThresholdK):
 
 
 sidco = SIDCo()
-"""SIDCo with the exponential law; sends exactly k coordinates."""
+"""SIDCo with its default settings: fits an exponential distribution, and sends exactly k coordinates."""

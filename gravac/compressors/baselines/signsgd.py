@@ -1,11 +1,12 @@
 # SPDX-FileCopyrightText: 2026 The gravac developers
 # SPDX-License-Identifier: Apache-2.0
-"""Signs with a common magnitude: the mean of all ranks' signs, or a majority vote.
+"""Sends each element's sign, and one magnitude per block of elements: averaged, or decided by a majority vote.
 
 Sources: Karimireddy et al., "Error Feedback Fixes SignSGD and other Gradient Compression Schemes", ICML 2019, algorithm
-1 (scaled sign; contractive, gain ``‖x‖₁² / (d ‖x‖₂²)``; biased); Bernstein et al., "signSGD with Majority Vote is
-Communication Efficient and Fault Tolerant", ICLR 2019, algorithm 1 (neither contractive nor unbiased), here multiplied
-by the mean magnitude, so that a step's length is about the gradient's.
+1 (scaled signs: contractive, biased, with a gain of ``‖x‖₁² / (d ‖x‖₂²)`` for d elements); Bernstein et al., "signSGD
+with Majority Vote is Communication Efficient and Fault Tolerant", ICLR 2019, algorithm 1 (neither contractive nor
+unbiased). gravac multiplies the majority's signs by the mean magnitude, so that the result is about as long as the
+gradient.
 """
 
 from collections.abc import Sequence
@@ -28,11 +29,12 @@ from gravac.compressors.squares import energy
 class SignSGD(Compressor):
     """Scaled signs: one bit per element and a mean magnitude per block, exchanged by all-gather.
 
-    By default half of the unsent rest is kept, which trained best with AdamW and with SGD with momentum
-    (``docs/evidence/measurements.md``). The published method, for plain SGD, keeps all (``error_feedback=1.0``).
+    By default half of the unsent rest is kept as residual, which trained best with AdamW and with SGD with momentum
+    (``docs/evidence/measurements.md``). The published method, for plain SGD, keeps the whole unsent rest
+    (``error_feedback=1.0``).
 
     Attributes:
-        block: number of elements that share a magnitude; 0, the default: the whole tensor.
+        block: number of consecutive elements that share a magnitude; 0, the default: the whole tensor.
 
     Raises:
         SettingsError: a setting is unknown, of the wrong type, or out of its range.
@@ -48,7 +50,7 @@ class SignSGD(Compressor):
     block: int = Field(default=0, ge=0)
 
     def traffic(self, shape: tuple[int, ...], cf: float, dtype: torch.dtype, world: int = 2) -> tuple[Traffic, ...]:
-        """Return the predicted traffic: an all-gather of packed signs and a magnitude per block, in bytes."""
+        """Return the predicted traffic, in bytes: an all-gather of packed signs and of a magnitude per block."""
         elements = torch.Size(shape).numel()
         scale_bytes = block_count(elements, self.block) * working(dtype).itemsize
         return (Traffic(AllGather, packed_bytes(elements, 1) + scale_bytes),)
@@ -61,19 +63,19 @@ class SignSGD(Compressor):
         )
 
     def errors(self, x: torch.Tensor, cfs: Sequence[float], ctx: Context) -> list[torch.Tensor]:
-        """Return the exact squared error, 0-d, of replacing the magnitudes of flat x by their block's mean."""
+        """Return, for each CF, the squared error, 0-d, of replacing the magnitudes of flat x by their block's mean."""
         return [sign_error(x, self.block) for _ in cfs]
 
 
 class MajorityVote(Compressor):
     """Majority vote on each element's sign, by two all-reduces: of signs, as integers, and of each block's magnitude.
 
-    Each element gets the sign that most ranks have, and the mean over ranks of the magnitudes. A zero gradient does not
-    vote, and a tie gives zero. ``sent`` is that common decision on every rank. The CF counts a vote as one bit; on the
-    wire a vote has 8 bits, or 16 bits for 128 ranks and more, as ``traffic`` says.
+    Each element gets the sign that most ranks have, and the mean magnitude of its block over all ranks. A zero element
+    does not vote, and a tie gives zero. On every rank, ``sent`` equals ``mean``. The CF counts a vote as one bit, but
+    on the wire a vote has 8 bits, or 16 bits for 128 ranks and more; ``traffic`` counts these.
 
     Attributes:
-        block: number of elements that share a magnitude; 0, the default: the whole tensor.
+        block: number of consecutive elements that share a magnitude; 0, the default: the whole tensor.
 
     Raises:
         SettingsError: a setting is unknown, of the wrong type, or out of its range.
@@ -86,7 +88,10 @@ class MajorityVote(Compressor):
     block: int = Field(default=0, ge=0)
 
     def traffic(self, shape: tuple[int, ...], cf: float, dtype: torch.dtype, world: int = 2) -> tuple[Traffic, ...]:
-        """Return the predicted traffic: an all-reduce of votes, 1 or 2 bytes each, and one of a magnitude per block."""
+        """Return the predicted traffic, in bytes: an all-reduce of votes, and an all-reduce of a magnitude per block.
+
+        A vote takes 1 byte, or 2 bytes for 128 ranks and more.
+        """
         elements = torch.Size(shape).numel()
         scale_bytes = block_count(elements, self.block) * working(dtype).itemsize
         return (Traffic(AllReduce, lane_bytes(elements, lane_bits(8, world))), Traffic(AllReduce, scale_bytes))
@@ -94,9 +99,9 @@ class MajorityVote(Compressor):
     def rounds(self, x: torch.Tensor, cf: float, ctx: Context) -> Rounds:
         """Average flat x: agree on a sign for each element and on a magnitude for each block.
 
-        1. All-reduce the signs, as integers: the sum's sign is the majority's.
+        1. All-reduce the signs, as integers: the sum has the sign of the majority.
         2. All-reduce the mean magnitude of every block, and divide by the number of ranks.
-        3. Multiply the signs by their block's magnitude; that is both ``mean`` and ``sent``.
+        3. Multiply the signs by their block's magnitude; the product is both ``mean`` and ``sent``.
         """
         bits = lane_bits(8, ctx.world)
         total = yield AllReduce(to_lanes(x.sign().to(torch.int32), bits))
@@ -106,12 +111,18 @@ class MajorityVote(Compressor):
         return Reduced(mean=decision, sent=decision, cf=self.cf)
 
     def errors(self, x: torch.Tensor, cfs: Sequence[float], ctx: Context) -> list[torch.Tensor]:
-        """Return the squared error, 0-d, if all ranks had this rank's flat x; too low if ranks differ."""
+        """Return, for each CF, the squared error, 0-d, as if all ranks had this rank's flat x.
+
+        The errors are too low if the ranks' tensors differ.
+        """
         return [sign_error(x, self.block) for _ in cfs]
 
 
 def block_means(x: torch.Tensor, size: int) -> torch.Tensor:
-    """Return the mean magnitude of each block of ``size`` elements of flat x: ``[block_count]``, dtype of x."""
+    """Return the mean magnitude of each block of ``size`` elements of flat x: ``[blocks]``, dtype of x.
+
+    A ``size`` of 0 makes a single block of all elements.
+    """
     magnitudes = as_block_rows(x, size).abs()
     sums = magnitudes.sum(dim=1)
     if sums.is_cpu and x.dtype == torch.float32 and not sums.isfinite().all():
@@ -122,7 +133,13 @@ def block_means(x: torch.Tensor, size: int) -> torch.Tensor:
 
 
 def decode(sign_bits: torch.Tensor, scales: torch.Tensor, block: int) -> torch.Tensor:
-    """Return the block's scale for each 1 in flat ``sign_bits``, its negative for each 0: flat, dtype of the scales."""
+    """Return the scale of the element's block for each 1 in flat ``sign_bits``, and minus the scale for each 0.
+
+    Args:
+        sign_bits: sign of each element, 0 or 1, flat.
+        scales: scale of each block, ``[blocks]``; its dtype is that of the result.
+        block: elements per block; 0: a single block of all elements.
+    """
     signs = sign_bits.to(scales.dtype).mul_(2).sub_(1)  # several times faster than torch.where
     return signs.mul_(repeat_for_elements(scales, block, sign_bits.numel()))
 
@@ -133,7 +150,7 @@ def sign_error(x: torch.Tensor, block: int) -> torch.Tensor:
 
 
 signsgd = SignSGD()
-"""Scaled signs, one magnitude per tensor; ``signsgd(block=256)`` has a magnitude per 256 elements."""
+"""Scaled signs with one magnitude per tensor; ``signsgd(block=256)`` sends a magnitude per 256 elements."""
 
 majority = MajorityVote()
-"""Majority vote, one magnitude per tensor; ``majority(block=256)`` has a magnitude per 256 elements."""
+"""Majority vote with one magnitude per tensor; ``majority(block=256)`` sends a magnitude per 256 elements."""

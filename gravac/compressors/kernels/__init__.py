@@ -19,7 +19,7 @@ import torch
 
 @functools.cache
 def usable(device_type: str) -> bool:
-    """True if kernels can run on a type of device: ``"cuda"``, if triton is installed and supports the GPU."""
+    """True if kernels can run on devices of a type: on ``"cuda"``, with triton and compute capability 8.0 or more."""
     if device_type != "cuda":
         return False
     try:

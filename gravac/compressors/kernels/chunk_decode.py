@@ -33,7 +33,7 @@ def _decode(
     tensor_index = tl.program_id(1)
     chunk_number = tl.program_id(0).to(tl.int64) * rows + tl.arange(0, rows)
     tensor_order = order + tensor_index.to(tl.int64) * selected
-    # all selected chunks but the last ascend: search by halving how many of them precede a chunk
+    # all selected chunks except the last ascend: count those before this chunk by binary search
     preceding = tl.zeros_like(chunk_number)
     for halving in tl.static_range(halvings):
         probe = preceding + (1 << (halvings - 1 - halving))
@@ -66,9 +66,9 @@ def decode(
     chunk: int,
     alpha: float | None = None,
 ) -> None:
-    """Overwrite tensors with the values of selected chunks, and zeros elsewhere; or add the values to the tensors.
+    """Write the values of selected chunks into tensors, and zeros elsewhere; or add the values to the tensors.
 
-    Each launch writes up to ``MAX_TENSORS`` tensors.
+    Each launch changes up to ``MAX_TENSORS`` tensors.
 
     Args:
         denses: equally long tensors, each flat, ``[elements]``, contiguous: float32, float16 or bfloat16; changed.

@@ -24,10 +24,14 @@ from gravac.compressors.kernels.tiles import MAX_TENSORS, pick, tiling
 from gravac.compressors.squares import MAX_SENT_ENERGY
 
 UP, DOWN, UNDO_UP, UNDO_DOWN = (tl.constexpr(2.0**power) for power in (84, -70, -168, 140))
-"""Powers of two: numbers are multiplied by ``UP`` or ``DOWN`` before squaring, their squares by ``UNDO_...``."""
+"""Powers of two that keep squares in float32's range.
+
+Small numbers are multiplied by ``UP`` before they are squared, and the sum of squares by ``UNDO_UP``; large numbers by
+``DOWN``, and the sum by ``UNDO_DOWN``.
+"""
 
 MIN_SAFE_ENERGY = tl.constexpr(2.0**-80)
-"""Sum of squares of unscaled numbers below which some squares may have underflowed."""
+"""If the sum of squares of unscaled numbers is below this limit, some squares may have underflowed."""
 
 MAX_WIRE_ENERGY = tl.constexpr(MAX_SENT_ENERGY)
 """Largest energy (sum of squares) that is sent; larger energies are clamped."""
@@ -35,7 +39,7 @@ MAX_WIRE_ENERGY = tl.constexpr(MAX_SENT_ENERGY)
 
 @triton.jit
 def energy_of(squares: tl.tensor, large: tl.tensor, small: tl.tensor) -> tl.tensor:
-    """Return the energy of each row, float64, ``[rows]``, from the sum that neither overflowed nor underflowed.
+    """Return the energy of each row, float64, ``[rows]``, from one of three sums that neither over- nor underflowed.
 
     Args:
         squares: sums of squares of the numbers themselves, ``[rows, columns]``, float32.
@@ -158,8 +162,8 @@ def energies(
     """Return the sum of squares of each chunk of ``residual + gradient``, by a launch per ``MAX_TENSORS`` tensors.
 
     Args:
-        gradients: equally long tensors, each flat, ``[elements]``, contiguous: float32, float16 or bfloat16. Several
-            tensors must have whole chunks.
+        gradients: equally long tensors, each flat, ``[elements]``, contiguous: float32, float16 or bfloat16. If there
+            are several, their length must be a multiple of ``chunk``.
         chunk: numbers per chunk; the last chunk of a single tensor may have fewer.
         residuals: a residual for each gradient, flat, ``[elements]``, contiguous: float32 or bfloat16; empty: zeros.
         sums_out: memory for the sums of residuals and gradients: float32, ``[count * elements]``; may be the memory of
@@ -167,9 +171,9 @@ def energies(
         world: number of ranks, by which energies are divided before they are sent; ``None``: energies are not sent.
 
     Returns:
-        The energies: float64, ``[count * chunks]``, not finite if a number of the chunk is not. And the energies as
-        they are sent, clamped to ``squares.MAX_SENT_ENERGY`` and divided by ``world``: bfloat16, ``[count * chunks]``,
-        0 for energies that are not finite; empty if ``world`` is ``None``.
+        The energies: float64, ``[count * chunks]``; not finite if the chunk contains a number that is not finite. And
+        the energies to send, clamped to ``squares.MAX_SENT_ENERGY`` and divided by ``world``: bfloat16,
+        ``[count * chunks]``, 0 for energies that are not finite; empty if ``world`` is ``None``.
 
     Raises:
         ValueError: a tensor has another shape or dtype, or is not contiguous; or several tensors have partial chunks.
@@ -258,7 +262,7 @@ def take(
     world: int = 1,
     multiple: int = 1,
 ) -> torch.Tensor:
-    """Return the values of selected chunks as they are sent, and subtract them from the tensors: one launch.
+    """Return the values of selected chunks, to be sent, and subtract these values from the tensors: one launch.
 
     Args:
         x: the concatenated tensors: float32, ``[count * elements]``; ``world`` times the returned values are
@@ -270,13 +274,14 @@ def take(
         chunk: numbers per chunk.
         dtype: number format of the result: float32, float16 or bfloat16.
         world: number of ranks, by which values are divided before they are rounded.
-        multiple: each tensor's k values are padded with zeros to a multiple of this number.
+        multiple: each tensor's k values are padded with zeros up to a multiple of this number.
 
     Returns:
-        The values, divided by ``world`` and rounded: ``[count, k]`` in ``dtype``, k rounded up to the multiple.
+        The values divided by ``world``, in ``dtype``: ``[count, k rounded up to the multiple]``.
 
     Raises:
-        ValueError: ``x`` or ``energies`` has another shape or dtype, or is not contiguous; or ``dtype`` is another.
+        ValueError: ``x`` or ``energies`` has another shape or dtype, or is not contiguous; or ``dtype`` is none of the
+            three.
     """
     require_flat(x.numel(), x=x)
     require_flat(energies.numel(), (torch.float64,), energies=energies)

@@ -1,10 +1,10 @@
 # SPDX-FileCopyrightText: 2026 The gravac developers
 # SPDX-License-Identifier: Apache-2.0
-"""Arithmetic of the quantizer's kernels: from numbers to codes, from codes to levels, and the packing of codes.
+"""Functions of the quantizer's kernels: convert numbers to codes, codes to levels, and pack and unpack codes.
 
-Source: ``compressors/codebook.py`` for the levels, the thresholds and the order of roundings;
-``compressors/packing.py`` for the layout of codes. A kernel's numbers are ``[rows, groups, group_size]``: each row is a
-block, and the codes of a group fill whole bytes.
+Levels, thresholds and the order of roundings are those of ``compressors/codebook.py``; codes are packed as by
+``compressors/packing.py``. A kernel's numbers have the shape ``[rows, groups, group_size]``: each row is a block, and
+the codes of a group fill whole bytes.
 """
 
 from typing import NamedTuple
@@ -15,7 +15,7 @@ import triton.language as tl
 from gravac.compressors.levels import FITTED_LEVELS, points_between
 
 TILE_NUMBERS = 2048
-"""How many numbers one program of a kernel processes, unless a block is longer."""
+"""Number of elements that one program of a kernel processes; if a block is longer, the program processes one block."""
 
 
 class CodeTable(NamedTuple):
@@ -36,7 +36,10 @@ class CodeTable(NamedTuple):
 
 
 def code_for(bits: int, kind: str) -> CodeTable:
-    """Return the constants for codes of ``bits`` bits and levels of a kind; codes of one bit are signs."""
+    """Return the constants for codes of ``bits`` bits, and levels ``"fitted"`` or ``"uniform"``.
+
+    Codes of one bit are signs.
+    """
     group_size = 8 if bits == 3 else 8 // bits
     if bits == 1:
         return CodeTable((1.0,), (), 0, group_size)
@@ -47,9 +50,9 @@ def code_for(bits: int, kind: str) -> CodeTable:
 
 
 def tiling(block: int, group_size: int) -> dict[str, int]:
-    """Return keyword arguments of a launch: the shape of the numbers of a program, and its number of warps.
+    """Return keyword arguments of a launch: the shape of a program's numbers, and the number of warps.
 
-    The shape is ``[rows, groups, group_size]``, in powers of two; each row is a block of ``block`` numbers.
+    The shape is ``[rows, groups, group_size]``, all powers of two. Each row is a block of ``block`` numbers, padded.
     """
     groups = triton.next_power_of_2(block // group_size)
     rows = max(1, TILE_NUMBERS // (groups * group_size))
@@ -62,7 +65,7 @@ def codes_of(fine: tl.tensor, bits: tl.constexpr, points: tl.constexpr, max_step
     """Return the codes of numbers, any shape: int32; signed for 8 bits.
 
     Args:
-        fine: numbers before they are rounded to grid points, in the grid's unit (see ``levels.points_between``).
+        fine: numbers as multiples of the grid's unit (see ``levels.points_between``), not yet rounded to grid points.
         bits: bits per code.
         points: see ``CodeTable``.
         max_step: see ``CodeTable``.
@@ -86,7 +89,7 @@ def codes_of(fine: tl.tensor, bits: tl.constexpr, points: tl.constexpr, max_step
 
 @triton.jit
 def levels_of(code: tl.tensor, bits: tl.constexpr, positive: tl.constexpr, max_step: tl.constexpr) -> tl.tensor:
-    """Return the levels of codes, any shape, in units of a block's scale: float32.
+    """Return the levels of codes, of any shape, as multiples of the block's scale: float32.
 
     Args:
         code: codes, int32; signed for 8 bits.
@@ -134,9 +137,9 @@ def widened(narrow: tl.tensor) -> tl.tensor:
 
 @triton.jit
 def powers_near(peak: tl.tensor) -> tuple[tl.tensor, tl.tensor]:
-    """Return powers of two that scale the magnitudes ``peak``, any shape, to [1, 4), and the inverse powers.
+    """Return the powers of two that scale magnitudes ``peak``, of any shape, to [1, 4), and the inverse powers.
 
-    A power of two scales a subnormal magnitude to less than 1.
+    Exception: subnormal magnitudes are scaled to less than 1.
     """
     exponent = tl.minimum(tl.maximum((peak.to(tl.int32, bitcast=True) >> 23) & 0xFF, 1), 253)
     return ((254 - exponent) << 23).to(tl.float32, bitcast=True), (exponent << 23).to(tl.float32, bitcast=True)
@@ -157,7 +160,15 @@ def program_layout(
     groups: tl.constexpr,
     group_size: tl.constexpr,
 ) -> tuple[tl.tensor, tl.tensor, tl.tensor, tl.tensor, tl.tensor, tl.tensor]:
-    """Return the positions of the numbers that a program processes, and which positions are not padding.
+    """Return the positions of the numbers that this program processes, and which of these are not padding.
+
+    Args:
+        numbers: number of elements of the tensor.
+        blocks: number of blocks of the tensor.
+        block: numbers per block.
+        rows: blocks per program.
+        groups: groups of codes per block, rounded up to a power of two.
+        group_size: codes per group.
 
     Returns:
         The index of each block, ``[rows]``; the index of each group in its block, ``[groups]``; the position of the
@@ -185,7 +196,17 @@ def pack(
     group: tl.tensor,
     group_size: tl.constexpr,
 ) -> None:
-    """Store the codes of blocks, ``[rows, groups, group_size]``, packed, each row from its pointer in ``start`` on."""
+    """Pack the codes of blocks, ``[rows, groups, group_size]``, and store them: each row from its pointer in ``start``.
+
+    Args:
+        start: pointer to the first byte of each row, ``[rows]``.
+        code: codes, int32.
+        group_exists: False for each group that is padding, ``[rows, groups]``.
+        bits: bits per code.
+        block: numbers per block.
+        group: index of each group in its block, ``[groups]``.
+        group_size: codes per group.
+    """
     position = tl.arange(0, group_size)[None, None, :]
     target = start[:, None] + group[None, :]
     if bits == 3:
@@ -206,9 +227,17 @@ def unpack(
     group: tl.tensor,
     group_size: tl.constexpr,
 ) -> tl.tensor:
-    """Load packed codes, each row from its pointer in ``start`` on: int32, ``[rows, groups, group_size]``.
+    """Load the codes that ``pack`` stored, and return them unpacked: int32, ``[rows, groups, group_size]``.
 
     Codes of 8 bits are signed.
+
+    Args:
+        start: pointer to the first byte of each row, ``[rows]``.
+        group_exists: False for each group that is padding, ``[rows, groups]``.
+        bits: bits per code.
+        block: numbers per block.
+        group: index of each group in its block, ``[groups]``.
+        group_size: codes per group.
     """
     position = tl.arange(0, group_size)[None, None, :]
     source = start[:, None] + group[None, :]

@@ -1,6 +1,6 @@
 # SPDX-FileCopyrightText: 2026 The gravac developers
 # SPDX-License-Identifier: Apache-2.0
-"""Checks of tensors before a launch: kernels would read other memory if tensors were not flat and contiguous."""
+"""Checks tensors before a launch: if a tensor is not flat and contiguous, a kernel reads and writes wrong memory."""
 
 from contextlib import AbstractContextManager
 from typing import Any
@@ -20,7 +20,7 @@ def require_flat(
     """Check that all tensors, given by name, have shape ``[elements]`` and are contiguous; ``None`` is allowed.
 
     Raises:
-        ValueError: a tensor's shape is not ``[elements]``, it is not contiguous, or its dtype is not among ``dtypes``.
+        ValueError: a tensor has another shape, is not contiguous, or has a dtype that is not among ``dtypes``.
     """
     for name, tensor in tensors.items():
         if tensor is None:

@@ -1,10 +1,10 @@
 # SPDX-FileCopyrightText: 2026 The gravac developers
 # SPDX-License-Identifier: Apache-2.0
-"""The quantizer's two kernels: ``encode`` makes messages of a gradient, ``decode`` the mean of the ranks' messages.
+"""Kernels of the quantizer: ``encode`` codes a gradient as messages, ``decode`` averages the ranks' messages.
 
-``compressors/quantize.py`` sends messages: the codes of several blocks, packed as by ``packing.pack``, then their
-scales, bfloat16. Products must not be fused with sums (``enable_fp_fusion``): a number is rounded before it is added,
-as on CPU.
+A message, as ``compressors/quantize.py`` sends it, has the codes of several blocks, packed by ``packing.pack``, then
+the blocks' scales in bfloat16. Products must not be fused with sums (``enable_fp_fusion``), so that a product is
+rounded before it is added, as on a CPU.
 """
 
 import torch
@@ -32,7 +32,7 @@ from gravac.compressors.levels import GRID_POINTS_PER_RMS, Kind
 from gravac.compressors.packing import packed_bytes
 
 MAX_BLOCK = 1 << 14
-"""Largest size of a block, in numbers, that a program can process."""
+"""Largest block, in numbers, that one program (parallel instance) of a kernel can process."""
 
 BYTES_OF_SCALE = tl.constexpr(2)
 """Bytes of a block's scale in a message."""
@@ -97,7 +97,7 @@ def _encode(
     scale = start + shard_blocks * width + row % shard_blocks * BYTES_OF_SCALE
     tl.store(scale, scale_bits.to(tl.uint8), mask=row < blocks)
     tl.store(scale + 1, (scale_bits >> 8).to(tl.uint8), mask=row < blocks)
-    # 4. the decoded numbers, and the rest
+    # 4. the decoded numbers, and the unsent rest
     sent = level * widened(scale_bits)[:, None, None]
     rest = x - sent
     if decoded is not None:
@@ -169,20 +169,21 @@ def encode(
 
     Args:
         gradient: flat, ``[elements]``, contiguous: float32, float16 or bfloat16. The kernel codes
-            ``residual + gradient`` in float32, padded with zeros to whole blocks, equally many in each shard.
+            ``residual + gradient`` in float32, padded with zeros, so that all shards have equally many blocks.
         bits: bits per code: 1, 2, 3, 4 or 8.
         kind: placement of the levels; 8 bits are always uniform.
         block: numbers per scale, a multiple of 8, at most ``MAX_BLOCK``.
-        shards: number of messages, each of consecutive blocks.
+        shards: number of messages; each has the codes of consecutive blocks.
         residual: float32 or bfloat16, flat, ``[elements]``, contiguous; ``None``: zeros.
-        decoded: memory for the decoded numbers: float32, flat, ``[elements]``, contiguous. ``None``: they are not
-            stored.
+        decoded: memory for the decoded numbers: float32, flat, ``[elements]``, contiguous. ``None``: decoded numbers
+            are not stored.
         unsent: memory for ``residual + gradient`` minus the decoded numbers: float32, flat, ``[elements]``, contiguous;
             may be the residual's memory. ``None``: the difference is not stored.
 
     Returns:
-        The messages: uint8, ``[shards, bytes]``. The squared error, the energy of ``residual + gradient``, and the
-        number of its elements that are not finite: float64, ``[3]``. Codes of blocks with such elements are arbitrary.
+        The messages: uint8, ``[shards, bytes]``. And three sums over ``residual + gradient``: its squared coding error,
+        its energy, and its number of elements that are not finite: float64, ``[3]``. A block that contains an element
+        that is not finite has arbitrary codes.
 
     Raises:
         ValueError: a tensor has another shape or dtype, or is not contiguous; or kernels cannot code such blocks.
@@ -273,9 +274,9 @@ def decode(
     Args:
         dense: flat, ``[elements]``, contiguous: float32, float16 or bfloat16; changed in place. Numbers beyond the end
             of ``dense`` are ignored; if the messages have fewer numbers, the end of ``dense`` does not change.
-        messages: messages of the ranks: uint8, ``[shards, parts, bytes]``, a message's bytes contiguous. The tensor
-            consists of the shards, one after another. Each shard is the mean of its parts, one from each rank, added in
-            order. Each part is rounded to float32 before it is added.
+        messages: messages of the ranks: uint8, ``[shards, parts, bytes]``; the bytes of a message are contiguous. The
+            tensor is the concatenation of its shards. A shard is the mean of its decoded parts, one from each rank,
+            which are added in order. Each part is rounded to float32 before it is added.
         bits: bits per code, as encoded.
         kind: placement of the levels, as encoded.
         block: numbers per scale, as encoded.

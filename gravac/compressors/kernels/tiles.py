@@ -1,6 +1,6 @@
 # SPDX-FileCopyrightText: 2026 The gravac developers
 # SPDX-License-Identifier: Apache-2.0
-"""Division of the work of the kernels for chunks: how many chunks a program processes, and how many tensors a launch.
+"""Sizes for the kernels for chunks: the number of chunks per program, and the number of tensors per launch.
 
 A program is one of the parallel instances of a Triton kernel.
 """
@@ -9,16 +9,16 @@ import triton
 import triton.language as tl
 
 TILE_NUMBERS = 2048
-"""How many numbers a program keeps in registers at once."""
+"""Number of elements that a program keeps in registers at a time."""
 
 MAX_TENSORS = 32
 """Maximum number of tensors per launch: each tensor is one argument of the kernel."""
 
 
 def tiling(chunk: int) -> dict[str, int]:
-    """Return keyword arguments of a launch for chunks of ``chunk`` numbers: rows and columns of a program's tile.
+    """Return keyword arguments of a launch, ``rows`` and ``columns``, for chunks of ``chunk`` numbers.
 
-    A program processes as many chunks as there are rows, and loads as many numbers of each at once as columns.
+    A program processes ``rows`` chunks, and loads ``columns`` numbers of each chunk at a time.
     """
     columns = min(TILE_NUMBERS, triton.next_power_of_2(chunk))
     return {"rows": TILE_NUMBERS // columns, "columns": columns}

@@ -38,7 +38,7 @@ LATENCY = 50e-6
 """Latency of a message in seconds that is assumed without a calibration: that of TCP in a data centre."""
 
 COPY = 14e9
-"""Bytes per second of a copy, assumed without a calibration: of one core of the CPU on which coding was timed."""
+"""Bytes per second of copying a tensor, assumed without a calibration: the speed of one CPU core."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,20 +46,22 @@ class Advice:
     """Predictions for a model, and the recommendations that follow from them.
 
     Attributes:
-        choices: float32 and 16 bit by DDP itself, then every compressor and CF in each step, then outer steps.
+        choices: torch's own exchange in float32 and in 16 bit, then every compressor and CF with an exchange in each
+            step, then outer steps.
         each_step: text that names the best choice with an exchange of gradients in each step.
         outer: text that names the best choice with outer steps.
         verdict: text that names the mode that gravac is expected to run, and the reason.
         mode: mode that gravac is expected to run.
         reason: text that explains ``each_step``: predicted step times, and choices that are nearly as good.
         code: line of code to paste, with which gravac chooses while training.
-        fixed: line of code to paste instead, which runs the expected choice from start to end.
+        fixed: line of code to paste instead of ``code``, which runs the expected choice from start to end.
         workers: number of ranks.
-        network: network between the workers; on a mesh, between the replicas, whose ranks share a link.
+        network: network between the workers; on a mesh, between the replicas: all ranks of a replica share its link.
         machine: speed of each worker.
         batch_s: seconds of forward, backward and optimizer for one batch.
         elements: number of elements of the model.
-        exchanged_elements: number of elements whose gradient a rank exchanges: those of the model, or of its shards.
+        exchanged_elements: number of elements whose gradients each rank exchanges: all of the model; on a mesh, those
+            of the rank's shards.
         dense_wire_bytes: bytes that a rank sends in a dense float32 exchange; on a mesh, to other replicas.
         mesh: mesh of a model in shards; ``None``: DDP, without shards.
     """
@@ -83,14 +85,16 @@ class Advice:
 
     @property
     def by_progress(self) -> tuple[Option, ...]:
-        """All choices, sorted by ``progress``: first the choice that is expected to reach an accuracy soonest."""
+        """All choices by descending ``progress``: the first is expected to reach a given accuracy soonest."""
         return tuple(sorted(self.choices, key=lambda choice: -choice.progress))
 
     def best(self, count: int) -> tuple[Option, ...]:
-        """Return the choices of most ``progress``; always among them are DDP's own and the best of mode ``hook``.
+        """Return the choices with the most ``progress``, in descending order.
+
+        torch's own exchanges and the best choice of mode ``hook`` are always included.
 
         Args:
-            count: number of choices to return, unless more choices are always included.
+            count: number of choices to return; more are returned only if more are always included.
         """
         always_included = [choice for choice in self.by_progress if choice.reference]
         always_included += [choice for choice in self.by_progress if choice.mode == "hook"][:1]
@@ -129,9 +133,10 @@ def candidates(
 
     Args:
         names: names of compressors; ``None`` for all with known costs except ``ladder``, whose members are among them.
-        cfs: requested compression factors. Of a compressor with a list of CFs, those within 10 % of a requested CF are
-            predicted. ``None`` requests ``USUAL_CFS``, and all CFs of a list.
-        machine: machine whose table has the compressors' costs.
+        cfs: requested compression factors. A compressor that supports only certain CFs has a pair for each supported
+            CF that is within 10 % of a requested CF. ``None``: ``USUAL_CFS`` for compressors that support any CF, and
+            all supported CFs of others.
+        machine: machine, with the known costs of encode and decode of each compressor.
 
     Raises:
         ValueError: a compressor is unknown or not measured, a CF is below 1, or no compressor supports any of the CFs.
@@ -175,11 +180,11 @@ def exchange_load(
     machine: Machine,
     dense: Format,
 ) -> Load:
-    """Return the work of a step, as ``costmodel.load`` does, also for a model in shards on a mesh.
+    """Return the work of a step with an exchange, as ``costmodel.load`` does; ``workers`` may also be a mesh.
 
     On a mesh, a rank exchanges its shards with the ranks that hold the same shards. The ranks of a replica share a
-    link, so ``Load.bits`` has the bits of all these ranks; ``Load.wire_bytes`` has the bytes of one rank. FSDP2's units
-    are assumed to be as large as DDP's buckets of the whole model.
+    link, so ``Load.bits`` has the bits of all these ranks; ``Load.wire_bytes`` has the bytes of one rank. The function
+    assumes as many FSDP2 units (modules that ``fully_shard`` wraps) as DDP would make buckets of the whole model.
 
     Args:
         shapes: shapes of the whole model's parameters.
@@ -210,19 +215,20 @@ def advise(
     price_per_hour: float | None = None,
     dense: Format = "bfloat16",
 ) -> Advice:
-    """Return the predicted step time of every choice, and a text that names the best choices.
+    """Predict the step time of every choice, and return the predictions with texts that recommend the best choices.
 
     Args:
-        model: name of a model of ``gravac.lab.shapes.MODELS``, a module, or shapes.
-        batch_s: seconds of forward, backward and optimizer of one batch on one worker; on a mesh, with the exchange
-            within a replica.
-        workers: number of ranks, 1 or more; or the mesh of a model in shards, in which replicas exchange.
-        network: network between the workers; on a mesh, between the replicas, whose ranks share a link.
+        model: name of a model of ``gravac.lab.shapes.MODELS``, a module, or shapes of parameters.
+        batch_s: seconds of forward, backward and optimizer of one batch on one worker; on a mesh, including the
+            exchange within a replica.
+        workers: number of ranks, 1 or more; or the mesh of a model in shards.
+        network: network between the workers; on a mesh, between the replicas: all ranks of a replica share its link.
         machine: speed of each worker; ``None`` for one CPU core.
         compressors: names of compressors; ``None`` for all with known costs except ``ladder``.
-        cfs: compression factors; ``None`` for 10, 100 and 1000, and for all factors of a compressor with a list.
-        price_per_hour: price of one worker's hour, in any currency.
-        dense: the 16-bit format of the baseline.
+        cfs: compression factors to predict; ``None`` for 10, 100 and 1000, and for all CFs of a compressor that
+            supports only certain CFs.
+        price_per_hour: price of one worker's hour, in any currency; ``None``: no costs are predicted.
+        dense: 16-bit number format of the exchange that choices are compared with.
 
     Raises:
         ValueError: an argument is out of range or unknown; the message names the argument.
@@ -232,7 +238,7 @@ def advise(
         raise ValueError(f"batch_seconds: {batch_s!r} is out of range; give seconds, above 0")
     mesh = workers if isinstance(workers, Mesh) else None
     ranks = workers.ranks if isinstance(workers, Mesh) else workers
-    averaging_ranks = ranks if mesh is None else mesh.replicas  # ranks that average with each other
+    averaging_ranks = ranks if mesh is None else mesh.replicas  # number of ranks that average with each other
     wrapping = IN_DDP if mesh is None else IN_SHARDS
     if ranks < 1:
         raise ValueError(f"workers: {workers!r} is out of range; give 1 or more")
@@ -359,10 +365,11 @@ def _each_step_crossing(compressed: Load, sixteen_bit: Load, network: Network, m
 
 
 def _break_even_bandwidth(threshold: float | None, is_faster: bool) -> float:
-    """Return ``Option.break_even``, in bits per second: the threshold, or without a threshold inf or 0.
+    """Return ``Option.break_even`` in bits per second: ``threshold``, or inf (always faster) or 0 (never faster).
 
     Args:
-        threshold: bandwidth below which an option is faster than 16 bit; ``None``: always, or never.
+        threshold: bandwidth below which an option is faster than 16 bit; ``None``: it is faster at every bandwidth, or
+            at none.
         is_faster: whether the option is faster than 16 bit at the bandwidth of the network.
     """
     return threshold if threshold is not None else math.inf if is_faster else 0.0

@@ -39,7 +39,7 @@ NOT_MEASURED = (
     "All numbers are predicted, not measured. With the first line of code gravac measures them while training; "
     "gravac bench tta measures the time to an accuracy."
 )
-"""Note that all numbers are predictions."""
+"""Text that tells the user that all numbers are predictions."""
 
 
 def show(advice: Advice, console: Console | None = None, count: int | None = MAX_ROWS) -> None:
@@ -151,7 +151,7 @@ def _break_even_text(bandwidth: float | None) -> str:
 
 
 def as_json(advice: Advice) -> dict[str, Any]:
-    """Return advice in JSON types; ``break_even`` is in bits per second, or ``"always"`` or ``"never"``."""
+    """Return advice as a dict of JSON types; ``break_even`` is in bits per second, or ``"always"`` or ``"never"``."""
 
     def fields_of(choice: Option) -> dict[str, Any]:
         bandwidth: float | str | None = choice.break_even
@@ -188,7 +188,8 @@ def plot(
 ) -> None:
     """Write a PNG of the speed-up over 16 bit, by bandwidth and by number of workers or replicas. Needs matplotlib.
 
-    Each of the eight best compressors has a curve: that of its best CF, with an exchange in each step.
+    The plot has a curve for each of the eight compressors with the most progress, at the compressor's best CF and with
+    an exchange in each step.
 
     Args:
         advice: predictions for the model.

@@ -23,7 +23,7 @@ class Option:
         speed_up: step time of 16 bit / step time of this option.
         wire_ratio: wire bytes of dense float32 / wire bytes of this option.
         break_even: bandwidth below which this option is faster than 16 bit, bits per second; ``inf``: at every
-            bandwidth, 0: at none, ``None``: not computed, for DDP's own exchange.
+            bandwidth, 0: at none, ``None``: not computed, for torch's own exchange.
         efficiency: expected progress of a step, as a fraction of a dense step's progress.
         deviation: uncertainty of the efficiency: standard deviation of its natural logarithm.
         cost: price of 1000 steps of all workers, in the currency of ``price_per_hour``; ``None`` if no price was given.
@@ -45,19 +45,19 @@ class Option:
 
     @property
     def mode(self) -> Mode:
-        """Mode: ``"native"`` if DDP exchanges, ``"hook"`` if gravac exchanges in each step, otherwise ``"outer"``."""
+        """Mode: ``"native"`` if torch exchanges, ``"hook"`` if gravac exchanges in each step, otherwise ``"outer"``."""
         if self.every > 1:
             return "outer"
         return "native" if self.compressor == DENSE else "hook"
 
     @property
     def reference(self) -> bool:
-        """True if DDP exchanges dense gradients without gravac: a baseline that other options are compared with."""
+        """True if torch itself exchanges dense gradients: a baseline that other options are compared with."""
         return self.mode == "native"
 
     @property
     def progress(self) -> float:
-        """Expected progress per second / progress per second of DDP's exchange in 16 bit."""
+        """Expected progress per second / progress per second of torch's own exchange in 16 bit."""
         return self.speed_up * self.efficiency
 
     @property

@@ -1,6 +1,6 @@
 # SPDX-FileCopyrightText: 2026 The gravac developers
 # SPDX-License-Identifier: Apache-2.0
-"""Forecasts of outer steps (several training steps for each exchange), which ``every=(1, 100)`` would choose from."""
+"""Forecasts the outer steps (several training steps for each exchange) that ``every=(1, 100)`` may choose."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ class CompressorLoad:
     load: Load
 
     def forecast(self, dense_wire_bytes: int, network: Network, machine: Machine) -> Forecast:
-        """Return the forecast of a step whose exchange does not overlap with backward.
+        """Return predicted efficiency, wire ratio, seconds of coding and seconds of exchange of a hook step.
 
         Args:
             dense_wire_bytes: wire bytes of a dense float32 all-reduce of the model.
@@ -86,13 +86,13 @@ def outer_steps(
     machine: Machine,
     workers: int,
 ) -> list[tuple[CompressorLoad, Forecast]]:
-    """Return ``(load, forecast)`` of all outer steps that gravac would choose from, with any of the compressors.
+    """Return ``(load, forecast)`` for each candidate with outer steps that gravac may choose, over all compressors.
 
-    CFs above ``MAX_CF`` are left out.
+    Candidates with a CF above ``MAX_CF`` are left out.
 
     Args:
         dense: loads of dense float32 and 16 bit.
-        compressed: loads of compressors at compression factors.
+        compressed: loads of the compressors, each at each of its compression factors.
         dense_wire_bytes: wire bytes of a dense float32 all-reduce of the model.
         network: network between the workers.
         machine: speed of each worker.
@@ -124,9 +124,9 @@ def outer_steps(
 def outer_steps_crossing(
     load: CompressorLoad, every: int, delay: int, sixteen_bit: Load, network: Network, machine: Machine
 ) -> float | None:
-    """Return the bandwidth, bits per second, below which an outer step is shorter than DDP's step in 16 bit.
+    """Return the bandwidth, bits per second, below which outer steps are shorter than DDP's steps in 16 bit.
 
-    ``None`` if the outer step is shorter at every bandwidth, or at none.
+    ``None`` if outer steps are shorter at every bandwidth, or at none.
 
     Args:
         load: compressor and CF of the outer steps.
@@ -150,7 +150,7 @@ def fixed_code(option: Option, dense: str, wrapping: Wrapping = IN_DDP) -> str:
     Args:
         option: option to run.
         dense: name of the 16-bit format.
-        wrapping: texts on how the model is distributed.
+        wrapping: texts that differ between a model in DDP and a model in shards.
 
     Example:
         >>> numbers = dict(step_s=1, compress_s=0, exposed_s=0, speed_up=1, wire_ratio=1, break_even=0, efficiency=1)

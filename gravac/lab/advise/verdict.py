@@ -12,7 +12,7 @@ from gravac.lab.advise.outer_steps import MAX_EVERY
 from gravac.lab.advise.wrapping import IN_DDP, Wrapping
 
 MARGIN = 1.05
-"""Ratio below which two predicted step times or progresses count as equal: predictions are no more exact."""
+"""Ratio up to which two predicted step times or values of progress count as equal, as predictions are not exact."""
 
 
 def each_step_verdict(
@@ -22,8 +22,8 @@ def each_step_verdict(
 
     Args:
         choices: options that compress gradients in each step.
-        sixteen_bit: predicted step in 16 bit.
-        wrapping: texts on how the model is distributed.
+        sixteen_bit: prediction of a step in which torch itself exchanges in 16 bit.
+        wrapping: texts that differ between a model in DDP and a model in shards.
     """
     best_option = max(choices, key=lambda choice: choice.progress)
     fastest_option = max(choices, key=lambda choice: choice.speed_up)
@@ -76,13 +76,14 @@ def expected_choice(
 ) -> tuple[Option, str]:
     """Return the option that gravac is expected to choose, and a text with the reason.
 
-    Options are compared by the lower bound of their progress (``Option.safe_progress``). Compressed steps must be more
-    than ``MARGIN`` times as good as native steps, and outer steps as the best option in each step.
+    Options are compared by the lower bound of their progress (``Option.safe_progress``). Compression in each step is
+    expected only if its bound is more than ``MARGIN`` times that of native steps. Outer steps are expected only if
+    their bound is more than ``MARGIN`` times that of the best option in each step.
 
     Args:
-        each_step_options: options with an exchange of gradients in each step, torch's own among them.
-        outer_options: options with outer steps.
-        wrapping: texts on how the model is distributed.
+        each_step_options: options with an exchange of gradients in each step, including torch's own.
+        outer_options: options with outer steps; empty if a single worker trains.
+        wrapping: texts that differ between a model in DDP and a model in shards.
     """
     native_option = max(
         (choice for choice in each_step_options if choice.reference), key=lambda choice: choice.progress
@@ -120,7 +121,7 @@ def expected_choice(
 
 
 def adaptive_code(choice: Option, wrapping: Wrapping = IN_DDP) -> str:
-    """Return the line of code with which gravac chooses while training, also outer steps if ``choice`` has them."""
+    """Return the line of code with which gravac chooses while training; allow outer steps if ``choice`` has them."""
     arguments = f"every=(1, {MAX_EVERY})" if choice.mode == "outer" else ""
     return f"AdaptiveCompressor({arguments}).attach({wrapping.model}, optimizer)"
 

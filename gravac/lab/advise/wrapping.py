@@ -13,11 +13,12 @@ class Wrapping:
 
     Attributes:
         stay: recommendation to leave the exchange to torch.
-        native_step: name of a step whose exchange is torch's, with its article.
+        native_step: name, with an article, of a step in which torch itself exchanges.
         native_steps: plural of ``native_step``.
         expect_native: beginning of the verdict that torch's own exchange is best; "in 16 bit" or "in float32" follows.
-        model: name of the variable that ``attach`` takes.
+        model: name of the variable that is passed to ``attach``.
         native_code: line of code for torch's own exchange, by compression factor: 1 for float32, 2 for 16 bit.
+            ``{dtype}`` and ``{short}`` stand for the name of the 16-bit format, such as ``bfloat16`` and ``bf16``.
     """
 
     stay: str
@@ -36,7 +37,7 @@ IN_DDP = Wrapping(
     model="ddp",
     native_code={1.0: "DDP, no hook", 2.0: "ddp.register_comm_hook(None, {short}_compress_hook)"},
 )
-"""Texts about a model in DDP, whose native steps gravac may run itself."""
+"""Texts for a model in DDP; if torch's own exchange is best, an attached gravac runs native steps."""
 
 IN_SHARDS = Wrapping(
     stay="do not attach gravac",
@@ -50,4 +51,4 @@ IN_SHARDS = Wrapping(
         "gravac",
     },
 )
-"""Texts about a model in shards on a mesh, whose steps are torch's own only without gravac."""
+"""Texts for a model in shards on a mesh; if torch's own exchange is best, gravac must not be attached."""

@@ -17,25 +17,25 @@ from gravac.lab.shapes import MODELS
 from gravac.lab.training.expression import compressor
 
 MIN_ELEMENTS = 1024
-"""Minimum number of elements of a model's tensor to measure: training sends small tensors and vectors uncompressed."""
+"""Minimum number of elements of a model's tensor to be measured; training compresses no smaller tensors."""
 
 MAX_CF = 1e6
 """Highest compression factor (CF) that the bench measures."""
 
 MAX_LISTED_CFS = 8
-"""Length of a compressor's list of CFs above which only the CFs nearest to the requested CFs are measured."""
+"""If a compressor lists more CFs than this number, only the CFs nearest to the requested CFs are measured."""
 
 
 @dataclass(frozen=True)
 class Bench:
-    """Settings of the bench; the constructor refuses wrong settings.
+    """Settings of ``gravac bench compressors``; the constructor refuses wrong settings.
 
     Attributes:
         elements: number of elements of the tensor to compress, an almost square matrix; rounded down to complete rows.
         model: name of a model whose large tensors are compressed instead, each by itself; ``None``: a single matrix.
-        cfs: compression factors for compressors that support any CF.
+        cfs: compression factors to measure; a compressor that supports only a few CFs is measured at all of these.
         workers: number of ranks, 2 to 64.
-        repeats: number of timed calls of each compressor.
+        repeats: number of steps in which each compressor is timed.
         only: compressors to measure, by name or, with settings, as in Python (``"randomk(block=64)"``); empty for all.
         also: additional compressors to measure, written in the same way.
         json: file to write the results to; ``None`` writes no file.
@@ -77,7 +77,7 @@ class Bench:
 
     @property
     def shapes(self) -> list[Shape]:
-        """Shapes of the tensors to compress."""
+        """Shapes of the tensors to compress; of a model, without vectors and tensors below ``MIN_ELEMENTS``."""
         if self.model is None:
             side_length = math.isqrt(self.elements)
             return [(side_length, self.elements // side_length)]
@@ -86,12 +86,12 @@ class Bench:
 
 @dataclass(frozen=True, slots=True)
 class Contender:
-    """A compressor to measure.
+    """A compressor to measure at one compression factor.
 
     Attributes:
         name: name of the compressor.
         cf: requested compression factor.
-        make: function that creates a rank of the compressor.
+        make: function of (rank, world) that creates a simulated rank, which averages with the compressor.
         host_waits: whether the host waits for the GPU while encoding; ``None``: not known.
     """
 
@@ -148,10 +148,10 @@ def _cfs(compressor: Compressor, bench: Bench) -> tuple[float, ...]:
 
 
 def _gravac_rank(compressor: Compressor, cf: float) -> MakeRank:
-    """Return a function that creates a rank of a gravac compressor at a CF."""
+    """Return a function that creates a rank that averages with a gravac compressor at a CF."""
     return lambda rank, world: GravacRank(compressor, cf, rank, world)
 
 
 def _torch_rank(make: Callable[[float, int], Rank], cf: float) -> MakeRank:
-    """Return a function that creates a rank with plain PyTorch code at a CF."""
+    """Return a function that creates a rank that averages with plain PyTorch code at a CF."""
     return lambda rank, world: make(cf, world)

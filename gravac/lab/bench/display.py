@@ -20,9 +20,10 @@ from gravac.lab.provenance import stamp
 
 
 def run_bench(bench: Bench, console: Console | None = None) -> list[BenchRow]:
-    """Measure all compressors, one after another; show the rows, write them to ``bench.json``, and return them.
+    """Measure all compressors, one after another; print a table of the results, and return its rows.
 
-    An interrupted bench shows and writes the finished rows.
+    The rows are also written to the file ``Bench.json``, if one is set. An interrupted bench prints and writes
+    the finished rows.
     """
     console = wide_console(console)
     rows: list[BenchRow] = []

@@ -2,10 +2,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """Measures the time, memory and error of compressors, on this machine and without a network.
 
-The bench runs N ranks in lock step in this process, on one thread, and times only the code of rank 0. Encode lasts from
-the gradient to the first collective, and includes adding the residual. Decode is all other code, after the results of
-collectives, and includes writing the mean, the residual and the statistics of gain. The unit of time is a copy:
-right before each call, the gradient is copied once into the call's buffer, and that copy is timed.
+The bench runs N ranks in lock step in this process, on one thread, and times only the code of rank 0. Encode is the
+code before the first collective, and includes adding the residual. Decode is all code after that collective, and
+includes writing the mean, the residual and the statistics of gain. The unit of time is a copy: right before each step,
+rank 0's gradient is copied into the buffer that the step averages in place, and this copy is timed.
 
 The error is measured in the first step, without a residual: ``gain`` of rank 0, and ``vnmse``, the squared error of the
 averaged gradient over the squared norm of the true mean.
@@ -35,7 +35,7 @@ from gravac.lab.bench.bench import Bench, Contender
 from gravac.lab.bench.ranks import Rank, Rounds, Shape
 
 GRADIENT_SCALE = 1e-3
-"""Median over rows of the standard deviation of most elements of a row of the synthetic gradients."""
+"""Standard deviation of a synthetic gradient's elements in a typical row, leaving out the elements 8 times larger."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,7 +49,7 @@ class BenchRow:
         wire_ratio: wire bytes of a dense float32 all-reduce / wire bytes of the compressor, flags and padding included.
         gain: ``1 - ‖x - sent‖² / ‖x‖²``, with gradient ``x`` and sent tensor ``sent`` of rank 0; below 0 if the error
             is larger than ``x``.
-        vnmse: ``‖mean - averaged‖² / ‖mean‖²``, with the true mean of the gradients and the compressor's mean.
+        vnmse: ``‖mean - averaged‖² / ‖mean‖²``, with the ranks' true mean and the mean that the compressor returned.
         encode_over_copy: time of encode / time of a copy, median over the repeats.
         decode_over_copy: time of decode / time of a copy, median over the repeats.
         total_over_copy: time of encode and decode / time of a copy, median over the repeats.
@@ -123,14 +123,14 @@ def measure(bench: Bench, contender: Contender, gradients: Gradients) -> BenchRo
 
 
 class Gradients:
-    """Synthetic gradients, flat, one per rank, for each shape; created at first use, shared by tensors of a shape."""
+    """Source of synthetic gradients, one per rank, for any shape; all tensors of a shape have the same gradients."""
 
     def __init__(self, workers: int) -> None:
         self._workers = workers
         self._by_shape: dict[Shape, list[torch.Tensor]] = {}
 
     def __call__(self, shape: Shape) -> list[torch.Tensor]:
-        """Return each rank's gradient of a shape, ``(elements,)``, float32; callers must not write to the gradients."""
+        """Return a list of each rank's gradient for a shape, flat, float32; callers must not write to the gradients."""
         if shape not in self._by_shape:
             generator = torch.Generator().manual_seed(len(self._by_shape))
             row_scales = torch.randn(shape[0], 1, generator=generator).mul_(0.7).exp_().mul_(GRADIENT_SCALE)
@@ -169,7 +169,7 @@ class _Sums:
 
 
 def _measure_tensor(contender: Contender, shape: Shape, gradients: Sequence[torch.Tensor], sums: _Sums) -> None:
-    """Measure one tensor, whose gradient on rank r is ``gradients[r]``, flat, and add the results to ``sums``."""
+    """Measure a compressor on one tensor; add the results to ``sums``. ``gradients`` has the flat gradient by rank."""
     world = len(gradients)
     ranks = [contender.make(rank, world) for rank in range(world)]
     buffers = [gradient.clone() for gradient in gradients]
@@ -206,7 +206,7 @@ def _run_step(
     ledgers: Sequence[Ledger] = (),
     wrap: Callable[[Rounds], Rounds] = lambda rounds: rounds,
 ) -> None:
-    """Run one step of all ranks on ``buffers``, a flat gradient per rank, which is replaced by the mean.
+    """Run one step of all ranks, which replaces each rank's gradient in ``buffers`` by the mean.
 
     Args:
         ranks: simulated ranks that exchange the gradients.
@@ -214,7 +214,7 @@ def _run_step(
         shape: shape of the tensor.
         step: number of the step, from 0.
         ledgers: ledgers that count the bytes of each rank; empty: bytes are not counted.
-        wrap: function that wraps rank 0's generator, to time or to record the generator.
+        wrap: function that wraps rank 0's generator of collectives, to time its code or record its results.
     """
     rank_rounds = [rank.average(buffer, shape, step) for rank, buffer in zip(ranks, buffers, strict=True)]
     memory.run([wrap(rank_rounds[0]), *rank_rounds[1:]], ledgers)
@@ -223,7 +223,7 @@ def _run_step(
 
 
 def _timed(rounds: Rounds, seconds: list[float]) -> Rounds:
-    """Yield the collectives of ``rounds``; append the seconds of the code before each collective and after the last."""
+    """Run ``rounds`` and yield its collectives; append the seconds of its code up to each, and after the last."""
     results: Any = None
     while True:
         segment_start = time.perf_counter()
@@ -271,7 +271,7 @@ def _extra_bytes(contender: Contender, shape: Shape, gradients: Sequence[torch.T
 
 
 def _recording(rounds: Rounds, recorded_results: list[list[Any]]) -> Rounds:
-    """Yield the collectives of ``rounds``; append copies of their results, which a rank may overwrite later."""
+    """Run ``rounds`` and yield its collectives; append copies of their results to ``recorded_results``."""
     results: Any = None
     while True:
         try:

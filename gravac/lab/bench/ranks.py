@@ -31,12 +31,12 @@ Rounds = Generator[list[Collective], list[Any], None]
 
 @dataclass(frozen=True, slots=True)
 class Loss:
-    """Error and sent elements of a tensor on a rank, whose gradient is ``x``.
+    """Compression error of one rank's gradient ``x`` of one tensor, and the number of elements sent.
 
     Attributes:
-        error: ``‖x - contribution‖²``, with the rank's contribution to the mean.
+        error: ``‖x - sent tensor‖²``; the sent tensor is what the rank contributed to the mean, decoded.
         energy: ``‖x‖²``.
-        sent: number of elements sent, as the achieved compression factor (CF) counts them.
+        sent: number of elements sent; elements of ``x`` / ``sent`` is the achieved compression factor (CF).
     """
 
     error: float
@@ -48,10 +48,10 @@ class Rank(Protocol):
     """A rank that averages a tensor, and keeps a compressor's state (such as a residual) between steps."""
 
     def average(self, flat: torch.Tensor, shape: Shape, step: int) -> Rounds:
-        """Average a tensor over the ranks, in place; return the generator that does so, which a caller runs to its end.
+        """Return a generator that averages a tensor over the ranks, in place; the caller runs the generator to its end.
 
         Args:
-            flat: this rank's gradient, ``(elements,)``, float32; the mean afterwards.
+            flat: this rank's gradient, ``(elements,)``, float32; the generator replaces it by the mean.
             shape: shape of the tensor before it was flattened.
             step: number of the step, from 0.
         """
@@ -60,7 +60,7 @@ class Rank(Protocol):
         """End the step: keep the part of the gradient that was not sent as residual for the next step."""
 
     def loss(self, x: torch.Tensor, shape: Shape) -> Loss:
-        """Return error and sent elements of the first step; call right after that step.
+        """Return compression error and sent elements of the first step; call right after that step.
 
         Args:
             x: the gradient, ``(elements,)``, float32.
@@ -90,7 +90,7 @@ class GravacRank:
         self._averager.commit()
 
     def loss(self, x: torch.Tensor, shape: Shape) -> Loss:
-        """Return the loss that the averager measured on the flat ``x``; the error is 0 if the compressor is dense."""
+        """Return error and sent elements measured in the step; the error is 0 for a dense compressor."""
         measurement = self._averager.measurement
         if not self._averager.base.compresses:
             return Loss(0.0, float(energy(x)), x.numel() / self._cf)
@@ -108,7 +108,7 @@ class _TorchRank:
         """Do nothing: ``average`` keeps the residual itself, if the method has error feedback."""
 
     def loss(self, x: torch.Tensor, shape: Shape) -> Loss:
-        """Return the loss of the flat gradient ``x``, computed from ``x`` and the tensor that was sent."""
+        """Return error and sent elements, computed from the flat gradient ``x`` and the tensor that was sent."""
         sent, elements = self._sent(x, shape)
         return Loss(float(energy(x - sent)), float(energy(x)), elements)
 
@@ -118,7 +118,7 @@ class _TorchRank:
 
 
 class TorchFp16(_TorchRank):
-    """A rank that averages as ``fp16_compress_hook`` does: to float16, divide by the world size, sum, copy back."""
+    """A rank that averages as ``fp16_compress_hook`` does: convert to float16, divide by world size, sum, copy back."""
 
     def average(self, flat: torch.Tensor, shape: Shape, step: int) -> Rounds:
         """Average a flat tensor, ``[elements]``, over the ranks, in place; see ``Rank.average``."""
@@ -174,7 +174,7 @@ class TorchPowerSGD(_TorchRank):
         self._residual = torch.sub(with_residual, flat, out=self._residual)
 
     def _draw_first_q(self, matrix: torch.Tensor) -> None:
-        """Draw the first Q, of the rank that the requested CF allows, for a matrix ``[1, rows, columns]``."""
+        """Draw the first Q for a matrix ``[1, rows, columns]``, with the matrix rank that the requested CF allows."""
         _, rows, columns = matrix.shape
         rank = max(1, min(rows, columns, int(matrix.numel() / (self._cf * (rows + columns)))))
         self._q = torch.randn(1, columns, rank, generator=torch.Generator().manual_seed(0))
@@ -194,4 +194,4 @@ TORCH_RANKS: dict[str, Callable[[float, int], Rank]] = {
     "torch.topk": TorchTopK,
     "torch PowerSGD": TorchPowerSGD,
 }
-"""Classes of the ranks with plain PyTorch code, by the bench's name; each is called with (cf, world)."""
+"""Classes of the ranks with plain PyTorch code, by the name that the bench shows; called with (cf, world)."""

@@ -1,6 +1,6 @@
 # SPDX-FileCopyrightText: 2026 The gravac developers
 # SPDX-License-Identifier: Apache-2.0
-"""Describes as text which candidates (ways to run steps) ran in a run of the demo, and why."""
+"""Texts that say which candidates (ways to run steps) ran in a run of the demo, and why."""
 
 from __future__ import annotations
 
@@ -15,22 +15,30 @@ from gravac.telemetry.descriptions import describe_candidate, describe_reason
 
 
 def describe_change(change: dict[str, Any]) -> str:
-    """Return a line about a change of candidate: the new candidate's first step, the new candidate and the reason.
+    """Return a line that says at which step a new candidate (way to run steps) began, which one, and why.
 
     Args:
-        change: an entry of ``DemoOutcome.cf_path``.
+        change: an entry of ``DemoOutcome.cf_path``, which describes the new candidate.
     """
     reason = describe_reason(change["reason"], _known_forecasts())
     return f"  step {change['step']:>5}  {describe_new_candidate(change)}: {reason}"
 
 
 def describe_new_candidate(change: dict[str, Any]) -> str:
-    """Return a description of the new candidate of a change, which is an entry of ``DemoOutcome.cf_path``."""
+    """Return a description of the candidate (way to run steps) that a change begins.
+
+    Args:
+        change: an entry of ``DemoOutcome.cf_path``.
+    """
     return describe_candidate(_forecast_of(change))
 
 
 def describe_running_candidate(event: dict[str, Any]) -> str:
-    """Return a description of the candidate that a worker's ``step`` event names; ``"-"`` if none is known yet."""
+    """Return a description of the candidate (way to run steps) that runs; ``"-"`` if it is not known yet.
+
+    Args:
+        event: event ``step`` that rank 0 reported.
+    """
     cf, mode = event["cf"], event["mode"]
     if cf is None:
         return "-"
@@ -43,7 +51,13 @@ def describe_running_candidate(event: dict[str, Any]) -> str:
 
 
 def describe_longest_running(outcome: DemoOutcome) -> str:
-    """Return a description of the candidate that ran the most steps; empty if the run reported no candidate."""
+    """Return a description of the candidate (way to run steps) that ran for the most steps of a run.
+
+    Empty if no candidate of the run was recorded.
+
+    Args:
+        outcome: result of the run.
+    """
     end_steps = [*(change["step"] for change in outcome.cf_path[1:]), outcome.steps]
     steps_by_candidate: Counter[str] = Counter()
     for change, end in zip(outcome.cf_path, end_steps, strict=True):
@@ -52,7 +66,13 @@ def describe_longest_running(outcome: DemoOutcome) -> str:
 
 
 def _forecast_of(change: dict[str, Any]) -> Forecast:
-    """Return the forecast of the candidate of a change; its wire ratio is CF x steps from one exchange to the next."""
+    """Return a forecast with which the candidate of a change can be described.
+
+    The forecast's wire ratio is a simple estimate: compression factor x steps from one exchange to the next.
+
+    Args:
+        change: an entry of ``DemoOutcome.cf_path``.
+    """
     candidate = Candidate(change["mode"], change["compressor"], change["cf"], change["every"], change["delay"])
     dense = {1.0: "dense float32", 2.0: "dense in 16 bit"}
     method = dense.get(candidate.cf, "dense") if candidate.dense else ladder.method_at(candidate.cf)
@@ -60,16 +80,16 @@ def _forecast_of(change: dict[str, Any]) -> Forecast:
 
 
 def _compressor_name(cf: float) -> str:
-    """Return the name of the compressor that the demo uses at a compression factor."""
+    """Return the name of the compressor that runs in the demo at a compression factor: ``dense`` at 1 and 2."""
     return DENSE if cf in (1.0, 2.0) else ladder.name
 
 
 @functools.cache
 def _known_forecasts() -> tuple[Forecast, ...]:
-    """Return forecasts of the candidates that may run in each step: dense, and the ladder at all its CFs.
+    """Return forecasts of all candidates of the demo that exchange in each step: dense, and the ladder at all its CFs.
 
-    These forecasts describe outer steps, too: in a reason, the number of steps between exchanges follows the
-    candidate's name.
+    ``describe_reason`` looks up in them the candidates that a reason names. Candidates of outer steps are not needed:
+    a reason names them like a candidate of each step, and then says the number of steps between exchanges.
     """
     ladder_candidates = [Candidate("hook", ladder.name, cf) for cf in ladder.candidates((2.0, 1000.0))]
     dense_candidates = [Candidate(mode, DENSE, cf) for mode in ("hook", "native") for cf in (1.0, 2.0)]

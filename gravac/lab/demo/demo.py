@@ -1,6 +1,6 @@
 # SPDX-FileCopyrightText: 2026 The gravac developers
 # SPDX-License-Identifier: Apache-2.0
-"""``gravac demo``: trains a model over a slow link by four methods, each for the same time."""
+"""``gravac demo``: trains a model over a slow link by four methods of exchanging gradients, each for the same time."""
 
 from __future__ import annotations
 
@@ -30,29 +30,31 @@ METHODS = {
     "adaptive": "adaptive",
     "adaptive-100": "adaptive(every=(1, 100))",
 }
-"""Text of each method to compare, as ``gravac.lab.training.methods`` reads it, by the demo's name of the method."""
+"""Methods to compare: the text by which ``gravac.lab.training.methods`` knows a method, by the demo's name for it."""
 
 CHANGE_FIELDS = ("step", "mode", "compressor", "cf", "every", "delay", "reason")
-"""Fields that the result records of each decision that changes the candidate (the way to run steps)."""
+"""Fields of a controller's decision that the demo's result keeps, if the decision changed how steps run."""
 
 EVALUATION_SECONDS = 5.0
-"""Seconds of training between evaluations; a run of less than 10 s evaluates after half of its time."""
+"""Seconds of training from one evaluation to the next; half of the training time if that is shorter."""
 
 
 @dataclass(frozen=True)
 class Demo:
-    """Settings of the demo; the constructor refuses wrong settings.
+    """Settings of the demo.
 
     Attributes:
-        seconds: training time of each method, in seconds.
-        workers: number of workers, 2 to 8.
+        seconds: training time of each method, 1 to 86400 s.
+        workers: number of worker processes, one per rank, 2 to 8.
         rate: bits per second of each worker's link.
-        log_dir: folder for TensorBoard logs; ``None`` creates a new folder below ``runs/demo``.
-        json: file to write the result to; ``None`` writes no file.
-        paced: whether each exchange sleeps to imitate a slow link, instead of using emulated links.
+        log_dir: folder for TensorBoard logs, without logs of an earlier demo; ``None``: a new folder below
+            ``runs/demo``.
+        json: file to write the result to; ``None``: no file.
+        paced: whether gravac sleeps in each exchange to imitate a slow link, instead of using emulated links.
 
     Raises:
-        ValueError: a setting is wrong; the message names the argument, the value and the remedy.
+        ValueError: a setting is wrong, or a file or folder cannot be written. The message names the argument, the
+            value and the remedy.
     """
 
     seconds: float = 60.0
@@ -82,15 +84,17 @@ class Demo:
 
 
 def run_demo(demo: Demo, console: Console | None = None) -> Comparison:
-    """Train with every method, one after another; show and return the comparison.
+    """Train with each method, one after another; print and return a comparison of their losses.
+
+    Also write a picture of the losses into the folder of logs, and the result as JSON if ``demo.json`` is set.
 
     Args:
         demo: settings of the demo.
-        console: console to print on; ``None`` for standard output.
+        console: console to print on; ``None``: standard output.
 
     Raises:
         RunFailed: a worker failed.
-        LinkError: the links could not be emulated, although ``available`` found that this machine can.
+        LinkError: the links could not be emulated, although this machine has all that emulation needs.
     """
     console = console or Console()
     reason = "requested by --paced" if demo.paced else available()
@@ -115,7 +119,13 @@ def run_demo(demo: Demo, console: Console | None = None) -> Comparison:
 
 
 def _introduce(console: Console, demo: Demo, reason: str | None) -> None:
-    """Print a description of the demo; ``reason`` says why links are not emulated, and is ``None`` if they are."""
+    """Print which link and which methods the demo uses, before training starts.
+
+    Args:
+        console: console to print on.
+        demo: settings of the demo.
+        reason: why links are not emulated; ``None`` if they are emulated.
+    """
     link = f"{format_rate(demo.rate)} per worker, {demo.workers} workers"
     if reason is None:
         console.print(f"Link: {link}, in network namespaces shaped by tc.", highlight=False, soft_wrap=True)
@@ -135,9 +145,9 @@ def _train(
     """Train with one method, show the progress, and return the outcome.
 
     Args:
-        name: the demo's name of the method.
+        name: the demo's name for the method, a key of ``METHODS``.
         seconds: training time, in seconds.
-        settings: settings that all methods share.
+        settings: settings of training that are the same for all methods.
         network: emulated network between the workers; ``None`` if links are not emulated.
         live: display of the progress.
     """
@@ -167,12 +177,12 @@ def _train(
                         {key: decision_fields[key] for key in CHANGE_FIELDS} for decision_fields in changing_decisions
                     ),
                 )
-    assert outcome is not None  # events() ends with an "end" or raises
+    assert outcome is not None  # run.events() yields an event "end", or raises an error
     return outcome
 
 
 def _existing_folder(path: Path) -> Path:
-    """Return the path itself if the path exists, otherwise its nearest parent that exists."""
+    """Return the absolute path if it exists; otherwise the nearest folder above that exists."""
     path = path.absolute()
     while not path.exists():
         path = path.parent
@@ -180,7 +190,12 @@ def _existing_folder(path: Path) -> Path:
 
 
 def _check_folder(argument: str, folder: Path) -> None:
-    """Raise a ``ValueError`` that names the argument, unless files can be written to the folder."""
+    """Raise ``ValueError`` if a folder does not exist or cannot be written to.
+
+    Args:
+        argument: name of the command's argument, for the message.
+        folder: folder to check.
+    """
     if not folder.is_dir():
         raise ValueError(f"{argument}: {folder} is not a folder; create it first, or name another folder")
     if not os.access(folder, os.W_OK):

@@ -24,20 +24,22 @@ from gravac.lab.links.link import PACED
 from gravac.lab.links.rates import format_rate
 
 MAX_CHANGES = 10
-"""Maximum number of a run's changes of candidate to print; a longer list is printed without its middle."""
+"""If a run has more changes of candidate (way to run steps) than this, those in the middle are not printed."""
 
 MODE_TEXTS: Mapping[Mode, str] = {"native": "by DDP itself", "hook": "by gravac's hook", "outer": "in outer steps"}
-"""Text about each mode of steps, printed after the fraction of steps in that mode."""
+"""Words for each mode of steps, printed after the percentage of steps in that mode, as in ``80% by DDP itself``."""
 
 
 class DemoLive(ProgressDisplay):
-    """Display of the runs' progress: a bar for each run on a terminal, else a line of text every few seconds.
+    """Display of the progress of the demo's runs, one run for each method.
+
+    A terminal shows a progress bar for each run; other outputs get a line of text every few seconds.
 
     Args:
         console: console to print on.
         seconds: training time of each run, in seconds.
-        methods: names of all runs' methods, in order.
-        paced: whether exchanges sleep to imitate a slow link, which every line then mentions.
+        methods: names of the methods of all runs, in the order of the runs.
+        paced: whether gravac sleeps in exchanges to imitate a slow link; every line then says "paced".
     """
 
     def __init__(self, console: Console, seconds: float, methods: list[str], paced: bool) -> None:
@@ -56,13 +58,22 @@ class DemoLive(ProgressDisplay):
                 )
 
     def show_start(self, method: str) -> None:
-        """Show that the processes of a method's run have been started."""
+        """Show that a run starts; called before its worker processes are started.
+
+        Args:
+            method: name of the run's method, a key of ``LABELS``.
+        """
         self._val_loss = "-"
         self._last_shown = 0.0
         self._show(method, 0.0, "starting: importing torch, connecting")
 
     def show_event(self, method: str, event: dict[str, Any]) -> None:
-        """Show an event that rank 0 of a method's run reported: an evaluation, a step or the end; ignore others."""
+        """Show a step or the end of a run, which rank 0 reported; remember the loss of an evaluation for later lines.
+
+        Args:
+            method: name of the run's method, a key of ``LABELS``.
+            event: event of rank 0; ``"event"`` is its kind. Kinds other than these three are ignored.
+        """
         kind = event["event"]
         if kind == "evaluation":
             self._val_loss = f"{event['metric']:.3f}"
@@ -80,7 +91,15 @@ class DemoLive(ProgressDisplay):
             self._show(method, event["seconds"], state)
 
     def _show(self, method: str, elapsed_s: float, state: str) -> None:
-        """Show a run's state on its bar; without a terminal as a line, at most one every ``PROGRESS_SECONDS``."""
+        """Show the state of a run: beside its progress bar, or as a line if the output is no terminal.
+
+        Lines are at least ``PROGRESS_SECONDS`` apart; a state in between is not printed.
+
+        Args:
+            method: name of the run's method.
+            elapsed_s: seconds of training so far.
+            state: text to show.
+        """
         if self._progress:
             self._progress.update(self._tasks[method], completed=min(elapsed_s, self._seconds), state=state)
         elif time.monotonic() - self._last_shown >= PROGRESS_SECONDS:
@@ -89,13 +108,15 @@ class DemoLive(ProgressDisplay):
 
 
 def result_table(comparison: Comparison, *, rate: float, workers: int, paced: bool) -> Table:
-    """Return a table of the results of all methods, after equal training time.
+    """Return a table with one row per method: steps, speed, bytes sent, and validation losses.
+
+    The losses are those after the same training time, and after the same number of steps.
 
     Args:
         comparison: runs to compare.
         rate: bits per second of each worker's link.
         workers: number of workers.
-        paced: whether exchanges slept to imitate a slow link, instead of using emulated links.
+        paced: whether gravac slept in exchanges to imitate a slow link, instead of using emulated links.
     """
     link = f"{workers} workers at {format_rate(rate)}, {comparison.equal_seconds:.0f} s of training each"
     table = Table(title=f"{link}\n{PACED}" if paced else link, box=SIMPLE_HEAVY, pad_edge=False, collapse_padding=True)
@@ -117,7 +138,13 @@ def result_table(comparison: Comparison, *, rate: float, workers: int, paced: bo
 
 
 def _row(comparison: Comparison, outcome: DemoOutcome, best_loss: float) -> list[str]:
-    """Return a run's cells of the table; a loss equal to ``best_loss`` (nats) is bold."""
+    """Return the texts of a run's row of the table, one per column.
+
+    Args:
+        comparison: all runs of the table.
+        outcome: run of the row.
+        best_loss: lowest validation loss of all runs after the same training time, nats; printed in bold.
+    """
     loss = outcome.at_time(comparison.equal_seconds)
     target_s = outcome.time_to(comparison.target)
     return [
@@ -135,15 +162,15 @@ def _row(comparison: Comparison, outcome: DemoOutcome, best_loss: float) -> list
 def show_result(
     console: Console, comparison: Comparison, *, rate: float, workers: int, paced: bool, logs: Path
 ) -> None:
-    """Print the plot, the table, the verdicts, gravac's decisions, and the paths of picture and logs.
+    """Print the plot of losses, the table of results, who won, gravac's decisions, and the paths of picture and logs.
 
     Args:
         console: console to print on.
         comparison: runs to compare.
         rate: bits per second of each worker's link.
         workers: number of workers.
-        paced: whether exchanges slept to imitate a slow link, instead of using emulated links.
-        logs: folder of the picture and the TensorBoard logs.
+        paced: whether gravac slept in exchanges to imitate a slow link, instead of using emulated links.
+        logs: folder of the picture and of the TensorBoard logs.
     """
     console.print(draw_as_text(comparison), highlight=False, markup=False, soft_wrap=True)
     console.print(result_table(comparison, rate=rate, workers=workers, paced=paced))
@@ -163,7 +190,15 @@ def show_result(
 
 
 def _show_changes(console: Console, outcome: DemoOutcome, suffix: str) -> None:
-    """Print each change of candidate in a run, a line each; ``suffix`` is a note on the link."""
+    """Print the changes of candidate (way to run steps) in a run, one per line, and the share of steps in each mode.
+
+    If there are more than ``MAX_CHANGES``, those in the middle are left out.
+
+    Args:
+        console: console to print on.
+        outcome: result of the run.
+        suffix: note on the link, to append to the heading; may be empty.
+    """
     fractions = outcome.fraction_by_mode()
     modes = ", ".join(f"{fractions[mode]:.0%} {text}" for mode, text in MODE_TEXTS.items() if fractions.get(mode))
     heading = f"\nDecisions of {outcome.label}{suffix} that changed the candidate; of its steps {modes}:"

@@ -1,6 +1,6 @@
 # SPDX-FileCopyrightText: 2026 The gravac developers
 # SPDX-License-Identifier: Apache-2.0
-"""Results of the demo: the numbers of a run, the comparison of several runs, and their JSON."""
+"""Results of the demo: the numbers of each run, a comparison of all runs, and both as JSON."""
 
 from __future__ import annotations
 
@@ -20,25 +20,27 @@ LABELS = {
     "adaptive": "every=1",
     "adaptive-100": "every=(1, 100)",
 }
-"""Label of each method: the number format of dense runs, the argument of ``AdaptiveCompressor`` of other runs."""
+"""Label of each method in tables and plots: its number format, or its argument of ``AdaptiveCompressor``."""
 
 DRAW_MARGIN = 0.01
-"""Difference (nats) below which two validation losses count as equal: another seed changes a loss by as much."""
+"""Two validation losses count as equal if they differ by less, in nats; another seed changes a loss by as much."""
 
 
 @dataclass(frozen=True)
 class DemoOutcome:
-    """Result of a method's run.
+    """Result of a run of the demo, in which a model trained with one method.
 
     Attributes:
-        method: name of the method.
-        steps: number of steps.
+        method: name of the method, a key of ``LABELS``.
+        steps: number of training steps.
         seconds: training time without evaluations, in seconds.
         samples_per_s: samples per second over all ranks.
-        wire_bytes: bytes that a rank sent in the run, mean over the ranks.
-        curve: validation losses (nats) from the start to the end of the run.
-        cf_path: the first candidate (way to run steps) and each later candidate, as ``{"step", "mode", "compressor",
-            "cf", "every", "delay", "reason"}``; ``"step"`` is the candidate's first step.
+        wire_bytes: bytes that a rank sent in the whole run. With emulated links: as the network interfaces counted,
+            mean over the ranks. Otherwise: as counted or computed for rank 0.
+        curve: validation loss (nats) at each evaluation, from the start to the end of the run.
+        cf_path: a dict for the first candidate (way to run steps) and for each later one, in order. The keys are
+            ``"step"`` (the candidate's first step), ``"mode"``, ``"compressor"``, ``"cf"``, ``"every"``, ``"delay"``
+            and ``"reason"``.
     """
 
     method: str
@@ -55,7 +57,7 @@ class DemoOutcome:
         return LABELS.get(self.method, self.method)
 
     def fraction_by_mode(self) -> dict[Mode, float]:
-        """Return the fraction of steps in each mode."""
+        """Return the fraction of the run's steps in each mode that occurred: ``native``, ``hook`` or ``outer``."""
         end_steps = [*(change["step"] for change in self.cf_path[1:]), self.steps]
         steps_by_mode: Counter[Mode] = Counter()
         for change, end in zip(self.cf_path, end_steps, strict=True):
@@ -64,31 +66,35 @@ class DemoOutcome:
 
     @property
     def bytes_per_step(self) -> float:
-        """Bytes that a rank sent per step, mean over the run."""
+        """Bytes that a rank sent in the run / number of steps."""
         return self.wire_bytes / self.steps
 
     @property
     def val_loss(self) -> float:
-        """Validation loss at the end, nats."""
+        """Validation loss at the end of the run, nats."""
         return self.curve[-1].metric
 
     def at_step(self, step: float) -> float:
-        """Return the validation loss (nats) at a step, linear between evaluations."""
+        """Return the validation loss (nats) after a number of steps, interpolated linearly between evaluations."""
         return _interpolate([(point.step, point.metric) for point in self.curve], step)
 
     def at_time(self, seconds: float) -> float:
-        """Return the validation loss (nats) after ``seconds`` of training, linear between evaluations."""
+        """Return the validation loss (nats) at a training time of ``seconds``, linear between two evaluations."""
         return _interpolate([(point.seconds, point.metric) for point in self.curve], seconds)
 
     def time_to(self, loss: float) -> float | None:
-        """Return the seconds until the validation loss first reached ``loss``; ``None`` if the run did not reach it."""
+        """Return the seconds of training until the validation loss first reached ``loss`` (nats); ``None`` if never."""
         first_point = first_reached(self.curve, loss, higher_is_better=False)
         return first_point[0] if first_point else None
 
 
 @dataclass(frozen=True)
 class Comparison:
-    """Comparison of runs that trained for the same time; ``outcomes`` has the result of each method in ``LABELS``."""
+    """Comparison of the demo's runs, which train for about the same time.
+
+    Attributes:
+        outcomes: result of the run of each method in ``LABELS``.
+    """
 
     outcomes: tuple[DemoOutcome, ...]
 
@@ -97,25 +103,28 @@ class Comparison:
 
     @property
     def equal_steps(self) -> int:
-        """Smallest number of steps of any run."""
+        """Number of steps that all runs made: that of the run with the fewest steps."""
         return min(outcome.steps for outcome in self.outcomes)
 
     @property
     def equal_seconds(self) -> float:
-        """Shortest training time of any run, in seconds."""
+        """Training time that all runs reached: that of the shortest run, in seconds."""
         return min(outcome.seconds for outcome in self.outcomes)
 
     def wire_ratio(self, outcome: DemoOutcome) -> float:
-        """Return bytes per step of the dense float32 run / bytes per step of a run; inf if the run sent nothing."""
+        """Return bytes per step of the dense float32 run / bytes per step of ``outcome``; inf if the latter is 0."""
         return self["dense-fp32"].bytes_per_step / outcome.bytes_per_step if outcome.bytes_per_step else float("inf")
 
     @property
     def target(self) -> float:
-        """Final validation loss of the dense run in 16 bit, nats."""
+        """Final validation loss of the run with dense float16 gradients, in nats, which other runs are to reach."""
         return self["dense-fp16"].val_loss
 
     def verdict(self) -> str:
-        """Return a text that says whether compressed gradients reached a lower loss than dense gradients."""
+        """Return a text that says whether gravac, averaging in each step, reached a lower loss than dense gradients.
+
+        The losses are those after ``equal_seconds``. gravac competes with the better one of float32 and float16.
+        """
         adaptive_loss = self["adaptive"].at_time(self.equal_seconds)
         best_dense = min(
             (self["dense-fp32"], self["dense-fp16"]), key=lambda outcome: outcome.at_time(self.equal_seconds)
@@ -137,7 +146,10 @@ class Comparison:
         return f"With every=1 gravac won: {loss_text}. It reached the final loss of float16 {speed_up_text}."
 
     def verdict_of_outer_steps(self) -> str:
-        """Return a text that says whether the run with outer steps reached a lower loss than the run without them."""
+        """Return a text that says whether allowing outer steps (up to 100 steps between exchanges) lowered the loss.
+
+        The text compares gravac's run with ``every=(1, 100)`` and its run with ``every=1``, after ``equal_seconds``.
+        """
         losses = [self[method].at_time(self.equal_seconds) for method in ("adaptive-100", "adaptive")]
         loss_text = (
             f"validation loss {losses[0]:.3f} against {losses[1]:.3f} of every=1 after {self.equal_seconds:.0f} s"
@@ -147,12 +159,12 @@ class Comparison:
         return f"With every=(1, 100) gravac {'won' if losses[0] < losses[1] else 'LOST'}: {loss_text}."
 
     def to_json(self, *, rate: float, workers: int, paced: bool, log_dir: Path) -> dict[str, Any]:
-        """Return the content of the JSON file: bytes are per rank and run, losses in nats.
+        """Return the settings and the results of all runs as a dict of JSON types, in the units of ``DemoOutcome``.
 
         Args:
             rate: bits per second of each worker's link.
             workers: number of workers.
-            paced: whether exchanges slept to imitate a slow link, instead of using emulated links.
+            paced: whether gravac slept in exchanges to imitate a slow link, instead of using emulated links.
             log_dir: folder of the TensorBoard logs.
         """
         runs = [
@@ -173,7 +185,12 @@ class Comparison:
 
 
 def _interpolate(points: Sequence[tuple[float, float]], x: float) -> float:
-    """Return y at ``x``, interpolated linearly between points (x, y), which ascend by x; constant outside."""
+    """Return y at ``x``, interpolated linearly between points; outside the points, the y of the nearest point.
+
+    Args:
+        points: pairs ``(x, y)``, by ascending x.
+        x: where to interpolate.
+    """
     for (x0, y0), (x1, y1) in itertools.pairwise(points):
         if x0 <= x <= x1:
             return y0 + (y1 - y0) * (x - x0) / (x1 - x0) if x1 > x0 else y1

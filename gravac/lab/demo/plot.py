@@ -1,6 +1,6 @@
 # SPDX-FileCopyrightText: 2026 The gravac developers
 # SPDX-License-Identifier: Apache-2.0
-"""Plots validation loss against seconds of training, in the terminal and as a PNG (needs matplotlib)."""
+"""Plots validation loss over seconds of training, as text for the terminal and as a PNG (needs matplotlib)."""
 
 from __future__ import annotations
 
@@ -14,20 +14,23 @@ from gravac.lab.demo.decisions import describe_longest_running
 from gravac.lab.demo.outcome import Comparison, DemoOutcome
 
 COLUMNS, ROWS = 49, 16
-"""Width and height of the terminal's plot in characters; labels stand to the right, within 80 columns."""
+"""Width and height of the terminal's plot in characters, without axis labels; with them, lines have up to 80."""
 
 MARKS = {"dense-fp32": ".", "dense-fp16": "o", "adaptive": "+", "adaptive-100": "#"}
 """Character that marks each method's run in the terminal's plot."""
 
 COLOURS = {"dense-fp32": "#8a8a8a", "dense-fp16": "#222222", "adaptive": "#0072b2", "adaptive-100": "#d55e00"}
-"""Colour of each method's run in the PNG; people with any kind of colour blindness can tell the colours apart."""
+"""Colour of each method's run in the PNG, such that colour-blind people can tell the colours apart."""
 
 STEEP_FRACTION = 0.1
-"""Fraction of a run's time, from the start, in which losses fall steeply and may lie above the plot."""
+"""First part of the training time, as a fraction, in which the plot may cut off losses, which fall steeply then."""
 
 
 def loss_range(comparison: Comparison) -> tuple[float, float]:
-    """Return the lowest and the highest loss to plot, nats; the steep beginning of runs may lie above."""
+    """Return ``(lowest, highest)`` loss of the plot's axis, in nats.
+
+    The axis includes all losses after the first ``STEEP_FRACTION`` of the time; higher losses before may be cut off.
+    """
     runs, seconds = comparison.outcomes, comparison.equal_seconds
     low_loss = min(point.metric for run in runs for point in run.curve)
     high_loss = max(run.at_time(STEEP_FRACTION * seconds) for run in runs)
@@ -36,7 +39,7 @@ def loss_range(comparison: Comparison) -> tuple[float, float]:
 
 
 def draw_as_text(comparison: Comparison) -> str:
-    """Return a text for the terminal: a plot of validation loss against seconds, at most 80 characters wide."""
+    """Return a plot of validation loss over seconds of training, as text for a terminal of 80 columns."""
     low_loss, high_loss = loss_range(comparison)
     seconds = comparison.equal_seconds
     grid = [[" "] * COLUMNS for _ in range(ROWS)]
@@ -73,11 +76,11 @@ def draw_as_text(comparison: Comparison) -> str:
 
 
 def draw(comparison: Comparison, title: str, path: Path) -> None:
-    """Write the plot of validation loss against seconds as a PNG.
+    """Write a plot of validation loss over seconds of training as a PNG.
 
     Args:
         comparison: runs to plot.
-        title: title of the plot, such as the model and the link of all runs.
+        title: title of the plot, which should name the model and the link.
         path: PNG file to write.
     """
     from matplotlib.figure import Figure
@@ -144,26 +147,37 @@ def draw(comparison: Comparison, title: str, path: Path) -> None:
 
 
 def _time_to_target(run: DemoOutcome, target: float) -> float | None:
-    """Return the seconds until a run with gravac reached the target loss; ``None`` if never, or without gravac."""
+    """Return the seconds of training after which a run with gravac reached a loss, to mark the point in the plot.
+
+    ``None`` if the run never reached the loss, and for runs without gravac.
+
+    Args:
+        run: result of a run.
+        target: loss to reach, nats.
+    """
     return run.time_to(target) if run.method.startswith("adaptive") else None
 
 
 def spread(positions: Sequence[float], distance: float, bounds: tuple[float, float]) -> list[float]:
-    """Move positions until neighbours are at least ``distance`` apart; return them in the order of ``positions``.
+    """Move positions, such as heights of labels, so that no two are nearer to each other than ``distance``.
 
-    Positions that are too near each other move about their mean, by the smallest change that separates them.
+    Positions that are too near are put around their mean, just far enough apart. The positions are numbers in any unit,
+    such as rows or nats.
 
     Args:
         positions: positions to move.
-        distance: minimum distance of neighbours.
-        bounds: lowest and highest position that is allowed.
+        distance: smallest allowed distance between two positions.
+        bounds: ``(lowest, highest)`` position that is allowed.
+
+    Returns:
+        The moved positions, in the order of ``positions``.
 
     Example:
         >>> spread([3, 1, 3], 1, (0, 9))
         [2.5, 1.0, 3.5]
     """
     sorted_indices = sorted(range(len(positions)), key=lambda index: positions[index])
-    groups: list[list[float]] = []  # groups of touching positions, each lowered by the distances below it
+    groups: list[list[float]] = []  # near positions, each minus ``distance`` x number below
     for i, index in enumerate(sorted_indices):
         groups.append([positions[index] - i * distance])
         while len(groups) > 1 and fmean(groups[-2]) > fmean(groups[-1]):

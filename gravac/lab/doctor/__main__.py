@@ -1,6 +1,6 @@
 # SPDX-FileCopyrightText: 2026 The gravac developers
 # SPDX-License-Identifier: Apache-2.0
-"""Runs one of the ranks that ``check_here`` starts: takes part in the check, and on rank 0 writes the result."""
+"""Runs one of the ranks that ``check_here`` starts: takes part in the check, and on rank 0 writes ``check.json``."""
 
 import sys
 from pathlib import Path

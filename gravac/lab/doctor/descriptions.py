@@ -83,7 +83,7 @@ def describe_memories(
     """Return a text that states the memory that each mode of steps takes on a rank, a line for each purpose.
 
     Args:
-        memories: memory of all modes.
+        memories: memory of each mode for each purpose, as ``memory_of_modes`` returns it.
         model: name of the model; ``None``: no particular model.
         elements: number of the model's parameters; ``None``: memory is given in multiples of the model's size.
         mesh: mesh of a model in shards; ``None``: DDP, without shards.
@@ -132,7 +132,7 @@ def advice(facts: Facts, check: Check | None, failure: str | None = None) -> lis
 
 
 def _rank_advice(check: Check) -> list[str]:
-    """Return what the check of ranks recommends: report unequal weights, or use compression on slow links."""
+    """Return recommendations that follow from the check of ranks, such as to report unequal weights."""
     if not check.same:
         return [
             "ranks hold different weights after the same steps, which must not be: please report it, with this output "

@@ -15,7 +15,7 @@ from gravac.modes.equalizing import CHUNK_BYTES
 from gravac.settings import Settings
 
 AVERAGING_SIZES = 3
-"""Memory that averaging a group of an optimizer's moments takes, in multiples of the group's size."""
+"""Memory that averaging a group of optimizer moments (such as Adam's) takes, in multiples of the group's size."""
 
 
 class Memory(Settings):
@@ -26,7 +26,7 @@ class Memory(Settings):
         purpose: text that names the purpose, such as "residuals".
         when: text that names the time during which the mode occupies the memory.
         sizes: memory in multiples of the model's size in float32, 4 bytes a parameter.
-        extra_bytes: additional bytes, the same for every model.
+        extra_bytes: bytes in addition to ``sizes``.
     """
 
     mode: Mode
@@ -37,10 +37,11 @@ class Memory(Settings):
 
 
 def memory_of_modes(shapes: Sequence[Shape] | None = None, mesh: Mesh | None = None) -> tuple[Memory, ...]:
-    """Return the memory that each mode of steps takes on a rank, an entry for each purpose.
+    """Return the memory that each mode takes on a rank, an entry for each purpose: first native, then hook, then outer.
 
-    Before the mode changes, the optimizer's moments are averaged in groups of 16 MiB; larger tensors by themselves. A
-    model in shards has no native steps, and all memory is that of a rank's shards.
+    When the mode changes, gravac averages the optimizer's moments over the ranks, in groups of tensors of up to 16 MiB;
+    a larger tensor is a group by itself. A model in shards has no native steps, and its memory is that of a rank's
+    shards.
 
     Args:
         shapes: parameter shapes of the model; ``None`` for a model without tensors of more than 16 MiB.

@@ -29,7 +29,7 @@ PATIENCE_SECONDS = 60.0
 """Seconds after which ``check_here`` kills its two ranks and fails."""
 
 PATIENCE_SECONDS_ON_MESH = 240.0
-"""Seconds after which ``check_here`` kills the ranks of a mesh: these may be four, and they also import FSDP2."""
+"""Seconds after which ``check_here`` kills the ranks of a mesh: up to four ranks, which also import FSDP2."""
 
 
 class Check(Settings):
@@ -38,13 +38,13 @@ class Check(Settings):
     Attributes:
         ranks: number of ranks.
         hosts: number of machines that the ranks run on.
-        backend: backend that carries the gradients' bytes.
+        backend: torch.distributed's backend that exchanges the gradients, such as ``"gloo"``.
         device: type of the device that holds the gradients.
         link: latency (s) and bandwidth (bit/s) between ranks, and bytes per second of a copy; ``None`` for a single
-            rank. On a mesh, of the ranks that hold the same shard, while the ranks of all shards send.
-        wire_ratio: wire bytes of a dense step / wire bytes of a compressed step.
+            rank. On a mesh: between the ranks that hold the same shard, measured while the ranks of all shards send.
+        wire_ratio: wire bytes of a dense step / wire bytes of a compressed step; ``None`` if nothing was sent.
         same: whether all ranks hold the same weights after the steps.
-        loopback: whether the check started the ranks on this machine, so that no network links them.
+        loopback: whether the check itself started the ranks on this machine, without a network between them.
         lacks: text that names what this torch lacks for native and outer steps, and the remedy; ``None`` if it lacks
             nothing.
         mesh: mesh of the checked model in shards, as text; ``None``: DDP, without shards.
@@ -94,7 +94,8 @@ def check_launched(mesh: Mesh | None = None) -> Check | None:
 
     Raises:
         RuntimeError: ranks cannot connect, or the exchange failed.
-        SettingsError: the mesh has another number of ranks, or this torch lacks what a model in shards needs.
+        SettingsError: the launcher did not start as many ranks as the mesh has, or this torch lacks what a model in
+            shards needs.
     """
     with local_ranks.launched_group() as rank:
         if mesh is not None and mesh.ranks != dist.get_world_size():
@@ -204,11 +205,11 @@ def _train(module: torch.nn.Module, device: torch.device) -> float | None:
 
 
 def _has_same_weights(weights: Sequence[torch.Tensor], group: dist.ProcessGroup) -> bool:
-    """True if all ranks of a group hold the same weights as this rank; called on all of these ranks.
+    """True if all ranks of a group hold the same weights as this rank; all of them must call this function.
 
     Args:
-        weights: this rank's weights; their shapes, which are arbitrary, are the same on all ranks of the group.
-        group: ranks to compare with.
+        weights: this rank's weights, in any shapes that are the same on all ranks of the group.
+        group: ranks whose weights are compared.
     """
     flat_weights = torch.cat([weight.detach().flatten() for weight in weights])
     weights_of_ranks = [torch.empty_like(flat_weights) for _ in range(dist.get_world_size(group))]

@@ -28,10 +28,10 @@ class LinkTraffic(Settings):
 
 
 def traffic_of_mesh(mesh: Mesh, shapes: Sequence[Shape] | None = None) -> tuple[LinkTraffic, LinkTraffic]:
-    """Return what a rank sends in a step between replicas, and within its replica.
+    """Return the bytes that a rank sends in a step to other replicas, and those within its replica, in this order.
 
-    Within a replica, FSDP2 gathers each weight before forward and again before backward, and reduces each gradient. All
-    three send a shard to each other rank of the replica.
+    Within a replica, FSDP2 gathers each weight before forward and again before backward, and reduces each gradient. In
+    each of these three collectives, a rank sends as many bytes as a shard has to every other rank of the replica.
 
     Args:
         mesh: mesh of the model in shards.
@@ -59,7 +59,7 @@ def describe_traffic(
     """Return a text that states the bytes that a rank of a mesh sends in a step, a line for each kind of link.
 
     Args:
-        traffic: what a rank sends.
+        traffic: bytes for each kind of link, as ``traffic_of_mesh`` returns them.
         mesh: mesh of the model in shards.
         model: name of the model; ``None``: no particular model.
         shapes: parameter shapes of the model; ``None``: bytes are given in multiples of the model's size.

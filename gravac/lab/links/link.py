@@ -8,7 +8,7 @@
     50mbit/10mbit                  download/upload of each worker
     unthrottled                    no limit
     1gbit,30s:50mbit,60s:1gbit     a schedule: seconds since training began, and the rates from then on
-    100mbit,rank1:100mbit/20mbit   rank 1 has rates of its own, all the time
+    100mbit,rank1:100mbit/20mbit   rank 1 has rates of its own, which do not change over time
     100mbit+20ms+0.1%              one-way delay and loss, on each direction of each worker's link
 """
 
@@ -21,13 +21,13 @@ from itertools import pairwise
 from gravac.lab.links.rates import HIGHEST_RATE, LOWEST_RATE, UNITS, format_rate, parse_rate
 
 UNTHROTTLED = "unthrottled"
-"""Text of a link or direction without a limit of its rate."""
+"""Text of a link, or of one direction of a link, whose rate is not limited."""
 
 PACED = "paced, not a real link"
-"""Note on every result for which exchanges slept to imitate a slow link, without an emulated link."""
+"""Text that marks results of runs without an emulated link, in which exchanges slept to imitate a slow link."""
 
 EXAMPLES = "such as 100mbit, 50mbit/10mbit, 1gbit,30s:50mbit, 100mbit,rank1:20mbit, 100mbit+20ms+0.1% or unthrottled"
-"""Examples of links, for messages."""
+"""Examples of links as text, for error messages."""
 
 SHORTEST_PHASE_SECONDS = 0.5
 """Minimum seconds between two changes of rates: the commands that change rates take up to 0.2 s on a busy machine."""
@@ -36,7 +36,7 @@ MAX_SCHEDULE_SECONDS = 86_400.0
 """Latest time of a change of rates, in seconds since training began."""
 
 MIN_IMPAIRMENT, MAX_DELAY_MS, MAX_LOSS_PERCENT = 0.001, 10_000.0, 50.0
-"""Smallest delay (ms) and loss (%) above 0, largest delay in milliseconds, and largest loss in percent."""
+"""Minimum of a delay (ms) or loss (percent) that is not 0; maximum delay (ms); maximum loss (percent)."""
 
 _RANK_ENTRY = re.compile(r"\s*rank(\d+)\s*:(.*)")
 _NUMBER = re.compile(r"[0-9]*\.?[0-9]+")
@@ -44,7 +44,7 @@ _NUMBER = re.compile(r"[0-9]*\.?[0-9]+")
 
 @dataclass(frozen=True)
 class Phase:
-    """Rates of a link, from a time until the next phase begins.
+    """Rates of a link from ``at_seconds`` until the next phase begins.
 
     Attributes:
         at_seconds: time at which the phase begins, in seconds of wall time since training began.
@@ -65,15 +65,15 @@ class Phase:
 
 @dataclass(frozen=True)
 class Link:
-    """Link that every worker has: rates over time, delay and loss.
+    """Link between each worker and the network: rates over time, delay and loss.
 
     Attributes:
         phases: rates over time, by ascending time; the first phase begins at 0.
         delay_ms: milliseconds by which each packet is delayed, in each direction; a packet between two workers passes
             two links.
         loss_percent: percentage of packets lost in each direction.
-        of_ranks: ``(rank, rates)`` of ranks that have rates of their own, all the time, by ascending rank; their
-            ``at_seconds`` is 0.
+        of_ranks: ``(rank, rates)`` of each rank with rates of its own, which do not change over time; by ascending
+            rank. ``at_seconds`` of these rates is 0.
 
     Raises:
         ValueError: a rate, time, delay or loss is out of range; the message has the number and the remedy.
@@ -144,7 +144,7 @@ class Link:
         return next((phase for phase in reversed(self.phases) if phase.at_seconds <= seconds), self.phases[0])
 
     def rates_of_rank(self, rank: int, phase: Phase) -> Phase:
-        """Return the rates of a rank's link in a phase: its own rates, or else those of the phase.
+        """Return the rank's own rates from ``of_ranks``, or ``phase`` if the rank has no rates of its own.
 
         Example:
             >>> link = parse_link("100mbit,rank1:20mbit")

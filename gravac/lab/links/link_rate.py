@@ -64,8 +64,8 @@ def stream(network: EmulatedNetwork, seconds: float) -> Iterator[list[Sample]]:
     """Send a TCP stream from worker 1 to worker 0 while the block runs.
 
     Args:
-        network: emulated network, inside its context.
-        seconds: seconds for which the sender sends; the block's end waits until all bytes have arrived.
+        network: emulated network whose ``with`` block is running.
+        seconds: seconds for which the sender sends; the end of the block waits until all bytes have arrived.
 
     Yields:
         A list, to which the stream's samples are appended when the block ends.
@@ -89,11 +89,11 @@ def stream(network: EmulatedNetwork, seconds: float) -> Iterator[list[Sample]]:
 
 
 def tcp_rate(network: EmulatedNetwork, seconds: float = 2.0) -> float:
-    """Return the payload bits per second of a TCP stream from worker 1 to worker 0, without the start of the stream.
+    """Return the payload bits per second of a TCP stream from worker 1 to worker 0, after ``SETTLING_SECONDS``.
 
     Args:
-        network: emulated network, inside its context.
-        seconds: seconds to measure.
+        network: emulated network whose ``with`` block is running.
+        seconds: seconds to measure, after ``SETTLING_SECONDS``.
 
     Raises:
         LinkError: the stream failed, or delivered too little to measure.

@@ -2,10 +2,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """Emulates links: each worker runs in its own network namespace, and a bridge connects the workers at the links' rates.
 
-An additional namespace, the hub, contains the bridges, so that the machine's own network does not change::
+An additional namespace, the hub, contains the bridges, so that the machine's own network does not change. The kernel's
+token bucket filter (tbf) limits the rates::
 
     worker 0: eth0 == p0 :hub: p1 == eth0 :worker 1        tbf on eth0: upload; tbf on p0, p1: download
-              eth1 == c0 :hub: c1 == eth1                  unlimited, by a second bridge
+              eth1 == c0 :hub: c1 == eth1                  a second bridge, without a limit
 
 The name of a namespace identifies the process that owns the namespace. So a new network recognises and removes the
 namespaces that a killed process left behind. ``gravac.lab.links.link`` describes links, and
@@ -32,7 +33,7 @@ from gravac.lab.links.owner import is_orphaned, owner_mark
 from gravac.lab.links.rates import parse_rate
 
 INTERFACE = "eth0"
-"""Name of the interface of a worker's emulated link, inside the namespace, to put into ``GLOO_SOCKET_IFNAME``."""
+"""Name of the emulated link's interface in each worker's namespace: the value of ``GLOO_SOCKET_IFNAME``."""
 
 CONTROL = "eth1"
 """Name of a worker's second interface, whose rate is not limited, for traffic that must not be measured."""
@@ -60,7 +61,7 @@ class Counters(NamedTuple):
 
 
 class EmulatedNetwork:
-    """Network namespaces of workers, connected by emulated links; a context manager that removes them at the end.
+    """Network namespaces of workers, connected by emulated links; a ``with`` block creates and removes them.
 
     Args:
         workers: number of workers, 2 to 8.
@@ -88,7 +89,7 @@ class EmulatedNetwork:
         self._has_impairments = bool(self.link.delay_ms or self.link.loss_percent)
         self._segment_bytes = LARGEST_SEGMENT
         if self.link.slowest is not None:
-            # A segment with headers must fit the smallest bucket, so that tbf need not cut segments, and no
+            # A segment with headers must fit the smallest token bucket. Then tbf need not cut segments, and no
             # segment gets stuck when rates fall.
             self._segment_bytes = min(self._segment_bytes, int(_bucket_bytes(self.link.slowest) / 1.05))
 
@@ -106,7 +107,7 @@ class EmulatedNetwork:
         return f"10.77.0.{worker + 1}"
 
     def prefix(self, worker: int) -> list[str]:
-        """Return the words in front of a command that run the command in a worker's namespace, without a new pid."""
+        """Return the prefix of a command line that runs in a worker's namespace; the prefix starts no extra process."""
         return ["ip", "netns", "exec", self.namespace(worker)]
 
     def set_rate(self, worker: int, rate: float) -> None:
@@ -207,7 +208,7 @@ class EmulatedNetwork:
         """Set the rates of workers' links, by one ``tc`` process per namespace, concurrently.
 
         Args:
-            rates: rates by number of the worker.
+            rates: rates of each link to change, by number of the worker.
         """
         commands_by_namespace = {
             self.namespace(worker): self._rate_commands(INTERFACE, phase.up) for worker, phase in rates.items()
@@ -234,13 +235,13 @@ class EmulatedNetwork:
 
     def _rate_commands(self, device: str, rate: float | None) -> list[str]:
         """Return ``tc`` commands that limit a device to ``rate`` bits per second; ``None`` removes the limit."""
-        # netem delays first, and the bucket queues behind it: a packet waits for the rate in addition to its delay.
+        # netem delays a packet first. Then the token bucket queues the packet, which waits for the rate, too.
         qdisc_position = f"dev {device} parent 1:1 handle 10:" if self._has_impairments else f"dev {device} root"
         if rate is None:
             return [f"qdisc replace {qdisc_position} " + ("pfifo limit 10000" if self._has_impairments else "noqueue")]
         tc_commands = [f"qdisc replace {qdisc_position} {_token_bucket_arguments(rate)}"]
         if _bucket_bytes(rate) < self._segment_bytes:
-            # A queued segment larger than the new bucket would block the link for ever, so the queue is emptied first.
+            # A queued segment larger than the new token bucket would block the link for ever: first empty the queue.
             empty_queue = "pfifo limit 10000" if self._has_impairments else "noqueue"
             tc_commands.insert(0, f"qdisc replace {qdisc_position} {empty_queue}")
         return tc_commands
@@ -313,15 +314,15 @@ def _as_link(link: Link | str | float) -> Link:
 
 
 def _bucket_bytes(rate: float) -> int:
-    """Return the bytes of the token bucket of a link with a rate in bits per second."""
-    # The bucket holds 1 ms of the rate, and at least two full packets: the tokens that a pause saves up must not let a
-    # small message pass for free. (tbf cuts larger segments itself.)
+    """Return the size, in bytes, of the token bucket that limits a link to ``rate`` bits per second."""
+    # The bucket holds the bytes of 1 ms at the rate, but at least two full packets. The bucket is small, so that tokens
+    # saved during a pause do not let a small message pass without delay. (tbf cuts larger segments itself.)
     return max(3200, int(rate / 8 / 1000))
 
 
 def _token_bucket_arguments(rate: float) -> str:
     """Return the arguments by which ``tc`` limits a device to a rate in bits per second."""
-    # The queue behind the bucket holds 50 ms of the rate, and at least a few of TCP's segments.
+    # The queue of the bucket holds the bytes of 50 ms at the rate, but at least a few of TCP's segments.
     limit_bytes = _bucket_bytes(rate) + max(256_000, int(rate / 8 * 0.05))
     return f"tbf rate {int(rate)}bit burst {_bucket_bytes(rate)} limit {limit_bytes}"
 

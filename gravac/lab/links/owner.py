@@ -1,12 +1,12 @@
 # SPDX-FileCopyrightText: 2026 The gravac developers
 # SPDX-License-Identifier: Apache-2.0
-"""Names of network namespaces and folders that say which process made them: its pid, start time and pid scope.
+"""Names for network namespaces and folders that identify the process that made them: pid, start time and pid scope.
 
-By such a name gravac finds out whether that process is still alive, even if a new process has the same pid. If it is
-not, gravac may remove what it left behind.
+From such a name gravac finds out whether the process is still alive, even if a new process has the same pid. gravac may
+remove the namespaces and folders of a process that is no longer alive.
 
-A pid identifies a process only within its scope: a machine since its latest boot, and on that machine a pid namespace,
-such as a container's. If a name's scope is another one or is not known, the process counts as alive.
+Within a pid scope, no two living processes have the same pid: a scope is a pid namespace (such as a container's) on a
+machine since its latest boot. A process of another or unknown scope counts as alive.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ _NAME = re.compile(r"gravac-(?P<pid>\d+)-(?P<start>\d+)-(?P<scope>[0-9a-f]{8})-.
 
 
 def owner_mark() -> str:
-    """Return the prefix of names that this process owns, ``gravac-PID-START-SCOPE``; a dash and more text follow."""
+    """Return the prefix ``gravac-PID-START-SCOPE`` for names that this process makes; append a dash and a text."""
     return f"gravac-{os.getpid()}-{start_ticks(os.getpid()) or 'unknown'}-{pid_scope() or 'unknown'}"
 
 
 def is_orphaned(name: str) -> bool:
-    """True if the process that ``owner_mark`` wrote into a name is of this pid scope and no longer alive."""
+    """True if a name begins with the ``owner_mark`` of a process of this pid scope that is no longer alive."""
     match = _NAME.fullmatch(name)
     return match is not None and match["scope"] == pid_scope() and match["start"] != start_ticks(int(match["pid"]))
 
@@ -41,7 +41,7 @@ def pid_scope() -> str | None:
 
 
 def start_ticks(pid: int) -> str | None:
-    """Return a text that states when a process started, in clock ticks since boot.
+    """Return the time at which a process started, in clock ticks since boot, as text.
 
     ``None`` if the process does not exist, is dead but not yet waited for, or if the system has no ``/proc``.
     """

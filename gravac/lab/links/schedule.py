@@ -13,21 +13,21 @@ from gravac.lab.links.network import EmulatedNetwork
 
 
 class PhaseChange(NamedTuple):
-    """Times at which new rates were due and at which they were in force, in seconds since ``Schedule.follow``."""
+    """Due time and actual time of a change of rates, in seconds since the call of ``Schedule.follow``."""
 
     due_s: float
     applied_s: float
 
 
 class Schedule:
-    """Thread that applies the phases of a network's link, each at its time; a context manager around a training run.
+    """Thread that sets the rates of a network's links at the times in ``link.phases``; a ``with`` block around a run.
 
-    Entering applies the link's first phase, so that successive runs on a network begin with equal rates. ``follow`` is
-    called when training begins. Leaving ends the schedule in its current phase, and raises the thread's error, unless
-    the block itself raises an error.
+    Entering the block applies the first phase, so that successive runs on a network begin with equal rates. Call
+    ``follow`` when training begins. The end of the block stops the thread and leaves the current rates in force. If
+    the block itself raises no error, its end raises the thread's error, if any.
 
     Attributes:
-        changes: due and actual times of the phases applied so far, except the first phase.
+        changes: due and actual time of each phase that was applied so far, in order, without the first phase.
 
     Example:
         >>> link = parse_link("1gbit,30s:50mbit")  # doctest: +SKIP
@@ -64,7 +64,7 @@ class Schedule:
             raise self._error
 
     def _follow(self, start: float) -> None:
-        """Apply all phases but the first, each at its time since ``start`` (of ``time.monotonic()``), in a thread."""
+        """Apply all phases but the first in the thread, each at its time after ``start``, of ``time.monotonic()``."""
         try:
             for phase in self._network.link.phases[1:]:
                 if self._end_event.wait(max(0.0, start + phase.at_seconds - time.monotonic())):

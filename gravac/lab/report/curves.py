@@ -1,6 +1,6 @@
 # SPDX-FileCopyrightText: 2026 The gravac developers
 # SPDX-License-Identifier: Apache-2.0
-"""Draws the metric against time, steps and bytes: each seed's run, and the median over seeds. Needs matplotlib."""
+"""Draws the validation metric against time, steps or bytes: each seed's run, and their median. Needs matplotlib."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def metric_against_time(section: Section, looks: Looks) -> Figure:
 
 
 def metric_against_steps(section: Section, looks: Looks) -> Figure:
-    """Return a figure of each method's validation metric over steps, which shows the progress lost by compression."""
+    """Return a figure of each method's validation metric over steps, to show the progress that compression loses."""
     figure, axes = single_axes(4.6)
     _plot_curves(axes, section, looks, lambda run: [float(point.step) for point in run.curve])
     axes.set_xlabel("steps")
@@ -44,7 +44,7 @@ def metric_against_steps(section: Section, looks: Looks) -> Figure:
 
 
 def metric_against_bytes(section: Section, looks: Looks) -> Figure | None:
-    """Return a figure of each method's validation metric over megabytes that a rank sent; ``None`` if not known."""
+    """Return a figure of each method's metric over the megabytes that a rank sent; ``None`` if no bytes are known."""
     if not any(row.bytes_per_step for row in section.rows):
         return None
     figure, axes = single_axes(4.6)
@@ -139,7 +139,7 @@ def _track(curve: Sequence[CurvePoint], xs: Sequence[float]) -> Track:
 
 
 def _median(tracks: Sequence[Track]) -> tuple[npt.NDArray[np.float64], npt.NDArray[np.float64]]:
-    """Return the medians over runs of x coordinates and of metrics, at the steps of the first run.
+    """Return the median x coordinate and the median metric over runs, at each step of the first run's curve.
 
     Steps after the end of the shortest run are left out.
     """
@@ -152,7 +152,9 @@ def _median(tracks: Sequence[Track]) -> tuple[npt.NDArray[np.float64], npt.NDArr
 
 
 def _set_y_limits(axes: Axes, metrics: Sequence[float], section: Section) -> None:
-    """Set the y limits to the best and the median initial metric, with a margin; diverging curves leave the figure.
+    """Limit the y axis to the range from the median initial metric to the best metric, with a margin.
+
+    The target counts as a metric. Curves of diverging runs leave the figure.
 
     Args:
         axes: axes to set the limits of.

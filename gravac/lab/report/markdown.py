@@ -13,14 +13,15 @@ from gravac.lab.tta.record import TrainingRecord
 from gravac.settings import SettingsError
 
 BEGIN_MARK, END_MARK = "<!-- gravac report: begin -->", "<!-- gravac report: end -->"
-"""Lines of a Markdown document between which the tables are inserted."""
+"""Lines of a Markdown document; the tables are inserted between the two lines."""
 
 
 def markdown_tables(runs: Sequence[TrainingRecord], commits_note: str = "") -> str:
     """Return a Markdown table for each task, and below the table a sentence per link on the fastest method.
 
-    A table has a row per method and a column per link. A cell has the time to the target (relative to the limit if the
-    limit is known, otherwise in seconds), and the speed-up over fp16.
+    A table has a row per method and a column per link. A cell has the time to the target and the speed-up over fp16.
+    The time is divided by the limit, which is the median time of fp32 on an unthrottled link. The time is in seconds if
+    the limit is not known.
 
     Args:
         runs: records of the runs to report.
@@ -60,7 +61,7 @@ def insert_tables(path: Path, runs: Sequence[TrainingRecord], commits_note: str 
 
 
 def _task_tables(task_sections: Sequence[Section]) -> str:
-    """Return a text: heading, table and verdicts of a task; ``task_sections`` has its sections, one per link."""
+    """Return heading, table and verdicts of a task as text; ``task_sections`` has the task's sections, one per link."""
     setup, first, limit = task_sections[0].setup, task_sections[0].run, task_sections[0].limit
     runs = [run for section in task_sections for row in section.rows for run in row.runs]
     seeds = sorted({run.seed for run in runs})
@@ -80,7 +81,7 @@ def _task_tables(task_sections: Sequence[Section]) -> str:
 
 
 def _cell(row: ReportRow) -> str:
-    """Return a cell of a table: time to target / limit (or seconds), range over seeds, and speed-up over fp16."""
+    """Return a table's cell: time to target / limit (or seconds), range over seeds, speed-up; † if factored."""
     amount = row.relative or row.tta
     text = f"{amount.median_sign}{amount.median:.2f}"
     if amount.runs > 1:

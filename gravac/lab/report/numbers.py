@@ -16,7 +16,7 @@ LIMIT_METHOD, LIMIT_LINK = "fp32", "unthrottled"
 
 
 BASELINE = "fp16"
-"""Method that speed-ups are relative to: 16-bit gradients, which DDP users have without gravac."""
+"""Method that speed-ups are relative to: DDP with torch's own hook for 16-bit gradients, without gravac."""
 
 
 DENSE = ("fp32", "fp16", "bf16")
@@ -27,7 +27,7 @@ DENSE = ("fp32", "fp16", "bf16")
 class Amount:
     """Median and range of a number over runs with several seeds.
 
-    For a run that was stopped before the target, only a lower bound of the number may be known.
+    If a run did not reach the target, only a bound of its number may be known.
 
     Attributes:
         median: median over seeds, or a bound of the median if ``median_sign`` is not empty.
@@ -35,8 +35,8 @@ class Amount:
         high: highest number of any seed, or a bound.
         runs: number of seeds.
         median_sign: ``">"`` if the number is only known to be above ``median``, ``"<"`` if below, otherwise empty.
-        low_sign: ``">"``, ``"<"`` or empty, in the same sense for ``low``.
-        high_sign: ``">"``, ``"<"`` or empty, in the same sense for ``high``.
+        low_sign: ``">"``, ``"<"`` or empty: the same for ``low``.
+        high_sign: ``">"``, ``"<"`` or empty: the same for ``high``.
     """
 
     median: float
@@ -48,7 +48,7 @@ class Amount:
     high_sign: str = ""
 
     def in_units_of(self, unit: float) -> Amount:
-        """Return a copy of the amount in multiples of ``unit``.
+        """Return a copy of the amount whose numbers are divided by ``unit``.
 
         Example:
             >>> Amount(30.0, 20.0, 40.0, runs=3).in_units_of(10.0).median
@@ -110,9 +110,9 @@ def amount(intervals: Sequence[Interval]) -> Amount | None:
 
 @dataclass(frozen=True)
 class ReportRow:
-    """The numbers of one method in one setup (task, scale, link, workers, mesh); ``None`` if not measured.
+    """The numbers of one method in one setup (task, scale, link, workers, mesh).
 
-    Numbers that are no ``Amount`` are medians over the runs.
+    Numbers that are no ``Amount`` are medians over the runs. ``None`` stands for a number that is not known.
 
     Attributes:
         method: text of the method.
@@ -120,8 +120,8 @@ class ReportRow:
         runs: records of the method's runs, by ascending seed.
         reached: number of runs that reached the target.
         tta: seconds to the target.
-        relative: ``tta`` / the limit; ``None`` if the limit is not known.
-        speedup: time to target of fp16 / time to target of the method: median and range of the ratios of seeds.
+        relative: ``tta`` / the limit, which is the median time to the target of fp32 on an unthrottled link.
+        speedup: seconds to the target of fp16 / those of the method with the same seed; median and range over seeds.
         steps: number of steps to the target.
         every: mean number of steps from one exchange to the next, over a run.
         samples_per_s: samples per second over all ranks.
@@ -153,22 +153,22 @@ class ReportRow:
 
     @property
     def paced(self) -> bool:
-        """True if a run of the row was paced: gravac limited its exchange to the link's rate, without a real link."""
+        """True if exchanges slept to imitate a slow link in a run of the row, since no link was emulated."""
         return any(run.paced for run in self.runs)
 
     @property
     def factored(self) -> bool:
-        """True if a run of the row is factored: its number of steps was measured on another link."""
+        """True if a run of the row is factored: its time is steps on another link x seconds of a step on this link."""
         return any(run.factored for run in self.runs)
 
 
 def time_to_target(run: TrainingRecord) -> Interval:
-    """Return bounds of a run's seconds to the target; two equal bounds if the run reached the target."""
+    """Return bounds of a run's seconds to the target: equal if it was reached, otherwise (seconds of the run, inf)."""
     return (run.tta_s, run.tta_s) if run.tta_s is not None else (run.seconds, math.inf)
 
 
 def steps_to_target(run: TrainingRecord) -> Interval:
-    """Return bounds of a run's number of steps to the target; two equal bounds if the run reached the target."""
+    """Return bounds of a run's steps to the target: equal if it was reached, otherwise (steps of the run, inf)."""
     return (run.steps_to_target, run.steps_to_target) if run.steps_to_target is not None else (run.steps, math.inf)
 
 
@@ -191,16 +191,17 @@ def bytes_per_step(run: TrainingRecord) -> float | None:
 
 
 def compress_fraction(run: TrainingRecord) -> float | None:
-    """Return seconds of compression, which overlaps with compute, / seconds of a step; ``None`` if not known."""
+    """Return seconds of compression / seconds of a step, with which it overlaps; ``None`` if not known."""
     if run.split is None or run.split.compress is None or run.step_s <= 0:
         return None
     return run.split.compress / run.step_s
 
 
 def paired_speedup(runs: Sequence[TrainingRecord], other_runs: Sequence[TrainingRecord]) -> Amount | None:
-    """Return median and range over seeds of time to target of another method / time to target of a method.
+    """Return the speed-up of a method over another method: median and range over the seeds that both methods have.
 
-    ``None`` if the methods have no seed in common, or if no ratio is known.
+    The speed-up of a seed is the other method's time to the target / the method's time. The result is ``None`` if the
+    methods have no seed in common, or if no ratio is known.
 
     Args:
         runs: records of the method.

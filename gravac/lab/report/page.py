@@ -79,7 +79,7 @@ class PageSection:
 
     Attributes:
         section: numbers of the section.
-        name: anchor of the section, which is also the beginning of its figures' file names.
+        name: HTML anchor of the section, and beginning of the file names of its figures.
         label: name of the task, with scale and number of workers if these differ between sections of the page.
         figures: figures in the order of the page.
     """
@@ -123,7 +123,7 @@ def write_report(runs: Sequence[TrainingRecord], out: Path, commits_note: str = 
 
 
 def file_names(all_sections: Iterable[Section]) -> list[str]:
-    """Return a name without spaces for each section, all different, to begin file names with.
+    """Return a unique name without spaces for each section; the names of its files begin with that name.
 
     A name has task and link. Scale, number of workers, mesh and a number are added only to tell equal names apart.
     """
@@ -193,7 +193,7 @@ def _render(page_sections: Sequence[PageSection], count: int, commits_note: str)
 
 
 def _seconds_text(seconds: float) -> str:
-    """Return seconds as text without the unit: integers from 100 on, otherwise three digits."""
+    """Return seconds as text without a unit: an integer if 100 or more, otherwise with three significant digits."""
     return f"{seconds:,.0f}" if seconds >= 100 else f"{seconds:.3g}"
 
 

@@ -33,7 +33,11 @@ from gravac.lab.tta.record import DecisionPoint, Split, TrainingRecord
 
 
 def time_to_target(section: Section, looks: Looks) -> Figure:
-    """Return a figure of times to target as bars, shortest on top: time / limit, or seconds if no limit is known."""
+    """Return a figure with a bar for each method's time to the target, shortest on top.
+
+    The times are divided by the limit, the median time of fp32 on an unthrottled link. They are in seconds if the limit
+    is not known.
+    """
     rows = section.rows
     unit_s = section.limit or 1.0
     figure, axes = single_axes(1.6 + 0.34 * len(rows))
@@ -110,7 +114,7 @@ def _draw_bar(axes: Axes, position: int, row: ReportRow, unit_s: float, left_end
 
 
 def frontier(section: Section, looks: Looks) -> Figure | None:
-    """Return a figure of steps to the target against bytes per step, a mark for each method.
+    """Return a figure of (steps to the target / fp32's steps) against bytes per step, with a mark for each method.
 
     ``None`` if the steps of fp32 are not known, or if no method's bytes are known.
     """
@@ -153,7 +157,7 @@ def frontier(section: Section, looks: Looks) -> Figure | None:
 
 
 def pareto(points: Iterable[tuple[float, float]]) -> list[tuple[float, float]]:
-    """Return the Pareto front: points (x, y) for which no other point has a lower x and a lower y; by ascending x.
+    """Return the Pareto front by ascending x: points (x, y) that no other point matches or beats in both x and y.
 
     Example:
         >>> pareto([(1, 3), (2, 2), (3, 2.5)])
@@ -167,12 +171,12 @@ def pareto(points: Iterable[tuple[float, float]]) -> list[tuple[float, float]]:
 
 
 def changed_decisions(run: TrainingRecord) -> list[DecisionPoint]:
-    """Return the decisions of a run that changed the candidate, in order; the figure numbers these from 1."""
+    """Return the decisions of a run that changed the candidate, in order; ``decision_figure`` numbers them from 1."""
     return [decision for decision in run.turns if decision.changed]
 
 
 def decision_figure(section: Section, run: TrainingRecord, looks: Looks) -> Figure | None:
-    """Return a figure of an adaptive run's CF and gain over time, with its changes numbered.
+    """Return a figure of an adaptive run's CF and gain over time, with numbered changes of the candidate.
 
     ``None`` if the run has no decisions.
     """
@@ -243,7 +247,7 @@ def _number_changes(axes: Axes, positions: Sequence[float], end: float) -> None:
 
 
 Phase = tuple[str, str, Callable[[Split], float | None]]
-"""A phase of a step: its colour, its label, and a function that returns its seconds; ``None`` if not known."""
+"""Phase of a step: colour, label, and a function that returns the phase's seconds, or ``None`` if not known."""
 
 _SEQUENTIAL_PHASES: tuple[Phase, ...] = (
     ("#56b4e9", "compute", lambda split: split.compute),
@@ -260,7 +264,7 @@ _OVERLAPPING_PHASES: tuple[Phase, ...] = (
 
 
 def timeline(section: Section) -> Figure | None:
-    """Return a figure of the milliseconds of each phase of a typical step, bars for each method.
+    """Return a figure of the milliseconds of each phase of a typical step, with two bars for each method.
 
     ``None`` if no run has the times of phases.
     """
@@ -291,7 +295,7 @@ def timeline(section: Section) -> Figure | None:
 
 
 def _median_ms(row: ReportRow, get_seconds: Callable[[Split], float | None]) -> float:
-    """Return the milliseconds of a phase of a method's step: median over the method's runs; 0 if no run recorded it.
+    """Return the milliseconds of a phase of a method's step: median over its runs; 0 if no run recorded the phase.
 
     Args:
         row: the method's runs.

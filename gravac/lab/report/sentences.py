@@ -20,7 +20,7 @@ from gravac.lab.tta.record import SPREAD, TrainingRecord
 
 
 def spread_note(tta: Amount) -> str:
-    """Return a note that asks for more seeds if times differ by more than ``SPREAD``; otherwise an empty text.
+    """Return a note that asks for more seeds if the spread of ``tta`` is above ``SPREAD``; otherwise an empty text.
 
     Args:
         tta: time to the target over seeds.
@@ -37,13 +37,13 @@ def spread_note(tta: Amount) -> str:
 
 
 def verdict(rows: Sequence[ReportRow], limit: float | None) -> str:
-    """Return a sentence on the fastest method: its speed relative to fp16, and its time relative to the limit.
+    """Return a sentence on the fastest method: its speed relative to fp16, and its time to the target / ``limit``.
 
     The sentence also says if the fastest method is dense, or if seeds disagree on whether fp16 is faster.
 
     Args:
         rows: rows of all methods of a setup, fastest first.
-        limit: the limit in seconds; ``None`` if not known.
+        limit: median seconds to the target of fp32 on an unthrottled link; ``None`` if not known.
     """
     best = rows[0]
     if not best.tta.exact:
@@ -126,12 +126,12 @@ def notes(
     by_method: dict[str, list[TrainingRecord]],
     dense_bytes: float | None,
 ) -> Iterable[str]:
-    """Yield sentences on how far the numbers of a table can be trusted; nothing if no reservation is known.
+    """Yield warnings about the numbers of a table, a sentence each; nothing if there is nothing to warn of.
 
     Args:
         rows: rows of the table, fastest method first.
-        limit: the limit in seconds; ``None`` if not known.
-        limit_tta: time to target of the runs that set the limit; ``None`` without such runs.
+        limit: median seconds to the target of fp32 on an unthrottled link; ``None`` if not known.
+        limit_tta: seconds to the target of fp32 on an unthrottled link, over seeds; ``None`` without such runs.
         by_method: records of runs, by the method's text.
         dense_bytes: wire bytes that a rank sends in a step of fp32; ``None`` if not known.
     """

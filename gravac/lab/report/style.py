@@ -153,7 +153,7 @@ def add_title_and_legend(figure: Figure, axes: Axes, text: str) -> Figure:
 
 
 def legend_label(row: ReportRow) -> str:
-    """Return a method's text for a legend, cut to 30 characters, with a dagger if the row has factored runs."""
+    """Return a method's text for a legend, cut to 30 characters; a dagger marks steps measured on another link."""
     name = row.method if len(row.method) <= 30 else row.method[:29] + "…"
     return escape_formula(name) + ("†" if row.factored else "")
 
@@ -164,7 +164,7 @@ def escape_formula(text: str) -> str:
 
 
 def label_log_axis(axes: Axes, axis_name: str) -> None:
-    """Label a logarithmic axis with plain numbers: at powers of ten, and on a short axis between these, too.
+    """Label a logarithmic axis with plain numbers at powers of ten; on a short axis also at 2, 3 and 5 times these.
 
     Args:
         axes: axes to label.

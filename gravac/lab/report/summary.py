@@ -1,6 +1,6 @@
 # SPDX-FileCopyrightText: 2026 The gravac developers
 # SPDX-License-Identifier: Apache-2.0
-"""Makes the report's tables of records: a section for each setup in which methods ran, with a row per method."""
+"""Computes the report's sections from records of runs: a section per task, link and ranks, with a row per method."""
 
 from __future__ import annotations
 
@@ -84,12 +84,12 @@ class Section:
 
     @property
     def paced(self) -> bool:
-        """True if a run of the section was paced: gravac limited its exchange to a rate, without a real link."""
+        """True if exchanges slept to imitate a slow link in a run of the section, since no link was emulated."""
         return any(row.paced for row in self.rows)
 
     @property
     def factored(self) -> bool:
-        """True if a run of the section is factored: its number of steps was measured on another link."""
+        """True if a run is factored: its time is steps on another link x seconds of a step on this link."""
         return any(row.factored for row in self.rows)
 
     @property
@@ -126,13 +126,13 @@ def link_order(link: str) -> tuple[float, str]:
 
 
 def methods(sections: Iterable[Section]) -> list[str]:
-    """Return the texts of all methods in sections: dense methods, other static methods, then adaptive methods."""
+    """Return the texts of all methods in sections: dense methods, others without controller, then adaptive methods."""
     is_adaptive = {row.method: row.adaptive for section in sections for row in section.rows}
     return sorted(is_adaptive, key=lambda name: (is_adaptive[name], _dense_order(name), name))
 
 
 def _dense_order(method: str) -> int:
-    """Return the position of a method among the dense methods; the number of dense methods for other methods."""
+    """Return a sort key of a method: its index in ``DENSE``; methods that are not dense come last."""
     return DENSE.index(method) if method in DENSE else len(DENSE)
 
 
@@ -142,7 +142,7 @@ def _section(setup: Setup, runs: Sequence[TrainingRecord], by_setup: dict[Setup,
     Args:
         setup: setup of the section.
         runs: records in the setup.
-        by_setup: records in all setups, among which are the runs that set the limit.
+        by_setup: records of all setups; the runs of fp32 on an unthrottled link set the limit.
     """
     limit_runs = [run for run in by_setup.get(setup._replace(link=LIMIT_LINK), []) if run.method == LIMIT_METHOD]
     limit_tta = amount([time_to_target(run) for run in limit_runs])
@@ -177,7 +177,7 @@ def _row(
 
     Args:
         runs: records of the method.
-        limit: the limit in seconds; ``None`` if not known.
+        limit: median seconds to the target of fp32 on an unthrottled link; ``None`` if not known.
         dense_bytes: wire bytes that a rank sends in a step of fp32; ``None`` if not known.
         baseline: records of fp16 in the setup.
     """

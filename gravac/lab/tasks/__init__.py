@@ -1,6 +1,6 @@
 # SPDX-FileCopyrightText: 2026 The gravac developers
 # SPDX-License-Identifier: Apache-2.0
-"""Reference tasks (model, data, optimizer, metric) by name. Data come with Python or scikit-learn, except for CIFAR."""
+"""Reference tasks (model, data, optimizer, metric) by name; Python or scikit-learn brings the data, except CIFAR's."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ TASKS: dict[str, type[Task]] = {
 """Class of each task, by the task's name."""
 
 MAX_SCALE = 1000.0
-"""Maximum scale of a task's model; a larger scale is probably a typing error."""
+"""Maximum scale of a task's model; a larger scale is probably a mistake in typing."""
 
 
 def make(name: str, *, scale: float = 1.0, seed: int = 0, learning_rate: float | None = None, data: str = "") -> Task:
@@ -30,12 +30,13 @@ def make(name: str, *, scale: float = 1.0, seed: int = 0, learning_rate: float |
         name: key of ``TASKS``.
         scale: scale of the model; 1 suits two cores. The number of parameters grows about linearly with the scale.
         seed: seed of the initial weights and of the batches.
-        learning_rate: learning rate; ``None``: the rate that is best for dense training at that scale.
-        data: folder of the data, for tasks that need a folder.
+        learning_rate: learning rate after the warm-up; ``None``: the best rate for training without compression at that
+            scale.
+        data: folder of the data; empty if the task needs no folder.
 
     Raises:
-        ValueError: the name is unknown, the scale or the learning rate is out of range, the folder of data is missing
-            or incomplete, or a folder is given to a task that needs none.
+        ValueError: the name is unknown, or the scale or the learning rate is out of range. Also if the folder of data
+            is missing or incomplete, or is given to a task that needs none.
 
     Example:
         >>> task = make("charlm", scale=0.4)

@@ -1,6 +1,6 @@
 # SPDX-FileCopyrightText: 2026 The gravac developers
 # SPDX-License-Identifier: Apache-2.0
-"""The interface of a reference task: model, data, optimizer, learning rates, and the metric that compares runs."""
+"""The interface of a reference task: a model, data, an optimizer, learning rates, and a metric to compare runs by."""
 
 from __future__ import annotations
 
@@ -16,11 +16,13 @@ from torch.optim import Optimizer
 
 @dataclass(frozen=True)
 class Score:
-    """A sum over validation data, and the number of its terms, so that scores of several ranks can be added.
+    """A sum over validation data, and the number of its terms; ``Metric.compute`` makes a metric of both.
+
+    The scores of several ranks are added before a metric is computed.
 
     Attributes:
-        total: sum of losses, squared errors or correct predictions.
-        count: number of characters, pixels or pictures in the sum.
+        total: sum of losses in nats, of squared errors, or of 100 for each correct prediction.
+        count: number of characters, digits, pixels or pictures that the sum is over.
     """
 
     total: float
@@ -32,10 +34,10 @@ class Metric:
     """The validation metric by which runs of a task are compared.
 
     Attributes:
-        name: name of the metric, for tables and axes.
+        name: name of the metric, for tables and axes of plots.
         unit: unit of the metric, such as ``"nats a character"``, ``"dB"`` or ``"%"``.
-        higher_is_better: whether a higher metric is better; false for a loss.
-        decibels: whether the metric is ``-10 log10(total / count)`` of a score, instead of ``total / count``.
+        higher_is_better: whether a higher metric is better; False for a loss.
+        decibels: whether the metric of a score is ``-10 log10(total / count)``; otherwise it is ``total / count``.
 
     Example:
         >>> loss = Metric("loss", "nats", higher_is_better=False)
@@ -49,29 +51,35 @@ class Metric:
     decibels: bool = False
 
     def compute(self, score: Score) -> float:
-        """Return the metric for a score, in ``unit``; nan for the decibels of a mean that is not above 0."""
+        """Return the metric for a score, in ``unit``; nan if ``decibels`` is set and ``score.total`` is 0 or nan."""
         mean = score.total / max(score.count, 1)
         if not self.decibels:
             return mean
         return -10 * math.log10(mean) if mean > 0 else math.nan
 
     def is_reached(self, reading: float, target: float) -> bool:
-        """True if ``reading``, the metric of a model in ``unit``, is at the target or better."""
+        """True if a metric is equal to the target or better.
+
+        Args:
+            reading: metric of a model, in ``unit``.
+            target: metric to reach, in ``unit``.
+        """
         return reading >= target if self.higher_is_better else reading <= target
 
 
 @dataclass(frozen=True)
 class Task(ABC):
-    """A reference task: model, data, optimizer and validation metric.
+    """A reference task, on which the lab compares methods of exchanging gradients: model, data, optimizer and metric.
 
-    With the same settings and seed, a method with a fixed compressor trains in the same way on every link.
+    Weights and batches depend on settings and seed alone. So a method with a fixed compressor trains in the same way on
+    every link.
 
     Attributes:
         scale: scale of the model; 1 suits two cores, 10 and more a GPU. The number of parameters and the compute grow
             about linearly with the scale.
         seed: seed of the initial weights and of the batches.
-        learning_rate: learning rate after the warm-up, for every method. The default is the best rate for training
-            without compression; ``train_dense`` compares rates.
+        learning_rate: learning rate after the warm-up, the same for every method. The default of most tasks is the best
+            rate for training without compression, as ``train_dense`` finds it.
     """
 
     scale: float = 1.0
@@ -81,17 +89,20 @@ class Task(ABC):
     name: ClassVar[str]
     metric: ClassVar[Metric]
     budget: ClassVar[int]
-    """Number of steps of the reference run, which trains dense; its metric after 80 % of these steps is the target."""
+    """Number of steps of the reference run, which trains without compression and sets the target for other runs."""
     steps_per_evaluation: ClassVar[int]
-    """Number of steps from one evaluation to the next, the same for every method and link."""
+    """Number of steps from one evaluation to the next."""
     warmup: ClassVar[int] = 20
-    """Number of steps over which the learning rate rises linearly."""
+    """Number of first steps over which the learning rate rises linearly to ``learning_rate``."""
     blocks: ClassVar[str] = ""
-    """Dotted name of the model's list of blocks, by which FSDP2 cuts the model into shards; empty: never in shards."""
+    """Dotted name of the submodule that lists the model's blocks (layers), each of which FSDP2 cuts into shards.
+
+    Empty if the task does not train in shards.
+    """
 
     @classmethod
     def tuned_learning_rate(cls, scale: float) -> float:
-        """Return the learning rate that is best for training without compression, at a scale of the model."""
+        """Return the best learning rate for training without compression, for a model of the given scale."""
         return cls.learning_rate
 
     @property
@@ -101,15 +112,18 @@ class Task(ABC):
 
     @abstractmethod
     def model(self) -> nn.Module:
-        """Return a new model with the same weights on every rank; leave torch's global random state as it is."""
+        """Return a new model, with the same weights on every rank.
+
+        The weights depend on ``seed`` and the settings alone. torch's global random state does not change.
+        """
 
     @abstractmethod
     def optimizer(self, model: nn.Module) -> Optimizer:
-        """Return a new optimizer of the model's parameters, with ``learning_rate``."""
+        """Return a new optimizer for the model's parameters, with the learning rate ``learning_rate``."""
 
     @abstractmethod
     def batch(self, step: int, rank: int) -> Any:
-        """Return the training batch of a step on a rank; it depends on seed, step and rank alone.
+        """Return the training batch of a step on a rank, which depends only on ``seed``, ``step`` and ``rank``.
 
         Args:
             step: number of the step, from 0.
@@ -118,35 +132,42 @@ class Task(ABC):
 
     @abstractmethod
     def loss(self, model: nn.Module, batch: Any) -> Tensor:
-        """Return the mean training loss of a batch from ``batch``, a scalar tensor."""
+        """Return the mean training loss of the model on a batch, as a scalar tensor to call ``backward`` on.
+
+        Args:
+            model: model to train, or DDP around the model.
+            batch: what the function ``batch`` returned.
+        """
 
     @abstractmethod
     def validate(self, model: nn.Module, shard: int = 0, shards: int = 1) -> Score:
-        """Return the score of a model on a shard of the validation data; no gradients are computed.
+        """Return the score of a model on a part of the validation data; no gradients are computed.
 
         Args:
             model: model to evaluate.
-            shard: number of the shard, from 0.
-            shards: number of shards into which the validation data is split.
+            shard: number of the part, from 0.
+            shards: number of parts into which the validation data is split.
         """
 
     def learning_rate_at(self, step: int) -> float:
-        """Return the learning rate of a step, counted from 0.
+        """Return the learning rate of a step: it rises linearly during the warm-up, and is then constant.
 
-        The rate is constant after the warm-up, since the task does not know how many steps a run will have.
+        Args:
+            step: number of the step, from 0.
         """
         return self.learning_rate * min(1.0, (step + 1) / self.warmup)
 
 
 def train_dense(task: Task, workers: int, steps: Sequence[int]) -> Iterator[tuple[int, float]]:
-    """Train in one process as several ranks would without compression; yield ``(steps, metric)`` at given steps.
+    """Train in one process as several ranks would without compression; yield ``(steps, metric)`` pairs.
 
-    Use the metrics to find the best learning rate: compression looks too good against a baseline that is not tuned.
+    ``metric`` is the validation metric after ``steps`` steps, in the task's unit, to compare learning rates by.
+    Compression looks too good if the learning rate of the dense baseline is not tuned.
 
     Args:
         task: task to train, with the learning rate to try.
-        workers: number of ranks whose gradients are averaged.
-        steps: numbers of steps after which to compute the validation metric; training ends at the highest.
+        workers: number of ranks to emulate, whose gradients are averaged.
+        steps: numbers of steps after which to evaluate; training ends after the highest.
     """
     model = task.model()
     optimizer = task.optimizer(model)

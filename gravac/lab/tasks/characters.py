@@ -1,6 +1,6 @@
 # SPDX-FileCopyrightText: 2026 The gravac developers
 # SPDX-License-Identifier: Apache-2.0
-"""Base class of tasks on text: sequences of Python source code, evaluated by cross-entropy per character."""
+"""Base class of tasks that predict characters of Python source code; the metric is the cross-entropy per character."""
 
 from __future__ import annotations
 
@@ -18,18 +18,18 @@ from gravac.lab.tasks.base import Metric, Score, Task
 from gravac.lab.tasks.text import Text, library_text
 
 NO_TARGET = -100
-"""Target of a position at which the model predicts no character."""
+"""Target that marks a position at which no character is to be predicted; the loss ignores the position."""
 
 
 @dataclass(frozen=True)
 class Characters(Task):
-    """Base class of tasks that predict the next character; subclasses make the model. A *sample* is one sequence.
+    """Base class of tasks that predict characters of a text; subclasses make the model. A *sample* is one sequence.
 
     Attributes:
-        learning_rate: learning rate of AdamW.
+        learning_rate: learning rate of AdamW after the warm-up.
         sequences: number of sequences that a rank trains on in a step.
         context: number of characters of a sequence that the model gets as input.
-        validation_sequences: number of sequences for the validation loss; they are the same in every evaluation.
+        validation_sequences: number of sequences for the validation loss. Every evaluation uses the same sequences.
     """
 
     metric: ClassVar[Metric] = Metric("validation loss", "nats a character")
@@ -45,25 +45,31 @@ class Characters(Task):
 
     @property
     def text(self) -> Text:
-        """Texts to train on and to validate on; the files are read once per process."""
+        """Training text and validation text of the task; the files are read once per process."""
         return _library_text()
 
     def optimizer(self, model: nn.Module) -> torch.optim.Optimizer:
-        """Return an AdamW optimizer of the model's parameters."""
+        """Return a new AdamW optimizer for the model's parameters, with betas 0.9 and 0.98 and weight decay 0.01."""
         return torch.optim.AdamW(model.parameters(), lr=self.learning_rate, betas=(0.9, 0.98), weight_decay=0.01)
 
     def batch(self, step: int, rank: int) -> Tensor:
-        """Return the training sequences of a step on a rank, character codes ``(batch_size, context + 1)``, int64."""
+        """Return the training sequences of a step on a rank, as character codes ``(batch_size, context + 1)``, int64.
+
+        The first ``context`` characters are inputs; the last ``context`` characters are targets.
+        """
         generator = np.random.default_rng((self.seed, rank, step))
         starts = generator.integers(0, len(self.text.train) - self.context - 1, self.batch_size)
         return self._sequences(self.text.train, starts)
 
     def loss(self, model: nn.Module, batch: Tensor) -> Tensor:
-        """Return the mean cross-entropy of the next character in nats, a scalar tensor."""
+        """Return the mean cross-entropy of the characters to predict, in nats, a scalar tensor."""
         return self._cross_entropy(model, batch, "mean")
 
     def validate(self, model: nn.Module, shard: int = 0, shards: int = 1) -> Score:
-        """Return the summed loss in nats over a shard of the validation sequences; see ``Task``."""
+        """Return the summed cross-entropy in nats, and the number of characters, over a part of the sequences.
+
+        The sequences are those for validation; the arguments are those of ``Task.validate``.
+        """
         starts = np.linspace(0, len(self.text.validation) - self.context - 2, self.validation_sequences, dtype=np.int64)
         loss_sum, count = 0.0, 0
         training = model.training
@@ -77,31 +83,50 @@ class Characters(Task):
         return Score(loss_sum, count)
 
     def _cross_entropy(self, model: nn.Module, batch: Tensor, reduction: str) -> Tensor:
-        """Return the cross-entropy of a batch in nats; ``reduction``: ``"mean"`` or ``"sum"`` over positions."""
+        """Return the cross-entropy of a model on a batch, in nats, as a scalar tensor.
+
+        Args:
+            model: model, or DDP around the model.
+            batch: batch that ``batch`` or ``_validation_batch`` returned.
+            reduction: ``"mean"`` or ``"sum"`` over the positions that have a target.
+        """
         inputs, targets = self._inputs_and_targets(batch)
         return F.cross_entropy(
             self._logits(model, inputs).flatten(0, 1), targets.flatten(), ignore_index=NO_TARGET, reduction=reduction
         )
 
     def _validation_batch(self, starts: npt.NDArray[np.int64]) -> Tensor:
-        """Return a batch of the validation sequences that start at the positions ``starts`` of the text."""
+        """Return the batch of validation sequences that start at the positions ``starts`` of the validation text."""
         return self._sequences(self.text.validation, starts)
 
     def _inputs_and_targets(self, batch: Tensor) -> tuple[Tensor, Tensor]:
-        """Return the model's inputs, and the character to predict at each position; both ``(sequences, context)``."""
+        """Return ``(inputs, targets)`` of a batch, both character codes ``(sequences, context)``, int64.
+
+        A target is the character to predict at a position, or ``NO_TARGET``.
+        """
         return batch[:, :-1], batch[:, 1:]
 
     def _logits(self, model: nn.Module, characters: Tensor) -> Tensor:
-        """Return the model's logits, ``(sequences, context, VOCABULARY)``, for its inputs."""
+        """Return the model's logits, ``(sequences, context, size of the vocabulary)``.
+
+        Args:
+            model: model, or DDP around the model.
+            characters: inputs, character codes ``(sequences, context)``, int64.
+        """
         logits: Tensor = model(characters)
         return logits
 
     def _sequences(self, text: npt.NDArray[np.uint8], starts: npt.NDArray[np.int64]) -> Tensor:
-        """Return the sequences of a text that start at ``starts``: ``(len(starts), context + 1)``, int64."""
+        """Return sequences of a text as character codes ``(len(starts), context + 1)``, int64.
+
+        Args:
+            text: text as character codes ``(characters,)``.
+            starts: position in the text at which each sequence starts.
+        """
         return torch.from_numpy(text[starts[:, None] + np.arange(self.context + 1)].astype(np.int64))
 
 
 @lru_cache(maxsize=1)
 def _library_text() -> Text:
-    """Return the text on which all tasks on text train; the files are read once per process."""
+    """Return the text of all tasks that predict characters; the files are read once per process."""
     return library_text()

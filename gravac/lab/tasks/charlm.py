@@ -3,8 +3,8 @@
 """The task ``charlm``: a small character-level transformer on the source text of Python's standard library.
 
 A causal convolution over the latest characters comes before the attention layers. Without the convolution, the model
-would need its first few hundred steps to learn to look at the previous character. A demo of a minute would show little
-else.
+would need its first few hundred steps just to learn to look at the previous character. A demo of one minute would show
+little more than these steps.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from gravac.lab.tasks.text import VOCABULARY
 
 
 class TransformerBlock(nn.Module):
-    """Block of a transformer: pre-norm causal attention, then a pre-norm feed-forward layer, four times as wide.
+    """A transformer block: causal attention, then a feed-forward layer of four times the width, each with pre-norm.
 
     Args:
         width: number of features of a position.
@@ -39,7 +39,7 @@ class TransformerBlock(nn.Module):
         self.narrow = nn.Linear(4 * width, width)
 
     def forward(self, x: Tensor) -> Tensor:
-        """Return the block's output for ``x``; both ``(batch, length, width)``, float32."""
+        """Return the block's output; input ``x`` and output are ``(batch, length, width)``, float32."""
         batch, length, width = x.shape
         qkv = self.qkv(self.attention_norm(x)).view(batch, length, 3, self.heads, width // self.heads)
         q, k, v = qkv.permute(2, 0, 3, 1, 4)
@@ -53,17 +53,19 @@ HEAD_WIDTH = 32
 """Number of features of an attention head."""
 
 CONVOLUTION_LENGTH = 4
-"""Number of characters that the convolution before the attention layers sees, the current character included."""
+"""Kernel length of the convolution before the attention layers: the current character and the three before it."""
 
 
 class CharTransformer(nn.Module):
-    """Transformer from characters ``(batch, length)``, int64, to logits ``(batch, length, VOCABULARY)``, float32.
+    """A transformer that predicts the next character at each position.
+
+    It maps character codes ``(batch, length)``, int64, to logits ``(batch, length, VOCABULARY)``, float32.
 
     Args:
         width: number of features of a position.
-        layers: number of blocks.
-        heads: number of attention heads.
-        context: maximum length of a sequence.
+        layers: number of transformer blocks.
+        heads: number of attention heads of a block.
+        context: maximum length of a sequence, in characters.
     """
 
     def __init__(self, width: int, layers: int, heads: int, context: int) -> None:
@@ -76,12 +78,16 @@ class CharTransformer(nn.Module):
         self.norm = nn.LayerNorm(width)
         self.head = nn.Linear(width, VOCABULARY)
         nn.init.normal_(self.characters.weight, std=0.5)
-        for block in blocks:  # residual branches start small, so that depth does not set the scale
+        for block in blocks:  # residual branches start small, so that the output's scale does not depend on depth
             for branch in (block.projection, block.narrow):
                 nn.init.normal_(branch.weight, std=0.02 / (2 * layers) ** 0.5)
 
     def forward(self, characters: Tensor) -> Tensor:
-        """Return the logits for characters ``(batch, length)``; see the class."""
+        """Return the logits of the next characters ``(batch, length, VOCABULARY)``, float32.
+
+        Args:
+            characters: character codes ``(batch, length)``, int64.
+        """
         embedded = self.characters(characters)
         padded_sequence = F.pad(embedded.transpose(1, 2), (CONVOLUTION_LENGTH - 1, 0))
         x = embedded + self.entry(padded_sequence).transpose(1, 2) + self.positions[: characters.shape[1]]
@@ -95,7 +101,7 @@ class CharLM(Characters):
 
     Attributes:
         width: width of the embedding at scale 1, a multiple of ``HEAD_WIDTH``.
-        layers: number of blocks, each of an attention and a feed-forward layer.
+        layers: number of transformer blocks; each has an attention and a feed-forward layer.
     """
 
     name: ClassVar[str] = "charlm"
@@ -110,11 +116,11 @@ class CharLM(Characters):
 
     @classmethod
     def tuned_learning_rate(cls, scale: float) -> float:
-        """Return the rate that is best at scale 0.4 (4e-3) for scales below 0.7, else that of scale 1 (2e-3)."""
+        """Return 4e-3, the best learning rate at scale 0.4, for scales below 0.7; otherwise 2e-3, best at scale 1."""
         return 4e-3 if scale < 0.7 else 2e-3
 
     def model(self) -> nn.Module:
-        """Return a new model with the same weights on every rank."""
+        """Return a new ``CharTransformer`` with the same weights on every rank."""
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(self.seed)
             heads = max(1, round(self.width / HEAD_WIDTH * self.scale**0.5))

@@ -2,8 +2,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """The tasks ``resnet101`` and ``vgg16``: the usual networks on a local copy of CIFAR-10 or CIFAR-100.
 
-The tasks read only the *binary version* of the data, whose records are label bytes and 3072 pixel bytes. So nothing is
-unpickled, and nothing is downloaded. Scale 1 is the usual width, which needs a GPU; on two cores, use 0.01.
+The tasks read only the *binary version* of the data set, in which a record has label bytes and then 3072 pixel bytes.
+Nothing is unpickled, and nothing is downloaded. At scale 1 the networks have their usual width, which needs a GPU. On
+two cores, use scale 0.01.
 """
 
 from __future__ import annotations
@@ -26,10 +27,10 @@ PICTURE_SIDE = 32
 """Width and height of a picture, in pixels."""
 
 PIXEL_BYTES = 3 * PICTURE_SIDE * PICTURE_SIDE
-"""Number of bytes of a picture: a byte for each pixel and colour."""
+"""Number of bytes of a picture: three bytes per pixel, one for each colour."""
 
 CROP_PADDING = 4
-"""Number of black pixels added at each side of a training picture before the picture is cropped at random."""
+"""Width in pixels of the black border around a training picture, before the picture is cropped at random."""
 
 COLOUR_MEAN = np.array([0.491, 0.482, 0.447], np.float32).reshape(3, 1, 1)
 """Mean of each colour over CIFAR, for pixels in [0, 1]."""
@@ -39,12 +40,13 @@ COLOUR_DEVIATION = np.array([0.247, 0.243, 0.262], np.float32).reshape(3, 1, 1)
 
 
 class ArchiveLayout(NamedTuple):
-    """Layout of the binary version of a data set: files of records of label bytes, then pixel bytes.
+    """Names and record format of the files of a data set's binary version.
 
-    The last label byte of a record is the class of the picture.
+    A file is a series of records, one per picture: label bytes, then ``PIXEL_BYTES`` pixel bytes. The last label byte
+    is the class of the picture.
 
     Attributes:
-        folder: name of the folder in the archive that has the files.
+        folder: name of the archive's folder in which the files are.
         train: names of the files with training records.
         test: name of the file with test records.
         labels: number of label bytes of a record.
@@ -73,17 +75,17 @@ DATA_REMEDY = (
     'download and unpack the "binary version" of CIFAR-10 or CIFAR-100 yourself, and give the folder that has '
     f"{' or '.join(layout.folder for layout in LAYOUTS)} in it; nothing is downloaded for you"
 )
-"""End of error messages about the data, which names the remedy."""
+"""Last part of every error message about the data: what the user should do."""
 
 
 def locate_records(folder: str) -> tuple[Path, ArchiveLayout]:
     """Find the files of CIFAR-10 or CIFAR-100; return their folder and their layout.
 
     Args:
-        folder: folder that has the files, or its parent folder.
+        folder: folder that contains the files, or the parent of that folder.
 
     Raises:
-        ValueError: the folder is not given, or has no complete binary version.
+        ValueError: ``folder`` is empty, or the folder lacks files of the binary version.
     """
     if not folder:
         raise ValueError(f"data: {folder!r} names no folder; {DATA_REMEDY}")
@@ -95,7 +97,12 @@ def locate_records(folder: str) -> tuple[Path, ArchiveLayout]:
 
 
 class Pictures(NamedTuple):
-    """Pictures ``(count, 3, PICTURE_SIDE, PICTURE_SIDE)``, uint8, and their classes ``(count,)``, int64."""
+    """Pictures and the class of each.
+
+    Attributes:
+        images: pixels ``(count, 3, PICTURE_SIDE, PICTURE_SIDE)``, uint8.
+        classes: number of each picture's class, from 0, ``(count,)``, int64.
+    """
 
     images: npt.NDArray[np.uint8]
     classes: npt.NDArray[np.int64]
@@ -103,15 +110,15 @@ class Pictures(NamedTuple):
 
 @lru_cache(maxsize=4)
 def pictures(folder: Path, layout: ArchiveLayout, train: bool) -> Pictures:
-    """Return all training pictures if ``train``, otherwise all test pictures, and the class of each.
+    """Read all training pictures, or all test pictures, and the class of each.
 
     Args:
-        folder: folder that has the files.
-        layout: layout of the files.
-        train: whether to read the training pictures.
+        folder: folder that contains the files.
+        layout: names and record format of the files.
+        train: whether to read the training pictures; if not, the test pictures are read.
 
     Raises:
-        ValueError: a file is empty or has incomplete records, or a class is out of range.
+        ValueError: a file is empty, or its last record is incomplete, or a class is out of range.
     """
     records_of_files = []
     for path in (folder / name for name in (layout.train if train else (layout.test,))):
@@ -144,10 +151,11 @@ class Cifar(Task):
     """Base class of the tasks on CIFAR; subclasses make the model. A *sample* is one picture. See ``Task``.
 
     Attributes:
-        learning_rate: learning rate of SGD with momentum 0.9 and weight decay 5e-4; the usual rate, not tuned here.
-        data: folder with the binary version of CIFAR-10 or CIFAR-100.
+        learning_rate: learning rate of SGD with momentum 0.9 and weight decay 5e-4. The default is the usual rate; it
+            was not tuned for these tasks.
+        data: folder with the binary version of CIFAR-10 or CIFAR-100, see ``locate_records``.
         pictures: number of pictures that a rank trains on in a step.
-        validation_pictures: maximum number of test pictures for the accuracy; the same pictures in every evaluation.
+        validation_pictures: maximum number of test pictures for the accuracy. Every evaluation uses the same pictures.
     """
 
     metric: ClassVar[Metric] = Metric("test accuracy", "%", higher_is_better=True)
@@ -161,7 +169,7 @@ class Cifar(Task):
     validation_pictures: int = 10_000
 
     def __post_init__(self) -> None:
-        locate_records(self.data)  # raises an error for a wrong folder now, instead of in a rank's first step
+        locate_records(self.data)  # so a wrong folder raises an error now, and not in a rank's first step
 
     @property
     def batch_size(self) -> int:
@@ -175,21 +183,21 @@ class Cifar(Task):
 
     @cached_property
     def train(self) -> Pictures:
-        """All training pictures, uint8, ``[pictures, 3, 32, 32]``, and the class of each, int64, ``[pictures]``."""
+        """All training pictures and the class of each, read when first used."""
         return pictures(*locate_records(self.data), train=True)
 
     @cached_property
     def test(self) -> Pictures:
-        """The first ``validation_pictures`` test pictures, on which accuracy is measured, and the class of each."""
+        """The first ``validation_pictures`` test pictures and the class of each, to measure the accuracy on."""
         images, classes = pictures(*locate_records(self.data), train=False)
         return Pictures(images[: self.validation_pictures], classes[: self.validation_pictures])
 
     def optimizer(self, model: nn.Module) -> torch.optim.Optimizer:
-        """Return an SGD optimizer of the model's parameters, with momentum and weight decay."""
+        """Return a new SGD optimizer for the model's parameters, with momentum 0.9 and weight decay 5e-4."""
         return torch.optim.SGD(model.parameters(), lr=self.learning_rate, momentum=0.9, weight_decay=5e-4)
 
     def batch(self, step: int, rank: int) -> tuple[Tensor, Tensor]:
-        """Return the training pictures of a step on a rank, cropped and flipped at random, and their classes.
+        """Return ``(pictures, classes)`` of a step on a rank; the pictures are cropped and flipped at random.
 
         Pictures are ``(batch_size, 3, PICTURE_SIDE, PICTURE_SIDE)``, float32; classes ``(batch_size,)``, int64.
         """
@@ -213,7 +221,10 @@ class Cifar(Task):
         return F.cross_entropy(model(batch[0]), batch[1])
 
     def validate(self, model: nn.Module, shard: int = 0, shards: int = 1) -> Score:
-        """Return the score of a model on a shard of the test pictures: 100 for each correct class. See ``Task``."""
+        """Return 100 x the number of correctly classified pictures, and the number of pictures, as a ``Score``.
+
+        The pictures are a part of the test pictures; the arguments are those of ``Task.validate``.
+        """
         images, classes = self.test.images[shard::shards], self.test.classes[shard::shards]
         hits = 0
         training = model.training
@@ -226,29 +237,33 @@ class Cifar(Task):
         return Score(100.0 * hits, len(classes))
 
     def _scaled_channels(self, channels: int) -> int:
-        """Return the number of channels at ``scale`` of a layer that has ``channels`` at scale 1."""
+        """Return a layer's number of channels at the task's scale.
+
+        Args:
+            channels: number of channels of the layer at scale 1.
+        """
         return max(4, round(channels * math.sqrt(self.scale)))
 
 
 def convolution(inputs: int, outputs: int, side: int, stride: int = 1) -> list[nn.Module]:
-    """Return a bias-free convolution, and the batch norm that follows the convolution.
+    """Return a list of two layers: a convolution without bias, and a batch norm to follow it.
 
     Args:
         inputs: number of input channels.
         outputs: number of output channels.
-        side: width and height of the kernel.
-        stride: stride of the convolution.
+        side: width and height of the kernel, in pixels.
+        stride: stride of the convolution, in pixels.
     """
     return [nn.Conv2d(inputs, outputs, side, stride, side // 2, bias=False), nn.BatchNorm2d(outputs)]
 
 
 class Bottleneck(nn.Module):
-    """Bottleneck of a ResNet: a 1x1, a 3x3 and a 1x1 convolution, added to the input, then a ReLU.
+    """Bottleneck block of a ResNet: the input plus the result of a 1x1, a 3x3 and a 1x1 convolution, then a ReLU.
 
     Args:
         inputs: number of input channels.
-        narrow: number of channels of the 3x3 convolution; the output has four times as many.
-        stride: stride of the 3x3 convolution.
+        narrow: number of channels of the 3x3 convolution; the output has four times as many channels.
+        stride: stride of the 3x3 convolution, in pixels.
     """
 
     def __init__(self, inputs: int, narrow: int, stride: int) -> None:
@@ -263,9 +278,9 @@ class Bottleneck(nn.Module):
         self.shortcut = nn.Identity() if same_shape else nn.Sequential(*convolution(inputs, output_channels, 1, stride))
 
     def forward(self, x: Tensor) -> Tensor:
-        """Return the output for ``x``, float32.
+        """Return the block's output for the input ``x``; both are float32.
 
-        ``x`` is ``(batch, inputs, side, side)``, the output ``(batch, 4 narrow, side / stride, side / stride)``.
+        ``x`` is ``(batch, inputs, side, side)``. The output is ``(batch, 4 * narrow, side / stride, side / stride)``.
         """
         out: Tensor = F.relu(self.branch(x) + self.shortcut(x))
         return out
@@ -275,7 +290,7 @@ class Bottleneck(nn.Module):
 class ResNet101(Cifar):
     """The task ``resnet101``: ResNet-101 for pictures of 32x32 pixels. See ``Cifar``.
 
-    The first convolution is 3x3 with stride 1, without pooling after it.
+    For such small pictures, the first convolution is 3x3 with stride 1, and no pooling follows it.
     """
 
     name: ClassVar[str] = "resnet101"

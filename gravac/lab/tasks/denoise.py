@@ -2,9 +2,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """The task ``denoise``: remove noise from patches of a photograph. Training and evaluation use different photographs.
 
-The net is a small VGG: a few convolutions with pooling, then wide fully connected layers. The latter have nearly all of
-the parameters and do little computation, so communication delays a step as much as with VGG16. The net predicts the
-noise of a patch, which is then subtracted (residual learning). The photographs come with scikit-learn.
+The net is a small VGG: two convolutions with pooling, then wide fully connected layers. The fully connected layers have
+nearly all parameters and do little computation, so communication delays a step as much as with VGG16. The net predicts
+the noise of a patch, which is then subtracted (residual learning). The photographs come with scikit-learn.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ PATCH_SIDE = 16
 """Width and height of a patch, in pixels."""
 
 DETAIL_DEVIATION = 0.2
-"""Approximate standard deviation of a noisy patch's pixels, by which the net's inputs are divided."""
+"""Approximate standard deviation of the pixels of a noisy patch; the net divides its inputs by this number."""
 
 
 @lru_cache(maxsize=1)
@@ -40,10 +40,10 @@ def photographs() -> dict[str, npt.NDArray[np.float32]]:
 
 
 class PatchNet(nn.Module):
-    """Net from noisy patches ``(batch, 1, PATCH_SIDE, PATCH_SIDE)`` to their noise, of the same shape.
+    """Predicts the noise of noisy patches; input and output are ``(batch, 1, PATCH_SIDE, PATCH_SIDE)``, float32.
 
-    A few features suffice to predict the clean patch, but not the noise. So the last layer predicts the clean patch
-    minus its mean. The net returns the noisy patch minus its mean, minus that prediction.
+    A few features suffice to predict the clean patch, but not to predict the noise. So the last layer predicts the
+    clean patch minus its mean. The output is the noisy patch minus its mean, minus the last layer's prediction.
 
     Args:
         channels: number of channels of the first convolution; the second has twice as many.
@@ -64,7 +64,7 @@ class PatchNet(nn.Module):
             if isinstance(layer, nn.Conv2d | nn.Linear):
                 nn.init.kaiming_normal_(layer.weight, nonlinearity="relu")
                 nn.init.zeros_(layer.bias)  # type: ignore[arg-type]
-        nn.init.zeros_(head.weight)  # so that at first the predicted noise is the patch minus its mean
+        nn.init.zeros_(head.weight)  # before training, the predicted noise is the patch minus its mean
 
     def forward(self, noisy: Tensor) -> Tensor:
         """Return the predicted noise of noisy patches; both ``(batch, 1, PATCH_SIDE, PATCH_SIDE)``."""
@@ -80,10 +80,10 @@ class Denoise(Task):
     Attributes:
         learning_rate: learning rate of SGD with momentum 0.9.
         patches: number of patches that a rank trains on in a step.
-        sigma: standard deviation of the noise that is added to pixels in [0, 1].
+        sigma: standard deviation of the added noise, for pixels in [0, 1].
         channels: number of channels of the first convolution at scale 1; the second has twice as many.
         width: number of features of the fully connected layers at scale 1.
-        validation_patches: number of patches for the validation PSNR; the same patches and noise in every evaluation.
+        validation_patches: number of patches for the validation PSNR. Every evaluation uses the same patches and noise.
     """
 
     name: ClassVar[str] = "denoise"
@@ -100,7 +100,7 @@ class Denoise(Task):
 
     @classmethod
     def tuned_learning_rate(cls, scale: float) -> float:
-        """Return the rate that is best at scale 0.4 (0.1) for scales below 0.7, else that of scale 1 (0.2)."""
+        """Return 0.1, the best learning rate at scale 0.4, for scales below 0.7; otherwise 0.2, the best at scale 1."""
         return 0.1 if scale < 0.7 else 0.2
 
     @property
@@ -109,18 +109,18 @@ class Denoise(Task):
         return self.patches
 
     def model(self) -> nn.Module:
-        """Return a new model with the same weights on every rank."""
+        """Return a new ``PatchNet`` with the same weights on every rank."""
         width_factor = self.scale**0.5
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(self.seed)
             return PatchNet(max(2, round(self.channels * width_factor)), max(16, round(self.width * width_factor)))
 
     def optimizer(self, model: nn.Module) -> torch.optim.Optimizer:
-        """Return an SGD optimizer of the model's parameters, with momentum."""
+        """Return a new SGD optimizer for the model's parameters, with momentum 0.9."""
         return torch.optim.SGD(model.parameters(), lr=self.learning_rate, momentum=0.9)
 
     def batch(self, step: int, rank: int) -> tuple[Tensor, Tensor]:
-        """Return the noisy patches of a step on a rank, and their noise.
+        """Return ``(noisy patches, their noise)`` of a step on a rank.
 
         Both are ``(batch_size, 1, PATCH_SIDE, PATCH_SIDE)``, float32.
         """
@@ -128,19 +128,22 @@ class Denoise(Task):
         return clean + noise, noise
 
     def loss(self, model: nn.Module, batch: tuple[Tensor, Tensor]) -> Tensor:
-        """Return mean squared error / variance of the noise, a scalar tensor; 1 for a model that predicts no noise."""
+        """Return mean squared error / variance of the noise, a scalar tensor; about 1 for a model that predicts 0."""
         return F.mse_loss(model(batch[0]), batch[1]) / self.sigma**2
 
     @cached_property
     def validation(self) -> tuple[Tensor, Tensor]:
-        """Clean validation patches and the noise to add, the same for every seed.
+        """``(clean validation patches, noise to add)``, the same for every seed of the task.
 
         Both are ``(validation_patches, 1, PATCH_SIDE, PATCH_SIDE)``, float32.
         """
         return self._sample_patches("flower", np.random.default_rng(0), self.validation_patches)
 
     def validate(self, model: nn.Module, shard: int = 0, shards: int = 1) -> Score:
-        """Return the sum of squared errors of denoised pixels over a shard of the validation patches; see ``Task``."""
+        """Return the sum of squared errors of denoised pixels, and the number of pixels, over a part of the patches.
+
+        Pixels are in [0, 1]. The arguments are those of ``Task.validate``.
+        """
         clean, noise = (patches[shard::shards] for patches in self.validation)
         noisy = clean + noise
         training = model.training
@@ -151,7 +154,7 @@ class Denoise(Task):
         return Score(float((denoised - clean).double().square().sum()), clean.numel())
 
     def _sample_patches(self, name: str, generator: np.random.Generator, count: int) -> tuple[Tensor, Tensor]:
-        """Return random clean patches of a photograph, and random noise for them.
+        """Return ``(clean patches, noise)``: patches at random positions of a photograph, and random noise to add.
 
         Both are ``(count, 1, PATCH_SIDE, PATCH_SIDE)``, float32.
 

@@ -24,7 +24,7 @@ VALIDATION_PICTURES = 500
 
 @lru_cache(maxsize=1)
 def all_pictures() -> tuple[Tensor, Tensor]:
-    """Return all pictures and their digits, in a fixed random order.
+    """Return ``(pictures, digits)``: all pictures and the digit that each shows, in a fixed random order.
 
     Pictures are ``(1797, 1, 8, 8)``, float32 in [0, 1]; digits ``(1797,)``, int64.
     """
@@ -37,7 +37,13 @@ def all_pictures() -> tuple[Tensor, Tensor]:
 
 
 def digit_net(width_factor: float) -> nn.Sequential:
-    """Return a net of three convolutions and two linear layers, ``width_factor`` times as wide as at scale 1."""
+    """Return a net of three convolutions and two linear layers, from pictures to logits of the 10 digits.
+
+    Pictures are ``(batch, 1, 8, 8)``, float32; logits ``(batch, 10)``, float32.
+
+    Args:
+        width_factor: width of all layers, as a multiple of the width at scale 1.
+    """
     narrow, wide, linear = (max(4, round(width * width_factor)) for width in (32, 64, 128))
     return nn.Sequential(
         nn.Conv2d(1, narrow, 3, padding=1), nn.ReLU(),
@@ -70,17 +76,20 @@ class Digits(Task):
         return self.pictures
 
     def model(self) -> nn.Module:
-        """Return a new model with the same weights on every rank."""
+        """Return a new ``digit_net`` with the same weights on every rank."""
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(self.seed)
             return digit_net(self.scale**0.5)
 
     def optimizer(self, model: nn.Module) -> torch.optim.Optimizer:
-        """Return an SGD optimizer of the model's parameters, with momentum."""
+        """Return a new SGD optimizer for the model's parameters, with momentum 0.9."""
         return torch.optim.SGD(model.parameters(), lr=self.learning_rate, momentum=0.9)
 
     def batch(self, step: int, rank: int) -> tuple[Tensor, Tensor]:
-        """Return the pictures of a step on a rank, ``(batch_size, 1, 8, 8)``, and their digits, ``(batch_size,)``."""
+        """Return ``(pictures, digits)`` of a step on a rank.
+
+        Pictures are ``(batch_size, 1, 8, 8)``, float32 in [0, 1]; digits ``(batch_size,)``, int64.
+        """
         images, targets = all_pictures()
         generator = np.random.default_rng((self.seed, rank, step))
         sampled_indices = generator.integers(VALIDATION_PICTURES, len(images), self.batch_size)
@@ -91,7 +100,10 @@ class Digits(Task):
         return F.cross_entropy(model(batch[0]), batch[1])
 
     def validate(self, model: nn.Module, shard: int = 0, shards: int = 1) -> Score:
-        """Return the summed cross-entropy in nats over a shard of the validation pictures; see ``Task``."""
+        """Return the summed cross-entropy in nats, and the number of pictures, over a part of the validation pictures.
+
+        The arguments are those of ``Task.validate``.
+        """
         images, targets = (tensor[:VALIDATION_PICTURES][shard::shards] for tensor in all_pictures())
         training = model.training
         model.eval()

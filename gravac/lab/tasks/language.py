@@ -1,11 +1,11 @@
 # SPDX-FileCopyrightText: 2026 The gravac developers
 # SPDX-License-Identifier: Apache-2.0
-"""The tasks ``gpt2`` and ``modernbert``: small models of the package transformers, from scratch, on bytes of text.
+"""The tasks ``gpt2`` and ``modernbert``: small models of the package transformers, trained from scratch on bytes.
 
 The text is that of ``charlm``. Tied embeddings, positions of the norms, and activations are those of the large models.
-Depth, width, batch and length are so small that two cores make a step in a fraction of a second. Dropout is off, so a
-run depends on its seed alone. BERT is not among the tasks: at this size, and in a few hundred steps, BERT learns little
-more than the frequency of each byte.
+Depth, width, batch size and sequence length are so small that two cores make a step in a fraction of a second. Dropout
+is off, so a run depends on its seed alone. BERT is not among the tasks: with so few weights and steps, BERT learns
+little more than the frequency of each byte.
 """
 
 from __future__ import annotations
@@ -25,25 +25,25 @@ from gravac.lab.tasks.characters import NO_TARGET, Characters
 from gravac.settings import SettingsError
 
 BYTE_COUNT = 256
-"""Number of different bytes, the vocabulary of ``gpt2``."""
+"""Number of different byte values, which is the size of the vocabulary of ``gpt2``."""
 
 MASK_TOKEN = BYTE_COUNT
-"""Token, not itself a byte, that replaces a byte that ``modernbert`` is to predict."""
+"""Token that hides a byte which ``modernbert`` is to predict; its number is outside the byte values 0 to 255."""
 
 TARGET_FRACTION = 0.15
-"""Fraction of the bytes of a sequence that ``modernbert`` is to predict."""
+"""Fraction of the bytes of a sequence that ``modernbert`` is to predict, chosen at random."""
 
 MASK_FRACTION, RANDOM_FRACTION = 0.8, 0.1
-"""Fraction of the bytes to predict that ``MASK_TOKEN`` replaces, and fraction that a random byte replaces.
+"""Fractions of the bytes to predict: fraction that ``MASK_TOKEN`` replaces, and fraction that a random byte replaces.
 
-The remaining bytes to predict stay (Devlin et al., https://arxiv.org/abs/1810.04805, section 3.1).
+The other bytes to predict are not replaced (Devlin et al., https://arxiv.org/abs/1810.04805, section 3.1).
 """
 
 HEAD_WIDTH = 32
 """Number of features of an attention head."""
 
 VALIDATION_SEED = 2**32
-"""Seed of the masks for validation, which are the same for every seed, step and rank; above the seeds of runs."""
+"""Seed of the validation masks, which are the same in every run; higher than the seeds of runs."""
 
 
 @dataclass(frozen=True)
@@ -53,8 +53,7 @@ class Language(Characters):
     Attributes:
         width: width of the embedding at scale 1, a multiple of ``HEAD_WIDTH``.
         layers: number of transformer blocks.
-        initializer_range: standard deviation of initial weights. The default of transformers, 0.02, is for wider
-            models.
+        initializer_range: standard deviation of the initial weights. transformers' default, 0.02, suits wider models.
 
     Raises:
         SettingsError: transformers is not installed.
@@ -73,14 +72,18 @@ class Language(Characters):
             raise SettingsError(f"task: {self.name!r} needs transformers; pip install 'gravac[transformers]'")
 
     def model(self) -> nn.Module:
-        """Return a new model with the same weights on every rank."""
+        """Return a new model of the package transformers, with the same weights on every rank."""
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(self.seed)
             return self._model(max(1, round(self.width / HEAD_WIDTH * self.scale**0.5)))
 
     @abstractmethod
     def _model(self, heads: int) -> nn.Module:
-        """Return a new model with ``heads`` attention heads of ``HEAD_WIDTH`` features each."""
+        """Return a new model with random weights.
+
+        Args:
+            heads: number of attention heads of a block, with ``HEAD_WIDTH`` features each.
+        """
 
     def _logits(self, model: nn.Module, characters: Tensor) -> Tensor:
         logits: Tensor = model(input_ids=characters).logits
@@ -122,7 +125,7 @@ class GPT2(Language):
 class ModernBERT(Language):
     """The task ``modernbert``: a small ModernBERT predicts masked bytes. See ``Language`` and ``Characters``.
 
-    Each sequence has the same number of masked bytes, so the mean over ranks is the mean over all masked bytes.
+    All sequences have the same number of bytes to predict, so the mean of the ranks' losses is the loss of all bytes.
     """
 
     name: ClassVar[str] = "modernbert"
@@ -134,15 +137,15 @@ class ModernBERT(Language):
     layers: int = 4
 
     def batch(self, step: int, rank: int) -> Tensor:
-        """Return the masked inputs and the targets of a step on a rank, ``(batch_size, 2, context)``, int64.
+        """Return the inputs ``[:, 0]`` and targets ``[:, 1]`` of a step on a rank, ``(batch_size, 2, context)``, int64.
 
-        See ``mask_bytes``.
+        Random bytes of the inputs are masked; see ``mask_bytes``.
         """
         return mask_bytes(super().batch(step, rank)[:, :-1], np.random.default_rng((self.seed, rank, step, MASK_TOKEN)))
 
     def _validation_batch(self, starts: npt.NDArray[np.int64]) -> Tensor:
         sequences = super()._validation_batch(starts)[:, :-1]
-        # each sequence has its own generator, so that its mask does not depend on the shard's other sequences
+        # each sequence has its own generator, so that its mask is the same in any split of the sequences over ranks
         generators = (np.random.default_rng((VALIDATION_SEED, int(start))) for start in starts)
         return torch.cat(
             [mask_bytes(sequence[None], generator) for sequence, generator in zip(sequences, generators, strict=True)]
@@ -176,7 +179,7 @@ class ModernBERT(Language):
 def mask_bytes(sequences: Tensor, generator: np.random.Generator) -> Tensor:
     """Mask random bytes of sequences, for masked language modelling; return inputs and targets.
 
-    The model is to predict a fraction ``TARGET_FRACTION`` of the bytes of each sequence, at least one byte.
+    In each sequence, the model is to predict the fraction ``TARGET_FRACTION`` of the bytes, but one byte or more.
 
     Args:
         sequences: bytes, shape ``(n, length)``, int64.

@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """The task ``lstm``: a two-layer character LSTM on the same text as ``charlm``.
 
-A recurrent net has many more parameters than a convolutional net with as much computation. So its training often waits
-for communication.
+With the same amount of computation, a recurrent net has many more parameters than a convolutional net. So training
+often waits for communication.
 """
 
 from __future__ import annotations
@@ -19,7 +19,9 @@ from gravac.lab.tasks.text import VOCABULARY
 
 
 class CharLSTM(nn.Module):
-    """LSTM from characters ``(batch, length)``, int64, to logits ``(batch, length, VOCABULARY)``, float32.
+    """An LSTM that predicts the next character at each position.
+
+    It maps character codes ``(batch, length)``, int64, to logits ``(batch, length, VOCABULARY)``, float32.
 
     Args:
         width: number of features of the embedding and of each layer.
@@ -31,11 +33,15 @@ class CharLSTM(nn.Module):
         self.characters = nn.Embedding(VOCABULARY, width)
         self.lstm = nn.LSTM(width, width, layers, batch_first=True)
         self.head = nn.Linear(width, VOCABULARY)
-        for layer in range(layers):  # forget gates start open; torch adds a second bias (bias_hh), which starts near 0
+        for layer in range(layers):  # forget gates start open: bias 1; torch adds a second bias (bias_hh) near 0
             getattr(self.lstm, f"bias_ih_l{layer}").data[width : 2 * width] = 1.0
 
     def forward(self, characters: Tensor) -> Tensor:
-        """Return the logits for characters ``(batch, length)``; see the class."""
+        """Return the logits of the next characters ``(batch, length, VOCABULARY)``, float32.
+
+        Args:
+            characters: character codes ``(batch, length)``, int64.
+        """
         hidden_states, _ = self.lstm(self.characters(characters))
         logits: Tensor = self.head(hidden_states)
         return logits
@@ -61,7 +67,7 @@ class LSTM(Characters):
     layers: int = 2
 
     def model(self) -> nn.Module:
-        """Return a new model with the same weights on every rank."""
+        """Return a new ``CharLSTM`` with the same weights on every rank."""
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(self.seed)
             return CharLSTM(max(1, round(self.width * self.scale**0.5 / 8)) * 8, self.layers)

@@ -1,6 +1,6 @@
 # SPDX-FileCopyrightText: 2026 The gravac developers
 # SPDX-License-Identifier: Apache-2.0
-"""Reads a text that every machine has, the source of Python's standard library, for training and for validation."""
+"""Reads the source of Python's standard library, a text that every machine has, for training and for validation."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ import numpy as np
 import numpy.typing as npt
 
 VOCABULARY = 128
-"""Number of different character codes, those of ASCII; each byte of a character outside ASCII gets code 0."""
+"""Number of different character codes: those of ASCII. Each byte outside ASCII gets the code 0."""
 
 EXCLUDED_FOLDERS = frozenset({"site-packages", "dist-packages", "test", "tests", "idle_test", "lib2to3", "__pycache__"})
 """Names of folders to skip: they do not belong to the library, or have repetitive test data."""
 
 VALIDATION_EVERY = 12
-"""Number of files from one file for validation to the next; all files between these are for training."""
+"""One of this many files is for validation; all other files are for training."""
 
 _TO_CHARACTERS = bytes(byte if byte < VOCABULARY else 0 for byte in range(256))
 """Table for ``bytes.translate`` from bytes to character codes."""
@@ -27,7 +27,7 @@ _TO_CHARACTERS = bytes(byte if byte < VOCABULARY else 0 for byte in range(256))
 
 @dataclass(frozen=True)
 class Text:
-    """A text to train on and a text to validate on, as character codes in ``[0, VOCABULARY)``, without overlap.
+    """A training text and a validation text without common files, as character codes in ``[0, VOCABULARY)``.
 
     Attributes:
         train: training text, shape ``(characters,)``, uint8.
@@ -41,13 +41,14 @@ class Text:
 
 
 def library_text(folder: Path | None = None, limit: int = 8_000_000) -> Text:
-    """Return the text of the ``*.py`` files of the standard library, by ascending path, up to ``limit`` bytes in all.
+    """Return the text of the standard library's ``*.py`` files, split into a training and a validation text.
 
-    The same machine and Python version always give the same text; other versions give slightly different text.
+    Files are read by ascending path, until the next file would exceed ``limit`` bytes in all. The same machine and
+    Python version always give the same text. Other versions give a slightly different text.
 
     Args:
-        folder: folder to read; ``None``: ``sysconfig.get_paths()["stdlib"]``.
-        limit: maximum number of bytes to read.
+        folder: folder to read, with its subfolders; ``None``: that of the standard library.
+        limit: maximum number of bytes to read from all files.
 
     Raises:
         FileNotFoundError: the folder has too little Python source to train on.
@@ -72,7 +73,7 @@ def library_text(folder: Path | None = None, limit: int = 8_000_000) -> Text:
 
 
 def _sources(root: Path) -> list[Path]:
-    """Return the ``*.py`` files in a folder and its subfolders, except ``EXCLUDED_FOLDERS``, by ascending path."""
+    """Return the ``*.py`` files in a folder and its subfolders, by ascending path; skip ``EXCLUDED_FOLDERS``."""
     paths = []
     for folder, subfolders, names in os.walk(root):
         subfolders[:] = [name for name in subfolders if name not in EXCLUDED_FOLDERS]  # os.walk skips removed folders
@@ -81,5 +82,5 @@ def _sources(root: Path) -> list[Path]:
 
 
 def _characters(source: bytes) -> npt.NDArray[np.uint8]:
-    """Return the character codes of a source text, shape ``(characters,)``."""
+    """Return the character code of each byte of a text, shape ``(bytes,)``, uint8."""
     return np.frombuffer(bytearray(source.translate(_TO_CHARACTERS)), dtype=np.uint8)

@@ -1,6 +1,6 @@
 # SPDX-FileCopyrightText: 2026 The gravac developers
 # SPDX-License-Identifier: Apache-2.0
-"""Attaches a method of exchanging gradients (of gravac, torch or torchft) to a model, which may be in shards."""
+"""Attaches a method of exchanging gradients (of gravac, torch or torchft) to a model, in shards (FSDP2) or not."""
 
 from __future__ import annotations
 
@@ -31,25 +31,28 @@ def attach(
     pace: float | None = None,
     choices: Sequence[RunChoice] = (),
 ) -> Exchange:
-    """Attach a method to a model; wrap the model in DDP unless it is in shards or the method is torchft's.
+    """Attach a method of exchanging gradients to a model; called on every rank before the first step.
+
+    The model is wrapped in DDP, except if the model is in shards, and except for methods of torchft.
 
     Args:
         method: method of exchanging gradients.
-        model: model to train, not wrapped in DDP, perhaps in shards by ``sharded.shard``; all ranks begin with the
-            same weights.
+        model: model to train, not wrapped in DDP, with the same weights on all ranks. The model may be in shards, as
+            ``sharded.shard`` makes them.
         optimizer: optimizer of the model.
         samples_per_step: number of samples that all ranks together train on in a step.
-        log_dir: folder into which adaptive methods write their logs; ``None``: no logs.
+        log_dir: folder into which adaptive methods (those with a controller) write their logs; ``None``: no logs.
         seed: seed of compressors that draw random numbers, and of the random order of ``choices``.
         pace: bits per second to which gravac limits its exchange, to emulate a slow link; ``None``: not limited.
-        choices: choices of an adaptive run, which a ``matched:`` method repeats in random order.
+        choices: candidates (ways to run steps) that the controller of another run chose. A ``matched:`` method repeats
+            them in random order; other methods do not use them.
 
     Returns:
-        The attached method.
+        The attached method, which the training loop reads and calls; its ``module`` is the module to train.
 
     Raises:
-        ValueError: the method cannot be paced, cannot train a model in shards, needs a package that is not installed,
-            or has no choices to repeat.
+        ValueError: the method cannot limit its exchange to ``pace``, or cannot train a model in shards; or a package or
+            the ``choices`` that it needs are missing.
     """
     if is_sharded(model) and method.mesh_refusal is not None:
         raise ValueError(method.mesh_refusal)

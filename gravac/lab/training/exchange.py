@@ -1,10 +1,10 @@
 # SPDX-FileCopyrightText: 2026 The gravac developers
 # SPDX-License-Identifier: Apache-2.0
-"""Methods of exchanging gradients, attached to a model, and the numbers that the lab reads of them.
+"""Methods of exchanging gradients, attached to a model, and the numbers that the lab reads from them.
 
-``Exchange`` is the interface; ``TorchExchange`` is DDP with or without a hook of torch, ``GravacExchange`` is gravac. A
-training step need not call an exchange: hooks of DDP, modules and optimizers send the gradients.
-``torchft_baselines.py`` has torchft's methods, ``sharded.py`` torch's own exchange of a model in shards.
+``Exchange`` is the interface. ``TorchExchange`` is DDP with or without a hook of torch, and ``GravacExchange`` is
+gravac. The training loop does not have to start an exchange: hooks of DDP, modules and optimizers do that.
+``torchft_baselines.py`` has the methods of torchft, and ``sharded.py`` torch's own exchange of a model in shards.
 """
 
 from __future__ import annotations
@@ -30,16 +30,19 @@ from gravac.modes.outer.round_state import RoundState
 from gravac.telemetry.records import DecisionRecord, ModeRecord, Record, StepRecord
 
 POWERSGD_DENSE_STEPS = 2
-"""Number of uncompressed steps before torch's PowerSGD begins to compress: the minimum that torch allows."""
+"""Number of dense steps before torch's PowerSGD begins to compress; torch allows no fewer."""
 
 WARM_UP_STEPS = 3
-"""Number of steps at the start of a training that means and medians leave out."""
+"""Averages of step times leave out this many steps at the start of a training run."""
+
+ALL_DECISIONS = 10**9
+"""Setting ``history`` of compressors of the lab: more decisions than a run makes, so that all of them are kept."""
 
 _TORCH_HOOKS: dict[str, Callable[..., Any]] = {"fp16": fp16_compress_hook, "bf16": bf16_compress_hook}
 
 
 class Exchange:
-    """Base class of attached methods of exchanging gradients, with all that a training loop calls and reads.
+    """A method of exchanging gradients, attached to a model: base class with all that a training loop calls or reads.
 
     Args:
         method: method of exchanging gradients.
@@ -47,7 +50,7 @@ class Exchange:
 
     Attributes:
         method: method of exchanging gradients.
-        module: module to train.
+        module: module whose forward the training loop calls: the model, or DDP around the model.
     """
 
     def __init__(self, method: Method, module: torch.nn.Module) -> None:
@@ -55,21 +58,30 @@ class Exchange:
 
     @property
     def in_flight(self) -> bool:
-        """True if an exchange may be in flight during the next step; the same on every rank."""
+        """True if an exchange may still be in flight during the next step; all ranks have the same answer."""
         return False
 
     def wait_for_exchanges(self) -> None:
-        """Wait until no exchange is in flight."""
+        """Wait until no exchange is in flight; the rank's own weights stay as they are."""
 
     def exchange_remainder(self) -> None:
-        """Exchange what the ranks have not exchanged yet; call after the last step."""
+        """Exchange what the ranks learned since the last exchange; called on all ranks after the last step.
+
+        Does nothing for methods that exchange in every step.
+        """
 
     def shared_weights(self) -> AbstractContextManager[None]:
-        """Return a context in which the model has the weights that all ranks share, such as for evaluation."""
+        """Return a context, such as for evaluation, in which the model has the weights that all ranks share.
+
+        With local steps these are the weights after the last exchange; on exit the rank's own weights are restored.
+        """
         return nullcontext()
 
     def shared_state(self) -> dict[str, torch.Tensor]:
-        """Return a copy of the model state that all ranks share, as tensors of any shapes by name; never waits."""
+        """Return a copy of the model's ``state_dict``, tensors of any shape by name, with weights that all ranks share.
+
+        The function does not wait for an exchange in flight, so the weights are those of the last finished exchange.
+        """
         module = getattr(self.module, "module", self.module)
         return {name: tensor.clone() for name, tensor in module.state_dict().items()}
 
@@ -85,7 +97,10 @@ class Exchange:
 
     @property
     def gain(self) -> float | None:
-        """Gain of the latest recorded step; ``None`` before the first record, and for methods without gains."""
+        """Gain (share of the gradients' energy that was sent) of the latest recorded step.
+
+        ``None`` before the first record, and for methods that measure no gain.
+        """
         return None
 
     @property
@@ -99,19 +114,21 @@ class Exchange:
 
     @property
     def knows_exposed_time(self) -> bool:
-        """True if ``exposed_seconds`` can separate the wait for the exchange from the computation."""
+        """True if ``exposed_seconds`` can tell the time of waiting for the exchange from the time of computation."""
         return True
 
     def exposed_seconds(self, backward: float) -> float:
-        """Return the seconds that the last step waited for the exchange.
+        """Return the seconds for which the last step waited for the exchange; called once after each step.
 
         Args:
-            backward: seconds from the computation of the last gradient to the end of backward, in that step.
+            backward: seconds from the computation of the last gradient to the end of backward, in the last step.
         """
         return backward
 
     def wire_bytes(self, steps: int, world: int) -> int:
-        """Return the wire bytes that this rank sent so far: as gravac counted, or by formula for other methods.
+        """Return the wire bytes that this rank has sent so far.
+
+        gravac counts the bytes of its own collectives; for methods of torch and torchft, a formula gives the bytes.
 
         Args:
             steps: number of steps so far.
@@ -120,19 +137,25 @@ class Exchange:
         raise NotImplementedError
 
     def decisions(self) -> list[DecisionRecord]:
-        """Return a record of the first candidate, then of every decision, also of those that changed nothing."""
+        """Return a record of the first candidate (way to run steps), then a record of each decision, in order.
+
+        Decisions that changed nothing have records, too.
+        """
         return []
 
     def mode_changes(self) -> list[ModeRecord]:
-        """Return the records of the changes of mode so far, each with the seconds that it took on this rank."""
+        """Return a record of each change of mode (``native``, ``hook`` or ``outer``) so far, in order."""
         return []
 
     def phase_seconds(self) -> tuple[float | None, float | None]:
-        """Return a typical step's seconds of compression and seconds of collectives; ``None`` if not known."""
+        """Return ``(seconds of compression, seconds of collectives)`` of a typical step; ``None`` if not known."""
         return None, None
 
     def mean_gain(self) -> float | None:
-        """Return the mean gain over the steps so far; ``None`` if no gain is known."""
+        """Return the mean gain (share of the gradients' energy that was sent) over the steps so far.
+
+        ``None`` if no step has a known gain.
+        """
         return None
 
     def close(self) -> None:
@@ -140,20 +163,20 @@ class Exchange:
 
 
 _NEVER_FREED: list[dist.ProcessGroup] = []
-"""Process groups of torch's PowerSGD hook, referenced here so that they are never freed.
+"""Process groups of torch's PowerSGD hook, which this list keeps alive until the process ends.
 
-The hook's callbacks run on gloo's threads and refer to the group. If a callback had the last reference, its thread
-would free the group, wait for itself, and abort the process.
+The hook's callbacks run on gloo's threads and hold references to the group. If a callback held the last reference, its
+thread would free the group. To do that, the thread would have to wait for itself, and the process would abort.
 """
 
 
 class TorchExchange(Exchange):
-    """DDP without a communication hook, or with a hook of torch.
+    """DDP without a communication hook, or with a hook of torch; see ``Exchange`` for the interface.
 
     Args:
-        method: method of torch.
-        module: DDP around the model.
-        seed: seed of torch's PowerSGD.
+        method: method of torch: ``fp32``, ``fp16``, ``bf16`` or ``torch-powersgd``.
+        module: DDP around the model, without a communication hook yet.
+        seed: seed of the random numbers of torch's PowerSGD.
     """
 
     def __init__(self, method: Method, module: DistributedDataParallel, seed: int) -> None:
@@ -175,11 +198,16 @@ class TorchExchange(Exchange):
 
     @property
     def cf(self) -> float | None:
-        """Compression factor of torch's hook, 1 without a hook; ``None`` for PowerSGD."""
+        """Compression factor: 1 for float32 (no hook), 2 for 16 bit; ``None`` for PowerSGD."""
         return TORCH_FORMATS[self.method.torch_format][0] if self.method.torch_format else None
 
     def wire_bytes(self, steps: int, world: int) -> int:
-        """Return the wire bytes that this rank sent in its first ``steps`` steps, among ``world`` ranks, by formula."""
+        """Return the wire bytes that this rank sent in its first ``steps`` steps, by the formula of ring all-reduce.
+
+        Args:
+            steps: number of steps so far.
+            world: number of ranks.
+        """
         elements = sum(math.prod(shape) for shape in self._shapes)
         if self.method.torch_format:
             return steps * AllReduce.wire_bytes(round(4 * elements / TORCH_FORMATS[self.method.torch_format][0]), world)
@@ -189,19 +217,19 @@ class TorchExchange(Exchange):
         return AllReduce.wire_bytes(4 * (dense_steps * elements + (steps - dense_steps) * sent_elements), world)
 
     def decisions(self) -> list[DecisionRecord]:
-        """Return one record, of the method's fixed candidate; an empty list for PowerSGD."""
+        """Return a list with one record, of the candidate (way to run steps) that runs; empty for PowerSGD."""
         return [start_record(Candidate("native", DENSE, self.cf))] if self.cf is not None else []
 
 
 class GravacExchange(Exchange):
-    """A method that gravac runs, attached to DDP, or to a model in shards.
+    """A method that gravac runs, attached to DDP or to a model in shards; see ``Exchange`` for the interface.
 
     Args:
-        method: method of gravac, or a dense method of torch that gravac runs in its place.
+        method: method of gravac, or a dense method of torch that gravac runs instead of torch.
         module: DDP around the model, without a communication hook yet; or the model, in shards by FSDP2.
-        optimizer: optimizer of the model.
-        run_settings: settings of ``AdaptiveCompressor`` that belong to the run: ``samples_per_step``, ``log_dir``,
-            ``seed``, ``pace``, ``controller``.
+        optimizer: optimizer of the model. Its momentum is set to 0 if the compressor applies momentum itself.
+        run_settings: further keyword arguments of ``AdaptiveCompressor``: ``samples_per_step``, ``log_dir``, ``seed``,
+            ``pace`` and ``controller``.
     """
 
     def __init__(
@@ -210,7 +238,7 @@ class GravacExchange(Exchange):
         super().__init__(method, module)
         self._step_records: list[StepRecord] = []
         self._elements = sum(math.prod(shape) for shape in trained_shapes(module))
-        self._compressor = method.make(**run_settings, sinks=[self._collect])
+        self._compressor = method.make(**{"history": ALL_DECISIONS, **run_settings}, sinks=[self._collect])
         if method.base is not None and method.base.owns_momentum:
             disable_momentum(optimizer)
         self._stopwatch = HookStopwatch()
@@ -221,46 +249,50 @@ class GravacExchange(Exchange):
         optimizer.register_step_post_hook(self._tally.step_ended)
 
     def _collect(self, record: Record) -> None:
-        """Keep a record that gravac logs, if the record is of a step."""
+        """Store a record of a step, and ignore records of other kinds; gravac calls this with each new record."""
         if isinstance(record, StepRecord):
             self._step_records.append(record)
 
     @property
     def in_flight(self) -> bool:
-        """True if an exchange may be in flight during the next step; the same on every rank.
+        """True if an exchange may still be in flight during the next step; all ranks have the same answer.
 
-        False with a fixed delay, with which a rank may apply a mean earlier than other ranks do.
+        Always False for outer steps with a fixed delay: some ranks may have applied a mean when others have not, and
+        the ranks' answers would differ.
         """
         outer = self._compressor.outer
         return outer is not None and outer.under_way and self.method.modes.outer.delay == "auto"
 
     def wait_for_exchanges(self) -> None:
-        """Wait until no exchange is in flight."""
+        """Wait until no exchange is in flight; the rank's own weights stay as they are."""
         with self._stopwatch.timed_block(), self._compressor.synced():
             pass
 
     def exchange_remainder(self) -> None:
-        """Exchange what the ranks have not exchanged yet; call after the last step."""
+        """Exchange what the ranks learned since the last exchange of outer steps; called after the last step."""
         with self._stopwatch.timed_block():
             self._compressor.synchronize()
 
     def shared_weights(self) -> AbstractContextManager[None]:
-        """Return a context in which the model has the weights that all ranks share, such as for evaluation."""
+        """Return a context, such as for evaluation, in which the model has the weights that all ranks share."""
         return self._compressor.synced()
 
     @property
     def mode(self) -> Mode:
-        """Mode (``native``, ``hook`` or ``outer``) of the latest recorded step."""
+        """Mode (``native``, ``hook`` or ``outer``) of the latest recorded step; before that, the present mode."""
         return self._step_records[-1].mode if self._step_records else self._compressor.mode
 
     @property
     def cf(self) -> float | None:
-        """Compression factor of the latest recorded step; ``None`` if the method has none."""
+        """Compression factor of the latest recorded step; ``None`` before the first record."""
         return self._step_records[-1].cf if self._step_records else None
 
     @property
     def gain(self) -> float | None:
-        """Gain of the latest recorded step; ``None`` before the first record, and for methods without gains."""
+        """Gain (share of the gradients' energy that was sent) of the latest recorded step.
+
+        ``None`` before the first record, and if no gain was measured in the step.
+        """
         return self._step_records[-1].gain if self._step_records else None
 
     @property
@@ -275,18 +307,20 @@ class GravacExchange(Exchange):
         return self._tally.exchange_count if self.method.has_local_steps else None
 
     def exposed_seconds(self, backward: float) -> float:
-        """Return the seconds that the last step waited for the exchange.
+        """Return the seconds for which the last step waited for the exchange; called once after each step.
 
-        The sum of the seconds after the last gradient in backward, and the seconds in gravac's hooks of forward and of
-        the optimizer's step.
+        The result is ``backward`` plus the seconds that gravac's hooks on forward and on the optimizer's step took.
+
+        Args:
+            backward: seconds from the computation of the last gradient to the end of backward, in the last step.
         """
         return backward + self._stopwatch.read_and_reset()
 
     def wire_bytes(self, steps: int, world: int) -> int:
-        """Return the wire bytes that this rank sent so far.
+        """Return the wire bytes that this rank has sent so far.
 
-        gravac counts its own bytes; a formula gives the bytes of DDP in native steps. A model in shards has no native
-        steps.
+        gravac counts the bytes of its own collectives. In native steps DDP exchanges without gravac, so the formula of
+        ring all-reduce gives their bytes. A model in shards has no native steps.
 
         Args:
             steps: not used, since gravac counts its steps.
@@ -299,18 +333,18 @@ class GravacExchange(Exchange):
         return self._compressor.ledger.wire_bytes + sum(native_bytes)
 
     def decisions(self) -> list[DecisionRecord]:
-        """Return a record of the first candidate, then of every decision, also of those that changed nothing.
+        """Return a record of the first candidate (way to run steps), then a record of each decision, in order.
 
-        The record of the first candidate is missing until a step was recorded or counted.
+        Decisions that changed nothing have records, too. Before the first step, the first candidate has no record yet.
         """
         return [*self._first_records(), *self._compressor.history]
 
     def mode_changes(self) -> list[ModeRecord]:
-        """Return the records of the changes of mode so far, each with the seconds that it took on this rank."""
+        """Return a record of each change of mode (``native``, ``hook`` or ``outer``) so far, in order."""
         return self._compressor.changes
 
     def _first_records(self) -> list[DecisionRecord]:
-        """Return a list of one record, of the first candidate; an empty list if the candidate is not known yet."""
+        """Return a list with one record, of the first candidate (way to run steps); empty before the first step."""
         if self._step_records:
             first_record = self._step_records[0]
             return [
@@ -327,9 +361,9 @@ class GravacExchange(Exchange):
         return [start_record(Candidate("native", DENSE, cf)) for cf in self._tally.native_steps][:1]
 
     def phase_seconds(self) -> tuple[float | None, float | None]:
-        """Return a typical step's seconds of compression and seconds of collectives; ``None`` if not known.
+        """Return ``(seconds of compression, seconds of collectives)`` of a typical step; ``None`` if not known.
 
-        A typical step is the median over steps; for methods with local steps, the mean.
+        Both are medians over steps on this rank; for methods with local steps, means.
         """
         steps = [record for record in self._step_records if record.step >= WARM_UP_STEPS] or self._step_records
         average = weighted_mean if self.method.has_local_steps else weighted_median
@@ -339,7 +373,10 @@ class GravacExchange(Exchange):
         )
 
     def mean_gain(self) -> float | None:
-        """Return the mean gain over the steps so far; ``None`` if no gain is known."""
+        """Return the mean gain (share of the gradients' energy that was sent) over the steps so far.
+
+        ``None`` if no step has a known gain.
+        """
         return weighted_mean([(record.gain, record.steps) for record in self._step_records if record.gain is not None])
 
     def close(self) -> None:
@@ -348,28 +385,28 @@ class GravacExchange(Exchange):
 
 
 class HookStopwatch:
-    """A stopwatch for the seconds that gravac spends in hooks of the model's forward and of the optimizer's step.
+    """A stopwatch for the seconds that gravac's hooks on the model's forward and on the optimizer's step take.
 
-    Hooks run in the order in which they were registered, so the stopwatch registers a hook before gravac's and a hook
-    after gravac's.
+    torch runs hooks in the order in which they were registered. So the stopwatch registers one hook before gravac's
+    hooks, to start, and one hook after them, to stop.
     """
 
     def __init__(self) -> None:
         self._start_time = self._seconds = 0.0
 
     def start_before_hooks(self, module: torch.nn.Module, optimizer: torch.optim.Optimizer) -> None:
-        """Register hooks that start the stopwatch; call before gravac registers its hooks."""
+        """Register hooks that start the stopwatch; called before gravac registers its own hooks."""
         module.register_forward_pre_hook(self._start)
         optimizer.register_step_post_hook(self._start)
 
     def stop_after_hooks(self, module: torch.nn.Module, optimizer: torch.optim.Optimizer) -> None:
-        """Register hooks that stop the stopwatch; call after gravac has registered its hooks."""
+        """Register hooks that stop the stopwatch; called after gravac has registered its own hooks."""
         module.register_forward_pre_hook(self._stop)
         optimizer.register_step_post_hook(self._stop)
 
     @contextmanager
     def timed_block(self) -> Iterator[None]:
-        """Add the seconds of a block to the counted seconds."""
+        """Return a context whose duration is added to the stopwatch's seconds."""
         self._start()
         try:
             yield
@@ -377,7 +414,7 @@ class HookStopwatch:
             self._stop()
 
     def read_and_reset(self) -> float:
-        """Return the seconds counted since the last call of this function."""
+        """Return the seconds measured since the last call of this function, and set the stopwatch to 0."""
         seconds, self._seconds = self._seconds, 0.0
         return seconds
 
@@ -389,13 +426,13 @@ class HookStopwatch:
 
 
 class ExchangeTally:
-    """Counts the exchanges of a run, and its native steps, in which DDP itself averages the gradients.
+    """Counts the exchanges of a training run, and the native steps, in which DDP averages without gravac.
 
     Args:
-        compressor: compressor that runs the steps.
+        compressor: ``AdaptiveCompressor`` that is attached to the model.
 
     Attributes:
-        native_steps: number of native steps, by CF.
+        native_steps: number of native steps so far, by compression factor (1: float32, 2: 16 bit).
     """
 
     def __init__(self, compressor: AdaptiveCompressor) -> None:
@@ -408,11 +445,14 @@ class ExchangeTally:
 
     @property
     def exchange_count(self) -> int:
-        """Number of exchanges so far: of gradients, one per step, and of pseudo-gradients, one per round."""
+        """Number of exchanges so far: one for each step that averaged gradients, and one for each round of outer steps.
+
+        A round is the steps from one exchange of pseudo-gradients to the next.
+        """
         return self._averaged_steps + self._rounds_of_ended_phases + (0 if self._outer is None else self._outer.ended)
 
     def step_ended(self, *_: object) -> None:
-        """Count a step; to be registered as a hook after the optimizer's step."""
+        """Count a step; registered as a hook that runs after the optimizer's step."""
         outer = self._compressor.outer
         if outer is not self._outer:
             self._rounds_of_ended_phases += 0 if self._outer is None else self._outer.ended
@@ -421,7 +461,7 @@ class ExchangeTally:
             self._averaged_steps += 1
         if self._compressor.mode == "native":
             changes = len(self._compressor.changes)
-            if changes != self._counted_changes:  # the CF of native steps changes only with the mode
+            if changes != self._counted_changes:  # native steps change their CF only with the mode
                 self._counted_changes, self._cf = changes, self._compressor.cf
             self.native_steps[self._cf] += 1
 
@@ -431,14 +471,16 @@ def attach_to_ddp(
 ) -> Exchange:
     """Attach a method of gravac or torch to DDP; return the attached method.
 
+    gravac also runs dense methods of torch if they are to emulate a slow link (``pace``), and ``bf16`` on gloo.
+
     Args:
-        method: method of exchanging gradients.
+        method: method of exchanging gradients, of gravac or torch.
         ddp: DDP around the model, without a communication hook yet.
         optimizer: optimizer of the model.
-        run_settings: settings of the run, see ``GravacExchange``.
+        run_settings: further arguments of ``GravacExchange``; ``pace`` and ``seed`` are required.
 
     Raises:
-        ValueError: the method cannot be paced.
+        ValueError: ``pace`` is not ``None``, and the method is torch's PowerSGD, which cannot emulate a slow link.
     """
     torch_can_run = method.torch_format != "bf16" or dist.get_backend(ddp.process_group) == "nccl"
     if not method.uses_gravac and torch_can_run and run_settings["pace"] is None:
@@ -447,11 +489,14 @@ def attach_to_ddp(
 
 
 WeightedNumbers = Sequence[tuple[float, int]]
-"""Pairs ``(number, steps)``: a number that was measured over several steps, and the number of these steps."""
+"""Pairs ``(number, steps)``: a measured number, such as seconds or a gain, and the count of steps it stands for."""
 
 
 def weighted_mean(numbers: WeightedNumbers) -> float | None:
-    """Return the mean of the finite numbers, each weighted by its steps; ``None`` if no number is finite.
+    """Return the mean of the finite numbers, each weighted by its count of steps; ``None`` if no number is finite.
+
+    Args:
+        numbers: pairs ``(number, steps)``.
 
     Example:
         >>> weighted_mean([(1.0, 3), (5.0, 1), (float("nan"), 7)])
@@ -463,9 +508,12 @@ def weighted_mean(numbers: WeightedNumbers) -> float | None:
 
 
 def weighted_median(numbers: WeightedNumbers) -> float | None:
-    """Return the median of numbers, each weighted by its steps; ``None`` if the median is not finite.
+    """Return the median of numbers, each weighted by its count of steps; ``None`` if the median is not finite.
 
-    Nan counts as higher than any number.
+    A nan counts as higher than any number. ``None`` also if ``numbers`` is empty.
+
+    Args:
+        numbers: pairs ``(number, steps)``.
 
     Example:
         >>> weighted_median([(1.0, 1), (5.0, 3)]), weighted_median([(1.0, 1), (float("nan"), 3)])
@@ -480,7 +528,7 @@ def weighted_median(numbers: WeightedNumbers) -> float | None:
 
 
 def start_record(candidate: Candidate) -> DecisionRecord:
-    """Return a record of the first candidate of a run, in the form of a decision at step 0."""
+    """Return a ``DecisionRecord`` at step 0 that says with which candidate (way to run steps) a run starts."""
     return DecisionRecord(
         step=0,
         compressor=candidate.compressor,
@@ -500,12 +548,12 @@ def start_record(candidate: Candidate) -> DecisionRecord:
 
 
 def trained_shapes(module: torch.nn.Module) -> list[tuple[int, ...]]:
-    """Return the shapes of the parameters that require gradients."""
+    """Return the shapes of a module's parameters that require gradients, in the order of ``parameters()``."""
     return [tuple(parameter.shape) for parameter in module.parameters() if parameter.requires_grad]
 
 
 def disable_momentum(optimizer: torch.optim.Optimizer) -> None:
-    """Set the optimizer's momentum to 0, for compressors that apply momentum themselves."""
+    """Set an optimizer's momentum (SGD) or first beta (Adam) to 0; for compressors that apply momentum themselves."""
     for group in optimizer.param_groups:
         if "momentum" in group:
             group.update(momentum=0.0, nesterov=False)
@@ -514,9 +562,14 @@ def disable_momentum(optimizer: torch.optim.Optimizer) -> None:
 
 
 def _powersgd_elements(shape: tuple[int, ...], rank: int) -> int:
-    """Return the number of elements that torch's PowerSGD sends for a tensor of a shape.
+    """Return the number of elements that torch's PowerSGD sends for one tensor.
 
-    The hook sends both low-rank factors if they have fewer than half of the tensor's elements, otherwise the tensor.
+    The hook sends the two low-rank factors if they have fewer than half of the tensor's elements. Otherwise it sends
+    the tensor.
+
+    Args:
+        shape: shape of the tensor.
+        rank: rank of the factors.
     """
     elements = math.prod(shape)
     if len(shape) < 2:

@@ -13,17 +13,17 @@ from gravac.settings import SettingsError
 
 
 def compressor(text: str) -> Compressor:
-    """Return the compressor for a text, which is a Python expression such as ``topk`` or ``topkc(chunk=64)``.
+    """Return the compressor that a Python expression such as ``topk`` or ``topkc(chunk=64)`` describes.
 
-    The text may have names of compressors, literals, and calls with settings; anything else is an error, and is not
-    evaluated.
+    The expression may contain names of compressors, literals, and calls of compressors with settings. Anything else
+    raises an error and is not evaluated.
 
     Example:
         >>> compressor("topkc(values=quantize(4), chunk=64)").name
         'topkc'
 
     Raises:
-        ValueError: the text is no expression, names no compressor, or has an unknown or wrong setting.
+        ValueError: the text is not a Python expression, names no compressor, or has an unknown or wrong setting.
     """
     try:
         return _compressor(ast.parse(text.strip(), mode="eval").body)
@@ -34,11 +34,11 @@ def compressor(text: str) -> Compressor:
 
 
 def controller(text: str) -> Any:
-    """Return the controller for a text, which is a name with or without settings, such as ``gravac(epsilon=0.9)``.
+    """Return the controller that a text such as ``gravac`` or ``gravac(epsilon=0.9)`` describes.
 
     Returns:
-        The name as ``str`` if the text has no settings, since defaults may depend on the run; otherwise the
-        controller.
+        The controller if the text has parentheses, with the settings in them. Otherwise the name as ``str``, since
+        ``AdaptiveCompressor`` makes a controller from a name with default settings that may depend on the run.
 
     Example:
         >>> controller("gravac(epsilon=0.9)").epsilon
@@ -47,7 +47,7 @@ def controller(text: str) -> Any:
         'gravac'
 
     Raises:
-        ValueError: the text is no expression, names no controller, or has an unknown or wrong setting.
+        ValueError: the text is not a Python expression, names no controller, or has an unknown or wrong setting.
     """
     try:
         node = ast.parse(text.strip(), mode="eval").body
@@ -69,14 +69,14 @@ def controller(text: str) -> Any:
 
 
 def settings(text: str) -> dict[str, Any]:
-    """Return settings by name, from a text in parentheses such as ``(every=10)``.
+    """Return a dict of settings by name, read from a text in parentheses such as ``(every=10)``.
 
     Example:
         >>> settings("(every=(1, 50), delay=2)")
         {'every': (1, 50), 'delay': 2}
 
     Raises:
-        ValueError: the text has anything but named settings with literal values.
+        ValueError: the text contains anything other than settings ``name=literal``.
     """
     try:
         node = ast.parse(f"settings{text}", mode="eval").body
@@ -88,7 +88,12 @@ def settings(text: str) -> dict[str, Any]:
 
 
 def _compressor(node: ast.expr) -> Compressor:
-    """Return the compressor for a node of a parsed expression: a name, or a call of a compressor with settings."""
+    """Return the compressor that a node of a parsed expression describes: a name, or a call with settings.
+
+    Raises:
+        ValueError: the node is another expression, or names no compressor.
+        SettingsError: a setting is unknown or wrong.
+    """
     if isinstance(node, ast.Name):
         if node.id not in COMPRESSORS:
             raise ValueError(f"there is no compressor {node.id!r}; use one of {', '.join(sorted(COMPRESSORS))}")
@@ -100,7 +105,10 @@ def _compressor(node: ast.expr) -> Compressor:
 
 
 def _setting(node: ast.expr) -> Any:
-    """Return the setting for a node of a parsed expression: a compressor for a name or a call, otherwise a literal."""
+    """Return the argument that a node of a parsed expression describes, for a call of a compressor.
+
+    A name or a call describes a compressor, and any other node a literal, such as ``4`` or ``True``.
+    """
     if isinstance(node, (ast.Name, ast.Call)):
         return _compressor(node)
     return ast.literal_eval(node)

@@ -3,26 +3,30 @@
 """The methods that the lab compares: ways of exchanging gradients or pseudo-gradients, each named by a text.
 
 =============================== ================================================================================
-``fp32``                        native DDP
-``fp16``, ``bf16``              torch's hooks of that name; bf16 on gloo, which torch lacks, by gravac's dense exchange
+``fp32``                        DDP in float32, without a communication hook
+``fp16``, ``bf16``              DDP with torch's hook ``fp16_compress_hook`` or ``bf16_compress_hook``. The latter does
+                                not run on gloo, where gravac sends all tensors in bfloat16 instead
 ``torch-powersgd(4)``           torch's ``powerSGD_hook`` at rank 4, in one bucket, as more buckets abort on gloo
 ``topk@10``                     one of gravac's compressors at one compression factor (CF), in every step
 ``quantize(4)``                 a compressor with settings, as in Python; without ``@``, at its only CF
-``adaptive``                    ``AdaptiveCompressor`` by default: each step is native or compressed, as decided
+``adaptive``                    ``AdaptiveCompressor`` with default settings: its controller decides whether a step is
+                                native (DDP without gravac) or compressed
 ``adaptive(native=False)``      ``adaptive`` with gravac's communication hook in every step
-``adaptive(every=(1, 100))``    ``adaptive`` that may also decide for up to 100 local steps. Further settings:
-                                ``controller="gravac"``, those of ``OuterSettings``, and ``rate`` and ``momentum`` of
-                                the outer SGD
-``adaptive:topk@10-1000``       ``adaptive`` with a compressor instead of the ladder, in a range of CFs (the default)
-``gravac:topk@10-1000``         a controller over a compressor, from CF 10 to 1000 (the default range); with settings:
-                                ``gravac(epsilon=0.9):topk``. ``goodput:ladder@2-1000`` is ``adaptive``
-``outer:ladder@2-1000``         name of ``adaptive(every=(1, 100))`` in older records (the default range)
-``outer(every=10):topk@9``      one compressor, or ``dense``, after every ten steps; with a range of CFs, the
-                                controller ``goodput`` chooses a CF. Settings are those of ``adaptive``
+``adaptive(every=(1, 100))``    ``adaptive`` whose controller may also choose outer steps: up to 100 local steps
+                                between two exchanges. Further settings: ``controller="gravac"``, those of
+                                ``OuterSettings``, and ``rate`` and ``momentum`` of the outer SGD
+``adaptive:topk@10-1000``       ``adaptive`` with a compressor instead of the ladder; CF 10 to 1000 is the default
+``gravac:topk@10-1000``         a controller that chooses the CF of a compressor; CF 10 to 1000 is the default. With
+                                settings: ``gravac(epsilon=0.9):topk``. ``goodput:ladder@2-1000`` is ``adaptive``
+``outer:ladder@2-1000``         name of ``adaptive(every=(1, 100))`` in older records; CF 2 to 1000 is the default
+``outer(every=10):topk@9``      outer steps: one compressor, or ``dense``, compresses an exchange after every ten
+                                steps. With a range of CFs, the controller ``goodput`` chooses a CF. Settings are
+                                those of ``adaptive``
 ``torchft-diloco``              torchft's ``DiLoCo``, dense; with settings:
                                 ``torchft-diloco(every=10, rate=1, momentum=0)``
 ``torchft-localsgd``            torchft's ``LocalSGD``, dense; its only setting is ``every``
-``matched:`` an adaptive method the choices of that method's run, each for as many steps, in random order
+``matched:`` an adaptive method the candidates (ways to run steps) that the controller chose in that method's run, each
+                                for as many steps as in that run, in random order
 =============================== ================================================================================
 
 ``attach.py`` attaches a method to a model.
@@ -49,19 +53,19 @@ from gravac.policy import OuterSettings, Policy
 from gravac.settings import Settings, SettingsError, short_repr
 
 LADDER_CF_RANGE = (2.0, 1000.0)
-"""Lowest and highest CF of ``adaptive`` over the ladder, and of all ``outer`` methods, if the text has no range."""
+"""Lowest and highest CF for ``adaptive`` with the ladder, and for ``outer`` methods, if the text has no range."""
 
 DEFAULT_CF_RANGE = (10.0, 1000.0)
-"""Lowest and highest compression factor (CF) of other adaptive methods, if the text has no range."""
+"""Lowest and highest compression factor (CF) for all other methods with a controller, if the text has no range."""
 
 DEFAULT_OUTER_EVERY = (1, 100)
-"""Lowest and highest number of steps from one exchange to the next, for ``outer`` methods without ``every``."""
+"""Lowest and highest number of steps from one exchange to the next, for ``outer`` methods without ``every=``."""
 
 TORCH_FORMATS = {"fp32": (1.0, "float32"), "fp16": (2.0, "float16"), "bf16": (2.0, "bfloat16")}
-"""CF and number format of each dense method of torch, by the method's text."""
+"""``(compression factor, number format)`` of each dense method of torch, by the method's text."""
 
 MATCHED_PREFIX = "matched:"
-"""Prefix of methods that repeat the choices of an adaptive run in random order."""
+"""Prefix of methods that run the candidates of an adaptive method's run again, in random order."""
 
 _POWERSGD = re.compile(r"torch-powersgd\((\d+)\)")
 _CONTROLLER = re.compile(r"(?P<controller>\w+(?:\([^:]*\))?):(?P<base>[^@]+)(?:@(?P<low>[\d.]+)-(?P<high>[\d.]+))?")
@@ -72,11 +76,11 @@ _TORCHFT = re.compile(r"torchft-(?P<name>diloco|localsgd)(?P<settings>\(.*\))?")
 
 
 class OuterSgdSettings(Settings):
-    """Settings of the outer optimizer, an SGD that applies averaged pseudo-gradients.
+    """Settings of the outer optimizer, an SGD that applies the averaged pseudo-gradients of outer steps.
 
     Attributes:
         rate: learning rate; the default is that of ``OuterSGD``.
-        momentum: momentum, Nesterov's if it is not 0.
+        momentum: momentum, Nesterov's if not 0.
     """
 
     rate: float = Field(default=1.0, gt=0, allow_inf_nan=False)
@@ -85,10 +89,11 @@ class OuterSgdSettings(Settings):
 
 @dataclass(frozen=True)
 class ModeSettings:
-    """Settings of ``AdaptiveCompressor`` on the modes of its steps.
+    """Settings of ``AdaptiveCompressor`` that say in which modes its steps may run: native, hook or outer.
 
     Attributes:
-        every: lowest and highest number of steps from one exchange to the next; above 1: outer steps.
+        every: lowest and highest number of steps from one exchange to the next. 1: gradients are averaged in each
+            step; above 1: outer steps.
         native: whether steps may be native: DDP averages the gradients, without gravac's communication hook.
         outer: settings of outer steps.
     """
@@ -104,12 +109,11 @@ class ModeSettings:
 
     @classmethod
     def from_settings(cls, setting_by_name: dict[str, Any], every: tuple[int, int]) -> ModeSettings:
-        """Return the settings on modes, from the settings in the parentheses of a method's text.
+        """Return the ``ModeSettings`` for the settings in the parentheses of a method's text.
 
         Args:
             setting_by_name: settings in the parentheses, by name.
-            every: lowest and highest number of steps from one exchange to the next, if ``setting_by_name`` has no
-                ``every``.
+            every: default of ``every``: lowest and highest number of steps from one exchange to the next.
 
         Raises:
             SettingsError: a setting is unknown or not allowed.
@@ -125,17 +129,17 @@ class ModeSettings:
         outer = {name: setting for name, setting in setting_by_name.items() if name not in other_names}
         if sgd != OuterSgdSettings():
             outer["optimizer"] = partial(OuterSGD, rate=sgd.rate, momentum=sgd.momentum)
-        # if all steps are outer steps, no step is native, so that a single rank trains as several ranks do
+        # if all steps are outer steps, no step is native, so that a single rank trains in the same way as several ranks
         return cls((lowest_every, highest_every), native and lowest_every == 1, OuterSettings(**outer))
 
     @property
     def arguments(self) -> dict[str, Any]:
-        """The settings as keyword arguments of ``AdaptiveCompressor``."""
+        """Keyword arguments ``every``, ``native`` and ``outer`` of ``AdaptiveCompressor``."""
         return {"every": self.every, "native": self.native, "outer": self.outer}
 
 
 HOOK_ONLY = ModeSettings(native=False)
-"""Modes of methods with a fixed compressor and CF: gravac's communication hook in every step."""
+"""Modes of methods with one compressor at one CF: gravac's communication hook averages gradients in every step."""
 
 
 class LocalSgdSettings(Settings):
@@ -149,12 +153,12 @@ class LocalSgdSettings(Settings):
 
 
 class DilocoSettings(LocalSgdSettings):
-    """Settings of torchft's ``DiLoCo``; the defaults of the outer SGD are those of the DiLoCo paper.
+    """Settings of torchft's ``DiLoCo``; the defaults of ``rate`` and ``momentum`` are those of the DiLoCo paper.
 
     Attributes:
         every: number of steps from one exchange of pseudo-gradients to the next.
-        rate: learning rate of the outer SGD.
-        momentum: momentum of the outer SGD, Nesterov's if it is not 0.
+        rate: learning rate of the outer SGD, which applies the averaged pseudo-gradients.
+        momentum: momentum of the outer SGD, Nesterov's if not 0.
     """
 
     rate: float = Field(default=0.7, gt=0, allow_inf_nan=False)
@@ -163,20 +167,22 @@ class DilocoSettings(LocalSgdSettings):
 
 @dataclass(frozen=True)
 class Method:
-    """A method of exchanging gradients; ``Method.parse`` makes a method from its text.
+    """A method of exchanging gradients, such as ``fp32`` or ``topk@10``; ``Method.parse`` makes one from its text.
 
     Attributes:
-        text: text of the method, as in the module's table.
+        text: text of the method, as in the table at the start of ``gravac.lab.training.methods``.
         torch_format: ``"fp32"``, ``"fp16"`` or ``"bf16"`` for dense methods of torch; ``None`` for other methods.
         powersgd_rank: rank of torch's PowerSGD; ``None`` for other methods.
         base: compressor of gravac; ``None`` for methods of torch and torchft.
-        cf: fixed compression factor of ``base``; ``None`` if a controller chooses the factor.
-        controller: name of the controller, or the controller if it has settings; ``None`` for methods without one.
-        cf_range: lowest and highest compression factor that the controller may choose.
-        modes: modes in which gravac may run steps.
+        cf: fixed compression factor of ``base``; ``None`` if a controller chooses the factor, and for methods of torch
+            and torchft.
+        controller: name of the controller, or a controller object if the text gives settings; ``None`` for methods
+            without a controller.
+        cf_range: lowest and highest compression factor that the controller may choose; ignored without a controller.
+        modes: settings of the modes (native, hook, outer) in which gravac may run steps.
         torchft: settings of a method of torchft; ``None`` for other methods.
-        matched_to: text of the adaptive method whose choices this method repeats in random order; ``None`` for other
-            methods.
+        matched_to: text of the adaptive method whose candidates this method runs again in random order; ``None`` for
+            other methods.
 
     Example:
         >>> method = Method.parse("gravac:topk@10-100")
@@ -199,25 +205,26 @@ class Method:
 
     @property
     def adaptive(self) -> bool:
-        """True if a controller chooses candidates while the method trains."""
+        """True if a controller chooses the candidate (the way to run steps) during training."""
         return self.controller is not None
 
     @property
     def uses_gravac(self) -> bool:
-        """True if gravac exchanges the gradients, not torch or torchft."""
+        """True if one of gravac's compressors exchanges the gradients, False for methods of torch and torchft."""
         return self.base is not None
 
     @property
     def can_be_factored(self) -> bool:
-        """True if time to accuracy may be computed: steps to the target, measured once, x seconds of a step on a link.
+        """True if time to accuracy on a link may be computed as steps to the target x seconds of a step on the link.
 
-        The number of steps must then be independent of the link, and all steps must take about equally long.
+        This holds if the number of steps does not depend on the link, and all steps take about equally long. Methods
+        with a controller or with local steps do not fulfil that.
         """
         return not self.adaptive and not self.has_local_steps
 
     @property
     def has_local_steps(self) -> bool:
-        """True if ranks may train some steps without exchanging gradients (local SGD, DiLoCo, outer steps)."""
+        """True if ranks may train several steps between two exchanges (local SGD, DiLoCo, outer steps)."""
         return self.modes.every != (1, 1) or self.torchft is not None
 
     @property
@@ -243,7 +250,7 @@ class Method:
 
     @classmethod
     def parse(cls, text: str) -> Method:
-        """Return the method for a text; see the table of the module ``gravac.lab.training.methods``.
+        """Return the method that a text such as ``topk@10`` names; the module's docstring has a table of all texts.
 
         Raises:
             ValueError: the text names no method, or has a wrong setting or CF.
@@ -289,7 +296,12 @@ class Method:
 
     @classmethod
     def _parse_adaptive(cls, text: str, match: re.Match[str]) -> Method:
-        """Return the method for a text that ``_ADAPTIVE`` matches."""
+        """Return the method for a text that begins with ``adaptive``.
+
+        Args:
+            text: text of the method.
+            match: match of ``_ADAPTIVE`` with the text.
+        """
         setting_by_name = settings(match["settings"] or "()")
         selected_controller = controller(str(setting_by_name.pop("controller", "goodput")))
         base = ladder if match["base"] is None else compressor(match["base"])
@@ -302,7 +314,13 @@ class Method:
 
     @classmethod
     def _parse_outer(cls, text: str, base: Compressor, match: re.Match[str]) -> Method:
-        """Return the method for a text that ``_OUTER`` matches, with the compressor ``base``."""
+        """Return the method for a text that begins with ``outer``.
+
+        Args:
+            text: text of the method.
+            base: compressor that the text names.
+            match: match of ``_OUTER`` with the text.
+        """
         modes = ModeSettings.from_settings(settings(match["settings"] or "()"), DEFAULT_OUTER_EVERY)
         has_range = match["high"] is not None or (modes.chooses_every and match["low"] is None)
         if modes.chooses_every and not has_range:
@@ -321,7 +339,15 @@ class Method:
 
     @classmethod
     def _parse_matched(cls, text: str, adaptive_method: Method) -> Method:
-        """Return the method that repeats the choices of ``adaptive_method`` in random order."""
+        """Return the method that runs the candidates of ``adaptive_method``'s run again, in random order.
+
+        Args:
+            text: text of the method, which begins with ``matched:``.
+            adaptive_method: method after ``matched:``.
+
+        Raises:
+            ValueError: ``adaptive_method`` has no controller, or is itself a ``matched:`` method.
+        """
         if not adaptive_method.adaptive or adaptive_method.matched_to is not None:
             raise ValueError(
                 f"method: {text!r}: {adaptive_method.text!r} makes no choices to repeat; name an adaptive method, "
@@ -331,10 +357,10 @@ class Method:
 
     @property
     def arguments(self) -> dict[str, Any]:
-        """The method as keyword arguments of ``AdaptiveCompressor``: compressor, CFs, controller and modes.
+        """Keyword arguments with which ``AdaptiveCompressor`` runs the method: compressor, CFs, controller and modes.
 
         Raises:
-            ValueError: gravac cannot run the method: torch's PowerSGD, or a method of torchft.
+            ValueError: the method is torch's PowerSGD or a method of torchft, which gravac cannot run.
         """
         modes = self.modes.arguments
         if self.torch_format:
@@ -352,25 +378,29 @@ class Method:
         return {"base": self.base, "cf_range": cf_range, "controller": Static(cf=self.cf), **modes}
 
     def make(self, **run_settings: Any) -> AdaptiveCompressor:
-        """Return a new ``AdaptiveCompressor`` that runs the method, not attached to a model.
+        """Return a new ``AdaptiveCompressor`` that runs the method and is not yet attached to a model.
 
-        If the exchange is paced, no step is native: DDP itself would exchange as fast as the machine can.
+        With ``pace`` (bits per second of a slow link to emulate), no step is native, since gravac cannot slow down
+        DDP's own exchange.
 
         Args:
             run_settings: further arguments of ``AdaptiveCompressor``, such as ``log_dir`` and ``pace``.
+
+        Raises:
+            ValueError: a setting is wrong, or gravac cannot run the method (torch's PowerSGD, torchft).
         """
         paced_settings = {"native": False} if run_settings.get("pace") is not None else {}
         return AdaptiveCompressor(**{**self.arguments, **run_settings, **paced_settings})
 
 
 def compression_name(method: str, compressor_name: str, cf: float, mode: Mode = "hook") -> str:
-    """Return a text that says what a method runs in a step, such as ``low rank 16``.
+    """Return a description of the compression in a step, such as ``low rank 16`` or ``native float16``.
 
     Args:
         method: text of the method, as in the module's table.
         compressor_name: name of the compressor that runs: ``dense``, or the name of the method's compressor.
         cf: compression factor at which the compressor runs.
-        mode: mode of the step.
+        mode: mode of the step: ``native``, ``hook`` or ``outer``.
 
     Example:
         >>> compression_name("adaptive", "dense", 2.0, "native"), compression_name("bf16", "dense", 2.0, "native")
@@ -394,9 +424,14 @@ def compression_name(method: str, compressor_name: str, cf: float, mode: Mode = 
 
 
 def compression_name_at_cf(method: str, cf: float, mode: Mode = "hook") -> str:
-    """Return a text that says what a method runs at a CF: dense at CF 1 and 2, otherwise the method's compressor.
+    """Return a description of the compression in a step, if only the compression factor (CF) is known.
 
-    See ``compression_name`` for the arguments.
+    At CF 1 and 2 the gradients count as dense; at other CFs the method's compressor runs.
+
+    Args:
+        method: text of the method, as in the module's table.
+        cf: compression factor.
+        mode: mode of the step: ``native``, ``hook`` or ``outer``.
 
     Example:
         >>> compression_name_at_cf("goodput:ladder@2-1000", 32.0), compression_name_at_cf("fp32", 1.0)
@@ -407,7 +442,11 @@ def compression_name_at_cf(method: str, cf: float, mode: Mode = "hook") -> str:
 
 
 def _only_cf(base: Compressor) -> float:
-    """Return the only CF of a compressor; raise ``ValueError`` if the compressor supports several."""
+    """Return the compression factor (CF) of a compressor that supports only one.
+
+    Raises:
+        ValueError: the compressor supports several CFs.
+    """
     supported_cfs = base.candidates((1.0, math.inf))
     if isinstance(supported_cfs, Span):
         raise ValueError(f"{base.name} supports any compression factor; add the one to use, such as {base.name}@10")
@@ -418,13 +457,14 @@ def _only_cf(base: Compressor) -> float:
 
 
 def bucket_mb(method: Method, parameters: int) -> float:
-    """Return the bucket size for DDP in MiB: an eighth of the model, so that the exchange overlaps with backward.
+    """Return DDP's ``bucket_cap_mb`` in MiB: an eighth of the model, so that the exchange overlaps with backward.
 
-    The size is at most 25 MiB, DDP's default; but for torch's PowerSGD, a single bucket has room for the entire model.
+    The result is never above 25 MiB, DDP's default. Torch's PowerSGD is an exception: its bucket holds four times the
+    model, so that there is only one bucket.
 
     Args:
         method: method of exchanging gradients.
-        parameters: number of parameters of the model.
+        parameters: number of parameters of the model, in float32.
 
     Example:
         >>> bucket_mb(Method.parse("fp32"), parameters=2_097_152)  # a model of 8 MiB

@@ -1,6 +1,10 @@
 # SPDX-FileCopyrightText: 2026 The gravac developers
 # SPDX-License-Identifier: Apache-2.0
-"""Runs a session from the parent process: starts worker processes, reads rank 0's events, and ends all workers."""
+"""Runs a session from the parent process: starts a worker process per rank, reads rank 0's events, ends all workers.
+
+In a session, the same worker processes train one or more legs, one after another. A *leg* is the training of a fresh
+model with one method of exchanging gradients.
+"""
 
 from __future__ import annotations
 
@@ -27,42 +31,45 @@ from gravac.lab.mesh import Mesh
 from gravac.lab.training.session import Leg, SessionSpec
 
 PATIENCE_S = 120.0
-"""Seconds without an event after which a session is stuck; on a limited link, ``10 x workers`` dense steps more."""
+"""Seconds without an event from rank 0 after which a session counts as stuck, and its workers are killed.
+
+On a link of limited rate, the time of ``10 x workers`` steps with dense exchange is added.
+"""
 
 POLL_SECONDS = 0.1
-"""Seconds between two polls of the workers and of rank 0's events."""
+"""Seconds from one check of the worker processes and of rank 0's events to the next."""
 
 TERMINATING_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-"""Signals that end a command."""
+"""Signals that a user or the system sends to end the ``gravac`` command."""
 
 MALLOC_ENVIRONMENT = {"MALLOC_MMAP_THRESHOLD_": str(32 << 20), "MALLOC_TRIM_THRESHOLD_": str(1 << 30)}
-"""Environment variables of workers, by which glibc keeps freed memory. Variables that the user has set prevail.
+"""Environment variables of workers, by which glibc keeps freed memory; the user's own values take precedence.
 
 By default, glibc may return memory to the operating system in every step, which costs up to 15 % of a step's time.
-Whether glibc does so depends on the heap's layout, which differs between runs by chance.
+Whether glibc does so depends on the heap's layout, which differs by chance from run to run.
 """
 
 Event = dict[str, Any]
-"""Event that rank 0 reported as one line of JSON: kind (``event``), index of the leg (``leg``), and further fields."""
+"""Event that rank 0 wrote as a line of JSON: kind (``event``), index of the leg (``leg``), and further fields."""
 
 
 class RunFailed(RuntimeError):
-    """A worker failed, was killed, or got stuck. The message has the end of the worker's output."""
+    """A worker process failed, was killed, or got stuck; the message contains the end of the worker's output."""
 
 
 @dataclass(frozen=True)
 class TrainingSettings:
-    """Settings that all runs of a comparison share.
+    """Settings that are the same in all training runs that are compared with each other.
 
     Attributes:
-        workers: number of workers, 2 to 8.
-        link: the link between workers as text, for logs and messages.
-        slowest: lowest rate of the link at any time, in bits per second; ``None``: not limited.
-        task: name of a reference task.
-        scale: scale of the task's model; 1 suits two cores.
-        data: folder of the task's data, for tasks that need a folder.
+        workers: number of worker processes, one per rank, 2 to 8.
+        link: the link between workers as text, such as ``"100mbit"``, for logs and messages.
+        slowest: lowest rate that the link has at any time, in bits per second; ``None``: not limited.
+        task: name of a reference task (model, data, optimizer and metric), see ``gravac.lab.tasks``.
+        scale: scale of the task's model, about proportional to its number of parameters; 1 suits two cores.
+        data: folder of the task's data; empty if the task needs no folder.
         seed: seed of initial weights and batches.
-        log_dir: folder of TensorBoard logs, with a subfolder for each leg's label; ``None``: no logs.
+        log_dir: folder of TensorBoard logs, with a subfolder for each leg, named by the leg's label; ``None``: no logs.
         mesh: mesh on which a model in shards trains; ``None``: DDP, without shards.
     """
 
@@ -78,16 +85,16 @@ class TrainingSettings:
 
 
 class TrainingRun:
-    """A session, in which worker processes train one or more legs; a leg trains a fresh model with one method.
+    """A session, in which the same worker processes train one or more legs, one after another.
 
-    Use as a context manager: the workers start at the beginning of the block. The end of the block kills the workers
-    that still run, and removes temporary files.
+    A leg trains a fresh model with one method of exchanging gradients. The object is a context manager: entering the
+    ``with`` block starts the workers. Leaving the block kills the workers that still run, and removes temporary files.
 
     Args:
         legs: legs to train, in order.
-        settings: settings that the compared runs share.
-        network: emulated links of the workers; on a mesh, of the replicas, whose workers share a link. ``None``: the
-            workers communicate over loopback, and gravac limits its exchange to the lowest rate in ``settings``.
+        settings: settings that all compared runs share.
+        network: emulated links, one for each worker; on a mesh, one for each replica, whose workers share the link.
+            ``None``: the workers communicate over loopback, and gravac limits its exchange to ``settings.slowest``.
     """
 
     def __init__(self, legs: Sequence[Leg], settings: TrainingSettings, network: EmulatedNetwork | None) -> None:
@@ -118,16 +125,16 @@ class TrainingRun:
 
     @property
     def pids(self) -> list[int]:
-        """Process ids of the workers, in the order of ranks."""
+        """Process ids of the workers, in the order of their ranks."""
         return [worker.pid for worker in self._workers]
 
     def events(self) -> Iterator[Event]:
-        """Yield rank 0's events until all workers have ended; wait for each event.
+        """Yield each event of rank 0 as soon as it is written; return when all workers have ended.
 
-        A leg has an event ``start``, then ``step`` and ``evaluation`` events, and an event ``end``.
+        Each leg has one event ``start``, then events ``step`` and ``evaluation``, and then one event ``end``.
 
         Raises:
-            RunFailed: a worker failed, or the session got stuck; all workers were killed.
+            RunFailed: a worker failed, or rank 0 wrote no event for too long. All workers have then been killed.
         """
         latest_event_time = time.monotonic()
         ended_legs = 0
@@ -151,7 +158,7 @@ class TrainingRun:
                 time.sleep(POLL_SECONDS)
 
     def _start(self) -> None:
-        """Start a worker process for each rank."""
+        """Start a worker process for each rank, and append the processes to ``self._workers``."""
         settings, network = self._settings, self._network
         spec = SessionSpec(
             task=settings.task,
@@ -181,16 +188,20 @@ class TrainingRun:
                 self._workers.append(
                     subprocess.Popen(
                         [*(network.prefix(host) if network else []), *command],
-                        stdin=subprocess.PIPE,  # never written to; a worker reads its end when the parent ends
+                        stdin=subprocess.PIPE,  # never written to; the worker ends when the pipe closes
                         stdout=log,
                         stderr=log,
                         env=environment,
-                        start_new_session=True,  # Ctrl-C reaches the parent alone, which then ends the workers
+                        start_new_session=True,  # Ctrl-C reaches only the parent, which then kills the workers
                     )
                 )
 
     def _follow_event(self, event: Event) -> None:
-        """Note the leg of an event; at a leg's start, start the changes of the link and set the time limit."""
+        """Remember which leg an event belongs to, for error messages.
+
+        The event ``start`` of a leg also starts the schedule of the link's rates, if the link has one. It also sets the
+        number of seconds without an event after which the session counts as stuck.
+        """
         self._leg_index = event["leg"]
         if event["event"] != "start":
             return
@@ -201,10 +212,15 @@ class TrainingRun:
             self._patience_s = PATIENCE_S + 10 * self._settings.workers * dense_step_s
 
     def _raise_if_failed(self, all_ended: bool, stuck: bool) -> None:
-        """Raise ``RunFailed`` if a worker failed, if all workers ended before the last leg did, or if ``stuck``."""
+        """Kill all workers and raise ``RunFailed`` if the session cannot continue; otherwise do nothing.
+
+        Args:
+            all_ended: whether all workers have ended with status 0, before rank 0 reported the end of the last leg.
+            stuck: whether rank 0 has written no event for too long.
+        """
         failed_statuses = {rank: status for rank, worker in enumerate(self._workers) if (status := worker.poll())}
         if failed_statuses:
-            # report a killed worker (status below 0) first: the other workers fail because of the kill
+            # if a worker was killed (status below 0), report that one: the others failed because of the kill
             rank = min(failed_statuses, key=lambda rank: failed_statuses[rank] > 0)
             status = failed_statuses[rank]
             raise self._kill_and_describe(
@@ -218,9 +234,11 @@ class TrainingRun:
             )
 
     def _kill_and_describe(self, rank: int, reason: str) -> RunFailed:
-        """Kill all workers; return the error to raise, with the output of a rank.
+        """Kill all workers; return an error for the caller to raise, with the end of a worker's output.
 
-        If the rank printed nothing, the error has the output of another rank.
+        Args:
+            rank: rank of the worker to blame. If this worker printed nothing, the error has another worker's output.
+            reason: what happened to the worker, such as ``"ended without a result"``.
         """
         self._kill()
         rank_outputs = [
@@ -232,7 +250,7 @@ class TrainingRun:
         return RunFailed(f"{label}: worker {rank} {reason}. End of its output:\n{output[-2000:]}")
 
     def _kill(self) -> None:
-        """Kill all workers with the processes that they started, and wait until the workers have ended."""
+        """Kill all workers and the processes that the workers started; wait until all workers have ended."""
         for worker in self._workers:
             if worker.poll() is None:
                 with suppress(ProcessLookupError):
@@ -245,7 +263,10 @@ class TrainingRun:
 
 @contextmanager
 def _defer_signals() -> Iterator[None]:
-    """Defer ``TERMINATING_SIGNALS`` to the end of a block, so that a process started in the block can be ended."""
+    """Return a context in which ``TERMINATING_SIGNALS`` wait; the first signal received is raised on exit.
+
+    So a signal cannot interrupt the start of a worker process before the caller knows the process and can kill it.
+    """
     if threading.current_thread() is not threading.main_thread():
         yield  # the main thread handles signals
         return

@@ -1,8 +1,8 @@
 # SPDX-FileCopyrightText: 2026 The gravac developers
 # SPDX-License-Identifier: Apache-2.0
-"""The specification of a session, in which worker processes train one or more legs.
+"""The specification of a session, in which the same worker processes train one or more legs, one after another.
 
-A *leg* is the training of a fresh model with one method.
+A *leg* is the training of a fresh model with one method of exchanging gradients.
 """
 
 from __future__ import annotations
@@ -15,10 +15,10 @@ from typing import Any
 from gravac.lab.training.shuffled import RunChoice
 
 ALONE = "alone"
-"""Method of a leg in which rank 0 trains without DDP while other ranks wait, to measure the speed of one worker."""
+"""``Leg.method`` if rank 0 trains without DDP while all other ranks wait, to measure the speed of one worker."""
 
 WARM_UP_STEPS = 3
-"""Number of first steps of a leg that medians leave out, since these steps make connections, buckets and caches."""
+"""Number of first steps of a leg, which medians leave out because they set up connections, buckets and caches."""
 
 
 @dataclass(frozen=True)
@@ -26,14 +26,16 @@ class Leg:
     """The training of a fresh model with one method, until one of its limits or its target is reached.
 
     Attributes:
-        method: text of the method, see ``gravac.lab.training.methods``, or ``ALONE``.
-        label: name of the leg's log folder, also shown with its progress.
+        method: text of the method of exchanging gradients, see ``gravac.lab.training.methods``; or ``ALONE``, if rank 0
+            trains without DDP.
+        label: name of the leg's log folder, also printed in error messages.
         seconds: maximum seconds of training; ``None``: no limit.
         steps: maximum number of steps; ``None``: no limit.
-        target: validation metric at which the leg stops; ``None``: no target.
-        every_steps: number of steps from one evaluation to the next; ``None``: not evaluated by steps.
-        every_seconds: seconds of training from one evaluation to the next; ``None``: not evaluated by seconds.
-        choices: choices of an adaptive run that the method repeats in random order; empty for other methods.
+        target: validation metric, in the task's unit, at which the leg stops; ``None``: no target.
+        every_steps: number of steps from one evaluation to the next; ``None``: steps do not start an evaluation.
+        every_seconds: seconds of training from one evaluation to the next; ``None``: time does not start an evaluation.
+        choices: candidates (ways to run steps) of another run, which a ``matched:`` method repeats in random order;
+            empty for other methods.
     """
 
     method: str
@@ -53,18 +55,20 @@ class Leg:
 
 @dataclass(frozen=True)
 class SessionSpec:
-    """The specification of a session, in JSON types, which each worker gets on its command line.
+    """The specification of a session, which each worker process gets as JSON on its command line.
+
+    In a session, the same workers train one or more legs (a fresh model with one method each), one after another.
 
     Attributes:
-        task: name of the task to train.
-        scale: scale of the task's model.
+        task: name of the task (model, data, optimizer and metric) to train.
+        scale: scale of the task's model, about proportional to its number of parameters; 1 suits two cores.
         seed: seed of initial weights and batches.
         data: folder of the task's data; empty if the task needs no folder.
         workers: number of ranks.
-        folder: folder in which ranks find each other, and rank 0 writes ``events.jsonl``.
-        log_dir: folder of TensorBoard logs, with a subfolder for each leg's label; ``None``: no logs.
+        folder: folder for the file through which the ranks connect, and for rank 0's events, ``events.jsonl``.
+        log_dir: folder of TensorBoard logs, with a subfolder for each leg, named by the leg's label; ``None``: no logs.
         interface: name of the network interface whose sent bytes each rank counts; ``None`` without emulated links.
-        control: name of the network interface for rank 0's commands; ``None``: the interface of the exchange.
+        control: name of the network interface for rank 0's commands; ``None``: that of the exchange of gradients.
         pace: bits per second to which gravac limits its exchange, to emulate a slow link; ``None``: not limited.
         link: the link as text, for the logs.
         legs: legs to train, in order.
@@ -91,16 +95,21 @@ class SessionSpec:
 
     @classmethod
     def from_json(cls, text: str) -> SessionSpec:
-        """Return the specification for a text that ``to_json`` returned."""
+        """Return the specification that ``to_json`` wrote as ``text``."""
         fields = json.loads(text)
         return cls(**{**fields, "legs": tuple(_leg_from_json(**leg) for leg in fields["legs"])})
 
 
 def _leg_from_json(choices: list[list[Any]], **fields: Any) -> Leg:
-    """Return a leg from its fields in JSON types, in which a choice is a list."""
+    """Return the leg that JSON describes.
+
+    Args:
+        choices: fields of each ``RunChoice``, as a list.
+        fields: all other fields of ``Leg``.
+    """
     return Leg(choices=tuple(RunChoice._make(choice_fields) for choice_fields in choices), **fields)
 
 
 def log_folder(spec: SessionSpec, leg: Leg) -> Path | None:
-    """Return the folder of a leg's TensorBoard logs; ``None`` if the session writes no logs."""
+    """Return the folder of a leg's TensorBoard logs, ``log_dir`` / label of the leg; ``None`` if there are no logs."""
     return Path(spec.log_dir, leg.label) if spec.log_dir is not None else None

@@ -1,6 +1,6 @@
 # SPDX-FileCopyrightText: 2026 The gravac developers
 # SPDX-License-Identifier: Apache-2.0
-"""Cuts a task's model into shards by FSDP2, and reads the numbers of torch's own exchange of such a model (HSDP)."""
+"""Cuts a task's model into shards by FSDP2, and attaches torch's own exchange of such a model (HSDP)."""
 
 from __future__ import annotations
 
@@ -17,23 +17,26 @@ from gravac.telemetry.records import DecisionRecord
 
 
 def device_mesh(mesh: Mesh) -> DeviceMesh:
-    """Return torch's mesh over all ranks, with the dimensions ``replicate`` and ``shard``; call on every rank."""
+    """Return torch's mesh over all ranks, on CPU, with the dimensions ``replicate`` and ``shard``.
+
+    Called on every rank, since torch makes process groups for the mesh.
+    """
     return init_device_mesh("cpu", (mesh.replicas, mesh.shards), mesh_dim_names=("replicate", "shard"))
 
 
 def shard(task: Task, model: torch.nn.Module, mesh: DeviceMesh, reduce_dtype: torch.dtype | None = None) -> None:
-    """Cut a task's model into shards, in place: FSDP2 has a unit for each block, and one for all other parameters.
+    """Cut a task's model into shards, in place; called on every rank, before the optimizer is made.
 
-    Call before the optimizer is made, on every rank.
+    ``fully_shard`` is called on each block (layer) of the model, then on the model, for all other parameters.
 
     Args:
-        task: task of the model, which names the blocks.
+        task: task of the model; its attribute ``blocks`` names the model's list of blocks.
         model: model of the task.
         mesh: mesh with the dimensions ``replicate`` and ``shard``.
         reduce_dtype: number format in which torch reduces gradients; ``None``: the format of the parameters.
 
     Raises:
-        ValueError: the task names no blocks.
+        ValueError: the task's attribute ``blocks`` is empty.
     """
     if not task.blocks:
         raise ValueError(f"task: {task.name!r} has no blocks by which its model could be cut; use charlm or gpt2")
@@ -45,9 +48,13 @@ def shard(task: Task, model: torch.nn.Module, mesh: DeviceMesh, reduce_dtype: to
 
 
 def reduce_dtype(method: Method) -> torch.dtype | None:
-    """Return the number format in which torch reduces gradients; ``None`` for methods of gravac.
+    """Return the number format in which FSDP2 reduces the gradients of a model in shards.
 
-    ``None`` is the format of the parameters, float32. torch reduces gradients within a replica before gravac gets them.
+    Methods of torch reduce in the method's format. For methods of gravac the result is ``None``: torch reduces the
+    gradients within a replica in the format of the parameters, float32, before gravac gets them.
+
+    Args:
+        method: method of exchanging gradients.
     """
     if method.torch_format is None:
         return None
@@ -56,11 +63,13 @@ def reduce_dtype(method: Method) -> torch.dtype | None:
 
 
 class TorchShardedExchange(Exchange):
-    """torch's own exchange of a model in shards (HSDP), within a replica and between replicas, in one number format.
+    """torch's own exchange of a model in shards (HSDP), attached to the model; see ``Exchange`` for the interface.
+
+    torch averages within each replica and between replicas, in the same number format.
 
     Args:
-        method: dense method of torch.
-        module: model in shards, whose gradients torch reduces in the method's number format.
+        method: dense method of torch: ``fp32``, ``fp16`` or ``bf16``.
+        module: model in shards that ``shard`` made with the method's number format.
     """
 
     def __init__(self, method: Method, module: torch.nn.Module) -> None:
@@ -71,7 +80,7 @@ class TorchShardedExchange(Exchange):
 
     @property
     def knows_exposed_time(self) -> bool:
-        """False: torch waits for the exchange within backward, so no clock separates the wait from the computation."""
+        """False: torch waits for the exchange in the middle of backward, where the lab's clock cannot time the wait."""
         return False
 
     @property
@@ -80,21 +89,23 @@ class TorchShardedExchange(Exchange):
         return self._cf
 
     def wire_bytes(self, steps: int, world: int) -> int:
-        """Return the bytes that this rank sent to other replicas in ``steps`` steps, by formula.
+        """Return the bytes that this rank sent to other replicas in ``steps`` steps, by the formula of ring all-reduce.
 
         Args:
             steps: number of steps so far.
-            world: number of all ranks, which has no influence: a rank averages with one rank of each replica.
+            world: not used: a rank averages with one rank of each other replica, and not with all ranks.
         """
         return steps * AllReduce.wire_bytes(round(4 * self._elements / self._cf), self._replicas)
 
     def decisions(self) -> list[DecisionRecord]:
-        """Return one record, of the method's fixed candidate."""
+        """Return a list with one record, of the only candidate (way to run steps), which never changes."""
         return [start_record(Candidate("native", DENSE, self._cf))]
 
 
 def _exchanged_elements(module: torch.nn.Module) -> tuple[int, int]:
-    """Return the number of elements of a rank's shards, padding included, and the number of replicas.
+    """Return ``(elements, replicas)``: how many elements a rank sends to other replicas, and how many replicas exist.
+
+    The elements are those of all shards that a rank holds, padding included.
 
     Args:
         module: model in shards.

@@ -1,9 +1,10 @@
 # SPDX-FileCopyrightText: 2026 The gravac developers
 # SPDX-License-Identifier: Apache-2.0
-"""Methods that repeat the choices of an adaptive run, each for as many steps, in random order.
+"""``matched:`` methods, which run the candidates that a controller chose in another run again, in random order.
 
-These methods are controls of an experiment: if the random order reaches the target as fast as the adaptive run, only
-the controller's choices matter, and not their times.
+A candidate is a way to run steps: mode, compressor, compression factor. Each candidate runs for as many steps in total
+as in the other run. These methods are controls of an experiment. If they reach the target as fast as the other run did,
+then it matters which candidates the controller chose, but not when.
 """
 
 from __future__ import annotations
@@ -18,25 +19,29 @@ from gravac.candidate import Candidate, Forecast, Mode, Span
 from gravac.controllers.base import DEFAULT_STRETCH_STEPS, LATENCY, Controller, Decision, Measurement
 
 MAX_BLOCK_ROUNDS = 5
-"""Largest number of successive rounds (from one exchange to the next) that a candidate runs before another may follow.
-If it were 1, the candidate would change in almost every round."""
+"""Maximum number of successive rounds of one candidate in a block; whole blocks are put in random order.
+
+A round is the steps from one exchange to the next. With a maximum of 1, almost every round would have a new candidate.
+"""
 
 
 REASON = "a choice of the adaptive run, at a random time"
-"""Reason of all decisions, as text."""
+"""Text that every decision of ``ShuffledController`` gives as its reason."""
 
 
 class RunChoice(NamedTuple):
-    """A candidate that an adaptive run chose, and the number of rounds for which it ran.
+    """A candidate (way to run steps) that a controller chose in a run, and the number of rounds for which it ran.
+
+    A round is the steps from one exchange to the next.
 
     Attributes:
         compressor: name of the compressor.
         cf: compression factor.
         every: number of steps from one exchange to the next.
-        rounds: number of exchanges until the next choice; for native steps, number of steps /
-            ``DEFAULT_STRETCH_STEPS``, rounded up.
-        delay: number of steps that each exchange is in flight.
-        mode: mode of the steps.
+        rounds: number of rounds until the controller's next choice. In native mode, ``DEFAULT_STRETCH_STEPS`` steps
+            count as a round; the number is rounded up.
+        delay: number of steps that each exchange is in flight before its mean is applied.
+        mode: mode of the steps: ``native``, ``hook`` or ``outer``.
     """
 
     compressor: str
@@ -48,11 +53,11 @@ class RunChoice(NamedTuple):
 
 
 class DecisionLike(Protocol):
-    """The fields of a recorded decision that ``choices_of_run`` reads."""
+    """A recorded decision of a controller, with the fields that ``choices_of_run`` reads."""
 
     @property
     def step(self) -> int:
-        """First step for which the decision holds."""
+        """Number of the first step for which the decision holds, from 0."""
 
     @property
     def compressor(self) -> str:
@@ -68,20 +73,21 @@ class DecisionLike(Protocol):
 
     @property
     def delay(self) -> int:
-        """Number of steps that each exchange is in flight."""
+        """Number of steps that each exchange is in flight before its mean is applied."""
 
     @property
     def mode(self) -> Mode | None:
-        """Mode of the steps; ``None`` in older records."""
+        """Mode of the steps (``native``, ``hook`` or ``outer``); ``None`` in older records, which have no mode."""
 
 
 def choices_of_run(decisions: Sequence[DecisionLike], steps: int) -> tuple[RunChoice, ...]:
-    """Return the choices of an adaptive run, in order.
+    """Return the candidates that a controller chose in a run, in order, each with its number of rounds.
 
-    A native choice counts rounds of ``DEFAULT_STRETCH_STEPS`` (8) steps, any other choice rounds of ``every`` steps.
+    A round is ``every`` steps, from one exchange to the next. For native steps, a round is ``DEFAULT_STRETCH_STEPS``
+    (8) steps.
 
     Args:
-        decisions: decisions of the run, by ascending step.
+        decisions: all recorded decisions of the run, by ascending step.
         steps: number of steps of the whole run.
 
     Example:
@@ -100,14 +106,24 @@ def choices_of_run(decisions: Sequence[DecisionLike], steps: int) -> tuple[RunCh
 
 
 def _choice_of_decision(decision: DecisionLike, steps: int) -> RunChoice:
-    """Return the choice of a decision that held for a number of steps."""
+    """Return the candidate of a decision, with the number of rounds that it ran.
+
+    Args:
+        decision: recorded decision of a controller.
+        steps: number of steps until the next decision, or until the end of the run.
+    """
     mode: Mode = decision.mode or ("outer" if decision.every > 1 else "hook")
     rounds = math.ceil(steps / (DEFAULT_STRETCH_STEPS if mode == "native" else decision.every))
     return RunChoice(decision.compressor, decision.cf, decision.every, rounds, decision.delay, mode)
 
 
 def shuffled_blocks(choices: Iterable[RunChoice], seed: int) -> list[RunChoice]:
-    """Cut choices into blocks of at most ``MAX_BLOCK_ROUNDS`` rounds; return them in random order, by ``seed``."""
+    """Cut choices into blocks of no more than ``MAX_BLOCK_ROUNDS`` rounds each, and return the blocks in random order.
+
+    Args:
+        choices: candidates, each with the number of rounds (steps from one exchange to the next) that it ran.
+        seed: seed of the random order; the same seed gives the same order.
+    """
     blocks = [
         choice._replace(rounds=min(MAX_BLOCK_ROUNDS, choice.rounds - rounds_before))
         for choice in choices
@@ -119,15 +135,15 @@ def shuffled_blocks(choices: Iterable[RunChoice], seed: int) -> list[RunChoice]:
 
 @dataclass(frozen=True)
 class ShuffledController:
-    """A controller that repeats the choices of another controller in random order, and ignores all measurements.
+    """A controller that repeats the choices of another controller's run in random order, and ignores measurements.
 
-    After the last choice, all choices follow once more in another random order.
+    When all choices have run, they all run once more in another random order.
 
     Attributes:
-        inner_controller: controller that made the choices, and proposes the candidates.
-        choices: choices that the inner controller made in its run.
+        inner_controller: controller of the type and settings that made the choices; it proposes the CFs.
+        choices: candidates that a controller chose in an earlier run, each with its number of rounds.
         seed: seed of the random order.
-        latency: number of steps from a measurement to the decision based on it.
+        latency: number of steps from a measurement to the step in which the decision after it takes effect.
     """
 
     inner_controller: Controller[Any]
@@ -139,12 +155,12 @@ class ShuffledController:
 
     @property
     def keeps_all(self) -> bool:
-        """The inner controller's setting, see ``Controller``."""
+        """True if all CFs that the inner controller proposes stay, even those that send no fewer bytes than dense."""
         return self.inner_controller.keeps_all
 
     @property
     def sixteen_bit(self) -> bool:
-        """The inner controller's setting, see ``Controller``."""
+        """True if dense in 16 bit may run, besides dense in float32; as the inner controller says."""
         return self.inner_controller.sixteen_bit
 
     @property
@@ -158,21 +174,39 @@ class ShuffledController:
         return bool(getattr(self.inner_controller, "native", False))
 
     def for_latency(self, latency: int) -> ShuffledController:
-        """Return a copy of this controller that decides ``latency`` steps after each measurement."""
+        """Return a copy of this controller for another latency.
+
+        Args:
+            latency: number of steps from a measurement to the step in which the decision after it takes effect.
+        """
         return replace(self, latency=latency)
 
     def propose(self, cf_range: tuple[float, float], supported: Span | Sequence[float]) -> tuple[float, ...]:
-        """Return the CFs that the inner controller proposes."""
+        """Return the compression factors (CFs) that the inner controller proposes, ascending.
+
+        Args:
+            cf_range: lowest and highest CF that the user allows.
+            supported: CFs that the compressor supports: all of a span, or a list.
+        """
         return self.inner_controller.propose(cf_range, supported)
 
     def start(self, forecasts: Sequence[Forecast]) -> tuple[_ShuffledState, Decision]:
-        """Return the initial state, and the decision for the first choice of the random order."""
+        """Return the state before the first step, and the decision to run the first choice of the random order.
+
+        Args:
+            forecasts: forecasts of the candidates that may run.
+        """
         state = _ShuffledState(tuple(forecast.candidate for forecast in forecasts), 0)
         first_candidate = self._candidate_at(state.candidates, 0)
         return state, Decision(first_candidate, reason=f"start at {first_candidate}, {REASON}")
 
     def observe(self, state: _ShuffledState, measurement: Measurement) -> tuple[_ShuffledState, Decision]:
-        """Return the state after one more measurement, and the decision that holds ``latency`` measurements later."""
+        """Return the state after one more measurement, and the decision for the step ``latency`` steps later.
+
+        Args:
+            state: state before the measurement.
+            measurement: not used, except that measurements are counted.
+        """
         previous_candidate, following_candidate = (
             self._candidate_at(state.candidates, self._position(observed_count))
             for observed_count in (state.observed_count, state.observed_count + 1)
@@ -185,16 +219,25 @@ class ShuffledController:
         return replace(state, observed_count=state.observed_count + 1), Decision(following_candidate, reason=reason)
 
     def dump(self, state: _ShuffledState) -> dict[str, Any]:
-        """Return the number of observed measurements, as the plain form of the state."""
+        """Return the state as a dict of JSON types, for a checkpoint: the number of measurements so far."""
         return {"at": state.observed_count}
 
     def restore(self, dumped: dict[str, Any], forecasts: Sequence[Forecast]) -> tuple[_ShuffledState, Decision]:
-        """Return the state and the decision after the number of measurements in ``dumped``."""
+        """Return the state that ``dump`` described, and the decision for the next step.
+
+        Args:
+            dumped: dict that ``dump`` returned.
+            forecasts: forecasts of the candidates that may run.
+        """
         state = _ShuffledState(tuple(forecast.candidate for forecast in forecasts), dumped["at"])
         return state, Decision(self._candidate_at(state.candidates, self._position(state.observed_count)))
 
     def _position(self, observed_count: int) -> int:
-        """Return the number of the round, from 0, to decide on after ``observed_count`` measurements."""
+        """Return the number, from 0, of the round for which the controller decides.
+
+        Args:
+            observed_count: number of measurements so far, one per round.
+        """
         return observed_count - 1 + self.latency if observed_count else 0
 
     def _candidate_at(self, candidates: Sequence[Candidate], position: int) -> Candidate:
@@ -202,8 +245,8 @@ class ShuffledController:
 
         Args:
             candidates: candidates that may run.
-            position: number of the round, from 0, over the whole run. When all choices have run for their numbers of
-                rounds, all follow once more in another random order.
+            position: number of the round, from 0, over the whole run. When all choices have run, they all run once more
+                in another random order.
         """
         total_rounds = sum(choice.rounds for choice in self.choices)
         remaining_rounds = position % total_rounds
@@ -220,7 +263,7 @@ class _ShuffledState:
 
     Attributes:
         candidates: candidates that may run.
-        observed_count: number of observed measurements, one per round.
+        observed_count: number of measurements so far, one per round (the steps from one exchange to the next).
     """
 
     candidates: tuple[Candidate, ...]
@@ -228,7 +271,14 @@ class _ShuffledState:
 
 
 def _nearest_candidate(choice: RunChoice, candidates: Sequence[Candidate]) -> Candidate:
-    """Return the candidate of ``candidates`` that equals a choice, or otherwise the most similar candidate."""
+    """Return the candidate that equals a choice, or the most similar candidate if none is equal.
+
+    Mode counts most, then compressor, number of steps between exchanges, compression factor, and delay.
+
+    Args:
+        choice: candidate of an earlier run.
+        candidates: candidates to select from.
+    """
 
     def distance(candidate: Candidate) -> tuple[bool, bool, float, float, bool, int]:
         every_distance = abs(math.log(candidate.every / choice.every))

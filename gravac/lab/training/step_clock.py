@@ -1,6 +1,6 @@
 # SPDX-FileCopyrightText: 2026 The gravac developers
 # SPDX-License-Identifier: Apache-2.0
-"""A clock that times the phases of a training step in the same way for every method, also for methods of torch."""
+"""Times the phases of a training step in the same way for methods of gravac, torch and torchft."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ class StepTimes:
 
     Attributes:
         seconds: seconds of the whole step.
-        input_wait_s: seconds of waiting for the batch.
-        compute_s: seconds of forward, backward and optimizer.
-        exposed_s: seconds that the exchange adds to the step: from the computation of the last gradient to the end of
-            backward; for outer steps, seconds of waiting for the exchange.
+        input_wait_s: seconds from the start of the step until the batch is ready.
+        compute_s: seconds of forward, backward and optimizer, without ``exposed_s``.
+        exposed_s: seconds for which the step waits for the exchange, because backward does not hide it: from the
+            computation of the last gradient to the end of backward, and waits outside backward in outer steps.
     """
 
     seconds: float
@@ -31,25 +31,25 @@ class StepTimes:
 
 
 class TrainingClock:
-    """A clock of training steps.
+    """A clock that measures the seconds of a training step and of its phases.
 
-    In each step, call ``mark_begin``, ``mark_inputs``, ``watch_backward``, ``mark_backward_return`` and ``end_step``,
-    in this order.
+    In each step, the training loop calls ``mark_begin``, ``mark_inputs``, ``watch_backward``, ``mark_backward_return``
+    and ``end_step``, in this order.
     """
 
     def mark_begin(self) -> None:
-        """Record the time at which a step begins."""
+        """Record that a step begins now; called before the batch is fetched."""
         self._begin_time = time.perf_counter()
 
     def mark_inputs(self) -> None:
-        """Record the time at which the batch is ready."""
+        """Record that the batch is ready now; called before forward."""
         self._inputs_time = time.perf_counter()
 
     def watch_backward(self, loss: torch.Tensor) -> None:
-        """Register a hook that records the time at which all gradients are computed, before DDP waits for the exchange.
+        """Register a hook that records when all gradients are computed; called before ``loss.backward()``.
 
-        Call before ``loss.backward()``. The hook queues a callback when backward starts. DDP queues its own callback,
-        which waits for the exchange, only when the last bucket is ready, so DDP's callback runs second.
+        The recorded time is before DDP waits for the exchange: the hook queues a callback of the autograd engine when
+        backward starts. DDP queues its own callback, which waits, when the last bucket is ready, so DDP's runs later.
 
         Args:
             loss: training loss, a scalar tensor.
@@ -62,15 +62,15 @@ class TrainingClock:
         loss.register_hook(queue_callback)  # type: ignore[no-untyped-call]
 
     def mark_backward_return(self) -> None:
-        """Record the time at which ``loss.backward()`` returned."""
+        """Record that ``loss.backward()`` has returned now."""
         self._return_time = time.perf_counter()
 
     def end_step(self, exposed_of: Callable[[float], float] | None = None) -> StepTimes:
-        """End the step, and return the seconds of its phases.
+        """Return the seconds of the step and of its phases; called at the end of the step.
 
         Args:
-            exposed_of: function that takes the seconds from the computation of the last gradient to backward's
-                return, and returns ``StepTimes.exposed_s``; ``None``: the identity.
+            exposed_of: function that takes the seconds from the computation of the last gradient to the return of
+                backward, and returns ``StepTimes.exposed_s``. ``None``: these seconds are ``StepTimes.exposed_s``.
         """
         end = time.perf_counter()
         exposed_s = max(0.0, self._return_time - (self._gradients_time or self._return_time))
@@ -80,5 +80,5 @@ class TrainingClock:
         return StepTimes(step_s, input_wait_s, step_s - input_wait_s - exposed_s, exposed_s)
 
     def _mark_gradients(self) -> None:
-        """Record the time at which all gradients are computed."""
+        """Record that all gradients are computed now; called by the autograd engine at the end of backward."""
         self._gradients_time = time.perf_counter()

@@ -1,10 +1,11 @@
 # SPDX-FileCopyrightText: 2026 The gravac developers
 # SPDX-License-Identifier: Apache-2.0
-"""Attaches torchft's ``DiLoCo`` and ``LocalSGD``, unchanged, to a model, to compare gravac with them.
+"""Attaches torchft's unchanged classes ``DiLoCo`` and ``LocalSGD`` to a model, to compare gravac with them.
 
-They exchange in float32 over gloo. torchft's classes ask a manager to average tensors, and to agree on the ranks that
-take part. In the lab all ranks always take part. So a substitute for the manager averages over the default process
-group, without torchft's lighthouse, whose messages therefore cost no time.
+Both classes exchange in float32 over gloo. They ask torchft's manager to average tensors, and to agree with the other
+ranks on the ranks that take part. In the lab all ranks always take part. So a substitute for the manager averages over
+the default process group. The substitute does not use torchft's lighthouse (the server that counts the ranks), so the
+lighthouse's messages cost no time.
 """
 
 from __future__ import annotations
@@ -25,12 +26,12 @@ from gravac.telemetry.records import DecisionRecord
 
 
 class TorchftExchange(Exchange):
-    """torchft's ``DiLoCo`` or ``LocalSGD``, attached to a model; see ``Exchange``.
+    """torchft's ``DiLoCo`` or ``LocalSGD``, attached to a model; see ``Exchange`` for the interface.
 
     Args:
-        method: method of torchft.
-        model: model to train; all ranks begin with the same weights.
-        optimizer: inner optimizer of the model, which makes each rank's own steps.
+        method: method of torchft, such as ``torchft-diloco``.
+        model: model to train, with the same weights on all ranks.
+        optimizer: optimizer that each rank steps by itself between two exchanges (DiLoCo's inner optimizer).
 
     Raises:
         ValueError: torchft is not installed.
@@ -56,17 +57,20 @@ class TorchftExchange(Exchange):
         self._shared_weights = self._copy_weights()
 
     def _step_ended(self, *_: object) -> None:
-        """Count a step, after torchft's hook on the optimizer's step; copy the weights after an exchange."""
+        """Count a step; if torchft exchanged in this step, copy the weights, which all ranks now share.
+
+        Registered as a hook on the optimizer's step after torchft's hook, so it runs after torchft's exchange.
+        """
         self._steps += 1
         if self._steps % self._every == 0:
             self._shared_weights = self._copy_weights()
 
     def exchange_remainder(self) -> None:
-        """Exchange what the ranks have not exchanged yet; call after the last step."""
+        """Exchange what the ranks learned in the steps since the last exchange, if any; called after the last step."""
         if self._steps % self._every == 0:
             return
         if isinstance(self.method.torchft, DilocoSettings):
-            for fragment in self._algorithm._fragments:  # DiLoCo has no other way to end a round early
+            for fragment in self._algorithm._fragments:  # DiLoCo has no public function that exchanges before H steps
                 fragment.prepare_sync()
                 fragment.perform_sync()
         else:
@@ -74,11 +78,14 @@ class TorchftExchange(Exchange):
         self._shared_weights = self._copy_weights()
 
     def shared_weights(self) -> AbstractContextManager[None]:
-        """Return a context in which the model has the weights that all ranks share: those after the last exchange."""
+        """Return a context in which the model has the weights after the last exchange, which all ranks share."""
         return _temporary_weights(self.module, self._shared_weights)
 
     def shared_state(self) -> dict[str, torch.Tensor]:
-        """Return a copy of the model state that all ranks share: tensors of any shapes, by name."""
+        """Return a copy of the model's ``state_dict`` with the weights of the last exchange, which all ranks share.
+
+        The entries are tensors of any shape, by name.
+        """
         with self.shared_weights():
             return super().shared_state()
 
@@ -102,16 +109,25 @@ class TorchftExchange(Exchange):
         return self._manager.step
 
     def exposed_seconds(self, backward: float) -> float:
-        """Return the seconds that the last step waited for the exchange; ``backward`` is not used."""
+        """Return the seconds for which training waited for exchanges since the last call of this function.
+
+        Args:
+            backward: not used.
+        """
         waited_seconds, self._manager.waited_seconds = self._manager.waited_seconds, 0.0
         return waited_seconds
 
     def wire_bytes(self, steps: int, world: int) -> int:
-        """Return the wire bytes that this rank sent so far among ``world`` ranks, by formula; ``steps`` is not used."""
+        """Return the wire bytes that this rank has sent so far, by the formula of ring all-reduce.
+
+        Args:
+            steps: not used, since the payload bytes were counted.
+            world: number of ranks.
+        """
         return AllReduce.wire_bytes(self._manager.payload_bytes, world)
 
     def decisions(self) -> list[DecisionRecord]:
-        """Return one record, of the method's fixed candidate."""
+        """Return a list with one record, of the only candidate (way to run steps), which never changes."""
         return [start_record(Candidate("outer", DENSE, 1.0, self._every))]
 
     def close(self) -> None:
@@ -119,17 +135,17 @@ class TorchftExchange(Exchange):
         self._algorithm.__exit__(None, None, None)
 
     def _copy_weights(self) -> list[torch.Tensor]:
-        """Return copies of the model's parameters."""
+        """Return copies of the model's parameters, in the order of ``module.parameters()``."""
         return [parameter.detach().clone() for parameter in self.module.parameters()]
 
 
 class AllRanksManager:
-    """A substitute for torchft's manager: every rank always takes part, and no rank fails.
+    """A substitute for torchft's manager, for runs in which every rank always takes part and no rank fails.
 
     Attributes:
         step: number of exchanges so far.
-        payload_bytes: bytes of all tensors averaged so far.
-        waited_seconds: seconds of waiting for averages in the present step; ``TorchftExchange`` resets them.
+        payload_bytes: bytes that this rank handed to all-reduces so far.
+        waited_seconds: seconds of waiting for all-reduces since ``TorchftExchange.exposed_seconds`` was last called.
     """
 
     def __init__(self) -> None:
@@ -138,40 +154,45 @@ class AllRanksManager:
         self._use_async_quorum = False  # read by DiLoCo
 
     def register_state_dict_fn(self, key: str, load: Callable[[Any], None], save: Callable[[], Any]) -> None:
-        """Do nothing: torchft's manager would register functions that copy the state to a rank that recovers."""
+        """Do nothing: torchft's manager keeps these functions to restore a rank that failed, and here no rank fails."""
 
     def allow_state_dict_read(self) -> None:
-        """Do nothing: no other rank reads this rank's state."""
+        """Do nothing: torchft's manager would let recovering ranks read this rank's state; here no rank recovers."""
 
     def disallow_state_dict_read(self) -> None:
-        """Do nothing: no other rank reads this rank's state."""
+        """Do nothing: torchft's manager would keep recovering ranks from reading the state; here no rank recovers."""
 
     def start_quorum(self) -> None:
-        """Do nothing: all ranks take part."""
+        """Do nothing: torchft's manager would agree on the ranks that take part, and here all ranks do."""
 
     def current_step(self) -> int:
         """Return the number of exchanges so far."""
         return self.step
 
     def should_commit(self) -> bool:
-        """Count an exchange, and return True: every exchange succeeds."""
+        """Count an exchange, and return True: torchft applies the exchanged mean, since every exchange succeeds."""
         self.step += 1
         return True
 
     def allreduce(self, tensor: torch.Tensor, should_quantize: bool = False) -> MeanInFlight:
-        """Start to average a tensor of any shape over the ranks, in place; return the all-reduce in flight."""
+        """Start to average a tensor over the ranks, in place; return an object that waits for the mean.
+
+        Args:
+            tensor: tensor of any shape, which holds the mean when the returned object's ``wait`` has returned.
+            should_quantize: not used; the exchange is in the tensor's number format.
+        """
         self.payload_bytes += tensor.numel() * tensor.element_size()
         return MeanInFlight(tensor, self)
 
 
 class MeanInFlight:
-    """An all-reduce in flight, with the interface of torch's ``Work``.
+    """An average over the ranks that is in flight, with the interface of torch's ``Work``.
 
-    When ``wait`` returns, the future is done, and its callbacks have run.
+    The constructor starts the all-reduce. When ``wait`` returns, the future is done, and its callbacks have run.
 
     Args:
         tensor: tensor of any shape to average, in place.
-        manager: manager that counts the seconds of waiting.
+        manager: manager to whose ``waited_seconds`` the seconds of waiting are added.
     """
 
     def __init__(self, tensor: torch.Tensor, manager: AllRanksManager) -> None:
@@ -180,7 +201,7 @@ class MeanInFlight:
         self._future: torch.futures.Future[torch.Tensor] = torch.futures.Future()
 
     def wait(self) -> bool:
-        """Wait until the tensor is the mean over ranks, and return True."""
+        """Wait until the tensor holds the mean over the ranks; return True, as torch's ``Work`` does."""
         began = time.perf_counter()
         self._work.wait()
         self._manager.waited_seconds += time.perf_counter() - began
@@ -189,13 +210,18 @@ class MeanInFlight:
         return True
 
     def get_future(self) -> torch.futures.Future[torch.Tensor]:
-        """Return a future of the mean over ranks, which has the tensor's shape."""
+        """Return a future of the tensor that holds the mean over the ranks; ``wait`` completes the future."""
         return self._future
 
 
 @contextmanager
 def _temporary_weights(module: torch.nn.Module, weights: list[torch.Tensor]) -> Iterator[None]:
-    """Copy ``weights`` into a module's parameters for the duration of a block; restore its own weights at the end."""
+    """Return a context in which a module has other weights; the module's own weights are restored on exit.
+
+    Args:
+        module: module whose weights are replaced.
+        weights: a tensor for each parameter, in the order of ``module.parameters()``.
+    """
     own_weights = [parameter.detach().clone() for parameter in module.parameters()]
     with torch.no_grad():
         torch._foreach_copy_(list(module.parameters()), weights)

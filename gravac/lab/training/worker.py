@@ -1,17 +1,19 @@
 # SPDX-FileCopyrightText: 2026 The gravac developers
 # SPDX-License-Identifier: Apache-2.0
-"""One rank of a session, in a process of its own: ``python -m gravac.lab.training.worker SPEC RANK``.
+"""Runs one rank of a session, in a process of its own: ``python -m gravac.lab.training.worker SPEC RANK``.
 
-A session is a list of *legs*: each trains a fresh model with one method. The clock of a leg counts training steps only,
-without the start (imports, first connection, copy of the weights) and without evaluation.
+A session trains one or more *legs*, one after another. Each leg trains a fresh model with one method of exchanging
+gradients. The clock of a leg counts the time of training steps only. The start of the leg (imports, first connection,
+copy of the weights) and evaluations are not counted.
 
-Rank 0 decides when to evaluate and when to stop. While a step runs, rank 0 broadcasts its command, an integer, over a
-separate process group. The broadcast takes the same short time with every method. On emulated links this group has
-separate network interfaces: a command does not wait for an exchange, and its bytes are not counted. If a method makes
-local steps, ranks evaluate the weights that they share.
+Rank 0 decides when all ranks evaluate the model and when they stop. While a step runs, rank 0 broadcasts its command
+for the end of the step, an integer, over a separate process group. The broadcast takes the same short time with every
+method. On emulated links the separate group has its own network interfaces. So commands do not wait for an exchange of
+gradients, and the bytes of commands are not counted. With a method of local steps (local SGD, DiLoCo, outer steps), the
+ranks evaluate the weights that they share.
 
 On a mesh, legs train a model in shards (``sharded.py``). The ranks of a replica evaluate the same validation data,
-because a replica's forward needs all its ranks.
+because the forward of a replica needs all its ranks.
 """
 
 from __future__ import annotations
@@ -45,13 +47,16 @@ from gravac.lab.training.step_clock import StepTimes, TrainingClock
 from gravac.lab.training.worker_report import WorkerReport, decisions_as_json, mode_changes_as_json
 
 INTERFACE_VARIABLE = "GLOO_SOCKET_IFNAME"
-"""Environment variable with the name of the network interface that gloo uses."""
+"""Name of the environment variable that tells gloo which network interface to use."""
 
 CONTINUE, EVALUATE, STOP = 0, 1, 2
-"""Commands of rank 0 after a step: continue, evaluate the model and continue, or evaluate the model and stop."""
+"""Rank 0's commands after a step: train the next step; evaluate, then train the next step; or evaluate, then stop."""
 
 MAX_POSTPONED = 10
-"""Maximum number of evaluations postponed until no exchange is in flight; before a further one, training waits."""
+"""Maximum number of evaluations that are postponed because an exchange is in flight.
+
+When one more evaluation is due, training waits for the exchange, and then the ranks evaluate all postponed states.
+"""
 
 
 @dataclass(frozen=True)
@@ -59,8 +64,8 @@ class _Groups:
     """Process groups of a session.
 
     Attributes:
-        control: separate process group for rank 0's commands and for metrics.
-        mesh: mesh on which legs train a model in shards; ``None``: DDP, without shards.
+        control: process group of all ranks for rank 0's commands and for metrics, separate from the gradients' group.
+        mesh: mesh on which legs train a model in shards; ``None``: legs train with DDP, without shards.
     """
 
     control: dist.ProcessGroup
@@ -68,7 +73,9 @@ class _Groups:
 
 
 def train(spec: SessionSpec, index: int, rank: int, groups: _Groups) -> None:
-    """Train one leg until a limit or its target is reached; all ranks must call this function.
+    """Train one leg until a limit of steps or seconds, or the leg's target, is reached; called on all ranks.
+
+    If the leg's method is ``ALONE``, rank 0 trains without DDP, and the other ranks only wait until rank 0 has ended.
 
     Args:
         spec: specification of the session.
@@ -102,7 +109,7 @@ class _Training:
         index: index of the leg in ``spec.legs``.
         rank: rank of this process.
         groups: process groups of the session.
-        stack: stack of contexts that closes the leg's files and threads.
+        stack: stack to which the constructor adds functions that close the leg's files and end its threads.
     """
 
     def __init__(self, spec: SessionSpec, index: int, rank: int, groups: _Groups, stack: ExitStack) -> None:
@@ -112,7 +119,7 @@ class _Training:
         self.mesh = None if trains_alone else _mesh_of(spec)
         self.task = make(spec.task, scale=spec.scale, seed=spec.seed, data=spec.data)
         self.model = self.task.model()
-        self.evaluation_model = copy.deepcopy(self.model)  # a second model, to evaluate postponed states
+        self.evaluation_model = copy.deepcopy(self.model)  # loads a postponed state, to evaluate it
         if self.mesh is not None and groups.mesh is not None:
             for model in (self.model, self.evaluation_model):
                 shard(self.task, model, groups.mesh, reduce_dtype(Method.parse(self.leg.method)))
@@ -122,9 +129,9 @@ class _Training:
         self.metric = math.nan
         self.postponed_states: list[
             tuple[int, dict[str, torch.Tensor]]
-        ] = []  # (number of steps, state that all ranks share)
+        ] = []  # (number of steps trained, state that all ranks shared after these steps)
         self.step_times: list[StepTimes] = []
-        self.end_seconds = [0.0]  # seconds of training at the start, then at the end of each step
+        self.end_seconds = [0.0]  # seconds of training at the end of each step, after a 0 for the start of training
         self.clock = TrainingClock()
         self.commands = _StepCommands(self.leg, self.control, trains_alone)
         self.report = WorkerReport(spec, index, rank)
@@ -137,7 +144,11 @@ class _Training:
         )
 
     def _attach(self, stack: ExitStack) -> None:
-        """Attach the method to the model, and wait until all ranks have attached the method."""
+        """Attach the leg's method to the model, and wait until all ranks have done that.
+
+        Args:
+            stack: stack to which this function adds the method's ``close``.
+        """
         self.exchange = attach(
             Method.parse(self.leg.method),
             self.model,
@@ -152,7 +163,7 @@ class _Training:
         dist.barrier(group=self.control)
 
     def step(self) -> int:
-        """Train one step; return rank 0's command, which the rank follows after the step."""
+        """Train one step; return rank 0's command for what follows: ``CONTINUE``, ``EVALUATE`` or ``STOP``."""
         step = len(self.step_times)
         self.clock.mark_begin()
         self.commands.send(step, self.end_seconds[-1], self.step_times[-1].seconds if self.step_times else 0.0)
@@ -179,9 +190,9 @@ class _Training:
         return command
 
     def _postpone(self, steps: int) -> None:
-        """Copy the state that all ranks share, to evaluate the copy once no exchange is in flight.
+        """Copy the model state that all ranks share, to evaluate the copy when no exchange is in flight.
 
-        During an evaluation the clock stands still, so an exchange in flight would progress without costing time.
+        The clock stands still during an evaluation. An exchange in flight would progress meanwhile, at no cost of time.
 
         Args:
             steps: number of steps trained so far.
@@ -192,15 +203,16 @@ class _Training:
         self.postponed_states.append((steps, self.exchange.shared_state()))
 
     def evaluate_if_due(self, command: int) -> bool:
-        """Evaluate postponed states, and the current state if rank 0 commanded that.
+        """Evaluate the postponed states, and the current state if rank 0's command is ``EVALUATE`` or ``STOP``.
 
-        While an exchange is in flight, only postponed states are evaluated, and only more than ``MAX_POSTPONED``.
+        While an exchange is in flight, the current state is not evaluated, and postponed states are evaluated only if
+        there are more than ``MAX_POSTPONED``. After ``STOP``, all states are evaluated.
 
         Args:
             command: rank 0's command after the step.
 
         Returns:
-            True if an evaluated state reached the target.
+            True if an evaluated state reached the leg's target.
         """
         in_flight = self.exchange is not None and self.exchange.in_flight and command != STOP
         if command == EVALUATE:
@@ -212,9 +224,15 @@ class _Training:
         return self.evaluate(command != CONTINUE and not in_flight)
 
     def evaluate(self, current: bool = True) -> bool:
-        """Evaluate postponed states and, if ``current``, the current state; return True if a state reached the target.
+        """Evaluate all postponed states, then the current state; stop at the first state that reaches the target.
 
-        All ranks must call this function; the metric is the same on all ranks.
+        Called on all ranks; the metric is the same on all ranks.
+
+        Args:
+            current: whether to evaluate the current state.
+
+        Returns:
+            True if an evaluated state reached the leg's target.
         """
         while self.postponed_states:
             steps, state = self.postponed_states.pop(0)
@@ -225,7 +243,7 @@ class _Training:
             return current and self._evaluate_and_report(len(self.step_times), self.model)
 
     def _evaluate_and_report(self, steps: int, model: torch.nn.Module) -> bool:
-        """Evaluate a model and report the metric; return True if the metric reached the target.
+        """Evaluate a model, and report the metric; return True if the metric reached the leg's target.
 
         Args:
             steps: number of steps that the model was trained for.
@@ -236,9 +254,10 @@ class _Training:
         return self.leg.target is not None and self.task.metric.is_reached(self.metric, self.leg.target)
 
     def _metric_of(self, model: torch.nn.Module) -> float:
-        """Evaluate a model on all validation data, of which each rank has a portion; return the metric on every rank.
+        """Return a model's metric over all validation data, in the task's unit; the same number on every rank.
 
-        On a mesh, the ranks of a replica evaluate the same portion.
+        Each rank evaluates a portion of the data, and an all-reduce adds the scores. On a mesh, the ranks of a replica
+        evaluate the same portion together.
         """
         portion, portions = self.rank, self.workers
         if self.mesh is not None:
@@ -250,24 +269,28 @@ class _Training:
         return self.task.metric.compute(Score(float(score_sums[0]), int(score_sums[1])))
 
     def _bytes_of_a_rank(self, interface_bytes: float) -> int:
-        """Return the bytes that a rank's interface sent: the mean over ranks.
+        """Return the number of bytes that a rank sent through its network interface, mean over the ranks.
 
-        On a mesh the ranks of a replica share an interface, and each rank has counted all bytes of the interface.
+        On a mesh the ranks of a replica share an interface. Each of these ranks counts all bytes of the interface.
 
         Args:
-            interface_bytes: sum over the ranks of the bytes that each has counted.
+            interface_bytes: bytes that a rank counted on its interface, summed over all ranks.
         """
         return round(interface_bytes / self.workers / (1 if self.mesh is None else self.mesh.shards))
 
     def report_results(self, usage: _ResourceUse) -> None:
-        """Sum the leg's use of processor and network over the ranks, and report the leg's results."""
+        """Write the leg's results as the event ``end``, and for TensorBoard; called on all ranks after the last step.
+
+        Args:
+            usage: processor time and network bytes of this rank, which an all-reduce adds over the ranks.
+        """
         usage_sums = usage.totals()
         if self.leg.method != ALONE:
             dist.all_reduce(usage_sums, group=self.control)
         cpu_seconds, interface_bytes = usage_sums.tolist()
         exchange = self.exchange
         counted_times = self.step_times[WARM_UP_STEPS:] or self.step_times
-        if exchange and exchange.every is not None:  # a mean must cover whole rounds, so all steps count
+        if exchange and exchange.every is not None:  # a mean over steps must cover whole rounds, so no step is left out
             counted_times = self.step_times
         self.report.write_event(
             "end",
@@ -296,12 +319,14 @@ class _Training:
 
 
 class _StepCommands:
-    """Decides on rank 0 what follows each step (``CONTINUE``, ``EVALUATE`` or ``STOP``), and broadcasts the command.
+    """Chooses what follows each step (``CONTINUE``, ``EVALUATE`` or ``STOP``), and broadcasts rank 0's choice.
+
+    Each rank computes a command from its own clock, but all ranks follow the command of rank 0.
 
     Args:
-        leg: leg to train.
+        leg: leg to train, with its limits and the steps or seconds between evaluations.
         control: process group for the commands.
-        trains_alone: whether rank 0 trains alone, so that no command is sent.
+        trains_alone: whether rank 0 trains alone; if so, no command is broadcast.
     """
 
     def __init__(self, leg: Leg, control: dist.ProcessGroup, trains_alone: bool) -> None:
@@ -311,16 +336,21 @@ class _StepCommands:
         self._latest_evaluation = (0, 0.0)
 
     def note_evaluation(self, steps: int, seconds: float) -> None:
-        """Note that the ranks evaluate after a number of steps and seconds of training."""
+        """Store the time of the latest evaluation, from which steps and seconds to the next evaluation count.
+
+        Args:
+            steps: number of steps trained before the evaluation.
+            seconds: seconds of training before the evaluation.
+        """
         self._latest_evaluation = (steps, seconds)
 
     def send(self, step: int, clock: float, duration: float) -> None:
-        """Decide what follows a step, and start to broadcast the command; call before the step.
+        """Choose the command for the time after a step, and start to broadcast the command; called before the step.
 
         Args:
             step: number of the step, from 0.
             clock: seconds of training before the step.
-            duration: expected seconds of the step, which are those of the previous step.
+            duration: expected seconds of the step: those of the previous step, or 0 before the first step.
         """
         leg, steps, seconds = self._leg, step + 1, clock + duration
         evaluated_steps, evaluated_seconds = self._latest_evaluation
@@ -337,14 +367,14 @@ class _StepCommands:
         )
 
     def receive(self) -> int:
-        """Wait for rank 0's command, and return it."""
+        """Wait for the broadcast that ``send`` started; return rank 0's command."""
         if self._sending is not None:
             self._sending.wait()
         return int(self._command)
 
 
 class _ResourceUse:
-    """Counts processor seconds and sent bytes of this rank, from the construction of the object on."""
+    """Processor seconds of this process, and bytes that its network interface sent, since this object was made."""
 
     def __init__(self, spec: SessionSpec) -> None:
         self._spec = spec
@@ -352,30 +382,39 @@ class _ResourceUse:
         self._initial_seconds = time.process_time()
 
     def totals(self) -> torch.Tensor:
-        """Return processor seconds, and bytes that the network interface sent so far; shape ``(2,)``, float64."""
+        """Return a float64 tensor of shape ``(2,)``: processor seconds, and bytes sent, since this object was made."""
         cpu_seconds = time.process_time() - self._initial_seconds
         sent_bytes = _interface_bytes(self._spec) - self._initial_bytes
         return torch.tensor([cpu_seconds, sent_bytes], dtype=torch.float64)
 
 
 def _is_reached(amount: float, bound: float | None) -> bool:
-    """True if there is a bound, and the amount is at the bound or above."""
+    """True if the amount is equal to the bound or above; False if the bound is ``None``."""
     return bound is not None and amount >= bound
 
 
 def _mean_every(steps: int, exchange: Exchange | None) -> float | None:
-    """Return the mean number of steps from one exchange to the next; ``None`` if the method exchanges in every step."""
+    """Return the mean number of steps from one exchange to the next; ``None`` if the method exchanges in every step.
+
+    Args:
+        steps: number of steps of the leg.
+        exchange: method of exchanging gradients, attached to the model; ``None`` if rank 0 trains alone.
+    """
     exchanges = exchange.exchange_count() if exchange else None
     return None if exchanges is None else steps / max(1, exchanges)
 
 
 def _averaging_function(exchange: Exchange | None) -> Callable[[Iterable[float]], float]:
-    """Return the function that averages times over steps: the median, or for methods with local steps the mean."""
+    """Return the function that averages the times of steps: the median, or the mean for methods with local steps."""
     return statistics.median if exchange is None or exchange.every is None else statistics.fmean
 
 
 def _phase_seconds(step_times: list[StepTimes], exchange: Exchange | None) -> dict[str, float | None]:
-    """Return the seconds of each phase of a typical step on this rank; ``None`` for phases that are not known."""
+    """Return the seconds of each phase of a typical step on this rank, by the names of the fields of ``Split``.
+
+    A phase has ``None`` if its time is not known. A typical step is the median over steps; for methods with local
+    steps, the mean.
+    """
     compress_s, exchange_s = exchange.phase_seconds() if exchange else (None, None)
     average = _averaging_function(exchange)
     return {
@@ -388,7 +427,10 @@ def _phase_seconds(step_times: list[StepTimes], exchange: Exchange | None) -> di
 
 
 def _interface_bytes(spec: SessionSpec) -> int:
-    """Return the bytes that this rank's network interface has sent, headers included; 0 without emulated links."""
+    """Return the bytes that this rank's network interface has sent so far; 0 without emulated links.
+
+    The bytes are those of the operating system's counter, packet headers included.
+    """
     if spec.interface is None:
         return 0
     for line in Path("/proc/net/dev").read_text().splitlines():
@@ -401,12 +443,15 @@ def _interface_bytes(spec: SessionSpec) -> int:
 
 
 def _mesh_of(spec: SessionSpec) -> Mesh | None:
-    """Return the mesh of a session's model in shards; ``None``: DDP, without shards."""
+    """Return the mesh on which a session trains models in shards; ``None`` if it trains with DDP, without shards."""
     return None if spec.mesh is None else parse_mesh(spec.mesh)
 
 
 def _new_control_group(spec: SessionSpec) -> dist.ProcessGroup:
-    """Return a new process group for rank 0's commands, over separate network interfaces if the session has them."""
+    """Return a new process group of all ranks for rank 0's commands.
+
+    The group uses the session's network interface for commands, ``SessionSpec.control``, if there is one.
+    """
     exchange_interface = os.environ.get(INTERFACE_VARIABLE)
     if spec.control is not None:
         os.environ[INTERFACE_VARIABLE] = spec.control  # gloo reads the variable whenever it makes a group
@@ -419,8 +464,11 @@ def _new_control_group(spec: SessionSpec) -> dist.ProcessGroup:
 
 
 def _exit_with_parent() -> None:
-    """Wait until the parent process ends, which holds the write end of standard input; then end this process."""
-    while os.read(0, 1):  # not sys.stdin, whose lock this thread would hold when the interpreter ends
+    """Wait until the parent process ends, then end this process with exit status 3; runs in a thread of its own.
+
+    Standard input is a pipe, whose other end only the parent holds. So the pipe closes when the parent ends.
+    """
+    while os.read(0, 1):  # not sys.stdin: a thread that holds its lock when the interpreter ends is a fatal error
         pass
     os._exit(3)
 

@@ -1,6 +1,9 @@
 # SPDX-FileCopyrightText: 2026 The gravac developers
 # SPDX-License-Identifier: Apache-2.0
-"""Reports the training of a leg: rank 0 writes JSON lines for the parent process, and scalars for TensorBoard."""
+"""Writes rank 0's report on a leg: JSON lines for the parent process, and scalars for TensorBoard.
+
+A *leg* is the training of a fresh model with one method of exchanging gradients.
+"""
 
 from __future__ import annotations
 
@@ -19,11 +22,11 @@ from gravac.lab.training.session import SessionSpec, log_folder
 _hparams: Any = hparams  # torch has no types for it
 
 REPORT_INTERVAL_S = 0.25
-"""Minimum seconds between two JSON lines about steps."""
+"""Minimum seconds from one JSON line about a step to the next; the steps between them get no line."""
 
 
 class WorkerReport:
-    """Writes rank 0's report on a leg; on other ranks all methods do nothing.
+    """Writes rank 0's report on the training of one leg; on all other ranks, calls of this class write nothing.
 
     Args:
         spec: specification of the session.
@@ -39,7 +42,12 @@ class WorkerReport:
         self._previous_line_time = -math.inf
 
     def write_event(self, event: str, **fields: Any) -> None:
-        """Write an event as one JSON line: its kind, the index of the leg, and ``fields``; flush the file."""
+        """Append an event to ``events.jsonl`` as one JSON line, and flush the file.
+
+        Args:
+            event: kind of the event, such as ``"step"``.
+            fields: further fields of the JSON line, besides the kind and the index of the leg.
+        """
         if self._events_file:
             self._events_file.write(json.dumps({"event": event, "leg": self._leg, **fields}) + "\n")
             self._events_file.flush()
@@ -53,7 +61,7 @@ class WorkerReport:
             step: number of steps trained so far.
             training_seconds: seconds of training so far.
             loss: training loss of the step.
-            exchange: the attached method; ``None`` if rank 0 trains alone.
+            exchange: method of exchanging gradients, attached to the model; ``None`` if rank 0 trains alone.
             samples_per_step: number of samples of a step, over all ranks.
         """
         if self._summary_writer:
@@ -68,9 +76,14 @@ class WorkerReport:
             )
 
     def report_evaluation(self, step: int, training_seconds: float, metric: float) -> None:
-        """Report the validation metric after ``step`` steps and ``training_seconds`` seconds of training.
+        """Write the validation metric of one evaluation as a JSON line and for TensorBoard.
 
-        TensorBoard shows the metric by steps, and by milliseconds, since TensorBoard's x axis has integers only.
+        TensorBoard gets two curves: over steps, and over milliseconds of training, since its x axis has integers only.
+
+        Args:
+            step: number of steps trained before the evaluation.
+            training_seconds: seconds of training before the evaluation.
+            metric: validation metric, in the task's unit.
         """
         self.write_event("evaluation", step=step, seconds=training_seconds, metric=metric)
         if self._summary_writer:
@@ -78,10 +91,15 @@ class WorkerReport:
             self._summary_writer.add_scalar("metric/validation_by_milliseconds", metric, round(training_seconds * 1000))
 
     def write_hparams(self, settings: dict[str, Any], metrics: dict[str, float]) -> None:
-        """Write settings and metrics for TensorBoard's hparams page, which has a row per leg.
+        """Write the leg's settings and final metrics for TensorBoard's hparams page, which has a row per leg.
 
-        An adaptive compressor writes its own settings, too, into a later file. TensorBoard shows the settings in a
-        run's oldest file, which this function writes. So all rows have the same columns.
+        Called after the leg's last step. ``AdaptiveCompressor`` writes its own settings into a later file of the same
+        folder. TensorBoard reads a folder's settings from the oldest file, which this class made when the leg started.
+        So the rows of all legs have the same columns.
+
+        Args:
+            settings: settings of the leg by name.
+            metrics: metrics at the end of the leg by name.
         """
         if self._summary_writer:
             for summary in _hparams(settings, metrics):
@@ -98,11 +116,11 @@ class WorkerReport:
 
 
 def decisions_as_json(exchange: Exchange, end_seconds: list[float]) -> list[dict[str, Any]]:
-    """Return the decisions of an attached method in JSON types.
+    """Return the decisions of a method's controller as dicts of JSON types, the initial candidate first.
 
     Args:
-        exchange: the attached method.
-        end_seconds: seconds of training at the start, then at the end of each step.
+        exchange: method of exchanging gradients, attached to the model.
+        end_seconds: seconds of training at the end of each step, after a 0 for the start of training.
     """
     return [
         {
@@ -123,14 +141,14 @@ def decisions_as_json(exchange: Exchange, end_seconds: list[float]) -> list[dict
 
 
 def mode_changes_as_json(exchange: Exchange, end_seconds: list[float]) -> list[dict[str, Any]]:
-    """Return the changes of mode of an attached method in JSON types.
+    """Return a dict of JSON types for each change of mode (``native``, ``hook`` or ``outer``), in order.
 
-    ``at_seconds`` is the time of a change, in seconds of training; ``seconds`` and ``wire_bytes`` are the costs of the
-    change on this rank.
+    ``at_seconds`` says when the mode changed, in seconds of training. ``seconds`` and ``wire_bytes`` say how long the
+    change took on this rank, and how many bytes this rank sent for the change.
 
     Args:
-        exchange: the attached method.
-        end_seconds: seconds of training at the start, then at the end of each step.
+        exchange: method of exchanging gradients, attached to the model.
+        end_seconds: seconds of training at the end of each step, after a 0 for the start of training.
     """
     return [
         {

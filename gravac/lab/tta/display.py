@@ -1,6 +1,6 @@
 # SPDX-FileCopyrightText: 2026 The gravac developers
 # SPDX-License-Identifier: Apache-2.0
-"""Shows the progress of ``gravac bench tta``, the remaining time, and a table of the results. Needs rich."""
+"""Prints the progress of ``gravac bench tta``, the remaining time, and a table of the results. Needs rich."""
 
 from __future__ import annotations
 
@@ -25,13 +25,13 @@ from gravac.lab.tta.runner import run_matrix
 
 
 class TtaLive(ProgressDisplay):
-    """Shows the progress of a matrix: a progress bar on a terminal, otherwise a line of text every few seconds.
+    """Prints the progress of ``gravac bench tta``; implements ``Watcher``, which says when each function is called.
 
-    Each finished run adds a line. The methods are those of ``Watcher``.
+    On a terminal there is a progress bar, otherwise a line of text every few seconds. Each finished run adds a line.
 
     Args:
         console: console to print on.
-        paced: whether runs are paced, without real links; if so, each line says "paced".
+        paced: whether gravac slows down its own exchange, because links are not emulated; each line then says "paced".
     """
 
     def __init__(self, console: Console, paced: bool) -> None:
@@ -47,7 +47,12 @@ class TtaLive(ProgressDisplay):
             self._bar = self._progress.add_task("runs" + self._note, total=None, state="")
 
     def show_plan(self, record_count: int, existing_count: int) -> None:
-        """Show how many records the matrix needs, and how many of these exist in the result file already."""
+        """Set the progress bar's length, and print how many of the needed runs the result file has already.
+
+        Args:
+            record_count: number of records of runs that are needed, those in the result file included.
+            existing_count: number of needed records that the result file has already, and that are not run again.
+        """
         self._record_count, self._existing_count = record_count, existing_count
         if existing_count:
             self._print(f"{existing_count} of {record_count} runs are in the result file already and are not repeated")
@@ -55,7 +60,12 @@ class TtaLive(ProgressDisplay):
             self._progress.update(self._bar, total=record_count, completed=existing_count)
 
     def show_commits(self, code: str, existing_codes: Sequence[str]) -> None:
-        """Show the commit of the present code, and the commits of the runs that exist in the result file."""
+        """Print a line if the result file has runs of another commit than the present code.
+
+        Args:
+            code: text that names the commit of the present code, ``Stamp.code``.
+            existing_codes: ``Stamp.code`` of the runs in the result file, each commit once.
+        """
         if other_codes := [commit for commit in existing_codes if commit != code]:
             self._print(
                 f"The result file holds runs of other code ({', '.join(other_codes)}; this is {code}): new runs are "
@@ -63,11 +73,22 @@ class TtaLive(ProgressDisplay):
             )
 
     def show_start(self, cell: str, leg: Leg) -> None:
-        """Show that a leg of a cell begins."""
+        """Show that a leg (the training of a fresh model with one method) starts.
+
+        Args:
+            cell: text that names task, link and seed of the leg.
+            leg: leg that starts.
+        """
         self._show_state(f"{cell}: {leg.method}: starting")
 
     def show_event(self, cell: str, leg: Leg, event: Event) -> None:
-        """Show an event that rank 0 reported about a leg."""
+        """Show a step that rank 0 reported, with the latest validation metric; remember a reported metric.
+
+        Args:
+            cell: text that names task, link and seed of the leg.
+            leg: leg that the event belongs to.
+            event: event of rank 0; ``"event"`` is its kind.
+        """
         if event["event"] == "start":
             self._metric = ""
         elif event["event"] == "evaluation":
@@ -82,7 +103,7 @@ class TtaLive(ProgressDisplay):
             )
 
     def show_finished_run(self, run: TrainingRecord) -> None:
-        """Print the result of a finished run, and advance the progress bar."""
+        """Print a line with the result of a finished run, and advance the progress bar."""
         self._finished_count += 1
         result = (
             f"target after {run.tta_s:.1f} s" if run.tta_s is not None else f"target not within {run.seconds:.0f} s"
@@ -96,12 +117,18 @@ class TtaLive(ProgressDisplay):
             self._progress.update(self._bar, completed=self._existing_count + self._finished_count)
 
     def show_failed_leg(self, cell: str, leg: Leg, error: RunFailed) -> None:
-        """Show that a leg failed; the remaining legs run in a new session."""
+        """Print that a leg (the training of a fresh model with one method) failed, and count the failure.
+
+        Args:
+            cell: text that names task, link and seed of the leg.
+            leg: leg that failed.
+            error: error with the end of a worker's output.
+        """
         self.failures += 1
         self._print(f"{cell}: the run of {leg.method} FAILED and is left out: {error}")
 
     def _remaining_time(self) -> str:
-        """Return a text that states the estimated remaining time; empty before the first run has finished."""
+        """Return a text such as ``"  about 12 min left"``; empty before the first run has finished."""
         if not self._finished_count:
             return ""
         seconds_per_run = (time.monotonic() - self._begin_time) / self._finished_count
@@ -109,32 +136,40 @@ class TtaLive(ProgressDisplay):
         return f"  about {remaining_s / 60:.0f} min left" if remaining_s >= 90 else f"  about {remaining_s:.0f} s left"
 
     def _show_state(self, state: str) -> None:
-        """Show what runs now: beside the progress bar, or as a line if the latest line is old enough."""
+        """Show a text beside the progress bar; without a bar, print it at most every ``PROGRESS_SECONDS`` seconds.
+
+        Args:
+            state: text that says what runs now.
+        """
         if self._progress:
             self._progress.update(self._bar, state=escape(state) + self._remaining_time())
         elif time.monotonic() - self._latest_line_time >= PROGRESS_SECONDS:
             self._print(state + self._note + self._remaining_time())
 
     def _print(self, text: str) -> None:
-        """Print a line of plain text."""
+        """Print a line of plain text, and remember the time of printing."""
         self._latest_line_time = time.monotonic()
         self._console.print(text, highlight=False, soft_wrap=True, markup=False)
 
 
 def run_tta(matrix: RunMatrix, console: Console | None = None) -> int:
-    """Run a matrix, show its progress and a table of results, and return the number of failed runs.
+    """Train every combination of the given tasks, links, methods and seeds; print progress and a table of the results.
 
-    If this machine cannot emulate links, runs are paced: gravac limits its exchange to the link's rate.
+    If this machine cannot emulate links, gravac slows down its own exchange to the link's rate instead (``paced``).
 
     Args:
-        matrix: tasks, links, methods and seeds to run.
+        matrix: tasks, links, methods and seeds to run, and how.
         console: console to print on; ``None``: standard output.
+
+    Returns:
+        Number of runs that failed and have no record.
 
     Raises:
         RunFailed: the reference run (native DDP, which sets the target) failed, or did not reach the target.
         LinkError: an emulated link cannot be made.
         SettingsError: the result file has other contents than records of runs.
-        ValueError: runs must be paced, and the matrix has methods that cannot be paced.
+        ValueError: links cannot be emulated, and ``matrix`` has a method, link or mesh for which gravac cannot slow
+            down the exchange instead.
     """
     console = wide_console(console)
     pacing_reason = "requested by --paced" if matrix.paced else available()
@@ -158,16 +193,18 @@ def run_tta(matrix: RunMatrix, console: Console | None = None) -> int:
 
 
 def task_name(run: TrainingRecord) -> str:
-    """Return a text that names a run's task, and the mesh of a model in shards: ``gpt2 2x2``."""
+    """Return the name of a run's task, followed by the mesh if the model was in shards, such as ``gpt2 2x2``."""
     return run.task if run.mesh is None else f"{run.task} {run.mesh}"
 
 
 def results_table(runs: Sequence[TrainingRecord], paced: bool) -> Table:
-    """Return a table with a row per run: time and steps to the target, speed, and bytes.
+    """Return a table with one row per run: time and steps to the target, speed, bytes sent, and gain.
+
+    Rows are sorted by task, link, seed, and time to the target.
 
     Args:
         runs: records to show.
-        paced: whether runs were paced; if so, the title says "paced".
+        paced: whether gravac slowed down its own exchange instead of using emulated links; the title then says "paced".
     """
     run_table = Table(title=PACED if paced else None, box=SIMPLE_HEAVY, pad_edge=False, collapse_padding=True)
     for heading in ("task", "link", "seed", "method"):

@@ -1,8 +1,10 @@
 # SPDX-FileCopyrightText: 2026 The gravac developers
 # SPDX-License-Identifier: Apache-2.0
-"""Makes factored records: a run's number of steps, measured on one link, times the seconds of a step on another link.
+"""Makes factored records: records of runs whose time on a link is computed and not measured.
 
-This saves full runs of static methods, whose number of steps to the target does not depend on the link.
+The time is the number of steps of a run on an unthrottled link, multiplied by the seconds of a step on the link. This
+saves runs of methods without a controller and without local steps. Their number of steps to the target does not depend
+on the link.
 """
 
 from __future__ import annotations
@@ -24,15 +26,17 @@ def factored_record(
     reference: TrainingRecord,
     stamp: Stamp | None = None,
 ) -> TrainingRecord:
-    """Return a method's factored record on a link: steps of a full run on another link, step times of short runs.
+    """Return a method's record on a link, with times computed as number of steps x seconds of a step.
+
+    The number of steps is from a run on the unthrottled link; short runs on the link measured the seconds of a step.
 
     Args:
-        unthrottled_record: record of the method's full run on the unthrottled link.
-        link: the link in text form, such as ``"100mbit"``.
-        probes: events at the ends of the short runs on the link, which give the seconds of a step.
-        limit_s: limit of the training time on the link, in seconds.
-        reference: record of the reference run, for the efficiency.
-        stamp: code, time and machine of the short runs; ``None`` if not recorded.
+        unthrottled_record: record of the method's run on the unthrottled link.
+        link: the link as text, such as ``"100mbit"``.
+        probes: ``end`` events of the short runs on the link; the median of all their step times counts.
+        limit_s: seconds of training after which a run on the link would have to stop.
+        reference: record of the reference run, from which the scaling efficiency is computed.
+        stamp: commit, time and machine's speed of the short runs; ``None``: not recorded.
     """
     steps_s = [seconds for probe in probes for seconds in probe["steps_s"]]
     step_s = statistics.median(steps_s)
@@ -56,12 +60,14 @@ def factored_record(
 def factored_record_of_seed(
     unthrottled_record: TrainingRecord, timed_record: TrainingRecord, limit_s: float
 ) -> TrainingRecord:
-    """Return a method's factored record on a link for a seed: the step time is that of another seed's record.
+    """Return a method's record on a link for one more seed, with the seconds of a step of another seed's record.
+
+    The times of the record are computed as number of steps of the unthrottled run x seconds of a step.
 
     Args:
-        unthrottled_record: record of the method's full run with this seed, on the unthrottled link.
-        timed_record: factored record of the method on the link, of another seed.
-        limit_s: limit of the training time on the link, in seconds.
+        unthrottled_record: record of the method's run with the seed, on the unthrottled link.
+        timed_record: factored record of the method on the link with another seed, which has the seconds of a step.
+        limit_s: seconds of training after which a run on the link would have to stop.
     """
     update = {name: getattr(timed_record, name) for name in ("link", "samples_per_s", "efficiency", "split", "stamp")}
     timed_bytes = timed_record.interface_bytes
@@ -71,7 +77,13 @@ def factored_record_of_seed(
 
 
 def _with_step_time(unthrottled_record: TrainingRecord, step_s: float, limit_s: float) -> TrainingRecord:
-    """Return the record of an unthrottled run with all times as if each step took ``step_s`` seconds."""
+    """Return a copy of an unthrottled run's record, with all times as if each step had taken ``step_s`` seconds.
+
+    Args:
+        unthrottled_record: record of a run on the unthrottled link.
+        step_s: seconds of a step on another link.
+        limit_s: seconds of training after which a run on the other link would have to stop.
+    """
     target_point = first_reached(
         unthrottled_record.curve, unthrottled_record.target, unthrottled_record.higher_is_better
     )
@@ -94,13 +106,14 @@ def _with_step_time(unthrottled_record: TrainingRecord, step_s: float, limit_s: 
 
 
 def efficiency(samples_per_s: float, reference: TrainingRecord | None) -> float | None:
-    """Return the scaling efficiency of a run, computed from the reference run's; ``None`` if that is not known.
+    """Return the scaling efficiency of a run: samples per second / (ranks x samples per second of one worker alone).
 
-    The efficiency is samples per second of the run / (ranks x samples per second of one worker alone).
+    The speed of one worker alone follows from the speed and the efficiency of the reference run. The result is
+    ``None`` if the reference run or its efficiency is not known.
 
     Args:
         samples_per_s: samples per second of the run, over all ranks.
-        reference: record of the reference run of the same task; ``None`` without such a run.
+        reference: record of the reference run of the same task; ``None``: not known.
     """
     if reference is None or reference.efficiency is None:
         return None

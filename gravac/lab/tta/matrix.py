@@ -2,23 +2,22 @@
 # SPDX-License-Identifier: Apache-2.0
 """Settings of ``gravac bench tta``, which compares the time to accuracy of methods on tasks and links.
 
-For each task and seed, a *reference run* trains first: native DDP over an unthrottled link. The target is the
-reference run's metric at 80 % of its steps. The reference run's time to the target is *the limit*: the time over a
-network that costs nothing. Then every method runs on every link: the methods of a cell (task, link, seed) one after
-another, seed after seed. Each run stops at the target, or when its time is the limit multiplied by the setting
-``limit``.
+For each task and seed, a *reference run* trains first, with plain DDP over an unthrottled link. The target of all other
+runs is the reference run's metric at 80 % of its steps. Then, seed after seed, every method trains on every link. A run
+stops when it reaches the target. It also stops when its time is ``limit`` times the time that the reference run took to
+the target.
 
-``factored`` saves time on static methods, whose number of steps to the target does not depend on the link. The number
-of steps is measured once, on an unthrottled link, and multiplied by the time of a step on each link. The time of a step
-is measured in a short session in which the methods alternate. Adaptive methods and methods with local steps always run
-in full. With ``times_each_seed`` the time of a step is measured for every seed, just before the seed's adaptive runs,
-instead of once.
+``factored`` saves time on static methods: those without a controller and without local steps. Their number of steps to
+the target does not depend on the link. So that number is measured once per seed, on an unthrottled link, and multiplied
+by the seconds of a step on each link. A short session, in which the methods alternate, measures the seconds of a step.
+All other methods still train on each link until the target. By default the seconds of a step are measured with one
+seed. With ``times_each_seed`` they are measured with every seed, just before the other methods of that seed run.
 
-With ``mesh``, models train in shards (HSDP): each replica has a link, which its ranks share, and torch's own HSDP takes
-the place of native DDP.
+With ``mesh``, models train in shards (HSDP). Each replica has one link, which its ranks share. The reference run then
+uses torch's own HSDP instead of DDP.
 
-``more_seeds`` adds seeds, one after another, for each method on each link whose times differ by more than 10 % between
-seeds. All runs stay in the results.
+``more_seeds`` adds seeds, one after another, for methods whose times to the target on a link differ by more than 10 %
+between seeds. The runs of all seeds stay in the results.
 """
 
 from __future__ import annotations
@@ -35,7 +34,7 @@ from gravac.lab.tasks.base import Task
 from gravac.lab.training.methods import Method
 
 REFERENCE_METHOD = "fp32"
-"""Method of the reference run, which sets the target and the limit."""
+"""Text of the method of the reference run, which trains first and sets the target of all other runs."""
 
 DEFAULT_METHODS = (
     "fp32",
@@ -47,10 +46,10 @@ DEFAULT_METHODS = (
     "gravac:topk",
     "goodput:ladder@2-1000",
 )
-"""Methods to compare by default."""
+"""Texts of the methods to compare by default, without a mesh."""
 
 DEFAULT_MESH_METHODS = ("fp32", "fp16", "bf16", "adaptive", "adaptive(every=(1, 100))")
-"""Methods to compare by default on a mesh: torch's own HSDP, gravac in each step, and gravac with outer steps."""
+"""Texts of the methods to compare by default on a mesh: torch's HSDP, gravac in each step, and also in outer steps."""
 
 
 @dataclass(frozen=True)
@@ -59,22 +58,22 @@ class RunMatrix:
 
     Attributes:
         tasks: names of reference tasks.
-        links: texts of links, see ``gravac.lab.links.link``.
-        methods: texts of methods, see ``gravac.lab.training.methods``.
-        workers: number of workers, 2 to 8; on a mesh, the number of its ranks.
-        seeds: seeds, 0 and up.
+        links: texts of links, such as ``"100mbit"``; see ``gravac.lab.links.link``.
+        methods: texts of methods, such as ``"topk@10"``; see ``gravac.lab.training.methods``.
+        workers: number of worker processes, 2 to 8; on a mesh, the number of its ranks.
+        seeds: seeds of the runs, each 0 or more; every combination of task, link and method runs with each seed.
         more_seeds: maximum number of further seeds, for methods whose times to the target differ by more than 10 %
             between seeds.
         scale: scale of the tasks' models; 1 suits two cores.
         target: validation metric to reach; ``None``: the metric of the reference run at 80 % of its steps.
-        budget: number of steps of the reference run; ``None``: the task's budget.
-        limit: multiple of the reference run's time to the target, at which a run is stopped.
-        factored: whether the time of static methods is computed: steps to the target, measured on one link, times the
-            seconds of a step on each link.
-        times_each_seed: whether the step times of static methods are measured for every seed.
-        paced: whether gravac limits its exchange to the link's rate, instead of using emulated links.
-        data: folder of a task's data, for tasks that need a folder.
-        json: file for the results; runs that are in the file already are not repeated. ``None``: no file.
+        budget: number of steps of the reference run, 2 or more; ``None``: the task's own number, ``Task.budget``.
+        limit: time after which a run is stopped, as a multiple of the reference run's time to the target; above 0.
+        factored: whether the times of static methods (without controller and local steps) are computed: steps to the
+            target, measured on an unthrottled link, x seconds of a step on each link.
+        times_each_seed: whether ``factored`` measures the seconds of a step with every seed, instead of one.
+        paced: whether gravac slows down its own exchange to the link's rate, instead of using emulated links.
+        data: folder of a task's data; empty if the tasks need no folder.
+        json: file for the results; runs that the file has already are not repeated. ``None``: no file.
         log_dir: folder of TensorBoard logs; ``None``: no logs.
         mesh: replicas x shards of models in shards (HSDP); ``None``: DDP, without shards.
 
@@ -147,7 +146,7 @@ class RunMatrix:
             raise ValueError(f"json: the folder {self.json.parent} is not writable; name a file in another folder")
 
     def _check_mesh(self, mesh: Mesh) -> None:
-        """Raise a ``ValueError`` if the mesh has too many ranks, or conflicts with another setting."""
+        """Raise ``ValueError`` if the mesh has too many ranks, or conflicts with another setting of the matrix."""
         if mesh.ranks > MAX_WORKERS:
             raise ValueError(f"mesh: {mesh} has {mesh.ranks} ranks, and at most {MAX_WORKERS} can run; use 2x2")
         if self.workers != mesh.ranks:
@@ -172,9 +171,17 @@ class RunMatrix:
 
     @property
     def mesh_text(self) -> str | None:
-        """The mesh as text, for records; ``None`` without a mesh."""
+        """The mesh as text, such as ``"2x2"``, for the records of runs; ``None`` without a mesh."""
         return None if self.mesh is None else str(self.mesh)
 
     def task(self, name: str, seed: int) -> Task:
-        """Return a task of the matrix, by its name and a seed."""
+        """Return a new task, with the matrix's scale and folder of data.
+
+        Args:
+            name: name of the task.
+            seed: seed of the initial weights and of the batches.
+
+        Raises:
+            ValueError: the name is unknown, or the scale or the folder of data is wrong.
+        """
         return make(name, scale=self.scale, seed=seed, data=self.data)

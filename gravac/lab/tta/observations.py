@@ -1,6 +1,6 @@
 # SPDX-FileCopyrightText: 2026 The gravac developers
 # SPDX-License-Identifier: Apache-2.0
-"""Makes observations of the lab's runs, fits the cost model to a third, and tests its predictions on the rest."""
+"""Fits the cost model of a step's time to a third of the lab's runs, and tests its predictions on the other runs."""
 
 from __future__ import annotations
 
@@ -16,17 +16,17 @@ from gravac.lab.training.methods import Method, bucket_mb
 from gravac.lab.tta.record import TrainingRecord
 
 MIN_OBSERVATIONS = 9
-"""Minimum number of observations for ``hold_out``, which fits to a third of them."""
+"""Minimum number of observations (measured steps) that ``hold_out`` accepts."""
 
 
 @dataclass(frozen=True, slots=True)
 class HeldOutFit:
-    """A cost model fitted to a third of the observations, and its errors on the remaining observations.
+    """A cost model that was fitted to a third of the observations, and its errors on the other observations.
 
     Attributes:
-        fit: cost model fitted to a third of the observations.
-        held_out: remaining observations.
-        errors: predicted / measured seconds of a step - 1, for each observation in ``held_out``.
+        fit: cost model that was fitted to a third of the observations.
+        held_out: other observations (measured steps), to which the model was not fitted.
+        errors: relative error for each observation in ``held_out``: predicted / measured seconds of the step - 1.
     """
 
     fit: Fit
@@ -35,10 +35,16 @@ class HeldOutFit:
 
 
 def observations(runs: Iterable[TrainingRecord]) -> list[Observation]:
-    """Return an observation of a typical step of each run, for runs whose steps the cost model can predict.
+    """Return one observation (a measured typical step) for each run whose step time the cost model can predict.
 
-    These are runs of dense methods of torch, and of gravac's compressors at a fixed CF. Adaptive runs, paced runs, runs
-    on a mesh, runs with local steps, and runs without times of phases are left out.
+    The model covers dense methods of torch, and gravac's compressors at a fixed compression factor. Left out are runs
+
+    - with a controller, or with local steps;
+    - on a mesh, or whose slow link gravac only emulated (``paced``);
+    - without measured times of the step's phases (``split``).
+
+    Args:
+        runs: records of runs.
     """
     shapes: dict[tuple[str, float], list[tuple[int, ...]]] = {}
     steps = []
@@ -71,15 +77,15 @@ def observations(runs: Iterable[TrainingRecord]) -> list[Observation]:
 
 
 def hold_out(steps: Sequence[Observation], machine: Machine | None = None, seed: int = 0) -> HeldOutFit:
-    """Fit the cost model to a random third of the observations, and predict the remaining ones.
+    """Fit the cost model to a random third of the observations, and predict the other observations.
 
     Args:
-        steps: observations, ``MIN_OBSERVATIONS`` or more.
-        machine: machine on which the steps ran, see ``gravac.costmodel.fit``; ``None``: the default of that function.
-        seed: seed of the random choice of the third.
+        steps: observations (measured steps), ``MIN_OBSERVATIONS`` or more.
+        machine: machine on which the steps ran; ``None``: the default of ``gravac.costmodel.fit``.
+        seed: seed of the random selection of the third.
 
     Raises:
-        ValueError: there are too few observations, or no bandwidth fits them.
+        ValueError: there are too few observations, or no bandwidth of a link explains them.
     """
     if len(steps) < MIN_OBSERVATIONS:
         raise ValueError(

@@ -1,6 +1,6 @@
 # SPDX-FileCopyrightText: 2026 The gravac developers
 # SPDX-License-Identifier: Apache-2.0
-"""The record of a training run, and the JSON file of records that ``bench tta`` writes and ``report`` reads."""
+"""The record of a training run, and the JSON file of records that ``gravac bench tta`` writes and ``report`` reads."""
 
 from __future__ import annotations
 
@@ -19,15 +19,15 @@ from gravac.lab.provenance import Stamp, commits_note
 from gravac.settings import SettingsError
 
 SPREAD = 0.10
-"""Spread of times to the target over seeds, (longest - shortest) / median, above which more seeds are needed."""
+"""Spread of a method's times to the target over seeds, (longest - shortest) / median, above which more seeds run."""
 
 
 Metric = Annotated[float, BeforeValidator(lambda number: math.nan if number is None else number)]
-"""Validation metric of a run; nan if the run diverged, which JSON files have as null."""
+"""Validation metric of a run, in the task's unit; nan if the run diverged. JSON files store nan as null."""
 
 
 class _JsonRecord(BaseModel):
-    """Base class of records in JSON files: frozen, without unknown fields, and with null for nan."""
+    """Base class of records in JSON files: immutable, refuses unknown fields, and stores nan as null."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", ser_json_inf_nan="null")
 
@@ -47,19 +47,23 @@ class CurvePoint(_JsonRecord):
 
 
 class DecisionPoint(_JsonRecord):
-    """A decision of a controller: at the end of a window of steps or at an event, also if nothing changed.
+    """A decision of a controller, also if nothing changed.
+
+    The first decision of a run is the candidate that the run starts with. A controller decides at the end of a window
+    (a number of steps), or earlier if a measurement calls for a decision.
 
     Attributes:
-        step: first step for which the decision holds.
-        seconds: seconds of training before the step; ``None`` if they were not recorded.
-        compressor: name of the compressor that runs from the step on.
+        step: number of the first step for which the decision holds, from 0.
+        seconds: seconds of training before that step; ``None`` if not recorded.
+        compressor: name of the compressor that runs from that step on.
         cf: compression factor; 1 is dense float32, 2 is 16 bit.
         every: number of steps from one exchange to the next.
-        delay: number of steps that each exchange is in flight.
-        mode: mode of the steps; ``None`` in older files, in which steps are outer steps if ``every`` is above 1.
-        changed: whether the decision changes the candidate that runs.
-        gain: gain of the window of steps before the decision; ``None`` if not known.
-        t_system: samples per second over all ranks in that window; ``None`` if not known.
+        delay: number of steps that each exchange is in flight before its mean is applied.
+        mode: mode of the steps: ``native``, ``hook`` or ``outer``. ``None`` in older files, where
+            steps are outer steps if ``every`` is above 1, and hook steps otherwise.
+        changed: whether the decision changes the candidate (way to run steps).
+        gain: gain of the window before the decision; ``None`` if not known.
+        t_system: samples per second over all ranks in the window before the decision; ``None`` if not known.
         reason: reason of the decision, as text.
     """
 
@@ -79,17 +83,18 @@ class DecisionPoint(_JsonRecord):
 class Split(_JsonRecord):
     """Seconds that rank 0 spends in each phase of a typical step.
 
-    Compression and exchange overlap with backward, so the phases add up to more than the step
-    (``TrainingRecord.step_s``).
+    Compression and exchange overlap with backward, so the sum of the phases may be above the seconds of the step,
+    ``TrainingRecord.step_s``.
 
     Attributes:
-        compute: seconds of forward, backward and optimizer.
+        compute: seconds of forward, backward and optimizer, without ``exposed``.
         compress: seconds of compression, decompression and error feedback; ``None`` if not known, as for methods of
-            torch and native steps.
-        exchange: seconds of waiting for collectives; ``None`` if not known, as for ``compress``.
-        exposed: seconds that the exchange adds to the step: from the computation of the last gradient to the end of
-            backward.
-        input_wait: seconds of waiting for the batch.
+            torch and for native steps.
+        exchange: seconds in which collectives were in flight, hidden behind backward or not; ``None`` if not known, as
+            for methods of torch and for native steps.
+        exposed: seconds for which the step waits for the exchange, because backward does not hide it: from the
+            computation of the last gradient to the end of backward, and waits outside backward in outer steps.
+        input_wait: seconds from the start of the step until the batch is ready.
     """
 
     compute: float
@@ -100,15 +105,15 @@ class Split(_JsonRecord):
 
 
 class Cell(NamedTuple):
-    """A cell of the matrix of runs; the runs of a cell differ in their method only.
+    """All settings of a run, except its method; the runs of a cell differ only in their method.
 
     Attributes:
         task: name of the reference task.
-        scale: scale of the task's model.
-        link: the link in text form, such as ``"100mbit"``.
+        scale: scale of the task's model; 1 suits two cores.
+        link: the link as text, such as ``"100mbit"``.
         workers: number of ranks.
-        mesh: mesh of a model in shards as text; ``None``: DDP, without shards.
-        seed: seed of the runs.
+        mesh: mesh on which a model in shards trains, as text such as ``"2x2"``; ``None``: DDP, without shards.
+        seed: seed of initial weights, batches and random compressors.
     """
 
     task: str
@@ -120,46 +125,49 @@ class Cell(NamedTuple):
 
 
 class TrainingRecord(_JsonRecord):
-    """Record of one run of one method; times are in seconds, and bytes are those of a rank over the run.
+    """Record of one training run with one method of exchanging gradients.
 
     Attributes:
         task: name of the reference task.
         scale: scale of the task's model; 1 suits two cores.
-        link: text of the link, such as ``"100mbit"``, ``"1gbit,30s:50mbit"`` or ``"unthrottled"``.
+        link: the link as text, such as ``"100mbit"``, ``"1gbit,30s:50mbit"`` (which changes after 30 s) or
+            ``"unthrottled"``.
         workers: number of ranks.
         mesh: replicas x shards of a model in shards (HSDP), such as ``"2x2"``; ``None``: DDP, without shards.
         method: text of the method, such as ``"fp16"``, ``"topk@10"`` or ``"gravac:ladder"``.
-        adaptive: whether a controller chose candidates during the run.
+        adaptive: whether a controller chose candidates (ways to run steps) during the run.
         seed: seed of initial weights, batches and random compressors.
         metric: name of the validation metric, with its unit.
         higher_is_better: whether a higher metric is better.
-        target: target of the metric.
-        tta_s: seconds of training until the target was first reached; ``None`` if the run did not reach the target.
-        steps_to_target: number of steps until the target was first reached; ``None`` if the run did not reach it.
-        seconds: seconds of training of the whole run; for factored runs, ``steps`` times ``step_s``.
-        limit_s: limit of the seconds of training; ``None`` if only steps were limited.
+        target: validation metric to reach, in the task's unit.
+        tta_s: seconds of training until the target was first reached (time to accuracy); ``None`` if the target was not
+            reached.
+        steps_to_target: number of steps until the target was first reached; ``None`` if the target was not reached.
+        seconds: seconds of training of the whole run, without evaluations; for factored runs, ``steps`` x ``step_s``.
+        limit_s: seconds of training after which the run had to stop; ``None`` if only the number of steps was limited.
         steps: number of steps of the whole run.
         step_s: median seconds of a step; for methods with local steps, the mean.
         every: mean number of steps from one exchange to the next; ``None`` for methods that exchange in every step.
         samples_per_s: samples per second over all ranks.
         efficiency: scaling efficiency, ``samples_per_s`` / (``workers`` x samples per second of one worker alone);
-            ``None`` if not measured.
-        wire_bytes: bytes that a rank sent, as gravac counted, or by formula for torch's methods; ``None`` if not known.
-            On a mesh, those that a rank sent to other replicas.
-        interface_bytes: bytes that a rank's network interface counted as sent, headers included; ``None`` without
-            emulated links. On a mesh, those of a replica's interface / its number of ranks, which share the interface.
-        cpu_seconds: processor seconds of all ranks over the run, evaluation included.
-        gain: mean gain over the steps; ``None`` for methods without gains.
+            ``None`` if not measured. Not the statistical efficiency of a step.
+        wire_bytes: bytes that rank 0 sent in the whole run: counted by gravac, or by formula for methods of torch;
+            ``None`` if not known. On a mesh, bytes that rank 0 sent to other replicas.
+        interface_bytes: bytes that a rank sent in the whole run, as its network interface counted, packet headers
+            included; mean over the ranks. ``None`` without emulated links. On a mesh the ranks of a replica share an
+            interface, whose bytes are divided by their number.
+        cpu_seconds: processor seconds of all ranks over the run, evaluations included.
+        gain: mean gain over the steps; ``None`` for methods that measure no gain.
         val_metric: validation metric at the end of the run.
         curve: validation metric at each evaluation.
-        turns: decisions of the controller, beginning with the initial candidate.
+        turns: decisions of the controller, by ascending step; the first is the candidate that the run started with.
         split: seconds of each phase of a typical step; ``None`` if not known, as for torch's own methods on a mesh,
-            which wait for the exchange within backward.
-        paced: whether gravac limited its exchange to the link's rate, without a real link.
-        factored: whether the number of steps is from a run on another link, and ``step_s`` from a short run on this
-            link.
-        stamp: commit of the code, time, and speed of the machine; for factored runs, of the run that gave ``step_s``.
-            ``None`` in older files.
+            which wait for the exchange in the middle of backward.
+        paced: whether gravac slowed down its own exchange to the link's rate, instead of using emulated links.
+        factored: whether the times were computed: the number of steps is from a run on an unthrottled link, and
+            ``step_s`` from a short run on this link.
+        stamp: commit of the code, time of the measurement, and speed of the machine; for factored runs, those of the
+            short run that gave ``step_s``. ``None`` in older files.
     """
 
     task: str
@@ -196,19 +204,19 @@ class TrainingRecord(_JsonRecord):
 
     @property
     def cell(self) -> Cell:
-        """Cell of the matrix to which the run belongs."""
+        """All settings of the run, except its method; equal for runs that may be compared."""
         return Cell(self.task, self.scale, self.link, self.workers, self.mesh, self.seed)
 
 
 _RECORDS_ADAPTER = TypeAdapter(list[TrainingRecord])
-"""Reads and writes a list of records as JSON."""
+"""Pydantic adapter that reads and writes a list of records as JSON."""
 
 
 def read(paths: Iterable[Path]) -> list[TrainingRecord]:
-    """Return the records of all runs in several files, in order.
+    """Return the records of all runs in several JSON files, in the order of the files and of the runs in them.
 
     Raises:
-        SettingsError: a file cannot be read, or was not written by ``bench tta``.
+        SettingsError: a file cannot be read, or was not written by ``gravac bench tta``.
     """
     runs: list[TrainingRecord] = []
     for path in paths:
@@ -228,12 +236,14 @@ def read(paths: Iterable[Path]) -> list[TrainingRecord]:
 
 
 def commits_of(paths: Sequence[Path], runs: Iterable[TrainingRecord], allow_mixed: bool = False) -> str:
-    """Return a sentence on the commits of a table's runs, or an empty string; see ``provenance.commits_note``.
+    """Return a sentence that names the commits of a table's runs, for a note beside the table.
+
+    The text is empty if all runs are of one known commit; see ``provenance.commits_note``.
 
     Args:
         paths: files of the runs, for the error message.
         runs: runs of the table.
-        allow_mixed: whether runs of several commits may stand in one table.
+        allow_mixed: whether the table may show runs of several commits.
 
     Raises:
         SettingsError: the runs are of several commits, and ``allow_mixed`` is false.
@@ -242,18 +252,23 @@ def commits_of(paths: Sequence[Path], runs: Iterable[TrainingRecord], allow_mixe
 
 
 def save(path: Path, runs: Sequence[TrainingRecord]) -> None:
-    """Write all records into a file, in place of its content; an interrupt leaves the old or the new file complete."""
+    """Replace a JSON file by one with the given records, at once: an interrupt leaves either the old or the new file.
+
+    Args:
+        path: file to write.
+        runs: all records that the file is to contain.
+    """
     write_json(path, json.loads(_RECORDS_ADAPTER.dump_json(list(runs))))
 
 
 def first_reached(curve: Sequence[CurvePoint], target: float, higher_is_better: bool) -> tuple[float, float] | None:
-    """Return ``(seconds, steps)`` at which a curve first reached a target; ``None`` if the curve never did.
+    """Return ``(seconds, steps)`` of training until a target was first reached; ``None`` if it was never reached.
 
-    The metric is interpolated linearly between evaluations.
+    The metric is interpolated linearly between two evaluations, so ``steps`` may have a fraction.
 
     Args:
         curve: validation metric at each evaluation, by ascending step; two points or more.
-        target: target of the metric, in the unit of the curve.
+        target: metric to reach, in the unit of the curve.
         higher_is_better: whether a higher metric is better.
     """
     sign = -1.0 if higher_is_better else 1.0
@@ -262,6 +277,8 @@ def first_reached(curve: Sequence[CurvePoint], target: float, higher_is_better: 
         following_distance = sign * (following_point.metric - target)
         if previous_distance <= 0:
             return previous_point.seconds, float(previous_point.step)
+        if following_distance <= 0 and not math.isfinite(previous_distance):  # nothing to interpolate from
+            return following_point.seconds, float(following_point.step)
         if following_distance <= 0:
             fraction = previous_distance / (previous_distance - following_distance)
             return (

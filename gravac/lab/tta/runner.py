@@ -1,6 +1,10 @@
 # SPDX-FileCopyrightText: 2026 The gravac developers
 # SPDX-License-Identifier: Apache-2.0
-"""Runs a matrix, except for runs that are in its result file already, and saves each run at its end."""
+"""Trains all runs of ``gravac bench tta`` that its result file does not have yet, and saves each run when it ends.
+
+The runs are all combinations of task, link, method and seed in a ``RunMatrix``. Runs of several methods are legs of one
+session: the same worker processes train them one after another.
+"""
 
 from __future__ import annotations
 
@@ -26,24 +30,24 @@ from gravac.lab.tta.record import SPREAD, Cell, CurvePoint, DecisionPoint, Split
 from gravac.lab.tta.watcher import Watcher
 
 TARGET_FRACTION = 0.8
-"""Fraction of the reference run's steps at which its validation metric becomes the target."""
+"""The target is the reference run's validation metric after this fraction of its steps."""
 
 TARGET_WIDTH = 0.06
-"""Maximum distance from ``TARGET_FRACTION``, as a fraction of the steps, of the evaluations averaged to the target."""
+"""The target is a mean over the evaluations within this distance of ``TARGET_FRACTION``, as a fraction of the steps."""
 
 ALONE_STEPS = 15
-"""Number of steps that one worker trains alone, to measure its speed."""
+"""Number of steps for which one worker trains alone, to measure its samples per second."""
 
 PROBE_STEPS = WARM_UP_STEPS + 8
-"""Number of steps of a short run that measures the seconds of a step; each method has two such runs."""
+"""Number of steps of a short run that measures the seconds of a step on a link; each method has two such runs."""
 
 
 Methods = Mapping[tuple[str, str], Sequence[Method]]
-"""Methods to run, by ``(task, link)``."""
+"""Methods to run, by ``(name of the task, text of the link)``."""
 
 
 class _RunKey(NamedTuple):
-    """Key of a run of the matrix: texts of its task, link and method, and its seed."""
+    """Identity of a run: name of its task, texts of its link and of its method, and its seed."""
 
     task: str
     link: str
@@ -53,15 +57,15 @@ class _RunKey(NamedTuple):
 
 @dataclass(frozen=True)
 class FinishedLeg:
-    """A leg (the training of a fresh model with one method, within a session) that ended, and rank 0's report of it.
+    """A leg (the training of a fresh model with one method) that has ended, and what rank 0 reported about it.
 
     Attributes:
-        leg: leg that ended.
-        start: event at the leg's start.
-        end: event at the leg's end.
-        curve: validation metric at each evaluation of the leg.
-        stamp: commit of the code, time of the leg's end, and the machine's speed before the session; ``None`` without a
-            stamp.
+        leg: leg that has ended.
+        start: event that rank 0 reported at the start of the leg.
+        end: event that rank 0 reported at the end of the leg, with the leg's results.
+        curve: validation metric at each evaluation of the leg, by ascending step.
+        stamp: commit of the code, time at the end of the leg, and the machine's speed before the session of workers
+            started; ``None``: not recorded.
     """
 
     leg: Leg
@@ -74,17 +78,18 @@ class FinishedLeg:
 def finished_legs(
     run: TrainingRun, legs: Sequence[Leg], watch: Callable[[Event], None] = lambda event: None
 ) -> Iterator[FinishedLeg]:
-    """Yield the legs of a session, in order, each as soon as it has ended.
+    """Yield each leg of a session, with its results, as soon as the leg has ended.
 
-    A leg is the training of a fresh model with one method; a session trains several legs with the same workers.
+    A leg is the training of a fresh model with one method. In a session, the same worker processes train one leg after
+    another.
 
     Args:
-        run: the session, which has started.
-        legs: legs of the session.
+        run: the session, whose workers have been started.
+        legs: legs of the session, in order.
         watch: function that is called with each event of rank 0.
 
     Raises:
-        RunFailed: a leg failed; all legs before that leg were yielded.
+        RunFailed: a leg failed. All earlier legs have been yielded.
     """
     start: Event = {}
     curve: list[CurvePoint] = []
@@ -99,13 +104,16 @@ def finished_legs(
 
 
 def run_matrix(matrix: RunMatrix, watcher: Watcher) -> list[TrainingRecord]:
-    """Run a matrix, and save the result file after each run; return the records of all runs in the file.
+    """Train every combination of task, link, method and seed, and save the result file after each run.
 
-    Runs that are in the result file already are not repeated.
+    Runs that the result file has already are not repeated.
 
     Args:
-        matrix: what to run.
+        matrix: tasks, links, methods and seeds, and how to run them.
         watcher: object that shows the progress.
+
+    Returns:
+        All records of the result file, those of earlier calls included.
 
     Raises:
         RunFailed: the reference run failed, or did not reach the target.
@@ -116,13 +124,13 @@ def run_matrix(matrix: RunMatrix, watcher: Watcher) -> list[TrainingRecord]:
 
 
 class _MatrixRunner:
-    """Runs a matrix.
+    """Trains every combination of task, link, method and seed of a ``RunMatrix``.
 
     Attributes:
-        matrix: what to run.
+        matrix: tasks, links, methods and seeds, and how to run them.
         watcher: object that shows the progress.
-        runs: records of the result file, then the new records.
-        methods: methods of the matrix.
+        runs: records that the result file had at first, then the records of new runs.
+        methods: methods of the matrix, in its order.
     """
 
     def __init__(self, matrix: RunMatrix, watcher: Watcher) -> None:
@@ -135,7 +143,11 @@ class _MatrixRunner:
         self.methods = [Method.parse(text) for text in matrix.methods]
 
     def run(self) -> list[TrainingRecord]:
-        """Run all methods on all tasks and links with all seeds; return the records of all runs."""
+        """Train all runs, then runs with further seeds where times differ much; return all records.
+
+        The records of the result file are included. Up to ``RunMatrix.more_seeds`` further seeds follow, for methods
+        whose times to the target differ by more than ``SPREAD`` between seeds.
+        """
         links = [parse_link(text) for text in self.matrix.links]
         all_methods = {(task, str(link)): self.methods for task in self.matrix.tasks for link in links}
         self.watcher.show_plan(*self._count_records(self.matrix.seeds, all_methods))
@@ -151,7 +163,12 @@ class _MatrixRunner:
         return self.runs
 
     def _run_seed(self, seed: int, methods: Methods) -> None:
-        """Run methods on their tasks and links, with one seed."""
+        """Train methods on tasks and links with one seed: the reference run of each task first.
+
+        Args:
+            seed: seed of the runs.
+            methods: methods to run, by task and link.
+        """
         for task in self.matrix.tasks:
             by_link = {link: methods[method_task, link] for method_task, link in methods if method_task == task}
             if not any(by_link.values()):
@@ -163,7 +180,7 @@ class _MatrixRunner:
                     for method in self.methods
                     if method.can_be_factored and any(method in link_methods for link_methods in by_link.values())
                 ]
-                # full runs give the number of steps to the target, which is the same on all links
+                # unthrottled runs to the target give the number of steps, which is the same on all links
                 self._run_in_full(reference, parse_link(UNTHROTTLED), static_methods)
             for text, link_methods in by_link.items():
                 link = parse_link(text)
@@ -173,7 +190,10 @@ class _MatrixRunner:
                 self._run_in_full(reference, link, link_methods)
 
     def _spread_methods(self, task: str, link: str) -> list[Method]:
-        """Return the methods that reached the target with every seed, with a spread of times above ``SPREAD``."""
+        """Return the methods whose times to the target differ by more than ``SPREAD`` between seeds.
+
+        Only methods that reached the target with every seed, and ran with two or more seeds, are returned.
+        """
         spread_methods = []
         for method in self.methods:
             runs = [run for run in self.runs if self._is_of_cell(run, task, link) and run.method == method.text]
@@ -185,7 +205,14 @@ class _MatrixRunner:
         return spread_methods
 
     def _count_records(self, seeds: Sequence[int], methods: Methods) -> tuple[int, int]:
-        """Return the number of records that these seeds and methods need, and how many of those exist already."""
+        """Return ``(needed, existing)``: number of records that are needed, and how many of these exist already.
+
+        Reference runs, runs that ``matched:`` methods repeat, and unthrottled runs for factored records are included.
+
+        Args:
+            seeds: seeds of the runs.
+            methods: methods to run, by task and link.
+        """
         keys = set()
         for (task, link), link_methods in methods.items():
             for seed in seeds if link_methods else ():
@@ -204,12 +231,16 @@ class _MatrixRunner:
                     }
         return len(keys), sum(self._find_record(key.task, key.link, key.method, key.seed) is not None for key in keys)
 
-    # sessions: the reference run, full runs, and short runs for factored records
+    # sessions of workers: reference runs, runs to the target, and short runs that only measure the time of a step
 
     def _reference_record(self, task: str, seed: int) -> TrainingRecord:
-        """Return the record of the reference run of a task and seed; train that run if the record does not exist yet.
+        """Return the record of the reference run of a task and seed; train the run if there is no record yet.
 
-        The record's efficiency needs the speed of one worker alone, which is measured in the same session.
+        The reference run trains with plain DDP over an unthrottled link, and sets the target. The same session of
+        workers first measures the speed of one worker alone, for the scaling efficiency.
+
+        Raises:
+            RunFailed: the reference run failed, or did not reach the target.
         """
         existing_record = self._find_record(task, UNTHROTTLED, REFERENCE_METHOD, seed)
         if existing_record:
@@ -240,14 +271,15 @@ class _MatrixRunner:
         return run
 
     def _run_in_full(self, reference: TrainingRecord, link: Link, methods: Sequence[Method]) -> None:
-        """Train methods on a link until the target: static methods in one session, each adaptive method in its own.
+        """Train methods on a link until they reach the target or the time limit, and add their records.
 
-        Methods that repeat the choices of another method's run (``matched:``) come last.
+        Methods without a controller share a session of workers, unless the link's rate changes. Each other method has
+        a session of its own. ``matched:`` methods, which repeat the choices of another method's run, train last.
 
         Args:
             reference: record of the reference run, which has task, seed and target.
             link: link between the workers.
-            methods: methods to run, unless their records exist.
+            methods: methods to run, except those whose records exist.
         """
         task, seed = reference.task, reference.seed
         assert reference.tta_s is not None
@@ -277,18 +309,27 @@ class _MatrixRunner:
                 self._add(self._make_record(task, link, seed, finished_leg, reference.target, limit_s, reference))
 
     def _prerequisites(self, method: Method) -> list[Method]:
-        """Return the methods that must run before a method: for ``matched:``, the method whose choices it repeats."""
+        """Return the method whose choices a ``matched:`` method repeats, in a list; an empty list for other methods."""
         return [] if method.matched_to is None else [Method.parse(method.matched_to)]
 
     def _choices_to_repeat(self, task: str, link: str, method: Method, seed: int) -> tuple[RunChoice, ...]:
-        """Return the choices that a method repeats in random order; empty for other methods, or if their run failed."""
+        """Return the candidates (ways to run steps) of another run, which a ``matched:`` method repeats.
+
+        Empty for other methods, and if the other run failed, so that it has no record.
+        """
         run = self._find_record(task, link, method.matched_to, seed) if method.matched_to is not None else None
         return () if run is None else choices_of_run(run.turns, run.steps)
 
     def _run_factored(self, reference: TrainingRecord, link: Link, static_methods: Sequence[Method]) -> None:
-        """Add factored records of static methods on a link: steps of unthrottled runs x seconds of a step on the link.
+        """Add records on a link whose times are computed: steps to the target x seconds of a step on the link.
 
-        Short runs on the link measure the seconds of a step, unless earlier records on the link have them.
+        The number of steps is that of a run on an unthrottled link. Short runs on the link measure the seconds of a
+        step. If they were measured with another seed, and ``times_each_seed`` is not set, they are not measured again.
+
+        Args:
+            reference: record of the reference run, which has task, seed and target.
+            link: link between the workers.
+            static_methods: methods without controller and without local steps, except those whose records exist.
         """
         task, seed = reference.task, reference.seed
         missing_pairs = [
@@ -319,10 +360,20 @@ class _MatrixRunner:
             self._add(factored_record_of_seed(unthrottled, timed_runs[method.text], limit_s))
 
     def _run_in_sessions(self, task: str, link: Link, seed: int, legs: Sequence[Leg]) -> Iterator[FinishedLeg]:
-        """Run legs in sessions, and yield each leg that finished.
+        """Train legs one after another, and yield each leg that ends without failing.
 
-        If a leg fails, the watcher shows the error, and the remaining legs run in a new session. But if the reference
-        run or one worker alone fails, ``RunFailed`` is raised.
+        All legs train in one session (the same worker processes). If a leg fails, the watcher shows the error, and the
+        legs after it train in a new session.
+
+        Args:
+            task: name of the task.
+            link: link between the workers.
+            seed: seed of the runs.
+            legs: legs to train, each a fresh model with one method.
+
+        Raises:
+            RunFailed: the leg of the reference run, or of one worker alone, failed.
+            LinkError: an emulated link cannot be made.
         """
         matrix = self.matrix
         settings = TrainingSettings(
@@ -361,7 +412,13 @@ class _MatrixRunner:
                 remaining_legs = remaining_legs[ended_count + 1 :]
 
     def _watch(self, cell: str, legs: Sequence[Leg], event: Event) -> None:
-        """Pass an event to the watcher, with the leg that the event belongs to."""
+        """Pass an event of rank 0 to the watcher, with the leg that the event belongs to.
+
+        Args:
+            cell: text that names task, link and seed.
+            legs: legs of the session.
+            event: event of rank 0, whose ``"leg"`` is an index of ``legs``.
+        """
         self.watcher.show_event(cell, legs[event["leg"]], event)
 
     # records
@@ -376,16 +433,17 @@ class _MatrixRunner:
         limit_s: float | None,
         reference: TrainingRecord | None = None,
     ) -> TrainingRecord:
-        """Return the record of a leg that finished.
+        """Return the record of a leg that has ended.
 
         Args:
             task: name of the task.
             link: link between the workers.
             seed: seed of the run.
-            finished_leg: leg that finished, with its events.
-            target: target of the validation metric.
-            limit_s: limit of the seconds of training; ``None``: not limited.
-            reference: record of the reference run, for the efficiency; ``None``: not known.
+            finished_leg: leg that has ended, with rank 0's events.
+            target: validation metric to reach, in the task's unit.
+            limit_s: seconds of training after which the leg had to stop; ``None``: not limited.
+            reference: record of the reference run, from which the scaling efficiency is computed; ``None``: the record
+                gets no efficiency.
         """
         metric = self.matrix.task(task, seed).metric
         end, curve = finished_leg.end, finished_leg.curve
@@ -426,19 +484,26 @@ class _MatrixRunner:
         )
 
     def _add(self, run: TrainingRecord) -> None:
-        """Add a record, save the result file, and show the record to the watcher."""
+        """Append a record to ``runs``, save the result file, and let the watcher show the record."""
         self.runs.append(run)
         if self.matrix.json is not None:
             record.save(self.matrix.json.absolute(), self.runs)
         self.watcher.show_finished_run(run)
 
     def _find_record(self, task: str, link: str, method: str, seed: int) -> TrainingRecord | None:
-        """Return the record of a run; ``None`` if the run was not made yet."""
+        """Return the record of a run with the matrix's scale, workers and mesh; ``None`` if there is none.
+
+        Args:
+            task: name of the task.
+            link: text of the link.
+            method: text of the method.
+            seed: seed of the run.
+        """
         cell_runs = (run for run in self.runs if self._is_of_cell(run, task, link))
         return next((run for run in cell_runs if (run.method, run.seed) == (method, seed)), None)
 
     def _is_of_cell(self, run: TrainingRecord, task: str, link: str) -> bool:
-        """True if a run has this task and link, and the matrix's scale, workers and mesh; the seed may be any."""
+        """True if a run, of any seed and method, has this task and link, and the matrix's scale, workers and mesh."""
         cell = Cell(
             task=task,
             scale=self.matrix.scale,
@@ -450,18 +515,20 @@ class _MatrixRunner:
         return run.cell == cell
 
     def _label(self, task: str, link: str, method: str, seed: int) -> str:
-        """Return the name of a run's log folder, a relative path."""
+        """Return the path of a run's folder of logs, relative to ``RunMatrix.log_dir``."""
         task_folder = f"{task}{self._mesh_suffix}".replace(" ", "-")
         return "/".join((task_folder, link.replace("/", "-"), method.replace(":", "-"), f"seed{seed}"))
 
     @property
     def _mesh_suffix(self) -> str:
-        """Text that follows a task's name, such as `` 2x2``; empty without a mesh."""
+        """Text to append to a task's name: a space and the mesh, such as ``2x2``; empty without a mesh."""
         return "" if self.matrix.mesh is None else f" {self.matrix.mesh}"
 
 
 def target_of(curve: Sequence[CurvePoint], budget: int) -> float:
-    """Return the target: the mean of the reference run's metric over the evaluations near 80 % of its steps.
+    """Return the target of all runs: the reference run's mean metric over its evaluations near 80 % of its steps.
+
+    "Near" is 74 to 86 % of the steps; if no evaluation is in that range, the nearest evaluation counts.
 
     Args:
         curve: validation metric at each evaluation of the reference run.

@@ -1,6 +1,6 @@
 # SPDX-FileCopyrightText: 2026 The gravac developers
 # SPDX-License-Identifier: Apache-2.0
-"""The interface by which a matrix of runs reports its progress."""
+"""The interface through which ``gravac bench tta`` reports the progress of its training runs."""
 
 from __future__ import annotations
 
@@ -13,30 +13,53 @@ from gravac.lab.tta.record import TrainingRecord
 
 
 class Watcher(Protocol):
-    """Interface of objects that show the progress of a matrix of runs.
+    """Shows the progress of all runs of ``gravac bench tta``, whose runner calls these functions.
 
-    ``cell`` is text for a task, a link and a seed; a leg is the training of a fresh model with one method.
+    A leg is the training of a fresh model with one method. The argument ``cell`` is a text that names task, link and
+    seed of a leg, such as ``"charlm 100mbit seed 0"``.
     """
 
     def show_plan(self, record_count: int, existing_count: int) -> None:
-        """Show how many records the matrix needs, and how many of these exist in the result file already."""
-
-    def show_commits(self, code: str, existing_codes: Sequence[str]) -> None:
-        """Show the commit of the present code, and the commits of the runs that exist in the result file.
+        """Show how many runs there are to do; called before the runs, and again before runs with further seeds.
 
         Args:
-            code: ``Stamp.code`` of the present code.
-            existing_codes: ``Stamp.code`` of the runs in the result file, each once.
+            record_count: number of records of runs that are needed, those in the result file included.
+            existing_count: number of needed records that the result file has already, and that are not run again.
+        """
+
+    def show_commits(self, code: str, existing_codes: Sequence[str]) -> None:
+        """Show the commit of the present code, and the commits of the runs in the result file; called once, at first.
+
+        Args:
+            code: text that names the commit of the present code, ``Stamp.code``.
+            existing_codes: ``Stamp.code`` of the runs in the result file, each commit once; empty without a file.
         """
 
     def show_start(self, cell: str, leg: Leg) -> None:
-        """Show that a leg of a cell begins."""
+        """Show that a session of worker processes starts, whose first leg is ``leg``.
+
+        Args:
+            cell: text that names task, link and seed of the leg.
+            leg: leg that trains first.
+        """
 
     def show_event(self, cell: str, leg: Leg, event: Event) -> None:
-        """Show an event that rank 0 reported about a leg."""
+        """Show an event that rank 0 reported while a leg trained.
+
+        Args:
+            cell: text that names task, link and seed of the leg.
+            leg: leg that the event belongs to.
+            event: event, such as a step or an evaluation; ``"event"`` is its kind.
+        """
 
     def show_finished_run(self, run: TrainingRecord) -> None:
-        """Show the record of a run that was added to the result file."""
+        """Show the record of a finished run; called after the result file was saved."""
 
     def show_failed_leg(self, cell: str, leg: Leg, error: RunFailed) -> None:
-        """Show that a leg failed; the remaining legs run in a new session."""
+        """Show that a leg failed and gets no record; the legs after it train in new worker processes.
+
+        Args:
+            cell: text that names task, link and seed of the leg.
+            leg: leg that failed.
+            error: error with the end of a worker's output.
+        """
