@@ -302,10 +302,10 @@ class AdaptiveCompressor(Closeable):
                 weights without an optimizer.
             grad_scaler: scaler of the loss. gravac then rescales residuals whenever the loss scale changes, and turns
                 ``overflow_safety`` on, unless that setting was given.
-            agree_group: group of the ranks that must make the same decisions: all that hold a part of the model, in a
-                pipeline a part of the same stage. Needed if only some of these ranks average with each other, as with
-                tensor parallelism. ``None``, the default: the ranks that average; for a model in shards, all ranks of
-                its mesh.
+            agree_group: group of the ranks that must make the same decisions: all ranks that hold a part of the model;
+                in a pipeline, all ranks that hold a part of the same stage. Needed if only some of these ranks average
+                with each other, as with tensor parallelism. ``None``, the default: the ranks that average; for a model
+                in shards, all ranks of its mesh.
 
         Raises:
             SettingsError: a setting differs between ranks (the message has its name, its values and their ranks); the
@@ -438,8 +438,8 @@ class AdaptiveCompressor(Closeable):
         Args:
             parameters: parameters by name, whose gradients your code will pass to the engine.
             group: group of the ranks that average; ``None``: the default group.
-            agree_group: group of the ranks that make the same decisions, if these are more ranks than average (HSDP);
-                ``None``: the ranks that average.
+            agree_group: group of the ranks that make the same decisions, if it is larger than the group of the ranks
+                that average, as in HSDP; ``None``: the ranks that average.
             executor: object that runs the collectives; ``None``: a new executor over ``group``. ``exchange.lockstep``
                 has an executor for ranks that are simulated in one process.
             same: further texts, by name, that must be equal on all ranks; settings and parameters are always compared.

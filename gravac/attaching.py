@@ -129,7 +129,7 @@ def refuse_separate_decisions(ddp: DistributedDataParallel, agree_group: dist.Pr
         agree_group: group of the ranks that make the same decisions; ``None``: only the ranks that average.
 
     Raises:
-        SettingsError: the module has such shards, and ``agree_group`` is ``None``.
+        SettingsError: tensor parallelism cuts a parameter of the module, and ``agree_group`` is ``None``.
     """
     shards = shards_of_tensor_parallelism(ddp)
     if shards and agree_group is None:

@@ -119,7 +119,7 @@ class ModelConnection:
             self._source_without_ddp.stop_exchange()
 
     def check_loaded(self) -> None:
-        """Raise if a loaded state does not fit the model, after removing the model's parameters from the engine.
+        """Check that a loaded state fits the model; if not, remove the model's parameters from the engine, and raise.
 
         Does nothing if no state was loaded.
 

@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """One rank's measurement of one step: bytes, seconds, and squared norms of the gradients and of their unsent parts.
 
-1. The engine creates a ``LocalMeasurement`` when a step begins. Averaging adds the squared norms of each group of
-   gradients and of the part that the compressor did not send.
+1. The engine creates a ``LocalMeasurement`` when a step begins. While gradients are averaged, their squared norms are
+   added, and the squared norms of the parts that the compressor did not send.
 2. At the step's end, the engine adds bytes, and the times at which backward and the exchange ended. On a GPU these
    times are events that the device may not have reached, and the host does not know the squared norms yet.
 3. ``read`` converts times and squared norms to numbers: at the end of the step if the host may wait for the device, a
@@ -33,8 +33,8 @@ SLOTS_AFTER_ERRORS = ("waited", "coded", "exchanged", *AGREED_NAMES)
 UNRELEASED = "unreleased"
 """Name of the last number of the vector that ranks sum: squared norm of the residuals set aside when the CF fell.
 
-Each later step adds a part of these residuals to the gradient. If the sum over ranks is zero, all ranks drop what is
-left. The number is 0 on every rank if the host reads the residuals itself."""
+Each later step adds a part of these residuals to the gradient. If the sum over ranks is zero, these residuals are
+zero on all ranks, and all ranks free them. The number is 0, and not used, if the host may read the residuals itself."""
 
 
 def slots(shadow: Sequence[float]) -> tuple[str, ...]:
@@ -72,16 +72,16 @@ class LocalMeasurement:
         loss_scale: factor by which a GradScaler multiplied the step's gradients; 1 without a scaler.
         loss: mean of the training losses reported on this rank since the last measurement; nan if none were reported.
         probe: loss on this rank's fixed batches, read before the step; nan if it was not read.
-        errors: squared norm of what was not sent, ``‖g_ef - sent‖²`` (g_ef: gradient plus residual), of each group of
-            tensors.
-        energies: squared norm of what was to be sent, ``‖g_ef‖²``, of each group of tensors.
-        shadow_errors: squared norm of what would not be sent at each shadow CF, for each tensor.
-        norms: squared norms of the sums of gradients over steps that the controller requested, by tensor name; empty
-            if the controller requested none.
+        errors: squared norms of what was not sent, ``‖g_ef - sent‖²`` (g_ef: gradient plus residual). Each number
+            belongs to some of the model's tensors, and their sum to all tensors.
+        energies: squared norms of what was to be sent, ``‖g_ef‖²``; numbers as in ``errors``.
+        shadow_errors: list for each tensor, with the squared norm of what would not be sent at each shadow CF.
+        norms: squared norm, by tensor name, of the sum of this rank's gradients of the tensor over several steps; empty
+            if the controller did not request norms in this step.
         elements: number of elements of all tensors.
         compressed: number of elements of the compressed tensors.
         sent: number of elements of the compressed tensors that were sent, ``Σ elements / achieved CF``.
-        verdicts: whether all gradients were finite on every rank, for each group of tensors that was checked.
+        verdicts: results of the checks that gradients are finite on every rank; each check is for some of the tensors.
         inverse_drift: norm of what this rank sent / norm of the mean over ranks, in outer steps; nan otherwise.
         unreleased: squared norms of the residuals that were set aside when the CF fell and are not sent yet, by tensor
             name; empty if the host reads these residuals itself.
@@ -109,7 +109,8 @@ class LocalMeasurement:
         in_flight: seconds in which collectives were in flight.
         input_wait: seconds from the end of the optimizer's step to the next forward.
         waited: seconds for which the step waited for the exchange; nan if ``backward_ended`` is not known.
-        numbers: numbers that ranks sum, by the names that ``slots`` returns; empty before ``read``.
+        numbers: this rank's numbers of the step that the ranks will sum, such as ``seconds``, ``error`` and ``loss``;
+            the keys are the names that ``slots(shadow)`` returns. Empty before ``read``.
         restored: whether the numbers are from a checkpoint; bytes and moments are then not known.
     """
 
@@ -270,7 +271,7 @@ class LocalMeasurement:
     # exchange with other ranks, and checkpoints
 
     def vectors(self) -> list[list[Number]]:
-        """Return the vectors that the ranks sum: the numbers in the order of ``slots``, then ``norms`` if any."""
+        """Return the vectors that ranks sum: ``numbers`` in the order of ``slots``, and ``norms`` if there are any."""
         return [[self.numbers[slot] for slot in slots(self.shadow)], *([[*self.norms.values()]] if self.norms else [])]
 
     def dump(self) -> dict[str, Any]:

@@ -38,8 +38,8 @@ class Averager:
 
     Args:
         base: compressor of the tensors that are large enough.
-        dense: compressor that leaves nothing out, in float32 or 16 bit: of all other tensors, and of all tensors in a
-            dense step.
+        dense: ``Dense`` compressor, which sends every element, in float32 or 16 bit. It sends the smaller tensors in
+            each step, and all tensors in a dense step.
         strength: fraction of the unsent rest (gradient plus residual, minus what was sent) that becomes the residual,
             in [0, 1]; ``None``: the fraction in the profile of ``base`` at each CF.
         dense_below: tensors with fewer elements are never compressed.
@@ -180,7 +180,7 @@ class Averager:
     # a step
 
     def measure(self, measurement: LocalMeasurement, executor: Executor | None = None) -> None:
-        """Begin a step: what later calls of ``average`` send and lose is added to ``measurement``.
+        """Begin a step: later calls of ``average`` add what they send, and what compression loses, to ``measurement``.
 
         Args:
             measurement: this rank's measurement of the step: counts of sent elements, energies (squared norms), errors.
@@ -206,9 +206,9 @@ class Averager:
         Args:
             judge: function that converts a 0-d bool tensor to a bool, or returns the tensor itself if the host must not
                 read it.
-            everywhere: function that combines the ranks' verdicts. Its argument says whether all gradients were finite
-                on the ranks that average with each other. Its result says whether they were on all ranks of the model,
-                also on those with other shards.
+            everywhere: function that combines verdicts of ranks that hold different shards of the model. It gets
+                whether all gradients were finite on the ranks that average with this rank. It returns whether all
+                gradients were finite on all ranks that hold the model.
             host_looks: whether the host may read tensors.
         """
         self._judge = judge
@@ -219,32 +219,45 @@ class Averager:
 
     @property
     def tensors(self) -> dict[str, Any]:
-        """Residuals, compressors' memory and gradient sums, for checkpoints: dicts by name, which change in place."""
+        """Residuals, compressors' memory, and sums of gradients over steps, for checkpoints.
+
+        Each is a dict by parameter name, which later steps change in place.
+        """
         feedback = {"residual": self.feedback.residual, "releasing": self.feedback.releasing}
         return {**feedback, "memory": self.memory.stored, "sums": self.diagnostics.sums}
 
     def load(self, state: Mapping[str, Any]) -> None:
-        """Replace residuals, compressors' memory and gradient sums by copies; ``state`` has the keys of ``tensors``."""
+        """Replace residuals, compressors' memory, and sums of gradients over steps by copies of saved tensors.
+
+        Args:
+            state: the saved tensors, under the keys of the property ``tensors``.
+        """
         self.feedback.load(state["residual"], state["releasing"])
         self.memory.load(state["memory"])
         replace_entries(self.diagnostics.sums, {name: total.clone() for name, total in state["sums"].items()})
 
     def forget(self) -> None:
-        """Drop residuals, compressors' memory and gradient sums, when the run begins to average another quantity."""
+        """Drop residuals, compressors' memory, and sums of gradients over steps.
+
+        Called when the run begins to average another quantity, such as pseudo-gradients in place of gradients.
+        """
         self.load({name: {} for name in self.tensors})
 
     def to_device(self, device: torch.device) -> None:
-        """Move residuals, compressors' memory and gradient sums to a device."""
+        """Move residuals, compressors' memory, and sums of gradients over steps to a device."""
         for state in (self.feedback, self.memory, self.diagnostics):
             state.to_device(device)
 
     def commit(self, everywhere: Callable[[Verdict], Verdict] = lambda finite: finite) -> None:
-        """End a step: store changed residuals and memory; with overflow safety only if all gradients were finite.
+        """End a step: store the changed residuals and the changed memory of compressors.
+
+        With overflow safety, drop the changes if any gradient of the step was not finite.
 
         Args:
-            everywhere: function that combines the ranks' verdicts. Its argument says whether all gradients were finite
-                on the ranks that average with each other. Its result says whether they were on all ranks of the model,
-                also on those with other shards. Called only with overflow safety, and then on all ranks of the model.
+            everywhere: function that combines verdicts of ranks that hold different shards of the model. It gets
+                whether all gradients were finite on the ranks that average with this rank. It returns whether all
+                gradients were finite on all ranks that hold the model. Called only with overflow safety, and then on
+                all ranks that hold the model.
         """
         finite = everywhere(self.measurement.finite) if self.feedback.commits.by_step else True
         self.feedback.commits.commit(finite)
@@ -252,7 +265,7 @@ class Averager:
         self.diagnostics.commit()
 
     def rescale(self, factor: Number) -> None:
-        """Multiply residuals and gradient sums by ``factor``, by which the loss scale was multiplied."""
+        """Multiply residuals, and sums of gradients over steps, by the factor by which the loss scale changed."""
         self.feedback.rescale(factor)
         self.diagnostics.rescale(factor)
 
@@ -321,10 +334,10 @@ class Averager:
             self._discard_group_on_device(pieces, verdict)
 
     def _batch(self, piece: Piece, plan: Plan) -> Batch:
-        """Return a batch of one tensor. Its key says with which other batches it may be merged: those of an equal key.
+        """Return a batch of one tensor, with a key: batches whose keys are equal may be merged.
 
-        Joining makes one long tensor of several tensors. A tensor is not joined if it has error feedback, if its errors
-        at shadow CFs are computed, or if it is too large.
+        To join tensors is to concatenate them to one long tensor. A tensor is not joined if it has error feedback, if
+        its errors at shadow CFs are computed, or if it is too large.
         """
         compressible = piece.flat.numel() > 0 and self._may_compress(piece)
         choice, elements = plan.of(piece.name, compressible), piece.flat.numel()
@@ -390,8 +403,8 @@ class Averager:
     def _dense(self, pieces: Sequence[Piece], plan: Plan, buffer: torch.Tensor | None) -> Job:
         """Average a group dense, by one all-reduce; the sum is finite only if every rank's gradient was finite.
 
-        Residuals from earlier compressed steps are added first. A rank may have residuals that another rank lacks, so
-        the collective must not depend on them.
+        Residuals from earlier compressed steps are added first. A rank may have residuals that another rank lacks.
+        Therefore the all-reduce is the same with and without residuals.
         """
         has_residuals = any(self.feedback.has_residual(piece.name) for piece in pieces)
         xs = self._dense_folded(pieces, plan) if has_residuals or plan.shadow else []

@@ -1,6 +1,6 @@
 # SPDX-FileCopyrightText: 2026 The gravac developers
 # SPDX-License-Identifier: Apache-2.0
-"""Batches: tensors that one call of a compressor encodes together; on a CPU small tensors, on a GPU all tensors.
+"""Batches of tensors that one call of a compressor encodes together: small tensors on a CPU, any tensors on a GPU.
 
 While backward runs, a CPU's caches hold other data, so a call takes about ten times as long as in a loop of its own.
 For the many small tensors of a transformer, the calls take longer than the encoding itself. On a GPU a kernel launch
@@ -22,11 +22,14 @@ from gravac.compressors.base import Context, Fold, Rounds
 from gravac.compressors.sparse import Addend, try_overwrite
 
 MAX_JOINED_ELEMENTS = 1 << 17
-"""Most elements of a tensor that is joined with others on a CPU; copying more takes longer than a call of its own."""
+"""Largest number of elements of a tensor that is joined with other tensors on a CPU.
+
+A larger tensor gets a call of its own, since copying the tensor would take longer than the call.
+"""
 
 
 def goes_alone(x: torch.Tensor) -> bool:
-    """True if a tensor, of any shape, must not become a row of a matrix of tensors: it is on a CPU."""
+    """True if a tensor, of any shape, must not become a row of a matrix of tensors, because it is on a CPU."""
     return x.is_cpu
 
 
@@ -102,7 +105,7 @@ class Batch:
         return compressor.rounds(self.x, cf, contexts[0])
 
     def unfold(self) -> None:
-        """If the compressor added the residuals, set x and ``energy`` to the sums and the energy that it computed.
+        """If the compressor added the residuals, store its sums of gradients and residuals in x, and their energy.
 
         Called when all collectives of the batch have ended.
         """

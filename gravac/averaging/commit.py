@@ -39,8 +39,8 @@ class CommitPolicy:
             the gradient. The dict is changed in place.
         next_releasing: what will remain of each residual in ``releasing`` after this step, flat, by parameter name;
             ``None``: nothing, since the step added the whole residual to the gradient. The dict is changed in place.
-        by_group: what keeps a group's residuals unchanged, bit for bit. False: a gradient of the group that is not
-            finite. True: also a mean of the group that is not finite.
+        by_group: whether the residuals of a group stay unchanged, bit for bit, if a mean of the group is not finite.
+            If a gradient of the group is not finite, the residuals stay unchanged in either case.
         by_step: True if a single gradient that is not finite keeps all residuals of the step unchanged; False if it
             keeps only the residuals of its group unchanged.
     """
@@ -77,8 +77,8 @@ class CommitPolicy:
     def store_rows(self, names: Sequence[str], rows: torch.Tensor, finite: Verdict) -> None:
         """Set several parameters' residuals to copies of the rows of a matrix, if ``finite``, by few kernel launches.
 
-        If the host must not read ``finite``, the device multiplies each residual by 0 and adds the row if ``finite`` is
-        true. Otherwise it multiplies the residual by 1 and adds 0.
+        If ``finite`` is a tensor, the host does not read it. The device then computes ``residual * 0 + row`` if the
+        tensor is true, and ``residual * 1 + 0`` if the tensor is false.
 
         Args:
             names: the parameters' names.
@@ -168,7 +168,7 @@ class InPlace(CommitPolicy):
         self.store_remaining(name, finite)
 
     def undo(self, name: str, gradient: torch.Tensor) -> None:
-        """Subtract the gradient, flat, and the part of ``releasing`` from the residual to which they were added."""
+        """Subtract from the residual what this step added: the gradient, flat, and a part of ``releasing``."""
         if name in self.summed_in_place:
             self.summed_in_place.discard(name)
             residual = self.residual[name].sub_(gradient)

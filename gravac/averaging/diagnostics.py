@@ -57,15 +57,15 @@ class Diagnostics:
                 self.sums[piece.name] = total
 
     def to_device(self, device: torch.device) -> None:
-        """Move the gradient sums of all parameters to a device."""
+        """Move the sums of gradients over steps to a device."""
         replace_entries(self.sums, {name: total.to(device) for name, total in self.sums.items()})
 
     def commit(self) -> None:
-        """End a step: free the memory of the gradient sums that were reported in this step."""
+        """End a step: free the memory of the sums of gradients that were reported in this step."""
         self._reported_sums.clear()
 
     def rescale(self, factor: Number) -> None:
-        """Multiply all gradient sums by ``factor``, because the loss scale was multiplied by the same factor."""
+        """Multiply the sums of gradients over steps by ``factor``, by which the loss scale was multiplied."""
         for total in self.sums.values():
             total.mul_(factor)
 

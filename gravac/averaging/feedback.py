@@ -7,8 +7,8 @@ SignSGD", ICML 2019. Residuals are flat, keyed by parameter name, float32 or bfl
 A commit policy says when residuals change (``gravac.averaging.commit``).
 
 If the CF falls, everything that a residual has accumulated would be sent at once. The residual is therefore moved to
-``releasing``. From there, each step adds a part to the gradient (releases it), whose norm is at most ``release`` times
-the gradient's norm.
+``releasing``. Each step then adds only a part of that residual to the gradient. The norm of the part is at most
+``release`` times the gradient's norm.
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -30,8 +30,9 @@ class Feedback:
     Args:
         release: limit on how fast an old residual is added to gradients after a tensor's CF fell: largest norm of the
             part that one step adds / norm of the gradient; inf: the whole residual is added at once.
-        overflow_safety: True: residuals stay as they are in a step in which any gradient was not finite, which takes a
-            second copy of the residuals. ``None``: as False until ``turn_on_overflow_safety`` is called.
+        overflow_safety: whether all residuals stay unchanged in a step in which any gradient was not finite; takes a
+            second copy of the residuals. False: only the residuals of tensors that are exchanged together with this
+            gradient stay unchanged. ``None``: False until ``turn_on_overflow_safety`` is called.
         dtype: number format of residuals; those of float64 gradients stay float64. Rounding to bfloat16 is random, so
             that on average nothing is lost: with rounding to the nearest number, a residual that is 256 times as large
             as a gradient would never change.
@@ -110,7 +111,10 @@ class Feedback:
 
     @property
     def storing_bytes(self) -> int:
-        """Temporary memory that ``store_unsent`` takes to round residuals to bfloat16, in bytes per element; else 0."""
+        """Temporary memory that ``store_unsent`` takes to round residuals to bfloat16, in bytes per element.
+
+        0 if residuals are not stored in bfloat16.
+        """
         return 9 if self.dtype == torch.bfloat16 else 0
 
     def buffer(self, name: str, gradient: torch.Tensor) -> torch.Tensor:
@@ -179,11 +183,11 @@ class Feedback:
         return x
 
     def _release(self, name: str, gradient: torch.Tensor, x: torch.Tensor) -> None:
-        """Add a part of a residual in ``releasing`` to flat x, gradient plus residual; note what remains of it.
+        """Add a part of a parameter's residual in ``releasing`` to x; store the rest in ``_next_releasing``.
 
         ``releasing`` has the residuals of parameters whose CF fell. The norm of the part is at most ``release`` times
-        the norm of the gradient. The part is computed on the tensors' device. If the host must not read tensors, the
-        rest is noted in ``_next_releasing`` even if it is zero.
+        the norm of the gradient. The part is computed on the tensors' device. If the rest is zero, ``None`` is stored;
+        a host that must not read tensors stores the zeros.
 
         Args:
             name: the parameter's name.
@@ -239,7 +243,7 @@ class Feedback:
 
         Args:
             fell: function that gets a parameter's name, and returns whether the CF of this parameter fell; by default,
-                the CFs of all parameters did.
+                it returns True for all parameters.
         """
         if self.release == float("inf"):
             return
@@ -269,9 +273,10 @@ class Feedback:
             replace_entries(residuals, {name: tensor.to(device) for name, tensor in residuals.items()})
 
     def leftover(self, sends_all: Callable[[str], bool]) -> dict[str, torch.Tensor]:
-        """Return the squared norms, 0-d, by parameter name, of residuals that are only being sent until they are zero.
+        """Return the squared norms, 0-d, by parameter name, of residuals that steps send until they are zero.
 
-        These are all residuals in ``releasing``, and the residuals of parameters that are sent dense.
+        Steps send these residuals, or parts of them, and add no unsent rest to them. They are all residuals in
+        ``releasing``, and the residuals of parameters that are sent dense.
 
         Args:
             sends_all: function that gets a parameter's name, and returns whether the parameter is sent dense.

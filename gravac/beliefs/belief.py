@@ -48,7 +48,7 @@ class Belief(NamedTuple):
         return self.efficiency, self.lower_bound, self.upper_bound
 
     def times(self, other: "Belief") -> "Belief":
-        """Return the belief about the product of this belief's efficiency and that of ``other``, both independent.
+        """Return the belief about the product of two independent efficiencies: this belief's and ``other``'s.
 
         Example:
             >>> Belief(0.5, 0.3).times(Belief(0.8, 0.4))

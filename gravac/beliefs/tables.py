@@ -70,8 +70,8 @@ class Doubt(Settings):
 
     Attributes:
         least: standard deviation of log efficiency at a median efficiency of 1; 0: no uncertainty.
-        of_loss: growth of the standard deviation with the loss of efficiency: deviation / ``-log(median)``, if that
-            loss is large.
+        of_loss: factor of ``log(median)`` in the formula: how fast the standard deviation grows as the median
+            efficiency falls below 1; 0: it does not grow.
     """
 
     least: float = Field(default=0.0, ge=0)
@@ -97,9 +97,9 @@ class Beliefs(Settings):
             several steps, without compression), by number of ranks.
         delay: points ``(1 + delay in steps, median efficiency)`` of outer steps with a delay: training continues while
             an exchange is in flight. The efficiency is relative to the same outer steps without a delay.
-        delay_every: number of steps from one exchange to the next in the measurements that ``delay`` comes from. At
-            another number of steps, gravac assumes that delays of the same fraction of that number cost equally much.
-            ``None``: a delay costs the same at any number of steps from one exchange to the next.
+        delay_every: number of steps from one exchange to the next (H) in the measurements that ``delay`` comes from. At
+            another H, gravac assumes that the cost depends on delay / H: at twice the H, a delay of twice as many steps
+            costs as much. ``None``: a delay of as many steps costs the same at any H.
         doubts: uncertainty of the efficiencies of each kind of method. A kind without an entry has no uncertainty.
     """
 
@@ -123,7 +123,7 @@ class Beliefs(Settings):
         return hashlib.sha256(self.model_dump_json().encode()).hexdigest()[:12]
 
     def of_compressor(self, name: str) -> CompressorBeliefs:
-        """Return the beliefs about a compressor; those of an unmeasured compressor if the tables lack its name."""
+        """Return the beliefs about a compressor; if the tables lack its name, the default ``CompressorBeliefs()``."""
         return self.compressors.get(name) or CompressorBeliefs()
 
     def belief(self, efficiency: float, kind: MethodKind) -> Belief:

@@ -42,7 +42,7 @@ FILE_PATTERN = re.compile(r"rank[0-9]+\.pt")
 def save(directory: str | Path, compressor: Checkpointed) -> None:
     """Write a checkpoint of all ranks, which replaces the directory's earlier checkpoint. Called on every rank.
 
-    Every rank writes its own file, as large as its residuals: four bytes for each compressed parameter.
+    Every rank writes its own file, about as large as its residuals: four bytes per element of the compressed tensors.
 
     Args:
         directory: directory for the checkpoint of one compressor: on a file system that all ranks share, or a separate
@@ -210,7 +210,8 @@ def _rank_file(folder: Path, rank: int) -> Path:
 def _can_open(folder: Path, rank: int) -> bool:
     """True if this process can open a rank's file in the folder of a checkpoint.
 
-    The names of a new checkpoint's files were never used before, so a network file system has no old answers for them.
+    The names of a new checkpoint's files were never used before, so a network file system has no outdated cache entries
+    for these names.
     """
     try:
         _rank_file(folder, rank).open("rb").close()

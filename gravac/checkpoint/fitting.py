@@ -62,7 +62,10 @@ def require_finite(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def _flat(*dtypes: torch.dtype) -> Callable[[torch.Tensor], torch.Tensor]:
-    """Return a check for pydantic: it returns its tensor, or raises if that is not flat, finite or of these dtypes."""
+    """Return a validator for pydantic: a function that gets a tensor, of any shape, and returns it unchanged.
+
+    The validator raises ``ValueError`` unless the tensor is flat, finite, and of one of ``dtypes``.
+    """
 
     def check(tensor: torch.Tensor) -> torch.Tensor:
         if tensor.dtype not in dtypes:
@@ -77,7 +80,8 @@ def _flat(*dtypes: torch.dtype) -> Callable[[torch.Tensor], torch.Tensor]:
 def _factor(number: Any) -> Any:
     """Return a compression factor unchanged; raise ``ValueError`` unless it is a finite number above 0.
 
-    An int is not converted to a float, since names in the state contain the factor as text (``error_at``).
+    An int stays an int, since a name in the state, such as ``"error at 10"``, contains the factor as text. For 10.0 the
+    name would be ``"error at 10.0"``.
     """
     if not (is_number(number) and number > 0):
         raise ValueError("it should be a finite number above 0")
@@ -133,8 +137,10 @@ class PendingFields(Fields):
     """A rank's measurement of a step, which has not yet been summed over the ranks; see ``LocalMeasurement``.
 
     Attributes:
-        numbers: numbers by the names that ``slots(shadow)`` returns; nan if not known.
-        norms: squared norms of gradient sums, by parameter name.
+        numbers: this rank's times, energy (squared norm), errors and other numbers of the step, by the names that
+            ``gravac.measurement.slots`` returns; nan if not known.
+        norms: squared norm of each parameter's sum of gradients over steps, by parameter name; empty if the controller
+            did not request these norms.
     """
 
     step: Count
@@ -273,8 +279,8 @@ class RefusalsState(Fields):
 
     Attributes:
         skipped: number of exchanges so far whose mean was not applied.
-        counted_from: number of the first round that can count toward the error for too many rounds without an applied
-            mean.
+        counted_from: number of the first round that may appear in ``on_end``: 0, or the round in which gravac last
+            raised an error because ``on_end`` was too long.
         on_end: numbers of the newest consecutive rounds in which no mean was applied.
         refused: numbers of the newest few rounds in which at least one mean was not applied.
         verdicts: an entry ``(round, applied)`` for each round that has not been counted yet. ``round`` is the round's
@@ -416,7 +422,8 @@ def check_tensors(
         subset: whether ``tensors`` may lack names of ``current``.
 
     Raises:
-        SettingsError: a name, a shape or a kind of number differs, or an element is not finite but the current one is.
+        SettingsError: a name, a shape or a kind of number differs; or a saved tensor has elements that are not finite,
+            but the current tensor is finite.
     """
     check_names(path, tensors, current, subset)
     for name, tensor in tensors.items():

@@ -28,7 +28,7 @@ REQUIRED_ENTRIES: tuple[tuple[type[torch.optim.Optimizer], tuple[str, ...]], ...
     (torch.optim.Adam, ("step", "exp_avg", "exp_avg_sq")),
     (torch.optim.AdamW, ("step", "exp_avg", "exp_avg_sq")),
 )
-"""Optimizer classes, with the names of entries that the state of a parameter must have unless it is empty."""
+"""Entries, for each optimizer class, that a parameter's state must have, unless the state has no entries at all."""
 
 
 def check_optimizer(path: str, state: Mapping[str, Any], optimizer: torch.optim.Optimizer) -> None:

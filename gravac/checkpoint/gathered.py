@@ -17,8 +17,8 @@ def gather(compressor: Checkpointed) -> dict[str, Any] | None:
 
     Returns:
         On rank 0 of the compressor's process group, a dict of CPU tensors and plain values, which
-        ``torch.load(weights_only=True)`` can load. The dict takes about four bytes for each compressed parameter and
-        each rank. On other ranks, ``None``.
+        ``torch.load(weights_only=True)`` can load. For each rank, the dict takes about four bytes per element of the
+        compressed tensors. On other ranks, ``None``.
 
     Raises:
         SettingsError: the ranks that the compressor averages over are not those of its process group.

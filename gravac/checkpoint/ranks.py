@@ -38,7 +38,7 @@ class RankShards(NamedTuple):
 
 
 class Checkpointed(Protocol):
-    """Interface of an object whose state can be saved in a checkpoint: that of an ``AdaptiveCompressor``."""
+    """Interface that saving and loading a checkpoint need; an ``AdaptiveCompressor`` has this interface."""
 
     @property
     def process_group(self) -> dist.ProcessGroup | None:
@@ -140,7 +140,7 @@ class Ranks:
 
     @property
     def _device(self) -> torch.device:
-        """Device of the tensors that collectives get: the GPU if the group has NCCL alone, otherwise the CPU."""
+        """Device of the tensors that collectives get: the GPU if the group has only NCCL as backend, else the CPU."""
         return torch.device("cuda" if dist.get_backend_config(self._group).lower() in ("nccl", "cuda:nccl") else "cpu")
 
     def _padded(self, payload: bytes, length: int) -> torch.Tensor:

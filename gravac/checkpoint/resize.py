@@ -104,15 +104,15 @@ def _for_other_shards(state: State, shards: RankShards | None) -> dict[str, Any]
 
 
 def reshard_states(states: Sequence[State], shards: RankShards, on_resize: OnResize) -> dict[str, Any]:
-    """Return the state that this rank of a new mesh loads; its residuals are cut out of those of all saved shards.
+    """Return the state that this rank of a new mesh loads, with residuals cut out of the residuals of saved shards.
 
     The tensors that compressors keep from step to step are dropped, and outer steps begin anew.
 
     Args:
         states: the states of all ranks that saved.
         shards: this rank's shards.
-        on_resize: ``"mean"``: residuals are the mean over the saved replicas. ``"keep"``: residuals are those of the
-            saved replica that has the number of this rank's replica; there are none if no such replica was saved.
+        on_resize: ``"mean"``: this rank gets the mean of the saved replicas' residuals. ``"keep"``: it gets the
+            residuals of the saved replica with the same number as its own replica, or none if there is no such replica.
 
     Raises:
         SettingsError: a state does not say where its shards are, or a tensor does not fit its shard.

@@ -37,8 +37,8 @@ class Reduced:
         mean: mean over the ranks of their ``sent`` tensors, the same on all ranks; flat, of x's length. A tensor, or an
             ``Addend``: an object that adds the mean to a tensor without storing all elements, to save memory and time.
         sent: tensor that this rank contributed to the mean, flat, of x's length; the residual is ``x - sent``.
-            Exception: a compressor that gets ``ctx.fold`` may subtract numbers that it sends from ``fold.unsent``.
-            ``sent`` is then 0 at these numbers.
+            Exception: a compressor that gets ``ctx.fold`` may set ``sent`` to 0 at coordinates that it sends, and
+            instead subtract the sent values from ``fold.unsent``.
         cf: achieved compression factor; of a sparsifier: elements of x / elements sent.
         aside: part of ``x - sent`` that the compressor itself keeps in ``ctx.state``, flat, of x's length. The caller
             subtracts this part from the residual. ``None``: the compressor keeps nothing.
@@ -72,14 +72,16 @@ class Fold:
         residual: residual that ``rounds`` adds to the gradient before it compresses the sum: flat, ``[elements]``,
             float32 or bfloat16; ``None``: there is no residual.
         unsent: memory for the new residual: float32, flat, ``[elements]``. The compressor writes the sum of gradient
-            and residual into this memory. The compressor may then subtract numbers that it sends, and set
-            ``Reduced.sent`` to 0 at these. ``None``: no new residual is kept; a compressor that needs the sum later
-            stores memory of its own here.
-        energy: ``‖gradient + residual‖²``, 0-d; in ``rounds_together``, summed over all rows. The compressor sets this
-            energy before its first collective. The energy is finite if and only if every element of the gradient is.
-        gradients: gradient of each row, flat, in ``rounds_together``. The argument x is then the same memory as
-            ``unsent``: the compressor overwrites each row with its sum of gradient and residual. Empty in ``rounds``.
-        residuals: residual to add to each row's gradient, flat, in ``rounds_together``; empty: there are none.
+            and residual into this memory. The compressor may then subtract the values that it sends, and set
+            ``Reduced.sent`` to 0 at their coordinates. ``None``: no new residual is kept; a compressor that needs the
+            sum later stores memory of its own here.
+        energy: ``‖gradient + residual‖²``, 0-d; in ``rounds_together``, summed over all tensors. The compressor sets
+            this energy before its first collective. The energy is finite if and only if every element of the gradient
+            is finite.
+        gradients: gradient of each tensor of the batch, flat, for ``rounds_together``; empty in ``rounds``. The
+            argument x of ``rounds_together`` has a row per tensor, in the same memory as ``unsent``: the compressor
+            overwrites each row with the tensor's gradient plus residual.
+        residuals: residual of each tensor of the batch, flat, for ``rounds_together``; empty: there are none.
     """
 
     residual: torch.Tensor | None = None
@@ -286,8 +288,8 @@ class Compressor(Settings):
             world: number of ranks.
 
         Returns:
-            The kind of each collective, and this rank's payload in bytes, in the order of the collectives. Flags and
-            padding are sent too, but not counted here.
+            The kind of each collective, and this rank's payload in bytes, in the order of the collectives. Padding, and
+            flags for gradients that are not finite, are sent too, but not counted here.
         """
         raise NotImplementedError
 
@@ -362,7 +364,7 @@ class Compressor(Settings):
     def rounds_together(self, x: torch.Tensor, cf: float, contexts: Sequence[Context]) -> Rounds:
         """Yield the collectives that average several tensors of equal ``batch_key`` at once; return the result.
 
-        Up to rounding, the result is that of ``rounds`` for each tensor.
+        Up to rounding, each tensor gets the same mean as by ``rounds``.
 
         Args:
             x: the tensors, one in each row: ``[count, elements]``, contiguous, finite, float32 or float64; not to be

@@ -46,10 +46,11 @@ class FoldedChunks:
     """Gradients plus residuals of several tensors, concatenated; ``take`` returns and removes the values to send.
 
     Attributes:
-        x: gradients plus residuals: float32, ``[count * elements]``; ``take`` subtracts the values that it returns.
-        energies: sums of squares of the chunks of x: float64, ``[count * chunks]``; ``take`` updates them.
-        chunk: numbers per chunk.
-        count: number of tensors.
+        x: gradients plus residuals: float32, flat, one tensor after another. ``take`` subtracts the values that it
+            returns.
+        energies: sum of squares of each chunk of x: float64, flat, in the order of the chunks. ``take`` updates them.
+        chunk: elements per chunk.
+        count: number of tensors, all of the same length.
     """
 
     x: torch.Tensor
@@ -61,15 +62,15 @@ class FoldedChunks:
         """Return the first k values of each tensor's selected chunks, to be sent, and subtract these values from x.
 
         Args:
-            order: numbers of the selected chunks of each tensor, in the order in which they are sent: int64,
-                ``[count, m]``; see ``sending_order``.
+            order: indices of each tensor's selected chunks, in the order in which they are sent: int64, a row per
+                tensor; see ``sending_order``.
             k: number of values per tensor.
             dtype: number format of the result.
             world: number of ranks, by which values are divided.
             multiple: each tensor's k values are padded with zeros up to a multiple of this number.
 
         Returns:
-            The values divided by ``world``, in ``dtype``: ``[count, k rounded up to the multiple]``.
+            The values divided by ``world``, in ``dtype``: ``[tensors, k rounded up to the multiple]``.
         """
         values: torch.Tensor = _import_kernels().take(
             self.x, self.energies, order, k, self.chunk, dtype, world, multiple
@@ -86,14 +87,14 @@ def fold_chunks(gradient: torch.Tensor, chunk: int, fold: Fold, world: int) -> t
     """Write gradient plus residual of each tensor into ``fold.unsent``; compute the energy of each chunk of these sums.
 
     Args:
-        gradient: flat gradient; ignored if ``fold.gradients`` is not empty.
-        chunk: numbers per chunk.
+        gradient: flat gradient of a single tensor; not read if ``fold.gradients`` has the gradients of a batch.
+        chunk: elements per chunk.
         fold: the residuals. This function sets ``fold.energy``, and allocates ``fold.unsent`` if that is ``None``.
         world: number of ranks.
 
     Returns:
-        The sums with the energies of their chunks, and the energies to send: divided by ``world``, bfloat16,
-        ``[count * chunks]``.
+        The sums with the energies of their chunks. And the energies to send, divided by ``world``: bfloat16, flat, one
+        per chunk, one tensor after another.
     """
     gradients: Sequence[torch.Tensor] = fold.gradients or (gradient,)
     residuals = fold.residuals if fold.residual is None else (fold.residual,)
@@ -109,14 +110,17 @@ def fold_chunks(gradient: torch.Tensor, chunk: int, fold: Fold, world: int) -> t
 
 @dataclass(frozen=True, slots=True)
 class SparseChunks:
-    """Several flat tensors, concatenated, that are zero except in some chunks; a kernel writes or adds the values.
+    """Several flat tensors, each zero except in selected chunks; a kernel writes or adds the chunks' values.
+
+    All tensors have the same length, and are treated as one concatenated tensor.
 
     Attributes:
-        values: values of the chunks, ``[count, width]``: a row per tensor; the first k values of a row are used.
-        order: numbers of each tensor's chunks, in the order of the values: int64, ``[count, m]``; see
+        values: matrix with a row per tensor: the values of the tensor's selected chunks, one chunk after another. Only
+            the first k values of a row are used; the rest is padding.
+        order: indices of each tensor's selected chunks, in the order of the values: int64, a row per tensor; see
             ``sending_order``.
         k: number of values per tensor.
-        chunk: numbers per chunk.
+        chunk: elements per chunk.
     """
 
     values: torch.Tensor
@@ -143,16 +147,16 @@ class SparseChunks:
 
 
 def sending_order(energies: torch.Tensor, k: int, chunk: int) -> torch.Tensor:
-    """Return the numbers of each tensor's chunks with most energy, in the order in which the chunks are sent.
+    """Return the indices of each tensor's chunks with most energy, in the order in which the chunks are sent.
 
     Args:
-        energies: sums of squares of each tensor's chunks, of shape ``[count, chunks]``, finite.
+        energies: sums of squares of each tensor's chunks, finite, of shape ``[tensors, chunks per tensor]``.
         k: number of coordinates that are sent per tensor; above 0.
         chunk: coordinates per chunk.
 
     Returns:
-        int64, ``[count, ceil(k / chunk)]``: ascending. If k is no multiple of ``chunk``, only a part of the chunk with
-        least energy is sent, and that chunk comes last.
+        Indices of ``ceil(k / chunk)`` chunks for each tensor: int64, ``[tensors, ceil(k / chunk)]``, ascending. If k is
+        no multiple of ``chunk``, one of these chunks is sent in part: the chunk with least energy, whose index is last.
     """
     m = -(-k // chunk)
     if k == m * chunk or m == 1:
@@ -172,13 +176,13 @@ def positions(order: torch.Tensor, k: int, chunk: int, chunk_count: int) -> torc
     All tensors have the same length, a multiple of ``chunk``.
 
     Args:
-        order: chunk numbers of each tensor, int64, ``[count, m]``, in the order in which they are sent.
+        order: indices of each tensor's selected chunks, in the order in which they are sent: int64, a row per tensor.
         k: number of coordinates per tensor.
         chunk: coordinates per chunk.
         chunk_count: chunks per tensor.
 
     Returns:
-        Positions in the concatenated tensors: int64, flat, ``[count * k]``.
+        Positions in the concatenated tensors, k for each tensor: int64, flat.
     """
     order = order + torch.arange(0, len(order) * chunk_count, chunk_count, device=order.device).unsqueeze(1)
     chunk_offsets = torch.arange(chunk, device=order.device)
@@ -206,10 +210,10 @@ def select_k(
 ) -> ChunkSelection:
     """Select k coordinates from given chunks: all coordinates of each chunk except one, and a part of that chunk.
 
-    If the tensor's end cuts off a chunk, fewer than k of the coordinates are inside the tensor.
+    If the tensor's end cuts off one of these chunks, fewer than k of the selected coordinates are inside the tensor.
 
     Args:
-        rows: chunk numbers, int64, ascending: ``ceil(k / chunk)`` of them.
+        rows: indices of ``ceil(k / chunk)`` chunks: int64, flat, ascending.
         partial: position in ``rows`` of the chunk of which only a part is selected: int64, ``[1]``.
         k: number of coordinates.
         chunk: coordinates per chunk.

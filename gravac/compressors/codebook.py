@@ -41,7 +41,7 @@ SCALE_DTYPE = torch.bfloat16
 """Number format of a block's scale on the wire: float32's range in half the bytes."""
 
 PIECE_NUMBERS = 1 << 17
-"""Number of elements of a piece, which are coded at a time: few enough to fit in a CPU cache with scratch memory."""
+"""Number of elements that are coded at a time: few enough to fit in a CPU cache, together with scratch memory."""
 
 
 class Coded(NamedTuple):
@@ -66,7 +66,7 @@ def encode(x: torch.Tensor, bits: int, kind: Kind, out: torch.Tensor | None = No
     Args:
         x: numbers to code: float32, shape ``[blocks, block]``, contiguous, finite; ``block`` a multiple of 8.
         bits: bits per code: 1, 2, 3, 4 or 8.
-        kind: placement of the levels; 8 bits are always uniform.
+        kind: ``"fitted"``: levels fitted to a normal distribution; ``"uniform"``: evenly spaced, as always for 8 bits.
         out: memory of the shape and dtype of x, which is overwritten with the decoded numbers. ``None``: decoded
             numbers are not stored.
 

@@ -73,9 +73,9 @@ class Dense(Compressor):
         return 1.0 if self.dtype == "float32" else 2.0
 
     def profile(self, cf: float, *, world: int = 2, shapes: Sequence[tuple[int, ...]] = ()) -> Profile:
-        """Return expected costs: those of converting gradients to ``dtype`` and back.
+        """Return expected costs: the costs of converting gradients to ``dtype`` and back.
 
-        Each number format is a family of its own, as its steps take another time.
+        The profile's ``family`` is the number format, so that step times are compared only within one format.
         """
         coding = Coding(0.0, 0.0) if self.dtype == "float32" else SIXTEEN_BIT_CODING
         kind: MethodKind | None = None if self.dtype == "float32" else "16 bit"

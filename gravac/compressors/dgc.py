@@ -6,7 +6,7 @@ Source: Lin et al., "Deep Gradient Compression", ICLR 2018 (arXiv 1712.01887), a
 momentum factor masking, local gradient clipping, warm-up of the CF, and a threshold from a sample. DGC replaces the
 optimizer's momentum, which must be off. The velocity contains what was not sent, so DGC needs no residual. DGC is not
 contractive for the gradient; its gain compares what is sent with the velocity. DGC does not handle tensors that are
-sent dense: small or 1-D tensors, and all tensors in a dense step. These have no momentum: the optimizer's is off.
+sent dense: small or 1-D tensors, and all tensors in a dense step. These train without momentum.
 """
 
 import math
@@ -27,7 +27,9 @@ MAX_CORRECTIONS = 10
 """Maximum number of times that the published rule adjusts its threshold."""
 
 COUNT_BOUNDS = (0.8, 1.3)
-"""Range, in multiples of k, in which the published rule accepts the number of coordinates that reach the threshold.
+"""Range of the number of coordinates that reach the threshold, as multiples of the requested number k.
+
+The published rule accepts a threshold if the number is in this range.
 
 If too few coordinates reach the threshold, the rule multiplies it by the first number; if too many do, by the second.
 """

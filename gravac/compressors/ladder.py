@@ -7,8 +7,9 @@ order: members are sorted by the efficiency of their steps, best first. The firs
 used for that ratio. The default order comes from ``docs/measurements/worth.json``. A ladder's CF is a wire ratio.
 
 The best member also depends on the model: low rank is far better on wide fully connected layers, and worse on a
-transformer. Each member therefore has rungs: wire ratios at which this member is used, whatever the order. Controllers
-choose between rungs by their efficiency, which depends on the model's shapes and on the measured gain.
+transformer. A ladder therefore reserves some wire ratios for one member each: at such a ratio (a rung), that member is
+used, even if an earlier member reaches the ratio. Controllers choose between rungs by the efficiency of their members,
+which depends on the model's shapes and on the measured gain.
 """
 
 import functools
@@ -33,7 +34,7 @@ RATIO_SHAPE = (1024, 1024)
 """Shape of the tensor for which a ladder's CFs are wire ratios, between two ranks; other tensors have other ratios."""
 
 RUNG_RATIO = 2.0
-"""Wire ratio of a rung / wire ratio of the rung below, for a member that supports all CFs."""
+"""Factor between successive wire ratios that a ladder reserves for a member that supports all CFs."""
 
 HIGHEST_CF = 1e6
 """Highest CF at which a ladder uses a member that supports all CFs."""
@@ -42,8 +43,8 @@ HIGHEST_CF = 1e6
 class Ladder(Compressor):
     """A ladder: compressors (members) sorted by the efficiency of their steps; a CF of the ladder is a wire ratio.
 
-    A rung is a wire ratio that belongs to one member. At a rung, its member is used. At any other ratio, the first
-    member that reaches the ratio is used, at the lowest CF that reaches it.
+    A rung is a wire ratio that the ladder reserves for one member: at this ratio, that member is used. At any other
+    ratio, the first member that reaches the ratio is used, at the lowest CF that reaches it.
 
     Attributes:
         members: compressors, best first, at least one; each contractive. ``dense`` may be a member in 16 bit only.
@@ -112,14 +113,14 @@ class Ladder(Compressor):
     def serving(self, ratio: float) -> tuple[Compressor, float]:
         """Return the member used at a wire ratio, and the member's CF.
 
-        A rung is a wire ratio that belongs to one member. At a rung, that member is used, at any other ratio the first
-        member that reaches the ratio.
+        If the ladder reserves the ratio for a member (a rung), that member is used; otherwise the first member that
+        reaches the ratio.
         """
         rung = next((rung for rung in _rungs(self.members) if math.isclose(rung.ratio, ratio, rel_tol=1e-6)), None)
         return (rung.member, rung.cf) if rung else _member_reaching(self.members, ratio)
 
     def candidates(self, cf_range: tuple[float, float]) -> tuple[float, ...]:
-        """Return the wire ratios in the range that belong to a member (the rungs), ascending."""
+        """Return the rungs in the range, ascending: the wire ratios that the ladder reserves for one member each."""
         return tuple(rung.ratio for rung in _rungs(self.members) if cf_range[0] <= rung.ratio <= cf_range[1])
 
     def traffic(self, shape: tuple[int, ...], cf: float, dtype: torch.dtype, world: int = 2) -> tuple[Traffic, ...]:
@@ -165,7 +166,7 @@ class Ladder(Compressor):
 
 
 class Rung(NamedTuple):
-    """A wire ratio that belongs to one member of a ladder, and the member's CF at that ratio."""
+    """A wire ratio at which a ladder uses a given member, whatever the order, and the member's CF at that ratio."""
 
     ratio: float
     member: Compressor
@@ -174,11 +175,11 @@ class Rung(NamedTuple):
 
 @functools.cache
 def _rungs(members: tuple[Compressor, ...]) -> tuple[Rung, ...]:
-    """Return the rungs of all members, by ascending ratio.
+    """Return the rungs of all members, by ascending ratio; a rung is a wire ratio reserved for one member.
 
-    A member with fixed CFs has a rung at the wire ratio of each CF. The rungs of a member that supports all CFs are
-    above the highest rung of earlier members, each at ``RUNG_RATIO`` times the ratio of the rung below. If two members
-    would have a rung at the same ratio, only the earlier member has it.
+    A member with fixed CFs gets a rung at the wire ratio of each CF. A member that supports all CFs gets a series of
+    rungs: ``RUNG_RATIO`` times the highest ratio of earlier members, then ``RUNG_RATIO`` times the previous ratio, and
+    so on, as far as the member reaches. If two members would get the same ratio, only the earlier member gets the rung.
     """
     rungs: list[Rung] = []
     for member in members:
@@ -214,7 +215,7 @@ def wire_ratio(compressor: Compressor, cf: float) -> float:
 def _member_reaching(members: tuple[Compressor, ...], ratio: float) -> tuple[Compressor, float]:
     """Return the first member that reaches a wire ratio, with its lowest CF that reaches the ratio.
 
-    If no member reaches the ratio, return the member and the CF of the highest rung.
+    If no member reaches the ratio, return the member and the CF with the highest ratio reserved for a member.
     """
     for member in members:
         cf = _lowest_cf(member, ratio)

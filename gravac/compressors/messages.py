@@ -26,7 +26,7 @@ def encode(x: torch.Tensor, bits: int, kind: Kind, block: int, shards: int = 1) 
     Args:
         x: numbers to code: float32, flat, contiguous, finite.
         bits: bits per code: 1, 2, 3, 4 or 8.
-        kind: placement of the levels; 8 bits are always uniform.
+        kind: ``"fitted"``: levels fitted to a normal distribution; ``"uniform"``: evenly spaced, as always for 8 bits.
         block: numbers per scale, a multiple of 8.
         shards: number of messages; each has the codes of consecutive blocks.
 
@@ -170,7 +170,7 @@ class Messages:
         return self.messages.shape[2] // (packed_bytes(self.block, self.bits) + SCALE_DTYPE.itemsize)
 
     def _coded(self) -> Coded:
-        """Return the messages' codes and scales, ordered by part: ``[parts, blocks of all shards, ...]``."""
+        """Return all codes and scales: ``[parts, blocks of all shards, ...]``; each rank contributes one part."""
         by_rank = self.messages.transpose(0, 1)
         packed_codes = self._packed_codes(by_rank)
         scales = scales_in(by_rank[..., packed_codes.shape[2] * packed_codes.shape[3] :])

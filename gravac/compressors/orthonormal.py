@@ -16,7 +16,7 @@ import torch
 from gravac.compressors.draws import Draws
 
 NUDGE_LENGTH = 2.0**-18
-"""Norm of the random vector that is added to each column, of norm 1, before orthogonalization.
+"""Norm of the random vector that is added to each column before orthogonalization; the column itself has norm 1.
 
 Each column gets a different vector, so that columns that are zero, or depend linearly on others, become independent.
 Condition numbers then stay below about 10⁷, and Cholesky QR, which squares them, is accurate in float64. The vectors

@@ -181,8 +181,8 @@ class PowerSGD(Compressor):
     def traffic(self, shape: tuple[int, ...], cf: float, dtype: torch.dtype, world: int = 2) -> tuple[Traffic, ...]:
         """Return the predicted traffic in bytes: all-reduces of P and Q per iteration.
 
-        If ``alternating``, one all-reduce of the larger factor; if the tensor is sent dense, one all-reduce of all
-        elements.
+        If ``alternating``, there is only one all-reduce, of the larger factor. If the tensor is sent dense, there is
+        only one all-reduce, of all elements.
         """
         plan = self.plan(shape, cf)
         if plan is None:
@@ -287,7 +287,7 @@ class PowerSGD(Compressor):
         return "" if key not in ("p", "q") or memory.dim() == 2 else "two dimensions"
 
     def _sides(self, plan: LowRank, ctx: Context) -> tuple[str, str, int]:
-        """Return the factor from which a step starts, the factor that it computes first, and the former's rows.
+        """Return the factor from which a step starts, the factor that it computes first, and the start factor's rows.
 
         Factors are ``"p"`` or ``"q"``. Unless ``alternating``, a step starts from Q. If ``alternating``, a step starts
         from the factor that the last step stored in ``ctx.state``, and the first step from the factor with fewer rows,
@@ -309,8 +309,8 @@ class PowerSGD(Compressor):
 def start_factor(x: torch.Tensor, key: str, rows: int, rank: int, ctx: Context) -> torch.Tensor:
     """Return the factor from which a step starts, ``[rows, rank]`` in x's dtype, the same on all ranks.
 
-    The first columns are those of the previous step's factor, the longest first; missing columns are random. Columns
-    are neither orthogonal nor of length 1.
+    The result has the columns of the previous step's factor, the longest first, then random columns if more are needed.
+    Columns are neither orthogonal nor of length 1.
 
     Args:
         x: flat matrix or matrices, for dtype and device.

@@ -108,7 +108,7 @@ class Quantize(Compressor):
     def traffic(self, shape: tuple[int, ...], cf: float, dtype: torch.dtype, world: int = 2) -> tuple[Traffic, ...]:
         """Return the predicted traffic, in bytes: an all-to-all and an all-gather of codes.
 
-        If every rank gets all ranks' codes (``gathers``), only one all-gather.
+        If every rank gets all ranks' codes (``gathers``), there is only one all-gather.
         """
         elements = torch.Size(shape).numel()
         if self.rotate:
@@ -191,7 +191,7 @@ class Quantize(Compressor):
         return not self.rotate and folds(gradient, self.block)
 
     def misfit(self, key: str, memory: torch.Tensor, elements: int) -> str:
-        """Return the shape that a stored error of the second coding should have; ``""`` if it has that shape."""
+        """Return the shape that the stored error of coding the mean should have; ``""`` if it has that shape."""
         memory_fits = key != "second" or (
             memory.dim() == 2 and memory.shape[1] == self.block and memory.is_contiguous()
         )
@@ -268,7 +268,7 @@ class Quantize(Compressor):
 def _rotation_draws(ctx: Context) -> Draws:
     """Return the random numbers for the signs of the rotation: new ones in each step, except with error feedback.
 
-    With error feedback, the error of the second coding is stored in rotated coordinates. All steps must then use the
+    With error feedback, a rank keeps the error of coding the mean, in rotated coordinates. All steps must then use the
     same rotation.
     """
     return ctx.draws(fixed=ctx.error_feedback > 0)

@@ -96,7 +96,8 @@ class RandomK(Compressor):
 class ScaledRandomK(RandomK):
     """Random-k with values multiplied by elements / k, which makes it unbiased.
 
-    The number of elements counts a last, partial block as a whole block. The settings are those of ``RandomK``.
+    In this factor, ``elements`` is the tensor's number of elements, rounded up to a multiple of ``block``. The settings
+    are the same as for ``RandomK``.
     """
 
     name: ClassVar[str] = "scaled_randomk"

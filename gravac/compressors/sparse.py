@@ -51,9 +51,10 @@ def as_dense(numbers: "torch.Tensor | Addend", like: torch.Tensor) -> torch.Tens
 class Sparse:
     """A flat tensor that is zero except at some coordinates: the sum of ``parts``.
 
-    Each part is ``(indices, values)``. If ``values`` is ``[m]``, an index is a coordinate. If ``values`` is
-    ``[m, block]``, an index is the number of a block of ``block`` consecutive coordinates. Parts are added in order. In
-    a part, an index may occur twice only with values of 0. The sum therefore has the same bits on every rank.
+    Each part is ``(indices, values)``. If ``values`` is 1-D, an index is a coordinate, and has one value. If ``values``
+    is a matrix ``[indices, block]``, an index is the number of a block of ``block`` consecutive coordinates, and has a
+    row of values. Parts are added in order. In a part, an index may occur twice only with values of 0. The sum
+    therefore has the same bits on every rank.
     """
 
     parts: tuple[tuple[torch.Tensor, torch.Tensor], ...]

@@ -4,7 +4,8 @@
 
 Sources: Li et al., "THC: Accelerating Distributed Deep Learning Using Tensor Homomorphic Compression", NSDI 2024;
 adapted to all-reduce, with saturation and partial rotation, by Han et al., "Beyond Throughput and Compression Ratios",
-HotNets 2024, section 3.2. Contractive, since rounding to the nearest integer and saturation are. Sums seldom saturate.
+HotNets 2024, section 3.2. Contractive, since neither rounding to the nearest integer nor saturation increases the
+error beyond the gradient. Sums seldom saturate.
 
 Sums of integers overflow and wrap around in gloo. Each rank therefore sums one shard of the codes in wider integers and
 saturates the sums: an all-to-all distributes codes, and an all-gather collects sums. Alternatively
@@ -151,7 +152,7 @@ class THC(Compressor):
         return Reduced(mean=mean, sent=sent, cf=self.cf, error=error)
 
     def errors(self, x: torch.Tensor, cfs: Sequence[float], ctx: Context) -> list[torch.Tensor]:
-        """Return, for each CF, the squared error, 0-d, of rounding flat x to the grid of this rank's energies alone."""
+        """Return, for each CF, the squared error of flat x, 0-d, as if this rank's energies alone set the grid."""
         block = self._block(x.numel())
         step = (chunk_energies(x.float(), block) / block).sqrt_().mul_(self.reach / self._max_code)
         _, error = self._code(x.float(), step, ctx)

@@ -80,7 +80,7 @@ class ThresholdK(TopK):
         return k if self.keeps_k else min(elements, SLOTS_PER_COORDINATE * k)
 
     def errors(self, x: torch.Tensor, cfs: Sequence[float], ctx: Context) -> list[torch.Tensor]:
-        """Return the squared error of flat x at each CF, 0-d; that of exact top-k if exactly k coordinates are sent."""
+        """Return the squared error of flat x at each CF, 0-d, if this rank sends the coordinates that it selects."""
         if self.keeps_k:
             return super().errors(x, cfs, ctx)
         total = energy(x)

@@ -64,7 +64,7 @@ class TopKC(Compressor):
     def profile(self, cf: float, *, world: int = 2, shapes: Sequence[tuple[int, ...]] = ()) -> Profile:
         """Return expected costs and efficiency at a CF.
 
-        If values are quantized, the efficiency is multiplied by that of the quantizer.
+        If values are quantized, the efficiency is multiplied by the quantizer's efficiency.
         """
         profile = replace(super().profile(cf), coding_bytes=5 + math.ceil(32 / cf))
         if not isinstance(self.values, Quantize):
@@ -182,13 +182,14 @@ class TopKC(Compressor):
     ) -> Generator[Collective, Any, tuple[torch.Tensor, torch.Tensor]]:
         """Average the values of selected chunks by the quantizer; return their mean, and the squared error, 0-d.
 
-        The mean is ``[count, width]``: a row per tensor. If there are several rows, each is padded with zeros to a
-        multiple of the quantizer's ``block``.
+        The mean is a matrix with a row per tensor: the tensor's k values. If there are several rows, each is padded
+        with zeros to a multiple of the quantizer's ``block``.
 
         Args:
             folded_chunks: sums of gradients and residuals, in chunks. The quantizer's error is added to
                 ``folded_chunks.x``, which becomes the residual.
-            order: numbers of each tensor's selected chunks, in the order in which they are sent: int64, ``[count, m]``.
+            order: indices of each tensor's selected chunks, in the order in which they are sent: int64, a row per
+                tensor.
             k: number of values per tensor.
             ctx: facts about the tensors and the step.
         """

@@ -5,9 +5,10 @@
 A tensor whose gradient changes fast is in a *critical regime*.
 
 Source: Agarwal et al., "Accordion: Adaptive Gradient Communication via Critical Learning Regime Identification", MLSys
-2021 (arXiv 2010.16248), and its published code. Gradients are summed over an epoch, tensor by tensor, before error
-feedback. The norms of these sums are compared with the norms ``every`` epochs earlier. In the published code, rank 0
-decides from its own gradients. Here the mean over ranks of the squared norms decides.
+2021 (arXiv 2010.16248), and its published code. Each rank sums the gradients of each tensor over the steps of an epoch,
+before error feedback. The norm of a tensor's sum is compared with the norm of its sum some epochs earlier (setting
+``every``). In the published code, rank 0 decides from its own gradients. Here the mean over ranks of the squared norms
+decides.
 """
 
 import math
@@ -35,11 +36,11 @@ class AccordionState:
     Attributes:
         low: candidate of low compression factor (CF), for tensors in a critical regime: their gradients change fast.
         high: candidate of high CF, for all other tensors.
-        window: statistics of the steps since the last record.
+        window: statistics of the steps since gain and throughput were last recorded.
         step: number of the last measured step, from 0; -1 before the first.
         calm: names of the tensors that are not in a critical regime, ascending.
-        norms: norm of each tensor's gradient sum over the last epoch whose norms were compared, by tensor name; 0 if
-            the norm was not finite.
+        norms: norm of the sum of each tensor's gradients over the steps of the last epoch whose norms were compared, by
+            tensor name; 0 if the norm was not finite.
         learning_rate: last measured learning rate; ``None`` if none was measured.
     """
 
@@ -70,8 +71,9 @@ class Accordion(Settings):
     """Runs critical tensors, whose gradients change fast, at the low end of ``cf_range``, and others at the high end.
 
     All tensors begin with the low CF (compression factor). In epochs 0, ``every``, 2 ``every`` ..., the gradients of
-    each tensor are summed. The norm of the sum is compared with the norm at the previous comparison. A tensor is
-    critical if its norm changed by the share ``eta`` or more, or if the previous norm is missing or 0.
+    each tensor are summed over the steps of the epoch. At its end, the norm of the sum is compared with the norm that
+    was found ``every`` epochs earlier. A tensor is critical if its norm changed by the share ``eta`` or more, or if the
+    earlier norm is missing or 0.
 
     When the learning rate falls, every tensor is critical until the next comparison. Therefore a rate that falls at
     every step (cosine decay) keeps all tensors at the low CF. If the low CF would send no fewer bytes than dense,
@@ -84,8 +86,8 @@ class Accordion(Settings):
         epoch: number of steps of an epoch; ``None``: ``steps_per_epoch`` of ``AdaptiveCompressor``, or 1000 if that is
             not set.
         window: number of steps from one record of gain and throughput to the next.
-        latency: number of steps from a measured step to the step in which the decision takes effect, fewer than an
-            epoch has; gravac sets it (``for_latency``).
+        latency: number of steps from a measured step to the step in which the decision takes effect; less than the
+            number of steps of an epoch. gravac sets it (``for_latency``).
 
     Example:
         >>> Accordion().propose((2.0, 10.0), Span(1.0, 100.0))
@@ -133,8 +135,10 @@ class Accordion(Settings):
     def observe(self, state: AccordionState, measurement: Measurement) -> tuple[AccordionState, Decision]:
         """Return the state after a step, and a decision.
 
-        If the measurement has the norms of gradient sums, they are compared with those of the previous comparison. In
-        every step, the learning rate is compared with that of the step before.
+        In the last step of the epochs 0, ``every``, 2 ``every`` ..., the measurement has a norm for each tensor: the
+        norm of the sum of its gradients over the epoch's steps. This norm is compared with the tensor's norm ``every``
+        epochs earlier, to decide whether the tensor is critical. If the learning rate is lower than in the step before,
+        all tensors become critical.
         """
         updated_state = replace(state, step=measurement.step, window=state.window.add(measurement))
         cause_text = ""
@@ -186,9 +190,11 @@ class Accordion(Settings):
         return self.epoch or DEFAULT_EPOCH_STEPS
 
     def _sums(self, step: int) -> Sums:
-        """Return ``Decision.sums`` for a step (counted from 0): gradients are summed in every ``every``-th epoch.
+        """Return the value of ``Decision.sums`` for a step, which is counted from 0.
 
-        The last step of such an epoch also reports the norms of the sums.
+        ``"add"`` in epochs 0, ``every``, 2 ``every`` ...: each rank adds the step's gradient of each tensor to the
+        tensor's sum. ``"report"`` in the last step of these epochs: the norms of the sums are also measured. ``"none"``
+        in all other epochs.
         """
         epoch, step_in_epoch = divmod(step, self._steps_per_epoch)
         if epoch % self.every:
@@ -196,11 +202,12 @@ class Accordion(Settings):
         return "report" if step_in_epoch == self._steps_per_epoch - 1 else "add"
 
     def _compare_norms(self, state: AccordionState, norms: Sequence[tuple[str, float]]) -> AccordionState:
-        """Return the state after a comparison of norms: which tensors are calm (not critical), and the new norms.
+        """Compare each tensor's new norm with its earlier norm; return the state with updated ``calm`` and ``norms``.
 
         Args:
             state: state with the norms of the previous comparison.
-            norms: ``(name, norm)`` of each tensor's gradient sum over the epoch that has ended.
+            norms: ``(name, norm)`` of each tensor: norm of the sum of its gradients over the steps of the epoch that
+                has ended.
         """
 
         def is_calm(previous: float, current: float) -> bool:

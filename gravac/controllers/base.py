@@ -26,8 +26,9 @@ costs one more computation for every tensor, and one more number that ranks agre
 
 
 Sums = Literal["none", "add", "report"]
-"""Values of ``Decision.sums``. ``"none"``: gradients are not summed over steps; ``"add"``: each rank sums the gradients
-of each tensor; ``"report"``: the measurement of the step also has the norms of these sums."""
+"""Values of ``Decision.sums``. ``"none"``: gradients are not summed over steps. ``"add"``: each rank adds the step's
+gradient of each tensor to the tensor's sum over earlier steps. ``"report"``: as ``"add"``; the measurement of the step
+also has the norms of these sums, which then start again from 0."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -149,9 +150,9 @@ class Decision:
         reason: reason of the decision, as text; empty in the middle of a window.
         summary: gain and throughput of the window that has ended; ``None`` in the middle of a window.
         tensors: ``(name, candidate)`` of each tensor that runs another candidate than ``candidate``, by ascending name.
-        sums: whether each rank sums the gradients of each tensor over steps, before error feedback. ``"add"``: sums
-            them, which takes the memory of a copy of the model; ``"report"``: also measures the norms of the sums;
-            ``"none"``: does not sum, and drops the sums so far.
+        sums: whether each rank sums the gradients of each tensor over steps, before error feedback. ``"add"``: adds the
+            step's gradients to the sums, which take the memory of a copy of the model. ``"report"``: as ``"add"``, then
+            measures the norms of the sums, and drops the sums. ``"none"``: does not add, and drops the sums so far.
         watch: number of native steps (DDP exchanges by itself) that gravac times together next, as a stretch. The ranks
             exchange their step times after a stretch. Controllers choose longer stretches while nothing changes.
         probe: whether the ranks compute the loss on their fixed batches before the next step.
@@ -188,7 +189,7 @@ class Controller(Protocol[StateT]):
     - ``native``: true if the controller may choose candidates of mode ``native`` (DDP exchanges by itself), of which
       only times are known. The same candidates in mode ``hook`` are then candidates, too.
     - ``states_cost``: true if the controller's reasons state how many more steps a candidate takes than dense
-      (``cost_at_equal_samples``). To the reasons of other controllers the engine adds that number by the forecast.
+      (``cost_at_equal_samples``). If false, the engine appends that number to the reasons, from the forecast.
 
     Optional methods, each called once if the controller has it:
 

@@ -2,9 +2,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Decides for ``Goodput`` when to end a trial or a window early, since its steps are far too slow.
 
-A link that broke down makes every step slow. An evaluation or a checkpoint between two steps makes a single measured
-time long: that of one step, or of one round (outer steps up to an exchange). Therefore a single long time that earlier
-measurements do not explain ends nothing. The next time must be as long.
+A link that broke down makes every step slow. An evaluation or a checkpoint between two steps makes only one measured
+time long: the time of one step, or of one round (outer steps up to an exchange). Therefore a single time that is longer
+than earlier measurements allow (``explained_seconds``) ends no trial or window. The next time must be as long.
 """
 
 from __future__ import annotations
@@ -50,9 +50,9 @@ def trial_is_hopeless(state: GoodputState, hopeless: float) -> bool:
 
 
 def chosen_is_far_slower(state: GoodputState) -> bool:
-    """True if each of the chosen candidate's last ``FEW_STEPS`` steps took over ``FAR_SLOWER_RATIO`` times as long.
+    """True if each of the last ``FEW_STEPS`` steps took far longer than the chosen candidate's measured step time.
 
-    The comparison is with the time of a step when the candidate was measured before.
+    Far longer means more than ``FAR_SLOWER_RATIO`` times as long.
     """
     current_entry = state.entry(state.position)
     return current_entry is not None and _all_exceed(FAR_SLOWER_RATIO * current_entry.seconds, state.window.seconds)
@@ -74,9 +74,9 @@ def window_may_be_paused(state: GoodputState, change: float) -> bool:
 def longest_expected_seconds(state: GoodputState, change: float) -> float:
     """Return the step time, in seconds, above which a round of outer steps may contain a pause.
 
-    A round is the outer steps up to an exchange; a pause is an evaluation or a checkpoint. The result is infinite for
-    other steps: a window has many times of these, and the median leaves a pause out. A window of outer steps may have a
-    single time, that of a round.
+    A round is the outer steps up to an exchange; a pause is an evaluation or a checkpoint. A window of outer steps may
+    have only one measured time, the time of one round. A window of native or hook steps has many measured times, so
+    that the median leaves a pause out. If such steps run, the result is infinite.
 
     Args:
         state: state of the search.
@@ -91,10 +91,11 @@ def longest_expected_seconds(state: GoodputState, change: float) -> float:
 
 
 def explained_seconds(state: GoodputState) -> float:
-    """Return the longest time, in seconds, that earlier measurements explain for a step of the running candidate.
+    """Return the longest time, in seconds, that a step of the running candidate may take on an unchanged link.
 
-    A longer time shows that the link became slower, or that an evaluation or a checkpoint lies in the step. The result
-    is infinite if no candidate was measured.
+    The result is ``FAR_SLOWER_RATIO`` times the upper bound that follows from earlier measurements. A longer time shows
+    that the link became slower, or that an evaluation or a checkpoint lies in the step. The result is infinite if no
+    candidate was measured.
     """
     return FAR_SLOWER_RATIO * state.times.longest_step_seconds(state.position) or math.inf
 

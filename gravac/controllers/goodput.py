@@ -18,8 +18,8 @@ efficiency: the efficiency is higher with a probability of 80 % (``Forecast.lowe
   (``StepTimeBounds.shortest_step_seconds``). The candidate whose bound promises the highest goodput runs for a few
   steps, as a trial. The trial ends early if the candidate is clearly slower. If dense with gravac's hook is best so
   far, native steps are tried before candidates that compress.
-- Hold: if no candidate promises a gain above ``hysteresis``, the best candidate keeps running. To leave 1-bit
-  compression, the gain must be above the progress that the switch costs. A new search starts if step times change, or
+- Hold: if no candidate promises a gain above ``hysteresis``, the best candidate keeps running. A switch away from 1-bit
+  compression costs progress, so the promised gain must be above that cost. A new search starts if step times change, or
   if an exchange hidden behind backward takes less than half as long as before. Other candidates are tried again if
   their measurements are old, or uncertain because the steps of their trial differed in time.
 - Cost: beyond a starting budget, trials cost at most the fraction ``explore`` of the run's time. They cost less if a
@@ -104,8 +104,8 @@ efficiency are tried last. Example: nine steps of a rank-1 compressor, while the
 
 SETBACK_STEPS, SETTLED_STEPS = 15.0, 100
 """``SETBACK_STEPS``: progress, in steps, that a switch from 1-bit compression to a candidate of higher efficiency may
-cost. ``SETTLED_STEPS``: smallest number of steps that a cost of a switch is spread over. After more steps, the cost is
-spread over as many steps as were made, since the controller assumes that as many follow.
+cost. ``SETTLED_STEPS``: smallest number of steps over which the cost of a switch is spread. The controller assumes that
+as many steps will follow as the run has made, and spreads the cost over that number if larger.
 
 After 1-bit steps, AdamW's second moments are too small for other candidates. On the task ``charlm``, a switch raises
 the loss by 0.014 to 0.024 nats for 40 steps. That is the progress of 10 to 20 steps
@@ -160,7 +160,8 @@ class Goodput(Settings):
     Attributes:
         window: number of steps after which the controller decides again whether to keep its candidate.
         trial: number of steps of a trial; the first three after a switch are not timed.
-        near: smallest efficiency, as a fraction of dense's, of a candidate that the search may start with.
+        near: smallest ratio, efficiency of a candidate / efficiency of dense, at which the search may start with the
+            candidate.
         hysteresis: relative gain in goodput below which no other candidate is tried or chosen.
         change: relative change of the chosen candidate's step time, in two consecutive windows, that starts a new
             search. Twice that change in a single window also starts a new search.
@@ -314,7 +315,7 @@ class Goodput(Settings):
         """Return the state that a dict of ``dump`` describes, and the decision for the next step.
 
         If ``forecasts`` lacks some of the dumped candidates, their measurements are dropped, and the reason names these
-        candidates. If the candidate that ran at the dump is among them, the best measured candidate runs. If no
+        candidates. If the candidate that ran at the dump is missing, the best measured candidate runs. If no
         measurement is left, the search starts again.
         """
         dumped_candidates, candidates = dumped["candidates"], identify(forecast.candidate for forecast in forecasts)
@@ -470,7 +471,7 @@ class Goodput(Settings):
         return state, f"{reason}; search again from {state.running}"
 
     def _try_or_hold(self, state: GoodputState, finding: Finding) -> tuple[GoodputState, str]:
-        """Choose the next candidate: one that could be better than the best candidate, as a trial, or else the best.
+        """Start a trial of a candidate that could be better than the best candidate; without one, run the best.
 
         Args:
             state: state of the search, whose ``position`` is still that of the candidate that ran.
@@ -561,10 +562,11 @@ class Goodput(Settings):
         return max(0.0, price_s) + state.times.leaving_seconds(forecast) <= gain_s
 
     def _may_time_again(self, state: GoodputState, best: GoodputEntry) -> bool:
-        """True if the suspect may be timed again: at a cost of at most ``explore`` x time since the link changed.
+        """True if the suspect may run again to be timed, since a trial of it costs little enough.
 
         The suspect is the candidate whose few slow steps were the only sign that the link became slower
-        (``GoodputState.suspect``). Perhaps the machine had only paused.
+        (``GoodputState.suspect``). Perhaps the machine had only paused. The trial may cost at most the fraction
+        ``explore`` of the time since the link changed.
         """
         if state.suspect is None or state.suspect == best.position or not state.may_run(state.suspect):
             return False
@@ -579,9 +581,10 @@ class Goodput(Settings):
         return current_entry is not None and abs(seconds - current_entry.seconds) <= self.change * current_entry.seconds
 
     def _best_entry(self, state: GoodputState) -> GoodputEntry:
-        """Return the measurement of the best candidate: that of highest goodput if clearly better than the best so far.
+        """Return the measurement of the best candidate, which changes only if another candidate is clearly better.
 
-        If no goodput is clearly higher, return the measurement of the best candidate so far.
+        Clearly better means a goodput above ``_goodput_to_beat``. Of the measured candidates, only the candidate of
+        highest goodput is compared with the best so far.
         """
         top_entry = max(state.entries, key=lambda entry: (state.goodput(entry), -entry.position))
         incumbent = state.entry(state.best)

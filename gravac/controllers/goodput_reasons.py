@@ -21,8 +21,8 @@ class Finding(NamedTuple):
 
     Attributes:
         text: what the steps showed about time, link or progress, such as ``"dense 1x takes 80.1 ms a step"``.
-        repeated: whether to leave the text out if the decision keeps or chooses the candidate that ran. The rest of
-            such a reason states the same facts.
+        repeated: whether the rest of the reason states the same facts if the candidate that ran stays or becomes the
+            best; the text is then left out.
     """
 
     text: str

@@ -50,7 +50,8 @@ def with_current_positions(
         forecasts: forecasts of the current candidates.
 
     Returns:
-        The state; ``None`` if the current candidates have neither the best nor any measured candidate of the dump.
+        The state; ``None`` if ``forecasts`` has neither the best candidate of the dump nor a candidate that was
+        measured before the dump.
     """
     entries = [
         {**entry, "position": positions[entry["position"]]}

@@ -13,10 +13,11 @@ CODING_BESIDE_BACKWARD = 2.0
 def first_position(forecasts: Sequence[Forecast], near: float, link_changed: bool = False) -> int:
     """Return the index, in ``forecasts``, of the candidate at which a search starts.
 
-    - If the times of whole steps were forecast: the candidate of best goodput (steps per second times efficiency).
-    - Otherwise: the candidate of an efficiency near dense whose coding and exchange should take least time.
-    - If these times are not known for all such candidates, or the link has changed since the forecast: the candidate of
-      an efficiency near dense that sends fewest bytes.
+    - If the times of whole steps were forecast, and the link has not changed since: the candidate of best goodput
+      (steps per second times efficiency).
+    - Otherwise one of the candidates whose efficiency is near dense. If the times of coding and exchange were forecast
+      for each of them, and the link has not changed since: the candidate for which these take least time. If not: the
+      candidate that sends fewest bytes.
 
     Args:
         forecasts: forecast of each candidate, dense first.

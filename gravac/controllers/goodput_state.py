@@ -62,10 +62,10 @@ class GoodputState:
         windows: number of windows (groups of steps after which the controller decides) that have ended.
         steps: number of training steps observed.
         elapsed: seconds of all steps since the run started, or since the last change of the link.
-        spent: seconds, of those in ``elapsed``, that trials took beyond the best candidate's time for the same
-            progress.
-        floors: ``(position, seconds)`` of candidates that were measured before the link changed: lower bound of their
-            step time after the change.
+        spent: cost of the trials made during ``elapsed``, in seconds: the time of their steps, minus the time in which
+            the best candidate makes the same progress.
+        floors: ``(position, seconds)`` of each candidate that was measured before the link changed: ``seconds`` is a
+            lower bound of its step time after the change.
         off: number of consecutive windows in which the chosen candidate's steps or exchanges took clearly more or less
             time than in its measurement in ``entries``.
         moved: whether the speed of the link changed since the link was probed before the first step.
@@ -254,19 +254,20 @@ class GoodputState:
         return medians[2] / entry.saved[2]
 
     def after_drift(self, seconds: float, at_once: bool = False) -> GoodputState:
-        """Return the state after another window of the running candidate, with all entries adapted to the machine.
+        """Return the state with measured step times adapted to the machine's speed in the window that has ended.
 
         The machine may have become faster or slower. The seconds of a step without its wait for the exchange show by
         which ratio. The measurements of other candidates are scaled by that ratio. Otherwise a candidate that was
-        measured in a faster minute would look better for ever.
+        measured while the machine was faster would always look better.
 
-        Nothing is scaled if the change is within ``STANDARD_ERRORS`` standard errors: perhaps the candidate's earlier
-        time was short by chance. The wait of native steps (DDP exchanges by itself) is not known. If such steps run,
-        their whole change counts as a change of the machine.
+        Nothing is scaled if the step time changed by at most ``STANDARD_ERRORS`` standard errors, since that may be
+        chance. The wait of native steps (DDP exchanges by itself) is not known. If such steps run, the whole change of
+        their time counts as a change of the machine.
 
         Args:
             seconds: median time of the running candidate's steps in the window, in seconds.
-            at_once: true: apply the whole change, even if it is within the standard errors; false: apply half of it.
+            at_once: true: apply the whole change, even if it is within the standard errors; false: apply half of the
+                change.
         """
         entry_before_window = self.entry(self.position)
         assert entry_before_window is not None
@@ -337,8 +338,8 @@ class GoodputState:
         - Faster, y > x: no bound follows.
 
         In outer steps, the exchanges of two candidates may be in flight for different fractions of the compute. If
-        steps became slower, a candidate of a larger fraction than the running candidate's keeps its old time as bound.
-        If steps became faster, a candidate of a smaller fraction gets no bound.
+        steps became slower, and the other candidate's fraction is larger, its old step time is the bound. If steps
+        became faster, and the other candidate's fraction is smaller, no bound follows.
 
         Args:
             seconds: time of a step of the running candidate since the change, in seconds.
@@ -373,7 +374,8 @@ class GoodputState:
         """Return the state without measurements of step times, after the link changed.
 
         Args:
-            floors: ``(position, seconds)`` of candidates: lower bound of their step time after the change.
+            floors: ``(position, seconds)`` of candidates: ``seconds`` is a lower bound of the step time after the
+                change.
             slowed: whether the link became slower; the running candidate then becomes the suspect.
         """
         suspect = self.position if slowed else None
@@ -405,10 +407,10 @@ class GoodputState:
         return self.belief(entry.position, entry.efficiency).lower_bound / entry.seconds
 
     def largest_gain(self, entry: GoodputEntry) -> float:
-        """Return an upper bound of the gain of any other candidate, as a fraction of a measured step's time, at most 1.
+        """Return an upper bound of what any other candidate can gain over a measured candidate; a fraction, 0 to 1.
 
-        Other candidates can save the time of waiting, of coding and of gravac's hook, and can make more progress in a
-        step.
+        The bound adds the fractions of the measured step's time that went to waiting, to coding and to gravac's hook,
+        and the relative increase of progress per step with the candidate of highest efficiency.
 
         Args:
             entry: measurement of the candidate that the others are compared with.

@@ -10,13 +10,13 @@ lists the repairs and their reasons; Algorithm 1 as printed is ``GraVAC(paper_li
 
 The phases, and what ends each:
 
-- warm-up: the lowest CF runs. Its gain sets ε, the smallest gain allowed. The phase ends after the steps of the warm-up
-  and a window.
+- warm-up: the lowest CF runs, for ``warmup`` steps and then for a window. The gain in the window sets ε, the smallest
+  gain allowed.
 - explore: candidates run in ascending order, for a window each. If the gain of a candidate is below ε, the candidate
-  and all higher CFs are refused. The same holds for a shadow gain, which is evaluated without sending, before the
-  candidate runs. The search ends if a CF is refused or no CF is left. It also ends if throughput saturates: the two
-  best throughputs differ by at most a share ω. Then the lower CF of these two is chosen, otherwise the CF of best
-  throughput.
+  and all higher CFs are refused. A candidate is also refused before it runs, if its shadow gain (computed without
+  sending) is below ε. The search ends if a CF is refused, if no CF is left, or if throughput saturates: the two best
+  throughputs differ by at most a share ω. If throughput saturates, the lower CF of these two is chosen, otherwise the
+  CF of best throughput.
 - exploit: the chosen CF runs. If its gain falls below ε, θ_min runs (the lowest CF in use); if the gain of θ_min falls
   below ε, dense runs. If the gain leaves a band around its value when the CF was chosen, explore again.
 
@@ -72,8 +72,8 @@ class GraVAC(Settings):
         step: spacing of the CFs to try: 1, 2, 4, 16, 256 (``"exponential"``) or 1, 2, 4, 8 ... (``"geometric"``) times
             the lowest CF.
         warmup: number of steps before the first window.
-        shadow_every: number of steps from one evaluation of CFs that do not run to the next. The time of a step with
-            such an evaluation is not used.
+        shadow_every: number of steps between two steps in which the ranks also compute the gain of shadow CFs, which do
+            not run. The time of such a step is not used.
         band: relative change of the gain, since a CF was chosen, that starts a new search.
         change: relative change of the chosen candidate's samples per second, in two consecutive windows, that starts a
             new search: the link or the machine changed.
@@ -173,8 +173,9 @@ class GraVAC(Settings):
     def _native_if_allowed(self, state: GravacState) -> GravacState:
         """Return the state with ``by_itself`` set: whether DDP exchanges by itself in the next steps.
 
-        DDP does so if dense runs, and no gain of another CF is needed. If dense runs for lack of gain, a gain is needed
-        in the last window before compression may be tried again. In float16, gradients must also be far from overflow.
+        DDP does so if dense was chosen, and no gain of another CF must be measured. If dense runs for lack of gain, the
+        gain of θ_min (the lowest CF in use) must be measured in the last window before compression may begin again. In
+        float16, gradients must also be far from overflow.
         """
         fits_format = state.running.cf == 1 or fits_float16(state.energy)
         may_run = state.phase == EXPLOIT and state.running.dense and state.running.cf in state.native and fits_format
@@ -250,9 +251,12 @@ class GraVAC(Settings):
     def _shadow(self, state: GravacState) -> tuple[float, ...]:
         """Return the shadow CFs of the next decision: CFs whose gain the ranks compute without sending; ascending.
 
-        In the warm-up and in a search, these are the CFs still to be tried, at most ``SHADOWS``. If dense runs for lack
-        of gain, only θ_min (the lowest CF in use) is returned, once compression may begin again. In all but one of
-        ``shadow_every`` steps, the result is empty.
+        Only one in ``shadow_every`` steps has shadow CFs; for the others, the result is empty. The shadow CFs are:
+
+        - in the window of the warm-up, and in a search: the CFs still to be tried, at most ``SHADOWS`` of them;
+        - while dense runs because no gain was high enough: θ_min (the lowest CF in use), but none before the last
+          window of the time for which dense must stay (``GravacState.rest_until``);
+        - while the chosen candidate runs, and in native steps: none.
         """
         if (
             state.by_itself
@@ -317,7 +321,10 @@ class GraVAC(Settings):
         return self._try_or_end_search(state, reason)
 
     def _enter_measurement(self, state: GravacState) -> GravacState:
-        """Return the state with the window's measurement of the running candidate, and without too old measurements."""
+        """Return the state with the window's measurement of the running candidate added to ``entries``.
+
+        Measurements that are ``expire`` windows old are dropped.
+        """
         t_compression = state.window.summary(state.phase).t_compression or 0.0
         entry = GravacEntry(state.position, state.window.gain, t_compression, state.windows)
         other_entries = [
@@ -443,10 +450,11 @@ class GraVAC(Settings):
         return search_state, f"{reason}: search again from {search_state.running}"
 
     def _detect_change(self, state: GravacState) -> tuple[GravacState, str]:
-        """Compare samples per second and learning rate with those of the chosen candidate's first window.
+        """Compare samples per second and learning rate with their values in the chosen candidate's first window.
 
         Returns:
-            The state, and the reason for a new search as text. The reason is empty if neither number changed enough.
+            The state, and the reason for a new search as text. The reason is empty if neither the samples per second
+            nor the learning rate changed enough.
         """
         current_speed, current_rate = state.window.t_system, state.learning_rate
         if state.speed is None or current_speed is None:
@@ -462,9 +470,9 @@ class GraVAC(Settings):
     def _evaluate_dense(self, state: GravacState) -> tuple[GravacState, str]:
         """Evaluate a window in which dense ran for lack of gain: keep dense, or compress again.
 
-        After ``rest_until`` windows, θ_min (the lowest CF in use) runs again if its gain is at least ε, the smallest
-        gain allowed. That gain is a shadow gain, evaluated without sending. It may be higher than the gain of steps
-        that run at θ_min.
+        From window ``GravacState.rest_until`` on, θ_min (the lowest CF in use) runs again if its gain is at least ε,
+        the smallest gain allowed. That gain is a shadow gain, computed without sending. It may be higher than the gain
+        of steps that run at θ_min.
 
         Returns:
             The state with the next candidate, and the reason as text.

@@ -65,7 +65,7 @@ class LiteralState:
             gain.
         throughput: ``(cf, samples per second times gain)`` of each CF that ran, in its newest step; ascending by CF.
         steps: number of steps observed; each is an iteration of the algorithm.
-        window: statistics of the steps since the last record, for records only.
+        window: statistics of the steps since gain and throughput were last recorded; no decision uses them.
     """
 
     candidates: tuple[Candidate, ...]
@@ -182,8 +182,9 @@ def _branch(settings: LiteralSettings, state: LiteralState) -> tuple[int, str]:
 def _check(settings: LiteralSettings, state: LiteralState) -> LiteralState:
     """Return the state with updated θ_min and θ_s: CheckGraVAC (Algorithm 1, lines 31 to 41), in the printed order.
 
-    θ_min is the lowest CF in use, and θ_s the ratio of the CF that is tried to θ_min. If the two gains saturate, θ_min
-    rises; if the two best throughputs saturate, θ_s leads to the CF of the second best.
+    θ_min is the lowest CF in use, and θ_s the ratio of the CF that is tried to θ_min. First θ_s grows by one step. If
+    the gains at θ_min and at the CF that is tried differ by at most ω, θ_min is multiplied by the new θ_s. If the two
+    best throughputs differ by at most ω, θ_s is set so that the CF of the second best throughput is tried next.
     """
     if len(state.candidates) == 1:
         return state

@@ -52,8 +52,8 @@ FIRST_TRIAL_FRACTION = 0.03
 """Fraction of a run's steps in which no switchback trial begins, since the loss falls too fast at first."""
 
 SMALLEST_RATIO_DIVISOR = 0.3
-"""Lower limit of the ratio by which ``expected_gain`` divides the ratio's standard deviation, to estimate the standard
-deviation of the ratio's logarithm."""
+"""Smallest divisor in an estimate of ``expected_gain``: standard deviation of the logarithm of a ratio of efficiencies
+= standard deviation of the ratio / the ratio. If the ratio is smaller than this number, this number is the divisor."""
 
 NO_TRIALS_REASON = "switchback trials would cost more progress than they can gain"
 """Text of a decision reason if a run has a probe but makes no switchback trials: too few steps are to come, or there is
@@ -123,7 +123,10 @@ def trials_may_begin(state: GoodputState, total_steps: int | None) -> bool:
 
 
 def steps_of_trial(candidate: Candidate) -> int:
-    """Return the number of the candidate's steps in a switchback trial: ``TRIAL_STEPS``, or two exchanges if more."""
+    """Return the number of the candidate's steps in a switchback trial.
+
+    The number is ``TRIAL_STEPS``, or the number of steps up to the second exchange if that is larger.
+    """
     return max(TRIAL_STEPS, 2 * candidate.every)
 
 
@@ -189,9 +192,9 @@ def expected_gain(
 def trial_prices(state: GoodputState, candidate: int, reference: int, length: int, expire: int) -> tuple[float, float]:
     """Return the cost of the reference's steps before the first switchback trial, and the cost of each trial.
 
-    The steps of a trial are those of the candidate, and those of the reference that follow. A cost is the progress lost
-    in comparison with running the best candidate for the same time, in steps of the best candidate. ``expected_gain``
-    explains the arguments.
+    A trial is a stretch of the candidate, followed by settling steps and a stretch of the reference. A cost is the
+    progress lost in comparison with running the best candidate for the same time, in steps of the best candidate.
+    ``expected_gain`` explains the arguments.
     """
     best = state.entry(state.best)
     assert best is not None

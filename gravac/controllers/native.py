@@ -14,8 +14,8 @@ float16 number. Gradients may grow by that factor in native steps, in which grav
 
 LONGEST_STRETCH_STEPS, LONGEST_STRETCH_SECONDS = 400, 4.0
 """Largest number of steps, and largest duration in seconds, of a native stretch: successive native steps that gravac
-times together. At the end of a stretch, the ranks notice whether its steps took a quarter longer than before. Within a
-stretch, the ranks exchange numbers by which they notice steps that take more than twice as long."""
+times together. At the end of a stretch, the controller notices whether the steps took a quarter longer than before.
+During a stretch, the ranks tell each other whether a step took more than twice as long; if so, the stretch ends."""
 
 
 def fits_float16(energy: float) -> bool:

@@ -11,9 +11,9 @@ alternates between them in stretches, which are successive steps of one candidat
 4. a stretch of the reference, which is also step 1 of the next trial.
 
 The loss on fixed batches (argument ``probe`` of ``AdaptiveCompressor``) is read a few times at both ends of each
-stretch of the reference. The loss right after a candidate's steps would mislead: for some steps, averaged weights lower
-it, and noise raises it. The fall of the loss over the candidate's stretch is compared with its fall in the stretches
-of the reference before and after.
+stretch of the reference. The loss is not read right after a candidate's steps, since it would mislead: averaged weights
+make it too low after outer steps, and the noise of compressed gradients makes it too high. The fall of the loss from
+before to after the candidate's stretch is compared with its fall in the two stretches of the reference.
 
 The functions of this module are pure functions of measurements that all ranks agreed on, as controllers are.
 """
@@ -323,7 +323,7 @@ class Line:
 
 
 def estimate_ratio(before: Line, after: Line, steps: int, noise: float) -> tuple[float, float]:
-    """Return the ratio that a switchback trial measured: progress of a candidate's step / of a reference's step.
+    """Return the ratio that a switchback trial measured: progress of a candidate's step / progress of a reference step.
 
     The reference is the candidate that the trial compares with. It runs before and after the candidate under trial. The
     estimate assumes that between the two lines a step of the reference would lower the loss by the geometric mean of
@@ -336,8 +336,8 @@ def estimate_ratio(before: Line, after: Line, steps: int, noise: float) -> tuple
         noise: standard deviation of a reading of the loss.
 
     Returns:
-        The ratio, and its standard error. The error is infinite if the loss did not fall along both lines, or if
-        ``steps`` is 0.
+        The ratio, and its standard error. If the loss does not fall along one of the lines, or if ``steps`` is 0, no
+        ratio can be measured: the ratio is then 0, and the error infinite.
 
     Example:
         >>> before = Line.through([Reading(0, 4.0), Reading(50, 3.5), Reading(100, 3.0)])
@@ -365,7 +365,8 @@ class Learned:
         candidate: index of the candidate in the controller's list of candidates.
         reference: index of the candidate that ``candidate`` was compared with.
         estimates: ``(ratio, its standard error)`` of each trial: efficiency of the candidate / efficiency of the
-            reference. A trial is left out if the loss did not fall in the reference's steps before and after.
+            reference. A trial is left out if the loss did not fall in the reference's steps before the candidate's
+            steps, or did not fall in those after.
         steps: number of steps that the candidate made in all trials.
     """
 
@@ -409,7 +410,7 @@ class Learned:
 
     @property
     def measured_ratio(self) -> MeasuredRatio:
-        """The same result as an argument for ``gravac.beliefs.posterior``."""
+        """The measured ratio and its standard error, in the type that ``gravac.beliefs.posterior`` takes."""
         return MeasuredRatio(self.candidate, self.reference, self.ratio, self.error)
 
 

@@ -171,7 +171,8 @@ def state_from_plain(
         state_class: class of the state: a dataclass with a field ``window``.
         dumped: state of the controller in a checkpoint.
         running: candidate that runs, whose steps are in the window.
-        not_dumped: field ``candidates`` or ``forecasts`` of the state, in the order of the positions in ``dumped``.
+        not_dumped: the field ``candidates`` or ``forecasts`` of the state, by its name. Positions in ``dumped`` are
+            indices of its value.
     """
     return from_plain(state_class, {**dumped, **not_dumped, "window": {**dumped["window"], "candidate": running}})
 

@@ -36,7 +36,7 @@ class Static(Settings):
     def propose(self, cf_range: tuple[float, float], supported: Span | Sequence[float]) -> tuple[float, ...]:
         """Return a tuple of one CF: ``cf``, or the supported CF nearest to ``cf``.
 
-        The tuple is empty if that CF is outside ``cf_range``. CF 1 and CF 2 (dense) may be outside.
+        The tuple is empty if that CF is outside ``cf_range``, except that CF 1 and CF 2 (dense) are always allowed.
         """
         cfs = (self.cf,) if isinstance(supported, Span) else snap((self.cf,), supported)
         return tuple(cf for cf in cfs if cf in (1.0, 2.0) or cf_range[0] <= cf <= cf_range[1])

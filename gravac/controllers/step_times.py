@@ -51,7 +51,7 @@ class GoodputEntry:
         efficiency: assumed statistical efficiency of the candidate's steps at the gain that was measured.
         saved: ``(waited, coded, exchanged)``: median seconds of a step, see ``Measurement``; ``None`` if not known.
         doubt: standard error of ``seconds``, in seconds, from the spread of the step times.
-        times: number of windows whose step times ``seconds`` is a mean of.
+        times: number of windows over which ``seconds`` is averaged.
     """
 
     position: Count
@@ -63,7 +63,9 @@ class GoodputEntry:
     times: Count = 1
 
     def mean_with(self, earlier: GoodputEntry, weight: float) -> GoodputEntry:
-        """Return this entry, with its ``seconds`` averaged with those of an earlier entry of the same candidate.
+        """Return this entry with the weighted mean of its ``seconds`` and the ``seconds`` of an earlier entry.
+
+        Both entries are measurements of the same candidate.
 
         Args:
             earlier: the earlier entry.
@@ -100,8 +102,8 @@ class StepTimeBounds:
     Attributes:
         forecasts: forecasts of all candidates: dense first, then ascending by wire ratio.
         entries: newest measurement of each candidate that was measured since the link last changed.
-        floors: ``(position, seconds)`` of candidates that were measured before the link changed: lower bound of their
-            step time after the change.
+        floors: ``(position, seconds)`` of each candidate that was measured before the link changed: ``seconds`` is a
+            lower bound of its step time after the change.
         windows: number of windows (groups of steps after which the controller decides) that have ended.
         moved: whether the speed of the link changed since the link was probed before the first step.
         slowed: whether the link became slower at its last change; false if it became faster or never changed.
@@ -154,9 +156,9 @@ class StepTimeBounds:
     def exchange_times(self, entry: GoodputEntry) -> tuple[float, float, float]:
         """Return upper bounds of a measured step's seconds ``(waited, coded, exchanged)``, see ``Measurement``.
 
-        If the three times were measured, these are returned. Otherwise each bound is the whole step time. Of a native
-        step (DDP exchanges by itself), the bound of coding is 0. The other two bounds are the forecast time of its
-        exchange, corrected by the measured speed of the link, but at most the step time.
+        If the three times were measured, these are returned. If not, each bound is the whole step time, except for a
+        native step (DDP exchanges by itself). For a native step, the bound of coding is 0. The other two bounds are the
+        forecast time of its exchange, corrected by the measured speed of the link, but at most the step time.
         """
         if entry.saved is not None:
             return entry.saved
@@ -169,7 +171,8 @@ class StepTimeBounds:
     def _link_slowdown(self, select: Callable[[Sequence[float]], float]) -> float:
         """Return measured time of an exchange / time forecast from the probe of the link before the first step.
 
-        If no exchange was measured, the result is 1; infinite if the link has changed since the probe.
+        If no exchange was measured, the result is 1 on an unchanged link, and infinite if the link has changed since
+        the probe.
 
         Args:
             select: ``min`` or ``max``, which selects from the ratios of all measured candidates. A ratio is too large
@@ -215,9 +218,9 @@ class StepTimeBounds:
         """Return the seconds that ranks need to make their models equal again when a candidate's outer steps end.
 
         The ranks then send the whole model, not compressed. If the link has not changed since the probe, the result is
-        the forecast (``Forecast.leaving_s``). Otherwise the forecast is multiplied by the ratio by which a dense
-        exchange became slower. If too few exchanges were timed to know that ratio, the ratio of the timed exchanges is
-        used if larger.
+        the forecast (``Forecast.leaving_s``). Otherwise the forecast is multiplied by a lower bound of the ratio by
+        which a dense exchange became slower. As long as only exchanges of one size were timed, that bound may be too
+        low; the factor is then at least the ratio by which the timed exchanges became slower.
 
         Args:
             forecast: forecast of the candidate.

@@ -28,7 +28,8 @@ class WarmupState:
 
     Attributes:
         candidates: candidates that may be chosen: dense first, then ascending by wire ratio.
-        window: statistics of the steps since the last record, of the candidate decided on.
+        window: statistics of the steps since gain and throughput were last recorded. Only steps of the candidate of the
+            newest decision count.
         steps: number of steps observed.
     """
 
@@ -94,7 +95,10 @@ class Warmup(Settings):
         return WarmupState(candidates, Window(first)), Decision(first, reason=self._reason(0, first))
 
     def observe(self, state: WarmupState, measurement: Measurement) -> tuple[WarmupState, Decision]:
-        """Return the state after a step, and a decision for the schedule's candidate ``latency`` steps later."""
+        """Return the state after a measured step, and the decision for the step ``latency`` steps after it.
+
+        The decision's candidate is the one that the schedule has for that step.
+        """
         steps = state.steps + 1
         window = state.window.add(measurement)
         candidate = self._candidate_at(steps + self.latency - 1, state.candidates)
@@ -148,7 +152,10 @@ class Warmup(Settings):
         return "warm-up" if self._stage_number(step) < len(self.stages) - 1 else "warmed up"
 
     def _reason(self, step: int, candidate: Candidate) -> str:
-        """Return the reason, as text, for running a candidate in a step: the stage, and the target CF if it differs."""
+        """Return the reason, as text, for running a candidate in a step (counted from 0).
+
+        The text names the stage, and also the stage's target CF if the candidate's CF differs from it.
+        """
         stage, stages = self._stage_number(step), self.stages
         target_text = "" if math.isclose(candidate.cf, stages[stage], rel_tol=1e-6) else f" for {stages[stage]:g}x"
         return f"{self._phase(step)}: stage {stage + 1} of {len(stages)}, {candidate}{target_text}"

@@ -99,8 +99,9 @@ def fit(observations: Sequence[Observation], machine: Machine | None = None) -> 
     message's latency comes from the machine; and the steps cannot separate a link's latency from the time of coding
     (encode and decode). Fit very different links in separate calls.
 
-    The fit minimizes the Huber loss of the relative errors. A search finds the overlap. For a given overlap, repeated
-    least squares find the other constants, and in which steps the exchange outlasts backward.
+    The fit minimizes the Huber loss of the relative errors. A search finds the overlap. For each overlap that the
+    search tries, least squares find the other constants. They are repeated, since the constants decide in which steps
+    the exchange takes longer than backward can hide.
 
     Args:
         observations: measured steps; steps of a single rank are ignored. Each link needs at least three steps. To
@@ -114,7 +115,8 @@ def fit(observations: Sequence[Observation], machine: Machine | None = None) -> 
         The latency and bandwidth of each link, and the machine with its fitted constants.
 
     Raises:
-        ValueError: a link has too few observations, an observed time is not above 0, or more bytes do not take longer.
+        ValueError: a link has too few observations, an observed time is not above 0, or the steps over a link do not
+            take longer if they send more bytes.
     """
     machine = machine or Machine(14e9)
     rows = [observation for observation in observations if observation.world > 1]

@@ -12,8 +12,8 @@ from gravac.costmodel.network import check
 Costs = Mapping[str, CostPoints]
 """Costs of compression by compressor name: points ``(CF, encode, decode)``, ascending by compression factor (CF).
 
-The costs of encode and decode are times / the time of copying the tensor. Decode is measured at ``MEASURED_WORLD`` (2)
-ranks.
+``encode`` is the time of encode / the time of copying the tensor; ``decode`` likewise. Decode is measured at
+``MEASURED_WORLD`` (2) ranks.
 """
 
 
@@ -45,7 +45,10 @@ class Machine:
         check("start_s", self.start_s, self.start_s >= 0, "seconds, 0 or more")
 
     def coding(self, compressor: Compressor, cf: float) -> Coding | None:
-        """Return the costs of encode and decode: times / the time of copying the tensor; ``None`` if not measured."""
+        """Return the costs of encode and decode; ``None`` if not measured.
+
+        A cost is the time of encode or decode, divided by the time of copying the tensor.
+        """
         if self.costs is None or not compressor.compresses:
             return compressor.profile(cf).coding
         return coding_at(self.costs.get(compressor.name, ()), cf)

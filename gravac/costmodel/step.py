@@ -77,8 +77,8 @@ class Load:
     Attributes:
         compute_s: time of forward, backward and optimizer, seconds.
         copied_bytes: bytes whose copying takes as long as encode and decode of all tensors.
-        starts: number of buckets x rounds of collectives of each compressed bucket; 0 if nothing is compressed. A
-            compressor has several rounds if a collective depends on the result of the one before.
+        starts: number of buckets, times the number of rounds of collectives in a bucket; 0 if nothing is compressed. A
+            compressor has several rounds if a collective depends on the result of an earlier collective.
         messages: number of messages that one rank sends for a bucket, one after the other.
         bits: bits that one rank sends for a bucket.
         buckets: number of buckets.

@@ -210,5 +210,12 @@ def with_native(admission: Admission, native_cfs: Sequence[float]) -> Admission:
 
 
 def alike(forecast: Forecast, other: Forecast) -> bool:
-    """True if two candidates of a family send about the same bytes, as top-k may at two high CFs of a small model."""
+    """True if two candidates encode in the same way and the first sends at least about as many bytes as the second.
+
+    For example, at high CFs top-k may send about the same bytes at two CFs, if the model is small.
+
+    Args:
+        forecast: forecast of the first candidate.
+        other: forecast of the second candidate.
+    """
     return forecast.family == other.family and forecast.wire_ratio <= SAME_RATIO * other.wire_ratio

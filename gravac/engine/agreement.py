@@ -69,9 +69,9 @@ class Agreement:
                 self._in_flight.append(self.executor.agree(vectors))
 
     def observe(self, last_step: int) -> None:
-        """Wait for the sums of the steps up to ``last_step``, and hand each step's measurement and sums over.
+        """Wait for the sums of the steps up to ``last_step``, and let the engine decide by each of these steps.
 
-        They are handed to the function ``observe`` that the constructor got.
+        For each step, the function ``observe`` that the constructor got is called with the measurement and its sums.
         """
         while self._in_flight and self._state.pending[0].step <= last_step:
             with named_failure(self._state, lambda: AGREEMENT_TEXT):

@@ -22,7 +22,7 @@ from gravac.compressors.profile import CODING_BYTES
 from gravac.exchange.executor import Verdict
 
 ALWAYS_ENOUGH = 1 << 20
-"""Number of elements from which on waiting groups are compressed at once, on any link."""
+"""Number of elements at which waiting groups stop waiting and are compressed, however slow or fast the link is."""
 
 FEWEST_JOBS = 3
 """Smallest number of jobs that a step's gradients are divided into: a job is coded while another is in flight."""
@@ -37,7 +37,10 @@ A job has room for a segment and for groups that waited, which have fewer than `
 """
 
 MOST_JOBS = 8
-"""Largest number of jobs that a step's gradients are divided into; more jobs start the exchange earlier."""
+"""Largest number of jobs that a step's gradients are divided into, on a slow link.
+
+The more jobs, the earlier the first job is in flight, but the more the jobs' calls cost.
+"""
 
 JOB_SECONDS = 0.008
 """Smallest exchange time of a job, in seconds, that is worth the cost of the job's calls."""
@@ -69,7 +72,7 @@ class Waiting:
 
     Attributes:
         groups: the waiting groups, in order.
-        enough_elements: number of elements from which on groups do not wait.
+        enough_elements: number of elements at which the groups stop waiting and are compressed.
         max_elements: largest number of elements of a job; a job of a single tensor may have more.
     """
 
@@ -111,7 +114,7 @@ class Waiting:
 
 
 def enough(model_elements: int, exchange_s: float = 0.0) -> int:
-    """Return the number of elements from which on groups do not wait for further groups, but are compressed.
+    """Return the number of elements at which waiting groups stop waiting for further groups, and are compressed.
 
     Args:
         model_elements: number of elements of all the model's tensors.

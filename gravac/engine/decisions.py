@@ -29,7 +29,11 @@ soon as the state has ``compute_s``, the seconds of a step without exchange.
 
 
 COMPUTE_STEPS = 8
-"""Number of training steps, after the first ``SETTLING`` steps, whose median is taken as the compute time of a step."""
+"""Number of training steps from whose times the compute time of a step, as their median, is estimated.
+
+The compute time is the time without exchange. The run's first few steps, while caches and buffers still change, do not
+count.
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -190,9 +194,9 @@ class Deciding:
             self._add_compute_time(state, measured)
 
     def _add_compute_time(self, state: RunState, measured: Measurement) -> None:
-        """Note the compute time of a step; after ``COMPUTE_STEPS`` training steps, select candidates again.
+        """Store the compute time of a step; after ``COMPUTE_STEPS`` training steps, select candidates again.
 
-        The selection uses the median of the times, in seconds.
+        The compute time is the time without exchange, in seconds. The selection uses the median of the stored times.
 
         Args:
             state: state of the run; the median is stored in it, and the controller's state may change.

@@ -8,7 +8,9 @@ ranks make the same calls in the same order, with the same names and shapes.
 
 The engine uses no threads, clocks or process groups. ``begin``, ``exchange`` and ``end`` hand calls and jobs to an
 executor. A job is a generator that yields collectives; a call is a function. The executor runs jobs and calls in the
-order in which it gets them, which is the same on all ranks. The engine therefore needs no lock:
+order in which it gets them, which is the same on all ranks. The engine therefore needs no lock.
+
+A step consists of these calls and jobs, in this order:
 
 1. ``_begin``: send the last step's numbers, and make a plan from the newest decision. If a CF fell, set the residuals
    aside, to add them to gradients part by part.
@@ -16,8 +18,9 @@ order in which it gets them, which is the same on all ranks. The engine therefor
 3. ``_end``: store the new residuals, measure, and decide by the measurement that the ranks agreed on
    (``gravac.engine.agreement``).
 
-The ranks send the measurement of step t in step t + latency - 1. The decision by that measurement holds from step t +
-latency on, or at once if the ranks call ``conclude``.
+The executor's ``latency``, 2 or more, is the number of steps from a measurement to the decision that it leads to. The
+ranks send the measurement of step t in step t + latency - 1. The decision by this measurement holds from step t +
+latency on. If the ranks call ``conclude`` and ``concluded`` after step t, the decision already holds for step t + 1.
 
 A step of the engine covers one training step, or several: a round of outer steps, or a stretch of native steps, in
 which torch exchanges and gravac only measures times.
@@ -371,7 +374,7 @@ class Engine:
         Args:
             segment: the group, or a segment of it; averaged if the step compresses. ``None``: no tensors.
             group: the whole group; averaged if the step is dense. ``None``: no tensors.
-            is_last: whether groups may not wait for a later group.
+            is_last: whether to average all waiting groups now, since the step has no later group.
         """
         job_groups = [ready for ready in (segment, group) if ready is not None]
 
@@ -493,7 +496,7 @@ class Engine:
         """End the executor after all calls and jobs.
 
         Args:
-            failure: exception with which calls and jobs that have not ended fail; ``None``: they are run first.
+            failure: exception with which unfinished calls and jobs fail; ``None``: they run to their end first.
         """
         if self._executor is not None and self._agreement is not None:
             executor, self._executor = self._executor, None
@@ -515,7 +518,7 @@ class Engine:
     def _begin(self, inputs: StepInputs) -> Candidate:
         """Begin a step, called by the executor; return the candidate of the newest decision.
 
-        The step runs this candidate if it has the candidate's mode.
+        The step runs this candidate only if the mode of the candidate is also the mode of the step.
         """
         state, executor, forms = self.state, self.executor, self.forms or inputs.forms
         if self.decision is None:
@@ -566,10 +569,11 @@ class Engine:
         self.probe_follows, self.deciding.probe_requested = self.deciding.probe_requested, False
 
     def _decision_of(self, inputs: StepInputs, decision: Decision, previous: Candidate | None) -> Decision:
-        """Return the decision that a step runs.
+        """Return the decision that a step runs: the first of three decisions whose candidate has the step's mode.
 
-        This is the newest decision if its candidate has the step's mode. Otherwise it is a decision for the previous
-        step's candidate, if that has the mode, or else for the dense candidate of the mode.
+        1. The newest decision.
+        2. A decision for the candidate of the previous step.
+        3. A decision for the dense candidate of the step's mode; always taken if ``inputs.dense`` is True.
 
         Args:
             inputs: facts of the step, such as its mode.
@@ -589,7 +593,7 @@ class Engine:
         return Decision(Candidate(inputs.mode, DENSE, self.averager.dense.cf, steps_per_exchange))
 
     def _rescale(self, loss_scale: Number | None) -> None:
-        """Store the loss scale; if it changed, multiply residuals and gradient sums by new scale / old scale."""
+        """Store the loss scale; if it changed, multiply residuals and sums of gradients by new scale / old scale."""
         previous_scale = self.state.loss_scale
         if isinstance(loss_scale, torch.Tensor):
             loss_scale = loss_scale.detach().clone()  # a scaler changes its tensor in place

@@ -139,7 +139,9 @@ def progress_record(measured: Measurement, progress: Progress) -> ProgressRecord
 
 
 def totals(state: RunState, candidates: Sequence[Candidate]) -> dict[str, float]:
-    """Return totals of a run by name: training steps, wire bytes, wire ratio, gain, norm bytes, and shares of steps.
+    """Return totals of a run by name: steps, wire bytes, wire ratio, gain, bytes of norms, and shares of steps.
+
+    ``EndRecord`` explains the names.
 
     Args:
         state: state of the run.

@@ -20,7 +20,7 @@ MISSING_TEXT = "none"
 """Text that an error message shows for ranks that lack the field which differs."""
 
 MAX_SHOWN = 3
-"""Largest length of each list in an error message: of ranks, of a field's different texts, of other fields' names."""
+"""Largest number of ranks, of different texts of a field, and of further fields that an error message lists."""
 
 Comparison = Generator[torch.Tensor, list[torch.Tensor], None]
 """Generator that yields flat tensors to all-gather, one at a time; each time it is resumed with all ranks' tensors."""

@@ -176,9 +176,9 @@ class Executor(Protocol):
 
 
 def both(first: Verdict, second: Verdict) -> Verdict:
-    """Return whether two verdicts (gradients were finite) are both true: a bool, or a 0-d bool tensor.
+    """Return whether two verdicts (gradients were finite) are both true.
 
-    The result is a tensor if it depends on a tensor.
+    The result is a bool if both verdicts are bools, or if one is the bool False; otherwise it is a 0-d bool tensor.
     """
     if isinstance(first, bool):
         return second if first else False

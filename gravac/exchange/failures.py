@@ -45,8 +45,8 @@ class Failures:
     No method raises an exception.
 
     Args:
-        groups: process groups that this rank exchanges over, each once. All ranks of a group must create the same
-            number of ``Failures`` objects with this group.
+        groups: process groups that this rank exchanges over, each listed once. All ranks of a group must create the
+            same number of ``Failures`` objects with this group.
     """
 
     def __init__(self, groups: Sequence[dist.ProcessGroup]) -> None:

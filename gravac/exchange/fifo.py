@@ -188,9 +188,9 @@ class Fifo:
         return later - earlier
 
     def spent(self) -> Callable[[], tuple[float, float]]:
-        """Return a function that returns the seconds of coding, and of exchange, since the last call of ``spent``.
+        """Return a function that returns the seconds of encoding and decoding, and the seconds of exchange.
 
-        Called on the exchange thread. See ``Executor``.
+        Both count from the last call of ``spent``. Called on the exchange thread. See ``Executor``.
         """
         previous, self._seconds = self._seconds, (self.compress_seconds, self.exchange_seconds)
         spent = (self._seconds[0] - previous[0], self._seconds[1] - previous[1])
@@ -296,8 +296,8 @@ class Fifo:
     def drain(self, seconds: float | None = None) -> bool:
         """Wait until all queued work has ended, for at most ``seconds``; return False if it has not ended by then.
 
-        Returns True at once if the exchange thread itself calls this method, through a telemetry sink, and in a forked
-        process, which has no exchange thread.
+        Returns True at once in two cases: if the exchange thread itself calls this method, through a telemetry sink;
+        and if the process was forked, since it then has no exchange thread.
 
         Args:
             seconds: longest wait, in seconds; ``None``: no limit.
@@ -564,7 +564,7 @@ class Fifo:
 
         Args:
             failure: exception; if earlier work has failed already, that work's exception is used instead.
-            fails: functions that are called with the exception, besides those of unfinished work.
+            fails: functions to call with the exception, in addition to the ``fail`` functions of all unfinished work.
         """
         self._failure = self._failure or failure
         self._failures.report(self._failure)

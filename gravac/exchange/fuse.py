@@ -3,7 +3,8 @@
 """Joins the collectives of many tensors: the tensors' i-th collectives become one collective per kind and dtype.
 
 The first of these collectives also contains a flag, which a rank sets if one of its gradients is not finite. If a rank
-set the flag, the ranks exchange nothing more of these tensors, unless reading the flag would make the host wait.
+set the flag, the ranks exchange nothing more of these tensors. If reading the flag would make the host wait for a GPU,
+the exchange continues instead, and ``Outcome.finite`` is a tensor that is False if a rank set the flag.
 """
 
 from collections.abc import Callable, Generator, Sequence
@@ -39,13 +40,15 @@ class Outcome(Generic[T]):
 
 
 Fused = Generator[Requests, list[Any], Outcome[T] | None]
-"""Generator that yields lists of joined collectives; returns an ``Outcome``, ``None`` if a gradient was not finite."""
+"""Generator that yields lists of joined collectives; returns an ``Outcome``, or None if a gradient is not finite."""
 
 ALIGNMENT = 8
 """Rows of bytes are padded to a multiple of this number of bytes, so that they can be viewed as any dtype."""
 
 FLAG = -1
-"""Key, in dicts of collectives, of the flag for gradients that are not finite; other keys are generators' positions."""
+"""Key of the flag's collective in a dict of collectives. The other keys are the positions, from 0, of the generators.
+
+A rank sets the flag if one of its gradients is not finite."""
 
 
 def fuse(
@@ -63,9 +66,10 @@ def fuse(
     4. Stop if any rank set the flag; else split the results, resume every generator with its own, and continue with 1.
 
     Args:
-        rounds: generator of collectives of each tensor, or batch of tensors; the same number, in the same order, on
-            every rank.
-        finite: whether this rank's gradients are finite, without those that ``folds`` checks.
+        rounds: generators of collectives, one for each tensor or batch of tensors; as many, in the same order, on every
+            rank.
+        finite: whether this rank's gradients are finite, leaving aside gradients to which residuals in ``folds`` are
+            added.
         judge: function that returns a bool scalar (0-d tensor) as a bool. Or it returns the tensor itself if reading
             would make the host wait; then all generators run to their ends, even if a rank set the flag.
         folds: residuals that compressors themselves add to gradients. Such a compressor sets ``Fold.energy`` before its
@@ -130,8 +134,9 @@ def _flag(requests: Sequence[Collective], finite: Verdict, judge: Callable[[torc
     The collective has the kind of one of the requests, so that ``fuse`` joins the two. If all requests are broadcasts,
     the collective is an all-reduce, since a broadcast would send only the root's flag.
 
-    If the first all-reduce is in 16 bit, the flag is also 1 if a number in the all-reduces of that dtype has overflowed
-    to infinity. Gathered numbers are not summed, so they are checked when they are decoded.
+    If the first all-reduce is in 16 bit, this rank's tensors for the all-reduces of that dtype are checked, too:
+    numbers may have overflowed in the conversion to 16 bit. The flag is also 1 if an element is not finite. Tensors for
+    all-gathers are not checked here, but when they are decoded.
 
     Args:
         requests: first collectives of the tensors.
@@ -156,7 +161,7 @@ def _flag(requests: Sequence[Collective], finite: Verdict, judge: Callable[[torc
 
 
 def _all_fit(sums: Sequence[torch.Tensor]) -> torch.Tensor:
-    """Return whether all elements of the tensors are finite, as a 0-d bool tensor, by their largest magnitudes."""
+    """Return whether all elements of the tensors are finite, as a 0-d bool tensor."""
     largest_magnitudes = torch._foreach_norm([*sums], torch.inf)
     return (
         largest_magnitudes[0] < torch.inf
@@ -202,7 +207,7 @@ class _Rows:
     """Several generators' all-gathers (or all-to-alls) of any dtypes, which are run as a single collective of bytes.
 
     An all-gather sends the same row of bytes to all ranks, an all-to-all sends row r to rank r. From each rank, one row
-    arrives. A row has the bytes of all members' tensors, those with the largest elements first, for alignment.
+    arrives. A row has the bytes of all members' tensors, the widest dtype first, for alignment.
 
     Attributes:
         members: for each collective, the position of its generator, and the collective itself.
@@ -271,7 +276,7 @@ class _Broadcasts:
         return sorted(answers, key=lambda answer: answer[0])
 
     def _widest_first(self) -> list[tuple[int, Broadcast]]:
-        """Return the members, those with the largest elements first, so that each tensor is aligned in the bytes."""
+        """Return the members in the order of their bytes: the widest dtype first, so that each tensor is aligned."""
         return sorted(self.members, key=lambda member: -member[1].tensor.element_size())
 
 
@@ -285,7 +290,7 @@ def _batches(requests: dict[int, Collective]) -> list[_Batch]:
     of broadcasts for each root.
 
     Args:
-        requests: collective of each generator, by the generator's position; that of the flag, by ``FLAG``.
+        requests: each generator's collective, by the generator's position, and the flag's collective, by ``FLAG``.
     """
     sums: dict[torch.dtype, _Sums] = {}
     gathers, scatters = _Rows(), _Rows()

@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Measures, in a fraction of a second, the speed of the link and of memory copies before the first step.
 
-The link probe times a copy and a few all-reduces; a larger all-reduce only if the smaller one was quick. With these
-times, the controller starts its search near the best candidate. All speeds are measured again during training.
+The link probe times a copy and a few all-reduces. A larger all-reduce is timed only if the smaller one was quick. With
+these times, the controller starts its search near the best candidate. All speeds are measured again during training.
 """
 
 import time

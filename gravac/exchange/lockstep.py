@@ -4,7 +4,7 @@
 
 Each rank queues jobs (generators of collectives) and calls (functions). When a rank waits for its queue, the jobs and
 calls at the front of all ranks' queues run together, until a queue is empty. A step runs the same code as over a
-network. With two ranks, its results are bit for bit the same.
+network. With two ranks, its results equal the results over a network, bit for bit.
 """
 
 from collections import deque
@@ -169,7 +169,7 @@ class LockstepExecutor:
         return started
 
     def agree(self, vectors: Sequence[Sequence[Number]]) -> list[Any]:
-        """Start to sum vectors over the ranks; return a list that gets the sums once every rank has called this."""
+        """Start to sum vectors over the ranks; return a list, filled when every rank has called ``agree``."""
         return self.launch([AllReduce(torch.tensor([*map(float, vector)], dtype=torch.float64)) for vector in vectors])
 
     def agreed(self, started: list[Any]) -> list[list[float]]:

@@ -63,7 +63,7 @@ def run(ranks: Sequence[Generator[list[Collective], Any, T]], ledgers: Sequence[
 
 
 def answers(of_ranks: Sequence[Collective]) -> list[Any]:
-    """Compute a collective; return its result on each rank, by rank, in memory of its own.
+    """Compute a collective; return a list of its results, one for each rank, that share no memory.
 
     Args:
         of_ranks: the collective as each rank starts it, by rank.

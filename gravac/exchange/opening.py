@@ -49,7 +49,7 @@ def open_executor(
     Args:
         device: device of the gradients.
         group: group of the ranks that average; ``None``: the default group.
-        agree_group: group of the ranks that agree on measurements and decisions; ``None``: those that average.
+        agree_group: group of the ranks that agree on measurements and decisions; ``None``: the same as ``group``.
         kind: kind of executor; ``"auto"``: a thread for CPU tensors or gloo, streams for GPU tensors over NCCL.
         pace: speed, in bits per second, of a slower link to emulate by sleeping; ``None``: no emulation.
 

@@ -117,9 +117,9 @@ class StreamExecutor:
         return float(earlier.elapsed_time(later)) / 1e3
 
     def spent(self) -> Callable[[], tuple[float, float]]:
-        """Return a function that returns the seconds of coding, and of exchange, since the last call of ``spent``.
+        """Return a function that returns the seconds of encoding and decoding, and the seconds of exchange.
 
-        See ``Executor``.
+        Both count from the last call of ``spent``. See ``Executor``.
         """
         coding, self._coding_intervals = self._coding_intervals, []
         exchanging, self._exchange_intervals = self._exchange_intervals, []
@@ -130,7 +130,7 @@ class StreamExecutor:
         return seconds
 
     def _covered_seconds(self, intervals: Sequence[Interval]) -> float:
-        """Return the seconds in which at least one of the intervals lies."""
+        """Return the seconds that the intervals cover together; overlapping intervals count once."""
         if not intervals:
             return 0.0
         origin = intervals[0].began

@@ -62,7 +62,7 @@ def attach(
             number; 1 without a policy.
         on_resize: what ``load_state`` does with residuals if the number of ranks has changed: ``"mean"``, ``"keep"`` or
             ``"drop"``; see ``gravac.checkpoint.load``.
-        settings: arguments of ``AdaptiveCompressor``, or of its ``from_policy`` with ``policy``.
+        settings: arguments of ``AdaptiveCompressor``, or of its ``from_policy`` if ``policy`` is among them.
 
     Returns:
         The new compressor; close it after training. In a single process gravac warns, and attaches nothing.

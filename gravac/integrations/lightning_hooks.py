@@ -42,8 +42,8 @@ class LightningHooks:
             number; 1 without a policy.
         on_resize: what happens to loaded residuals if the number of ranks has changed: ``"mean"``, ``"keep"`` or
             ``"drop"``; see ``gravac.checkpoint.load``.
-        settings: arguments of ``AdaptiveCompressor``, or of its ``from_policy`` with ``policy``. With ``probe`` and
-            without ``total_steps``, ``total_steps`` becomes the Trainer's number of training steps.
+        settings: arguments of ``AdaptiveCompressor``, or of its ``from_policy`` if ``policy`` is among them. With
+            ``probe`` and without ``total_steps``, ``total_steps`` becomes the Trainer's number of training steps.
 
     Attributes:
         compressor: compressor of the newest ``fit``; ``None`` before the first ``fit``, and in a single process.
@@ -94,8 +94,8 @@ class LightningHooks:
     def on_train_batch_start(self, trainer: Any, pl_module: Any, batch: Any, batch_idx: int) -> None:
         """Average a model in shards over its replicas only in the last backward of a step.
 
-        With gradient accumulation, a step has several backwards. Lightning turns off the exchange of the others for DDP
-        only.
+        With gradient accumulation, a step has several backwards. In all but the last, nothing should be exchanged, but
+        Lightning turns off the exchange only for DDP.
         """
         if self._sharded_module is not None and pl_module.automatic_optimization:
             self._sharded_module.set_requires_all_reduce(not trainer.fit_loop._should_accumulate())

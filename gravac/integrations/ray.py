@@ -48,7 +48,7 @@ def attach(
             number; 1 without a policy.
         on_resize: what happens to loaded residuals if the number of workers has changed: ``"mean"``, ``"keep"`` or
             ``"drop"``; see ``gravac.checkpoint.load``.
-        settings: arguments of ``AdaptiveCompressor``, or of its ``from_policy`` with ``policy``.
+        settings: arguments of ``AdaptiveCompressor``, or of its ``from_policy`` if ``policy`` is among them.
 
     Returns:
         The new compressor; close it after training. With a single worker gravac warns, and attaches nothing.

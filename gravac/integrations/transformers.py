@@ -32,8 +32,8 @@ class GravacCallback(TrainerCallback):
             number; 1 without a policy.
         on_resize: what happens to loaded residuals if the number of ranks has changed: ``"mean"``, ``"keep"`` or
             ``"drop"``; see ``gravac.checkpoint.load``.
-        settings: arguments of ``AdaptiveCompressor``, or of its ``from_policy`` with ``policy``. With ``probe`` and
-            without ``total_steps``, ``total_steps`` becomes the Trainer's number of training steps.
+        settings: arguments of ``AdaptiveCompressor``, or of its ``from_policy`` if ``policy`` is among them. With
+            ``probe`` and without ``total_steps``, ``total_steps`` becomes the Trainer's number of training steps.
 
     Attributes:
         compressor: compressor of the newest ``train``; ``None`` before the first ``train``, and in a single process.

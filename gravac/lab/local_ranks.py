@@ -41,7 +41,7 @@ def launched_group() -> Iterator[int]:
 
 @contextmanager
 def joined_group(folder: Path, rank: int, workers: int) -> Iterator[None]:
-    """Join the default process group of the ranks that ``spawn`` started; the group uses gloo and lasts for a block.
+    """Join the default process group of the ranks that ``spawn`` started, over gloo, until a ``with`` block ends.
 
     If the block raises no error, this rank waits for all ranks at the end of the block, and destroys the group.
 

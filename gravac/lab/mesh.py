@@ -22,7 +22,7 @@ class Mesh:
 
     Attributes:
         replicas: number of replicas, 2 or more, which is also the number of ranks that hold the same shard.
-        shards: number of shards that each replica is cut into, 1 or more, which is also the ranks of a replica.
+        shards: number of shards that each replica is cut into, 1 or more; a replica has as many ranks.
 
     Raises:
         ValueError: ``replicas`` is below 2, or ``shards`` is below 1.

@@ -45,7 +45,7 @@ class Stamp(Settings):
     Attributes:
         commit: hash of the commit of the git checkout that the package was imported from; ``None`` for an installed
             package.
-        clean: whether no tracked file, except in ``docs``, was changed since the commit; ``None`` if not known.
+        clean: whether all tracked files outside ``docs`` are the same as in the commit; ``None`` if not known.
         utc: UTC time of the measurement, as ISO 8601 text.
         copy_bytes_per_s: bytes of an 8 MiB tensor / median seconds of copying the tensor, on one thread.
         matmul_s: median seconds of a product of two float32 matrices of 256 x 256, on one thread.

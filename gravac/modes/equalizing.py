@@ -27,8 +27,8 @@ from gravac.settings import SettingsError
 from gravac.sources.local_model import optimizer_of_user
 
 CHUNK_BYTES = 1 << 24
-"""Largest number of bytes in one collective; a larger tensor has a collective of its own. A job needs a few times as
-many bytes of memory."""
+"""Largest number of bytes in one collective; a larger tensor has a collective of its own. While ranks exchange, each
+rank needs a few times as many bytes of additional memory."""
 
 BLOCK_WORDS = 1 << 12
 """Number of 8-byte integers in a block. A tensor is cut into blocks; the checksum uses a weighted sum of each block."""
@@ -107,8 +107,8 @@ class _StateEntry:
         key: key of the entry in the parameter's state, such as ``"exp_avg"``.
         kind: ``"moment"``, a tensor to average; ``"tensor"``, a tensor to copy from ``root``; or ``"number"``, a number
             to copy.
-        form: ``[number format, shape, device]`` of a tensor, the device empty if it is the parameter's. For an entry of
-            kind ``"number"``, the number itself.
+        form: ``[number format, shape, device]`` of a tensor; an empty device means the parameter's device. For an
+            entry of kind ``"number"``, the number itself.
         root: lowest rank that has the entry; sends the entry if ranks copy it.
     """
 
@@ -287,7 +287,7 @@ def _in_chunks(entries: Iterable[_StateEntry], element_bytes: int) -> Iterator[l
 
     Args:
         entries: descriptions of tensors.
-        element_bytes: bytes of an element; 0: as many as each tensor's number format has.
+        element_bytes: bytes in which each element is sent; 0: the size of the tensor's own number format.
     """
     chunk: list[_StateEntry] = []
     chunk_bytes = 0
@@ -503,7 +503,7 @@ def _word_sums(tensors: Sequence[torch.Tensor]) -> list[int]:
 def _checksum_weights(device: torch.device) -> list[torch.Tensor]:
     """Return six tensors of odd random weights, each ``[BLOCK_WORDS]``, int64; the same on all ranks.
 
-    The first tensor is for sums of words, the second for sums of these sums, and so on.
+    The first tensor has the weights for sums of a tensor's 8-byte words, the second for sums of these sums, and so on.
     """
     generator = torch.Generator().manual_seed(0x67726176)
     limit = 1 << 62

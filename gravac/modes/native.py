@@ -7,8 +7,8 @@ of successive native steps that count as one measurement. At the end of a stretc
 of their step times, and continue to train. A step later the averages have arrived, and the controller decides by them.
 
 In a long stretch the ranks also make a *slow-step check* at intervals: each rank tells the others whether a step took
-far longer than the agreed time, the mean over the ranks. If a step did on any rank, the stretch ends at once, since
-steps may take seconds if a link breaks down. All ranks count the same steps, since DDP's backward needs all ranks.
+far longer than the agreed time (the mean over the ranks). If any rank had such a slow step, the stretch ends at once:
+if a link breaks down, steps may take seconds. All ranks count the same steps, since DDP's backward needs all ranks.
 """
 
 import math
@@ -230,8 +230,8 @@ class NativeWatch:
 def median_of(seconds: Sequence[float]) -> float:
     """Return the median of a stretch's step times, in seconds; nan if there are none.
 
-    Return the median of the last ``LAST_STEPS_COMPARED`` steps if that is more than ``SLOW_END_RATIO`` times the median
-    of all steps.
+    If the median of the last ``LAST_STEPS_COMPARED`` steps is more than ``SLOW_END_RATIO`` times the median of all
+    steps, return the median of the last steps; otherwise return the median of all steps.
 
     Example:
         >>> median_of([0.1] * 20), median_of([0.1] * 20 + [0.4] * 8)

@@ -137,7 +137,8 @@ class Switch:
         mode: mode of the present step; ``None`` before the first forward with gradients.
         outer: object that runs this rank's outer steps; ``None`` in other modes.
         changes: records of all changes of mode so far, oldest first.
-        exclude_native: function called before the first decision if native steps are impossible.
+        exclude_native: function that removes native steps from the controller's candidates; called before the first
+            decision if ranks may run out of inputs (``join()``).
         reason_against_pipelines: reason why the settings do not allow pipeline parallelism, with the remedy; empty if
             they allow it.
     """
@@ -394,9 +395,10 @@ class Switch:
     # changes of mode
 
     def _may_leave_hook(self, candidate: Candidate) -> bool:
-        """Return whether hook mode may end now; if not, let the next hook step send all residuals.
+        """Return whether hook mode may end now; if not, let the next hook step send all residuals first.
 
-        Before native steps, residuals are sent if all optimizers are SGD. A dense step leaves no residuals.
+        Hook mode may not end yet if native steps follow, the last hook step was compressed, and all optimizers are SGD.
+        The residuals (unsent parts of gradients) would otherwise not be sent.
         """
         last_candidate = self._engine.state.candidate
         if candidate.mode != "native" or last_candidate is None or last_candidate.dense or not self._residuals_help:

@@ -170,11 +170,13 @@ def replay(trace: Trace, policy: Policy) -> Replay:
 
 
 def _decisions_end(trace: Trace, count: int) -> int:
-    """Return the first training step at which no decision based on the first measurements takes effect any more.
+    """Return a training step: decisions that take effect before it follow from the first ``count`` measurements.
+
+    Decisions that take effect at this step or later need further measurements.
 
     Args:
         trace: the recorded run.
-        count: number of these first measurements; each is a step record of the trace.
+        count: number of measurements, from the first on; each is a step record of the trace.
     """
     if count == 0:
         return trace.steps[0].step

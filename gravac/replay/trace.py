@@ -59,9 +59,9 @@ class Trace:
     def choices(self) -> list[Candidate]:
         """Return the candidate that the controller had decided for each recorded step.
 
-        A recorded round (outer steps up to an exchange) may have more or fewer steps than decided, so ``every`` is that
-        of the decision. Before the first decision, ``every`` is that of the second round, since the first round also
-        contains steps that were made to measure compute time.
+        A recorded round (outer steps up to an exchange) may have more or fewer steps than the controller decided. So
+        ``every`` of its candidate is the decided number of steps. Before the first decision, ``every`` is the number of
+        steps of the second round, since the first round also contains steps that were made to measure compute time.
         """
         choices: list[Candidate] = []
         forecasts, decided_every, decision_index = self.forecasts, self.steps[:2][-1].every, 0

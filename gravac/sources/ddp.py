@@ -40,8 +40,9 @@ from gravac.sources.ddp_private import (
 from gravac.sources.exchange_layout import ExchangeLayout, Names
 
 NO_BACKWARD = -1
-"""Number that autograd returns if no backward is running. Under DDP's ``join()``, a rank that has no more inputs takes
-part in the other ranks' exchanges without a backward."""
+"""Result of ``torch._C._current_graph_task_id()`` if no backward is running.
+
+Under DDP's ``join()``, a rank that has no more inputs takes part in the other ranks' exchanges without a backward."""
 
 PIPELINING = "torch.distributed.pipelining"
 """Name of torch's module with pipeline schedules."""
@@ -113,8 +114,8 @@ class DDPAdapter:
     Attributes:
         decided_candidate: future of the candidate that the controller had chosen when the last step began; ``None``
             before the first step.
-        send_residuals: whether the next step sends, dense, all residuals (what earlier steps did not send), whatever
-            the controller decided.
+        send_residuals: whether the next step sends all residuals (unsent parts of earlier gradients), without
+            compression, whatever the controller decided.
         layout: divides buckets into exchange groups: lists of the names of parameters that are exchanged together.
         names: parameters' names, by the parameters' ``id``.
         loss_scale: function that returns the present loss scale; ``None`` without a ``GradScaler``.

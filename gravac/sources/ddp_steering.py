@@ -16,7 +16,9 @@ from gravac.sources.local_model import LocalModel, innermost
 
 
 class SteeredDDP:
-    """A DDP module whose gradients gravac's hook, DDP itself or nothing exchanges; see ``gravac.modes.switch.Source``.
+    """A DDP module whose gradients are exchanged by gravac's hook, by DDP itself, or not at all.
+
+    See ``gravac.modes.switch.Source`` for the methods.
 
     Args:
         adapter: object that hands gradients from the hook to the engine.
@@ -51,7 +53,7 @@ class SteeredDDP:
 
     @property
     def send_residuals(self) -> bool:
-        """True if the next hook step sends, dense, all residuals: what earlier steps did not send."""
+        """True if the next hook step sends all residuals (unsent parts of earlier gradients), without compression."""
         return self._adapter.send_residuals
 
     @send_residuals.setter

@@ -90,11 +90,11 @@ class ExchangeLayout:
             self._fix_groups(layout)
 
     def _fix_groups(self, layout: tuple[Names, ...]) -> None:
-        """Set the exchange groups for the rest of the run.
+        """Set the exchange groups.
 
         Args:
-            layout: the groups, in the order of their exchange; empty: the groups are not fixed yet, and each bucket is
-                exchanged whole.
+            layout: the groups for the rest of the run, in the order of their exchange. Empty: no groups are set, and
+                each bucket is exchanged whole.
         """
         self.fixed_groups = layout
         self._group_of = {name: position for position, names in enumerate(layout) for name in names}

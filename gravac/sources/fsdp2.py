@@ -446,9 +446,9 @@ def _groups_with_replicas(fsdp_modules: Iterable[Any], required: bool) -> list[A
 
 
 def _offset_in_whole(slot: _ParameterSlot) -> tuple[int, ...] | None:
-    """Return the index of this rank's first element in a slot's whole parameter; ``None`` if torch lacks a name.
+    """Return the index, in the whole parameter, of the first element of this rank's shard.
 
-    If this rank's shard is empty, the index has no meaning.
+    Return ``None`` if this torch lacks a private name. If this rank's shard is empty, the index has no meaning.
     """
     try:
         from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
@@ -469,7 +469,7 @@ def _is_root(fsdp_module: Any) -> "bool | None":
 
 
 def _parameter_groups(unit: Any) -> list[Any]:
-    """Return FSDP2's parameter groups of one ``fully_shard`` call: at most one before torch 2.11, or several.
+    """Return FSDP2's parameter groups of one ``fully_shard`` call; before torch 2.11, at most one group.
 
     Args:
         unit: FSDP state of the module that ``fully_shard`` was called with.
@@ -515,7 +515,9 @@ def _replica_group(groups: list[Any], requested_group: dist.ProcessGroup | None)
 
 
 def _shard_ranks(groups: list[Any]) -> frozenset[int]:
-    """Return the ranks that together hold this rank's replica; empty if that differs by group, or without groups.
+    """Return the ranks that together hold this rank's replica.
+
+    Empty if the parameter groups do not all have the same such ranks, or if ``groups`` is empty.
 
     Args:
         groups: FSDP2's parameter groups whose mesh has a replicate dimension.

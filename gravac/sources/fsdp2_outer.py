@@ -62,7 +62,7 @@ class LocalShards(LocalModel):
         self.prepare()
 
     def prepare(self) -> None:
-        """Make ``module``'s parameters share memory with the model's present shards; register the present buffers."""
+        """Make ``module``'s parameters and buffers share memory with the model's present shards and buffers."""
         self._model.reshard()
         for name, shard in self._model.shards.items():
             parameter = self._local_parameters[name]
@@ -136,7 +136,7 @@ class ShardOptimizer(torch.optim.Optimizer):
 
     @property
     def state(self) -> "MutableMapping[torch.Tensor, MutableMapping[str, Any]]":  # type: ignore[override]
-        """View of the optimizer's state, with this rank's shards as keys, and in place of each ``DTensor``.
+        """View of the optimizer's state, in which this rank's shard replaces each ``DTensor``, keys and values alike.
 
         Each key has the shape of this rank's shard of the parameter, and so have tensors such as Adam's moments.
         """

@@ -172,7 +172,7 @@ class FSDP2Source(HookedSource):
             )
 
     def _forward_starts(self, *_: object) -> None:
-        """Record when a forward begins; before, complete the step of a failed backward, and register missing hooks.
+        """Complete the step of a failed backward, register missing hooks, and record that a forward begins now.
 
         Raises:
             SettingsError: the module is a part of a larger model in shards.
@@ -189,9 +189,9 @@ class FSDP2Source(HookedSource):
         self._watch_backward()
 
     def _step_starts(self, *_: object) -> None:
-        """End a step that is still open, since a pipeline schedule left parameters without a gradient.
+        """End a step of the engine that is still open. Called before the optimizer's step.
 
-        Called before the optimizer's step.
+        A step stays open after backward if a pipeline schedule left parameters without a gradient.
         """
         if self._step is not None and not self._running:
             self._end_step(self._step)
@@ -246,9 +246,9 @@ class FSDP2Source(HookedSource):
         self._call_at_end(EndCallback(self._backward_ends))
 
     def _backward_ends(self) -> None:
-        """Register a callback that runs after torch's own one, which reduces units whose inputs need no gradient.
+        """Register a callback that ends the step. Called by autograd when a backward has ended.
 
-        Called by autograd when a backward has ended.
+        The callback runs after torch's own callback, in which torch reduces units whose inputs need no gradient.
         """
         self._call_at_end(EndCallback(self._backward_ended))
 

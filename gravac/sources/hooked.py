@@ -34,8 +34,8 @@ class HookedSource(ABC):
         optimizer: optimizer that applies the gradients; ``None`` if not known.
         decided_candidate: future of the candidate that the controller had chosen when the last step began; ``None``
             before the first step.
-        send_residuals: whether the next step sends, dense, all residuals (what earlier steps did not send), whatever
-            the controller decided.
+        send_residuals: whether the next step sends all residuals (unsent parts of earlier gradients), without
+            compression, whatever the controller decided.
     """
 
     def __init__(self, engine: Engine) -> None:

@@ -38,7 +38,7 @@ from gravac.sources.hooked import EndCallback, HookedSource, refuse_other_hooks
 from gravac.sources.weights import check_memory
 
 FIRST_GROUP_BYTES = 1 << 20
-"""Largest size of the first group of gradients, in bytes: that of DDP's first bucket, to begin the exchange early."""
+"""Largest size of the first group of gradients, in bytes: as small as in DDP, to begin the exchange early."""
 
 GROUP_BYTES = 25 << 20
 """Largest size of each later group of gradients, in bytes: as DDP's buckets. A larger gradient is a group by itself."""
@@ -286,7 +286,7 @@ class ModuleSource(HookedSource):
     # hooks
 
     def _forward_starts(self, *_: object) -> None:
-        """Record when a forward begins; before, complete the step of a failed backward, and check frozen parameters.
+        """Complete the step of a failed backward, check frozen parameters, and record that a forward begins now.
 
         Raises:
             ValueError: a parameter requires a gradient, but did not when ``bind`` was called.

@@ -1,6 +1,6 @@
 # SPDX-FileCopyrightText: 2026 The gravac developers
 # SPDX-License-Identifier: Apache-2.0
-"""Switches, between steps, whether gravac exchanges the gradients of a module without DDP, or nothing does."""
+"""Turns gravac's exchange of the gradients of a module without DDP on and off, between steps."""
 
 from collections.abc import Sequence
 from concurrent.futures import Future
@@ -13,7 +13,9 @@ from gravac.sources.local_model import LocalModel, innermost
 
 
 class SteeredModule:
-    """A module without DDP, whose gradients gravac or nothing exchanges; see ``gravac.modes.switch.Source``.
+    """A module without DDP, whose gradients are exchanged by gravac or not at all.
+
+    See ``gravac.modes.switch.Source`` for the methods.
 
     Args:
         source: object that hands the module's gradients to the engine.
@@ -45,7 +47,7 @@ class SteeredModule:
 
     @property
     def send_residuals(self) -> bool:
-        """True if the next hook step sends, dense, all residuals: what earlier steps did not send."""
+        """True if the next hook step sends all residuals (unsent parts of earlier gradients), without compression."""
         return self.source.send_residuals
 
     @send_residuals.setter

@@ -80,8 +80,9 @@ def describe_bytes(wire_ratio: float) -> str:
 def forecast_of(record: DecisionRecord | StepRecord, forecasts: Sequence[Forecast]) -> Forecast:
     """Return the forecast of the candidate that a record is about.
 
-    If the run has no forecast of this candidate, derive it from that of another candidate with the same compressor and
-    CF, preferably of the same mode. The wire ratio is then changed in proportion to ``every``.
+    If the run has no forecast of this candidate, adapt the forecast of another candidate with the same compressor and
+    CF, preferably of the same mode: divide its wire ratio by its ``every``, and multiply by the record's ``every``. If
+    there is no such candidate either, the wire ratio is nan.
 
     Args:
         record: record with mode, compressor, CF, ``every`` and ``delay`` of the candidate.

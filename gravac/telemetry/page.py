@@ -57,7 +57,7 @@ DENSE_WIRE_GIGABYTES = PREFIX + "dense_wire_gigabytes"
 """Tag of the bytes that a rank would have sent so far by dense float32 all-reduces, GB."""
 
 END = "gravac_end/"
-"""Prefix of the tags of a run's totals. It differs from that of curves, because a total is a single point."""
+"""Prefix of the tags of a run's totals, which are single points; tags of curves have the prefix ``PREFIX``."""
 
 PROGRESS_TEXT = PREFIX + "progress"
 """Tag of texts: results of the trials that measure a candidate's efficiency."""

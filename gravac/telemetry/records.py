@@ -33,7 +33,7 @@ class RunRecord:
 
 @dataclass(frozen=True, slots=True)
 class ForecastsRecord:
-    """New selection of a run's candidates, made during training by new measurements; replaces that of ``RunRecord``.
+    """New selection of a run's candidates, made during training; replaces the candidates in the ``RunRecord``.
 
     Attributes:
         step: number of training steps made and measured before the selection.
@@ -211,11 +211,12 @@ class EndRecord:
 
     Attributes:
         steps: number of training steps made.
-        metrics: totals and final values, by name. ``steps`` and ``wire_bytes``: sums over the run. ``wire_ratio``:
-            ratio of such sums. ``gain``: of the last step that ranks agreed on. ``cf``: of the newest decision. Shares
-            of all training steps: ``share_dense`` (16 bit included), ``share_lowest_cf``, ``share_higher_cf``,
-            ``share_native`` and ``share_outer``. ``norm_bytes``: payload bytes in which ranks exchanged norms of single
-            tensors. ``wire_bytes`` includes neither ``norm_bytes`` nor the bytes in which ranks exchange measurements.
+        metrics: totals and final numbers, by name. ``steps``: training steps. ``wire_bytes``: bytes that this rank sent
+            for gradients. ``wire_ratio``: wire bytes of dense float32 all-reduces in all steps / ``wire_bytes``.
+            ``gain``: gain of the last step that ranks agreed on. ``cf``: compression factor of the newest decision.
+            ``norm_bytes``: payload bytes in which ranks exchanged norms of single tensors, not part of ``wire_bytes``.
+            Shares of all training steps, 0 to 1: ``share_dense`` (16 bit included), ``share_lowest_cf``,
+            ``share_higher_cf``, ``share_native`` and ``share_outer``.
     """
 
     steps: int

@@ -81,7 +81,8 @@ class TrackerSink:
 def wandb_sink(run: Any = None, every: int = 10) -> TrackerSink:
     """Return a sink for a run of Weights & Biases.
 
-    The charts of gravac's numbers have ``gravac/step`` as x axis, since the program may count its own logs otherwise.
+    The charts of gravac's numbers have ``gravac/step``, the training step, as x axis. The step that wandb itself counts
+    is not used, since the program's own calls of ``run.log`` also advance it.
 
     Args:
         run: the run that ``wandb.init`` returned; ``None``: the active run.

@@ -172,7 +172,7 @@ def zeros_stay_zeros(compressor: Compressor) -> None:
 
 
 def what_is_asked_of_the_wire_does_not_depend_on_data(compressor: Compressor) -> None:
-    """Check that collectives do not depend on data: ranks with zeros, or with an outlier, request the same ones."""
+    """Check that all ranks request the same collectives, even if a rank has only zeros, and another an outlier."""
     for world, shape, cf in _cases(compressor):
         xs = gradients(world, shape)
         xs[0].zero_()

@@ -53,8 +53,8 @@ class Step:
         applied: decision that applied in the step.
         measured: measurement of the step.
         state: state of the controller after it observed ``measured``.
-        decision: decision that the controller made by ``measured``. It applies ``latency`` steps later, but at once
-            after native steps.
+        decision: decision that the controller made by ``measured``. It applies two steps later, or as many
+            steps as the controller's attribute ``latency`` says; after native steps at once.
     """
 
     applied: Decision
@@ -364,7 +364,10 @@ def dense_alone_is_enough(controller: Controller[Any]) -> None:
 
 
 def proposals_are_in_reach(controller: Controller[Any]) -> None:
-    """Check that proposed CFs ascend, are in the user's range (or 1 or 2), and are supported by the compressor."""
+    """Check that proposed CFs ascend, that the compressor supports them, and that each is in the user's range.
+
+    CFs 1 (dense float32) and 2 (16 bit) may be outside the range.
+    """
     for low, high in RANGES:
         cf_list = tuple(cf for cf in SUPPORTED_CFS if low <= cf <= high)
         for supported_cfs in (Span(low, high), cf_list):

@@ -4,8 +4,8 @@
 
 Source: Tyagi & Swany, "Flexible Communication for Optimal Distributed Learning over Unpredictable Networks", IEEE Big
 Data 2023 (arXiv 2312.02493), section 3. The paper's STAR lets ranks select the coordinates by turns; its VAR uses the
-coordinates of the rank whose top-k has most energy. Contractive, since each rank sends its own values at the
-coordinates.
+coordinates of the rank whose top-k has most energy. Contractive, since each rank sends its own values, unchanged, at
+the selected coordinates.
 """
 
 from collections.abc import Sequence
@@ -27,7 +27,7 @@ class ARTopK(Compressor):
     """AR-Topk: one rank selects coordinates and broadcasts their indices; an all-reduce sums all ranks' values.
 
     Attributes:
-        choose: which rank selects coordinates. ``"star"``, the default: the ranks by turns, another one in each step.
+        choose: which rank selects coordinates. ``"star"``, the default: the ranks by turns, one rank in each step.
             ``"var"``: for each tensor, the rank whose k values have most energy. To find this rank, every rank sends
             one more number per tensor, and on a GPU the host waits for these numbers.
         values: number format of the values on the wire: ``"float32"``, ``"float16"`` or ``"bfloat16"``; ``None``, the

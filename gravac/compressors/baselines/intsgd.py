@@ -96,7 +96,7 @@ def integer_limit(bits: int, world: int) -> int:
 
 
 def lane_bits(bits: int, world: int) -> int:
-    """Return the bits per integer on the wire: ``bits``, or 16 or 32 if fewer bits would allow only zeros."""
+    """Return the bits per integer on the wire: the first of ``bits``, 16 and 32 that allows each rank to send a 1."""
     return next(candidate_bits for candidate_bits in (bits, 16, 32) if integer_limit(candidate_bits, world))
 
 

@@ -1,6 +1,6 @@
 # SPDX-FileCopyrightText: 2026 The gravac developers
 # SPDX-License-Identifier: Apache-2.0
-"""QSGD: rounds each element at random to a level; levels are evenly spaced from minus to plus its bucket's norm.
+"""QSGD: rounds each element at random to a level; a bucket's levels are evenly spaced from minus to plus its norm.
 
 Source: Alistarh et al., "QSGD: Communication-Efficient SGD via Gradient Quantization and Encoding", NeurIPS 2017,
 section 3.1. Buckets are runs of consecutive elements, as in section 4, and not DDP's buckets. Levels are sent as codes

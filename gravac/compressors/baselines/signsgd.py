@@ -1,6 +1,6 @@
 # SPDX-FileCopyrightText: 2026 The gravac developers
 # SPDX-License-Identifier: Apache-2.0
-"""Sends each element's sign, and one magnitude per block of elements: averaged, or decided by a majority vote.
+"""Sends each element's sign, and a magnitude per block; ranks average the signed magnitudes, or vote on the signs.
 
 Sources: Karimireddy et al., "Error Feedback Fixes SignSGD and other Gradient Compression Schemes", ICML 2019, algorithm
 1 (scaled signs: contractive, biased, with a gain of ``‖x‖₁² / (d ‖x‖₂²)`` for d elements); Bernstein et al., "signSGD

@@ -72,12 +72,12 @@ def decode(
 
     Args:
         denses: equally long tensors, each flat, ``[elements]``, contiguous: float32, float16 or bfloat16; changed.
-        values: values of each tensor's selected chunks: ``[count, width]``, contiguous, any dtype, as ``take`` returns
-            them; the first k of a row are used.
-        order: numbers of each tensor's selected chunks, in the order of the values; all but the last ascend: int64,
-            ``[count, m]``.
+        values: values of each tensor's selected chunks, as ``take`` returns them: a row per tensor, contiguous, any
+            dtype. Only the first k values of a row are used.
+        order: indices of each tensor's selected chunks, in the order of the values: int64, a row per tensor. A row
+            ascends, except that its last index may be any.
         k: number of values per tensor.
-        chunk: numbers per chunk.
+        chunk: elements per chunk.
         alpha: number by which values are multiplied before they are added; ``None``: values replace all numbers.
 
     Raises:

@@ -39,12 +39,15 @@ MAX_WIRE_ENERGY = tl.constexpr(MAX_SENT_ENERGY)
 
 @triton.jit
 def energy_of(squares: tl.tensor, large: tl.tensor, small: tl.tensor) -> tl.tensor:
-    """Return the energy of each row, float64, ``[rows]``, from one of three sums that neither over- nor underflowed.
+    """Return the sum of squares of each chunk: float64, ``[rows]``; a row is a chunk.
+
+    Each argument has partial sums of squares, which are added along the columns. The result is the total that neither
+    overflowed nor underflowed.
 
     Args:
-        squares: sums of squares of the numbers themselves, ``[rows, columns]``, float32.
-        large: sums of squares of the numbers times ``DOWN``, ``[rows, columns]``, float32.
-        small: sums of squares of the numbers times ``UP``, ``[rows, columns]``, float32.
+        squares: partial sums of squares of the numbers themselves, ``[rows, columns]``, float32.
+        large: partial sums of squares of the numbers times ``DOWN``, ``[rows, columns]``, float32.
+        small: partial sums of squares of the numbers times ``UP``, ``[rows, columns]``, float32.
     """
     energy_unscaled = tl.sum(squares, axis=1)
     energy_of_large = tl.sum(large, axis=1).to(tl.float64) * UNDO_DOWN
@@ -166,14 +169,15 @@ def energies(
             are several, their length must be a multiple of ``chunk``.
         chunk: numbers per chunk; the last chunk of a single tensor may have fewer.
         residuals: a residual for each gradient, flat, ``[elements]``, contiguous: float32 or bfloat16; empty: zeros.
-        sums_out: memory for the sums of residuals and gradients: float32, ``[count * elements]``; may be the memory of
-            a residual. ``None``: sums are not stored.
+        sums_out: memory for ``residual + gradient`` of all tensors, concatenated: float32, flat; may be the memory of a
+            residual. ``None``: sums are not stored.
         world: number of ranks, by which energies are divided before they are sent; ``None``: energies are not sent.
 
     Returns:
-        The energies: float64, ``[count * chunks]``; not finite if the chunk contains a number that is not finite. And
-        the energies to send, clamped to ``squares.MAX_SENT_ENERGY`` and divided by ``world``: bfloat16,
-        ``[count * chunks]``, 0 for energies that are not finite; empty if ``world`` is ``None``.
+        The energies (sums of squares), one per chunk, one tensor after another: float64, flat. An energy is not finite
+        if the chunk contains a number that is not finite. And the energies to send, clamped to
+        ``squares.MAX_SENT_ENERGY`` and divided by ``world``: bfloat16, of the same shape, 0 for energies that are not
+        finite; empty if ``world`` is ``None``.
 
     Raises:
         ValueError: a tensor has another shape or dtype, or is not contiguous; or several tensors have partial chunks.
@@ -245,8 +249,8 @@ def _outputs(
         world: number of ranks; 0: energies are not sent.
 
     Returns:
-        Memory for the energy of each chunk, float64, and for the energies that are sent, bfloat16: each
-        ``[count * chunks]``. The latter is empty if ``world`` is 0.
+        Memory for the energies, float64, and for the energies to send, bfloat16: each flat, with an element per chunk
+        of each tensor. The memory for the energies to send is empty if ``world`` is 0.
     """
     first, chunks = gradients[0], len(gradients) * -(-gradients[0].numel() // chunk)
     return first.new_empty(chunks, dtype=torch.float64), first.new_empty(chunks if world else 0, dtype=torch.bfloat16)
@@ -265,19 +269,20 @@ def take(
     """Return the values of selected chunks, to be sent, and subtract these values from the tensors: one launch.
 
     Args:
-        x: the concatenated tensors: float32, ``[count * elements]``; ``world`` times the returned values are
+        x: several tensors of equal length, concatenated: float32, flat; ``world`` times the returned values are
             subtracted.
-        energies: sums of squares of the tensors' chunks: float64, ``[count * chunks]``; updated for the chunks from
-            which values are subtracted.
-        order: chunk numbers of each tensor, none twice, in the order in which they are sent: int64, ``[count, m]``.
+        energies: sum of squares of each chunk of each tensor: float64, flat; updated for the chunks from which values
+            are subtracted.
+        order: indices of each tensor's selected chunks, none twice, in the order in which they are sent: int64, a row
+            per tensor.
         k: number of values per tensor; values beyond a tensor's end are zeros.
-        chunk: numbers per chunk.
+        chunk: elements per chunk.
         dtype: number format of the result: float32, float16 or bfloat16.
         world: number of ranks, by which values are divided before they are rounded.
         multiple: each tensor's k values are padded with zeros up to a multiple of this number.
 
     Returns:
-        The values divided by ``world``, in ``dtype``: ``[count, k rounded up to the multiple]``.
+        The values divided by ``world``, in ``dtype``: ``[tensors, k rounded up to the multiple]``.
 
     Raises:
         ValueError: ``x`` or ``energies`` has another shape or dtype, or is not contiguous; or ``dtype`` is none of the
@@ -338,5 +343,5 @@ def _values(
     dtype: torch.dtype,
     world: int,
 ) -> torch.Tensor:
-    """Return memory for the values: ``[count, width]`` in ``dtype``."""
+    """Return memory for the values that ``take`` returns: ``[tensors, width]`` in ``dtype``."""
     return x.new_empty(len(order), width, dtype=dtype)

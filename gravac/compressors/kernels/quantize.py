@@ -171,7 +171,7 @@ def encode(
         gradient: flat, ``[elements]``, contiguous: float32, float16 or bfloat16. The kernel codes
             ``residual + gradient`` in float32, padded with zeros, so that all shards have equally many blocks.
         bits: bits per code: 1, 2, 3, 4 or 8.
-        kind: placement of the levels; 8 bits are always uniform.
+        kind: ``"fitted"``: levels fitted to a normal distribution; ``"uniform"``: evenly spaced, as always for 8 bits.
         block: numbers per scale, a multiple of 8, at most ``MAX_BLOCK``.
         shards: number of messages; each has the codes of consecutive blocks.
         residual: float32 or bfloat16, flat, ``[elements]``, contiguous; ``None``: zeros.
@@ -254,7 +254,10 @@ def _outputs(
     bits: int,
     kind: str,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return memory for the messages, uint8, and for three sums of each program: float64, ``[programs, 3]``."""
+    """Return memory for the messages, uint8, and for each program's share of the three sums that ``encode`` returns.
+
+    The shares are float64, ``[programs, 3]``; a program is one of the parallel instances of the kernel.
+    """
     program_count = triton.cdiv(shards * shard_blocks, tiling(block, code_for(bits, kind).group_size)["rows"])
     message_bytes = shard_blocks * (packed_bytes(block, bits) + SCALE_DTYPE.itemsize)
     message = gradient.new_empty(shards, message_bytes, dtype=torch.uint8)

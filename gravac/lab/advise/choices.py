@@ -35,7 +35,7 @@ USUAL_CFS = (10.0, 100.0, 1000.0)
 """CFs predicted for a compressor that supports any CF, unless the user names others."""
 
 LATENCY = 50e-6
-"""Latency of a message in seconds that is assumed without a calibration: that of TCP in a data centre."""
+"""Latency of a message in seconds, assumed without a calibration: typical of TCP in a data centre."""
 
 COPY = 14e9
 """Bytes per second of copying a tensor, assumed without a calibration: the speed of one CPU core."""

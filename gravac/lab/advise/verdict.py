@@ -77,8 +77,8 @@ def expected_choice(
     """Return the option that gravac is expected to choose, and a text with the reason.
 
     Options are compared by the lower bound of their progress (``Option.safe_progress``). Compression in each step is
-    expected only if its bound is more than ``MARGIN`` times that of native steps. Outer steps are expected only if
-    their bound is more than ``MARGIN`` times that of the best option in each step.
+    expected only if its bound is more than ``MARGIN`` times the bound of native steps. Outer steps are expected only if
+    their bound is more than ``MARGIN`` times the bound of the best option that exchanges in each step.
 
     Args:
         each_step_options: options with an exchange of gradients in each step, including torch's own.

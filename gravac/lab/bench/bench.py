@@ -32,7 +32,8 @@ class Bench:
 
     Attributes:
         elements: number of elements of the tensor to compress, an almost square matrix; rounded down to complete rows.
-        model: name of a model whose large tensors are compressed instead, each by itself; ``None``: a single matrix.
+        model: name of a model whose large tensors, each by itself, are compressed instead of a matrix; ``None``: the
+            matrix is compressed.
         cfs: compression factors to measure; a compressor that supports only a few CFs is measured at all of these.
         workers: number of ranks, 2 to 64.
         repeats: number of steps in which each compressor is timed.

@@ -223,7 +223,12 @@ def _run_step(
 
 
 def _timed(rounds: Rounds, seconds: list[float]) -> Rounds:
-    """Run ``rounds`` and yield its collectives; append the seconds of its code up to each, and after the last."""
+    """Run ``rounds`` and yield its collectives; measure the time of the generator's own code.
+
+    Args:
+        rounds: generator of one rank that averages a tensor.
+        seconds: list to which the seconds of the code before each collective, and after the last, are appended.
+    """
     results: Any = None
     while True:
         segment_start = time.perf_counter()

@@ -80,7 +80,7 @@ def _forecast_of(change: dict[str, Any]) -> Forecast:
 
 
 def _compressor_name(cf: float) -> str:
-    """Return the name of the compressor that runs in the demo at a compression factor: ``dense`` at 1 and 2."""
+    """Return the name of the demo's compressor at a compression factor: ``dense`` at 1 and 2, ``ladder`` at others."""
     return DENSE if cf in (1.0, 2.0) else ladder.name
 
 
@@ -88,8 +88,8 @@ def _compressor_name(cf: float) -> str:
 def _known_forecasts() -> tuple[Forecast, ...]:
     """Return forecasts of all candidates of the demo that exchange in each step: dense, and the ladder at all its CFs.
 
-    ``describe_reason`` looks up in them the candidates that a reason names. Candidates of outer steps are not needed:
-    a reason names them like a candidate of each step, and then says the number of steps between exchanges.
+    ``describe_reason`` replaces the names of these candidates in a decision's reason by descriptions. The name of a
+    candidate with outer steps begins with the name of such a candidate; the number of steps between exchanges follows.
     """
     ladder_candidates = [Candidate("hook", ladder.name, cf) for cf in ladder.candidates((2.0, 1000.0))]
     dense_candidates = [Candidate(mode, DENSE, cf) for mode in ("hook", "native") for cf in (1.0, 2.0)]

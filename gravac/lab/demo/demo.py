@@ -30,7 +30,7 @@ METHODS = {
     "adaptive": "adaptive",
     "adaptive-100": "adaptive(every=(1, 100))",
 }
-"""Methods to compare: the text by which ``gravac.lab.training.methods`` knows a method, by the demo's name for it."""
+"""Text of each method to compare, as ``gravac.lab.training.methods`` defines it, by the demo's name for the method."""
 
 CHANGE_FIELDS = ("step", "mode", "compressor", "cf", "every", "delay", "reason")
 """Fields of a controller's decision that the demo's result keeps, if the decision changed how steps run."""

@@ -72,7 +72,8 @@ class DemoLive(ProgressDisplay):
 
         Args:
             method: name of the run's method, a key of ``LABELS``.
-            event: event of rank 0; ``"event"`` is its kind. Kinds other than these three are ignored.
+            event: event of rank 0; ``"event"`` is its kind: ``"step"``, ``"evaluation"`` or ``"end"``. Events of other
+                kinds are ignored.
         """
         kind = event["event"]
         if kind == "evaluation":

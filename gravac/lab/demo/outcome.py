@@ -103,12 +103,12 @@ class Comparison:
 
     @property
     def equal_steps(self) -> int:
-        """Number of steps that all runs made: that of the run with the fewest steps."""
+        """Number of steps of the run with the fewest steps; all other runs made at least as many."""
         return min(outcome.steps for outcome in self.outcomes)
 
     @property
     def equal_seconds(self) -> float:
-        """Training time that all runs reached: that of the shortest run, in seconds."""
+        """Training time of the shortest run, in seconds; all other runs trained at least as long."""
         return min(outcome.seconds for outcome in self.outcomes)
 
     def wire_ratio(self, outcome: DemoOutcome) -> float:

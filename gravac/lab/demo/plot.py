@@ -23,7 +23,7 @@ COLOURS = {"dense-fp32": "#8a8a8a", "dense-fp16": "#222222", "adaptive": "#0072b
 """Colour of each method's run in the PNG, such that colour-blind people can tell the colours apart."""
 
 STEEP_FRACTION = 0.1
-"""First part of the training time, as a fraction, in which the plot may cut off losses, which fall steeply then."""
+"""Fraction of the training time, at its start, in which losses fall steeply, and the plot may cut off high losses."""
 
 
 def loss_range(comparison: Comparison) -> tuple[float, float]:

@@ -40,8 +40,8 @@ def memory_of_modes(shapes: Sequence[Shape] | None = None, mesh: Mesh | None = N
     """Return the memory that each mode takes on a rank, an entry for each purpose: first native, then hook, then outer.
 
     When the mode changes, gravac averages the optimizer's moments over the ranks, in groups of tensors of up to 16 MiB;
-    a larger tensor is a group by itself. A model in shards has no native steps, and its memory is that of a rank's
-    shards.
+    a larger tensor is a group by itself. A model in shards has no native steps, and its memory is computed
+    for the shards of one rank.
 
     Args:
         shapes: parameter shapes of the model; ``None`` for a model without tensors of more than 16 MiB.

@@ -31,7 +31,7 @@ def traffic_of_mesh(mesh: Mesh, shapes: Sequence[Shape] | None = None) -> tuple[
     """Return the bytes that a rank sends in a step to other replicas, and those within its replica, in this order.
 
     Within a replica, FSDP2 gathers each weight before forward and again before backward, and reduces each gradient. In
-    each of these three collectives, a rank sends as many bytes as a shard has to every other rank of the replica.
+    each of these three collectives, a rank sends the bytes of one shard to every other rank of the replica.
 
     Args:
         mesh: mesh of the model in shards.

@@ -20,10 +20,10 @@ class PhaseChange(NamedTuple):
 
 
 class Schedule:
-    """Thread that sets the rates of a network's links at the times in ``link.phases``; a ``with`` block around a run.
+    """Context manager of a thread that sets the rates of a network's links at the times in ``link.phases``.
 
-    Entering the block applies the first phase, so that successive runs on a network begin with equal rates. Call
-    ``follow`` when training begins. The end of the block stops the thread and leaves the current rates in force. If
+    Entering the ``with`` block applies the first phase, so that successive runs on a network begin with equal rates.
+    Call ``follow`` when training begins. The end of the block stops the thread and leaves the current rates in force. If
     the block itself raises no error, its end raises the thread's error, if any.
 
     Attributes:
@@ -64,7 +64,11 @@ class Schedule:
             raise self._error
 
     def _follow(self, start: float) -> None:
-        """Apply all phases but the first in the thread, each at its time after ``start``, of ``time.monotonic()``."""
+        """Apply all phases except the first, each at its time; runs in the thread.
+
+        Args:
+            start: time of ``time.monotonic()``, in seconds, from which the times of the phases count.
+        """
         try:
             for phase in self._network.link.phases[1:]:
                 if self._end_event.wait(max(0.0, start + phase.at_seconds - time.monotonic())):

@@ -154,7 +154,7 @@ def _median(tracks: Sequence[Track]) -> tuple[npt.NDArray[np.float64], npt.NDArr
 def _set_y_limits(axes: Axes, metrics: Sequence[float], section: Section) -> None:
     """Limit the y axis to the range from the median initial metric to the best metric, with a margin.
 
-    The target counts as a metric. Curves of diverging runs leave the figure.
+    The target counts as a metric. The curve of a run that diverges is cut off at the edge of the figure.
 
     Args:
         axes: axes to set the limits of.

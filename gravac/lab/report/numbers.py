@@ -121,7 +121,7 @@ class ReportRow:
         reached: number of runs that reached the target.
         tta: seconds to the target.
         relative: ``tta`` / the limit, which is the median time to the target of fp32 on an unthrottled link.
-        speedup: seconds to the target of fp16 / those of the method with the same seed; median and range over seeds.
+        speedup: fp16's seconds to the target / the method's, with the same seed; median and range over seeds.
         steps: number of steps to the target.
         every: mean number of steps from one exchange to the next, over a run.
         samples_per_s: samples per second over all ranks.
@@ -191,7 +191,7 @@ def bytes_per_step(run: TrainingRecord) -> float | None:
 
 
 def compress_fraction(run: TrainingRecord) -> float | None:
-    """Return seconds of compression / seconds of a step, with which it overlaps; ``None`` if not known."""
+    """Return seconds of compression / seconds of a step; ``None`` if not known. Compression overlaps with backward."""
     if run.split is None or run.split.compress is None or run.step_s <= 0:
         return None
     return run.split.compress / run.step_s

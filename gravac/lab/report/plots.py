@@ -254,7 +254,7 @@ _SEQUENTIAL_PHASES: tuple[Phase, ...] = (
     ("#d55e00", "exposed exchange", lambda split: split.exposed),
     ("#999999", "input wait", lambda split: split.input_wait),
 )
-"""Phases whose seconds add up to those of the step."""
+"""Phases that follow one another, so that their seconds add up to the seconds of the step."""
 
 _OVERLAPPING_PHASES: tuple[Phase, ...] = (
     ("#009e73", "compress (overlaps)", lambda split: split.compress),
@@ -266,7 +266,8 @@ _OVERLAPPING_PHASES: tuple[Phase, ...] = (
 def timeline(section: Section) -> Figure | None:
     """Return a figure of the milliseconds of each phase of a typical step, with two bars for each method.
 
-    ``None`` if no run has the times of phases.
+    The upper bar has the phases that follow one another, the lower bar the phases that overlap with backward. ``None``
+    if no run has the times of phases.
     """
     rows = [row for row in section.rows if any(run.split for run in row.runs)]
     if not rows:

@@ -64,8 +64,8 @@ class Section:
         setup: task, scale, link, number of workers, and mesh.
         rows: numbers of each method, fastest first; methods that did not reach the target last.
         limit: median seconds to the target of fp32 on an unthrottled link; ``None`` if not known.
-        dense_steps: median number of steps to the target of fp32 on this link, or otherwise on the unthrottled link;
-            ``None`` if not known.
+        dense_steps: median number of steps that fp32 needs to the target on this link, or, if that is not known, on
+            the unthrottled link; ``None`` if neither is known.
         verdict: sentence on which method is fastest.
         notes: sentences on how far the numbers can be trusted.
     """

@@ -68,7 +68,7 @@ class Characters(Task):
     def validate(self, model: nn.Module, shard: int = 0, shards: int = 1) -> Score:
         """Return the summed cross-entropy in nats, and the number of characters, over a part of the sequences.
 
-        The sequences are those for validation; the arguments are those of ``Task.validate``.
+        The sequences are from the validation text; see ``Task.validate`` for the arguments.
         """
         starts = np.linspace(0, len(self.text.validation) - self.context - 2, self.validation_sequences, dtype=np.int64)
         loss_sum, count = 0.0, 0

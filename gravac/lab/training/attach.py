@@ -1,6 +1,6 @@
 # SPDX-FileCopyrightText: 2026 The gravac developers
 # SPDX-License-Identifier: Apache-2.0
-"""Attaches a method of exchanging gradients (of gravac, torch or torchft) to a model, in shards (FSDP2) or not."""
+"""Attaches a method of exchanging gradients (gravac's, torch's or torchft's) to a model, which may be in shards."""
 
 from __future__ import annotations
 
@@ -51,8 +51,8 @@ def attach(
         The attached method, which the training loop reads and calls; its ``module`` is the module to train.
 
     Raises:
-        ValueError: the method cannot limit its exchange to ``pace``, or cannot train a model in shards; or a package or
-            the ``choices`` that it needs are missing.
+        ValueError: the method cannot limit its exchange to ``pace``, or cannot train a model in shards. Also if the
+            method needs a package that is not installed, or needs ``choices`` and has none.
     """
     if is_sharded(model) and method.mesh_refusal is not None:
         raise ValueError(method.mesh_refusal)

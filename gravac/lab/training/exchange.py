@@ -80,7 +80,7 @@ class Exchange:
     def shared_state(self) -> dict[str, torch.Tensor]:
         """Return a copy of the model's ``state_dict``, tensors of any shape by name, with weights that all ranks share.
 
-        The function does not wait for an exchange in flight, so the weights are those of the last finished exchange.
+        The function does not wait for an exchange in flight, so the weights are from the last finished exchange.
         """
         module = getattr(self.module, "module", self.module)
         return {name: tensor.clone() for name, tensor in module.state_dict().items()}
@@ -257,8 +257,8 @@ class GravacExchange(Exchange):
     def in_flight(self) -> bool:
         """True if an exchange may still be in flight during the next step; all ranks have the same answer.
 
-        Always False for outer steps with a fixed delay: some ranks may have applied a mean when others have not, and
-        the ranks' answers would differ.
+        Always False for outer steps with a fixed delay. At the end of a step, some ranks may have applied the mean of
+        an exchange and others not yet, so the ranks would have different answers.
         """
         outer = self._compressor.outer
         return outer is not None and outer.under_way and self.method.modes.outer.delay == "auto"

@@ -56,7 +56,7 @@ LADDER_CF_RANGE = (2.0, 1000.0)
 """Lowest and highest CF for ``adaptive`` with the ladder, and for ``outer`` methods, if the text has no range."""
 
 DEFAULT_CF_RANGE = (10.0, 1000.0)
-"""Lowest and highest compression factor (CF) for all other methods with a controller, if the text has no range."""
+"""Lowest and highest compression factor for methods such as ``gravac:topk`` or ``adaptive:topk``, without range."""
 
 DEFAULT_OUTER_EVERY = (1, 100)
 """Lowest and highest number of steps from one exchange to the next, for ``outer`` methods without ``every=``."""

@@ -19,9 +19,10 @@ from gravac.candidate import Candidate, Forecast, Mode, Span
 from gravac.controllers.base import DEFAULT_STRETCH_STEPS, LATENCY, Controller, Decision, Measurement
 
 MAX_BLOCK_ROUNDS = 5
-"""Maximum number of successive rounds of one candidate in a block; whole blocks are put in random order.
+"""Maximum number of rounds in which a candidate runs before another candidate may run, in the random order.
 
-A round is the steps from one exchange to the next. With a maximum of 1, almost every round would have a new candidate.
+A round is the steps from one exchange to the next. ``shuffled_blocks`` cuts the rounds of each candidate into blocks of
+at most this many rounds, and shuffles the blocks. With a maximum of 1, almost every round would have a new candidate.
 """
 
 
@@ -140,10 +141,11 @@ class ShuffledController:
     When all choices have run, they all run once more in another random order.
 
     Attributes:
-        inner_controller: controller of the type and settings that made the choices; it proposes the CFs.
+        inner_controller: controller of the same type and settings as the controller that made the choices; proposes
+            the CFs, and says which modes may run.
         choices: candidates that a controller chose in an earlier run, each with its number of rounds.
         seed: seed of the random order.
-        latency: number of steps from a measurement to the step in which the decision after it takes effect.
+        latency: number of steps from a measured step to the step in which the decision based on it takes effect.
     """
 
     inner_controller: Controller[Any]
@@ -155,12 +157,12 @@ class ShuffledController:
 
     @property
     def keeps_all(self) -> bool:
-        """True if all CFs that the inner controller proposes stay, even those that send no fewer bytes than dense."""
+        """True if gravac keeps all proposed CFs as candidates, even CFs that send no fewer bytes than dense."""
         return self.inner_controller.keeps_all
 
     @property
     def sixteen_bit(self) -> bool:
-        """True if dense in 16 bit may run, besides dense in float32; as the inner controller says."""
+        """True if the inner controller may choose dense in 16 bit, besides dense in float32."""
         return self.inner_controller.sixteen_bit
 
     @property
@@ -177,7 +179,7 @@ class ShuffledController:
         """Return a copy of this controller for another latency.
 
         Args:
-            latency: number of steps from a measurement to the step in which the decision after it takes effect.
+            latency: number of steps from a measured step to the step in which the decision based on it takes effect.
         """
         return replace(self, latency=latency)
 
@@ -201,7 +203,7 @@ class ShuffledController:
         return state, Decision(first_candidate, reason=f"start at {first_candidate}, {REASON}")
 
     def observe(self, state: _ShuffledState, measurement: Measurement) -> tuple[_ShuffledState, Decision]:
-        """Return the state after one more measurement, and the decision for the step ``latency`` steps later.
+        """Return the state after a measurement, and the decision for ``latency`` steps after the measured step.
 
         Args:
             state: state before the measurement.

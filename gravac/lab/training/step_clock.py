@@ -20,8 +20,8 @@ class StepTimes:
         seconds: seconds of the whole step.
         input_wait_s: seconds from the start of the step until the batch is ready.
         compute_s: seconds of forward, backward and optimizer, without ``exposed_s``.
-        exposed_s: seconds for which the step waits for the exchange, because backward does not hide it: from the
-            computation of the last gradient to the end of backward, and waits outside backward in outer steps.
+        exposed_s: seconds for which the step waits for the exchange: the time from the computation of the last gradient
+            to the end of backward; in outer steps, also waits outside backward.
     """
 
     seconds: float

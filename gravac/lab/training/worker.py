@@ -55,7 +55,8 @@ CONTINUE, EVALUATE, STOP = 0, 1, 2
 MAX_POSTPONED = 10
 """Maximum number of evaluations that are postponed because an exchange is in flight.
 
-When one more evaluation is due, training waits for the exchange, and then the ranks evaluate all postponed states.
+When another evaluation is due, training waits for the exchange. Then the ranks evaluate the copies of the weights that
+they stored, one for each postponed evaluation.
 """
 
 
@@ -190,9 +191,10 @@ class _Training:
         return command
 
     def _postpone(self, steps: int) -> None:
-        """Copy the model state that all ranks share, to evaluate the copy when no exchange is in flight.
+        """Store a copy of the weights that all ranks share, to evaluate the copy when no exchange is in flight.
 
-        The clock stands still during an evaluation. An exchange in flight would progress meanwhile, at no cost of time.
+        The clock of the leg does not count the time of evaluations. If the ranks evaluated now, the exchange in flight
+        would progress in time that is not counted, and the method would seem faster than it is.
 
         Args:
             steps: number of steps trained so far.
@@ -203,16 +205,18 @@ class _Training:
         self.postponed_states.append((steps, self.exchange.shared_state()))
 
     def evaluate_if_due(self, command: int) -> bool:
-        """Evaluate the postponed states, and the current state if rank 0's command is ``EVALUATE`` or ``STOP``.
+        """Evaluate the model if an evaluation is due and no exchange is in flight; called after each step.
 
-        While an exchange is in flight, the current state is not evaluated, and postponed states are evaluated only if
-        there are more than ``MAX_POSTPONED``. After ``STOP``, all states are evaluated.
+        ``EVALUATE`` makes an evaluation due. If an exchange is then in flight, ``step`` has stored a copy of the
+        weights, and the evaluation is postponed. The stored copies are evaluated after the first step that leaves no
+        exchange in flight, or when they are more than ``MAX_POSTPONED``. ``STOP`` evaluates the stored copies and the
+        final model.
 
         Args:
             command: rank 0's command after the step.
 
         Returns:
-            True if an evaluated state reached the leg's target.
+            True if an evaluated copy or the model itself reached the leg's target.
         """
         in_flight = self.exchange is not None and self.exchange.in_flight and command != STOP
         if command == EVALUATE:
@@ -224,15 +228,15 @@ class _Training:
         return self.evaluate(command != CONTINUE and not in_flight)
 
     def evaluate(self, current: bool = True) -> bool:
-        """Evaluate all postponed states, then the current state; stop at the first state that reaches the target.
+        """Evaluate all stored copies of earlier weights, then the model itself; stop when the target is reached.
 
         Called on all ranks; the metric is the same on all ranks.
 
         Args:
-            current: whether to evaluate the current state.
+            current: whether to evaluate the model itself, besides the stored copies.
 
         Returns:
-            True if an evaluated state reached the leg's target.
+            True if an evaluated copy or the model itself reached the leg's target.
         """
         while self.postponed_states:
             steps, state = self.postponed_states.pop(0)
@@ -350,7 +354,7 @@ class _StepCommands:
         Args:
             step: number of the step, from 0.
             clock: seconds of training before the step.
-            duration: expected seconds of the step: those of the previous step, or 0 before the first step.
+            duration: expected seconds of the step: the time that the previous step took, or 0 before the first step.
         """
         leg, steps, seconds = self._leg, step + 1, clock + duration
         evaluated_steps, evaluated_seconds = self._latest_evaluation
@@ -410,10 +414,10 @@ def _averaging_function(exchange: Exchange | None) -> Callable[[Iterable[float]]
 
 
 def _phase_seconds(step_times: list[StepTimes], exchange: Exchange | None) -> dict[str, float | None]:
-    """Return the seconds of each phase of a typical step on this rank, by the names of the fields of ``Split``.
+    """Return the seconds of each phase of a typical step on this rank, by the phase's name.
 
-    A phase has ``None`` if its time is not known. A typical step is the median over steps; for methods with local
-    steps, the mean.
+    The names are the fields of ``gravac.lab.tta.record.Split``. The seconds are medians over steps, or means for
+    methods with local steps; ``None`` if not known.
     """
     compress_s, exchange_s = exchange.phase_seconds() if exchange else (None, None)
     average = _averaging_function(exchange)
@@ -429,7 +433,7 @@ def _phase_seconds(step_times: list[StepTimes], exchange: Exchange | None) -> di
 def _interface_bytes(spec: SessionSpec) -> int:
     """Return the bytes that this rank's network interface has sent so far; 0 without emulated links.
 
-    The bytes are those of the operating system's counter, packet headers included.
+    The operating system counts the bytes, packet headers included.
     """
     if spec.interface is None:
         return 0

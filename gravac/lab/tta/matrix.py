@@ -49,7 +49,10 @@ DEFAULT_METHODS = (
 """Texts of the methods to compare by default, without a mesh."""
 
 DEFAULT_MESH_METHODS = ("fp32", "fp16", "bf16", "adaptive", "adaptive(every=(1, 100))")
-"""Texts of the methods to compare by default on a mesh: torch's HSDP, gravac in each step, and also in outer steps."""
+"""Texts of the methods to compare by default on a mesh.
+
+torch's own HSDP in three number formats; gravac with an exchange in each step; and gravac that may choose outer steps.
+"""
 
 
 @dataclass(frozen=True)
@@ -70,7 +73,8 @@ class RunMatrix:
         limit: time after which a run is stopped, as a multiple of the reference run's time to the target; above 0.
         factored: whether the times of static methods (without controller and local steps) are computed: steps to the
             target, measured on an unthrottled link, x seconds of a step on each link.
-        times_each_seed: whether ``factored`` measures the seconds of a step with every seed, instead of one.
+        times_each_seed: whether ``factored`` measures the seconds of a step with every seed; if not, one seed's
+            measurement is used for all seeds.
         paced: whether gravac slows down its own exchange to the link's rate, instead of using emulated links.
         data: folder of a task's data; empty if the tasks need no folder.
         json: file for the results; runs that the file has already are not repeated. ``None``: no file.

@@ -47,7 +47,7 @@ class CurvePoint(_JsonRecord):
 
 
 class DecisionPoint(_JsonRecord):
-    """A decision of a controller, also if nothing changed.
+    """A decision of a controller; it may leave the candidate (way to run steps) unchanged.
 
     The first decision of a run is the candidate that the run starts with. A controller decides at the end of a window
     (a number of steps), or earlier if a measurement calls for a decision.
@@ -92,8 +92,8 @@ class Split(_JsonRecord):
             torch and for native steps.
         exchange: seconds in which collectives were in flight, hidden behind backward or not; ``None`` if not known, as
             for methods of torch and for native steps.
-        exposed: seconds for which the step waits for the exchange, because backward does not hide it: from the
-            computation of the last gradient to the end of backward, and waits outside backward in outer steps.
+        exposed: seconds for which the step waits for the exchange: the time from the computation of the last gradient
+            to the end of backward; in outer steps, also waits outside backward.
         input_wait: seconds from the start of the step until the batch is ready.
     """
 
@@ -166,8 +166,8 @@ class TrainingRecord(_JsonRecord):
         paced: whether gravac slowed down its own exchange to the link's rate, instead of using emulated links.
         factored: whether the times were computed: the number of steps is from a run on an unthrottled link, and
             ``step_s`` from a short run on this link.
-        stamp: commit of the code, time of the measurement, and speed of the machine; for factored runs, those of the
-            short run that gave ``step_s``. ``None`` in older files.
+        stamp: commit of the code, time of the measurement, and speed of the machine; for factored runs, the stamp of
+            the short run that gave ``step_s``. ``None`` in older files.
     """
 
     task: str

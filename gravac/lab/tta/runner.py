@@ -163,7 +163,7 @@ class _MatrixRunner:
         return self.runs
 
     def _run_seed(self, seed: int, methods: Methods) -> None:
-        """Train methods on tasks and links with one seed: the reference run of each task first.
+        """Train methods on tasks and links with one seed; the reference run of each task trains first.
 
         Args:
             seed: seed of the runs.
@@ -273,8 +273,9 @@ class _MatrixRunner:
     def _run_in_full(self, reference: TrainingRecord, link: Link, methods: Sequence[Method]) -> None:
         """Train methods on a link until they reach the target or the time limit, and add their records.
 
-        Methods without a controller share a session of workers, unless the link's rate changes. Each other method has
-        a session of its own. ``matched:`` methods, which repeat the choices of another method's run, train last.
+        Methods without a controller share a session of workers. Each method with a controller has a session of its
+        own; if the link's rate changes over time, each method without a controller has one, too. ``matched:`` methods,
+        which repeat the choices of another method's run, train last.
 
         Args:
             reference: record of the reference run, which has task, seed and target.
@@ -323,8 +324,9 @@ class _MatrixRunner:
     def _run_factored(self, reference: TrainingRecord, link: Link, static_methods: Sequence[Method]) -> None:
         """Add records on a link whose times are computed: steps to the target x seconds of a step on the link.
 
-        The number of steps is that of a run on an unthrottled link. Short runs on the link measure the seconds of a
-        step. If they were measured with another seed, and ``times_each_seed`` is not set, they are not measured again.
+        A run on an unthrottled link gives the number of steps. Short runs on the link measure the seconds of a step.
+        By default one seed's measurement is used for all seeds; with ``RunMatrix.times_each_seed``, each seed has its
+        own measurement.
 
         Args:
             reference: record of the reference run, which has task, seed and target.

@@ -33,7 +33,7 @@ class Buffers:
 
     Args:
         module: module that has the buffers.
-        local_names: names of buffers that stay local to each rank, too, or of modules all of whose buffers do.
+        local_names: names of further buffers that stay local to each rank; a module's name stands for all its buffers.
 
     Attributes:
         anchors: averaged buffers as all ranks had them after the last round, by name.
@@ -159,9 +159,10 @@ class Buffers:
     # if a mean is not finite
 
     def zero_means_unless(self, mean_applied: Verdict) -> None:
-        """Unless the mean was applied, overwrite the buffers' means with zeros, so that the buffers' anchors stay.
+        """If the fragment's mean was not applied, zero the buffers' means, so that the buffers' anchors do not change.
 
-        Called when the means have arrived, before ``apply_mean``.
+        The buffers are sent together with the last fragment of the model. Called when the means have arrived, before
+        ``apply_mean``.
 
         Args:
             mean_applied: whether the mean of the fragment that is sent with the buffers was applied to its anchors; a
@@ -174,7 +175,7 @@ class Buffers:
                 piece.flat.masked_fill_(~mean_applied, 0.0)
 
     def apply_anchors_if(self, mean_applied: Verdict) -> None:
-        """Move the module's buffers to the anchors if the mean was applied; otherwise the rank keeps its buffers.
+        """Move the module's buffers to the anchors if the fragment's mean was applied; otherwise keep the buffers.
 
         Args:
             mean_applied: whether the mean of the fragment that was sent with the buffers was applied to its anchors; a

@@ -157,9 +157,9 @@ def delays_if_continued(
 ) -> tuple[int, ...]:
     """Return a candidate's delays in steps, ascending, in a new run or in a run that continues from a checkpoint.
 
-    A candidate of the checkpoint keeps its delays. Any other candidate was dropped before the checkpoint, because
-    another candidate with the same ``every`` was better. So that it is dropped again, its delay becomes at least as
-    long as the delays in the checkpoint of candidates with the same ``every``.
+    A candidate in the checkpoint keeps its delays. A candidate that the checkpoint lacks was dropped by the earlier
+    run, in favor of a better candidate with the same ``every``, and must be dropped again. So each of its measured
+    delays above 0 is raised to the longest delay that the checkpoint has for this ``every``.
 
     Args:
         checkpointed: delays of the checkpoint's candidates; empty in a new run.

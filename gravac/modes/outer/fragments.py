@@ -98,7 +98,7 @@ class PendingFragment:
         return self.local_finite
 
     def complete_exchange(self, failure: BaseException | None) -> None:
-        """Record that the pieces hold their means, or that the exchange failed. Called by the executor.
+        """Record that ``pieces`` hold the means over the ranks, or that the exchange failed. Called by the executor.
 
         Args:
             failure: exception of the exchange; ``None`` if it succeeded.
@@ -135,7 +135,7 @@ class PendingFragment:
         return self._arrival.done()
 
     def wait(self) -> None:
-        """Wait until the pieces hold their means.
+        """Wait until ``pieces`` hold the means over the ranks.
 
         Raises:
             ExchangeError: a rank did not answer.
@@ -150,7 +150,7 @@ class Fragment:
         parameters: parameters trained on this rank, by name; dense in memory.
         storage: number format and device of the anchors.
         exchange_shapes: shapes in which pseudo-gradients are exchanged, by name, if these are not the parameters' own
-            shapes. A pseudo-gradient is followed by zeros if its exchange shape has more elements.
+            shapes. Zeros are appended to a pseudo-gradient if its exchange shape has more elements than its parameter.
 
     Attributes:
         parameters: parameters trained on this rank, by name.
@@ -375,9 +375,9 @@ def _keeps_anchors_at_zero_gradient(outer: torch.optim.Optimizer) -> bool:
 def undone_unless_finite(finite: torch.Tensor, anchors: Sequence[torch.nn.Parameter], state: State) -> Iterator[None]:
     """Return a context for an outer step, which is undone on exit, bit for bit, if the mean was not finite.
 
-    The host does not wait for the device, which alone knows whether the mean was finite. Tensors that the optimizer
-    creates in the step stay, since its gradients were zeros. A step count that the optimizer keeps on the host, as
-    torch's Adam does for GPU parameters, is not undone.
+    The host does not wait for the device, which alone knows whether the mean was finite. If the mean was not finite,
+    the caller has made the step's gradients zero, so tensors that the optimizer creates in the step may stay. A step
+    count that the optimizer keeps on the host, as torch's Adam does for GPU parameters, is not undone.
 
     Args:
         finite: whether the mean was finite, 0-d bool tensor.

@@ -16,8 +16,9 @@ Otherwise a NaN on one rank would stay in the anchors of all ranks for good. How
    so the next pseudo-gradient contains it. Nothing is lost.
 5. A rank whose own weights were not finite starts again from the anchor. Zeros replace what is not finite in its inner
    optimizer's state (``reset_rank``). The rank does so without waiting for the mean.
-6. The host warns and counts. If no fragment was applied in three consecutive rounds, ``NotFiniteError`` is raised, on
-   all ranks before the same exchange. The anchor is finite then, and a checkpoint can be saved.
+6. The host issues a warning, and counts the refused exchange. If no fragment was applied in three consecutive rounds,
+   ``NotFiniteError`` is raised, on all ranks before the same exchange. The anchor is finite then, and a checkpoint can
+   be saved.
 
 If the host must not look at tensors (GPU streams), whether the mean is finite is in a 0-d bool tensor. By this tensor
 the device selects between old and new tensors in 3 and 4. The host reads the tensor, and does 5 and 6, two rounds
@@ -63,8 +64,10 @@ class Refusals:
         self.skipped = 0
         self._fragments, self._buffers, self._inner_optimizers = fragments, buffers, inner
         self._applied_by_round: dict[int, list[bool]] = {}
-        """Rounds that ``check`` has not counted yet, by number: whether a mean was applied, for each fragment whose
-        mean has arrived, in the order of arrival."""
+        """Results of the rounds that ``check`` has not counted yet, by number of the round.
+
+        The result of a round is a list with a bool for each fragment whose mean has arrived, in the order of arrival:
+        whether the mean was applied."""
         self._consecutive_rounds: list[int] = []  # numbers of the newest consecutive rounds without an applied fragment
         self._refused_rounds: list[int] = []  # numbers of the newest few rounds in which a fragment was refused
         self._warnings: list[str] = []
@@ -87,7 +90,9 @@ class Refusals:
             pending.reset_text = self._reset_not_finite(current_round, or_too_far=True)
 
     def reset_before_saving(self, current_round: int) -> None:
-        """Make this rank's tensors finite, since a state that is not finite cannot be loaded. The host waits.
+        """Make this rank's weights, buffers and inner optimizers' states finite before they are saved.
+
+        A saved state that is not finite could not be loaded again. The host waits for the device.
 
         Args:
             current_round: number of the present round.
@@ -100,15 +105,15 @@ class Refusals:
             self._warnings.append(f"gravac: round {current_round}, before it was saved, this rank is {reset_text}")
 
     def _reset_not_finite(self, current_round: int, or_too_far: bool = False) -> str:
-        """Make this rank's tensors finite; return a text that names the tensors that were not.
+        """Make this rank's tensors finite; return a text that names the tensors that were not finite.
 
-        If any weight is not finite, anchors replace all weights. Anchors replace each buffer that is not finite, and
-        zeros each tensor of the inner optimizers.
+        If any weight is not finite, all weights are reset to the anchors. A buffer that is not finite is reset to its
+        anchor. A tensor of an inner optimizer that is not finite is filled with zeros.
 
         Args:
             current_round: number of the present round.
-            or_too_far: whether to reset weights to anchors even if all tensors are finite, since then the difference
-                between weights and anchor overflowed.
+            or_too_far: whether to reset the weights also if all weights and buffers are finite. Set after this rank
+                sent numbers that are not finite: the difference between weights and anchors then overflowed.
         """
         self._reset_in_round = current_round
         weight_names = [
@@ -189,14 +194,15 @@ class Refusals:
         """Issue warnings, and raise if too many consecutive rounds applied no fragment.
 
         Called on all ranks before the same exchange. Training can continue if the caller catches the error: this rank's
-        tensors are finite again, and rounds that have been sent do not count again.
+        tensors are finite again, and the count of rounds begins anew with the present round.
 
         Args:
             current_round: number of the present round.
             newest_round: number of the newest round for which all ranks know whether its means were applied.
-            delay_rounds: number of rounds after which the host learns of a refusal. The rank that caused the refusal
-                restarts from the anchor only then, just before it sends a round. That round does not count as a
-                success, since the rank contributed nothing to it.
+            delay_rounds: number of rounds after which the host learns that a mean was refused; 0: at once. If round t
+                was refused, the rank that caused this restarts from the anchor just before it sends round t +
+                ``delay_rounds``, to which it contributes nothing. If that round is applied, the count of consecutive
+                rounds does not start again from 0.
 
         Raises:
             NotFiniteError: no fragment was applied in ``MAX_REFUSED_ROUNDS`` consecutive rounds.
@@ -224,7 +230,7 @@ class Refusals:
         )
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the state as plain values: counts, and numbers of rounds with refused means."""
+        """Return the state as plain values: number of refused exchanges, and which rounds were applied or refused."""
         applied_by_round = [[number, [*applied]] for number, applied in self._applied_by_round.items()]
         counts = {"skipped": self.skipped, "counted_from": self._counted_from_round}
         return {
@@ -243,7 +249,10 @@ class Refusals:
 
 
 def _tensors_in(state: Any, key: str = "") -> list[tuple[str, torch.Tensor]]:
-    """Return ``(key, tensor)`` for each tensor in a parameter's optimizer state; a container's tensors have its key."""
+    """Return ``(key, tensor)`` for each tensor in a parameter's optimizer state.
+
+    Tensors within a list, tuple or dict of the state have the key of that container.
+    """
     if torch.is_tensor(state):
         return [(key, state)]
     if isinstance(state, Mapping):

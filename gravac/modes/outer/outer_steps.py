@@ -236,7 +236,8 @@ class OuterSteps:
     def start_from_module(self) -> None:
         """Begin a new round from weights that the user loaded into the module, the same on every rank.
 
-        If the loaded weights are the anchors, nothing changes: a checkpoint of gravac restores the local weights.
+        If the loaded weights equal the anchors, nothing changes: they then belong to a checkpoint, and gravac's
+        state in that checkpoint restores the rank's own weights.
         """
         self._model.prepare()
         loaded_weights = {name: parameter.detach() for name, parameter in self._parameters.items()}
@@ -289,8 +290,9 @@ class OuterSteps:
         self._rounds.wait_for_exchanges()
 
     def wait_before_saving(self) -> None:
-        """Wait until no exchange is in flight, so that all ranks save the same anchors, even if only some evaluated.
+        """Wait until no exchange is in flight, so that all ranks save the same anchors.
 
+        A rank that evaluated the model has waited for its exchanges already; other ranks may not have waited.
         If an exchange failed, the anchors stay without its mean, and the next step raises the failure.
         """
         self._rounds.pause()

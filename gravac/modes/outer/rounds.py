@@ -2,10 +2,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """Runs rounds: a round is a number of training steps, in which each fragment of the model is exchanged once.
 
-The controller decides once a round. It chooses a round's number of steps like the compressor: by the measurements of
-earlier rounds, the same on all ranks. If the whole model is one fragment, and training waits for its mean at a fixed
-step, the last round's measurements have arrived by that step, and decide the number of steps of the next round. If
-there are several fragments, or means are applied whenever they arrive, the number is decided one round earlier.
+The controller decides once a round, by measurements of earlier rounds, which are the same on all ranks. It chooses the
+compressor and the round's number of steps. If the whole model is one fragment, and training waits for its mean at a
+fixed step, the number of steps of round t follows from the measurements up to round t - 1. If there are several
+fragments, or means are applied whenever they arrive, the number follows from the measurements up to round t - 2.
 """
 
 import functools
@@ -36,7 +36,7 @@ FLAGS_DELAY_ROUNDS = 2
 
 
 class Rounds:
-    """Counts a rank's steps, and sends each fragment after its step of the round.
+    """Counts a rank's steps, and sends the model's fragments one after another in each round.
 
     Args:
         engine: averages pseudo-gradients.
@@ -110,8 +110,8 @@ class Rounds:
     def apply_due(self) -> None:
         """Apply means whose delay is over.
 
-        The exchange of a mean may not have ended by then. Outer steps that wait for exchanges wait here; others leave
-        the mean to the first call after the end of its exchange.
+        If such a mean has not arrived yet, what happens depends on the setting ``delay``. With 0 or ``"auto"``, the
+        method waits for the mean. With a fixed delay above 0, it returns, and a later call applies the mean.
         """
         self._finish_due()
         self._state.shares.begin_step()
@@ -266,7 +266,7 @@ class Rounds:
             self._end_round()
 
     def _end_round(self) -> None:
-        """End the round, whose last fragment has been sent, and the step of the engine that stands for the round."""
+        """End the round after its last fragment was sent; end the step as which the engine counts the round."""
         sent_fragments, self._sent_fragments = tuple(self._sent_fragments), []
         overlaps, ended_at = not self._rounds_are_sequential or self._state.delay > 0, self._engine.mark()
         waited_s, paused_s, steps_of_ranks = self._waited_s, self._paused_s, self._state.shares.steps

@@ -6,7 +6,7 @@ Number of steps and weight follow from sums over the ranks, and take effect two 
 
 1. Round t: each rank times its steps.
 2. End of round t: each rank sends its step time, and its number of samples of a step, to all ranks.
-3. Round t + 1: when the round's first fragment is sent, the ranks begin to wait for the sums.
+3. Round t + 1: when the round's first fragment is sent, the executor waits for the sums; training does not wait.
 4. Round t + 2: each rank's number of steps and weight follow from the sums.
 """
 
@@ -84,7 +84,10 @@ class Shares:
         return self.steps[self._engine.state.rank]
 
     def receive(self) -> None:
-        """Begin to wait for the sums of the last round. Called on every rank when a round's first fragment is sent."""
+        """Let the executor wait for the sums of the last round's numbers over the ranks; training does not wait.
+
+        Called on every rank when a round's first fragment is sent.
+        """
         if self._last_round and self._sums_in_flight is None:  # the run was restored
             self._send_last_round()
         if self._sums_in_flight is not None:
@@ -99,7 +102,10 @@ class Shares:
         self._step_seconds = []
 
     def state_dict(self) -> dict[str, Any] | None:
-        """Return the state, between two rounds; ``None`` if all ranks have the same number of steps and weight."""
+        """Return the state; ``None`` if the settings give all ranks the same number of steps and weight.
+
+        Called between two rounds.
+        """
         if self._all_equal:
             return None
         self._update_agreed()
@@ -124,7 +130,7 @@ class Shares:
         self._sums_in_flight = self._engine.sum_over_ranks("the ranks' step times", numbers)
 
     def _update_agreed(self) -> None:
-        """Wait for the sums that ``receive`` began to wait for, if any; set all ranks' seconds and samples by them."""
+        """Wait for the newest sums over the ranks, if any, and set all ranks' seconds and samples by these sums."""
         if self._sums_awaited is None:
             return
         sums, world = self._sums_awaited.result(), self._engine.state.world
