@@ -398,7 +398,7 @@ class AdaptiveCompressor(Closeable):
         context = self._connection.accumulate()
         if context is not None:
             return context
-        raise RuntimeError("accumulate: nothing is attached; call attach(module, optimizer) first")
+        raise RuntimeError("accumulate: no module is attached; call attach(module, optimizer) first")
 
     def bind(self, module: torch.nn.Module) -> None:
         """Give this object the module's parameter names, if a framework registers ``hook`` without ``attach``.
@@ -416,7 +416,8 @@ class AdaptiveCompressor(Closeable):
         self._check_unattached()
         if self.policy.every != (1, 1):
             raise SettingsError(
-                f"every: {self.policy.every}, but a hook without attach() averages in each step; use attach()"
+                f"every: {self.policy.every}, but a communication hook that you register yourself averages "
+                "gradients in each step; use attach(), or every=1"
             )
         self._connection.adapter.bind(module)
         self._connection.check_loaded()
@@ -470,7 +471,9 @@ class AdaptiveCompressor(Closeable):
         """
         if self._closed:
             return failed_future(
-                RuntimeError("gravac: the compressor is closed; detach() it to continue training without gravac")
+                RuntimeError(
+                    "gravac: the compressor is closed; call compressor.detach() to continue training without gravac"
+                )
             )
         return self._connection.adapter.hook(bucket)
 
@@ -479,7 +482,10 @@ class AdaptiveCompressor(Closeable):
         if self._closed:
             raise RuntimeError("this compressor is closed; make a new AdaptiveCompressor")
         if self._connection.is_attached:
-            raise RuntimeError("this compressor is attached to a model already; detach() it, or make another one")
+            raise RuntimeError(
+                "this compressor is attached to a model already; call its detach() first, or make another "
+                "AdaptiveCompressor"
+            )
 
     @property
     def _switch(self) -> "Switch | None":
@@ -635,7 +641,8 @@ class AdaptiveCompressor(Closeable):
             try:
                 if not self._engine.drain(CLOSING_SECONDS):
                     failure = ExchangeError(
-                        f"gravac: the compressor was closed, and a rank did not answer for {CLOSING_SECONDS:g} s"
+                        f"gravac: close() waited {CLOSING_SECONDS:g} s for the exchange in flight, but a rank did "
+                        "not answer; see the other ranks' logs"
                     )
                 elif outer is not None:
                     outer.wait_for_exchanges()  # an evaluation waits, too: so all ranks end with the same anchors

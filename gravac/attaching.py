@@ -34,16 +34,18 @@ def reason_to_idle(module: object, group: dist.ProcessGroup | None, policy: Poli
     requested_group = group
     setting = os.environ.get(ENVIRONMENT_SWITCH, "on").lower()
     if setting not in ("on", "off"):
-        raise SettingsError(f"{ENVIRONMENT_SWITCH}: {setting!r} in the environment; give off, or on, or unset it")
+        raise SettingsError(
+            f"{ENVIRONMENT_SWITCH}: the environment variable is {setting!r}; set the variable to on or off, or unset it"
+        )
     group = group or (module.process_group if isinstance(module, DistributedDataParallel) else None)
     is_single = not dist.is_initialized() or dist.get_world_size(group) == 1
     if not is_single and isinstance(module, torch.nn.Module):
         check_alike({ENVIRONMENT_SWITCH: setting}, device_of(module), group)
     if setting == "off" and not is_single and not _is_averaged_by_torch(module, requested_group):
         raise SettingsError(
-            f"{ENVIRONMENT_SWITCH}: 'off' in the environment, and only gravac averages the gradients of this "
-            f"{type(module).__name__}: each rank would train a model of its own. Wrap the model in "
-            f"DistributedDataParallel, or unset {ENVIRONMENT_SWITCH}"
+            f"{ENVIRONMENT_SWITCH}: the environment variable is 'off', but without gravac nothing averages the "
+            f"gradients of this {type(module).__name__}, so each rank would train a model of its own; wrap the model "
+            f"in DistributedDataParallel, or unset {ENVIRONMENT_SWITCH}"
         )
     if setting == "off":
         return f"{ENVIRONMENT_SWITCH}=off in the environment"
@@ -79,8 +81,8 @@ def optimizers_of(
     """
     if optimizer is None and every != (1, 1):
         raise SettingsError(
-            f"optimizer: none was given, and with every={every} ranks must average its state; "
-            "give attach(module, optimizer), or optimizer=() if your code changes weights without an optimizer"
+            f"optimizer: attach got no optimizer, but with every={every} ranks must average the optimizer's state; "
+            "call attach(module, optimizer), or attach(module, ()) if your code changes weights without an optimizer"
         )
     if optimizer is None:
         return ()
@@ -88,7 +90,10 @@ def optimizers_of(
     optimizers = tuple(getattr(wrapper, "optimizer", wrapper) for wrapper in wrapped)
     for unwrapped in optimizers:
         if not isinstance(unwrapped, torch.optim.Optimizer):
-            raise SettingsError(f"optimizer: {short_repr(unwrapped)} is no torch.optim.Optimizer; give one, or several")
+            raise SettingsError(
+                f"optimizer: {short_repr(unwrapped)} is not a torch.optim.Optimizer; give an optimizer, or a sequence "
+                "of optimizers"
+            )
     return optimizers
 
 
@@ -108,13 +113,13 @@ def refuse_unequal_ranks(settings: OuterSettings) -> None:
     """
     if settings.by_speed:
         raise SettingsError(
-            "outer.by_speed: True, but the ranks that hold the shards of one replica make each step together; leave "
-            "by_speed out"
+            "outer.by_speed: True, but the ranks that hold the shards of one replica must make the same number of "
+            "steps; leave by_speed out"
         )
     if settings.samples is not None:
         raise SettingsError(
-            f"outer.samples: {settings.samples}, but gravac does not weigh the replicas of a model in shards by their "
-            "samples; leave samples out"
+            f"outer.samples: {settings.samples}, but all replicas of a model in shards have the same weight in the "
+            "mean; leave samples out"
         )
 
 
@@ -134,9 +139,9 @@ def refuse_separate_decisions(ddp: DistributedDataParallel, agree_group: dist.Pr
     shards = shards_of_tensor_parallelism(ddp)
     if shards and agree_group is None:
         raise SettingsError(
-            f"agree_group: not given, but {next(iter(shards))} is a shard of tensor parallelism, and the ranks with "
-            "the other shards must make the same decisions; give attach(..., agree_group=group) all ranks that hold a "
-            "part of the model, such as torch.distributed.group.WORLD"
+            f"agree_group: not given, but {next(iter(shards))} is a shard of tensor parallelism, so the ranks with "
+            "its other shards must make the same decisions; call attach(..., agree_group=group) with the group of "
+            "all ranks that hold a part of the model, such as torch.distributed.group.WORLD"
         )
 
 
@@ -154,8 +159,8 @@ def reason_against_pipelines(policy: Policy, has_probe: bool) -> str:
         )
     if has_probe:
         return (
-            "probe: the loss on fixed batches needs all stages of a pipeline, and each stage decides by itself when to "
-            "compute it; leave probe out"
+            "probe: computing the loss needs all stages of the pipeline, but each stage decides alone when to "
+            "compute the loss; leave probe out"
         )
     return ""
 

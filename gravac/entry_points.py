@@ -70,7 +70,7 @@ class Registry(Mapping[str, T], Generic[T]):
             if not isinstance(loaded_object, SettingsError):
                 yield name
             elif is_first_time:
-                warnings.warn(f"gravac leaves out an entry point: {loaded_object}", stacklevel=2)
+                warnings.warn(f"gravac ignores an entry point: {loaded_object}", stacklevel=2)
 
     def __len__(self) -> int:
         return sum(1 for _ in self)
@@ -81,7 +81,7 @@ class Registry(Mapping[str, T], Generic[T]):
         offered: dict[str, list[EntryPoint]] = {}
         for entry in entry_points(group=self._group):
             if entry.name in self._built_in:
-                refusal = "is refused: gravac itself has one of that name; rename it"
+                refusal = f"is refused: gravac itself has a {self._kind} of that name; rename the entry point"
                 warnings.warn(f"{self._kind} {entry.name!r} of {_package(entry)} {refusal}", stacklevel=4)
             else:
                 offered.setdefault(entry.name, []).append(entry)
@@ -109,7 +109,9 @@ class Registry(Mapping[str, T], Generic[T]):
         try:
             loaded: T = entries[0].load()
         except Exception as error:
-            return SettingsError(f"{source} cannot be loaded ({type(error).__name__}: {error}); repair or remove it")
+            return SettingsError(
+                f"{source} cannot be loaded ({type(error).__name__}: {error}); repair or uninstall that package"
+            )
         fault = self._find_fault(loaded)
         if not fault and (own_name := getattr(loaded, "name", None)) != name:
             fault = f"calls itself {own_name!r}; give the entry point and the object the same name"

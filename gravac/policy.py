@@ -223,7 +223,7 @@ class Policy(Settings):
         if not (self.base.compresses or supported_cfs):
             dense_format = self.dense_format
             raise ValueError(
-                f"cf_range: dense in {dense_format.dtype} reaches CF {dense_format.cf:g} alone, which is not in "
+                f"cf_range: dense in {dense_format.dtype} reaches only CF {dense_format.cf:g}, which is not in "
                 f"({self.cf_range[0]:g}, {self.cf_range[1]:g}); use cf_range=(1, 2) or another compressor"
             )
         return self
@@ -306,7 +306,9 @@ class RunSettings(Settings):
     @classmethod
     def _require_folder_name(cls, folder: Any) -> Any:
         if folder == "" or "\0" in str(folder):
-            raise ValueError("give a folder, such as 'runs/first', '.' for the present one, or None to write nothing")
+            raise ValueError(
+                "give a folder, such as 'runs/first', '.' for the current folder, or None to write nothing"
+            )
         return folder
 
     @field_validator("policy")
@@ -411,8 +413,7 @@ def find_policy(source: str | Path) -> Path:
     shipped_file = _folder() / f"{source}.toml"
     if not shipped_file.is_file():
         raise SettingsError(
-            f"policy: none is called {str(source)!r}; there are {', '.join(policy_names())}, or give a path to a "
-            "TOML file"
+            f"policy: {str(source)!r} is unknown; use one of {', '.join(policy_names())}, or the path of a TOML file"
         )
     return shipped_file
 
@@ -433,7 +434,7 @@ def _resolve(setting: Any, registry: Mapping[str, Any], fits: Callable[[Any], bo
     setting = settings.pop("name", None) if isinstance(setting, dict) else setting
     if isinstance(setting, str):
         if setting not in registry:
-            raise ValueError(f"there is no {kind} {setting!r}; there are {', '.join(sorted(registry))}")
+            raise ValueError(f"there is no {kind} {setting!r}; use one of {', '.join(sorted(registry))}")
         try:
             return registry[setting](**settings)
         except TypeError as error:  # a controller need not be a subclass of Settings
@@ -480,7 +481,7 @@ def controller_with(controller: Any, settings: dict[str, Any]) -> Any:
         return "goodput" if controller is None else controller
     if controller not in (None, "gravac"):
         raise SettingsError(
-            f"{next(iter(settings))}: set it on the controller itself: controller=GraVAC({next(iter(settings))}=...); "
-            f"beside {next(iter(settings))}=, leave controller= out, or give controller='gravac'"
+            f"{next(iter(settings))}: AdaptiveCompressor takes this setting only if controller is left out or is "
+            f"'gravac'; otherwise use controller=GraVAC({next(iter(settings))}=...)"
         )
     return CONTROLLERS["gravac"](**settings)

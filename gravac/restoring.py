@@ -46,8 +46,8 @@ class Restoring:
         if self._engine.decision is not None or (current_outer is not None and current_outer.has_stepped):
             steps = self._engine.state.trained + (0 if current_outer is None else current_outer.state.in_round)
             raise RuntimeError(
-                f"load_state_dict: this compressor has made {steps} steps, and continues from them; load into "
-                "a new AdaptiveCompressor, before its first backward"
+                f"load_state_dict: this compressor has made {steps} steps already; load into a new "
+                "AdaptiveCompressor, before its first backward"
             )
         outer = self._outer_of(state, switch)
         with nullcontext() if outer is None else outer.restoring(state["outer"], state.get("world") is None):
@@ -72,7 +72,8 @@ class Restoring:
             return None
         if self._policy.every == (1, 1):
             raise SettingsError(
-                "outer: the state was saved in outer steps, which every=1 excludes; set every as in the run that saved"
+                "outer: the state was saved in outer steps, which every=1 excludes; set every as in the run that "
+                "saved the state"
             )
         return None if switch is None else switch.outer_steps_from(dumped_outer, state.get("world"))
 

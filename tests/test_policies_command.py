@@ -85,7 +85,7 @@ def test_no_policy_of_that_name(tmp_path: Path, capsys: pytest.CaptureFixture[st
     (tmp_path / "bytes.toml").write_bytes(b"\xff\xfe\x00")
     assert run(str(tmp_path / "bytes.toml")) == 2
     err = capsys.readouterr().err
-    assert "none is called 'none'" in err and "there is no file" in err and "not text in UTF-8" in err
+    assert "'none' is unknown" in err and "there is no file" in err and "not text in UTF-8" in err
 
 
 @pytest.mark.parametrize(("name", "low", "high"), [("lan", 2, 8), ("wan", 4, 500), ("slow-link", 8, 1000)])

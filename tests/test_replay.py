@@ -290,11 +290,14 @@ def test_candidates_that_do_not_begin_with_dense_are_refused(trace: Path) -> Non
 def test_a_resumed_run_is_noted(trace: Path) -> None:
     recorded = read_trace(trace)
     played = replay(replace(recorded, steps=recorded.steps[7:]), topk_policy(controller=GraVAC(dwell=2)))
-    assert "the run was resumed at step 7; the controller starts afresh there" in played.notes
+    assert (
+        "the run was resumed at step 7; the replayed controller starts there without earlier measurements"
+        in played.notes
+    )
 
 
 def test_a_trace_of_another_base_is_refused(trace: Path) -> None:
-    with pytest.raises(SettingsError, match=r"base: the policy's is randomk, the trace was recorded with topk"):
+    with pytest.raises(SettingsError, match=r"base: the policy has randomk, but the trace was recorded with topk"):
         replay(read_trace(trace), topk_policy(base="randomk"))  # type: ignore[arg-type]
 
 
@@ -377,16 +380,18 @@ def test_wrong_use_is_said_with_status_2(trace: Path, tmp_path: Path, capsys: py
     assert run(str(trace), "--policy", "none") == 2
     assert run(str(trace), "--policy", "wan") == 2
     said = capsys.readouterr().err
-    assert "cannot read" in said and "none is called 'none'" in said and "base: the policy's is ladder" in said
+    assert "cannot read" in said and "'none' is unknown" in said and "base: the policy has ladder" in said
 
 
 def test_the_end_of_a_replay_in_words(trace: Path) -> None:
     recorded = read_trace(trace)
     said = {
-        GraVAC(dwell=2): "exact: in all 600 steps the policy would run the candidate that ran",
+        GraVAC(dwell=2): "exact: in all 600 steps the policy would run the same candidate as the recorded run",
         GraVAC(): "exact up to step 180; in that step the policy would run topk 10x, 4.8x fewer bytes and "
-        "evaluate no other CF without sending, the run evaluated CF 20, 40, 160, 1000",
-        Static(cf=1): "exact up to step 0; in that step the policy would run dense 1x, the run ran topk 10x, "
+        "evaluate no other CF without sending, but the recorded run evaluated CF 20, 40, 160, 1000",
+        Static(
+            cf=1
+        ): "exact up to step 0; in that step the policy would run dense 1x, but the recorded run ran topk 10x, "
         "4.8x fewer bytes",
     }
     for controller, words in said.items():

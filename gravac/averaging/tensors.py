@@ -16,9 +16,9 @@ def refuse_complex(tensors: Mapping[str, torch.Tensor]) -> None:
     for name, tensor in tensors.items():
         if tensor.is_complex():
             raise TypeError(
-                f"{name}: {str(tensor.dtype).removeprefix('torch.')} gradients cannot be averaged, only real ones can; "
-                "train torch.view_as_real of it, or leave it out "
-                "(DistributedDataParallel._set_params_and_buffers_to_ignore_for_model)"
+                f"{name}: {str(tensor.dtype).removeprefix('torch.')} gradients cannot be averaged, since gravac "
+                "averages only real numbers; train torch.view_as_real(parameter) in place of the parameter, or "
+                "exclude the parameter from DDP (DistributedDataParallel._set_params_and_buffers_to_ignore_for_model)"
             )
 
 
@@ -33,7 +33,7 @@ def flat(name: str, tensor: torch.Tensor) -> torch.Tensor:
         ValueError: the tensor has gaps in memory, or elements that share memory.
     """
     if not torch.ops.aten.is_non_overlapping_and_dense(tensor):
-        raise ValueError(f"{name}: a tensor of strides {tensor.stride()} has gaps in memory; pass a .contiguous() one")
+        raise ValueError(f"{name}: a tensor of strides {tensor.stride()} has gaps in memory; pass tensor.contiguous()")
     return tensor.detach().as_strided((tensor.numel(),), (1,), tensor.storage_offset())
 
 

@@ -114,7 +114,7 @@ class Beliefs(Settings):
     @classmethod
     def _check_outer(cls, outer: Mapping[int, EfficiencyPoints]) -> Mapping[int, EfficiencyPoints]:
         if not outer:
-            raise ValueError("no points; give the points of at least one number of ranks")
+            raise ValueError("give points (number of steps, efficiency) for at least one number of ranks")
         return {ranks: _checked_points(outer[ranks]) for ranks in sorted(outer)}
 
     @property
@@ -158,7 +158,8 @@ def _checked_points(points: EfficiencyPoints) -> EfficiencyPoints:
     """
     if [x for x, _ in points] != sorted({x for x, _ in points}) or any(not y > 0 for _, y in points):
         raise ValueError(
-            f"points must ascend by their first numbers, and have efficiencies above 0; they are {points!r}"
+            "sort the points by their first numbers, each of which may occur once, and give efficiencies above "
+            f"0; the points are {points!r}"
         )
     return points
 

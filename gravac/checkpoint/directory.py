@@ -157,17 +157,18 @@ def _read_manifest(root: Path) -> dict[str, Any]:
         manifest: dict[str, Any] = json.loads(path.read_bytes())
     except FileNotFoundError:
         raise SettingsError(
-            f"directory: {root} holds no checkpoint ({MANIFEST} is missing); give the directory that "
-            "gravac.checkpoint.save got; if each machine has its own directory, start the same ranks on each as before"
+            f"directory: {root} holds no checkpoint ({MANIFEST} is missing); give the directory that you gave to "
+            "gravac.checkpoint.save; if each machine has its own directory, start the same ranks on each machine as "
+            "before"
         ) from None
     except (OSError, ValueError) as failure:
         raise SettingsError(
-            f"directory: {path} cannot be read: {failure}; make it readable if it is not, or load another checkpoint"
+            f"directory: {path} cannot be read: {failure}; check the file's permissions, or load another checkpoint"
         ) from failure
     if not isinstance(manifest, dict):
         raise SettingsError(
-            f"directory: {path} holds {manifest!r:.80}; it should hold the fields of a manifest; "
-            "give the directory that gravac.checkpoint.save wrote"
+            f"directory: {path} holds {manifest!r:.80}, which is not a manifest of gravac; give the directory that "
+            "gravac.checkpoint.save wrote"
         )
     check_format(manifest, str(path))
     return validate(Manifest, manifest, str(path)).model_dump()
@@ -188,16 +189,16 @@ def _read_state(path: Path, rank: int, world: int) -> dict[str, Any]:
         state: dict[str, Any] = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
     except FileNotFoundError:
         raise SettingsError(
-            f"directory: {path} is missing, the state of rank {rank} of {world}; if each machine has a directory "
-            "of its own, start the same ranks on each as before, or copy all files to every machine"
+            f"directory: the file {path} with the state of rank {rank} of {world} is missing; if each machine has a "
+            "directory of its own, start the same ranks on each machine as before, or copy all files to all machines"
         ) from None
     except Exception as failure:
         raise SettingsError(
-            f"directory: {path} cannot be read: {failure}; make it readable if it is not, or load another checkpoint"
+            f"directory: {path} cannot be read: {failure}; check the file's permissions, or load another checkpoint"
         ) from failure
     if not isinstance(state, dict):
         raise SettingsError(
-            f"directory: {path} holds {state!r:.80}; it should hold a rank's state, as gravac.checkpoint.save wrote"
+            f"directory: {path} holds {state!r:.80}, which is not the state of a rank; load another checkpoint"
         )
     return state
 

@@ -366,7 +366,7 @@ def validate_rank_state(state: Mapping[str, Any]) -> RankState:
         check_names(f"pending/{index}/numbers", pending.numbers, slots(pending.shadow))
     steps = [pending.step for pending in fields.pending]
     if steps != sorted(set(steps)) or (steps and steps[-1] >= fields.step):
-        raise misfit("pending", f"is of steps {steps}", f"be of ascending steps before step {fields.step}")
+        raise misfit("pending", f"has the steps {steps}", f"have ascending steps before step {fields.step}")
     if fields.controller_state is not None:
         check_plain(fields.controller_state, "controller_state")
     return fields
@@ -457,7 +457,7 @@ def check_names(path: str, names: Iterable[str], expected: Iterable[str], subset
     present_names = set(names)
     for name in expected:
         if name not in present_names and not subset:
-            raise SettingsError(f"{path}/{name}: it is missing; {STATE_REMEDY}")
+            raise SettingsError(f"{path}/{name}: the entry is missing; {STATE_REMEDY}")
     unknown_names = sorted(present_names.difference(expected))
     if unknown_names:
         raise SettingsError(f"{path}/{unknown_names[0]}: this run expects no such entry; {STATE_REMEDY}")
@@ -537,11 +537,11 @@ def _explain(error: ValidationError, path: str) -> str:
     location = "/".join(str(key) for key in ([path] if path else []) + [*fault["loc"]]) or "state"
     more_faults_text = f" (and {len(further_faults)} more faults)" if further_faults else ""
     if fault["type"] == "missing":
-        return f"{location}: it is missing{more_faults_text}; {STATE_REMEDY}"
+        return f"{location}: the entry is missing{more_faults_text}; {STATE_REMEDY}"
     if fault["type"] == "extra_forbidden":
         return f"{location}: this run expects no such entry{more_faults_text}; {STATE_REMEDY}"
     expected = fault["msg"].removeprefix("Value error, ").replace("Input should", "it should")
-    return f"{location}: is {describe(fault['input'])}; {expected}{more_faults_text}"
+    return f"{location}: is {describe(fault['input'])}; {expected}{more_faults_text}; {STATE_REMEDY}"
 
 
 def misfit(path: str, actual: str, expected: str) -> SettingsError:

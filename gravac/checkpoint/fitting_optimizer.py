@@ -48,8 +48,8 @@ def check_optimizer(path: str, state: Mapping[str, Any], optimizer: torch.optim.
     entries, groups, own_groups = state["state"], state["param_groups"], optimizer.param_groups
     if not isinstance(entries, dict) or not isinstance(groups, (list, tuple)) or len(groups) != len(own_groups):
         raise SettingsError(
-            f"{path}/param_groups: is {describe(groups)}; it should have {len(own_groups)} groups, beside their state; "
-            "load the state of the same optimizer"
+            f"{path}/param_groups: is {describe(groups)}; it should have {len(own_groups)} groups, and the entry "
+            "state beside it should be a dict; load the state of the same optimizer"
         )
     parameters: dict[Any, tuple[torch.Tensor, int]] = {}
     for index, (group, own_group) in enumerate(zip(groups, own_groups, strict=True)):
@@ -59,8 +59,8 @@ def check_optimizer(path: str, state: Mapping[str, Any], optimizer: torch.optim.
         numbers = group.get("params")
         if not isinstance(numbers, (list, tuple)) or len(numbers) != len(own_group["params"]):
             raise SettingsError(
-                f"{group_path}/params: is {describe(numbers)}; it should have {len(own_group['params'])} numbers; "
-                "load the state of the same optimizer"
+                f"{group_path}/params: is {describe(numbers)}; it should have the numbers of "
+                f"{len(own_group['params'])} parameters; load the state of the same optimizer"
             )
         unused_numbers = [number for number in numbers if type(number) is int and number not in parameters]
         if len({*unused_numbers}) < len(numbers):
@@ -70,14 +70,14 @@ def check_optimizer(path: str, state: Mapping[str, Any], optimizer: torch.optim.
         parameters |= dict(zip(numbers, ((parameter, index) for parameter in own_group["params"]), strict=True))
         for name in optimizer.defaults:
             if name not in group:
-                raise SettingsError(f"{group_path}/{name}: it is missing; {STATE_REMEDY}")
+                raise SettingsError(f"{group_path}/{name}: the entry is missing; {STATE_REMEDY}")
         for name, setting in group.items():
             if name in own_group and name != "params":
                 _check_setting(f"{group_path}/{name}", setting, own_group[name])
             if name == "capturable" and setting and any(parameter.is_cpu for parameter in own_group["params"]):
                 raise misfit(f"{group_path}/{name}", f"is {describe(setting)}", "be False for CPU parameters")
             if name == "betas" and not all(0 <= beta < 1 for beta in setting):
-                raise misfit(f"{group_path}/{name}", f"is {describe(setting)}", "have numbers from 0 and below 1")
+                raise misfit(f"{group_path}/{name}", f"is {describe(setting)}", "have numbers of 0 or more and below 1")
     names_by_group: dict[int, set[str]] = {}  # names of entries that the first saved parameter of each group has
     users_optimizer = optimizer_of_user(optimizer)
     optimizer_classes = [kind for kind in type(users_optimizer).__mro__ if kind is not torch.optim.Optimizer]
@@ -86,8 +86,8 @@ def check_optimizer(path: str, state: Mapping[str, Any], optimizer: torch.optim.
         entry_path = f"{path}/state/{number}"
         if number not in parameters or type(number) is not int or not isinstance(entry, dict):
             raise SettingsError(
-                f"{entry_path}: is {describe(entry)}; it should be a dict, for the number of one of {len(parameters)} "
-                f"parameters; {STATE_REMEDY}"
+                f"{entry_path}: is {describe(entry)}; it should be a dict whose key is the number of one of the "
+                f"{len(parameters)} parameters; {STATE_REMEDY}"
             )
         parameter, group_number = parameters[number]
         for name, memory in entry.items():

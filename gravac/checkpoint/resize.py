@@ -37,8 +37,8 @@ def check_on_resize(on_resize: str) -> None:
     """
     if on_resize not in get_args(OnResize):
         raise SettingsError(
-            f"on_resize: {on_resize!r} is not known; use 'mean' (every rank gets the mean of the residuals), 'keep' "
-            "(each its own, new ranks none) or 'drop' (none)"
+            f"on_resize: {on_resize!r} is unknown; use 'mean' (every rank gets the mean of the residuals), 'keep' "
+            "(each rank keeps its own residuals, and new ranks get none) or 'drop' (no rank gets residuals)"
         )
 
 
@@ -75,9 +75,9 @@ def state_to_load(
         return reshard_states(states, shards, on_resize)
     if states[0]["world"] != saved_world:
         raise SettingsError(
-            f"on_resize: {on_resize!r} cannot be used, since only {states[0]['world']} of {saved_world} ranks averaged "
-            "each shard of the model (HSDP), and no model in shards is attached; attach the model before you load, or "
-            "use 'drop'"
+            f"on_resize: {on_resize!r} needs a model in shards, since the saved model was in shards "
+            f"({states[0]['world']} of {saved_world} ranks held each shard); attach a model in shards before you "
+            "load, or use 'drop'"
         )
     merged_state = merge_states(states)
     if on_resize == "mean":
@@ -119,8 +119,8 @@ def reshard_states(states: Sequence[State], shards: RankShards, on_resize: OnRes
     """
     if any(state.get("shards") is None for state in states):
         raise SettingsError(
-            f"on_resize: {on_resize!r} cannot be used, since the states do not say which shards of the parameters they "
-            "are from: they were saved without shards, or with a torch that does not say; use 'drop'"
+            f"on_resize: {on_resize!r} needs the positions of the saved shards, but the states have none (they were "
+            "saved without shards, or with a version of torch that does not give positions); use 'drop'"
         )
     averaged_states = [state for state in states if on_resize == "mean" or state["rank"] == shards.replica]
     residuals = [_sum_unsent(state) for state in averaged_states]

@@ -28,8 +28,9 @@ def state_on_host(compressor: Checkpointed, ranks: Ranks) -> dict[str, Any]:
     state = compressor.state_dict()
     if ranks.world % state["world"]:
         raise SettingsError(
-            f"process_group: the compressor averages over {state['world']} ranks, and its process group has "
-            f"{ranks.world}; save before destroy_process_group(); with simulated ranks, save each rank's state_dict()"
+            f"process_group: the compressor averages over {state['world']} ranks, but its process group has "
+            f"{ranks.world}; save before destroy_process_group(); if ranks are simulated, save each rank's "
+            "state_dict()"
         )
     on_host: dict[str, Any] = _on_host(state)
     return on_host
@@ -48,7 +49,8 @@ def check_format(holder: Mapping[str, Any], what: str) -> None:
     version = holder.get("version")
     if type(version) is not int or version != FORMAT:
         raise SettingsError(
-            f"version: {what} has {version!r}, this gravac reads {FORMAT}; load it with the gravac that saved it"
+            f"version: {what} has version {version!r}, but this gravac reads version {FORMAT}; load the "
+            "checkpoint with the version of gravac that saved it"
         )
 
 
@@ -69,7 +71,7 @@ def from_bytes(payload: bytes) -> dict[str, Any]:
         state: dict[str, Any] = torch.load(io.BytesIO(payload), map_location="cpu", weights_only=True)
     except Exception as failure:
         raise SettingsError(
-            f"state: its bytes cannot be read, so the checkpoint is damaged; load another: {failure}"
+            f"state: the bytes cannot be read ({failure}), so the checkpoint is damaged; load another checkpoint"
         ) from failure
     return state
 

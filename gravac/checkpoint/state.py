@@ -74,7 +74,8 @@ def unpack(state: Mapping[str, Any], policy: Policy, engine: Engine) -> None:
     for field, expected in (("base", policy.base.name), ("controller", policy.controller.name)):
         if fields[field] != expected:
             raise SettingsError(
-                f"{field}: the state was made with {fields[field]!r}, this compressor has {expected!r}; use the same"
+                f"{field}: the state was made with {fields[field]!r}, but this compressor has {expected!r}; make "
+                f"the compressor with {fields[field]!r}, or load another state"
             )
     if engine.ready_to_run:
         check_rank(fields, engine.state.rank, engine.state.world)
@@ -108,12 +109,13 @@ def validate_state(state: Mapping[str, Any]) -> dict[str, Any]:
     """
     if not isinstance(state, Mapping):
         raise SettingsError(
-            f"state: {state!r:.80} is no state of gravac; give what AdaptiveCompressor.state_dict() returned"
+            f"state: {state!r:.80} is not a state of gravac; give what AdaptiveCompressor.state_dict() returned"
         )
     version = state.get("version")
     if type(version) is not int or version != VERSION:
         raise SettingsError(
-            f"version: the state has {version!r}, this gravac reads {VERSION}; load it with the gravac that saved it"
+            f"version: the state has version {version!r}, but this gravac reads version {VERSION}; load the state "
+            "with the version of gravac that saved it"
         )
     # compare texts: a wrong state may have a tensor in place of a guard, which == would compare element by element
     guards = {key: repr(guard) for key, guard in DCP_GUARD.items()}
@@ -137,10 +139,12 @@ def check_rank(state: Mapping[str, Any], rank: int, world: int) -> None:
         return
     if state["world"] != world:
         raise SettingsError(
-            f"world: the state is of {state['world']} ranks, and there are {world}; gravac.checkpoint.load restores a "
-            "checkpoint at another number of ranks, and gravac.merge_states([...]) merges the states of all ranks"
+            f"world: the state is of a run with {state['world']} ranks, but this run has {world}; use "
+            "gravac.checkpoint.load, which fits a checkpoint to another number of ranks, or load what "
+            "gravac.merge_states([...]) makes of the states of all ranks"
         )
     if state["rank"] != rank:
         raise SettingsError(
-            f"rank: the state is of rank {state['rank']} and this is rank {rank}; load each rank's own state"
+            f"rank: the state is of rank {state['rank']}, but this is rank {rank}; on each rank, load the state "
+            "that this rank saved"
         )

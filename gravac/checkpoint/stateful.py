@@ -33,7 +33,8 @@ class Stateful:
         check_on_resize(on_resize)
         if saved_world is not None and saved_world < 1:
             raise SettingsError(
-                f"saved_world: {saved_world} is no number of ranks; give the number of ranks of the run that saved"
+                f"saved_world: {saved_world} is not a number of ranks; give the number of ranks of the run that "
+                "saved the checkpoint"
             )
         self._compressor = compressor
         self._saved_world = saved_world
@@ -68,7 +69,8 @@ class Stateful:
         def state_of(rank: int) -> dict[str, Any]:
             if not isinstance(payload := state_dict.get(keys[rank]), bytes):
                 raise SettingsError(
-                    f"{keys[rank]}: the state of this rank is missing; set saved_world as in the run that saved"
+                    f"{keys[rank]}: the state of this rank is missing; set saved_world to the number of ranks of "
+                    "the run that saved the checkpoint"
                 )
             return from_bytes(payload)
 
@@ -82,7 +84,8 @@ class _Placeholder:
 
     def __reduce__(self) -> NoReturn:
         raise TypeError(
-            "saved_world: a Stateful with saved_world can only load; save gravac.checkpoint.Stateful(compressor)"
+            "saved_world: a Stateful with saved_world can only load; to save, use "
+            "gravac.checkpoint.Stateful(compressor) without saved_world"
         )
 
 

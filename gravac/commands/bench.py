@@ -156,7 +156,7 @@ def _add_tta(benches: Commands) -> None:
         "--times-each-seed", action="store_true", help="with --factored: measure the time of a step for every seed"
     )
     parser.add_argument(
-        "--paced", action="store_true", help="emulate no links; exchanges sleep to imitate a slow link instead"
+        "--paced", action="store_true", help="slow the exchanges down by sleeping, instead of emulating links"
     )
     parser.add_argument("--data", default="", metavar="DIR", help="folder of the data of resnet101 and vgg16")
     parser.add_argument("--json", type=Path, metavar="FILE", help="file of results; runs in the file are not repeated")

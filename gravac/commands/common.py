@@ -110,7 +110,9 @@ def mesh_of(options: argparse.Namespace) -> Mesh | None:
     mesh = parse_mesh(options.mesh)
     workers = vars(options).get("workers")
     if workers is not None:
-        raise ValueError(f"workers: {workers} cannot be used with a mesh, which has {mesh.ranks} ranks; leave it out")
+        raise ValueError(
+            f"workers: {workers} cannot be used with --mesh, which sets {mesh.ranks} ranks; leave --workers out"
+        )
     return mesh
 
 

@@ -36,7 +36,7 @@ def add(commands: Commands) -> None:
         "--log-dir", type=Path, metavar="DIR", help="folder for TensorBoard logs (default: a new folder in runs/demo)"
     )
     parser.add_argument(
-        "--paced", action="store_true", help="emulate no links; exchanges sleep to imitate a slow link instead"
+        "--paced", action="store_true", help="slow the exchanges down by sleeping, instead of emulating links"
     )
     set_work(parser, _run, RuntimeError)
 

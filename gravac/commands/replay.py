@@ -122,15 +122,18 @@ def describe_end(replayed_run: Replay) -> str:
     """
     parting = replayed_run.parting
     if parting is None:
-        return f"exact: in all {replayed_run.steps} steps the policy would run the candidate that ran"
+        return f"exact: in all {replayed_run.steps} steps the policy would run the same candidate as the recorded run"
     beginning = f"exact up to step {parting.step}; in that step the policy would"
     run_candidate, policy_candidate = (
         _describe_candidate(candidate, replayed_run.trace.forecasts) for candidate in (parting.ran, parting.would)
     )
     if run_candidate != policy_candidate:
-        return f"{beginning} run {policy_candidate}, the run ran {run_candidate}"
+        return f"{beginning} run {policy_candidate}, but the recorded run ran {run_candidate}"
     run_cfs, policy_cfs = _describe_cfs(parting.evaluated), _describe_cfs(parting.would_evaluate)
-    return f"{beginning} run {run_candidate} and evaluate {policy_cfs} without sending, the run evaluated {run_cfs}"
+    return (
+        f"{beginning} run {run_candidate} and evaluate {policy_cfs} without sending, but the recorded run evaluated "
+        f"{run_cfs}"
+    )
 
 
 class _RunCurve(NamedTuple):

@@ -65,7 +65,11 @@ BUILT_IN: dict[str, Compressor] = {
 
 def _fault(loaded_object: object) -> str:
     """Return, for an error message, why an entry point's object is no compressor; ``""`` if it is a compressor."""
-    return "" if isinstance(loaded_object, Compressor) else "is no compressor; name an object, not its class"
+    return (
+        ""
+        if isinstance(loaded_object, Compressor)
+        else "is not a compressor; let the entry point name a compressor object, not its class"
+    )
 
 
 COMPRESSORS: Registry[Compressor] = Registry("compressor", "gravac.compressors", BUILT_IN, _fault)

@@ -79,8 +79,8 @@ class Ladder(Compressor):
         refused = [member.name for member in members if not member.contractive or member.owns_momentum]
         if refused:
             raise ValueError(
-                f"{', '.join(refused)} cannot be on a ladder: not contractive, or applies the optimizer's momentum "
-                "itself; give other compressors"
+                f"{', '.join(refused)} cannot be on a ladder, whose members must be contractive and must not apply "
+                "the optimizer's momentum; give other compressors"
             )
         return members
 

@@ -30,7 +30,9 @@ BUILT_IN: dict[str, Any] = {
 def _find_fault(plugin: object) -> str:
     """Return a text that says what is wrong with the object of an entry point; empty for a controller class."""
     is_controller = isinstance(plugin, type) and hasattr(plugin, "observe")
-    return "" if is_controller else "is no controller class; let the entry point name a class with a method observe"
+    return (
+        "" if is_controller else "is not a controller class; let the entry point name a class with the method observe"
+    )
 
 
 CONTROLLERS: Registry[Any] = Registry("controller", "gravac.controllers", BUILT_IN, _find_fault)

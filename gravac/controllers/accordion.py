@@ -160,7 +160,7 @@ class Accordion(Settings):
         )
         tensor_count = len(updated_state.norms)
         critical_count = tensor_count - len(updated_state.calm)
-        reason = f"accordion: {cause_text}{critical_count} of {tensor_count} tensors critical"
+        reason = f"accordion: {cause_text}{critical_count} of {tensor_count} tensors are in a critical regime"
         return updated_state, replace(self._decision_for(updated_state), reason=reason, summary=summary)
 
     def dump(self, state: AccordionState) -> dict[str, Any]:

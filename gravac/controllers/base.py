@@ -255,7 +255,7 @@ class Controller(Protocol[StateT]):
         """
 
 
-BELIEVED = "believed"
+BELIEVED = "estimated from other programs"
 """Word that decision reasons print as the source of an efficiency if no trial of the run has measured it."""
 
 
@@ -271,10 +271,13 @@ def cost_at_equal_samples(efficiency: float, lower_bound: float, source: str = B
         source: text that says where the efficiency comes from; printed in parentheses.
 
     Example:
-        >>> cost_at_equal_samples(0.96, 0.92)
-        ', about 4 % more steps than dense for the same loss (believed; the controller counts 9 % more, to be safe)'
+        >>> cost, source = cost_at_equal_samples(0.96, 0.92).split(" (")
+        >>> cost
+        ', about 4 % more steps than dense for the same loss'
+        >>> source
+        'estimated from other programs; to be safe, the controller assumes 9 % more steps)'
         >>> cost_at_equal_samples(1.0, 0.98, "4 trials")
-        ', about as many steps as dense for the same loss (4 trials; the controller counts 2 % more, to be safe)'
+        ', about as many steps as dense for the same loss (4 trials; to be safe, the controller assumes 2 % more steps)'
         >>> cost_at_equal_samples(1.0, 1.0)
         ''
     """
@@ -283,7 +286,7 @@ def cost_at_equal_samples(efficiency: float, lower_bound: float, source: str = B
     extra_percent, percent_at_bound = (100 * (1 / max(progress, 1e-9) - 1) for progress in (efficiency, lower_bound))
     differs = f"{percent_at_bound:.0f}" != f"{extra_percent:.0f}"
     steps = f"{extra_percent:.0f} % more steps than" if extra_percent >= 0.5 else "as many steps as"
-    safety = f"; the controller counts {percent_at_bound:.0f} % more, to be safe" if differs else ""
+    safety = f"; to be safe, the controller assumes {percent_at_bound:.0f} % more steps" if differs else ""
     return f", about {steps} dense for the same loss ({source}{safety})"
 
 

@@ -223,15 +223,22 @@ class Goodput(Settings):
             forecasts=tuple(forecasts), phase=SEARCH, position=position, best=position, window=Window(first_candidate)
         )
         reason = (
-            f"start at {first_candidate}: the fewest bytes at an efficiency of {forecasts[position].efficiency:.2f}"
+            f"start at {first_candidate}: its expected efficiency of {forecasts[position].efficiency:.2f} is near "
+            "that of dense, and no other such candidate sends fewer bytes"
         )
         if (step_s := forecasts[position].step_s) is not None:
-            reason = f"start at {first_candidate}: the best goodput, {1000 * step_s:.3g} ms a step expected"
+            reason = (
+                f"start at {first_candidate}: gravac expects the most progress per second, with {1000 * step_s:.3g} "
+                "ms a step"
+            )
         elif (added_s := added_seconds(forecasts[position])) is not None:
-            added_text = f"{1000 * added_s:.3g} ms expected"
-            reason = f"start at {first_candidate}: efficiency near dense, and it adds least, {added_text}"
+            added_text = f"{1000 * added_s:.3g} ms a step"
+            reason = (
+                f"start at {first_candidate}: its efficiency is near that of dense, and gravac expects it to need the "
+                f"least time for coding and exchange, {added_text}"
+            )
         if len(forecasts) == 1:
-            reason = "no candidate sends less than dense: dense for good"
+            reason = "no candidate sends fewer bytes than dense: keep dense for the whole run"
         return state, Decision(first_candidate, reason=reason)
 
     def observe(self, state: GoodputState, measurement: Measurement) -> tuple[GoodputState, Decision]:
@@ -258,7 +265,7 @@ class Goodput(Settings):
         state = replace(state, windows=state.windows + max(1, window.steps // self.window))
         previous_watch, state = state.watch, replace(state, watch=DEFAULT_STRETCH_STEPS)
         if window.t_system is None or not 0 < window.t_system < math.inf:
-            reason = f"no step of {candidate} could be timed: keep it"
+            reason = f"no step of {candidate} could be timed: keep {candidate}"
         elif is_searching:
             state, reason = self._evaluate_trial(state, window.samples / window.t_system, cut_short)
         else:
@@ -329,12 +336,12 @@ class Goodput(Settings):
             remapped = with_current_positions(dumped, positions, forecasts)
             if remapped is None:
                 fresh_state, decision = self.start(forecasts)
-                reason = f"{missing_text(missing_names)}; nothing measured is left: {decision.reason}"
+                reason = f"{missing_text(missing_names)}; no measurement is left: {decision.reason}"
                 return fresh_state, replace(decision, reason=reason)
             running = forecasts[remapped["position"]].candidate
             state = state_from_plain(GoodputState, remapped, running, forecasts=forecasts)
             still_runs = dumped_candidates[dumped["position"]] in candidates
-            reason = "" if still_runs else f"; {state.running} is the best of those measured"
+            reason = "" if still_runs else f"; {state.running} is the best of the measured candidates"
             reason = missing_text(missing_names) + reason if missing_names else ""
             return state, Decision(state.running, reason=reason, watch=state.watch)
         running = forecasts[dumped["position"]].candidate
@@ -423,7 +430,7 @@ class Goodput(Settings):
         if difference > self.change or has_faster_exchange:
             state = replace(state, off=state.off + 1)
             takes_text += f" instead of {milliseconds(entry.seconds)}" if difference > self.change else ""
-            takes_text += ", and its exchange less than half as long as before" if has_faster_exchange else ""
+            takes_text += ", and its exchange takes less than half as long as before" if has_faster_exchange else ""
             if state.off < 2 and difference <= 2 * self.change:
                 return state, f"{takes_text}: wait for another window"
             if state.running.mode == "native" and seconds < entry.seconds:
@@ -520,7 +527,7 @@ class Goodput(Settings):
         if self._may_time_again(state, best):
             assert state.suspect is not None
             state = replace(state, phase=SEARCH, position=state.suspect)
-            again_text = f"time {state.running} again, whose slow steps may have been a pause of the machine"
+            again_text = f"time {state.running} again, since its slow steps may have been a pause of the machine"
             return state, f"{finding.text}; {again_text}"
         state = replace(state, phase=HOLD, position=best.position)
         if best.position != previous_position:

@@ -37,7 +37,7 @@ def missing_text(missing: Sequence[str]) -> str:
     """
     unnamed_count = len(missing) - 3
     names = ", ".join(missing[:3]) + (f" and {unnamed_count} more" if unnamed_count > 0 else "")
-    return f"restored with other candidates, without {names or 'none of its own'}"
+    return f"restored without {names}, which this run cannot use" if names else "restored with further candidates"
 
 
 def milliseconds(seconds: float) -> str:
@@ -104,10 +104,10 @@ def trials_made(number: int) -> str:
 def cost_text(state: GoodputState, position: int) -> str:
     """Return a text that says how many more steps a candidate takes to the same loss than dense averaging.
 
-    The text begins with a comma, and says whether trials measured that number or gravac assumes it (``"believed"``).
+    The text begins with a comma, and says whether trials measured that number or gravac assumes it (``BELIEVED``).
     The text is empty for a candidate that certainly takes as many steps as dense.
     """
     results = state.trial_results(position)
-    source = f"{trials_made(results.trials)} here" if results and results.trials else BELIEVED
+    source = f"measured by {trials_made(results.trials)}" if results and results.trials else BELIEVED
     belief = state.belief(position)
     return cost_at_equal_samples(belief.efficiency, belief.lower_bound, source)

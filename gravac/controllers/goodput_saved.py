@@ -9,7 +9,7 @@ from gravac.candidate import Forecast
 from gravac.controllers.goodput_state import HOLD, GoodputState
 from gravac.controllers.state_dicts import candidates_of, check_names, check_positions, state_from_plain
 from gravac.controllers.window import Window
-from gravac.settings import SettingsError
+from gravac.settings import STATE_REMEDY, SettingsError
 
 
 def check_saved(dumped: dict[str, Any]) -> None:
@@ -30,8 +30,8 @@ def check_saved(dumped: dict[str, Any]) -> None:
     check_positions(positions, len(candidates))
     if any(entry.window > state.windows for entry in state.entries):
         raise SettingsError(
-            f"controller_state/entries: an entry is of a window after {state.windows}, the last; "
-            "restore a state that was saved as a whole"
+            f"controller_state/entries: an entry is of a window after {state.windows}, the newest window; "
+            f"{STATE_REMEDY}"
         )
 
 

@@ -49,7 +49,7 @@ from gravac.controllers.state_dicts import (
     to_plain,
 )
 from gravac.controllers.window import Window
-from gravac.settings import Settings, SettingsError
+from gravac.settings import STATE_REMEDY, Settings, SettingsError
 
 AnyState = GravacState | LiteralState
 """State of the repaired algorithm, or of Algorithm 1 as printed."""
@@ -138,7 +138,9 @@ class GraVAC(Settings):
         position = state.lowest if state.compresses else state.fallback
         candidate = candidates[position]
         reason = (
-            f"warm-up at {candidate}" if state.compresses else f"no candidate sends less than {candidate}: it stays"
+            f"warm-up at {candidate}"
+            if state.compresses
+            else f"no candidate sends fewer bytes than {candidate}: keep {candidate}"
         )
         phase: Literal["warm-up", "exploit"] = WARM_UP if state.compresses else EXPLOIT
         state = self._native_if_allowed(replace(state, phase=phase, position=position, floor=position))
@@ -163,7 +165,10 @@ class GraVAC(Settings):
         state, reason = self._evaluate_window(replace(state, windows=state.windows + state.window.steps // self.window))
         state = self._native_if_allowed(state)
         if 2 * state.dense_steps > state.steps and state.compresses and state.steps > 5 * self.window:
-            reason += f"; note: {state.dense_steps / state.steps:.0%} of all steps ran dense, so ε may be too high"
+            reason += (
+                f"; note: {state.dense_steps / state.steps:.0%} of all steps ran dense, so ε (the setting epsilon) "
+                "may be too high"
+            )
         if state.running != previous_candidate:
             state = replace(state, speed=None, off=0)
         reason = reason if state.runs == previous_runs else _with_native_note(state, reason)
@@ -212,7 +217,8 @@ class GraVAC(Settings):
         """Raise ``SettingsError`` if ``dumped`` is not a state that ``dump`` returned."""
         if dumped.get("algorithm") not in ("literal", "repaired"):
             raise SettingsError(
-                f"controller_state/algorithm: {dumped.get('algorithm')!r} is unknown; must be 'literal' or 'repaired'"
+                f"controller_state/algorithm: {dumped.get('algorithm')!r} is neither 'literal' nor 'repaired'; "
+                f"{STATE_REMEDY}"
             )
         state_class: Any = LiteralState if dumped["algorithm"] == "literal" else GravacState
         check_names(state_class, dumped, ("algorithm", "candidates"), Window)
@@ -233,7 +239,11 @@ class GraVAC(Settings):
         candidates = _in_hook(forecasts)
         if dumped["candidates"] != identify(candidates) or dumped["algorithm"] != self._algorithm:
             fresh_state, decision = self.start(forecasts)
-            return fresh_state, replace(decision, reason=f"not what the checkpoint was made with: {decision.reason}")
+            return fresh_state, replace(
+                decision,
+                reason="the checkpoint has other candidates or another algorithm, so the search starts again: "
+                f"{decision.reason}",
+            )
         if self.paper_literal:
             literal_state = state_from_plain(LiteralState, dumped, candidates[dumped["running"]], candidates=candidates)
             return literal_state, literal.decide(literal_state)
@@ -293,11 +303,11 @@ class GraVAC(Settings):
         )
         if gain < threshold:
             at_dense = state.rest_at_dense(self.dwell)
-            reason = f"gain {gain:.3g} at {lowest}, the lowest, is below ε {threshold:.3g}"
+            reason = f"gain {gain:.3g} at {lowest}, the lowest CF, is below ε {threshold:.3g}"
             return at_dense, f"{reason}: switched to {at_dense.running}"
         reason = f"gain {gain:.3g} at {lowest}"
         if self.epsilon_mode == "calibrated":
-            reason += f" sets ε to {threshold:.3g} ({self.epsilon:g} of it)"
+            reason += f" sets ε, the lowest gain allowed, to {threshold:.3g} ({self.epsilon:g} of that gain)"
         return self._try_or_end_search(self._enter_measurement(state), reason)
 
     def _evaluate_candidate(self, state: GravacState) -> tuple[GravacState, str]:
@@ -316,7 +326,7 @@ class GraVAC(Settings):
         state = self._enter_measurement(state)
         reason = f"gain {gain:.3g} at {candidate} is at least ε {state.threshold:.3g}"
         if not candidate.dense and floor_gain and abs(floor_gain - gain) / floor_gain <= self.omega:
-            reason += f", and within ω of that at {state.candidates[state.floor]}: θ_min rises to it"
+            reason += f", and within ω of the gain at {state.candidates[state.floor]}: θ_min rises to {candidate}"
             state = replace(state, floor=state.position)
         return self._try_or_end_search(state, reason)
 
@@ -353,7 +363,7 @@ class GraVAC(Settings):
         candidate = state.candidates[next_position]
         shadow_gain = state.window.shadow_gain(candidate.cf)
         if shadow_gain is not None and shadow_gain < state.threshold:
-            reason += f"; shadow gain {shadow_gain:.3g} at {candidate} is below ε"
+            reason += f"; gain {shadow_gain:.3g} at {candidate}, computed without sending, is below ε"
             return self._end_search(state, f"{reason}: refused without a run, with all higher CFs")
         return replace(state, position=next_position, queue=state.queue[1:]), f"{reason}; try {candidate}"
 
@@ -390,7 +400,7 @@ class GraVAC(Settings):
         if saturated_pair is not None:
             selected_entry = saturated_pair[0]
             lower, higher = (state.candidates[entry.position] for entry in saturated_pair)
-            reason += f"; compression throughput saturates between {lower} and {higher}: the lower"
+            reason += f"; compression throughput saturates between {lower} and {higher}: run {lower}"
         else:
             selected_entry = max(state.entries, key=lambda entry: (entry.t_compression, -entry.position))
             candidate = state.candidates[selected_entry.position]
@@ -409,7 +419,7 @@ class GraVAC(Settings):
             The state with the next candidate, and the reason as text.
         """
         if not state.compresses:
-            return state, f"no candidate sends less than {state.running}"
+            return state, f"no candidate sends fewer bytes than {state.running}"
         if state.rests_at_dense:
             return self._evaluate_dense(state)
         gain, candidate = state.window.gain, state.running
@@ -419,7 +429,7 @@ class GraVAC(Settings):
                 at_floor = replace(state, position=state.floor, reference=None)
                 return at_floor, f"{reason}: down to {at_floor.running}"
             at_dense = state.rest_at_dense(self.dwell)
-            return at_dense, f"{reason}: {at_dense.running}"
+            return at_dense, f"{reason}: switched to {at_dense.running}"
         state, change_text = self._detect_change(state)
         if change_text:
             return self._search_again(state, change_text, state.dwell)
@@ -427,13 +437,15 @@ class GraVAC(Settings):
         gain_moved = state.reference is None or abs(gain - state.reference) > self.band * abs(state.reference)
         if may_search and (gain_moved or candidate.dense):
             if state.reference is None:
-                reason = "after scaling down"
+                reason = "the CF was lowered earlier"
             elif candidate.dense:
-                reason = f"the gain of {candidate} tells nothing"
+                reason = f"the gain of {candidate} is always 1 and cannot show a change"
             else:
-                reason = f"gain {gain:.3g} left its band around {state.reference:.3g}"
+                reason = (
+                    f"gain {gain:.3g} moved too far from {state.reference:.3g}, the gain when {candidate} was chosen"
+                )
             return self._search_again(state, reason, 2 * state.dwell)
-        return state, f"gain {gain:.3g} at {candidate} holds"
+        return state, f"keep {candidate}: gain {gain:.3g} is at least ε {state.threshold:.3g}"
 
     def _search_again(self, state: GravacState, reason: str, dwell: int) -> tuple[GravacState, str]:
         """Start a new search at the lowest CF; return the state, and the reason as text.
@@ -462,7 +474,7 @@ class GraVAC(Settings):
         off_count = state.off + 1 if abs(current_speed - state.speed) > self.change * state.speed else 0
         state = replace(state, off=off_count)
         if off_count > 1:
-            return state, f"{current_speed:.4g} samples/s at {state.running}, not the {state.speed:.4g} it was"
+            return state, f"{current_speed:.4g} samples/s at {state.running} instead of {state.speed:.4g}"
         if current_rate is not None and state.rate and current_rate < (1 - self.fall) * state.rate:
             return state, f"the learning rate fell from {state.rate:.3g} to {current_rate:.3g}"
         return replace(state, rate=state.rate or current_rate), ""
@@ -480,14 +492,21 @@ class GraVAC(Settings):
         lowest = state.candidates[state.floor]
         shadow_gain = state.window.shadow_gain(lowest.cf)
         if shadow_gain is None or state.windows < state.rest_until:
-            return state, f"dense until window {state.rest_until}"
+            return state, f"keep {state.running} at least until window {state.rest_until}"
         if shadow_gain < state.threshold:
             if state.running.cf in state.native:
                 state = state.rest_at_dense(self.dwell)
-            return state, f"dense: shadow gain {shadow_gain:.3g} at {lowest} is below ε {state.threshold:.3g}"
+            return (
+                state,
+                f"keep {state.running}: gain {shadow_gain:.3g} at {lowest}, computed without sending, is below ε "
+                f"{state.threshold:.3g}",
+            )
         rest_until = state.windows + state.dwell
         compressing_state = replace(state, phase=EXPLOIT, position=state.floor, reference=None, rest_until=rest_until)
-        return compressing_state, f"shadow gain {shadow_gain:.3g} at {lowest} reaches ε: back to it"
+        return (
+            compressing_state,
+            f"gain {shadow_gain:.3g} at {lowest}, computed without sending, reaches ε: back to {lowest}",
+        )
 
 
 def _in_hook(forecasts: Sequence[Forecast]) -> tuple[Candidate, ...]:

@@ -100,7 +100,9 @@ def start(candidates: Sequence[Candidate]) -> tuple[LiteralState, Decision]:
     state = LiteralState(
         candidates=tuple(candidates), running=0, theta_min=lowest, theta_s=2.0, window=Window(candidates[0])
     )
-    return state, replace(decide(state), reason="Algorithm 1 as printed")
+    return state, replace(
+        decide(state), reason=f"start at {candidates[0]}: Algorithm 1 of the GraVAC paper, as printed"
+    )
 
 
 def decide(state: LiteralState) -> Decision:
@@ -126,7 +128,7 @@ def observe(settings: LiteralSettings, state: LiteralState, measured: Measuremen
     if state.steps % settings.window == 0:
         summary = state.window.summary("literal")
         state = _check(settings, state)
-        reason += f"; window: θ_min {state.theta_min:g}, θ_s {state.theta_s:g}"
+        reason += f"; from the next window on, θ_min is {state.theta_min:g} and θ_s is {state.theta_s:g}"
     if running == state.running and summary is None:
         return state, decide(state)
     state = replace(state, running=running, window=Window(state.candidates[running], settling=0))
@@ -173,10 +175,16 @@ def _branch(settings: LiteralSettings, state: LiteralState) -> tuple[int, str]:
     θ_min, the lowest CF in use, runs if its average gain is at least ε. Otherwise dense runs.
     """
     if state.delta_c is not None and state.delta_c >= settings.epsilon:
-        return state.candidate, f"δ_c {state.delta_c:.3g} reaches ε {settings.epsilon:g}: candidate"
+        return (
+            state.candidate,
+            f"gain δ_c {state.delta_c:.3g} reaches ε {settings.epsilon:g}: run {state.candidates[state.candidate]}",
+        )
     if state.delta_min is not None and state.delta_min >= settings.epsilon:
-        return state.floor, f"δ_min {state.delta_min:.3g} reaches ε {settings.epsilon:g}: θ_min"
-    return 0, f"no gain reaches ε {settings.epsilon:g}: dense"
+        return (
+            state.floor,
+            f"gain δ_min {state.delta_min:.3g} reaches ε {settings.epsilon:g}: run {state.candidates[state.floor]}",
+        )
+    return 0, f"no gain reaches ε {settings.epsilon:g}: run {state.candidates[0]}"
 
 
 def _check(settings: LiteralSettings, state: LiteralState) -> LiteralState:

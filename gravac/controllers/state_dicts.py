@@ -102,7 +102,7 @@ def from_plain(state_class: Callable[..., StateT], dumped: Mapping[str, Any]) ->
     except ValidationError as error:
         fault = error.errors(include_url=False)[0]
         path = "/".join(map(str, ("controller_state", *fault["loc"])))
-        raise SettingsError(f"{path}: {fault['msg']} (got {fault['input']!r:.80})") from None
+        raise SettingsError(f"{path}: {fault['msg']} (got {fault['input']!r:.80}); {STATE_REMEDY}") from None
     return restored_state
 
 
@@ -138,7 +138,7 @@ def candidates_of(identities: Any, path: str = "controller_state/candidates") ->
         checked_identities = ()
     if not checked_identities:
         raise SettingsError(
-            f"{path}: {identities!r:.80} is no list with mode, compressor, CF, every and delay of each candidate; "
+            f"{path}: {identities!r:.80} is not a list with mode, compressor, CF, every and delay of each candidate; "
             f"{STATE_REMEDY}"
         )
     return tuple(candidate_of(identity) for identity in checked_identities)
@@ -158,7 +158,8 @@ def check_positions(positions: Mapping[str, Sequence[int]], count: int) -> None:
         for position in positions_in_field:
             if position >= count:
                 raise SettingsError(
-                    f"controller_state/{name}: {position} is no position of {count} candidates; {STATE_REMEDY}"
+                    f"controller_state/{name}: {position} is not below {count}, the number of candidates; "
+                    f"{STATE_REMEDY}"
                 )
 
 
@@ -187,10 +188,10 @@ def _check_field_names(path: str, dumped: Any, names: set[str]) -> None:
     """
     if not isinstance(dumped, Mapping):
         raise SettingsError(
-            f"{path}: {dumped!r:.80} is no dict with the fields {', '.join(sorted(names))}; {STATE_REMEDY}"
+            f"{path}: {dumped!r:.80} is not a dict with the fields {', '.join(sorted(names))}; {STATE_REMEDY}"
         )
     for name in sorted(names - {*dumped}):
-        raise SettingsError(f"{path}/{name}: it is missing; {STATE_REMEDY}")
+        raise SettingsError(f"{path}/{name}: the entry is missing; {STATE_REMEDY}")
     for name in sorted(map(str, {*dumped} - names)):
         raise SettingsError(f"{path}/{name}: this run expects no such entry; {STATE_REMEDY}")
 

@@ -58,7 +58,7 @@ class Static(Settings):
         window = state.add(measurement)
         if window.steps < self.window:
             return window, Decision(state.candidate)
-        decision = Decision(state.candidate, reason="static", summary=window.summary("static"))
+        decision = Decision(state.candidate, reason=f"static: keep {state.candidate}", summary=window.summary("static"))
         return window.following(state.candidate), decision
 
     def dump(self, state: StaticState) -> dict[str, Any]:

@@ -68,7 +68,10 @@ class Switchback:
         trials = trials.request_reading() if is_settled else trials
         state = replace(state, phase=PROGRESS, trials=trials, position=trials.reference)
         state = replace(state, window=state.window.following(reference))
-        reason = f"{reason}; measure the progress of steps of {candidate}, beside {reference}"
+        reason = (
+            f"{reason}; compare the progress of steps of {candidate} with that of steps of {reference}, by switchback "
+            "trials"
+        )
         watch = READING_STRETCH_STEPS if is_settled else trials.remaining_steps
         return state, Decision(reference, (), reason, summary, watch=watch, probe=is_settled)
 
@@ -94,14 +97,15 @@ class Switchback:
         )
         state = replace(state, trials=trials)
         if trials.slow >= FEW_STEPS or trials.gave_up_waiting:
-            cause = (
-                "steps take far longer than they did" if trials.slow >= FEW_STEPS else "the probe gave no finite loss"
-            )
-            return self._abort(state, trials, f"{cause}: no more is measured of {candidate}")
+            cause = "steps take far longer than before" if trials.slow >= FEW_STEPS else "the probe gave no finite loss"
+            return self._abort(state, trials, f"{cause}: end the switchback trials of {candidate}")
         if trials.stage == CANDIDATE:
             if _too_slow(state, trials):
                 seconds = state.window.samples / (state.window.t_system or math.inf)
-                cause = f"{1000 * seconds:.4g} ms a step at {candidate} are too many, whatever its progress"
+                cause = (
+                    f"{candidate} takes {1000 * seconds:.4g} ms a step, which is too slow whatever progress a step "
+                    "makes"
+                )
                 return self._abort(state.enter_measurement(seconds), trials, cause)
             return (state, _continue(trials, candidate)) if trials.remaining_steps else _end_stretch(state, trials)
         if trials.asked:
@@ -218,10 +222,10 @@ def progress_text(progress: Progress) -> str:
         >>> from gravac.candidate import Candidate
         >>> outer, hook = Candidate("outer", "dense", 1.0, every=10), Candidate("hook", "dense", 1.0)
         >>> text = progress_text(Progress(outer, hook, 0.77, 0.09, 4, 0.8, 0.74, 0.87))
-        >>> text.split(" of the progress ")
-        ['a step of dense 1x every 10 steps makes 0.77 ± 0.09', 'of a step of dense 1x here (4 switchback trials)']
+        >>> text.split(" of the progress of ")
+        ['a step of dense 1x every 10 steps makes 0.77 ± 0.09', 'a step of dense 1x in this run (4 switchback trials)']
     """
     return (
         f"a step of {progress.candidate} makes {progress.ratio:.2f} ± {progress.error:.2f} of the progress of a step "
-        f"of {progress.reference} here ({trials_made(progress.trials)})"
+        f"of {progress.reference} in this run ({trials_made(progress.trials)})"
     )

@@ -157,5 +157,7 @@ class Warmup(Settings):
         The text names the stage, and also the stage's target CF if the candidate's CF differs from it.
         """
         stage, stages = self._stage_number(step), self.stages
-        target_text = "" if math.isclose(candidate.cf, stages[stage], rel_tol=1e-6) else f" for {stages[stage]:g}x"
+        target_text = (
+            "" if math.isclose(candidate.cf, stages[stage], rel_tol=1e-6) else f" in place of CF {stages[stage]:g}"
+        )
         return f"{self._phase(step)}: stage {stage + 1} of {len(stages)}, {candidate}{target_text}"

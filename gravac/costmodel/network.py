@@ -65,7 +65,7 @@ def messages_of(kind: Kind, payload_bytes: float, world: int, tree: bool = False
         return world - 1, (world - 1) / world * payload_bytes
     if kind is Broadcast:
         return depth, depth * payload_bytes
-    raise ValueError(f"kind: {kind!r} is no collective; use AllReduce, AllGather, AllToAll or Broadcast")
+    raise ValueError(f"kind: {kind!r} is not a collective; use AllReduce, AllGather, AllToAll or Broadcast")
 
 
 def check(name: str, number: float, in_range: bool, allowed: str) -> None:

@@ -131,7 +131,7 @@ def load(
         buckets = max(1, min(len(shapes), round(4 * elements / BUCKET_BYTES)))
     check("buckets", buckets, buckets >= 1, "1 or more")
     if dense not in ("float32", "float16", "bfloat16"):
-        raise ValueError(f"dense: {dense!r} is no number format; use float32, float16 or bfloat16")
+        raise ValueError(f"dense: {dense!r} is not a number format; use float32, float16 or bfloat16")
     number_format = Dense(dtype=dense)
     payload_bytes: dict[tuple[int, Kind], int] = {}  # by round of collectives and kind
     copied_bytes, rounds = 0.0, 0

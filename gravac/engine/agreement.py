@@ -189,7 +189,9 @@ def named_failure(state: RunState, what: Callable[[], str]) -> Iterator[None]:
     try:
         yield
     except ExchangeError as failure:
-        raise ExchangeError(f"gravac: step {state.step}, {what()}, {state.candidate}: {failure}") from failure.__cause__
+        raise ExchangeError(
+            f"gravac: step {state.step}, exchange of {what()}, {state.candidate}: {failure}"
+        ) from failure.__cause__
 
 
 def agreed_measurement(

@@ -117,7 +117,8 @@ def time_codecs(policy: Policy, forms: Sequence[Form], opened: OpenedExecutor) -
         raise failures[0]
     for cf, failure in untimed.items():  # only now, when no rank waits: a warning may be an error
         warnings.warn(
-            f"gravac: coding at {cf:g}x could not be timed, so costs measured on a CPU are used: {failure!r}",
+            f"gravac: encode and decode at CF {cf:g} could not be timed on this device, so gravac uses times "
+            f"measured on a CPU: {failure!r}",
             stacklevel=2,
         )
     return seconds_per_byte

@@ -466,7 +466,7 @@ class Engine:
             RuntimeError: the engine was closed, or never opened.
         """
         if self._executor is None:
-            raise RuntimeError("the compressor is closed: make a new one")
+            raise RuntimeError("the compressor is closed; make a new AdaptiveCompressor")
         return self._executor
 
     @property

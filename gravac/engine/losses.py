@@ -55,4 +55,4 @@ def _number(loss: torch.Tensor | float) -> Number:
         return scalar.item() if scalar.device.type == "cpu" else scalar.float()
     if isinstance(loss, (int, float)) and not isinstance(loss, bool):
         return float(loss)
-    raise TypeError(f"loss: {type(loss).__name__} is no number; give a tensor of one element, or a float")
+    raise TypeError(f"loss: {type(loss).__name__} is not a number; give a tensor of one element, or a float")

@@ -53,8 +53,8 @@ def check_alike(texts: Mapping[str, str], device: torch.device, group: dist.Proc
             return [row.cpu() for row in rows]
         except RuntimeError as failure:
             raise ExchangeError(
-                f"rank {dist.get_rank(group)} of {world} got no answer when settings were compared: a rank failed "
-                f"before, or has not called attach: {failure}"
+                f"rank {dist.get_rank(group)} of {world} got no answer while ranks compared their settings: another "
+                f"rank has failed, or has not called attach: {failure}"
             ) from failure
 
     run_comparison(compare(texts), gather)
@@ -76,9 +76,9 @@ def largest_shapes(shapes: Mapping[str, tuple[int, ...]], group: dist.ProcessGro
     for rank, of_rank in enumerate(dimensions):
         if differing := sorted(of_rank.items() ^ dimensions[0].items()):
             raise SettingsError(
-                f"agree_group: its ranks 0 and {rank} do not both have a parameter {differing[0][0]} with "
-                f"{differing[0][1]} dimensions, so that they train different models; give the ranks that hold parts "
-                "of the same parameters: stages of a pipeline decide by themselves"
+                f"agree_group: ranks 0 and {rank} of the group do not both have a parameter {differing[0][0]} with "
+                f"{differing[0][1]} dimensions, so they train different models; give a group of ranks that hold parts "
+                "of the same parameters (in a pipeline, a group for each stage)"
             )
     return {
         name: tuple(max(sizes) for sizes in zip(*(of_rank[name] for of_rank in shapes_of_ranks), strict=True))
@@ -148,7 +148,7 @@ def difference(of_ranks: Sequence[Mapping[str, str]]) -> str:
         len(further_fields) > MAX_SHOWN
     )
     return f"{first_field}: {', '.join(clauses)}; give every rank the same" + (
-        f" (also of {more_fields_text})" if further_fields else ""
+        f" (these differ, too: {more_fields_text})" if further_fields else ""
     )
 
 

@@ -355,7 +355,11 @@ class Fifo:
 
     def _refuse(self) -> None:
         """Make all work in the inbox fail, since no thread will run it. Called by any thread."""
-        failure = self._failure or self._abandon_failure or RuntimeError("the compressor is closed: make a new one")
+        failure = (
+            self._failure
+            or self._abandon_failure
+            or RuntimeError("the compressor is closed; make a new AdaptiveCompressor")
+        )
         while True:
             try:
                 message = self._inbox.get_nowait()

@@ -73,7 +73,7 @@ class Lockstep:
             calls = [work.call for work in work_of_ranks if work.call is not None]
             jobs = [work.job for work in work_of_ranks if work.job is not None]
             if self.failure is None and calls and jobs:
-                raise RuntimeError("some ranks handed over a call, and others a job; hand over the same on all ranks")
+                raise RuntimeError("some ranks queued a call, but others a job; queue the same work on all ranks")
             if self.failure is None:
                 try:
                     self._run(calls, jobs)

@@ -50,7 +50,8 @@ def run(ranks: Sequence[Generator[list[Collective], Any, T]], ledgers: Sequence[
     while requests:
         if returned:
             raise ValueError(
-                f"ranks {sorted(returned)} ended while others still yield collectives; yield the same on all ranks"
+                f"ranks {sorted(returned)} ended while others still yield collectives; yield the same collectives "
+                "on all ranks"
             )
         for rank, ledger in enumerate(ledgers):
             for collective in requests[rank]:

@@ -61,7 +61,8 @@ def open_executor(
     if choose_kind(backend_of(group, device), device, kind) == "stream":
         if pace is not None:
             raise RuntimeError(
-                "pace: a slower link is emulated by sleeping, which streams cannot; use gloo, or pace=None"
+                "pace: gravac emulates a slow link by sleeping, which is impossible if a GPU's streams run the "
+                "exchange; use gloo, or pace=None"
             )
         averaging = GroupTransport(group or _world(), device=device)
         agreement = None if agree_group is None else GroupTransport(agree_group, device=device)
@@ -93,8 +94,8 @@ def choose_kind(backend: str, device: torch.device, kind: Kind) -> Literal["thre
     if device.type == "cpu" or backend == "gloo":
         if kind == "stream":
             raise RuntimeError(
-                f'executor: "stream" needs collectives that streams order, and {backend or "nothing"} carries '
-                f'{device.type} tensors here; use "thread", or init_process_group("nccl") with the model on a GPU'
+                f'executor: "stream" needs NCCL and a GPU, but {backend or "no backend"} exchanges {device.type} '
+                'tensors here; use "thread", or init_process_group("nccl") with the model on a GPU'
             )
         return "thread"
     if device.type == "cuda" and backend == "nccl":
@@ -105,8 +106,8 @@ def choose_kind(backend: str, device: torch.device, kind: Kind) -> Literal["thre
         return "stream"
     backend_text = f"the backend {backend!r}" if backend else "no backend of the process group"
     raise RuntimeError(
-        f"executor: {backend_text} carries {device.type} tensors; gravac runs over nccl or gloo: "
-        'init_process_group("nccl"), or "cpu:gloo,cuda:nccl"'
+        f"executor: {backend_text} exchanges {device.type} tensors, but gravac needs nccl or gloo; call "
+        'init_process_group("nccl"), or init_process_group("cpu:gloo,cuda:nccl")'
     )
 
 

@@ -287,7 +287,7 @@ class StreamExecutor:
 
         If this rank failed, wait for at most ``LINGER_SECONDS`` until the other ranks have read its error.
         """
-        self._failure = self._failure or RuntimeError("the compressor is closed: make a new one")
+        self._failure = self._failure or RuntimeError("the compressor is closed; make a new AdaptiveCompressor")
         self._failures.linger()
 
     # internal methods

@@ -54,7 +54,7 @@ def recipe(settings: Mapping[str, Any], on_resize: OnResize, every: Every = None
         setup = functools.partial(AdaptiveCompressor.from_policy, **settings)
     else:
         raise SettingsError(
-            f"every: {every!r} was given beside a policy, which has this setting itself; set every in the policy"
+            f"every: {every!r} was given together with a policy, which also sets every; set every in the policy only"
         )
     setup()
     return functools.partial(_build, setup)
@@ -122,7 +122,7 @@ def averaged_module(model: object, setting: str, shards_remedy: str) -> torch.nn
     assert isinstance(model, torch.nn.Module)
     if not has_replicas(model):
         raise SettingsError(
-            f"{setting}: the model is in shards without replicas, and gravac averages over replicas; {shards_remedy}"
+            f"{setting}: the model is in shards without replicas, but gravac averages over replicas; {shards_remedy}"
         )
     return model
 
@@ -146,7 +146,8 @@ def warn_of_missing_state(checkpoint: str) -> None:
         checkpoint: name or path of the checkpoint, for the message.
     """
     warnings.warn(
-        f"gravac: {checkpoint} holds no state of gravac's: residuals and the controller's search begin anew",
+        f"gravac: {checkpoint} holds no state of gravac: training continues without earlier residuals, and the "
+        "controller searches from the start",
         stacklevel=3,
     )
 

@@ -127,8 +127,8 @@ class LightningHooks:
             return
         if self._steps_may_differ:
             warnings.warn(
-                "gravac: ranks may have been at different steps when training ended by an exception, so their states "
-                "are not in this checkpoint; residuals will begin anew",
+                "gravac: this checkpoint has no states of gravac, since training ended by an exception and ranks may "
+                "have been at different steps; a run that resumes from this checkpoint starts without residuals",
                 stacklevel=2,
             )
         elif (states := gather(self.compressor)) is not None:
@@ -180,8 +180,9 @@ def outermost_sharded_module(module: torch.nn.Module) -> torch.nn.Module:
     outermost_paths = [path for path in paths if not any(is_within(path, other) for other in paths)]
     if len(outermost_paths) > 1:
         raise SettingsError(
-            f"configure_model: {outermost_paths[0]} and {outermost_paths[1]} are in shards, and no module in shards "
-            "holds both; put all layers that are trained into one module, and call fully_shard(module, mesh=mesh) last"
+            f"configure_model: {outermost_paths[0]} and {outermost_paths[1]} are in shards, but no module in shards "
+            "holds both; put all layers that are trained into one module, and call fully_shard(module, mesh=mesh) "
+            "last"
         )
     return module.get_submodule(outermost_paths[0])
 

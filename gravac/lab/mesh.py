@@ -39,7 +39,7 @@ class Mesh:
     def __post_init__(self) -> None:
         if self.replicas < 2:
             raise ValueError(
-                f"mesh: {self} has {self.replicas} replica{'s' if self.replicas != 1 else ''}, and gravac compresses "
+                f"mesh: {self} has {self.replicas} replica{'s' if self.replicas != 1 else ''}, but gravac compresses "
                 "what replicas exchange with each other; use two or more replicas, such as 2x4"
             )
         if self.shards < 1:
@@ -92,5 +92,5 @@ def parse_mesh(text: str) -> Mesh:
     """
     match = _MESH.fullmatch(text.lower())
     if match is None:
-        raise ValueError(f"mesh: {text!r} is no mesh; give replicas x shards, such as 2x4")
+        raise ValueError(f"mesh: {text!r} is not a mesh; give replicas x shards, such as 2x4")
     return Mesh(int(match[1]), int(match[2]))

@@ -227,8 +227,8 @@ def _refuse_not_plain(optimizer: torch.optim.Optimizer, key: str, state: torch.T
         kind = type(state).__name__ if not is_plain else "quantized" if state.is_quantized else str(state.layout)
         name = type(optimizer_of_user(optimizer)).__name__
         raise SettingsError(
-            f"every: ranks cannot average the state {key!r} of {name}, which is no plain dense "
-            f"tensor ({kind}); use another optimizer, or every=1"
+            f"every: ranks cannot average the state {key!r} of {name}, which is not a plain dense tensor ({kind}); "
+            "use another optimizer, or every=1"
         )
 
 

@@ -173,9 +173,7 @@ class NativeWatch:
         agreed_s = self._engine.deciding.seconds
         step_is_slow = max(self._step_seconds[self._times_checked :], default=0.0) > SLOW_STEP_RATIO * agreed_s
         self._times_checked = len(self._step_seconds)
-        self._slow_step_check = self._engine.sum_over_ranks(
-            "whether a native step took far longer", [float(step_is_slow)]
-        )
+        self._slow_step_check = self._engine.sum_over_ranks("the check for slow native steps", [float(step_is_slow)])
         self._slow_step_check.receive()  # at once: the executor has nothing else to do in native steps
         self._check_sent_at_step = self._state.made
 

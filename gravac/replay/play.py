@@ -247,7 +247,8 @@ def _allowed_forecasts(run: RunRecord | ForecastsRecord, policy: Policy) -> tupl
     candidates = [forecast.candidate for forecast in forecasts]
     if not (candidates and candidates[0].dense):
         raise SettingsError(
-            "trace: the run's first candidate is not dense, as controllers need; give a gravac.jsonl as written"
+            "trace: the run's first candidate is not dense, but controllers need dense as first candidate; give "
+            "a gravac.jsonl that was not changed"
         )
     first = candidates[0]
     intervals = [candidate.every for candidate in candidates]
@@ -350,7 +351,7 @@ def _notes_on_settings(trace: Trace, policy: Policy) -> Sequence[str]:
     recorded_base = recorded.get("base", policy.base.name)
     if policy.base.name not in (recorded_base, DENSE):
         raise SettingsError(
-            f"base: the policy's is {policy.base.name}, the trace was recorded with {recorded_base}, and has no "
+            f"base: the policy has {policy.base.name}, but the trace was recorded with {recorded_base} and has no "
             f"measurement of another compressor; give a policy with base {recorded_base}"
         )
     notes = []
@@ -358,10 +359,14 @@ def _notes_on_settings(trace: Trace, policy: Policy) -> Sequence[str]:
         affects_gain = name.startswith(("base.", "dense")) or name in ("error_feedback", "release")
         if affects_gain and name in recorded and str(recorded[name]) != str(setting):
             notes.append(
-                f"{name}: recorded with {recorded[name]}, the policy has {setting}; gains are those of the run"
+                f"{name}: recorded with {recorded[name]}, but the policy has {setting}; the replay uses the gains "
+                "of the recorded run"
             )
     if trace.steps[0].step:
-        notes.append(f"the run was resumed at step {trace.steps[0].step}; the controller starts afresh there")
+        notes.append(
+            f"the run was resumed at step {trace.steps[0].step}; the replayed controller starts there without earlier "
+            "measurements"
+        )
     return notes
 
 

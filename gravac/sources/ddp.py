@@ -229,9 +229,9 @@ class DDPAdapter:
             return
         if not self.ddp.require_backward_grad_sync and PIPELINING in sys.modules:
             raise SettingsError(
-                "input_args, output_args: a stage of the pipeline lacks them, so that its schedule ran a forward "
-                "outside of no_sync() to learn shapes, and DDP would now average the first micro-batch alone; give "
-                "both to PipelineStage on every rank"
+                "input_args, output_args: a stage of the pipeline has no such arguments, so its schedule ran a "
+                "forward outside of no_sync() to learn shapes, and DDP would average only the first micro-batch; "
+                "give both arguments to PipelineStage on every rank"
             )
         if self.reason_against_pipelines and not self.exchanging_forward_began:
             raise SettingsError(self.reason_against_pipelines)
@@ -267,7 +267,8 @@ class DDPAdapter:
             # torch ignores a future that is returned here: if it failed, ranks' weights would differ without an error
             raise TypeError(
                 "compiled autograd hands over gradients one by one (python reducer), which gravac does not support; "
-                "compile without it: torch._dynamo.config.compiled_autograd = False, optimize_ddp = 'ddp_optimizer'"
+                "set torch._dynamo.config.compiled_autograd = False and torch._dynamo.config.optimize_ddp = "
+                "'ddp_optimizer'"
             )
         try:
             return self._enqueue(bucket)
@@ -429,8 +430,8 @@ def refuse_unfit_ddp(ddp: object, base: Compressor, optimizer: torch.optim.Optim
     check_has_shards(ddp)
     if has_hook(ddp):
         raise RuntimeError(
-            "ddp has a communication hook already, and torch allows one; detach() the compressor that it belongs "
-            "to, or make a new DistributedDataParallel around the model"
+            "ddp has a communication hook already, but torch allows only one; call detach() of the compressor that "
+            "the hook belongs to, or make a new DistributedDataParallel around the model"
         )
     refuse_momentum(base, optimizer)
 
@@ -449,8 +450,9 @@ def refuse_momentum(base: Compressor, optimizer: torch.optim.Optimizer | None) -
         for field, momentum in (("momentum", group.get("momentum", 0)), ("betas[0]", group.get("betas", (0,))[0])):
             if momentum:
                 raise ValueError(
-                    f"optimizer: {type(optimizer).__name__} has {field}={momentum:g}, and {base.name} applies momentum "
-                    "itself; give the optimizer none (torch.optim.SGD(..., momentum=0)) or use another compressor"
+                    f"optimizer: {type(optimizer).__name__} has {field}={momentum:g}, but {base.name} applies "
+                    "momentum itself; set the optimizer's momentum to 0, as in torch.optim.SGD(..., momentum=0), or "
+                    "use another compressor"
                 )
 
 

@@ -204,11 +204,12 @@ def rebuild_reducer(
             "hook needs; wrap the model in a new DistributedDataParallel instead"
         )
     if torch._C._current_graph_task_id() != -1:
-        raise RuntimeError("detach: a backward is running; detach after it, between two steps")
+        raise RuntimeError("detach: a backward is running; call detach() after the backward, between two steps")
     if forward_pending and (ddp.find_unused_parameters or ddp.static_graph):
         raise RuntimeError(
-            "detach: a forward with gradients has run whose backward has not, and with find_unused_parameters or "
-            "static_graph that backward would not be averaged; detach between a backward and the next forward"
+            "detach: a forward with gradients has run, but its backward has not; with find_unused_parameters or "
+            "static_graph, DDP would not average that backward's gradients; call detach() between a backward and the "
+            "next forward"
         )
     put_shards_back(ddp, shards)
     private_ddp: Any = ddp

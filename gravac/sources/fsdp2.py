@@ -501,8 +501,8 @@ def _replica_group(groups: list[Any], requested_group: dist.ProcessGroup | None)
     }
     if len(by_ranks) > 1:
         raise SettingsError(
-            f"module: its units are replicated over different ranks ({', '.join(map(str, by_ranks))}), and gravac "
-            "averages over one group; use one mesh for all units that are replicated"
+            f"module: its fully_shard units are replicated over different ranks ({', '.join(map(str, by_ranks))}), "
+            "but gravac averages over one group; use one mesh for all units that are replicated"
         )
     ((ranks, mesh_info),) = by_ranks.items()
     if requested_group is not None and tuple(dist.get_process_group_ranks(requested_group)) != ranks:

@@ -120,7 +120,7 @@ class HookedSource(ABC):
         if not self._hook_handles:
             raise RuntimeError("detach: this compressor is not attached to a module; call detach() after attach() only")
         if backward_runs or torch._C._current_graph_task_id() != NO_BACKWARD:
-            raise RuntimeError("detach: a backward is running; detach after it, between two steps")
+            raise RuntimeError("detach: a backward is running; call detach() after the backward, between two steps")
 
 
 class EndCallback:
@@ -172,7 +172,7 @@ def refuse_other_hooks(parameters: Mapping[str, torch.Tensor]) -> None:
     for name, parameter in parameters.items():
         if getattr(parameter, "_post_accumulate_grad_hooks", None):
             raise RuntimeError(
-                f"module: parameter {name} has a hook after accumulation already, which would see a gradient that "
-                "is not the mean yet: the hook of an optimizer that makes its steps within backward, or of another "
-                "compressor; remove that hook first"
+                f"module: parameter {name} has a post-accumulate-grad hook already, which would see the gradient "
+                "before gravac averages it (the hook of an optimizer that steps within backward, or of another "
+                "compressor); remove that hook first"
             )

@@ -299,8 +299,8 @@ class ModuleSource(HookedSource):
         for name, parameter in self._frozen_parameters.items():
             if parameter.requires_grad:
                 raise ValueError(
-                    f"module: parameter {name} requires a gradient, and did not when this compressor was attached, so "
-                    "that ranks would not exchange it; detach() and attach() again"
+                    f"module: parameter {name} requires a gradient, but did not when attach was called, so ranks "
+                    "would not exchange the parameter; call detach(), and attach() again"
                 )
         if self._forward_began is None:
             self._forward_began = self._engine.mark()

@@ -290,6 +290,6 @@ def describe_progress(progress: ProgressRecord, forecasts: Sequence[Forecast]) -
         f"{progress.reference} ({progress.trials} {'trial' if progress.trials == 1 else 'trials'})"
     )
     efficiency_text = (
-        f"its efficiency is assumed to be {progress.efficiency:.2f} [{progress.low:.2f}, {progress.high:.2f}]"
+        f"gravac now assumes an efficiency of {progress.efficiency:.2f} [{progress.low:.2f}, {progress.high:.2f}]"
     )
     return f"{describe_reason(comparison, forecasts)}; {efficiency_text}"

@@ -87,9 +87,9 @@ def _lines(*tags: str) -> list[Any]:
 LAYOUT: dict[str, dict[str, list[Any]]] = {
     "gravac: compression factor and gain": {
         "Wire ratio: how many times fewer bytes than dense float32": _lines(STEPS["wire_ratio"]),
-        "Compression factor, each method's own measure (1 is dense; names: see Text)": _lines(CF),
+        "Compression factor, each method's own measure (1 is dense; the tab Text names the methods)": _lines(CF),
         "Compression factor, log10 (0 is dense)": _lines(CF_LOG10),
-        "Gain (window, band)": ["Margin", list(GAIN)],
+        "Gain of each window, and of its lowest and highest step": ["Margin", list(GAIN)],
     },
     "gravac: throughput, time and bytes": {
         "Throughput, samples/s": _lines(STEPS["t_system"], STEPS["t_compression"]),
@@ -128,7 +128,9 @@ def layout(outer: bool, measured: Sequence[str] = ()) -> dict[str, dict[str, lis
     """
     round_charts = {
         "Wire ratio of outer steps (shown instead of a compression factor)": _lines(OUTER_WIRE_RATIO),
-        "Outer steps: steps from one exchange to the next, and steps for which it is in flight": _lines(EVERY, DELAY),
+        "Outer steps: steps from one exchange to the next, and steps that an exchange is in flight": _lines(
+            EVERY, DELAY
+        ),
         "Steps of each rank in a round": _lines(STEPS_OF_RANKS + r"\d+"),
         "Drift (1: all ranks move the same way)": _lines(DRIFT),
     }

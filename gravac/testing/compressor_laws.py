@@ -184,7 +184,9 @@ def one_round_is_kept(compressor: Compressor) -> None:
     """Check that a compressor yields one collective per tensor if its profile, or its class, has ``one_round`` True."""
     for world, shape, cf in _cases(compressor):
         if not compressor.profile(cf, world=world).one_round:
-            assert not compressor.one_round, f"{world} ranks, {cf}x: the class has one_round, the profile has not"
+            assert not compressor.one_round, (
+                f"{world} ranks, {cf}x: the class has one_round = True, but the profile has one_round = False"
+            )
             continue
         for rank, ledger in enumerate(ledgers(compressor, cf, world, shape)):
             rounds = sum(ledger.calls.values())

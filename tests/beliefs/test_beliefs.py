@@ -127,11 +127,11 @@ def test_other_beliefs_may_be_in_force_for_a_while() -> None:
 @pytest.mark.parametrize(
     ("wrong", "match"),
     [
-        ({"outer": {}}, "outer: no points; give the points of at least one number of ranks"),
-        ({"outer": {2: ((5.0, 1.0), (2.0, 1.0))}}, "outer: points must ascend"),
+        ({"outer": {}}, r"outer: give points \(number of steps, efficiency\) for at least one number of ranks"),
+        ({"outer": {2: ((5.0, 1.0), (2.0, 1.0))}}, "outer: sort the points by their first numbers"),
         (
             {"outer": {2: ((5.0, 0.0),)}},
-            "must ascend by their first numbers, and have efficiencies above 0",
+            "and give efficiencies above 0; the points are",
         ),
         ({"doubts": {"quantized": {"least": -1.0}}}, "doubts.quantized: least: Input should be greater"),
         ({"doubts": {"guessed": {"least": 1.0}}}, "doubts.guessed"),

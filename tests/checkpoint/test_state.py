@@ -31,10 +31,18 @@ def test_a_state_is_tensors_and_plain_values() -> None:
 @pytest.mark.parametrize(
     ("compressor", "given", "said"),
     [
-        (AdaptiveCompressor(topk), {"version": 99}, "version: the state has 99, this gravac reads 6"),
-        (AdaptiveCompressor(topk), {"version": 4}, "version: the state has 4, this gravac reads 6"),
+        (
+            AdaptiveCompressor(topk),
+            {"version": 99},
+            "version: the state has version 99, but this gravac reads version 6",
+        ),
+        (AdaptiveCompressor(topk), {"version": 4}, "version: the state has version 4, but this gravac reads version 6"),
         (AdaptiveCompressor(topk), {}, "version: the state has None"),
-        (AdaptiveCompressor(randomk), state(), "base: the state was made with 'topk', this compressor has 'randomk'"),
+        (
+            AdaptiveCompressor(randomk),
+            state(),
+            "base: the state was made with 'topk', but this compressor has 'randomk'",
+        ),
         (AdaptiveCompressor(topk, controller=Static(cf=10)), state(), "controller: the state was made with 'goodput'"),
     ],
 )
@@ -118,7 +126,7 @@ def test_a_slot_that_pending_numbers_lack_or_have_besides_is_named() -> None:
     del lacks["numbers"]["exchanged"]
     has_besides["numbers"]["error at 20.0"] = 1.0
     for given, said in (
-        (lacks, "exchanged: it is missing"),
+        (lacks, "exchanged: the entry is missing"),
         (has_besides, "error at 20.0: this run expects no such entry"),
     ):
         with pytest.raises(SettingsError, match=f"pending/0/numbers/{said}"):

@@ -46,7 +46,7 @@ def test_mistakes_with_dcp_are_refused_on_all_ranks(tmp_path: Path) -> None:
         for said in (itself, state, loading):
             assert "torch.distributed.checkpoint.needs gravac.checkpoint.Stateful(compressor)" in said
         assert "Missing key in checkpoint state_dict: gravac.rank0of3" in other_world
-        assert "save gravac.checkpoint.Stateful(compressor)" in pending
+        assert "use gravac.checkpoint.Stateful(compressor) without" in pending
 
 
 def other_world(rank: int, world: int, folder: Path) -> str:
@@ -91,5 +91,5 @@ def test_a_state_is_one_opaque_value_and_goes_round() -> None:
 
 
 def test_a_number_of_ranks_is_one_or_more() -> None:
-    with pytest.raises(SettingsError, match="saved_world: 0 is no number of ranks"):
+    with pytest.raises(SettingsError, match="saved_world: 0 is not a number of ranks"):
         checkpoint.Stateful(AdaptiveCompressor(topk), saved_world=0)

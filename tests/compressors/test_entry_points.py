@@ -216,7 +216,7 @@ def asked_for(name):
 for name, why in (
     ("gone", "compressor 'gone': nowhere_to_be_found:gone of package spoilt 1.0 cannot be loaded (ModuleNotFoundError"),
     ("another", "calls itself 'comb'"),
-    ("the_class", "is no compressor; name an object, not its class"),
+    ("the_class", "is not a compressor; let the entry point name a compressor object"),
 ):
     for ask in asked_for(name):
         try:
@@ -231,10 +231,10 @@ with warnings.catch_warnings(record=True) as caught:
     warnings.simplefilter("always")
     assert list(CONTROLLERS) == list(CONTROLLERS)
 assert "climb" in list(CONTROLLERS) and "comb" not in list(CONTROLLERS)
-assert ["is no controller class" in str(one.message) for one in caught] == [True], caught
+assert ["is not a controller class" in str(one.message) for one in caught] == [True], caught
 print(sorted(COMPRESSORS))
 """,
         told="always",
         spoilt=[tmp_path],
     )
-    assert "compressor 'topk' of package spoilt 1.0 is refused: gravac itself has one of that name" in said
+    assert "compressor 'topk' of package spoilt 1.0 is refused: gravac itself has a compressor of that name" in said

@@ -113,7 +113,7 @@ def test_reasons_and_records_tell_what_was_measured() -> None:
     assert told[-1].candidate == OUTER
     assert told[-1].low < told[-1].efficiency < told[-1].high
     words = [decision.reason for _, decision in played.decisions]
-    assert any("of the progress of a step of quantize 16x here" in reason for reason in words)
+    assert any("of the progress of a step of quantize 16x in this run" in reason for reason in words)
 
 
 def test_beliefs_after_trials_are_computed_once_for_each_trial() -> None:

@@ -272,7 +272,7 @@ def test_mistakes_get_errors_that_say_what_to_do() -> None:
     for said in processes(mistakes, 2):
         plain, twice, taken, compiled, sparse, closed, reused = said
         assert plain == "TypeError: module: attach needs a torch.nn.Module, got str"
-        assert "attached to a model already; detach() it, or make another" in twice
+        assert "attached to a model already; call its detach() first, or make another" in twice
         assert "has a communication hook already" in taken
         assert "python reducer" in compiled
         assert "optimize_ddp" in compiled

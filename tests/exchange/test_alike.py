@@ -131,7 +131,10 @@ def test_many_ranks_are_named_in_few_words() -> None:
     assert difference(seeds).startswith("seed: 10 ranks, 0 to 63, have 0, 9 ranks, 1 to 57, have 1, ")
     assert "and 4 other values; give every rank the same" in difference(seeds)
     some = [{"every": "10"}, {"every": "20", "seed": "1"}, {"every": "10"}]
-    assert difference(some) == "every: ranks 0, 2 have 10, rank 1 has 20; give every rank the same (also of seed)"
+    assert (
+        difference(some)
+        == "every: ranks 0, 2 have 10, rank 1 has 20; give every rank the same (these differ, too: seed)"
+    )
 
 
 class Plain:

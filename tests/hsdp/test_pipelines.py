@@ -226,10 +226,10 @@ def refusals(rank: int, world: int) -> dict[str, str]:
 def test_refused_in_the_first_step_with_the_remedy() -> None:
     for found in processes(refusals, 2):
         for name in ("no shapes", "unused"):
-            assert "SettingsError: input_args, output_args: a stage of the pipeline lacks them" in found[name]
-            assert "give both to PipelineStage on every rank" in found[name]
+            assert "SettingsError: input_args, output_args: a stage of the pipeline has no such" in found[name]
+            assert "give both arguments to PipelineStage on every rank" in found[name]
         for name in ("outer", "HSDP, outer"):
             assert "SettingsError: every: (3, 3) allows outer steps, but the module is a stage" in found[name]
         assert "SettingsError: every: (1, 100) allows outer steps" in found["perhaps outer"]
-        assert "SettingsError: probe: the loss on fixed batches needs all stages" in found["probe"]
+        assert "SettingsError: probe: computing the loss needs all stages" in found["probe"]
         assert all(message.startswith("0 steps") for message in found.values())

@@ -68,10 +68,10 @@ def refusals(rank: int, world: int) -> dict[str, str]:
 def test_refused_by_name_with_the_remedy() -> None:
     for found in processes(refusals, 2):
         assert "process_group" in found["no replicas"]
-        assert "hook after accumulation" in found["optimizer in backward"]
+        assert "post-accumulate-grad hook" in found["optimizer in backward"]
         assert "fully_shard (FSDP2)" in found["FSDP1"]
         assert "outer.by_speed: True, but the ranks that hold the shards" in found["by speed"]
-        assert "outer.samples: 8, but gravac does not weigh" in found["samples"]
+        assert "outer.samples: 8, but all replicas" in found["samples"]
         assert "requires a gradient" in found["frozen"]
         for moment in ("at its forward", "after a forward"):
             assert "attach to the larger model, whose forward" in found[f"part, {moment}"]

@@ -273,5 +273,5 @@ def test_refused_by_name_with_the_remedy() -> None:
         assert "every: outer steps are impossible here" in found["outer"]
         assert "up.weight, a shard of tensor parallelism" in found["outer"]
         assert "attach before the first forward" in found["late"]
-        assert "agree_group: its ranks 0 and 1 do not both have a parameter 1." in found["stages"]
+        assert "agree_group: ranks 0 and 1 of the group do not both have a parameter 1." in found["stages"]
         assert "DistributedDataParallel(module, device_mesh=...)" in found["not wrapped"]

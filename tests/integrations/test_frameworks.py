@@ -71,7 +71,7 @@ def test_how_often_is_an_argument_or_the_policys() -> None:
     assert recipe({"base": topk}, "mean", 5)().policy.every == (5, 5)
     assert recipe({}, "mean", (1, 20))().policy.every == (1, 20)
     assert recipe({"policy": Policy(every=7)}, "mean")().policy.every == (7, 7)
-    with pytest.raises(SettingsError, match="every: 5 was given beside a policy"):
+    with pytest.raises(SettingsError, match="every: 5 was given together with a policy"):
         recipe({"policy": "goodput"}, "mean", 5)
     with pytest.raises(SettingsError, match="every"):
         LightningHooks(every=0)
@@ -118,7 +118,7 @@ def test_one_process_trains_on_without_gravac_and_says_so() -> None:
 
 def test_a_checkpoint_without_states_is_told_of_when_training_goes_on_from_it() -> None:
     hooks = LightningHooks()
-    with pytest.warns(UserWarning, match="the checkpoint holds no state of gravac's"):
+    with pytest.warns(UserWarning, match="the checkpoint holds no state of gravac"):
         hooks.on_load_checkpoint(trainer(state=SimpleNamespace(fn="fit")), None, {})
     hooks.on_load_checkpoint(trainer(state=SimpleNamespace(fn="validate")), None, {})
 

@@ -143,7 +143,7 @@ def test_every_model_has_advice(model: str) -> None:
 
 def test_on_a_fast_network_native_steps_are_expected() -> None:
     advice = advise("resnet50", 0.5, 8, FAST, GPU)
-    assert advice.each_step.startswith("stay native: nothing is predicted")
+    assert advice.each_step.startswith("keep DDP's own exchange: no compressed step is predicted")
     assert max(choice.speed_up for choice in advice.choices) <= 1.05
     assert advice.mode == "native" and advice.verdict.startswith("expect native steps, by DDP itself in 16 bit")
     assert advice.code == "AdaptiveCompressor().attach(ddp, optimizer)"
@@ -247,7 +247,7 @@ def test_dense_in_each_step_is_advised_without_gravac() -> None:
 def test_steps_worth_less_than_they_save_are_not_advised(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Quantize, "efficiency_points", ((1.0, 0.01),))
     advice = advise("resnet50", 0.15, 8, SLOW, GPU, ["quantize"])
-    assert advice.each_step.startswith("stay native: no choice")
+    assert advice.each_step.startswith("keep DDP's own exchange: no choice")
     assert "1 bit (28x fewer bytes) makes steps" in advice.reason
 
 
@@ -263,7 +263,7 @@ def test_a_live_module_and_its_shapes_give_the_same() -> None:
 
 def test_one_worker_exchanges_nothing() -> None:
     advice = advise("resnet50", 0.15, 1, SLOW, GPU, ["topk", "quantize"])
-    assert advice.each_step.startswith("stay native") and advice.mode == "native"
+    assert advice.each_step.startswith("keep DDP's own exchange") and advice.mode == "native"
     assert advice.outer.startswith("nothing: one worker")
     assert all(choice.wire_ratio == 1.0 for choice in advice.choices)
 

@@ -32,7 +32,7 @@ def test_wrong_argument_is_named_with_value_and_remedy(
 def test_wrong_rate_is_refused_by_the_parser(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit, match="2"):
         main(["demo", "--rate", "fast"])
-    assert "'fast' is no rate; use a number and a unit" in capsys.readouterr().err
+    assert "'fast' is not a rate; use a number and a unit" in capsys.readouterr().err
 
 
 def test_logs_of_an_earlier_run_are_not_mixed_with(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -71,10 +71,10 @@ ADVISE = ["advise", "--model", "resnet50", "--batch-seconds", "0.1", "--link", "
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        (["--mesh", "2y4"], "mesh: '2y4' is no mesh; give replicas x shards, such as 2x4"),
-        (["--mesh", "4"], "mesh: '4' is no mesh"),
-        (["--mesh", "-2x2"], "mesh: '-2x2' is no mesh"),
-        (["--mesh", "1x4"], "mesh: 1x4 has 1 replica, and"),
+        (["--mesh", "2y4"], "mesh: '2y4' is not a mesh; give replicas x shards, such as 2x4"),
+        (["--mesh", "4"], "mesh: '4' is not a mesh"),
+        (["--mesh", "-2x2"], "mesh: '-2x2' is not a mesh"),
+        (["--mesh", "1x4"], "mesh: 1x4 has 1 replica, but"),
         (["--mesh", "2x0"], "mesh: 2x0 has 0 shards in a replica; use one or more"),
     ],
 )
@@ -89,7 +89,7 @@ def test_a_wrong_mesh_is_refused(
 @pytest.mark.parametrize("command", [BENCH, ADVISE], ids=["bench", "advise"])
 def test_workers_and_a_mesh_are_refused(command: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     assert main([*command, "--mesh", "2x2", "--workers", "4"]) == 2
-    assert "workers: 4 cannot be used with a mesh, which has 4 ranks; leave it out" in capsys.readouterr().err
+    assert "workers: 4 cannot be used with --mesh, which sets 4 ranks; leave --workers out" in capsys.readouterr().err
 
 
 # advise
@@ -209,7 +209,7 @@ def test_a_mesh_of_other_ranks_than_launched_is_refused(
     for name, content in {"RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "0"}.items():
         monkeypatch.setenv(name, content)
     assert main(["doctor", "--mesh", "2x2"]) == 2
-    assert "mesh: 2x2 has 4 ranks, and 1 were started; start 4, or give another mesh" in capsys.readouterr().err
+    assert "mesh: 2x2 has 4 ranks, but 1 were started; start 4 ranks, or give another mesh" in capsys.readouterr().err
 
 
 def test_doctor_takes_the_failure_of_a_mesh_for_one(
@@ -236,7 +236,7 @@ def matrix(**changes: Any) -> RunMatrix:
 @pytest.mark.parametrize(
     ("changes", "said"),
     [
-        ({"mesh": Mesh(4, 4)}, "mesh: 4x4 has 16 ranks, and at most 8"),
+        ({"mesh": Mesh(4, 4)}, "mesh: 4x4 has 16 ranks, but at most 8"),
         ({"workers": 2}, "workers: 2 are not the 4 ranks of the mesh 2x2; leave them out"),
         ({"paced": True}, "mesh: 2x2 cannot be paced.*use emulated links"),
         ({"tasks": ("charlm", "lstm")}, "task: 'lstm' has no blocks.*use charlm, gpt2, modernbert"),

@@ -117,5 +117,5 @@ def trained_on_without_detaching(rank: int, world: int, native: bool) -> str:
 
 def test_after_close_a_backward_raises_by_the_hook_and_averages_in_native_steps() -> None:
     for said in processes(trained_on_without_detaching, 2, False):
-        assert "the compressor is closed; detach() it to continue training without" in said
+        assert "the compressor is closed; call compressor.detach() to continue training without" in said
     assert processes(trained_on_without_detaching, 2, True) == ["trained on, equal: True"] * 2

@@ -97,11 +97,11 @@ def switched_off_without_ddp(rank: int, world: int) -> str:
 def test_off_is_refused_where_each_rank_would_train_a_model_of_its_own() -> None:
     first, second = processes(switched_off_without_ddp, 2)
     assert first == second
-    assert first.startswith("GRAVAC: 'off' in the environment, and only gravac averages the gradients of this ")
-    assert "Wrap the model in DistributedDataParallel, or unset GRAVAC" in first
+    assert first.startswith("GRAVAC: the environment variable is 'off', but without gravac nothing averages ")
+    assert "wrap the model in DistributedDataParallel, or unset GRAVAC" in first
 
 
 def test_another_word_in_the_environment_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("GRAVAC", "no")
-    with pytest.raises(SettingsError, match="GRAVAC: 'no' in the environment; give off, or on, or unset it"):
+    with pytest.raises(SettingsError, match="GRAVAC: the environment variable is 'no'; set the variable to on or off"):
         AdaptiveCompressor().attach(network(), None)

@@ -46,9 +46,9 @@ def test_a_tensor_is_told_without_its_graph(dtype: torch.dtype, shape: tuple[int
         (torch.zeros(3), ValueError, r"loss: its shape is \(3,\); give the mean over the batch, one number"),
         (torch.zeros(0), ValueError, r"loss: its shape is \(0,\)"),
         (torch.zeros(1, dtype=torch.complex64), TypeError, "loss: torch.complex64 is complex; give a real number"),
-        ("2.0", TypeError, "loss: str is no number; give a tensor of one element, or a float"),
-        (True, TypeError, "loss: bool is no number"),
-        (None, TypeError, "loss: NoneType is no number"),
+        ("2.0", TypeError, "loss: str is not a number; give a tensor of one element, or a float"),
+        (True, TypeError, "loss: bool is not a number"),
+        (None, TypeError, "loss: NoneType is not a number"),
     ],
 )
 def test_what_is_no_loss_is_refused(wrong: Any, error: type[Exception], match: str) -> None:

@@ -351,10 +351,10 @@ def transpose(trained: Ranks) -> None:
 @pytest.mark.parametrize(
     ("does", "said"),
     [
-        (unfreeze, "module: parameter 0.weight requires a gradient, and did not"),
+        (unfreeze, "module: parameter 0.weight requires a gradient, but did not"),
         (rebind, "module: parameter 2.weight requires a gradient, .* was another tensor"),
         (widen, "module: parameter late.weight requires a gradient"),
-        (train_something_else, r"optimizer: it trains a tensor of shape \(3,\) that is no parameter of the module"),
+        (train_something_else, r"optimizer: it trains a tensor of shape \(3,\) that is not a parameter of the module"),
         (move, r"module: parameter 2.weight is torch.float64 .*, but was torch.float32 .*move the module before"),
         (transpose, r"module: parameter 2.weight .* strides \(1, 40\), .* was .* strides \(32, 1\)"),
     ],

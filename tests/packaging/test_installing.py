@@ -13,7 +13,7 @@ from tests.packaging.check_examples import first_lines
 from tests.packaging.environments import ROOT
 from tests.packaging.newcomer.measure import PATHS, changed, launch
 
-EXTRAS = {"lightning_ddp": "lightning", "accelerate_ddp": "accelerate", "trainer_ddp": "transformers"}
+EXTRAS = {"lightning_ddp": "lightning", "accelerate_ddp": "accelerate", "trainer_ddp": "transformers", "ray_ddp": "ray"}
 
 
 @pytest.mark.parametrize("example", sorted((ROOT / "examples").glob("*.py")), ids=lambda path: path.stem)

@@ -159,9 +159,9 @@ def test_layout_shows_only_tags_that_are_written(events: Any) -> None:
     titles = [chart.title for chart in charts]
     assert titles[:4] == [
         "Wire ratio: how many times fewer bytes than dense float32",
-        "Compression factor, each method's own measure (1 is dense; names: see Text)",
+        "Compression factor, each method's own measure (1 is dense; the tab Text names the methods)",
         "Compression factor, log10 (0 is dense)",
-        "Gain (window, band)",
+        "Gain of each window, and of its lowest and highest step",
     ]
     assert {"Throughput, samples/s", "Time of a step, seconds", "Bytes a step, of one rank"} < set(titles)
     shown = {tag.removesuffix("$") for chart in charts for tag in chart.multiline.tag}

@@ -189,7 +189,10 @@ def energies(
         require_flat(elements, RESIDUALS, residual=residual)
     require_flat(len(gradients) * elements, sums_out=sums_out)
     if len(gradients) > 1 and elements % chunk:
-        raise ValueError(f"chunk: {chunk} does not divide {elements} elements; give several tensors whole chunks")
+        raise ValueError(
+            f"chunk: {chunk} does not divide {elements} elements; give a single tensor, or tensors of a multiple of "
+            f"{chunk} elements"
+        )
     results: list[tuple[torch.Tensor, torch.Tensor]] = []
     for start in range(0, len(gradients), MAX_TENSORS):
         launched_gradients = gradients[start : start + MAX_TENSORS]

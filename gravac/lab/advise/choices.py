@@ -152,7 +152,7 @@ def candidates(
             raise ValueError(f"compressors: {name!r} is unknown or its cost was never measured; known: {known_names}")
     for cf in cfs or ():
         if not (math.isfinite(cf) and cf >= 1):
-            raise ValueError(f"cf: {cf!r} is no compression factor; give 1 or more, such as 10")
+            raise ValueError(f"cf: {cf!r} is not a compression factor; give 1 or more, such as 10")
     selected_pairs: list[tuple[Compressor, float]] = []
     for name in dict.fromkeys(names or (name for name in measured_compressors if name != ladder.name)):
         compressor = measured_compressors[name]

@@ -77,9 +77,9 @@ def show(advice: Advice, console: Console | None = None, count: int | None = MAX
         f"{1e6 * network.alpha:.4g} µs a message",
         caption="Sorted by time to an accuracy, soonest first"
         f"{f'; {hidden_count} more with --all' if hidden_count else ''}. "
-        "Coding (encode and decode) is assumed to take the time of as many copies as on a CPU, at"
-        f" {machine.copy_bytes_per_s / 1e9:.4g} GB/s; {machine.overlap:.0%} of backward hides "
-        "exchange. H: steps from one exchange to the next; native: by torch itself.",
+        "Coding (encode and decode) is estimated as the time of as many copies of a tensor as on a CPU, at"
+        f" {machine.copy_bytes_per_s / 1e9:.4g} GB/s; the exchange can hide behind {machine.overlap:.0%} of backward. "
+        "H: steps from one exchange to the next; native: by torch itself.",
     )
     table.add_column("compressor")
     table.add_column("mode")

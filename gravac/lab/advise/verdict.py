@@ -33,7 +33,7 @@ def each_step_verdict(
     )
     if fastest_option.speed_up <= MARGIN:
         return (
-            f"{wrapping.stay}: nothing is predicted to make a step more than 5 % shorter than 16 bit",
+            f"{wrapping.stay}: no compressed step is predicted to be more than 5 % faster than a step in 16 bit",
             f"{native_step_text}; the fastest compressed step is {fastest_option}, "
             f"{fastest_option.speed_up:.2f} times as fast",
         )
@@ -94,7 +94,8 @@ def expected_choice(
     if safest_outer is not None and safest_outer.safe_progress > MARGIN * best_option.safe_progress:
         return safest_outer, (
             f"expect outer steps: {safest_outer}, {safest_outer.safe_progress / best_option.safe_progress:.2f} times "
-            f"the progress per second of the best in each step even if a step makes {_minimum_progress(safest_outer)}"
+            "the progress per second of the best choice that exchanges in each step, even if a step makes "
+            f"{_minimum_progress(safest_outer)}"
         )
     if best_option is native_option:
         waiting_fraction = native_option.exposed_s / native_option.step_s

@@ -30,7 +30,7 @@ class Wrapping:
 
 
 IN_DDP = Wrapping(
-    stay="stay native",
+    stay="keep DDP's own exchange",
     native_step="a native step",
     native_steps="native steps",
     expect_native="expect native steps, by DDP itself",

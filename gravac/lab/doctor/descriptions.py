@@ -61,7 +61,11 @@ def describe_facts(facts: Facts, check: Check | None) -> str:
         if check.wire_ratio is not None:
             lines.append(("compressed step", f"{check.wire_ratio:.1f} times fewer bytes than a dense step"))
         feature = "native and outer steps" if check.mesh is None else "models in shards"
-        names_text = f"all names that {feature} need" if check.lacks is None else f"not all names: {check.lacks}"
+        names_text = (
+            f"all names that {feature} need"
+            if check.lacks is None
+            else f"not all names that {feature} need: {check.lacks}"
+        )
         lines.append(("torch has", names_text))
         path = "loopback, no network" if check.loopback else "between the ranks"
         if check.link is not None:
@@ -110,8 +114,8 @@ def advice(facts: Facts, check: Check | None, failure: str | None = None) -> lis
     recommendations = []
     if failure is not None:
         recommendations.append(
-            f"the ranks did not train: {failure}. On several machines check that all reach MASTER_ADDR and "
-            "MASTER_PORT, and name the interface: GLOO_SOCKET_IFNAME=..., NCCL_SOCKET_IFNAME=..."
+            f"the ranks did not train: {failure}. On several machines, check that all machines reach MASTER_ADDR and "
+            "MASTER_PORT, and name the network interface: GLOO_SOCKET_IFNAME=..., NCCL_SOCKET_IFNAME=..."
         )
     if check is not None:
         recommendations += _rank_advice(check)
@@ -135,17 +139,17 @@ def _rank_advice(check: Check) -> list[str]:
     """Return recommendations that follow from the check of ranks, such as to report unequal weights."""
     if not check.same:
         return [
-            "ranks hold different weights after the same steps, which must not be: please report it, with this output "
-            "(gravac doctor --json)"
+            "ranks hold different weights after the same steps, which is a bug of gravac: please report it with the "
+            "output of gravac doctor --json"
         ]
     if check.ranks == 1:
-        return ["one rank exchanges nothing, so there is nothing to compress: launch two or more"]
+        return ["one rank exchanges nothing, so there is nothing to compress: launch two or more ranks"]
     if check.loopback:
         option = "" if check.mesh is None else " --mesh RxS, with R machines of S ranks each"
         return [
-            "gravac works on this machine. Of your network this says nothing: run gravac doctor the way you train, "
-            f"such as torchrun --nnodes 2 --nproc-per-node {1 if check.mesh is None else 'S'} --rdzv-backend c10d "
-            f"--rdzv-endpoint HOST:29500 -m gravac doctor{option}"
+            "gravac works on this machine, but this check says nothing about your network: run gravac doctor the way "
+            f"you train, such as torchrun --nnodes 2 --nproc-per-node {1 if check.mesh is None else 'S'} "
+            f"--rdzv-backend c10d --rdzv-endpoint HOST:29500 -m gravac doctor{option}"
         ]
     if check.link is None:
         return []

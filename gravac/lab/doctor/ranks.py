@@ -100,8 +100,8 @@ def check_launched(mesh: Mesh | None = None) -> Check | None:
     with local_ranks.launched_group() as rank:
         if mesh is not None and mesh.ranks != dist.get_world_size():
             raise SettingsError(
-                f"mesh: {mesh} has {mesh.ranks} ranks, and {dist.get_world_size()} were started; start {mesh.ranks}, "
-                "or give another mesh"
+                f"mesh: {mesh} has {mesh.ranks} ranks, but {dist.get_world_size()} were started; start {mesh.ranks} "
+                "ranks, or give another mesh"
             )
         result = check(mesh=mesh)
         return result if rank == 0 else None

@@ -178,8 +178,8 @@ def parse_link(text: str) -> Link:
         number = impairment_text.strip().removesuffix(unit).strip()
         if not impairment_text.strip().endswith(unit) or not _NUMBER.fullmatch(number) or unit in impairments:
             raise ValueError(
-                f"link: in {text!r}, {'+' + impairment_text!r} is no delay or loss, or the second of its kind; use "
-                "milliseconds and percent, each once, such as 100mbit+20ms+0.1%"
+                f"link: in {text!r}, {'+' + impairment_text!r} is not a delay or a loss, or is the second of its "
+                "kind; use milliseconds and percent, each once, such as 100mbit+20ms+0.1%"
             )
         impairments[unit] = float(number)
     phase_entries = [entry for entry in rates.split(",") if not _RANK_ENTRY.fullmatch(entry)]

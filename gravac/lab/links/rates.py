@@ -30,7 +30,8 @@ def parse_rate(text: str | float) -> float:
     if match is None or match[2].lower() not in UNITS:
         units = ", ".join(unit for unit in UNITS if unit)
         raise ValueError(
-            f"rate: {text!r} is no rate; use a number and a unit ({units}), such as 100mbit, or plain bits per second"
+            f"rate: {text!r} is not a rate; use a number and a unit ({units}), such as 100mbit, or plain bits per "
+            "second"
         )
     rate = float(match[1]) * UNITS[match[2].lower()]
     if not (math.isfinite(rate) and LOWEST_RATE <= rate <= HIGHEST_RATE):

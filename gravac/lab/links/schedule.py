@@ -23,8 +23,8 @@ class Schedule:
     """Context manager of a thread that sets the rates of a network's links at the times in ``link.phases``.
 
     Entering the ``with`` block applies the first phase, so that successive runs on a network begin with equal rates.
-    Call ``follow`` when training begins. The end of the block stops the thread and leaves the current rates in force. If
-    the block itself raises no error, its end raises the thread's error, if any.
+    Call ``follow`` when training begins. The end of the block stops the thread and leaves the current rates in force.
+    If the block itself raises no error, its end raises the thread's error, if any.
 
     Attributes:
         changes: due and actual time of each phase that was applied so far, in order, without the first phase.

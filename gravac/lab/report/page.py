@@ -236,7 +236,8 @@ def _figures(section: Section, name: str, looks: Looks, out: Path) -> Iterator[P
         (
             "tta",
             plots.time_to_target(section, looks),
-            "Logarithmic. Shorter is better. No method can be expected left of the limit, except by chance.",
+            "Logarithmic axis; shorter is better. The limit is the time without a slow link, which a method can "
+            "beat only by chance.",
         ),
         ("time", curves.metric_against_time(section, looks), seeds),
         (

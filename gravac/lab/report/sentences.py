@@ -76,12 +76,15 @@ def _dense_verdict(best: ReportRow, rows: Sequence[ReportRow], limit_text: str) 
         text += ", which lies inside the spread" if inside_spread(best.speedup) else ""
     first_compressed_row = next((row for row in rows if row.method not in DENSE and row.tta.exact), None)
     if first_compressed_row is None:
-        missing = "no other kind of method reached the target" if len(rows) > 1 else "nothing else was run"
+        missing = "no method that compresses further reached the target" if len(rows) > 1 else "nothing else was run"
         return f"{text}; {missing}."
     speedup = paired_speedup(first_compressed_row.runs, best.runs)
     draw_text = ", a difference inside the spread" if speedup and speedup.runs > 1 and inside_spread(speedup) else ""
     ratio = ratio_text(first_compressed_row.tta.median / best.tta.median)
-    return f"{text}; the best that does, {first_compressed_row.method}, takes {ratio} as long{draw_text}."
+    return (
+        f"{text}; the fastest method that compresses further, {first_compressed_row.method}, takes {ratio} as "
+        f"long{draw_text}."
+    )
 
 
 def _is_draw(best: ReportRow, row: ReportRow) -> bool:

@@ -28,7 +28,7 @@ def compressor(text: str) -> Compressor:
     try:
         return _compressor(ast.parse(text.strip(), mode="eval").body)
     except SyntaxError:
-        raise ValueError(f"{text!r} is no compressor; use its name, such as topk, or topkc(chunk=64)") from None
+        raise ValueError(f"{text!r} is not a compressor; use its name, such as topk, or topkc(chunk=64)") from None
     except SettingsError as error:
         raise ValueError(f"{text!r}: {error}") from None
 
@@ -52,7 +52,7 @@ def controller(text: str) -> Any:
     try:
         node = ast.parse(text.strip(), mode="eval").body
     except SyntaxError:
-        raise ValueError(f"{text!r} is no controller; give a name, such as gravac, or gravac(epsilon=0.9)") from None
+        raise ValueError(f"{text!r} is not a controller; give a name, such as gravac, or gravac(epsilon=0.9)") from None
     name_node = node.func if isinstance(node, ast.Call) else node
     if not isinstance(name_node, ast.Name) or name_node.id not in CONTROLLERS or name_node.id == "static":
         available = ", ".join(sorted(set(CONTROLLERS) - {"static"}))
@@ -101,7 +101,7 @@ def _compressor(node: ast.expr) -> Compressor:
     if isinstance(node, ast.Call):
         settings = {keyword.arg: _setting(keyword.value) for keyword in node.keywords if keyword.arg}
         return _compressor(node.func)(*(_setting(argument) for argument in node.args), **settings)
-    raise ValueError(f"{ast.unparse(node)!r} is no compressor; use its name, such as topk, or topkc(chunk=64)")
+    raise ValueError(f"{ast.unparse(node)!r} is not a compressor; use its name, such as topk, or topkc(chunk=64)")
 
 
 def _setting(node: ast.expr) -> Any:

@@ -106,7 +106,9 @@ class TtaLive(ProgressDisplay):
         """Print a line with the result of a finished run, and advance the progress bar."""
         self._finished_count += 1
         result = (
-            f"target after {run.tta_s:.1f} s" if run.tta_s is not None else f"target not within {run.seconds:.0f} s"
+            f"target after {run.tta_s:.1f} s"
+            if run.tta_s is not None
+            else f"target not reached within {run.seconds:.0f} s"
         )
         mark = " (factored)" if run.factored else ""
         self._print(

@@ -152,7 +152,7 @@ class RunMatrix:
     def _check_mesh(self, mesh: Mesh) -> None:
         """Raise ``ValueError`` if the mesh has too many ranks, or conflicts with another setting of the matrix."""
         if mesh.ranks > MAX_WORKERS:
-            raise ValueError(f"mesh: {mesh} has {mesh.ranks} ranks, and at most {MAX_WORKERS} can run; use 2x2")
+            raise ValueError(f"mesh: {mesh} has {mesh.ranks} ranks, but at most {MAX_WORKERS} can run; use 2x2")
         if self.workers != mesh.ranks:
             raise ValueError(
                 f"workers: {self.workers} are not the {mesh.ranks} ranks of the mesh {mesh}; leave them out"

@@ -48,8 +48,9 @@ class Buffers:
         for name in local_names:
             if not any(_is_within(buffer_name, name) for buffer_name in buffer_by_name):
                 raise ValueError(
-                    f"local_buffers: {name!r} is no buffer of the module; it has "
-                    f"{', '.join(buffer_by_name) or 'none'}; name one of its buffers, or a module that has buffers"
+                    f"local_buffers: {name!r} is neither a buffer of the module nor a submodule with buffers; buffers "
+                    f"of the module: {', '.join(buffer_by_name) or 'none'}; give names of buffers, or of submodules "
+                    "that have buffers"
                 )
         self._module, self._local_names = module, tuple(local_names)
         self.anchors: dict[str, torch.Tensor] = {}

@@ -45,9 +45,9 @@ def check_outer(dumped: Any, current: RoundState, world: int | None) -> None:
     current_names = [[*fragment.anchors] for fragment in current.fragments]
     if saved_names != current_names:
         raise SettingsError(
-            f"fragments: the state has {len(saved_names)} with {sum(map(len, saved_names))} parameters, this run has "
-            f"{len(current_names)} with {sum(map(len, current_names))}, or names of parameters differ; use the same "
-            "model and number of fragments"
+            f"fragments: the state has {len(saved_names)} fragments with {sum(map(len, saved_names))} parameters, but "
+            f"this run has {len(current_names)} with {sum(map(len, current_names))}, or names of parameters differ; "
+            "use the same model and number of fragments"
         )
     for index, (saved_fragment, fragment) in enumerate(zip(state.fragments, current.fragments, strict=True)):
         path = f"outer/fragments/{index}"
@@ -61,7 +61,7 @@ def check_outer(dumped: Any, current: RoundState, world: int | None) -> None:
     check_optimizer("outer/optimizer", state.optimizer, current.outer)
     if len(state.inner) != len(current.inner):
         raise SettingsError(
-            f"outer/inner: the state has {len(state.inner)} optimizers, this run has {len(current.inner)}; give "
+            f"outer/inner: the state has {len(state.inner)} optimizers, but this run has {len(current.inner)}; give "
             "attach the same optimizers as in the run that saved the state"
         )
     for index, (saved_state, optimizer) in enumerate(zip(state.inner, current.inner, strict=True)):
@@ -120,7 +120,9 @@ def loading_all_or_none(*optimizers: torch.optim.Optimizer) -> Iterator[LoadInto
             optimizer.load_state_dict(copy_state(state))
         except (ValueError, KeyError, TypeError, AttributeError, RuntimeError) as error:
             name = type(optimizer_of_user(optimizer)).__name__
-            raise SettingsError(f"{path}: {name} refuses it: {error!r}") from error
+            raise SettingsError(
+                f"{path}: {name} refuses this state: {error!r}; load the state of the same optimizer"
+            ) from error
 
     try:
         yield load

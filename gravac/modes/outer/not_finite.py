@@ -85,7 +85,7 @@ class Refusals:
             current_round: number of the present round.
         """
         if pending.round_number < self._reset_in_round:
-            pending.reset_text = "this rank sent the fragment before it started again from the anchor"
+            pending.reset_text = "it sent the fragment before its weights restarted from the anchor"
         else:
             pending.reset_text = self._reset_not_finite(current_round, or_too_far=True)
 
@@ -102,7 +102,9 @@ class Refusals:
         moments = [tensor for state in states for key, tensor in _tensors_in(state) if key != COUNT_KEY]
         if any(map(_is_not_finite, (*weights, *moments))) or self._buffers.names_not_finite:
             reset_text = self._reset_not_finite(current_round)
-            self._warnings.append(f"gravac: round {current_round}, before it was saved, this rank is {reset_text}")
+            self._warnings.append(
+                f"gravac: round {current_round}: before the state was saved, gravac repaired this rank: {reset_text}"
+            )
 
     def _reset_not_finite(self, current_round: int, or_too_far: bool = False) -> str:
         """Make this rank's tensors finite; return a text that names the tensors that were not finite.
@@ -129,11 +131,15 @@ class Refusals:
         names = [*weight_names, *(f"buffer {name}" for name in buffer_names)]
         zeroed_names = self._zero_inner_states()
         if not names and not resets:
-            return f"not finite in its inner optimizer; zeros replace {_first_names(zeroed_names)}"
-        text = f"not finite: {_first_names(names)}" if names else "its distance from the anchor overflowed"
-        text += "; it starts again from the anchor" if resets else "; the anchors of these buffers replace them"
+            return f"zeros replace tensors of its inner optimizer that are not finite: {_first_names(zeroed_names)}"
+        text = (
+            f"some of its tensors are not finite: {_first_names(names)}"
+            if names
+            else "the distance of its weights from the anchor overflowed"
+        )
+        text += "; its weights restart from the anchor" if resets else "; anchors replace these buffers"
         if zeroed_names:
-            text += f"; zeros replace what is not finite in its inner optimizer: {_first_names(zeroed_names)}"
+            text += f"; zeros replace tensors of its inner optimizer that are not finite: {_first_names(zeroed_names)}"
         return text
 
     def _reset_to_anchors(self) -> None:
@@ -175,7 +181,7 @@ class Refusals:
         if len(self._fragments) > 1:
             location += f", fragment {position + 1} of {len(self._fragments)}"
         if pending.reset_text:
-            cause = f"rank {rank} is the cause, or a cause: {pending.reset_text}"
+            cause = f"rank {rank} is a cause: {pending.reset_text}"
         else:
             causing_rank = f"rank {1 - rank}" if world == 2 else "another rank"
             cause = (

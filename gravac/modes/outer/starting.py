@@ -79,17 +79,18 @@ class ParameterCheck:
                     )
             elif parameter.requires_grad and id(parameter) not in self._ignored_ids:
                 raise ValueError(
-                    f"module: parameter {canonical_name(name)} requires a gradient, and did not, or was another "
-                    "tensor, when this compressor was attached, so that ranks would not exchange it; make a new "
-                    "compressor, or let all parameters to train require gradients before attach, and freeze some later"
+                    f"module: parameter {canonical_name(name)} requires a gradient, but did not when attach was "
+                    "called, or was another tensor, so ranks would not exchange the parameter; make a new "
+                    "AdaptiveCompressor, or let all parameters to train require gradients before attach, and freeze "
+                    "some afterwards"
                 )
         for group in [group for optimizer in self._inner for group in optimizer.param_groups]:
             for parameter in group["params"]:
                 if parameter.requires_grad and id(parameter) not in (*self._exchanged_by_id, *self._ignored_ids):
                     raise ValueError(
-                        f"optimizer: it trains a tensor of shape {tuple(parameter.shape)} that is no parameter of the "
-                        "module, so that ranks would not exchange it; give a module with all "
-                        "parameters that the optimizer trains, such as torch.nn.ModuleList([...])"
+                        f"optimizer: it trains a tensor of shape {tuple(parameter.shape)} that is not a parameter of "
+                        "the module, so ranks would not exchange the tensor; give a module with all parameters that "
+                        "the optimizer trains, such as torch.nn.ModuleList([...])"
                     )
 
 
