@@ -308,7 +308,7 @@ def test_a_policy_that_decides_by_single_tensors_is_refused(trace: Path) -> None
 
 def test_what_differs_is_noted(trace: Path) -> None:
     notes = "\n".join(replay(read_trace(trace), topk_policy(error_feedback=0.5, release=math.inf)).notes)
-    assert "error_feedback: recorded with auto, the policy has 0.5" in notes
+    assert "error_feedback: recorded with auto, but the policy has 0.5" in notes
     assert "release" in notes
 
 
@@ -358,7 +358,7 @@ def test_the_command_puts_decisions_side_by_side(
     assert run(str(trace), "--policy", "gravac", "--json", str(tmp_path / "out.json")) == 0
     out = capsys.readouterr().out
     assert out.splitlines()[0].split()[:3] == ["step", "recorded", "replayed"]
-    assert re.search(r"exact up to step \d+; in that step the policy would run topk 10x, .*, the run", out)
+    assert re.search(r"exact up to step \d+; in that step the policy would run topk 10x, .*, but the recorded run", out)
     assert "decisions: not the same as recorded" in out
     assert "rows without a change are left out" in out
     assert run(str(trace), "--policy", "gravac", "--all") == 0

@@ -46,7 +46,7 @@ from gravac.settings import Settings, is_number
         ({"cf_range": (2, 10**400)}, "cf_range: bounds must be finite"),
         ({"cf_range": (10, float("inf"))}, "cf_range: bounds must be finite"),
         ({"cf_range": (float("nan"), 10)}, "cf_range: bounds must be finite"),
-        ({"base": "topq"}, "base: there is no compressor 'topq'; there are artopk, dense, dgc, hard_threshold, "),
+        ({"base": "topq"}, "base: there is no compressor 'topq'; use one of artopk, dense, dgc, hard_threshold, "),
         ({"base": 3}, "base: give a compressor"),
         ({"base": gravac.TopK}, "base: give a compressor"),
         ({"controller": "pid"}, "controller: there is no controller 'pid'"),
@@ -229,7 +229,7 @@ def test_errors_in_a_policy_name_file_key_and_value(tmp_path: Path, text: str | 
 
 
 def test_a_policy_that_is_not_there_is_named() -> None:
-    with pytest.raises(SettingsError, match=r"none is called 'gravca'; there are .*gravac, gravac-paper"):
+    with pytest.raises(SettingsError, match=r"policy: 'gravca' is unknown; use one of .*gravac, gravac-paper"):
         load_policy("gravca")
     with pytest.raises(SettingsError, match=r"there is no file .*nowhere.toml"):
         load_policy("nowhere.toml")

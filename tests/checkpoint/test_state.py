@@ -37,7 +37,7 @@ def test_a_state_is_tensors_and_plain_values() -> None:
             "version: the state has version 99, but this gravac reads version 6",
         ),
         (AdaptiveCompressor(topk), {"version": 4}, "version: the state has version 4, but this gravac reads version 6"),
-        (AdaptiveCompressor(topk), {}, "version: the state has None"),
+        (AdaptiveCompressor(topk), {}, "version: the state has version None"),
         (
             AdaptiveCompressor(randomk),
             state(),

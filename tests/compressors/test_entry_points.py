@@ -142,7 +142,7 @@ ours = next(known for known in forecasts if known.candidate.compressor == "comb"
 assert (ours.efficiency, ours.coding_s) == (0.9385, float(f"{3.5 * 4 * 2**20 / 1e10:.3g}")), ours
 assert ours.exchange_s is not None
 state, first = policy.controller.start(forecasts)
-assert str(first.candidate) == "comb 4x" and "expected" in first.reason, first
+assert str(first.candidate) == "comb 4x" and "gravac expects" in first.reason, first
 """,
     )
 

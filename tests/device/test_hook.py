@@ -99,5 +99,5 @@ def refused(rank: int, world: int, executor: str) -> str:
 def test_streams_without_nccl_are_refused_by_name() -> None:
     (said,) = processes(refused, 1, "stream")
     assert 'executor: "stream"' in said
-    assert "gloo carries cpu tensors" in said
+    assert "gloo exchanges cpu tensors" in said
     assert processes(refused, 1, "thread") == [""]

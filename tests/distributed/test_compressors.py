@@ -107,5 +107,5 @@ def doubled(rank: int, world: int) -> list[str]:
 
 def test_momentum_that_would_be_doubled_is_refused() -> None:
     for sgd, adam in processes(doubled, 2):
-        assert "SGD has momentum=0.9, and dgc applies momentum itself" in sgd
+        assert "SGD has momentum=0.9, but dgc applies momentum itself" in sgd
         assert "AdamW has betas[0]=0.9" in adam

@@ -118,7 +118,7 @@ def test_the_command_tells_of_rounds(tmp_path: Path, capsys: pytest.CaptureFixtu
     said = capsys.readouterr().out
     assert re.search(r"dense (b?float\d+), \d+x fewer bytes, every \d steps", said)
     assert re.search(
-        r"exact up to step \d+; in that step the policy would run .*, the run ran .*, every \d steps", said
+        r"exact up to step \d+; in that step the policy would run .*, but the recorded run ran .*, every \d steps", said
     )
     assert json.loads((tmp_path / "out.json").read_text())["parting"]["would"]["every"] in (2, 5)
     assert (tmp_path / "out.png").read_bytes().startswith(b"\x89PNG")
