@@ -20,14 +20,14 @@ from gravac.averaging.diagnostics import Diagnostics, evaluate_shadow_cfs
 from gravac.averaging.feedback import Feedback
 from gravac.averaging.folding import fold_in
 from gravac.averaging.memory import CompressorMemory
-from gravac.averaging.norms import all_fit, unsent_energy
+from gravac.averaging.norms import all_elements_finite, unsent_energy
 from gravac.averaging.plan import Choice, Form, Piece, Plan
 from gravac.averaging.residuals import replace_entries, subtract_sent
 from gravac.collectives import AllReduce, Traffic
 from gravac.compressors.base import Compressor, Context, Fold, Reduced, energy
 from gravac.compressors.dense import Dense, divide, divides_first
 from gravac.compressors.squares import all_finite
-from gravac.exchange.executor import Executor, Job, Number, Returning, Verdict, both
+from gravac.exchange.executor import Executor, Job, Number, Returning, Verdict, both_true
 from gravac.exchange.fuse import fuse
 from gravac.measurement import LocalMeasurement, summed
 
@@ -320,7 +320,7 @@ class Averager:
             if outcome is not None:
                 for batch, reduced in zip(batches, outcome.reduced, strict=True):
                     batch.write(reduced.mean, torch.empty_like(batch.x))
-                verdict = both(verdict, self._judge(all_fit([piece.flat for piece in pieces])))
+                verdict = both_true(verdict, self._judge(all_elements_finite([piece.flat for piece in pieces])))
             verdict = self._everywhere(verdict)
         if outcome is None or verdict is False:
             self._discard_group(pieces)

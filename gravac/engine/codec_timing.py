@@ -26,7 +26,7 @@ from gravac.engine.admission import admit, averager_of
 from gravac.engine.coalescing import TEMPORARIES, split
 from gravac.exchange.device import Device
 from gravac.exchange.executor import Executor
-from gravac.exchange.memory import echo
+from gravac.exchange.memory import result_for_equal_ranks
 from gravac.exchange.opening import OpenedExecutor
 from gravac.exchange.streams import Interval
 from gravac.measurement import LocalMeasurement
@@ -221,7 +221,7 @@ def _coding_intervals(averager: Averager, job: Any, device: Device) -> Iterator[
             yield Interval(began, device.record())
             return
         yield Interval(began, device.record())
-        results = [echo(collective, averager.rank, averager.world) for collective in collectives]
+        results = [result_for_equal_ranks(collective, averager.rank, averager.world) for collective in collectives]
 
 
 def _mean_over_ranks(seconds: dict[float, float | None], executor: Executor) -> dict[float, float]:

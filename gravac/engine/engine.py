@@ -56,7 +56,7 @@ from gravac.engine.inputs import NO_INPUTS, RanksWithInputs, StepInputs
 from gravac.engine.losses import Losses
 from gravac.engine.run_state import RunState
 from gravac.exchange.comparing import texts_of_tensors
-from gravac.exchange.executor import Executor, Mark, Number, Returning, Verdict, both
+from gravac.exchange.executor import Executor, Mark, Number, Returning, Verdict, both_true
 from gravac.guarded import GuardedCaller
 from gravac.measurement import LocalMeasurement
 
@@ -386,7 +386,7 @@ class Engine:
             pieces = [piece for ready in job_groups for piece in ready.pieces]
             with named_failure(self.state, lambda: describe(pieces)):
                 buffer = job_groups[0].buffer if len(job_groups) == 1 else None
-                finite = functools.reduce(both, (ready.finite for ready in job_groups))
+                finite = functools.reduce(both_true, (ready.finite for ready in job_groups))
                 yield from self.averager.average(pieces, self._plan, buffer, finite)
             if self._with_inputs.counted:
                 ratio_of_ranks = self.averager.world / self._with_inputs.number(self.executor)

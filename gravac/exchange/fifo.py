@@ -78,7 +78,7 @@ class _Exchange:
     results: RoundResults | None = None
 
     @property
-    def landed(self) -> bool:
+    def has_results(self) -> bool:
         """True if the results of the collectives that the job yielded last have arrived."""
         return self.results is not None
 
@@ -253,7 +253,7 @@ class Fifo:
 
         Called on the exchange thread.
         """
-        if transport.landed(started):
+        if transport.has_ended(started):
             return transport.finish(started)
         arrivals: queue.SimpleQueue[RoundResults] = queue.SimpleQueue()
         waits = self._waits if transport is self.transport else self._agree_waits
@@ -404,12 +404,12 @@ class Fifo:
         while True:
             self._receive(wait=False)
             oldest = self._flight[0] if self._flight else None
-            if oldest is not None and oldest.landed and not oldest.one_round:
-                self._land()  # the job's next collectives start before another job's
+            if oldest is not None and oldest.has_results and not oldest.one_round:
+                self._resume_oldest()  # the job's next collectives start before another job's
                 continue
             self._encode_and_send()
-            if self._flight and self._flight[0].landed:
-                self._land()
+            if self._flight and self._flight[0].has_results:
+                self._resume_oldest()
             elif self._flight or not self._queued_work:
                 self._receive(wait=True)
             else:
@@ -451,7 +451,7 @@ class Fifo:
             except queue.Empty:
                 if (failure := self._failed_elsewhere()) is not None:
                     self._flight[0].results = failure
-                    self._land()
+                    self._resume_oldest()
 
     def _failed_elsewhere(self) -> ExchangeError | None:
         """Return an error that names another rank that failed, and that rank's error; ``None`` if no rank failed."""
@@ -498,7 +498,7 @@ class Fifo:
             if self._guard(exchange.fail, self._send, exchange):
                 self._flight.append(exchange)
 
-    def _land(self) -> None:
+    def _resume_oldest(self) -> None:
         """Resume the oldest job (generator) in flight with its results, until it ends or starts further collectives."""
         exchange = self._flight.popleft()
         if self._guard(exchange.fail, self._resume, exchange):
