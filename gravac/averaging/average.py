@@ -259,7 +259,7 @@ class Averager:
                 gradients were finite on all ranks that hold the model. Called only with overflow safety, and then on
                 all ranks that hold the model.
         """
-        finite = everywhere(self.measurement.finite) if self.feedback.commits.by_step else True
+        finite = everywhere(self.measurement.finite) if self.feedback.commits.drops_whole_step else True
         self.feedback.commits.commit(finite)
         self.memory.commit(finite)
         self.diagnostics.commit()
@@ -311,12 +311,15 @@ class Averager:
         rounds = [batch.rounds(self._contexts(batch, plan)) for batch in batches]
         folds = [batch.fold for batch in batches if batch.fold is not None]
         outcome = yield from fuse(rounds, finite, self._judge, folds)
-        verdict, by_group = False if outcome is None else outcome.finite, self.feedback.commits.by_group
+        verdict, checks_group_means = (
+            False if outcome is None else outcome.finite,
+            self.feedback.commits.checks_group_means,
+        )
         if outcome is not None:
             for batch in batches:
                 batch.unfold()
             self._count_energies(batches, outcome.reduced, outcome.finite)
-        if by_group:  # a sum may overflow, so the means are checked before residuals are stored
+        if checks_group_means:  # a sum may overflow, so the means are checked before residuals are stored
             if outcome is not None:
                 for batch, reduced in zip(batches, outcome.reduced, strict=True):
                     batch.write(reduced.mean, torch.empty_like(batch.x))
@@ -328,7 +331,7 @@ class Averager:
         for batch, reduced in zip(batches, outcome.reduced, strict=True):
             if batch.changes_residuals:
                 self._store_residuals(batch, reduced, plan.step, verdict)
-            if not by_group:
+            if not checks_group_means:
                 batch.write(reduced.mean, batch.x)
         if isinstance(verdict, torch.Tensor):
             self._discard_group_on_device(pieces, verdict)
@@ -414,7 +417,7 @@ class Averager:
             flat = buffer if buffer is not None else torch.cat([piece.flat for piece in pieces])
         flat = yield from self._dense_mean(flat, plan.choice.compressor.wire_dtype(flat.dtype))
         finite: Verdict = True
-        if has_residuals or self.feedback.commits.by_step:
+        if has_residuals or self.feedback.commits.drops_whole_step:
             finite = self._judge(all_finite([energy(flat)]))
             if finite is False:
                 self._discard_group(pieces)
@@ -508,7 +511,7 @@ class Averager:
 
         ``finite`` is a 0-d bool tensor that only the device reads: whether all gradients of the group were finite.
         """
-        if not self.feedback.commits.by_step:
+        if not self.feedback.commits.drops_whole_step:
             self.memory.undo_on_device((piece.name for piece in pieces), finite)
         one_or_nan = torch.div(finite, finite)  # 1 / 1 or 0 / 0
         for dtype in dict.fromkeys(piece.flat.dtype for piece in pieces):

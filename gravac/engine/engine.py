@@ -287,7 +287,7 @@ class Engine:
         decided: Future[Candidate] = Future()
         on_failure = functools.partial(fail, decided)
         if not self.schedule.host_looks:
-            self.executor.call(lambda: self.schedule.step_follows(self.state.step), on_failure)
+            self.executor.call(lambda: self.schedule.before_step(self.state.step), on_failure)
         self.executor.call(lambda: decided.set_result(self._begin(inputs)), on_failure)
         return decided
 
@@ -331,7 +331,7 @@ class Engine:
         """
         handle = Handle(self, self._call_guarded)
         handle.then(then)
-        group = ReadyGroup(tuple(pieces), buffer, handle.ends, handle.ends, finite)
+        group = ReadyGroup(tuple(pieces), buffer, handle.set_ended, handle.set_ended, finite)
         *segments, final_segment = cut(group, self.executor.join)
         for segment in segments:
             self._hand_over(segment, None)

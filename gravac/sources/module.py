@@ -448,7 +448,7 @@ class ModuleSource(HookedSource):
 
     def _end_step(self, step: _Step) -> None:
         """Send the remaining groups of gradients, then the flags (see 4 at the file's top); end the engine's step."""
-        add_times = self._take_times()
+        add_times = self._times_writer()
         self._step = None
         self._next_sends_at_end = step.repeats
 
@@ -469,9 +469,9 @@ class ModuleSource(HookedSource):
 
         def job_and_end() -> Job:
             yield from job
-            handle.ends()
+            handle.set_ended()
 
-        self._engine.executor.exchange(job_and_end(), handle.ends, self._engine.device, lambda: True)
+        self._engine.executor.exchange(job_and_end(), handle.set_ended, self._engine.device, lambda: True)
         return handle
 
     def _read_flag_sums(self) -> "_RankCounts | None":

@@ -8,7 +8,7 @@ import math
 from collections.abc import Sequence
 
 from gravac.candidate import Mode
-from gravac.engine.coalescing import TEMPORARIES
+from gravac.engine.coalescing import MAX_CODING_BYTES
 from gravac.lab.mesh import Mesh
 from gravac.lab.shapes import Shape
 from gravac.modes.equalizing import CHUNK_BYTES
@@ -59,7 +59,7 @@ def memory_of_modes(shapes: Sequence[Shape] | None = None, mesh: Mesh | None = N
             mode="hook",
             purpose="encode and decode, at most",
             when="while ranks exchange a step",
-            extra_bytes=TEMPORARIES,
+            extra_bytes=MAX_CODING_BYTES,
         ),
         Memory(mode="outer", purpose="the anchor", when="all the time", sizes=rank_size),
         Memory(mode="outer", purpose="residuals", when="since the first compressed round", sizes=rank_size),
