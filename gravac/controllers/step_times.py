@@ -105,16 +105,16 @@ class StepTimeBounds:
         floors: ``(position, seconds)`` of each candidate that was measured before the link changed: ``seconds`` is a
             lower bound of its step time after the change.
         windows: number of windows (groups of steps after which the controller decides) that have ended.
-        moved: whether the speed of the link changed since the link was probed before the first step.
-        slowed: whether the link became slower at its last change; false if it became faster or never changed.
+        link_changed: whether the speed of the link changed since the link was probed before the first step.
+        link_slowed: whether the link became slower at its last change; false if it became faster or never changed.
     """
 
     forecasts: tuple[Forecast, ...]
     entries: tuple[GoodputEntry, ...]
     floors: tuple[tuple[int, float], ...]
     windows: int
-    moved: bool
-    slowed: bool
+    link_changed: bool
+    link_slowed: bool
 
     def entry(self, position: int) -> GoodputEntry | None:
         """Return the measurement of the candidate at index ``position`` of ``forecasts``; ``None`` if not measured."""
@@ -145,7 +145,7 @@ class StepTimeBounds:
                 coding_s = (forecast.coding_s or 0.0) + HOOK_OVERHEAD / 2 * entry.seconds
             more_bytes = max(0.0, measured_forecast.wire_ratio / forecast.wire_ratio - 1)
             grown_s = entry.seconds + hidden_s + coding_s + exchanged_s * more_bytes
-            if forecast.candidate.mode == "native" and forecast.exchange_s is not None and not self.moved:
+            if forecast.candidate.mode == "native" and forecast.exchange_s is not None and not self.link_changed:
                 return min(grown_s, entry.seconds - waited_s + forecast.exchange_s * max(1.0, self._link_slowdown(max)))
             return grown_s
 
@@ -183,7 +183,7 @@ class StepTimeBounds:
             for entry in self.entries
             if entry.saved is not None and (expected := self.forecasts[entry.position].exchange_s)
         ]
-        return select(ratios) if ratios else math.inf if self.moved else 1.0
+        return select(ratios) if ratios else math.inf if self.link_changed else 1.0
 
     def has_unbounded_time(self, position: int) -> bool:
         """True if the time of a candidate's step has no upper bound after the link became slower.
@@ -199,7 +199,9 @@ class StepTimeBounds:
             (exchange_fraction(self.forecasts[entry.position]) for entry in self.entries), default=0.0
         )
         return (
-            self.slowed and not self._two_sizes_timed and exchange_fraction(self.forecasts[position]) > largest_fraction
+            self.link_slowed
+            and not self._two_sizes_timed
+            and exchange_fraction(self.forecasts[position]) > largest_fraction
         )
 
     @property
@@ -225,7 +227,7 @@ class StepTimeBounds:
         Args:
             forecast: forecast of the candidate.
         """
-        if not self.moved:
+        if not self.link_changed:
             return forecast.leaving_s or 0.0
         dense, growth = self.forecasts[0], self._link_slowdown(min)
         dense_growth = self._shortest_exchange(dense) / dense.exchange_s if dense.exchange_s else 1.0
@@ -313,7 +315,7 @@ class StepTimeBounds:
         measured_entries = [entry for entry in self.entries if entry.saved is not None]
         native_entries = [entry for entry in self.entries if self.forecasts[entry.position].candidate.mode == "native"]
         timed_entries = [(entry, self.exchange_times(entry)) for entry in measured_entries or native_entries]
-        if self.moved or forecast.exchange_s is None or not timed_entries:
+        if self.link_changed or forecast.exchange_s is None or not timed_entries:
             exchange_s = SHORTEST_TO_PREDICTED_RATIO * self._shortest_exchange(forecast)
             return max(
                 SHORTEST_STEP_RATIO_ON_UNKNOWN_LINK * shortest_s, exchange_s / max(1.0, overlap_fraction(forecast))

@@ -109,8 +109,8 @@ class Waiting:
         next_fits = next_elements and waiting_elements + next_elements <= self.max_elements
         if not at_once and (waiting_elements < self.enough_elements or next_fits):
             return []
-        selected_groups, self.groups = self.groups, []
-        return selected_groups
+        groups_to_compress, self.groups = self.groups, []
+        return groups_to_compress
 
 
 def elements_per_job(model_elements: int, exchange_s: float = 0.0) -> int:
@@ -125,8 +125,9 @@ def elements_per_job(model_elements: int, exchange_s: float = 0.0) -> int:
 
 
 def cut(group: ReadyGroup, join: Callable[[], None]) -> list[ReadyGroup]:
-    """Cut an exchange group into segments of at most ``MAX_SEGMENT_ELEMENTS`` elements; a larger tensor is a segment by
-    itself.
+    """Cut an exchange group into segments of at most ``MAX_SEGMENT_ELEMENTS`` elements.
+
+    A larger tensor is a segment by itself.
 
     Args:
         group: the group. Its ``done`` is called once, when all segments hold their mean.

@@ -240,11 +240,11 @@ def test_more_is_tried_behind_steps_where_less_was_waited_for(hidden: bool) -> N
     entry = GoodputEntry(ran, 0.2, 0, 0.9, saved=(0.0 if hidden else 0.1, 0.0, 0.1))
     state = GoodputState((dense, *choices), SEARCH, ran, ran, Window(choices[ran - 1].candidate), (entry,), windows=1)
     if hidden:  # waiting for it takes no less, and at most all of the exchange more
-        assert state.times.shortest_step_seconds(1, 10) >= 0.2
-        assert state.times.longest_step_seconds(1) == pytest.approx(0.3)
+        assert state.step_time_bounds.shortest_step_seconds(1, 10) >= 0.2
+        assert state.step_time_bounds.longest_step_seconds(1) == pytest.approx(0.3)
     else:
-        assert state.times.shortest_step_seconds(2, 10) <= 0.1 + 1e-9
-        assert state.times.longest_step_seconds(2) == pytest.approx(0.2)
+        assert state.step_time_bounds.shortest_step_seconds(2, 10) <= 0.1 + 1e-9
+        assert state.step_time_bounds.longest_step_seconds(2) == pytest.approx(0.2)
 
 
 def test_goodput_takes_what_hides() -> None:
@@ -284,8 +284,8 @@ def test_less_is_tried_where_what_travels_slows_the_steps() -> None:
     dense = Forecast(Candidate("hook", "dense", 1.0), 1.0)
     window = Window(often.candidate)
     state = GoodputState((dense, often, seldom), SEARCH, 1, 1, window, (entry,), windows=1)
-    assert state.times.shortest_step_seconds(2, 10) == pytest.approx(0.1)
-    assert state.efficiency(2) / state.times.shortest_step_seconds(2, 10) > 1.1 * state.goodput(entry)
+    assert state.step_time_bounds.shortest_step_seconds(2, 10) == pytest.approx(0.1)
+    assert state.efficiency(2) / state.step_time_bounds.shortest_step_seconds(2, 10) > 1.1 * state.goodput(entry)
 
 
 @pytest.mark.parametrize(("promised", "tried"), [(1.05, False), (1.2, True)])

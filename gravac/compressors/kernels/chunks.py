@@ -110,7 +110,7 @@ def _energies(
 def _take(
     x: tl.tensor,
     energies: tl.tensor,
-    order: tl.tensor,
+    chunk_indices: tl.tensor,
     values: tl.tensor,
     numbers: tl.tensor,
     chunks: tl.tensor,
@@ -125,7 +125,7 @@ def _take(
 ) -> None:
     tensor_index = tl.program_id(1).to(tl.int64)
     slot = tl.program_id(0).to(tl.int64) * rows + tl.arange(0, rows)
-    chunk_number = tl.load(order + tensor_index * selected + slot, mask=slot < selected, other=0)
+    chunk_number = tl.load(chunk_indices + tensor_index * selected + slot, mask=slot < selected, other=0)
     squares = tl.zeros([rows, columns], tl.float32)
     large = tl.zeros([rows, columns], tl.float32)
     small = tl.zeros([rows, columns], tl.float32)
@@ -262,7 +262,7 @@ def _outputs(
 def take(
     x: torch.Tensor,
     energies: torch.Tensor,
-    order: torch.Tensor,
+    chunk_indices: torch.Tensor,
     k: int,
     chunk: int,
     dtype: torch.dtype,
@@ -276,8 +276,8 @@ def take(
             subtracted.
         energies: sum of squares of each chunk of each tensor: float64, flat; updated for the chunks from which values
             are subtracted.
-        order: indices of each tensor's selected chunks, none twice, in the order in which they are sent: int64, a row
-            per tensor.
+        chunk_indices: indices of each tensor's selected chunks, none twice, in the order in which they are sent: int64,
+            a row per tensor.
         k: number of values per tensor; values beyond a tensor's end are zeros.
         chunk: elements per chunk.
         dtype: number format of the result: float32, float16 or bfloat16.
@@ -296,7 +296,7 @@ def take(
     if dtype not in GRADIENTS:
         raise ValueError(f"dtype: {dtype} cannot be sent; use one of {', '.join(map(str, GRADIENTS))}")
     values: torch.Tensor = _take_op(
-        x, energies, order.contiguous(), k, -(-k // multiple) * multiple, chunk, dtype, world
+        x, energies, chunk_indices.contiguous(), k, -(-k // multiple) * multiple, chunk, dtype, world
     )
     return values
 
@@ -305,25 +305,27 @@ def take(
 def _take_op(
     x: torch.Tensor,
     energies: torch.Tensor,
-    order: torch.Tensor,
+    chunk_indices: torch.Tensor,
     k: int,
     width: int,
     chunk: int,
     dtype: torch.dtype,
     world: int,
 ) -> torch.Tensor:
-    count, selected = order.shape
-    values = x.new_zeros(count, width, dtype=dtype) if width > k else x.new_empty(count, width, dtype=dtype)
+    tensor_count, chunks_per_tensor = chunk_indices.shape
+    values = (
+        x.new_zeros(tensor_count, width, dtype=dtype) if width > k else x.new_empty(tensor_count, width, dtype=dtype)
+    )
     tiles = tiling(chunk)
     with on_device_of(x):
-        wrap_triton(_take)[(triton.cdiv(selected, tiles["rows"]), count)](
+        wrap_triton(_take)[(triton.cdiv(chunks_per_tensor, tiles["rows"]), tensor_count)](
             x,
             energies,
-            order,
+            chunk_indices,
             values.view(torch.int16) if dtype == torch.bfloat16 else values,
-            x.numel() // count,
-            energies.numel() // count,
-            selected,
+            x.numel() // tensor_count,
+            energies.numel() // tensor_count,
+            chunks_per_tensor,
             k,
             width,
             float(world),
@@ -339,7 +341,7 @@ def _take_op(
 def _values(
     x: torch.Tensor,
     energies: torch.Tensor,
-    order: torch.Tensor,
+    chunk_indices: torch.Tensor,
     k: int,
     width: int,
     chunk: int,
@@ -347,4 +349,4 @@ def _values(
     world: int,
 ) -> torch.Tensor:
     """Return memory for the values that ``take`` returns: ``[tensors, width]`` in ``dtype``."""
-    return x.new_empty(len(order), width, dtype=dtype)
+    return x.new_empty(len(chunk_indices), width, dtype=dtype)
