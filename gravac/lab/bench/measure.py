@@ -176,10 +176,10 @@ def _measure_tensor(contender: Contender, shape: Shape, gradients: Sequence[torc
     ledgers = [Ledger(world) for _ in ranks]
     _run_step(ranks, buffers, shape, 0, ledgers)
     sums.wire_bytes += ledgers[0].wire_bytes
-    loss = ranks[0].loss(gradients[0], shape)
-    sums.sent += loss.sent
-    sums.error += loss.error
-    sums.energy += loss.energy
+    measured_compression = ranks[0].measured_compression(gradients[0], shape)
+    sums.sent += measured_compression.sent
+    sums.error += measured_compression.error
+    sums.energy += measured_compression.energy
     mean = gradients[0].clone()
     for rank_gradient in gradients[1:]:
         mean.add_(rank_gradient)

@@ -50,7 +50,7 @@ def memory_of_modes(shapes: Sequence[Shape] | None = None, mesh: Mesh | None = N
     rank_shapes = shapes if shapes is None or mesh is None else [mesh.shard_shape(shape) for shape in shapes]
     largest_bytes = 0 if rank_shapes is None else 4 * max(map(math.prod, rank_shapes))
     group_bytes = max(CHUNK_BYTES, largest_bytes)
-    rank_size = 1.0 if mesh is None else mesh.shard_size(shapes)
+    rank_size = 1.0 if mesh is None else mesh.shard_share(shapes)
     native = (Memory(mode="native", purpose="nothing", when="always"),) if mesh is None else ()
     return (
         *native,
