@@ -289,8 +289,8 @@ class Method:
             raise ValueError(f"method: {text!r}: {error}") from None
         raise ValueError(
             f"method: {text!r} cannot be read; use {', '.join(TORCH_DENSE_METHODS)}, torch-powersgd(4), a compressor "
-            "at a CF such as topk@10 or quantize(4), adaptive, adaptive(every=(1, 100)), a controller over a compressor "
-            "such as gravac:topk@10-1000, outer steps such as outer(every=10):quantize(2), torchft-diloco, "
+            "at a CF such as topk@10 or quantize(4), adaptive, adaptive(every=(1, 100)), a controller over a "
+            "compressor such as gravac:topk@10-1000, outer steps such as outer(every=10):quantize(2), torchft-diloco, "
             "torchft-localsgd, or matched:outer:ladder"
         )
 
