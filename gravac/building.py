@@ -69,7 +69,7 @@ class RunAdmission:
                 step_counts,
                 state.compute_s,
                 delay=outer.delay,
-                keep_all=policy.controller.keeps_all,
+                keep_dominated=policy.controller.keeps_all,
                 fragments=outer.fragments,
                 chooses=bool(getattr(policy.controller, "chooses_every", False)),
                 world=state.world,

@@ -73,7 +73,7 @@ class Averager:
     _executor: Executor | None = field(default=None, init=False)
 
     def __post_init__(self) -> None:
-        self._adapt_to_executor(bool, everywhere=lambda finite: finite, host_looks=True)
+        self._adapt_to_executor(bool, finite_in_all_shards=lambda finite: finite, host_looks=True)
 
     # predictions and plans
 
@@ -195,7 +195,7 @@ class Averager:
     def _adapt_to_executor(
         self,
         judge: Callable[[torch.Tensor], Verdict],
-        everywhere: Callable[[Verdict], Verdict],
+        finite_in_all_shards: Callable[[Verdict], Verdict],
         host_looks: bool,
     ) -> None:
         """Set what depends on the executor: how to check whether gradients are finite, and how to batch tensors.
@@ -206,13 +206,13 @@ class Averager:
         Args:
             judge: function that converts a 0-d bool tensor to a bool, or returns the tensor itself if the host must not
                 read it.
-            everywhere: function that combines verdicts of ranks that hold different shards of the model. It gets
-                whether all gradients were finite on the ranks that average with this rank. It returns whether all
+            finite_in_all_shards: function that combines verdicts of ranks that hold different shards of the model. It
+                gets whether all gradients were finite on the ranks that average with this rank. It returns whether all
                 gradients were finite on all ranks that hold the model.
             host_looks: whether the host may read tensors.
         """
         self._judge = judge
-        self._everywhere: Callable[[Verdict], Verdict] = everywhere
+        self._finite_in_all_shards: Callable[[Verdict], Verdict] = finite_in_all_shards
         self._max_joined_elements = MAX_JOINED_ELEMENTS if host_looks else math.inf
         self._compressors_fold = not host_looks
         self.feedback.adapt_to_executor(judge, host_looks)
@@ -248,18 +248,18 @@ class Averager:
         for state in (self.feedback, self.memory, self.diagnostics):
             state.to_device(device)
 
-    def commit(self, everywhere: Callable[[Verdict], Verdict] = lambda finite: finite) -> None:
+    def commit(self, finite_in_all_shards: Callable[[Verdict], Verdict] = lambda finite: finite) -> None:
         """End a step: store the changed residuals and the changed memory of compressors.
 
         With overflow safety, drop the changes if any gradient of the step was not finite.
 
         Args:
-            everywhere: function that combines verdicts of ranks that hold different shards of the model. It gets
-                whether all gradients were finite on the ranks that average with this rank. It returns whether all
+            finite_in_all_shards: function that combines verdicts of ranks that hold different shards of the model. It
+                gets whether all gradients were finite on the ranks that average with this rank. It returns whether all
                 gradients were finite on all ranks that hold the model. Called only with overflow safety, and then on
                 all ranks that hold the model.
         """
-        finite = everywhere(self.measurement.finite) if self.feedback.commits.drops_whole_step else True
+        finite = finite_in_all_shards(self.measurement.finite) if self.feedback.commits.drops_whole_step else True
         self.feedback.commits.commit(finite)
         self.memory.commit(finite)
         self.diagnostics.commit()
@@ -324,7 +324,7 @@ class Averager:
                 for batch, reduced in zip(batches, outcome.reduced, strict=True):
                     batch.write(reduced.mean, torch.empty_like(batch.x))
                 verdict = both_true(verdict, self._judge(all_elements_finite([piece.flat for piece in pieces])))
-            verdict = self._everywhere(verdict)
+            verdict = self._finite_in_all_shards(verdict)
         if outcome is None or verdict is False:
             self._discard_group(pieces)
             return

@@ -220,14 +220,14 @@ class GoodputState:
             ),
         )
 
-    def link_is_unchanged(self, change: float) -> bool:
+    def link_is_unchanged(self, max_change: float) -> bool:
         """True if the running candidate's exchange takes as long as before, so that the link is as fast as before.
 
         Args:
-            change: relative change of the exchange time up to which the time counts as unchanged.
+            max_change: relative change of the exchange time up to which the time counts as unchanged.
         """
         ratio = self._exchange_ratio(0.0)
-        return ratio is not None and abs(ratio - 1) <= change
+        return ratio is not None and abs(ratio - 1) <= max_change
 
     @property
     def exchange_became_faster(self) -> bool:
@@ -382,17 +382,17 @@ class GoodputState:
         emptied_state = replace(self, entries=(), floors=floors, off=0, spent=0.0, elapsed=0.0)
         return replace(emptied_state, moved=True, slowed=slowed, suspect=suspect)
 
-    def machine_was_paused(self, seconds: float, change: float) -> bool:
+    def machine_was_paused(self, seconds: float, min_decrease: float) -> bool:
         """True if the suspect runs and its steps are fast again, so that the machine had only paused.
 
         The suspect is the candidate whose few slow steps were the only sign that the link became slower.
 
         Args:
             seconds: median time of the suspect's steps now, in seconds.
-            change: relative decrease of the step time above which the steps count as fast again.
+            min_decrease: relative decrease of the step time above which the steps count as fast again.
         """
         entry = self.entry(self.position)
-        return self.position == self.suspect and entry is not None and seconds < (1 - change) * entry.seconds
+        return self.position == self.suspect and entry is not None and seconds < (1 - min_decrease) * entry.seconds
 
     def without_suspect(self) -> GoodputState:
         """Return the state with ``suspect`` cleared if that candidate runs now, since its steps were timed again."""

@@ -285,7 +285,7 @@ class StepTimeBounds:
                 bounds.append(shortest_s - waited_s - self._compute_growth(entry))
             if more_overlap:
                 continue
-            bounds.append(shortest_s + more_bytes * self._slope(entry.position, above=more_bytes < 0))
+            bounds.append(shortest_s + more_bytes * self._slope(entry.position, upper_bound=more_bytes < 0))
         return max(bounds)
 
     def _compute_growth(self, entry: GoodputEntry) -> float:
@@ -367,18 +367,18 @@ class StepTimeBounds:
                 bounds.append(wait_s * fraction / measured_fraction / every)
             elif self._exchanges_in_each_step(entry):
                 bounds.append(
-                    (wait_s + (fraction - measured_fraction) * self._slope(entry.position, above=False)) / every
+                    (wait_s + (fraction - measured_fraction) * self._slope(entry.position, upper_bound=False)) / every
                 )
         return max(bounds)
 
-    def _slope(self, position: int, *, above: bool) -> float:
+    def _slope(self, position: int, *, upper_bound: bool) -> float:
         """Return a bound of the slope of step time over bytes: seconds / (bytes sent / bytes of a dense float32 step).
 
         Only steps of the same family of compressors are compared, since coding costs differ between families.
 
         Args:
             position: index, in ``forecasts``, of a measured candidate.
-            above: True: return an upper bound of the slope, from steps that send at least as many bytes as that
+            upper_bound: True: return an upper bound of the slope, from steps that send at least as many bytes as that
                 candidate; infinite if not known. False: return a lower bound, from steps that send at most as many
                 bytes, without the growth of coding; 0 if not known.
         """
@@ -387,7 +387,7 @@ class StepTimeBounds:
         for entry in self.entries:
             forecast = self.forecasts[entry.position]
             measured_fraction = 1 / forecast.wire_ratio
-            if measured_fraction >= fraction if above else measured_fraction <= fraction:
+            if measured_fraction >= fraction if upper_bound else measured_fraction <= fraction:
                 coding_s = entry.saved[1] if entry.saved else 0.0
                 points_by_family.setdefault(forecast.family, []).append((measured_fraction, entry.seconds, coding_s))
         slopes = []
@@ -397,11 +397,11 @@ class StepTimeBounds:
                 max(points),
             )
             if high_fraction > low_fraction:
-                noise_s = STEP_TIME_NOISE * max(high_step_s, low_step_s) * (1 if above else -1)
-                more_coding_s = 0.0 if above else max(0.0, high_coding_s - low_coding_s)  # coding is no exchange
+                noise_s = STEP_TIME_NOISE * max(high_step_s, low_step_s) * (1 if upper_bound else -1)
+                more_coding_s = 0.0 if upper_bound else max(0.0, high_coding_s - low_coding_s)  # coding is no exchange
                 grown_s = high_step_s - low_step_s - more_coding_s
                 slopes.append((grown_s + noise_s) / (high_fraction - low_fraction))
-        return math.inf if above and not slopes else max([0.0, *slopes])
+        return math.inf if upper_bound and not slopes else max([0.0, *slopes])
 
 
 def exchange_fraction(forecast: Forecast) -> float:

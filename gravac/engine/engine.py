@@ -116,7 +116,7 @@ class Engine:
         self._dtypes: list[torch.dtype] = []
         self.parameter_texts: dict[str, str] = {}
         self.shard_places: Mapping[str, ShardPlace] = {}
-        self._open = open_executor
+        self._open_executor = open_executor
         self._executor: Executor | None = None
         self._agreement: Agreement | None = None
         self._schedule: AgreementSchedule | None = None
@@ -175,7 +175,7 @@ class Engine:
             SettingsError: a setting differs between ranks; the message names the setting, its values, and their ranks.
         """
         if not self.ready_to_run:
-            self._open()
+            self._open_executor()
 
     def use(self, executor: Executor, timed_cfs: Iterable[float] = ()) -> None:
         """Use an executor for all later steps.

@@ -246,7 +246,7 @@ class Fifo:
         try:
             return transport.launch([*collectives])
         except ExchangeError as failure:
-            raise self._explained(failure) from failure.__cause__
+            raise self._error_with_report(failure) from failure.__cause__
 
     def _await(self, transport: GroupTransport, started: list[Pending]) -> list[Any]:
         """Wait for collectives in flight, and return their results; check at intervals whether another rank failed.
@@ -266,7 +266,7 @@ class Fifo:
                     raise failure from None
                 continue
             if isinstance(results, ExchangeError):
-                raise self._explained(results)
+                raise self._error_with_report(results)
             if isinstance(results, BaseException):
                 raise results
             return results
@@ -432,7 +432,9 @@ class Fifo:
                 exchange = message.exchange
                 if exchange.results is None:
                     results = message.results
-                    exchange.results = self._explained(results) if isinstance(results, ExchangeError) else results
+                    exchange.results = (
+                        self._error_with_report(results) if isinstance(results, ExchangeError) else results
+                    )
                 self._rounds_in_flight -= 1
                 if not self._rounds_in_flight:
                     self.exchange_seconds += message.ended - self._flight_began
@@ -458,7 +460,7 @@ class Fifo:
         report = self._failures.look()
         return None if report is None else ExchangeError(f"rank {self.rank} of {self.world} got no answer: {report}")
 
-    def _explained(self, failure: ExchangeError) -> ExchangeError:
+    def _error_with_report(self, failure: ExchangeError) -> ExchangeError:
         """Return an error that names the rank that failed first, and its error; ``failure`` itself if none is known.
 
         Args:

@@ -174,8 +174,8 @@ def test_who_does_not_choose_gets_what_promises_more() -> None:
     quick = Forecast(Candidate("hook", "topk", 64.0), 30.0, 0.5, "topk", coding_s=0.0, exchange_s=0.001)
     with mock.patch("gravac.modes.outer.candidates.delays", delays):
         admission = Admission((slow, quick))
-        both = with_outer_candidates(admission, (10,), 0.2, "auto", keep_all=True).forecasts
-        one = with_outer_candidates(admission, (10,), 0.2, "auto", keep_all=True, chooses=False).forecasts
+        both = with_outer_candidates(admission, (10,), 0.2, "auto", keep_dominated=True).forecasts
+        one = with_outer_candidates(admission, (10,), 0.2, "auto", keep_dominated=True, chooses=False).forecasts
     assert [(it.candidate.cf, it.candidate.delay) for it in both] == [(8, 0), (8, 5), (64, 0), (64, 1)]
     assert [(it.candidate.cf, it.candidate.delay) for it in one] == [(8, 5), (64, 0)]
 
@@ -254,7 +254,7 @@ def test_goodput_takes_what_hides() -> None:
         Forecast(Candidate("hook", "quantize", 16.0), 15.0, 0.96, "quantize", coding_s=0.0, exchange_s=0.3),
     )
     with mock.patch("gravac.modes.outer.candidates.delays", delays):
-        forecasts = with_outer_candidates(Admission(bases), (1, 10, 100), 0.1, "auto", keep_all=False).forecasts
+        forecasts = with_outer_candidates(Admission(bases), (1, 10, 100), 0.1, "auto", keep_dominated=False).forecasts
     exchange_s = {forecast.candidate: forecast.exchange_s or 0.0 for forecast in forecasts}
     controller = Goodput()
     state, decision = controller.start(forecasts)

@@ -19,7 +19,7 @@ def _decode(
     values: tl.tensor,
     chunk_indices: tl.tensor,
     numbers: tl.tensor,
-    selected: tl.tensor,
+    selected_count: tl.tensor,
     k: tl.tensor,
     width: tl.tensor,
     alpha: tl.tensor,
@@ -32,17 +32,19 @@ def _decode(
 ) -> None:
     tensor_index = tl.program_id(1)
     chunk_number = tl.program_id(0).to(tl.int64) * rows + tl.arange(0, rows)
-    chunk_indices_of_tensor = chunk_indices + tensor_index.to(tl.int64) * selected
+    chunk_indices_of_tensor = chunk_indices + tensor_index.to(tl.int64) * selected_count
     # all selected chunks except the last ascend: count those before this chunk by binary search
     preceding = tl.zeros_like(chunk_number)
     for halving in tl.static_range(halvings):
         probe = preceding + (1 << (halvings - 1 - halving))
-        precedes = tl.load(chunk_indices_of_tensor + probe - 1, mask=probe < selected, other=0) < chunk_number
-        preceding = tl.where((probe < selected) & precedes, probe, preceding)
-    same_number = tl.load(chunk_indices_of_tensor + preceding, mask=preceding < selected, other=-1) == chunk_number
-    matches = (preceding < selected) & same_number
-    is_last = tl.load(chunk_indices_of_tensor + selected - 1) == chunk_number
-    slot = tl.where(is_last, selected - 1, preceding)
+        precedes = tl.load(chunk_indices_of_tensor + probe - 1, mask=probe < selected_count, other=0) < chunk_number
+        preceding = tl.where((probe < selected_count) & precedes, probe, preceding)
+    same_number = (
+        tl.load(chunk_indices_of_tensor + preceding, mask=preceding < selected_count, other=-1) == chunk_number
+    )
+    matches = (preceding < selected_count) & same_number
+    is_last = tl.load(chunk_indices_of_tensor + selected_count - 1) == chunk_number
+    slot = tl.where(is_last, selected_count - 1, preceding)
     dense = pick(denses, tensor_index, count)
     for start in range(0, chunk, columns):
         column = start + tl.arange(0, columns)
@@ -99,7 +101,7 @@ def _decode_op(
     chunk: int,
     alpha: float | None,
 ) -> None:
-    tiles, (count, selected) = tiling(chunk), chunk_indices.shape
+    tiles, (count, selected_count) = tiling(chunk), chunk_indices.shape
     numbers = denses[0].numel()
     with on_device_of(values):
         wrap_triton(_decode)[(triton.cdiv(triton.cdiv(numbers, chunk), tiles["rows"]), count)](
@@ -107,12 +109,12 @@ def _decode_op(
             values,
             chunk_indices,
             numbers,
-            selected,
+            selected_count,
             k,
             values.shape[1],
             1.0 if alpha is None else float(alpha),
             count=count,
-            halvings=(selected - 1).bit_length(),
+            halvings=(selected_count - 1).bit_length(),
             add=alpha is not None,
             chunk=chunk,
             **tiles,

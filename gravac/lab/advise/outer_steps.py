@@ -112,7 +112,13 @@ def outer_steps(
             forecast for forecast in forecasts if forecast.candidate.dense or forecast.wire_ratio > dense_wire_ratio
         )
         admission = with_outer_candidates(
-            Admission(admissible_forecasts), EVERY, compute_s, "auto", keep_all=False, chooses=False, world=workers
+            Admission(admissible_forecasts),
+            EVERY,
+            compute_s,
+            "auto",
+            keep_dominated=False,
+            chooses=False,
+            world=workers,
         )
         for forecast in admission.forecasts:
             candidate = forecast.candidate

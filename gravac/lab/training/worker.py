@@ -263,10 +263,10 @@ class _Training:
         Each rank evaluates a portion of the data, and an all-reduce adds the scores. On a mesh, the ranks of a replica
         evaluate the same portion together.
         """
-        portion, portions = self.rank, self.workers
+        portion_index, portion_count = self.rank, self.workers
         if self.mesh is not None:
-            portion, portions = self.mesh.replica_of(self.rank), self.mesh.replicas
-        score = self.task.validate(model, portion, portions)
+            portion_index, portion_count = self.mesh.replica_of(self.rank), self.mesh.replicas
+        score = self.task.validate(model, portion_index, portion_count)
         score_sums = torch.tensor([score.total, score.count], dtype=torch.float64)
         if self.workers > 1:
             dist.all_reduce(score_sums, group=self.control)

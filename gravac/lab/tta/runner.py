@@ -404,7 +404,7 @@ class _MatrixRunner:
                 with ExitStack() as stack:
                     network = None if matrix.paced else stack.enter_context(EmulatedNetwork(hosts, link))
                     run = stack.enter_context(TrainingRun(remaining_legs, settings, network))
-                    watch = partial(self._watch, cell, remaining_legs)
+                    watch = partial(self._show_event, cell, remaining_legs)
                     for finished_leg in finished_legs(run, remaining_legs, watch):
                         yield replace(finished_leg, stamp=idle_stamp.with_current_time())
                         ended_count += 1
@@ -418,7 +418,7 @@ class _MatrixRunner:
                 self.watcher.show_failed_leg(cell, remaining_legs[ended_count], error)
                 remaining_legs = remaining_legs[ended_count + 1 :]
 
-    def _watch(self, cell: str, legs: Sequence[Leg], event: Event) -> None:
+    def _show_event(self, cell: str, legs: Sequence[Leg], event: Event) -> None:
         """Pass an event of rank 0 to the watcher, with the leg that the event belongs to.
 
         Args:
