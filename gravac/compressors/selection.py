@@ -50,22 +50,22 @@ def largest(x: torch.Tensor, k: int) -> torch.Tensor:
     return torch.from_numpy(_largest(_numpy(x), k))
 
 
-def energies(x: torch.Tensor, counts: Sequence[int]) -> Sequence[float | torch.Tensor]:
+def energies_of_largest(x: torch.Tensor, descending_ks: Sequence[int]) -> Sequence[float | torch.Tensor]:
     """Return, for each k, the sum of squares of the k largest |x|.
 
     Args:
         x: flat and finite, any floating dtype.
-        counts: the numbers k, descending.
+        descending_ks: the numbers k, descending.
 
     Returns:
         A sum for each k: a float if x is on a CPU, otherwise a 0-d tensor, so that the host does not wait.
     """
     if x.device.type != "cpu":
         sums = torch.nn.functional.pad(x.double().square_().sort(descending=True).values.cumsum(0), (1, 0))
-        return [sums[min(k, x.numel())] for k in counts]
+        return [sums[min(k, x.numel())] for k in descending_ks]
     magnitudes = np.abs(_numpy(x))
     sums_of_squares = []
-    for k in counts:
+    for k in descending_ks:
         if k < magnitudes.size:
             magnitudes.partition(magnitudes.size - k)
             magnitudes = magnitudes[magnitudes.size - k :]
