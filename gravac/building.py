@@ -38,7 +38,8 @@ class RunAdmission:
             do not come from DDP.
         leaving_bytes: payload bytes that a rank hands to dense collectives when outer steps end, to make weights and
             optimizer states equal on all ranks again.
-        waits: True while candidates of outer steps are missing because a step's compute time is not known yet.
+        lacks_compute_time: True while candidates of outer steps are missing because a step's compute time is not known
+            yet.
     """
 
     settings: RunSettings
@@ -47,7 +48,7 @@ class RunAdmission:
     coding: Mapping[float, float] = field(default_factory=dict)
     native_cfs: tuple[float, ...] = ()
     leaving_bytes: int = 0
-    waits: bool = False
+    lacks_compute_time: bool = False
 
     def __call__(self, state: RunState, forms: Sequence[Form]) -> Admission:
         """Return the candidates that the controller may choose, and those that are dropped, with forecasts.
@@ -59,16 +60,16 @@ class RunAdmission:
         policy, outer = self.settings.policy, self.settings.policy.outer
         admission = admit(policy, self.averager, forms, self.link, self.coding)
         step_counts = every_choices(*policy.every)
-        may_average_each_step, self.waits = step_counts[0] == 1, False
+        may_average_each_step, self.lacks_compute_time = step_counts[0] == 1, False
         if may_average_each_step and len(step_counts) > 1 and state.compute_s is None:
-            self.waits = True
+            self.lacks_compute_time = True
         elif step_counts[-1] > 1:
             admission = with_outer_candidates(
                 admission,
                 step_counts,
                 state.compute_s,
                 delay=outer.delay,
-                keep_all=policy.controller.keeps_all,
+                keep_dominated=policy.controller.keeps_all,
                 fragments=outer.fragments,
                 chooses=bool(getattr(policy.controller, "chooses_every", False)),
                 world=state.world,

@@ -217,7 +217,7 @@ class ModelConnection:
         module: torch.nn.Module,
         optimizers: Sequence[torch.optim.Optimizer],
         scaler: torch.amp.GradScaler | None,
-        same: Mapping[str, str],
+        texts_to_compare: Mapping[str, str],
     ) -> None:
         """Compare settings over the ranks, and create the executor. Called after the engine got the parameters' names.
 
@@ -225,17 +225,18 @@ class ModelConnection:
             module: the model.
             optimizers: the model's optimizers.
             scaler: scaler of the loss; ``None``: there is none, or it is not enabled.
-            same: further texts, by name, that must be equal on all ranks; settings and parameters are always compared.
+            texts_to_compare: further texts, by name, that must be equal on all ranks; settings and parameters are
+                always compared.
         """
         inner = innermost(module)
         if self._policy.every != (1, 1):
             check_outer_steps_possible(module, optimizers)
-            same = {**same, **same_on_all_ranks(inner, self._policy.outer)}
+            texts_to_compare = {**texts_to_compare, **same_on_all_ranks(inner, self._policy.outer)}
         self.check_loaded()
         elements = sum(parameter.numel() for parameter in inner.parameters() if parameter.requires_grad)
         moments = max(map(moments_per_parameter, optimizers), default=0)
         self._admission.leaving_bytes = 4 * elements * (1 + moments)
-        self._opening.open({"grad_scaler": "none" if scaler is None else "enabled", **same})
+        self._opening.open({"grad_scaler": "none" if scaler is None else "enabled", **texts_to_compare})
         if scaler is not None:
             self._engine.averager.feedback.turn_on_overflow_safety()
         self.is_attached = True
@@ -246,7 +247,7 @@ class ModelConnection:
 
     def _loss_scale(self, scaler: torch.amp.GradScaler | None) -> Callable[[], Number] | None:
         """Return a function that reads the scaler's present scale; ``None`` without a scaler."""
-        return None if scaler is None else scale_of(scaler, device=not self._engine.schedule.host_looks)
+        return None if scaler is None else scale_of(scaler, as_tensor=not self._engine.schedule.host_looks)
 
     def _steer(
         self,

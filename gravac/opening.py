@@ -18,7 +18,7 @@ from gravac.restoring import Restoring
 from gravac.telemetry.sinks import Sinks
 
 NOTHING_ELSE: Mapping[str, str] = MappingProxyType({})
-"""Default of the argument ``same``: ranks compare settings and parameters, but no further texts."""
+"""Default of the argument ``texts_to_compare``: ranks compare settings and parameters, but no further texts."""
 
 
 class RunOpening:
@@ -57,14 +57,15 @@ class RunOpening:
         self.settings, self.engine, self.admission = settings, engine, admission
         self.restoring, self._sinks = restoring, sinks
 
-    def open(self, same: Mapping[str, str] = NOTHING_ELSE) -> None:
+    def open(self, texts_to_compare: Mapping[str, str] = NOTHING_ELSE) -> None:
         """Compare settings over the ranks, create the executor, and give the executor to the engine.
 
         Called on every rank. Does nothing if the engine has an executor already. With an executor that the user gave,
         settings are not compared.
 
         Args:
-            same: further texts, by name, that must be equal on all ranks; settings and parameters are always compared.
+            texts_to_compare: further texts, by name, that must be equal on all ranks; settings and parameters are
+                always compared.
 
         Raises:
             SettingsError: a setting differs between ranks, the loaded state is of another rank, or rank 0 cannot write
@@ -73,7 +74,7 @@ class RunOpening:
         """
         if self.engine.ready_to_run:
             return
-        opened = self._compare_and_create(same) if self.executor is None else OpenedExecutor(self.executor)
+        opened = self._compare_and_create(texts_to_compare) if self.executor is None else OpenedExecutor(self.executor)
         executor = opened.executor
         self.admission.link = opened.link
         try:
@@ -88,14 +89,14 @@ class RunOpening:
             raise
         self.engine.use(executor, self.admission.coding)
 
-    def _compare_and_create(self, same: Mapping[str, str]) -> OpenedExecutor:
+    def _compare_and_create(self, texts_to_compare: Mapping[str, str]) -> OpenedExecutor:
         """Compare settings and parameters over the ranks; return a new executor, with the link's speed and the device.
 
         Args:
-            same: further texts, by name, that must be equal on all ranks.
+            texts_to_compare: further texts, by name, that must be equal on all ranks.
         """
         settings, device = self.settings, self.engine.device
-        texts = {**settings.shared(), **same}
+        texts = {**settings.shared(), **texts_to_compare}
         if self.agree_group is not None:
             check_alike(texts, device, self.agree_group)
             self.engine.decide_by(largest_shapes(self.engine.shapes, self.agree_group))

@@ -130,7 +130,7 @@ def test_outer_steps_are_admitted_once_compute_is_known(tmp_path: Path) -> None:
     measured = sum(record.steps for record in before if record.step >= 3)
     assert measured >= COMPUTE_STEPS
     assert admitted.step == before[-1].step + before[-1].steps
-    assert asdict(read_trace(tmp_path / "t.jsonl").admitted[0][1]) == asdict(admitted)
+    assert asdict(read_trace(tmp_path / "t.jsonl").admitted_forecasts[0][1]) == asdict(admitted)
 
 
 def test_a_run_of_gravac_with_native_rests_is_replayed(tmp_path: Path) -> None:

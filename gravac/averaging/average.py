@@ -20,14 +20,14 @@ from gravac.averaging.diagnostics import Diagnostics, evaluate_shadow_cfs
 from gravac.averaging.feedback import Feedback
 from gravac.averaging.folding import fold_in
 from gravac.averaging.memory import CompressorMemory
-from gravac.averaging.norms import all_fit, unsent_energy
+from gravac.averaging.norms import all_elements_finite, unsent_energy
 from gravac.averaging.plan import Choice, Form, Piece, Plan
 from gravac.averaging.residuals import replace_entries, subtract_sent
 from gravac.collectives import AllReduce, Traffic
 from gravac.compressors.base import Compressor, Context, Fold, Reduced, energy
 from gravac.compressors.dense import Dense, divide, divides_first
 from gravac.compressors.squares import all_finite
-from gravac.exchange.executor import Executor, Job, Number, Returning, Verdict, both
+from gravac.exchange.executor import Executor, Job, Number, Returning, Verdict, both_true
 from gravac.exchange.fuse import fuse
 from gravac.measurement import LocalMeasurement, summed
 
@@ -73,7 +73,7 @@ class Averager:
     _executor: Executor | None = field(default=None, init=False)
 
     def __post_init__(self) -> None:
-        self._adapt_to_executor(bool, everywhere=lambda finite: finite, host_looks=True)
+        self._adapt_to_executor(bool, finite_in_all_shards=lambda finite: finite, host_looks=True)
 
     # predictions and plans
 
@@ -195,7 +195,7 @@ class Averager:
     def _adapt_to_executor(
         self,
         judge: Callable[[torch.Tensor], Verdict],
-        everywhere: Callable[[Verdict], Verdict],
+        finite_in_all_shards: Callable[[Verdict], Verdict],
         host_looks: bool,
     ) -> None:
         """Set what depends on the executor: how to check whether gradients are finite, and how to batch tensors.
@@ -206,13 +206,13 @@ class Averager:
         Args:
             judge: function that converts a 0-d bool tensor to a bool, or returns the tensor itself if the host must not
                 read it.
-            everywhere: function that combines verdicts of ranks that hold different shards of the model. It gets
-                whether all gradients were finite on the ranks that average with this rank. It returns whether all
+            finite_in_all_shards: function that combines verdicts of ranks that hold different shards of the model. It
+                gets whether all gradients were finite on the ranks that average with this rank. It returns whether all
                 gradients were finite on all ranks that hold the model.
             host_looks: whether the host may read tensors.
         """
         self._judge = judge
-        self._everywhere: Callable[[Verdict], Verdict] = everywhere
+        self._finite_in_all_shards: Callable[[Verdict], Verdict] = finite_in_all_shards
         self._max_joined_elements = MAX_JOINED_ELEMENTS if host_looks else math.inf
         self._compressors_fold = not host_looks
         self.feedback.adapt_to_executor(judge, host_looks)
@@ -248,18 +248,18 @@ class Averager:
         for state in (self.feedback, self.memory, self.diagnostics):
             state.to_device(device)
 
-    def commit(self, everywhere: Callable[[Verdict], Verdict] = lambda finite: finite) -> None:
+    def commit(self, finite_in_all_shards: Callable[[Verdict], Verdict] = lambda finite: finite) -> None:
         """End a step: store the changed residuals and the changed memory of compressors.
 
         With overflow safety, drop the changes if any gradient of the step was not finite.
 
         Args:
-            everywhere: function that combines verdicts of ranks that hold different shards of the model. It gets
-                whether all gradients were finite on the ranks that average with this rank. It returns whether all
+            finite_in_all_shards: function that combines verdicts of ranks that hold different shards of the model. It
+                gets whether all gradients were finite on the ranks that average with this rank. It returns whether all
                 gradients were finite on all ranks that hold the model. Called only with overflow safety, and then on
                 all ranks that hold the model.
         """
-        finite = everywhere(self.measurement.finite) if self.feedback.commits.by_step else True
+        finite = finite_in_all_shards(self.measurement.finite) if self.feedback.commits.drops_whole_step else True
         self.feedback.commits.commit(finite)
         self.memory.commit(finite)
         self.diagnostics.commit()
@@ -311,24 +311,27 @@ class Averager:
         rounds = [batch.rounds(self._contexts(batch, plan)) for batch in batches]
         folds = [batch.fold for batch in batches if batch.fold is not None]
         outcome = yield from fuse(rounds, finite, self._judge, folds)
-        verdict, by_group = False if outcome is None else outcome.finite, self.feedback.commits.by_group
+        verdict, checks_group_means = (
+            False if outcome is None else outcome.finite,
+            self.feedback.commits.checks_group_means,
+        )
         if outcome is not None:
             for batch in batches:
                 batch.unfold()
             self._count_energies(batches, outcome.reduced, outcome.finite)
-        if by_group:  # a sum may overflow, so the means are checked before residuals are stored
+        if checks_group_means:  # a sum may overflow, so the means are checked before residuals are stored
             if outcome is not None:
                 for batch, reduced in zip(batches, outcome.reduced, strict=True):
                     batch.write(reduced.mean, torch.empty_like(batch.x))
-                verdict = both(verdict, self._judge(all_fit([piece.flat for piece in pieces])))
-            verdict = self._everywhere(verdict)
+                verdict = both_true(verdict, self._judge(all_elements_finite([piece.flat for piece in pieces])))
+            verdict = self._finite_in_all_shards(verdict)
         if outcome is None or verdict is False:
             self._discard_group(pieces)
             return
         for batch, reduced in zip(batches, outcome.reduced, strict=True):
             if batch.changes_residuals:
                 self._store_residuals(batch, reduced, plan.step, verdict)
-            if not by_group:
+            if not checks_group_means:
                 batch.write(reduced.mean, batch.x)
         if isinstance(verdict, torch.Tensor):
             self._discard_group_on_device(pieces, verdict)
@@ -414,7 +417,7 @@ class Averager:
             flat = buffer if buffer is not None else torch.cat([piece.flat for piece in pieces])
         flat = yield from self._dense_mean(flat, plan.choice.compressor.wire_dtype(flat.dtype))
         finite: Verdict = True
-        if has_residuals or self.feedback.commits.by_step:
+        if has_residuals or self.feedback.commits.drops_whole_step:
             finite = self._judge(all_finite([energy(flat)]))
             if finite is False:
                 self._discard_group(pieces)
@@ -508,7 +511,7 @@ class Averager:
 
         ``finite`` is a 0-d bool tensor that only the device reads: whether all gradients of the group were finite.
         """
-        if not self.feedback.commits.by_step:
+        if not self.feedback.commits.drops_whole_step:
             self.memory.undo_on_device((piece.name for piece in pieces), finite)
         one_or_nan = torch.div(finite, finite)  # 1 / 1 or 0 / 0
         for dtype in dict.fromkeys(piece.flat.dtype for piece in pieces):

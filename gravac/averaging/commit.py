@@ -39,17 +39,17 @@ class CommitPolicy:
             the gradient. The dict is changed in place.
         next_releasing: what will remain of each residual in ``releasing`` after this step, flat, by parameter name;
             ``None``: nothing, since the step added the whole residual to the gradient. The dict is changed in place.
-        by_group: whether the residuals of a group stay unchanged, bit for bit, if a mean of the group is not finite.
-            If a gradient of the group is not finite, the residuals stay unchanged in either case.
-        by_step: True if a single gradient that is not finite keeps all residuals of the step unchanged; False if it
-            keeps only the residuals of its group unchanged.
+        checks_group_means: whether the residuals of a group stay unchanged, bit for bit, if a mean of the group is not
+            finite. If a gradient of the group is not finite, the residuals stay unchanged in either case.
+        drops_whole_step: True if a single gradient that is not finite keeps all residuals of the step unchanged; False
+            if it keeps only the residuals of its group unchanged.
     """
 
     residual: Residuals
     releasing: Residuals
     next_releasing: dict[str, torch.Tensor | None]
-    by_group: bool = False
-    by_step: ClassVar[bool] = False
+    checks_group_means: bool = False
+    drops_whole_step: ClassVar[bool] = False
 
     def buffer(self, name: str, gradient: torch.Tensor) -> torch.Tensor:
         """Return a flat tensor that the caller overwrites with a gradient plus its residual.
@@ -129,7 +129,7 @@ class CommitPolicy:
 
         Args:
             finite: whether all gradients of the step were finite: a bool, or a 0-d bool tensor that only the device
-                reads; used only if ``by_step`` is True.
+                reads; used only if ``drops_whole_step`` is True.
         """
         raise NotImplementedError
 
@@ -151,9 +151,9 @@ class InPlace(CommitPolicy):
     def buffer(self, name: str, gradient: torch.Tensor) -> torch.Tensor:
         """Return the tensor that the caller overwrites with a gradient plus its residual: the residual itself, flat.
 
-        A new tensor is returned if the parameter has no residual, or if ``by_group`` is True.
+        A new tensor is returned if the parameter has no residual, or if ``checks_group_means`` is True.
         """
-        if self.by_group or name not in self.residual:
+        if self.checks_group_means or name not in self.residual:
             return super().buffer(name, gradient)
         self.summed_in_place.add(name)
         return self.residual[name]
@@ -227,7 +227,7 @@ class AtStepEnd(CommitPolicy):
             float32.
     """
 
-    by_step: ClassVar[bool] = True
+    drops_whole_step: ClassVar[bool] = True
     pending_residuals: dict[str, torch.Tensor | None] = field(default_factory=dict)
     spare_memory: Residuals = field(default_factory=dict)
 

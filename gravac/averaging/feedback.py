@@ -53,7 +53,7 @@ class Feedback:
         self.releasing: Residuals = {}
         self._next_releasing: dict[str, torch.Tensor | None] = {}
         self._overflow_safety = overflow_safety
-        self._by_group = False
+        self._checks_group_means = False
         self.adapt_to_executor(bool, host_looks=True)
 
     # commit policy
@@ -79,24 +79,30 @@ class Feedback:
             self._overflow_safety = True
             self._choose_policy()
 
-    def check_each_group(self, by_group: bool = True) -> None:
+    def check_each_group(self, checks_group_means: bool = True) -> None:
         """Set whether a mean that is not finite keeps the residuals of its group unchanged, bit for bit.
 
         A group is a set of tensors that are exchanged together. The check of each group replaces overflow safety, which
         looks at all groups of a step together. Called between steps.
 
         Args:
-            by_group: whether the means of each group are checked.
+            checks_group_means: whether the means of each group are checked.
         """
-        self._by_group = by_group
+        self._checks_group_means = checks_group_means
         self._choose_policy()
 
     def _choose_policy(self) -> None:
         """Choose the commit policy by overflow safety, the check of groups, and whether the host may read tensors."""
         policy_class = (
-            AtStepEnd if self._overflow_safety and not self._by_group else InPlace if self._host_looks else Masked
+            AtStepEnd
+            if self._overflow_safety and not self._checks_group_means
+            else InPlace
+            if self._host_looks
+            else Masked
         )
-        self.commits: CommitPolicy = policy_class(self.residual, self.releasing, self._next_releasing, self._by_group)
+        self.commits: CommitPolicy = policy_class(
+            self.residual, self.releasing, self._next_releasing, self._checks_group_means
+        )
 
     # a step
 

@@ -17,7 +17,7 @@ from gravac.averaging.norms import energies_of
 from gravac.compressors.base import Fold
 from gravac.compressors.dtypes import working
 from gravac.compressors.squares import all_finite, energy
-from gravac.exchange.executor import Verdict, both
+from gravac.exchange.executor import Verdict, both_true
 
 
 def fold_in(
@@ -60,7 +60,7 @@ def fold_in(
             batch.x = joined_gradients.to(working(joined_gradients.dtype))
             batch.energy = energy(batch.x)
             energies.append(batch.energy)
-    finite = both(inputs_finite, judge(all_finite(energies)) if energies else True)
+    finite = both_true(inputs_finite, judge(all_finite(energies)) if energies else True)
     not_finite = not finite if isinstance(finite, bool) else ~finite
     for batch in batches:
         if not_finite is True:

@@ -10,7 +10,7 @@ from gravac.compressors.sparse import Addend, Sparse, blocks
 from gravac.compressors.squares import energy, recompute_if_inexact
 
 
-def all_fit(flats: Sequence[torch.Tensor]) -> torch.Tensor:
+def all_elements_finite(flats: Sequence[torch.Tensor]) -> torch.Tensor:
     """Return whether all numbers of flat tensors, of any dtypes, are finite, as a 0-d bool tensor."""
     flats = [flat for flat in flats if flat.numel()]
     if not flats:

@@ -96,8 +96,8 @@ class Plan:
             name: the parameter's name.
             compressible: whether the tensor is large enough to be compressed.
         """
-        choice = self.by_name.get(name, self.choice)
-        return choice if compressible or not choice.compresses else self.small
+        tensor_choice = self.by_name.get(name, self.choice)
+        return tensor_choice if compressible or not tensor_choice.compresses else self.small
 
     def sends_all(self, name: str) -> bool:
         """True if a tensor, given by name, is sent dense: every element is sent."""

@@ -50,20 +50,22 @@ class FoldedChunks:
             returns.
         energies: sum of squares of each chunk of x: float64, flat, in the order of the chunks. ``take`` updates them.
         chunk: elements per chunk.
-        count: number of tensors, all of the same length.
+        tensor_count: number of tensors, all of the same length.
     """
 
     x: torch.Tensor
     energies: torch.Tensor
     chunk: int
-    count: int
+    tensor_count: int
 
-    def take(self, order: torch.Tensor, k: int, dtype: torch.dtype, world: int = 1, multiple: int = 1) -> torch.Tensor:
+    def take(
+        self, chunk_indices: torch.Tensor, k: int, dtype: torch.dtype, world: int = 1, multiple: int = 1
+    ) -> torch.Tensor:
         """Return the first k values of each tensor's selected chunks, to be sent, and subtract these values from x.
 
         Args:
-            order: indices of each tensor's selected chunks, in the order in which they are sent: int64, a row per
-                tensor; see ``sending_order``.
+            chunk_indices: indices of each tensor's selected chunks, in the order in which they are sent: int64, a row
+                per tensor; see ``sending_order``.
             k: number of values per tensor.
             dtype: number format of the result.
             world: number of ranks, by which values are divided.
@@ -73,7 +75,7 @@ class FoldedChunks:
             The values divided by ``world``, in ``dtype``: ``[tensors, k rounded up to the multiple]``.
         """
         values: torch.Tensor = _import_kernels().take(
-            self.x, self.energies, order, k, self.chunk, dtype, world, multiple
+            self.x, self.energies, chunk_indices, k, self.chunk, dtype, world, multiple
         )
         return values
 
@@ -117,20 +119,20 @@ class SparseChunks:
     Attributes:
         values: matrix with a row per tensor: the values of the tensor's selected chunks, one chunk after another. Only
             the first k values of a row are used; the rest is padding.
-        order: indices of each tensor's selected chunks, in the order of the values: int64, a row per tensor; see
-            ``sending_order``.
+        chunk_indices: indices of each tensor's selected chunks, in the order of the values: int64, a row per tensor;
+            see ``sending_order``.
         k: number of values per tensor.
         chunk: elements per chunk.
     """
 
     values: torch.Tensor
-    order: torch.Tensor
+    chunk_indices: torch.Tensor
     k: int
     chunk: int
 
     def add_to(self, dense: torch.Tensor, alpha: float = 1.0) -> torch.Tensor:
         """Add ``alpha`` times the concatenated tensors to ``dense`` (flat), in place; return ``dense``."""
-        _decode([*dense.view(len(self.order), -1)], self, alpha)
+        _decode([*dense.view(len(self.chunk_indices), -1)], self, alpha)
         return dense
 
     def overwrite(self, *denses: torch.Tensor) -> bool:
@@ -141,7 +143,7 @@ class SparseChunks:
         """
         if not all(map(folds, denses)):
             return False
-        tensors = [*denses[0].view(len(self.order), -1)] if len(denses) == 1 else denses
+        tensors = [*denses[0].view(len(self.chunk_indices), -1)] if len(denses) == 1 else denses
         _decode(tensors, self)
         return True
 
@@ -170,13 +172,14 @@ def sending_order(energies: torch.Tensor, k: int, chunk: int) -> torch.Tensor:
     return rows.gather(1, torch.cat([other_positions + (other_positions >= weakest), weakest], 1))
 
 
-def positions(order: torch.Tensor, k: int, chunk: int, chunk_count: int) -> torch.Tensor:
+def positions(chunk_indices: torch.Tensor, k: int, chunk: int, chunk_count: int) -> torch.Tensor:
     """Return the positions of the first k coordinates in the selected chunks of several concatenated tensors.
 
     All tensors have the same length, a multiple of ``chunk``.
 
     Args:
-        order: indices of each tensor's selected chunks, in the order in which they are sent: int64, a row per tensor.
+        chunk_indices: indices of each tensor's selected chunks, in the order in which they are sent: int64, a row per
+            tensor.
         k: number of coordinates per tensor.
         chunk: coordinates per chunk.
         chunk_count: chunks per tensor.
@@ -184,9 +187,11 @@ def positions(order: torch.Tensor, k: int, chunk: int, chunk_count: int) -> torc
     Returns:
         Positions in the concatenated tensors, k for each tensor: int64, flat.
     """
-    order = order + torch.arange(0, len(order) * chunk_count, chunk_count, device=order.device).unsqueeze(1)
-    chunk_offsets = torch.arange(chunk, device=order.device)
-    return (order.unsqueeze(2) * chunk + chunk_offsets).flatten(1)[:, :k].reshape(-1)
+    chunk_indices = chunk_indices + torch.arange(
+        0, len(chunk_indices) * chunk_count, chunk_count, device=chunk_indices.device
+    ).unsqueeze(1)
+    chunk_offsets = torch.arange(chunk, device=chunk_indices.device)
+    return (chunk_indices.unsqueeze(2) * chunk + chunk_offsets).flatten(1)[:, :k].reshape(-1)
 
 
 class ChunkSelection(NamedTuple):
@@ -272,4 +277,4 @@ def _decode(denses: Sequence[torch.Tensor], sparse: SparseChunks, alpha: float |
     """Overwrite flat tensors with ``sparse``, or add ``alpha`` times ``sparse``, by a kernel."""
     from gravac.compressors.kernels.chunk_decode import decode  # needs triton
 
-    decode(denses, sparse.values, sparse.order, sparse.k, sparse.chunk, alpha)
+    decode(denses, sparse.values, sparse.chunk_indices, sparse.k, sparse.chunk, alpha)

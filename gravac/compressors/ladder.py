@@ -102,15 +102,15 @@ class Ladder(Compressor):
 
     def profile(self, cf: float, *, world: int = 2, shapes: Sequence[tuple[int, ...]] = ()) -> Profile:
         """Return the profile of the member used at ``cf``, but with the coding costs of the ladder's own class."""
-        member, member_cf = self.serving(cf)
+        member, member_cf = self.member_at(cf)
         return replace(member.profile(member_cf, world=world, shapes=shapes), coding=coding_at(self.coding_costs, cf))
 
     def method_at(self, cf: float) -> str:
         """Return the name and setting of the member used at ``cf``, such as ``"4 bits"``, for messages and tables."""
-        member, member_cf = self.serving(cf)
+        member, member_cf = self.member_at(cf)
         return member.method_at(member_cf)
 
-    def serving(self, ratio: float) -> tuple[Compressor, float]:
+    def member_at(self, ratio: float) -> tuple[Compressor, float]:
         """Return the member used at a wire ratio, and the member's CF.
 
         If the ladder reserves the ratio for a member (a rung), that member is used; otherwise the first member that
@@ -125,32 +125,32 @@ class Ladder(Compressor):
 
     def traffic(self, shape: tuple[int, ...], cf: float, dtype: torch.dtype, world: int = 2) -> tuple[Traffic, ...]:
         """Return the predicted traffic of the member used at ``cf``, in bytes."""
-        member, member_cf = self.serving(cf)
+        member, member_cf = self.member_at(cf)
         return member.traffic(shape, member_cf, dtype, world)
 
     def rounds(self, x: torch.Tensor, cf: float, ctx: Context) -> Rounds:
         """Average flat x by the collectives of the member used at ``cf``."""
-        member, member_cf = self.serving(cf)
+        member, member_cf = self.member_at(cf)
         return (yield from member.rounds(x, member_cf, ctx))
 
     def batch_key(self, cf: float, ctx: Context) -> Hashable | None:
         """Return the key of the member used at ``cf``: tensors of equal key may be averaged as one batch."""
-        member, member_cf = self.serving(cf)
+        member, member_cf = self.member_at(cf)
         return member.batch_key(member_cf, ctx)
 
     def rounds_together(self, x: torch.Tensor, cf: float, contexts: Sequence[Context]) -> Rounds:
         """Average the rows of x as a batch, by the member used at ``cf``."""
-        member, member_cf = self.serving(cf)
+        member, member_cf = self.member_at(cf)
         return (yield from member.rounds_together(x, member_cf, contexts))
 
     def folds(self, gradient: torch.Tensor, cf: float) -> bool:
         """True if the member used at ``cf`` can itself add the residual to the flat gradient."""
-        member, member_cf = self.serving(cf)
+        member, member_cf = self.member_at(cf)
         return member.folds(gradient, member_cf)
 
     def errors(self, x: torch.Tensor, cfs: Sequence[float], ctx: Context) -> list[torch.Tensor]:
         """Return the squared error of flat x at each CF, 0-d, by the member used at that CF."""
-        return [member.errors(x, [member_cf], ctx)[0] for member, member_cf in map(self.serving, cfs)]
+        return [member.errors(x, [member_cf], ctx)[0] for member, member_cf in map(self.member_at, cfs)]
 
     def misfit(self, key: str, memory: torch.Tensor, elements: int) -> str:
         """Return what a tensor of a checkpoint should have to fit every member; ``""`` if the tensor fits."""

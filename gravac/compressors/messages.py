@@ -162,8 +162,8 @@ class Messages:
 
     def _packed_codes(self, messages: torch.Tensor) -> torch.Tensor:
         """Return the codes in messages ``[..., bytes]``, as a view: uint8, ``[..., blocks, bytes of a block]``."""
-        width, blocks = packed_bytes(self.block, self.bits), self._message_blocks()
-        return messages[..., : blocks * width].view(*messages.shape[:-1], blocks, width)
+        block_bytes, blocks = packed_bytes(self.block, self.bits), self._message_blocks()
+        return messages[..., : blocks * block_bytes].view(*messages.shape[:-1], blocks, block_bytes)
 
     def _message_blocks(self) -> int:
         """Return the number of blocks in a message."""

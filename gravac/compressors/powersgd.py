@@ -228,8 +228,8 @@ class PowerSGD(Compressor):
         return (yield from self._low_rank(x, plan, contexts))
 
     def _low_rank(self, x: torch.Tensor, plan: LowRank, contexts: Sequence[Context]) -> Rounds:
-        side, computed_side, start_rows = self._sides(plan, contexts[0])
-        total = start_factors = stack([start_factor(x, side, start_rows, plan.rank, ctx) for ctx in contexts])
+        side, computed_side, start_factor_rows = self._sides(plan, contexts[0])
+        total = start_factors = stack([start_factor(x, side, start_factor_rows, plan.rank, ctx) for ctx in contexts])
         matrix = matrix_for(x, plan, side)
         for product_number in range(self._products_per_step):
             basis = orthonormal(total)

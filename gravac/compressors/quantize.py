@@ -83,7 +83,7 @@ class Quantize(Compressor):
         return f"{bits} bit{'s' * (bits > 1)}"
 
     @property
-    def finest(self) -> float:
+    def lowest_cf(self) -> float:
         """Lowest compression factor that the settings allow: 32 / (most bits per coordinate)."""
         return 32 / (self.bits or max(WIDTHS))
 

@@ -50,22 +50,22 @@ def largest(x: torch.Tensor, k: int) -> torch.Tensor:
     return torch.from_numpy(_largest(_numpy(x), k))
 
 
-def energies(x: torch.Tensor, counts: Sequence[int]) -> Sequence[float | torch.Tensor]:
+def energies_of_largest(x: torch.Tensor, descending_ks: Sequence[int]) -> Sequence[float | torch.Tensor]:
     """Return, for each k, the sum of squares of the k largest |x|.
 
     Args:
         x: flat and finite, any floating dtype.
-        counts: the numbers k, descending.
+        descending_ks: the numbers k, descending.
 
     Returns:
         A sum for each k: a float if x is on a CPU, otherwise a 0-d tensor, so that the host does not wait.
     """
     if x.device.type != "cpu":
         sums = torch.nn.functional.pad(x.double().square_().sort(descending=True).values.cumsum(0), (1, 0))
-        return [sums[min(k, x.numel())] for k in counts]
+        return [sums[min(k, x.numel())] for k in descending_ks]
     magnitudes = np.abs(_numpy(x))
     sums_of_squares = []
-    for k in counts:
+    for k in descending_ks:
         if k < magnitudes.size:
             magnitudes.partition(magnitudes.size - k)
             magnitudes = magnitudes[magnitudes.size - k :]
@@ -73,7 +73,7 @@ def energies(x: torch.Tensor, counts: Sequence[int]) -> Sequence[float | torch.T
     return sums_of_squares
 
 
-def reaching(x: torch.Tensor, threshold: float) -> torch.Tensor:
+def indices_reaching(x: torch.Tensor, threshold: float) -> torch.Tensor:
     """Return the indices at which ``|x| >= threshold``: int64, ascending.
 
     Args:
@@ -82,7 +82,7 @@ def reaching(x: torch.Tensor, threshold: float) -> torch.Tensor:
     """
     if x.device.type != "cpu" or x.numel() == 0:
         return (x.abs() >= threshold).nonzero().squeeze(1)
-    return torch.from_numpy(_reaching(_numpy(x), threshold)[0])
+    return torch.from_numpy(_indices_reaching(_numpy(x), threshold)[0])
 
 
 def largest_reaching(x: torch.Tensor, k: int, threshold: float) -> torch.Tensor:
@@ -90,7 +90,7 @@ def largest_reaching(x: torch.Tensor, k: int, threshold: float) -> torch.Tensor:
 
     If at least k magnitudes reach ``threshold``, only these are searched; otherwise all are searched.
     """
-    candidates = reaching(x, threshold)
+    candidates = indices_reaching(x, threshold)
     if candidates.numel() < k:
         return largest(x, k)
     return candidates[largest(x[candidates], k)]
@@ -104,7 +104,7 @@ def _numpy(x: torch.Tensor) -> Array:
 
 def _largest(x: Array, k: int) -> npt.NDArray[np.int64]:
     """Return the indices of the k largest |x| of a flat array, ascending; of equal magnitudes the lowest indices."""
-    candidate_indices, candidate_magnitudes = _reaching(x, _bound(x, k))
+    candidate_indices, candidate_magnitudes = _indices_reaching(x, _bound(x, k))
     if candidate_indices.size < k:
         candidate_indices, candidate_magnitudes = np.arange(x.size), np.abs(x)
     if candidate_indices.size == k:
@@ -130,7 +130,7 @@ def _bound(x: Array, k: int) -> float:
     return float(np.partition(sample, sample.size - sample_k)[sample.size - sample_k])
 
 
-def _reaching(x: Array, bound: float) -> tuple[npt.NDArray[np.int64], Array]:
+def _indices_reaching(x: Array, bound: float) -> tuple[npt.NDArray[np.int64], Array]:
     """Return the indices at which |x| >= bound, ascending, and |x| at these indices, without copying all of x."""
     magnitudes = np.empty(min(BLOCK_ELEMENTS, x.size), x.dtype)
     indices, reaching_magnitudes = [], []

@@ -183,10 +183,12 @@ class THC(Compressor):
         for piece in rotator.slices:
             count = piece.stop - piece.start
             rows = rotator.rotate(x[piece], rotated_piece[:count]).view(-1, block)
-            blocks, code = slice(piece.start // block, piece.stop // block), codes[:count].view(-1, block)
-            torch.mul(rows, inverse_step[blocks, None], out=code).round_().clamp_(-self._max_code, self._max_code)
-            error += energy(rows.addcmul_(code, step[blocks, None], value=-1).view(-1))
-            unsigned_codes = signed_codes[:count].copy_(code.view(-1)).view(torch.uint8).add_(self._max_code)
+            blocks, block_codes = slice(piece.start // block, piece.stop // block), codes[:count].view(-1, block)
+            torch.mul(rows, inverse_step[blocks, None], out=block_codes).round_().clamp_(
+                -self._max_code, self._max_code
+            )
+            error += energy(rows.addcmul_(block_codes, step[blocks, None], value=-1).view(-1))
+            unsigned_codes = signed_codes[:count].copy_(block_codes.view(-1)).view(torch.uint8).add_(self._max_code)
             packed.view(-1)[_packed_range(piece, self.bits)] = pack(unsigned_codes, self.bits)
         return packed, error
 

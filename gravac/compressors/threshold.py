@@ -16,7 +16,7 @@ from collections.abc import Sequence
 import torch
 
 from gravac.compressors.base import Context, energy, k_for
-from gravac.compressors.selection import largest_reaching, reaching
+from gravac.compressors.selection import indices_reaching, largest_reaching
 from gravac.compressors.sparse import Selection
 from gravac.compressors.topk import TopK
 
@@ -70,7 +70,9 @@ class ThresholdK(TopK):
         # a threshold of 0 selects all numbers that are not zero
         threshold = max(self.threshold(x.abs(), k), torch.finfo(x.dtype).tiny)
         indices = (
-            largest_reaching(x, k, threshold) if self.keeps_k else reaching(x, threshold)[: SLOTS_PER_COORDINATE * k]
+            largest_reaching(x, k, threshold)
+            if self.keeps_k
+            else indices_reaching(x, threshold)[: SLOTS_PER_COORDINATE * k]
         )
         return Selection(indices, x[indices])
 

@@ -18,7 +18,7 @@ from gravac.compressors import multilevel
 from gravac.compressors.base import Compressor, Context, Reduced, Rounds, energy, k_for
 from gravac.compressors.dtypes import dtype_of, magnitudes_in
 from gravac.compressors.profile import CostPoints, Profile
-from gravac.compressors.selection import energies, largest
+from gravac.compressors.selection import energies_of_largest, largest
 from gravac.compressors.sparse import Selection, Sparse
 
 
@@ -118,7 +118,7 @@ class TopK(Compressor):
         """Return the squared error of flat x at each CF, 0-d; x is searched only once, at the lowest CF."""
         total = energy(x)
         lowest_selection = multilevel.select_at(self.select, x, cfs[0], ctx)
-        sent_energies = energies(lowest_selection.values, [k_for(x.numel(), cf) for cf in cfs])
+        sent_energies = energies_of_largest(lowest_selection.values, [k_for(x.numel(), cf) for cf in cfs])
         return [(total - sent_energy).clamp_(min=0) for sent_energy in sent_energies]
 
 

@@ -69,7 +69,7 @@ class TopKC(Compressor):
         profile = replace(super().profile(cf), coding_bytes=5 + math.ceil(32 / cf))
         if not isinstance(self.values, Quantize):
             return profile
-        return replace(profile, efficiency=profile.efficiency * self.values.profile(self.values.finest).efficiency)
+        return replace(profile, efficiency=profile.efficiency * self.values.profile(self.values.lowest_cf).efficiency)
 
     @property
     def magnitudes(self) -> tuple[float, float]:
@@ -91,7 +91,7 @@ class TopKC(Compressor):
         """
         if not isinstance(self.values, Quantize):
             return super().method_at(cf)
-        return f"{self.name} {round(cf, 1):g}x of {self.values.method_at(self.values.finest)}"
+        return f"{self.name} {round(cf, 1):g}x of {self.values.method_at(self.values.lowest_cf)}"
 
     def traffic(self, shape: tuple[int, ...], cf: float, dtype: torch.dtype, world: int = 2) -> tuple[Traffic, ...]:
         """Return the predicted traffic, in bytes: an all-reduce of the chunks' energies, then one of the values.
@@ -102,7 +102,7 @@ class TopKC(Compressor):
         k = k_for(elements, cf)
         energies = Traffic(AllReduce, -(-elements // self.chunk_at(cf)) * ENERGY_DTYPE.itemsize)
         if isinstance(self.values, Quantize):
-            return (energies, *self.values.traffic((k,), self.values.finest, dtype, world))
+            return (energies, *self.values.traffic((k,), self.values.lowest_cf, dtype, world))
         return (energies, Traffic(AllReduce, k * dtype_of(self.values, dtype).itemsize))
 
     def rounds(self, x: torch.Tensor, cf: float, ctx: Context) -> Rounds:
@@ -121,7 +121,7 @@ class TopKC(Compressor):
         selection = select_chunks(total, k, chunk, x.numel())
         values = gather(x, selection, chunk, k)
         if isinstance(self.values, Quantize):
-            quantized = yield from self.values.rounds(values, self.values.finest, ctx.excerpt(k))
+            quantized = yield from self.values.rounds(values, self.values.lowest_cf, ctx.excerpt(k))
             mean, sent = as_dense(quantized.mean, values), as_dense(quantized.sent, values)
         else:
             mean, sent = yield from _average_values(values, dtype_of(self.values, ctx.dtype), ctx.world)
@@ -152,7 +152,7 @@ class TopKC(Compressor):
         if isinstance(self.values, Quantize):
             # each row's values are padded with zeros to whole blocks, so that no block has numbers of two rows
             rows = torch.nn.functional.pad(values.view(count, k), (0, -k % self.values.block))
-            quantized = yield from self.values.rounds(rows.view(-1), self.values.finest, ctx.excerpt(rows.numel()))
+            quantized = yield from self.values.rounds(rows.view(-1), self.values.lowest_cf, ctx.excerpt(rows.numel()))
             mean = as_dense(quantized.mean, rows).view_as(rows)[:, :k].reshape(-1)
             sent = as_dense(quantized.sent, rows).view_as(rows)[:, :k].reshape(-1)
         else:
@@ -167,18 +167,18 @@ class TopKC(Compressor):
         """
         chunk = self.chunk_at(cf)
         folded_chunks, wire_energies = fold_chunks(x, chunk, fold, ctx.world)
-        elements = folded_chunks.x.numel() // folded_chunks.count
+        elements = folded_chunks.x.numel() // folded_chunks.tensor_count
         k = k_for(elements, cf)
-        order = sending_order((yield AllReduce(wire_energies)).view(folded_chunks.count, -1), k, chunk)
+        chunk_indices = sending_order((yield AllReduce(wire_energies)).view(folded_chunks.tensor_count, -1), k, chunk)
         if isinstance(self.values, Quantize):
-            mean, error = yield from self._average_quantized(folded_chunks, order, k, ctx)
+            mean, error = yield from self._average_quantized(folded_chunks, chunk_indices, k, ctx)
         else:
-            mean = yield AllReduce(folded_chunks.take(order, k, dtype_of(self.values, ctx.dtype), ctx.world))
+            mean = yield AllReduce(folded_chunks.take(chunk_indices, k, dtype_of(self.values, ctx.dtype), ctx.world))
             error = folded_chunks.energy
-        return Reduced(SparseChunks(mean, order, k, chunk), Sparse(()), elements / k, error=error)
+        return Reduced(SparseChunks(mean, chunk_indices, k, chunk), Sparse(()), elements / k, error=error)
 
     def _average_quantized(
-        self, folded_chunks: FoldedChunks, order: torch.Tensor, k: int, ctx: Context
+        self, folded_chunks: FoldedChunks, chunk_indices: torch.Tensor, k: int, ctx: Context
     ) -> Generator[Collective, Any, tuple[torch.Tensor, torch.Tensor]]:
         """Average the values of selected chunks by the quantizer; return their mean, and the squared error, 0-d.
 
@@ -188,20 +188,20 @@ class TopKC(Compressor):
         Args:
             folded_chunks: sums of gradients and residuals, in chunks. The quantizer's error is added to
                 ``folded_chunks.x``, which becomes the residual.
-            order: indices of each tensor's selected chunks, in the order in which they are sent: int64, a row per
-                tensor.
+            chunk_indices: indices of each tensor's selected chunks, in the order in which they are sent: int64, a row
+                per tensor.
             k: number of values per tensor.
             ctx: facts about the tensors and the step.
         """
         assert isinstance(self.values, Quantize)
-        padding_multiple = self.values.block if folded_chunks.count > 1 else 1
-        values = folded_chunks.take(order, k, torch.float32, multiple=padding_multiple)
-        flat, cf = values.view(-1), self.values.finest
+        padding_multiple = self.values.block if folded_chunks.tensor_count > 1 else 1
+        values = folded_chunks.take(chunk_indices, k, torch.float32, multiple=padding_multiple)
+        flat, cf = values.view(-1), self.values.lowest_cf
         fold = Fold(unsent=flat) if self.values.folds(flat, cf) else None
         quantized = yield from self.values.rounds(flat, cf, replace(ctx.excerpt(values.numel()), fold=fold))
         sent = quantized.sent
         unsent = flat.sub_(sent) if isinstance(sent, torch.Tensor) else sent.add_to(flat, -1.0)
-        SparseChunks(unsent.view_as(values), order, k, folded_chunks.chunk).add_to(folded_chunks.x)
+        SparseChunks(unsent.view_as(values), chunk_indices, k, folded_chunks.chunk).add_to(folded_chunks.x)
         # the quantizer's error in the padding does not count
         error = folded_chunks.energy + energy(unsent.view_as(values)[:, :k].reshape(-1))
         return as_dense(quantized.mean, values).view_as(values), error
@@ -224,7 +224,7 @@ class TopKC(Compressor):
         values = gather(x, selection, chunk, k)
         error = (energy(x) - energy(values)).clamp_(min=0)
         if isinstance(self.values, Quantize):
-            error += self.values.errors(values, [self.values.finest], ctx.excerpt(k))[0]
+            error += self.values.errors(values, [self.values.lowest_cf], ctx.excerpt(k))[0]
         return error
 
     def chunk_at(self, cf: float) -> int:
@@ -232,7 +232,7 @@ class TopKC(Compressor):
         if self.chunk is not None:
             return self.chunk
         if isinstance(self.values, Quantize):
-            bits = 32 / self.values.finest
+            bits = 32 / self.values.lowest_cf
         else:
             bits = 8 * dtype_of(self.values, torch.float32).itemsize
         return max(64, 1 << math.ceil(math.log2(8 * ENERGY_DTYPE.itemsize * cf / bits)))

@@ -97,7 +97,7 @@ def explained_seconds(state: GoodputState) -> float:
     that the link became slower, or that an evaluation or a checkpoint lies in the step. The result is infinite if no
     candidate was measured.
     """
-    return FAR_SLOWER_RATIO * state.times.longest_step_seconds(state.position) or math.inf
+    return FAR_SLOWER_RATIO * state.step_time_bounds.longest_step_seconds(state.position) or math.inf
 
 
 def _all_exceed(limit_s: float, seconds: Sequence[float]) -> bool:

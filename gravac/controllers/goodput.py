@@ -366,7 +366,7 @@ class Goodput(Settings):
             lost_s = max(0.0, steps * (seconds - lower_bound / state.goodput(best)))
             best_forecast = state.forecasts[best.position]
             if _ends_outer_steps(best_forecast, forecast):
-                lost_s += state.times.leaving_seconds(best_forecast)
+                lost_s += state.step_time_bounds.leaving_seconds(best_forecast)
             state = replace(state, spent=state.spent + lost_s)
         entry_before_trial = state.entry(state.position)
         pause_is_over = entry_before_trial is not None and state.machine_was_paused(seconds, self.change)
@@ -463,7 +463,7 @@ class Goodput(Settings):
             The state with the next candidate, and the reason as text.
         """
         start_position = first_position(state.forecasts, self.near, link_changed=True)
-        goodput_bound = state.least_efficiency(start_position) / state.times.shortest_step_seconds(
+        goodput_bound = state.least_efficiency(start_position) / state.step_time_bounds.shortest_step_seconds(
             start_position, self.expire
         )
         current_entry = state.entry(state.position)
@@ -492,7 +492,8 @@ class Goodput(Settings):
         state = replace(state, best=best.position)
         goodput = state.goodput(best)
         goodput_bounds = {
-            position: state.least_efficiency(position) / state.times.shortest_step_seconds(position, self.expire)
+            position: state.least_efficiency(position)
+            / state.step_time_bounds.shortest_step_seconds(position, self.expire)
             for position in range(len(state.forecasts))
             if position != best.position and state.may_run(position)
         }
@@ -502,7 +503,7 @@ class Goodput(Settings):
             if bound > self._goodput_to_beat(state, best, position) and self._may_try(state, best, position, bound)
         ]
         triable_positions = [
-            position for position in triable_positions if not state.times.has_unbounded_time(position)
+            position for position in triable_positions if not state.step_time_bounds.has_unbounded_time(position)
         ] or triable_positions
         if triable_positions:
             harmless_positions = [
@@ -553,10 +554,10 @@ class Goodput(Settings):
         if (
             not spares_hook
             and forecast.wire_ratio >= best_forecast.wire_ratio
-            and state.times.waiting_fraction(best) < LEAST_WAITING_FRACTION
+            and state.step_time_bounds.waiting_fraction(best) < LEAST_WAITING_FRACTION
         ):
             return False
-        price_s = _price_of_trial(state, best, position, state.times.longest_step_seconds(position))
+        price_s = _price_of_trial(state, best, position, state.step_time_bounds.longest_step_seconds(position))
         budget_fraction = min(1.0, state.largest_gain(best) / FULL_BUDGET_FRACTION)
         if best_mode == "native" and mode == "hook":
             budget_fraction **= 2
@@ -566,7 +567,7 @@ class Goodput(Settings):
         if mode != "outer" or best_mode == "outer":
             return True
         gain_s = max(state.steps, SETTLED_STEPS) * best.seconds * (goodput_bound / state.goodput(best) - 1)
-        return max(0.0, price_s) + state.times.leaving_seconds(forecast) <= gain_s
+        return max(0.0, price_s) + state.step_time_bounds.leaving_seconds(forecast) <= gain_s
 
     def _may_time_again(self, state: GoodputState, best: GoodputEntry) -> bool:
         """True if the suspect may run again to be timed, since a trial of it costs little enough.
@@ -632,7 +633,9 @@ class Goodput(Settings):
         incumbent_forecast = state.forecasts[incumbent.position]
         if (forecast.candidate.mode == "outer") == (incumbent_forecast.candidate.mode == "outer"):
             return 0.0
-        leaving_s = state.times.leaving_seconds(forecast if forecast.candidate.mode == "outer" else incumbent_forecast)
+        leaving_s = state.step_time_bounds.leaving_seconds(
+            forecast if forecast.candidate.mode == "outer" else incumbent_forecast
+        )
         return leaving_s / (max(state.steps, SETTLED_STEPS) * incumbent.seconds)
 
 
@@ -652,7 +655,7 @@ def _price_of_trial(state: GoodputState, best: GoodputEntry, position: int, slow
     if forecast.candidate.mode == "native":
         price_s = DEFAULT_STRETCH_STEPS * (slowest_s - best.seconds)
     if _ends_outer_steps(best_forecast, forecast):
-        price_s = max(0.0, price_s) + state.times.leaving_seconds(best_forecast)
+        price_s = max(0.0, price_s) + state.step_time_bounds.leaving_seconds(best_forecast)
     return price_s
 
 

@@ -125,7 +125,7 @@ class GoodputState:
         best_entry = self.entry(self.best)
         learning_rate = measured.learning_rate if math.isfinite(measured.learning_rate) else self.learning_rate
         rate_rose = 0 < self.learning_rate < learning_rate
-        superseded_entry = self._entry_of_superseded(measured.candidate)
+        superseded_entry = self._entry_if_superseded(measured.candidate)
         lost_s = (
             0.0
             if best_entry is None or superseded_entry is None
@@ -152,7 +152,7 @@ class GoodputState:
         """
         return max(0.0, entry.seconds - self.least_efficiency(entry.position) / self.goodput(best))
 
-    def _entry_of_superseded(self, candidate: Candidate) -> GoodputEntry | None:
+    def _entry_if_superseded(self, candidate: Candidate) -> GoodputEntry | None:
         """Return the measurement of a candidate that still runs, although the controller decided on another candidate.
 
         Args:
@@ -182,13 +182,13 @@ class GoodputState:
         return candidate.mode != "native" or candidate.cf == 1 or fits_float16(self.energy)
 
     @property
-    def times(self) -> StepTimeBounds:
+    def step_time_bounds(self) -> StepTimeBounds:
         """Object that computes bounds of the step times of all candidates, from the measured step times."""
         return StepTimeBounds(self.forecasts, self.entries, self.floors, self.windows, self.moved, self.slowed)
 
     def entry(self, position: int) -> GoodputEntry | None:
         """Return the measurement of the candidate at index ``position`` of ``forecasts``; ``None`` if not measured."""
-        return self.times.entry(position)
+        return self.step_time_bounds.entry(position)
 
     def enter_measurement(self, seconds: float, weight: float = 1.0) -> GoodputState:
         """Return the state with the running candidate's entry updated by the window that has ended.
@@ -201,16 +201,16 @@ class GoodputState:
         entry_before_window = self.entry(self.position)
         other_entries = tuple(entry for entry in self.entries if entry.position != self.position)
         efficiency, saved = self.forecast.efficiency_at(self.window.gain), self.window.median_times
-        doubt = self.window.doubt
+        standard_error_s = self.window.standard_error_s
         if self.running.mode == "native":
-            doubt = NATIVE_STEP_DEVIATION * seconds / math.sqrt(max(1, self.window.steps))
+            standard_error_s = NATIVE_STEP_DEVIATION * seconds / math.sqrt(max(1, self.window.steps))
         entry = GoodputEntry(
             position=self.position,
             seconds=seconds,
             window=self.windows,
             efficiency=efficiency,
             saved=saved,
-            doubt=doubt,
+            doubt=standard_error_s,
         )
         return replace(
             self,
@@ -220,14 +220,14 @@ class GoodputState:
             ),
         )
 
-    def link_is_unchanged(self, change: float) -> bool:
+    def link_is_unchanged(self, max_change: float) -> bool:
         """True if the running candidate's exchange takes as long as before, so that the link is as fast as before.
 
         Args:
-            change: relative change of the exchange time up to which the time counts as unchanged.
+            max_change: relative change of the exchange time up to which the time counts as unchanged.
         """
         ratio = self._exchange_ratio(0.0)
-        return ratio is not None and abs(ratio - 1) <= change
+        return ratio is not None and abs(ratio - 1) <= max_change
 
     @property
     def exchange_became_faster(self) -> bool:
@@ -280,7 +280,7 @@ class GoodputState:
             )
             return replace(updated_state, entries=tuple(entries))
         is_within_errors = abs(seconds - entry_before_window.seconds) <= STANDARD_ERRORS * math.hypot(
-            entry_before_window.doubt, self.window.doubt
+            entry_before_window.doubt, self.window.standard_error_s
         )
         if entry_before_window.saved is None or self.window.median_times is None or (is_within_errors and not at_once):
             return updated_state
@@ -382,17 +382,17 @@ class GoodputState:
         emptied_state = replace(self, entries=(), floors=floors, off=0, spent=0.0, elapsed=0.0)
         return replace(emptied_state, moved=True, slowed=slowed, suspect=suspect)
 
-    def machine_was_paused(self, seconds: float, change: float) -> bool:
+    def machine_was_paused(self, seconds: float, min_decrease: float) -> bool:
         """True if the suspect runs and its steps are fast again, so that the machine had only paused.
 
         The suspect is the candidate whose few slow steps were the only sign that the link became slower.
 
         Args:
             seconds: median time of the suspect's steps now, in seconds.
-            change: relative decrease of the step time above which the steps count as fast again.
+            min_decrease: relative decrease of the step time above which the steps count as fast again.
         """
         entry = self.entry(self.position)
-        return self.position == self.suspect and entry is not None and seconds < (1 - change) * entry.seconds
+        return self.position == self.suspect and entry is not None and seconds < (1 - min_decrease) * entry.seconds
 
     def without_suspect(self) -> GoodputState:
         """Return the state with ``suspect`` cleared if that candidate runs now, since its steps were timed again."""
@@ -415,7 +415,7 @@ class GoodputState:
         Args:
             entry: measurement of the candidate that the others are compared with.
         """
-        waited_s, coded_s, _ = self.times.exchange_times(entry)
+        waited_s, coded_s, _ = self.step_time_bounds.exchange_times(entry)
         is_hook = self.forecasts[entry.position].candidate.mode == "hook"
         has_native = any(forecast.candidate.mode == "native" for forecast in self.forecasts)
         highest_efficiency = max(forecast.least_efficiency for forecast in self.forecasts)

@@ -195,9 +195,9 @@ class GraVAC(Settings):
             reason: reason of the decision, as text; empty in the middle of a window.
             summary: gain and throughput of the window that has ended; ``None`` in the middle of a window.
         """
-        return Decision(state.runs, self._shadow(state), reason, summary, watch=self._watch(state))
+        return Decision(state.runs, self._shadow(state), reason, summary, watch=self._next_stretch_steps(state))
 
-    def _watch(self, state: GravacState) -> int:
+    def _next_stretch_steps(self, state: GravacState) -> int:
         """Return how many native steps (DDP exchanges by itself) gravac times together next; see ``Decision.watch``."""
         if not state.by_itself:
             return DEFAULT_STRETCH_STEPS

@@ -171,12 +171,12 @@ def expected_gain(
     )
     deviation = deviation_factor * math.hypot(belief.deviation, reference_belief.deviation)
     is_preferred = belief.lower_bound / candidate_seconds > reference_belief.lower_bound / reference_seconds
-    first_price, trial_price = trial_prices(state, candidate, reference, length, expire)
+    first_cost_steps, trial_cost_steps = trial_costs_steps(state, candidate, reference, length, expire)
     scatter = expected_scatter(earlier_results, length) / max(SMALLEST_RATIO_DIVISOR, ratio)
     steps_tried = sum(learned.steps for learned in state.learned)
     largest_gain = 0.0
     for trials in range(1, MOST_TRIALS_AHEAD + 1):
-        price = (first_price if earlier_results is None else 0.0) + trials * trial_price
+        price = (first_cost_steps if earlier_results is None else 0.0) + trials * trial_cost_steps
         if (
             state.booked + price > LARGEST_COST_FRACTION * steps_to_come
             or steps_tried + trials * trial_steps > LARGEST_STEP_FRACTION * run_steps
@@ -189,7 +189,9 @@ def expected_gain(
     return largest_gain
 
 
-def trial_prices(state: GoodputState, candidate: int, reference: int, length: int, expire: int) -> tuple[float, float]:
+def trial_costs_steps(
+    state: GoodputState, candidate: int, reference: int, length: int, expire: int
+) -> tuple[float, float]:
     """Return the cost of the reference's steps before the first switchback trial, and the cost of each trial.
 
     A trial is a stretch of the candidate, followed by settling steps and a stretch of the reference. A cost is the
@@ -199,10 +201,10 @@ def trial_prices(state: GoodputState, candidate: int, reference: int, length: in
     best = state.entry(state.best)
     assert best is not None
     steps = steps_of_trial(state.forecasts[candidate].candidate)
-    stretch_price = (SETTLING_STEPS + length) * progress_lost_per_step(state, reference, expire)
-    mode_changes = state.times.leaving_seconds(state.forecasts[candidate]) / best.seconds
-    trial_price = steps * progress_lost_per_step(state, candidate, expire) + stretch_price + mode_changes
-    return stretch_price, trial_price
+    stretch_cost_steps = (SETTLING_STEPS + length) * progress_lost_per_step(state, reference, expire)
+    mode_changes = state.step_time_bounds.leaving_seconds(state.forecasts[candidate]) / best.seconds
+    trial_cost_steps = steps * progress_lost_per_step(state, candidate, expire) + stretch_cost_steps + mode_changes
+    return stretch_cost_steps, trial_cost_steps
 
 
 def progress_lost_per_step(state: GoodputState, position: int, expire: int) -> float:
@@ -261,5 +263,8 @@ def _step_seconds(state: GoodputState, position: int, expire: int) -> float:
     measured_entry = state.entry(position)
     if measured_entry is not None:
         return measured_entry.seconds
-    lower, upper = state.times.shortest_step_seconds(position, expire), state.times.longest_step_seconds(position)
+    lower, upper = (
+        state.step_time_bounds.shortest_step_seconds(position, expire),
+        state.step_time_bounds.longest_step_seconds(position),
+    )
     return (lower + upper) / 2 if lower < upper < math.inf else lower

@@ -105,16 +105,16 @@ class StepTimeBounds:
         floors: ``(position, seconds)`` of each candidate that was measured before the link changed: ``seconds`` is a
             lower bound of its step time after the change.
         windows: number of windows (groups of steps after which the controller decides) that have ended.
-        moved: whether the speed of the link changed since the link was probed before the first step.
-        slowed: whether the link became slower at its last change; false if it became faster or never changed.
+        link_changed: whether the speed of the link changed since the link was probed before the first step.
+        link_slowed: whether the link became slower at its last change; false if it became faster or never changed.
     """
 
     forecasts: tuple[Forecast, ...]
     entries: tuple[GoodputEntry, ...]
     floors: tuple[tuple[int, float], ...]
     windows: int
-    moved: bool
-    slowed: bool
+    link_changed: bool
+    link_slowed: bool
 
     def entry(self, position: int) -> GoodputEntry | None:
         """Return the measurement of the candidate at index ``position`` of ``forecasts``; ``None`` if not measured."""
@@ -145,7 +145,7 @@ class StepTimeBounds:
                 coding_s = (forecast.coding_s or 0.0) + HOOK_OVERHEAD / 2 * entry.seconds
             more_bytes = max(0.0, measured_forecast.wire_ratio / forecast.wire_ratio - 1)
             grown_s = entry.seconds + hidden_s + coding_s + exchanged_s * more_bytes
-            if forecast.candidate.mode == "native" and forecast.exchange_s is not None and not self.moved:
+            if forecast.candidate.mode == "native" and forecast.exchange_s is not None and not self.link_changed:
                 return min(grown_s, entry.seconds - waited_s + forecast.exchange_s * max(1.0, self._link_slowdown(max)))
             return grown_s
 
@@ -183,7 +183,7 @@ class StepTimeBounds:
             for entry in self.entries
             if entry.saved is not None and (expected := self.forecasts[entry.position].exchange_s)
         ]
-        return select(ratios) if ratios else math.inf if self.moved else 1.0
+        return select(ratios) if ratios else math.inf if self.link_changed else 1.0
 
     def has_unbounded_time(self, position: int) -> bool:
         """True if the time of a candidate's step has no upper bound after the link became slower.
@@ -199,7 +199,9 @@ class StepTimeBounds:
             (exchange_fraction(self.forecasts[entry.position]) for entry in self.entries), default=0.0
         )
         return (
-            self.slowed and not self._two_sizes_timed and exchange_fraction(self.forecasts[position]) > largest_fraction
+            self.link_slowed
+            and not self._two_sizes_timed
+            and exchange_fraction(self.forecasts[position]) > largest_fraction
         )
 
     @property
@@ -225,7 +227,7 @@ class StepTimeBounds:
         Args:
             forecast: forecast of the candidate.
         """
-        if not self.moved:
+        if not self.link_changed:
             return forecast.leaving_s or 0.0
         dense, growth = self.forecasts[0], self._link_slowdown(min)
         dense_growth = self._shortest_exchange(dense) / dense.exchange_s if dense.exchange_s else 1.0
@@ -283,7 +285,7 @@ class StepTimeBounds:
                 bounds.append(shortest_s - waited_s - self._compute_growth(entry))
             if more_overlap:
                 continue
-            bounds.append(shortest_s + more_bytes * self._slope(entry.position, above=more_bytes < 0))
+            bounds.append(shortest_s + more_bytes * self._slope(entry.position, upper_bound=more_bytes < 0))
         return max(bounds)
 
     def _compute_growth(self, entry: GoodputEntry) -> float:
@@ -313,7 +315,7 @@ class StepTimeBounds:
         measured_entries = [entry for entry in self.entries if entry.saved is not None]
         native_entries = [entry for entry in self.entries if self.forecasts[entry.position].candidate.mode == "native"]
         timed_entries = [(entry, self.exchange_times(entry)) for entry in measured_entries or native_entries]
-        if self.moved or forecast.exchange_s is None or not timed_entries:
+        if self.link_changed or forecast.exchange_s is None or not timed_entries:
             exchange_s = SHORTEST_TO_PREDICTED_RATIO * self._shortest_exchange(forecast)
             return max(
                 SHORTEST_STEP_RATIO_ON_UNKNOWN_LINK * shortest_s, exchange_s / max(1.0, overlap_fraction(forecast))
@@ -365,18 +367,18 @@ class StepTimeBounds:
                 bounds.append(wait_s * fraction / measured_fraction / every)
             elif self._exchanges_in_each_step(entry):
                 bounds.append(
-                    (wait_s + (fraction - measured_fraction) * self._slope(entry.position, above=False)) / every
+                    (wait_s + (fraction - measured_fraction) * self._slope(entry.position, upper_bound=False)) / every
                 )
         return max(bounds)
 
-    def _slope(self, position: int, *, above: bool) -> float:
+    def _slope(self, position: int, *, upper_bound: bool) -> float:
         """Return a bound of the slope of step time over bytes: seconds / (bytes sent / bytes of a dense float32 step).
 
         Only steps of the same family of compressors are compared, since coding costs differ between families.
 
         Args:
             position: index, in ``forecasts``, of a measured candidate.
-            above: True: return an upper bound of the slope, from steps that send at least as many bytes as that
+            upper_bound: True: return an upper bound of the slope, from steps that send at least as many bytes as that
                 candidate; infinite if not known. False: return a lower bound, from steps that send at most as many
                 bytes, without the growth of coding; 0 if not known.
         """
@@ -385,7 +387,7 @@ class StepTimeBounds:
         for entry in self.entries:
             forecast = self.forecasts[entry.position]
             measured_fraction = 1 / forecast.wire_ratio
-            if measured_fraction >= fraction if above else measured_fraction <= fraction:
+            if measured_fraction >= fraction if upper_bound else measured_fraction <= fraction:
                 coding_s = entry.saved[1] if entry.saved else 0.0
                 points_by_family.setdefault(forecast.family, []).append((measured_fraction, entry.seconds, coding_s))
         slopes = []
@@ -395,11 +397,11 @@ class StepTimeBounds:
                 max(points),
             )
             if high_fraction > low_fraction:
-                noise_s = STEP_TIME_NOISE * max(high_step_s, low_step_s) * (1 if above else -1)
-                more_coding_s = 0.0 if above else max(0.0, high_coding_s - low_coding_s)  # coding is no exchange
+                noise_s = STEP_TIME_NOISE * max(high_step_s, low_step_s) * (1 if upper_bound else -1)
+                more_coding_s = 0.0 if upper_bound else max(0.0, high_coding_s - low_coding_s)  # coding is no exchange
                 grown_s = high_step_s - low_step_s - more_coding_s
                 slopes.append((grown_s + noise_s) / (high_fraction - low_fraction))
-        return math.inf if above and not slopes else max([0.0, *slopes])
+        return math.inf if upper_bound and not slopes else max([0.0, *slopes])
 
 
 def exchange_fraction(forecast: Forecast) -> float:

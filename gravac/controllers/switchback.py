@@ -16,7 +16,7 @@ from gravac.candidate import Candidate
 from gravac.controllers.base import Decision, Measurement, Progress, Summary
 from gravac.controllers.goodput_reasons import trials_made
 from gravac.controllers.goodput_state import FAR_SLOWER_RATIO, FEW_STEPS, HOLD, PROGRESS, GoodputState
-from gravac.controllers.measuring import expected_gain, progress_of, trial_prices, with_trial_results
+from gravac.controllers.measuring import expected_gain, progress_of, trial_costs_steps, with_trial_results
 from gravac.controllers.progress import CANDIDATE, SETTLING_STEPS, Trials
 
 READING_STRETCH_STEPS = 3
@@ -127,10 +127,12 @@ class Switchback:
             the trials have ended.
         """
         reference, candidate = _reference_and_candidate(state, trials)
-        first_price, trial_price = trial_prices(state, trials.candidate, trials.reference, trials.length, self.expire)
+        first_cost_steps, trial_cost_steps = trial_costs_steps(
+            state, trials.candidate, trials.reference, trials.length, self.expire
+        )
         progress = None
         if trials.ended_count:
-            state = with_trial_results(state, trials, trial_price)
+            state = with_trial_results(state, trials, trial_cost_steps)
             progress = progress_of(state, state.learned[-1])
             reason = progress_text(progress)
             if not expected_gain(
@@ -138,7 +140,7 @@ class Switchback:
             ):
                 return replace(state, trials=None, phase=HOLD), TrialsEnd(reason, progress)
         else:
-            state, reason = replace(state, booked=state.booked + first_price), "the loss was read"
+            state, reason = replace(state, booked=state.booked + first_cost_steps), "the loss was read"
         trials, summary = trials.start_candidate(), state.window.summary(PROGRESS)
         state = replace(state, trials=trials, position=trials.candidate, window=state.window.following(candidate))
         reason = f"{reason}; {trials.steps} steps of {candidate} follow, to be compared with {reference}"
@@ -160,10 +162,12 @@ class Switchback:
         candidate's first step, the result is the cost of the reference's steps before the first trial. The reference is
         the candidate that trials compare with.
         """
-        first_price, trial_price = trial_prices(state, trials.candidate, trials.reference, trials.length, self.expire)
+        first_cost_steps, trial_cost_steps = trial_costs_steps(
+            state, trials.candidate, trials.reference, trials.length, self.expire
+        )
         if not trials.candidate_steps:
-            return first_price
-        return trial_price * min(1.0, trials.candidate_steps[-1] / trials.steps)
+            return first_cost_steps
+        return trial_cost_steps * min(1.0, trials.candidate_steps[-1] / trials.steps)
 
 
 def _reference_and_candidate(state: GoodputState, trials: Trials) -> tuple[Candidate, Candidate]:

@@ -132,7 +132,7 @@ class Window:
         return self.samples / statistics.median(step_s for step_s in self.seconds if step_s <= GAP_MEDIANS * median)
 
     @property
-    def doubt(self) -> float:
+    def standard_error_s(self) -> float:
         """Standard error of the median step time, in seconds; 0 for fewer than three clean steps.
 
         The standard error follows from the median absolute deviation of the step times.

@@ -145,7 +145,7 @@ def select(policy: Policy, predict: Predict) -> Admission:
     dropped = []
     by_wire_ratio = sorted(proposed_forecasts, key=lambda forecast: (forecast.wire_ratio, forecast.candidate.cf))
     for forecast in (*sixteen_bit, *by_wire_ratio):
-        twin = next((other for other in forecasts if alike(forecast, other)), None)
+        twin = next((other for other in forecasts if sends_about_same_bytes(forecast, other)), None)
         smallest_dense = next(other for other in reversed(forecasts) if other.candidate.dense)
         if twin is None and forecast.wire_ratio > smallest_dense.wire_ratio:
             forecasts.append(forecast)
@@ -209,7 +209,7 @@ def with_native(admission: Admission, native_cfs: Sequence[float]) -> Admission:
     return admission._replace(forecasts=tuple(forecasts))
 
 
-def alike(forecast: Forecast, other: Forecast) -> bool:
+def sends_about_same_bytes(forecast: Forecast, other: Forecast) -> bool:
     """True if two candidates encode in the same way and the first sends at least about as many bytes as the second.
 
     For example, at high CFs top-k may send about the same bytes at two CFs, if the model is small.

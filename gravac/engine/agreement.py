@@ -94,7 +94,7 @@ class AgreementSchedule(Protocol):
 
     host_looks: bool
 
-    def step_follows(self, step: int) -> None:
+    def before_step(self, step: int) -> None:
         """Read the numbers of earlier steps if that is due before a step begins.
 
         Called before ``step_begins``, in a call of the executor that does nothing else.
@@ -130,7 +130,7 @@ class HostSchedule:
     def __init__(self, agreement: Agreement) -> None:
         self._agreement, self._latency = agreement, agreement.executor.latency
 
-    def step_follows(self, step: int) -> None:
+    def before_step(self, step: int) -> None:
         """Do nothing: numbers of earlier steps were read when these steps ended."""
 
     def step_begins(self, step: int) -> None:
@@ -155,7 +155,7 @@ class DeviceSchedule:
     def __init__(self, agreement: Agreement) -> None:
         self._agreement, self._latency = agreement, agreement.executor.latency
 
-    def step_follows(self, step: int) -> None:
+    def before_step(self, step: int) -> None:
         """Wait until the device has run the step before the last, and read its numbers.
 
         If the run was restored from a checkpoint, also send the numbers that are not in flight yet.

@@ -6,7 +6,7 @@ An exchange group is a set of tensors whose gradients become ready together, suc
 decode) starts with cold caches if backward ran before, which costs some milliseconds at any size. So a group waits for
 further groups until they are large enough together, or until backward ends. Coding also takes memory for each element.
 So a large group, such as DDP's first group, is cut into segments: a job has at most as many elements as its compressor
-can code in ``TEMPORARIES`` bytes.
+can code in ``MAX_CODING_BYTES`` bytes.
 
 Which groups wait, and which are cut, depends on sizes, the device, the step's plan and the link's speed. All of these
 are the same on all ranks. Dense groups never wait and are never cut, since they are not coded.
@@ -27,10 +27,10 @@ ALWAYS_ENOUGH = 1 << 20
 FEWEST_JOBS = 3
 """Smallest number of jobs that a step's gradients are divided into: a job is coded while another is in flight."""
 
-TEMPORARIES = 64 << 20
+MAX_CODING_BYTES = 64 << 20
 """Bytes that the coding of a job may take besides gradients and residuals; a single tensor may take more."""
 
-LARGEST = TEMPORARIES // CODING_BYTES - ALWAYS_ENOUGH
+MAX_SEGMENT_ELEMENTS = MAX_CODING_BYTES // CODING_BYTES - ALWAYS_ENOUGH
 """Largest number of elements of a segment, which is a part of an exchange group.
 
 A job has room for a segment and for groups that waited, which have fewer than ``ALWAYS_ENOUGH`` elements together.
@@ -42,7 +42,7 @@ MOST_JOBS = 8
 The more jobs, the earlier the first job is in flight, but the more the jobs' calls cost.
 """
 
-JOB_SECONDS = 0.008
+MIN_JOB_SECONDS = 0.008
 """Smallest exchange time of a job, in seconds, that is worth the cost of the job's calls."""
 
 
@@ -90,8 +90,8 @@ class Waiting:
             on_cpu: whether the gradients are on a CPU, on which calls cost little, and a job is coded while others are
                 in flight.
         """
-        self.enough_elements = enough(model_elements, exchange_s)
-        self.max_elements = TEMPORARIES // (CODING_BYTES if on_cpu else coding_bytes)
+        self.enough_elements = elements_per_job(model_elements, exchange_s)
+        self.max_elements = MAX_CODING_BYTES // (CODING_BYTES if on_cpu else coding_bytes)
 
     def take(self, group: ReadyGroup | None, at_once: bool) -> list[ReadyGroup]:
         """Add a group; return the groups to compress now, in one job: either all waiting groups, or none.
@@ -109,23 +109,25 @@ class Waiting:
         next_fits = next_elements and waiting_elements + next_elements <= self.max_elements
         if not at_once and (waiting_elements < self.enough_elements or next_fits):
             return []
-        selected_groups, self.groups = self.groups, []
-        return selected_groups
+        groups_to_compress, self.groups = self.groups, []
+        return groups_to_compress
 
 
-def enough(model_elements: int, exchange_s: float = 0.0) -> int:
+def elements_per_job(model_elements: int, exchange_s: float = 0.0) -> int:
     """Return the number of elements at which waiting groups stop waiting for further groups, and are compressed.
 
     Args:
         model_elements: number of elements of all the model's tensors.
         exchange_s: predicted seconds of a step's exchange; 0: not known, or only one job may be in flight at a time.
     """
-    jobs = min(MOST_JOBS, max(FEWEST_JOBS, int(exchange_s / JOB_SECONDS)))
+    jobs = min(MOST_JOBS, max(FEWEST_JOBS, int(exchange_s / MIN_JOB_SECONDS)))
     return min(ALWAYS_ENOUGH, -(-model_elements // jobs))
 
 
 def cut(group: ReadyGroup, join: Callable[[], None]) -> list[ReadyGroup]:
-    """Cut an exchange group into segments of at most ``LARGEST`` elements; a larger tensor is a segment by itself.
+    """Cut an exchange group into segments of at most ``MAX_SEGMENT_ELEMENTS`` elements.
+
+    A larger tensor is a segment by itself.
 
     Args:
         group: the group. Its ``done`` is called once, when all segments hold their mean.
@@ -134,7 +136,7 @@ def cut(group: ReadyGroup, join: Callable[[], None]) -> list[ReadyGroup]:
     Returns:
         The segments, in order; only the group itself if it is small enough.
     """
-    segments = split(group.pieces, LARGEST)
+    segments = split(group.pieces, MAX_SEGMENT_ELEMENTS)
     if len(segments) < 2:
         return [group]
 

@@ -23,10 +23,10 @@ from gravac.averaging.plan import Form, Piece
 from gravac.candidate import Candidate
 from gravac.compressors.draws import Draws
 from gravac.engine.admission import admit, averager_of
-from gravac.engine.coalescing import TEMPORARIES, split
+from gravac.engine.coalescing import MAX_CODING_BYTES, split
 from gravac.exchange.device import Device
 from gravac.exchange.executor import Executor
-from gravac.exchange.memory import echo
+from gravac.exchange.memory import result_for_equal_ranks
 from gravac.exchange.opening import OpenedExecutor
 from gravac.exchange.streams import Interval
 from gravac.measurement import LocalMeasurement
@@ -188,7 +188,7 @@ def _time_steps(
         flat.copy_(source)
         averager.measure(LocalMeasurement(step, Candidate("hook", averager.base.name, cf)), executor)
         plan = averager.plan(step, cf)
-        segments = split(pieces, TEMPORARIES // averager.coding_bytes(plan))
+        segments = split(pieces, MAX_CODING_BYTES // averager.coding_bytes(plan))
         coding_intervals_by_step.append(
             [
                 interval
@@ -221,7 +221,7 @@ def _coding_intervals(averager: Averager, job: Any, device: Device) -> Iterator[
             yield Interval(began, device.record())
             return
         yield Interval(began, device.record())
-        results = [echo(collective, averager.rank, averager.world) for collective in collectives]
+        results = [result_for_equal_ranks(collective, averager.rank, averager.world) for collective in collectives]
 
 
 def _mean_over_ranks(seconds: dict[float, float | None], executor: Executor) -> dict[float, float]:

@@ -218,17 +218,17 @@ class Deciding:
         self.emit(ForecastsRecord(next_step, self.forecasts, dropped))
         state.controller, self.decision = self._restored_state(self._controller.dump(state.controller))
 
-    def _record(self, state: RunState, first: int, changed: bool) -> None:
+    def _record(self, state: RunState, first: int, changes_candidates: bool) -> None:
         """Emit the record of the newest decision, and add it to the history of the run.
 
         Args:
             state: state of the run.
             first: number of the first training step that the decision holds for.
-            changed: whether the decision changes which candidates run.
+            changes_candidates: whether the decision changes which candidates run.
         """
         assert self.decision is not None
-        decision = with_cost(self.decision, self.forecasts, self._controller) if changed else self.decision
-        record = decision_record(first, decision, changed, state.gain, self._record_settings.steps_per_epoch)
+        decision = with_cost(self.decision, self.forecasts, self._controller) if changes_candidates else self.decision
+        record = decision_record(first, decision, changes_candidates, state.gain, self._record_settings.steps_per_epoch)
         state.history.append(record)
         self._shorten(state)
         self.emit(record)

@@ -56,7 +56,7 @@ from gravac.engine.inputs import NO_INPUTS, RanksWithInputs, StepInputs
 from gravac.engine.losses import Losses
 from gravac.engine.run_state import RunState
 from gravac.exchange.comparing import texts_of_tensors
-from gravac.exchange.executor import Executor, Mark, Number, Returning, Verdict, both
+from gravac.exchange.executor import Executor, Mark, Number, Returning, Verdict, both_true
 from gravac.guarded import GuardedCaller
 from gravac.measurement import LocalMeasurement
 
@@ -116,7 +116,7 @@ class Engine:
         self._dtypes: list[torch.dtype] = []
         self.parameter_texts: dict[str, str] = {}
         self.shard_places: Mapping[str, ShardPlace] = {}
-        self._open = open_executor
+        self._open_executor = open_executor
         self._executor: Executor | None = None
         self._agreement: Agreement | None = None
         self._schedule: AgreementSchedule | None = None
@@ -175,7 +175,7 @@ class Engine:
             SettingsError: a setting differs between ranks; the message names the setting, its values, and their ranks.
         """
         if not self.ready_to_run:
-            self._open()
+            self._open_executor()
 
     def use(self, executor: Executor, timed_cfs: Iterable[float] = ()) -> None:
         """Use an executor for all later steps.
@@ -287,7 +287,7 @@ class Engine:
         decided: Future[Candidate] = Future()
         on_failure = functools.partial(fail, decided)
         if not self.schedule.host_looks:
-            self.executor.call(lambda: self.schedule.step_follows(self.state.step), on_failure)
+            self.executor.call(lambda: self.schedule.before_step(self.state.step), on_failure)
         self.executor.call(lambda: decided.set_result(self._begin(inputs)), on_failure)
         return decided
 
@@ -331,7 +331,7 @@ class Engine:
         """
         handle = Handle(self, self._call_guarded)
         handle.then(then)
-        group = ReadyGroup(tuple(pieces), buffer, handle.ends, handle.ends, finite)
+        group = ReadyGroup(tuple(pieces), buffer, handle.set_ended, handle.set_ended, finite)
         *segments, final_segment = cut(group, self.executor.join)
         for segment in segments:
             self._hand_over(segment, None)
@@ -386,7 +386,7 @@ class Engine:
             pieces = [piece for ready in job_groups for piece in ready.pieces]
             with named_failure(self.state, lambda: describe(pieces)):
                 buffer = job_groups[0].buffer if len(job_groups) == 1 else None
-                finite = functools.reduce(both, (ready.finite for ready in job_groups))
+                finite = functools.reduce(both_true, (ready.finite for ready in job_groups))
                 yield from self.averager.average(pieces, self._plan, buffer, finite)
             if self._with_inputs.counted:
                 ratio_of_ranks = self.averager.world / self._with_inputs.number(self.executor)

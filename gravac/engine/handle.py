@@ -91,7 +91,7 @@ class Handle:
             self._engine.executor.join()
         self._future.add_done_callback(lambda future: self._call_guarded(function, future.exception()))
 
-    def ends(self, failure: BaseException | None = None) -> None:
+    def set_ended(self, failure: BaseException | None = None) -> None:
         """Mark the handle as done: the tensors hold their mean, or the exchange failed. Called by the executor.
 
         Args:

@@ -124,20 +124,20 @@ def compare(texts: Mapping[str, str]) -> Comparison:
     raise SettingsError(difference([json.loads(row.numpy().tobytes()) for row in rows]))
 
 
-def difference(of_ranks: Sequence[Mapping[str, str]]) -> str:
+def difference(texts_by_rank: Sequence[Mapping[str, str]]) -> str:
     """Return an error message: the first field that differs, its text on each rank, and other fields that differ.
 
     Args:
-        of_ranks: each rank's texts by field name, in the order of the ranks; at least one text differs.
+        texts_by_rank: each rank's texts by field name, in the order of the ranks; at least one text differs.
 
     Example:
         >>> difference([{"base": "topk", "seed": "0"}, {"base": "topk", "seed": "1"}, {"base": "topk", "seed": "0"}])
         'seed: ranks 0, 2 have 0, rank 1 has 1; give every rank the same'
     """
-    fields = dict.fromkeys(field for texts in of_ranks for field in texts)
-    first_field, *further_fields = [field for field in fields if len({texts.get(field) for texts in of_ranks}) > 1]
+    fields = dict.fromkeys(field for texts in texts_by_rank for field in texts)
+    first_field, *further_fields = [field for field in fields if len({texts.get(field) for texts in texts_by_rank}) > 1]
     ranks_with: dict[str | None, list[int]] = {}
-    for rank, texts in enumerate(of_ranks):
+    for rank, texts in enumerate(texts_by_rank):
         ranks_with.setdefault(texts.get(first_field), []).append(rank)
     clauses = [
         f"{_ranks(ranks)} {MISSING_TEXT if text is None else text}"
@@ -163,10 +163,10 @@ def texts_of_tensors(tensors: Mapping[str, torch.Tensor], kind: str = "parameter
         >>> texts_of_tensors({"weight": torch.zeros(3, 2)})
         {'parameter 0': 'weight [3, 2] float32'}
     """
-    return {f"{kind} {n}": f"{name} {_form(tensor)}" for n, (name, tensor) in enumerate(tensors.items())}
+    return {f"{kind} {n}": f"{name} {_shape_text(tensor)}" for n, (name, tensor) in enumerate(tensors.items())}
 
 
-def _form(tensor: torch.Tensor) -> str:
+def _shape_text(tensor: torch.Tensor) -> str:
     """Return a text with a tensor's shape and dtype; if not contiguous, also the order of its dimensions in memory."""
     form = f"{list(tensor.shape)} {str(tensor.dtype).removeprefix('torch.')}"
     if tensor.layout != torch.strided or tensor.is_contiguous():

@@ -175,7 +175,7 @@ class Executor(Protocol):
         """End the executor when all queued work has ended, or has failed because a rank does not answer."""
 
 
-def both(first: Verdict, second: Verdict) -> Verdict:
+def both_true(first: Verdict, second: Verdict) -> Verdict:
     """Return whether two verdicts (gradients were finite) are both true.
 
     The result is a bool if both verdicts are bools, or if one is the bool False; otherwise it is a 0-d bool tensor.

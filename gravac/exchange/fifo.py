@@ -78,7 +78,7 @@ class _Exchange:
     results: RoundResults | None = None
 
     @property
-    def landed(self) -> bool:
+    def has_results(self) -> bool:
         """True if the results of the collectives that the job yielded last have arrived."""
         return self.results is not None
 
@@ -246,14 +246,14 @@ class Fifo:
         try:
             return transport.launch([*collectives])
         except ExchangeError as failure:
-            raise self._explained(failure) from failure.__cause__
+            raise self._error_with_report(failure) from failure.__cause__
 
     def _await(self, transport: GroupTransport, started: list[Pending]) -> list[Any]:
         """Wait for collectives in flight, and return their results; check at intervals whether another rank failed.
 
         Called on the exchange thread.
         """
-        if transport.landed(started):
+        if transport.has_ended(started):
             return transport.finish(started)
         arrivals: queue.SimpleQueue[RoundResults] = queue.SimpleQueue()
         waits = self._waits if transport is self.transport else self._agree_waits
@@ -266,7 +266,7 @@ class Fifo:
                     raise failure from None
                 continue
             if isinstance(results, ExchangeError):
-                raise self._explained(results)
+                raise self._error_with_report(results)
             if isinstance(results, BaseException):
                 raise results
             return results
@@ -404,12 +404,12 @@ class Fifo:
         while True:
             self._receive(wait=False)
             oldest = self._flight[0] if self._flight else None
-            if oldest is not None and oldest.landed and not oldest.one_round:
-                self._land()  # the job's next collectives start before another job's
+            if oldest is not None and oldest.has_results and not oldest.one_round:
+                self._resume_oldest()  # the job's next collectives start before another job's
                 continue
             self._encode_and_send()
-            if self._flight and self._flight[0].landed:
-                self._land()
+            if self._flight and self._flight[0].has_results:
+                self._resume_oldest()
             elif self._flight or not self._queued_work:
                 self._receive(wait=True)
             else:
@@ -432,7 +432,9 @@ class Fifo:
                 exchange = message.exchange
                 if exchange.results is None:
                     results = message.results
-                    exchange.results = self._explained(results) if isinstance(results, ExchangeError) else results
+                    exchange.results = (
+                        self._error_with_report(results) if isinstance(results, ExchangeError) else results
+                    )
                 self._rounds_in_flight -= 1
                 if not self._rounds_in_flight:
                     self.exchange_seconds += message.ended - self._flight_began
@@ -451,14 +453,14 @@ class Fifo:
             except queue.Empty:
                 if (failure := self._failed_elsewhere()) is not None:
                     self._flight[0].results = failure
-                    self._land()
+                    self._resume_oldest()
 
     def _failed_elsewhere(self) -> ExchangeError | None:
         """Return an error that names another rank that failed, and that rank's error; ``None`` if no rank failed."""
         report = self._failures.look()
         return None if report is None else ExchangeError(f"rank {self.rank} of {self.world} got no answer: {report}")
 
-    def _explained(self, failure: ExchangeError) -> ExchangeError:
+    def _error_with_report(self, failure: ExchangeError) -> ExchangeError:
         """Return an error that names the rank that failed first, and its error; ``failure`` itself if none is known.
 
         Args:
@@ -498,7 +500,7 @@ class Fifo:
             if self._guard(exchange.fail, self._send, exchange):
                 self._flight.append(exchange)
 
-    def _land(self) -> None:
+    def _resume_oldest(self) -> None:
         """Resume the oldest job (generator) in flight with its results, until it ends or starts further collectives."""
         exchange = self._flight.popleft()
         if self._guard(exchange.fail, self._resume, exchange):

@@ -16,7 +16,7 @@ import torch
 from gravac.collectives import AllGather, AllReduce, AllToAll, Broadcast, Collective, tensors_of
 from gravac.compressors.base import Fold
 from gravac.compressors.squares import all_finite
-from gravac.exchange.executor import Verdict, both
+from gravac.exchange.executor import Verdict, both_true
 
 Requests = list[Collective]
 """Collectives that are started together."""
@@ -109,16 +109,20 @@ def fuse(
         advance(position, None)
     energies = [fold.energy for fold in folds if fold.energy is not None]
     if energies:
-        finite = both(finite, judge(all_finite(energies)))
+        finite = both_true(finite, judge(all_finite(energies)))
     if requests:
         requests[FLAG] = _flag(list(requests.values()), finite, judge)
     while requests:
         batches = _batches(requests)
         requests.clear()
-        answers = yield [batch.fused() for batch in batches]
-        results = dict(pair for batch, answer in zip(batches, answers, strict=True) for pair in batch.split(answer))
+        joined_results = yield [batch.fused() for batch in batches]
+        results = dict(
+            pair
+            for batch, joined_result in zip(batches, joined_results, strict=True)
+            for pair in batch.split(joined_result)
+        )
         if FLAG in results:
-            verdict = judge(_unraised(results.pop(FLAG)))
+            verdict = judge(_flags_are_zero(results.pop(FLAG)))
             if verdict is False:
                 for generator in rounds:
                     generator.close()
@@ -148,19 +152,19 @@ def _flag(requests: Sequence[Collective], finite: Verdict, judge: Callable[[torc
         like = sums[0]
         same_dtype = [tensor for tensor in sums if tensor.dtype == like.dtype and tensor.numel()]
         if same_dtype and finite is not False and like.element_size() <= 2 and like.is_floating_point():
-            fits = judge(_all_fit(same_dtype))
+            fits = judge(_all_elements_finite(same_dtype))
             finite = fits if isinstance(finite, bool) else finite & fits
-        return AllReduce(_raised(finite, like, like.dtype, (1,)))
+        return AllReduce(_flag_tensor(finite, like, like.dtype, (1,)))
     for request in requests:
         if isinstance(request, AllGather):
-            return AllGather(_raised(finite, request.tensors[0], torch.uint8, (1,)))
+            return AllGather(_flag_tensor(finite, request.tensors[0], torch.uint8, (1,)))
     for request in requests:
         if isinstance(request, AllToAll):
-            return AllToAll(_raised(finite, request.tensor, torch.uint8, (len(request.tensor), 1)))
-    return AllReduce(_raised(finite, torch.empty(0), torch.float32, (1,)))
+            return AllToAll(_flag_tensor(finite, request.tensor, torch.uint8, (len(request.tensor), 1)))
+    return AllReduce(_flag_tensor(finite, torch.empty(0), torch.float32, (1,)))
 
 
-def _all_fit(sums: Sequence[torch.Tensor]) -> torch.Tensor:
+def _all_elements_finite(sums: Sequence[torch.Tensor]) -> torch.Tensor:
     """Return whether all elements of the tensors are finite, as a 0-d bool tensor."""
     largest_magnitudes = torch._foreach_norm([*sums], torch.inf)
     return (
@@ -170,16 +174,16 @@ def _all_fit(sums: Sequence[torch.Tensor]) -> torch.Tensor:
     )
 
 
-def _raised(finite: Verdict, like: torch.Tensor, dtype: torch.dtype, shape: tuple[int, ...]) -> torch.Tensor:
+def _flag_tensor(finite: Verdict, like: torch.Tensor, dtype: torch.dtype, shape: tuple[int, ...]) -> torch.Tensor:
     """Return a tensor of a shape and dtype, on the device of ``like``, filled with 0 if ``finite``, else with 1."""
     if isinstance(finite, bool):
         return torch.full(shape, int(not finite), dtype=dtype, device=like.device)
     return (~finite).to(dtype).expand(shape)
 
 
-def _unraised(answer: torch.Tensor | tuple[torch.Tensor]) -> torch.Tensor:
+def _flags_are_zero(flags_result: torch.Tensor | tuple[torch.Tensor]) -> torch.Tensor:
     """Return whether the flags of all ranks are 0, as a 0-d bool tensor, given the result of the flags' collective."""
-    flags = answer[0] if isinstance(answer, tuple) else answer
+    flags = flags_result[0] if isinstance(flags_result, tuple) else flags_result
     return (flags == 0).view(()) if flags.numel() == 1 else (flags == 0).all()
 
 
@@ -197,9 +201,9 @@ class _Sums:
         """Return the single all-reduce: of all members' tensors, one after the other in a flat tensor."""
         return AllReduce(torch.cat([tensor.reshape(-1) for _, tensor in self.members]))
 
-    def split(self, answer: torch.Tensor) -> list[tuple[int, torch.Tensor]]:
+    def split(self, joined_result: torch.Tensor) -> list[tuple[int, torch.Tensor]]:
         """Cut the result of the single all-reduce; return each generator's position and its part of the result."""
-        cuts = torch.split(answer, [tensor.numel() for _, tensor in self.members])
+        cuts = torch.split(joined_result, [tensor.numel() for _, tensor in self.members])
         return [(position, cut.view(tensor.shape)) for (position, tensor), cut in zip(self.members, cuts, strict=True)]
 
 
@@ -231,9 +235,9 @@ class _Rows:
         joined_rows = torch.cat(byte_rows, dim=1)
         return AllToAll(joined_rows) if self._scatters else AllGather(joined_rows[0])
 
-    def split(self, answer: Any) -> Sequence[tuple[int, Any]]:
+    def split(self, joined_result: Any) -> Sequence[tuple[int, Any]]:
         """Cut the result of the single collective; return each generator's position and its part of the result."""
-        rows = answer if self._scatters else answer[0]
+        rows = joined_result if self._scatters else joined_result[0]
         viewed: dict[int, torch.Tensor] = {}
         offset = 0
         for tensor in self._widest_first:
@@ -242,11 +246,11 @@ class _Rows:
             cut = rows[:, offset : offset + size].view(tensor.dtype) if size else tensor.new_empty(len(rows), 0)
             viewed[id(tensor)] = cut.view(len(rows), *shape)
             offset += size
-        answers = [
+        results = [
             (position, tuple(viewed[id(tensor)] for tensor in tensors_of(request)))
             for position, request in self.members
         ]
-        return [(position, tensors[0]) for position, tensors in answers] if self._scatters else answers
+        return [(position, tensors[0]) for position, tensors in results] if self._scatters else results
 
 
 class _Broadcasts:
@@ -265,15 +269,15 @@ class _Broadcasts:
         all_bytes = torch.cat([request.tensor.reshape(-1).view(torch.uint8) for _, request in ordered])
         return Broadcast(all_bytes, ordered[0][1].root)
 
-    def split(self, answer: torch.Tensor) -> list[tuple[int, torch.Tensor]]:
+    def split(self, joined_result: torch.Tensor) -> list[tuple[int, torch.Tensor]]:
         """Cut the result of the single broadcast; return each generator's position and its part of the result."""
         ordered = self._widest_first()
-        cuts = torch.split(answer, [request.payload_bytes for _, request in ordered])
-        answers = [
+        cuts = torch.split(joined_result, [request.payload_bytes for _, request in ordered])
+        results = [
             (position, cut.view(request.tensor.dtype).view(request.tensor.shape))
             for (position, request), cut in zip(ordered, cuts, strict=True)
         ]
-        return sorted(answers, key=lambda answer: answer[0])
+        return sorted(results, key=lambda result: result[0])
 
     def _widest_first(self) -> list[tuple[int, Broadcast]]:
         """Return the members in the order of their bytes: the widest dtype first, so that each tensor is aligned."""

@@ -129,16 +129,16 @@ class Pending(NamedTuple):
 
     Attributes:
         works: torch's handles of the collective, each with a ``wait()``.
-        answer: result of the collective, a tensor or (all-gather) a tuple of tensors; complete once ``works`` have
+        result: result of the collective, a tensor or (all-gather) a tuple of tensors; complete once ``works`` have
             ended.
-        due: time, in seconds of ``time.perf_counter``, at which an emulated slower link would have sent the bytes; 0
-            without emulation.
+        link_free_at: time, in seconds of ``time.perf_counter``, at which an emulated slower link would have sent the
+            bytes; 0 without emulation.
         device: device of the requested tensors, to which ``StagedTransport`` copies the result.
     """
 
     works: list[Any]
-    answer: Any
-    due: float = 0.0
+    result: Any
+    link_free_at: float = 0.0
     device: torch.device = CPU
 
 
@@ -168,7 +168,7 @@ class GroupTransport:
         self._swaps = 0
         self._link_free = 0.0
 
-    def landed(self, pending: list[Pending]) -> bool:
+    def has_ended(self, pending: list[Pending]) -> bool:
         """True if collectives that ``launch`` started have ended, so that ``finish`` would not wait for a rank."""
         return all(work.is_completed() for collective in pending for work in collective.works)
 
@@ -198,8 +198,8 @@ class GroupTransport:
         except RuntimeError as failure:
             raise self._failed(failure) from failure
         if self._pace is not None:
-            time.sleep(max(0.0, max(collective.due for collective in pending) - time.perf_counter()))
-        return [collective.answer for collective in pending]
+            time.sleep(max(0.0, max(collective.link_free_at for collective in pending) - time.perf_counter()))
+        return [collective.result for collective in pending]
 
     def _failed(self, failure: RuntimeError) -> ExchangeError:
         """Return an error that says that a rank did not answer, with the group's timeout and torch's error message."""
@@ -214,8 +214,8 @@ class GroupTransport:
         wire = self.ledger.book(request)
         if self._pace is not None:
             self._link_free = max(self._link_free, time.perf_counter()) + 8 * wire / self._pace
-        works, answer = self._call(request)
-        return Pending(works, answer, self._link_free)
+        works, result = self._call(request)
+        return Pending(works, result, self._link_free)
 
     def _call(self, request: Collective) -> tuple[list[Any], Any]:
         """Start a collective; return torch's handles to wait for, and the result, complete once the handles ended."""
@@ -274,8 +274,8 @@ class StagedTransport(GroupTransport):
 
     def finish(self, pending: list[Pending]) -> list[Any]:
         """Wait for collectives that ``launch`` started; return their results, in order, on their tensors' devices."""
-        answers = super().finish(pending)
-        return [_to(collective.device, answer) for collective, answer in zip(pending, answers, strict=True)]
+        results = super().finish(pending)
+        return [_to(collective.device, result) for collective, result in zip(pending, results, strict=True)]
 
 
 def _to_host(tensor: torch.Tensor) -> torch.Tensor:
@@ -284,5 +284,5 @@ def _to_host(tensor: torch.Tensor) -> torch.Tensor:
     return torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True).copy_(tensor, non_blocking=True)
 
 
-def _to(device: torch.device, answer: Any) -> Any:
-    return tuple(_to(device, tensor) for tensor in answer) if isinstance(answer, tuple) else answer.to(device)
+def _to(device: torch.device, result: Any) -> Any:
+    return tuple(_to(device, tensor) for tensor in result) if isinstance(result, tuple) else result.to(device)

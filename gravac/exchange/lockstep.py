@@ -152,7 +152,7 @@ class LockstepExecutor:
         if all(executor._started_collectives for executor in self._ranks.executors):
             oldest_of_ranks = [executor._started_collectives.popleft() for executor in self._ranks.executors]
             for requests in zip(*(started for started, _ in oldest_of_ranks), strict=True):
-                for (_, results_of_rank), result in zip(oldest_of_ranks, memory.answers(requests), strict=True):
+                for (_, results_of_rank), result in zip(oldest_of_ranks, memory.results_by_rank(requests), strict=True):
                     results_of_rank.append(result)
         return results
 

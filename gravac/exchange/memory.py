@@ -56,42 +56,45 @@ def run(ranks: Sequence[Generator[list[Collective], Any, T]], ledgers: Sequence[
         for rank, ledger in enumerate(ledgers):
             for collective in requests[rank]:
                 ledger.book(collective)
-        results = [answers(collectives) for collectives in zip(*requests, strict=True)]
+        results = [results_by_rank(collectives) for collectives in zip(*requests, strict=True)]
         requests.clear()
         for rank in range(len(ranks)):
             advance(rank, [per_rank[rank] for per_rank in results])
     return [returned[rank] for rank in range(len(ranks))]
 
 
-def answers(of_ranks: Sequence[Collective]) -> list[Any]:
+def results_by_rank(collectives_by_rank: Sequence[Collective]) -> list[Any]:
     """Compute a collective; return a list of its results, one for each rank, that share no memory.
 
     Args:
-        of_ranks: the collective as each rank starts it, by rank.
+        collectives_by_rank: the collective as each rank starts it, by rank.
 
     Raises:
         ValueError: the ranks start different collectives.
     """
-    signatures = {_signature(collective) for collective in of_ranks}
+    signatures = {_signature(collective) for collective in collectives_by_rank}
     if len(signatures) > 1:
         raise ValueError(
             f"ranks ask for different collectives, {sorted(signatures)}; yield the same collectives on all ranks"
         )
-    first_collective = of_ranks[0]
+    first_collective = collectives_by_rank[0]
     if isinstance(first_collective, AllReduce):
         total = first_collective.tensor.clone()
-        for other_collective in of_ranks[1:]:
+        for other_collective in collectives_by_rank[1:]:
             total += tensors_of(other_collective)[0]
-        return [total.clone() for _ in of_ranks]
+        return [total.clone() for _ in collectives_by_rank]
     if isinstance(first_collective, AllToAll):
-        return [torch.stack([tensors_of(sender)[0][rank] for sender in of_ranks]) for rank in range(len(of_ranks))]
+        return [
+            torch.stack([tensors_of(sender)[0][rank] for sender in collectives_by_rank])
+            for rank in range(len(collectives_by_rank))
+        ]
     if isinstance(first_collective, Broadcast):
-        return [tensors_of(of_ranks[first_collective.root])[0].clone() for _ in of_ranks]
-    gathered = tuple(torch.stack(column) for column in zip(*map(tensors_of, of_ranks), strict=True))
-    return [tuple(tensor.clone() for tensor in gathered) for _ in of_ranks]
+        return [tensors_of(collectives_by_rank[first_collective.root])[0].clone() for _ in collectives_by_rank]
+    gathered = tuple(torch.stack(column) for column in zip(*map(tensors_of, collectives_by_rank), strict=True))
+    return [tuple(tensor.clone() for tensor in gathered) for _ in collectives_by_rank]
 
 
-def echo(collective: Collective, rank: int, world: int) -> Any:
+def result_for_equal_ranks(collective: Collective, rank: int, world: int) -> Any:
     """Compute a collective as if all ``world`` ranks had given the same tensors; return the result on one rank."""
     if isinstance(collective, AllReduce):
         return collective.tensor * world

@@ -46,7 +46,7 @@ LONGEST_S = 1.5
 COPY_BYTES = 33_554_432
 """Bytes of the tensor whose copy is timed."""
 
-PATIENCE_S = 60.0
+KILL_AFTER_S = 60.0
 """Seconds after which ``measure_here`` kills its workers and fails."""
 
 PrintLine = Callable[[str], None]
@@ -260,7 +260,7 @@ def measure_here(workers: int, link: str | None) -> Calibration:
     Raises:
         ValueError: ``workers`` is out of range, or ``link`` describes no link.
         gravac.lab.links.network.LinkError: this machine cannot make the emulated links.
-        RuntimeError: a worker failed, or the workers took longer than ``PATIENCE_S``.
+        RuntimeError: a worker failed, or the workers took longer than ``KILL_AFTER_S``.
     """
     if not 2 <= workers <= links.MAX_WORKERS:
         raise ValueError(f"workers: {workers} is outside 2 to {links.MAX_WORKERS}; use 2")
@@ -268,7 +268,7 @@ def measure_here(workers: int, link: str | None) -> Calibration:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="gravac-calibrate-")))
         network = None if link is None else stack.enter_context(links.EmulatedNetwork(workers, link))
         module = "gravac.lab.calibrate"
-        local_ranks.spawn(module, folder, workers, link or "", timeout_s=PATIENCE_S, network=network)
+        local_ranks.spawn(module, folder, workers, link or "", timeout_s=KILL_AFTER_S, network=network)
         return read_calibration(folder / "calibration.json")
 
 

@@ -75,7 +75,7 @@ class Mesh:
         """
         return elements_of([self.shard_shape(shape) for shape in shapes])
 
-    def shard_size(self, shapes: Sequence[Sequence[int]] | None = None) -> float:
+    def shard_share(self, shapes: Sequence[Sequence[int]] | None = None) -> float:
         """Return the share of the model that each rank holds in its shards, padding included; 1 is the whole model.
 
         Args:

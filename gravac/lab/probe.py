@@ -92,13 +92,13 @@ def probe(
         def measure_decrease(
             base: Compressor,
             cf: float | None,
-            append_to: list[TrainingTotals] | None = None,
+            collected_totals: list[TrainingTotals] | None = None,
             first: int = repeat * steps,
         ) -> float:
             with _restore_after_block(model, optimizer):
                 run_totals = train(model, optimizer, loss, base, cf, None, ranks, steps, first=first, ramp=1)
-                if append_to is not None:
-                    append_to.append(run_totals)
+                if collected_totals is not None:
+                    collected_totals.append(run_totals)
                 return initial_score - score()
 
         dense_decrease = measure_decrease(dense, None)

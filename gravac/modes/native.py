@@ -162,16 +162,16 @@ class NativeWatch:
             or self._state.made + SUM_DELAY_STEPS >= self._stretch_steps
         ):
             return False
-        agreed_s = self._engine.deciding.seconds
-        return agreed_s > 0 and self._state.made % max(1, round(CHECK_INTERVAL_S / agreed_s)) == 0
+        agreed_step_s = self._engine.deciding.seconds
+        return agreed_step_s > 0 and self._state.made % max(1, round(CHECK_INTERVAL_S / agreed_step_s)) == 0
 
     def _send_slow_step_check(self) -> None:
         """Begin a sum over the ranks: the number of ranks on which a step since the last check was slow.
 
         A step is slow if the step's time exceeds ``SLOW_STEP_RATIO`` times the agreed time.
         """
-        agreed_s = self._engine.deciding.seconds
-        step_is_slow = max(self._step_seconds[self._times_checked :], default=0.0) > SLOW_STEP_RATIO * agreed_s
+        agreed_step_s = self._engine.deciding.seconds
+        step_is_slow = max(self._step_seconds[self._times_checked :], default=0.0) > SLOW_STEP_RATIO * agreed_step_s
         self._times_checked = len(self._step_seconds)
         self._slow_step_check = self._engine.sum_over_ranks("the check for slow native steps", [float(step_is_slow)])
         self._slow_step_check.receive()  # at once: the executor has nothing else to do in native steps

@@ -162,7 +162,7 @@ class Switch:
         self._local_model = source.local_model(optimizers)
         self._native_watch = NativeWatch(engine, self._learning_rate)
         self._probe = None if probe is None else Probe(probe, innermost(source.inner_module))
-        self._decision_probed: Future[Candidate] | None = (
+        self._probed_candidate: Future[Candidate] | None = (
             None  # newest decision in hook mode for which ``_read_probe`` was called
         )
         self._native_cf = 1.0
@@ -311,8 +311,8 @@ class Switch:
         decision = None if self._source.in_join else self._source.decided_candidate
         if decision is not None and decision.done() and decision.exception() is None:
             candidate = decision.result()
-            if decision is not self._decision_probed:
-                self._decision_probed = decision
+            if decision is not self._probed_candidate:
+                self._probed_candidate = decision
                 self._read_probe()
             if candidate.mode != "hook" and self._may_leave_hook(candidate):
                 self._change_to(candidate)

@@ -134,7 +134,7 @@ def replay(trace: Trace, policy: Policy) -> Replay:
     policy = RunSettings(steps_per_epoch=epoch_steps, policy=policy).policy
     notes = _notes_on_settings(trace, policy)
     forecasts, missing_notes = _allowed_forecasts(trace.run, policy)
-    admitted = {number: _allowed_forecasts(record, policy)[0] for number, record in trace.admitted}
+    allowed_forecasts = {number: _allowed_forecasts(record, policy)[0] for number, record in trace.admitted_forecasts}
     controller = adapt_to_latency(policy.controller, trace.latency)
     state, first = controller.start(forecasts)
     decisions, effective_count = [first], 0  # decisions[n] follows from the first n measurements
@@ -156,8 +156,8 @@ def replay(trace: Trace, policy: Policy) -> Replay:
             newest_gain, step = gain(measurement.error, measurement.energy), holds_from(measurement, trace.latency)
             with_reason = with_cost(decision, forecasts, controller) if has_changed else decision
             replayed.append((index, decision_record(step, with_reason, has_changed, newest_gain, steps_per_epoch)))
-        if index + 1 in admitted:
-            forecasts = admitted[index + 1]
+        if index + 1 in allowed_forecasts:
+            forecasts = allowed_forecasts[index + 1]
             state, decision = controller.restore(controller.dump(state), forecasts)
         decisions.append(decision)
         if record.mode == "native":

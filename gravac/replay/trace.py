@@ -33,15 +33,15 @@ class Trace:
         latency: number of steps from a measurement until the decision that follows from the measurement applies; a
             round of outer steps counts as one step. After native steps (DDP exchanges by itself) a decision applies to
             the next step.
-        admitted: ``(number of earlier step records in the file, record)`` for each record of forecasts that replaced
-            earlier forecasts during training.
+        admitted_forecasts: ``(number of earlier step records in the file, record)`` for each record of forecasts that
+            replaced earlier forecasts during training.
     """
 
     run: RunRecord
     steps: tuple[StepRecord, ...]
     decisions: tuple[DecisionRecord, ...]
     latency: int = LATENCY
-    admitted: tuple[tuple[int, ForecastsRecord], ...] = ()
+    admitted_forecasts: tuple[tuple[int, ForecastsRecord], ...] = ()
 
     @property
     def trained(self) -> int:
@@ -52,7 +52,7 @@ class Trace:
     def forecasts(self) -> tuple[Forecast, ...]:
         """The newest forecast of each candidate that the run could choose at some time."""
         forecasts = [*self.run.forecasts]
-        for _, record in self.admitted:
+        for _, record in self.admitted_forecasts:
             forecasts += record.forecasts
         return tuple({forecast.candidate: forecast for forecast in forecasts}.values())
 
@@ -90,7 +90,7 @@ class _PartialTrace:
     steps: list[StepRecord] = field(default_factory=list)
     decisions: list[DecisionRecord] = field(default_factory=list)
     latency: int | None = None
-    admitted: list[tuple[int, ForecastsRecord]] = field(default_factory=list)
+    admitted_forecasts: list[tuple[int, ForecastsRecord]] = field(default_factory=list)
 
     def add_decision(self, decision: DecisionRecord) -> None:
         """Add a decision that followed from the last added step's measurement; set ``latency`` by the first decision.
@@ -114,7 +114,7 @@ class _PartialTrace:
                 f"trace: the first decision takes effect {latency} steps after its measurement, but decisions of a run "
                 f"take effect after 1 to {LONGEST_LATENCY} steps; give a gravac.jsonl that was not changed"
             )
-        return Trace(self.run, tuple(self.steps), tuple(self.decisions), latency, tuple(self.admitted))
+        return Trace(self.run, tuple(self.steps), tuple(self.decisions), latency, tuple(self.admitted_forecasts))
 
 
 def read_trace(path: str | Path, run: int = -1) -> Trace:
@@ -146,7 +146,7 @@ def read_trace(path: str | Path, run: int = -1) -> Trace:
         elif not runs:
             raise SettingsError(f"trace: {path} does not begin with a run record; give a whole gravac.jsonl")
         elif isinstance(record, ForecastsRecord):
-            runs[-1].admitted.append((len(runs[-1].steps), record))
+            runs[-1].admitted_forecasts.append((len(runs[-1].steps), record))
         elif isinstance(record, StepRecord):
             runs[-1].steps.append(record)
         elif isinstance(record, DecisionRecord):

@@ -137,7 +137,7 @@ class DDPAdapter:
         self.exchanging_forward_began = False
         self.reason_against_pipelines = ""
         self._engine = engine
-        self._forward_accumulates = False  # whether the newest forward with gradients began in no_sync()
+        self._forward_in_no_sync = False  # whether the newest forward with gradients began in no_sync()
         self._shards: dict[str, torch.nn.Parameter] = {}
         self._backward_id: int | None = None  # autograd's number of the backward under way; NO_BACKWARD in a join
         self._pieces_by_bucket: dict[int, tuple[torch.Tensor, list[Piece]]] = {}  # by bucket index
@@ -163,7 +163,7 @@ class DDPAdapter:
         """Set the module whose gradients are averaged, and the optimizer whose learning rate is read."""
         self._ddp, self.optimizer = weakref.ref(ddp), optimizer
         self._shards = shards_of_tensor_parallelism(ddp)
-        self._forward_accumulates = self.exchanging_forward_began = False
+        self._forward_in_no_sync = self.exchanging_forward_began = False
         self._hook_handles = [ddp.register_forward_pre_hook(UncopiedHook(self._record_forward))]
 
     def watch(self) -> None:
@@ -215,8 +215,8 @@ class DDPAdapter:
     def _record_forward(self, *_: object) -> None:
         """Record whether DDP is to exchange in the next backward. Called when a forward begins."""
         if torch.is_grad_enabled() and self.ddp is not None:
-            self._forward_accumulates = not self.ddp.require_backward_grad_sync
-            self.exchanging_forward_began |= not self._forward_accumulates
+            self._forward_in_no_sync = not self.ddp.require_backward_grad_sync
+            self.exchanging_forward_began |= not self._forward_in_no_sync
 
     def _check_pipeline(self) -> None:
         """Raise if a pipeline schedule runs the module such that gravac cannot average. Called with the first bucket.
@@ -225,7 +225,7 @@ class DDPAdapter:
             SettingsError: DDP exchanges in a backward within ``no_sync()``; or a schedule runs the module, and
                 ``reason_against_pipelines`` is not empty.
         """
-        if self.ddp is None or not self._forward_accumulates:
+        if self.ddp is None or not self._forward_in_no_sync:
             return
         if not self.ddp.require_backward_grad_sync and PIPELINING in sys.modules:
             raise SettingsError(

@@ -227,20 +227,20 @@ def rebuild_reducer(
         private_ddp.reducer.prepare_for_backward([])
 
 
-def scale_of(scaler: torch.amp.GradScaler, device: bool) -> Callable[[], Number]:
+def scale_of(scaler: torch.amp.GradScaler, as_tensor: bool) -> Callable[[], Number]:
     """Return a function that returns a gradient scaler's present scale.
 
     Args:
         scaler: scaler of the loss.
-        device: True: the function returns a 0-d tensor, without a wait for the GPU (a float if the scaler has no tensor
-            yet). False: the function returns a float.
+        as_tensor: True: the function returns a 0-d tensor, without a wait for the GPU (a float if the scaler has no
+            tensor yet). False: the function returns a float.
     """
 
     def scale() -> Number:
         tensor = scaler._get_scale_async()
         return scaler.get_scale() if tensor is None else tensor
 
-    return scale if device else scaler.get_scale
+    return scale if as_tensor else scaler.get_scale
 
 
 def divides_by_ranks_with_inputs(ddp: DistributedDataParallel) -> bool:

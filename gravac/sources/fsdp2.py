@@ -154,15 +154,15 @@ class ShardedModel:
             )
         self.refuse_part_of_larger_model()
         self.reshard()  # after a forward without a backward, the module has gathered parameters in place of shards
-        self._groups = _groups_with_replicas(self._fsdp_modules, required=process_group is None)
+        self._groups = _groups_with_replicas(self._fsdp_modules, raise_if_missing=process_group is None)
         if process_group is None and not self._groups:
             raise SettingsError(
                 "process_group: the model is in shards on a mesh of one dimension, without replicas to average over; "
                 "use a mesh of two dimensions, init_device_mesh(..., mesh_dim_names=('replicate', 'shard')), or give "
                 "AdaptiveCompressor(process_group=...) the ranks that hold the same shard"
             )
-        averaged_ids = {id(parameter) for group in self._groups for parameter in _trained_parameters(group)}
-        self._parameter_slots = dict(_slots_to_average(module, averaged_ids if self._groups else None))
+        averaged_parameter_ids = {id(parameter) for group in self._groups for parameter in _trained_parameters(group)}
+        self._parameter_slots = dict(_slots_to_average(module, averaged_parameter_ids if self._groups else None))
         if not self._parameter_slots:
             raise ValueError("module: no parameter that requires a gradient is in shards; give a module to train")
         refuse_other_hooks(self.parameters)
@@ -373,12 +373,15 @@ def in_shards_like(local: torch.Tensor, parameter: torch.Tensor) -> torch.Tensor
     )
 
 
-def _slots_to_average(module: torch.nn.Module, averaged_ids: "set[int] | None") -> Iterator[tuple[str, _ParameterSlot]]:
+def _slots_to_average(
+    module: torch.nn.Module, averaged_parameter_ids: "set[int] | None"
+) -> Iterator[tuple[str, _ParameterSlot]]:
     """Yield, for each parameter to average, its name in the model and its ``_ParameterSlot``.
 
     Args:
         module: the model.
-        averaged_ids: ``id`` of each parameter to average; ``None``: all parameters in shards are to be averaged.
+        averaged_parameter_ids: ``id`` of each parameter to average; ``None``: all parameters in shards are to be
+            averaged.
     """
     units: dict[int, int] = {}
     unit_of: dict[int, int] = {}
@@ -387,7 +390,9 @@ def _slots_to_average(module: torch.nn.Module, averaged_ids: "set[int] | None") 
         parent = unit_of.get(id(module.get_submodule(path.rpartition(".")[0])), -1) if path else -1
         unit_of[id(child)] = units.setdefault(id(child), len(units)) if isinstance(child, FSDPModule) else parent
         for parameter_key, parameter in child.named_parameters(recurse=False):
-            is_averaged = isinstance(parameter, DTensor) and (averaged_ids is None or id(parameter) in averaged_ids)
+            is_averaged = isinstance(parameter, DTensor) and (
+                averaged_parameter_ids is None or id(parameter) in averaged_parameter_ids
+            )
             if parameter.requires_grad and is_averaged and id(parameter) not in seen_ids:
                 seen_ids.add(id(parameter))
                 name = canonical_name(f"{path}.{parameter_key}" if path else parameter_key)
@@ -422,21 +427,21 @@ def _new_group(ranks: list[int]) -> dist.ProcessGroup:
 # private names of torch
 
 
-def _groups_with_replicas(fsdp_modules: Iterable[Any], required: bool) -> list[Any]:
+def _groups_with_replicas(fsdp_modules: Iterable[Any], raise_if_missing: bool) -> list[Any]:
     """Return FSDP2's parameter groups (one or more for each ``fully_shard`` call) whose mesh has a replicate dimension.
 
     Args:
         fsdp_modules: modules that ``fully_shard`` or ``replicate`` was called with.
-        required: what to do if this torch lacks a private name: raise if True, return an empty list if False.
+        raise_if_missing: what to do if this torch lacks a private name: raise if True, return an empty list if False.
 
     Raises:
-        SettingsError: this torch lacks a private name, and ``required``.
+        SettingsError: this torch lacks a private name, and ``raise_if_missing``.
     """
     try:
         groups = [group for child in fsdp_modules for group in _parameter_groups(child._get_fsdp_state())]
         return [group for group in groups if getattr(group.mesh_info, "replicate_process_group", None) is not None]
     except AttributeError as error:
-        if not required:
+        if not raise_if_missing:
             return []
         raise SettingsError(
             f"module: torch {torch.__version__} lacks a private name by which gravac finds replicas ({error}); use a "
@@ -464,8 +469,8 @@ def _is_root(fsdp_module: Any) -> "bool | None":
 
     Return ``None`` before the first forward, when torch does not know yet, or if this torch lacks the private name.
     """
-    root: bool | None = getattr(fsdp_module._get_fsdp_state(), "_is_root", None)
-    return root
+    is_root: bool | None = getattr(fsdp_module._get_fsdp_state(), "_is_root", None)
+    return is_root
 
 
 def _parameter_groups(unit: Any) -> list[Any]:

@@ -302,7 +302,7 @@ class FSDP2Source(HookedSource):
     def _send_rest(self, step: _Step) -> None:
         """Hand the remaining gradients to the engine, end the engine's step, and wait for its exchanges."""
         self._step = None
-        add_times = self._take_times()
+        add_times = self._times_writer()
         if step.pending_pieces:
             self._send_unit(step)
         self._engine.flush()

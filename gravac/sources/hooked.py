@@ -83,7 +83,7 @@ class HookedSource(ABC):
         self.send_residuals = False
         self.decided_candidate = self._engine.begin(inputs)
 
-    def _take_times(self) -> Callable[[LocalMeasurement], None]:
+    def _times_writer(self) -> Callable[[LocalMeasurement], None]:
         """Return a function that writes the step's times into a measurement. Called when backward ends."""
         forward_began, optimizer_ended, backward_ended = (
             self._forward_began,

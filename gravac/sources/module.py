@@ -142,7 +142,7 @@ class ModuleSource(HookedSource):
         self._buffers = SentBuffers()
         self._module: weakref.ref[torch.nn.Module] | None = None
         self._accumulate_depth = 0
-        self._next_sends_at_end = True
+        self._next_step_sends_at_end = True
         self._backward: _Backward | None = None
         self._step: _Step | None = None
         self._ended_step: _Step | None = None
@@ -231,7 +231,7 @@ class ModuleSource(HookedSource):
         self._module = self.optimizer = self.loss_scale = None
         self._backward = self._step = self._ended_step = self._unread_flag_sums = None
         self._forward_began = self._optimizer_ended = None
-        self._next_sends_at_end = True
+        self._next_step_sends_at_end = True
 
     @contextmanager
     def accumulate(self) -> Iterator[None]:
@@ -383,7 +383,7 @@ class ModuleSource(HookedSource):
         if self._buffers.watched_names:
             self._read_flag_sums()
         self._begin_engines_step()
-        self._step = step = _Step(self._next_sends_at_end, [len(names) for names in self._groups])
+        self._step = step = _Step(self._next_step_sends_at_end, [len(names) for names in self._groups])
         self._buffers.detect_changes()
         if self._buffers.sent_names:
             flat = self._buffers.pack(engine.device)
@@ -448,9 +448,9 @@ class ModuleSource(HookedSource):
 
     def _end_step(self, step: _Step) -> None:
         """Send the remaining groups of gradients, then the flags (see 4 at the file's top); end the engine's step."""
-        add_times = self._take_times()
+        add_times = self._times_writer()
         self._step = None
-        self._next_sends_at_end = step.repeats
+        self._next_step_sends_at_end = step.repeats
 
         send_zeros = step.failure is not None and not isinstance(step.failure, TypeError)
         while step.groups_sent < len(self._groups):
@@ -469,9 +469,9 @@ class ModuleSource(HookedSource):
 
         def job_and_end() -> Job:
             yield from job
-            handle.ends()
+            handle.set_ended()
 
-        self._engine.executor.exchange(job_and_end(), handle.ends, self._engine.device, lambda: True)
+        self._engine.executor.exchange(job_and_end(), handle.set_ended, self._engine.device, lambda: True)
         return handle
 
     def _read_flag_sums(self) -> "_RankCounts | None":

@@ -6,11 +6,12 @@ import math
 import statistics
 from collections.abc import Iterable, Sequence
 
-from gravac.telemetry.page import STEPS
+from gravac.telemetry.page import STEP_TAGS
 from gravac.telemetry.records import StepRecord
 
-MEAN_FIELDS = tuple(name for name in STEPS if name not in ("t_system", "t_compression"))
-"""Fields of ``StepRecord`` that a point shows as arithmetic means over steps: all of ``page.STEPS`` but throughputs.
+MEAN_FIELDS = tuple(name for name in STEP_TAGS if name not in ("t_system", "t_compression"))
+"""Fields of ``StepRecord`` that a point shows as arithmetic means over steps: all of ``page.STEP_TAGS`` but
+throughputs.
 
 For ``wire_ratio``, ``means`` replaces the arithmetic mean by a ratio of sums.
 """

@@ -17,7 +17,7 @@ CF_LOG10 = PREFIX + "cf_log10"
 GAIN = tuple(PREFIX + name for name in ("gain", "gain_low", "gain_high"))
 """Tags of a window's gain, and of the lowest and highest gain of its steps; written at decisions."""
 
-STEPS = {
+STEP_TAGS = {
     "loss": PREFIX + "loss",
     "probe": PREFIX + "probe",
     "achieved_cf": PREFIX + "achieved_cf",
@@ -86,17 +86,17 @@ def _lines(*tags: str) -> list[Any]:
 
 LAYOUT: dict[str, dict[str, list[Any]]] = {
     "gravac: compression factor and gain": {
-        "Wire ratio: how many times fewer bytes than dense float32": _lines(STEPS["wire_ratio"]),
+        "Wire ratio: how many times fewer bytes than dense float32": _lines(STEP_TAGS["wire_ratio"]),
         "Compression factor, each method's own measure (1 is dense; the tab Text names the methods)": _lines(CF),
         "Compression factor, log10 (0 is dense)": _lines(CF_LOG10),
         "Gain of each window, and of its lowest and highest step": ["Margin", list(GAIN)],
     },
     "gravac: throughput, time and bytes": {
-        "Throughput, samples/s": _lines(STEPS["t_system"], STEPS["t_compression"]),
-        "Time of a step, seconds": _lines(*(tag for tag in STEPS.values() if "/seconds/" in tag)),
-        "Gain (mean of steps)": _lines(STEPS["gain"]),
-        "Achieved CF (elements)": _lines(STEPS["achieved_cf"]),
-        "Bytes a step, of one rank": _lines(STEPS["payload_bytes"], STEPS["wire_bytes"]),
+        "Throughput, samples/s": _lines(STEP_TAGS["t_system"], STEP_TAGS["t_compression"]),
+        "Time of a step, seconds": _lines(*(tag for tag in STEP_TAGS.values() if "/seconds/" in tag)),
+        "Gain (mean of steps)": _lines(STEP_TAGS["gain"]),
+        "Achieved CF (elements)": _lines(STEP_TAGS["achieved_cf"]),
+        "Bytes a step, of one rank": _lines(STEP_TAGS["payload_bytes"], STEP_TAGS["wire_bytes"]),
         "Sent so far, GB, of one rank": _lines(WIRE_GIGABYTES, DENSE_WIRE_GIGABYTES),
     },
 }

@@ -35,7 +35,7 @@ class Points:
         """Add a step; write a point if the steps since the last point cover ``every`` training steps or more."""
         if self._previous_step is None or _equal_fields(self._previous_step) != _equal_fields(step):
             self.flush()
-            staircase_numbers = {page.STEPS[name]: per_step(step, name) or 0.0 for name in page.STAIRS}
+            staircase_numbers = {page.STEP_TAGS[name]: per_step(step, name) or 0.0 for name in page.STAIRS}
             self._write_finite(_candidate_numbers(step) | staircase_numbers, step.step)
         self._steps.append(step)
         self._previous_step = step
@@ -52,7 +52,7 @@ class Points:
         if not self._steps:
             return
         steps, self._steps = self._steps, []
-        numbers = _candidate_numbers(steps[-1]) | {page.STEPS[name]: mean for name, mean in means(steps).items()}
+        numbers = _candidate_numbers(steps[-1]) | {page.STEP_TAGS[name]: mean for name, mean in means(steps).items()}
         numbers[page.WIRE_GIGABYTES], numbers[page.DENSE_WIRE_GIGABYTES] = self._sent_gigabytes
         self._write_finite(numbers, steps[-1].step)
 

@@ -133,7 +133,7 @@ class CSVSink:
         page.CF,
         page.CF_LOG10,
         page.OUTER_WIRE_RATIO,
-        *page.STEPS.values(),
+        *page.STEP_TAGS.values(),
         page.WIRE_GIGABYTES,
         page.DENSE_WIRE_GIGABYTES,
     )

@@ -424,7 +424,7 @@ def test_a_mean_that_overflows_leaves_residuals_bit_for_bit_where_groups_are_ref
     for step in range(3):
         average(ranks, gradients(2, (64, 64), seed=step), 10.0, step)
     before = [rank.feedback.residual["w"].clone() for rank in ranks]
-    monkeypatch.setattr(module, "all_fit", lambda flats: torch.tensor(False))
+    monkeypatch.setattr(module, "all_elements_finite", lambda flats: torch.tensor(False))
     outs = average(ranks, gradients(2, (64, 64), seed=3), 10.0, 3)
     unmoved = [torch.equal(old, rank.feedback.residual["w"]) for old, rank in zip(before, ranks, strict=True)]
     assert unmoved == [apart, apart]

@@ -29,8 +29,8 @@ def test_guard_turns_overflow_safety_on_unless_set_or_groups_are_refused() -> No
     by_group.check_each_group()
     for each in (unset, off, by_group):
         each.turn_on_overflow_safety()
-    assert [each.commits.by_step for each in (unset, off, by_group)] == [True, False, False]
-    assert by_group.commits.by_group
+    assert [each.commits.drops_whole_step for each in (unset, off, by_group)] == [True, False, False]
+    assert by_group.commits.checks_group_means
 
 
 def test_in_place_a_gradient_is_added_to_the_residual_itself_and_taken_off_again() -> None:

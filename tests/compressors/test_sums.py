@@ -166,7 +166,7 @@ def test_the_wire_ratio_of_gathers_falls_with_the_number_of_ranks() -> None:
 def test_a_ladder_serves_each_ratio_by_its_first_member_that_reaches_it() -> None:
     steps = ladder(quantize(4), quantize(2), topkc)
     for wanted, name, bits in ((2, "quantize", 4), (7, "quantize", 4), (9, "quantize", 2), (40, "topkc", None)):
-        member, cf = steps.serving(wanted)
+        member, cf = steps.member_at(wanted)
         assert member.name == name
         assert getattr(member, "bits", None) == bits
         assert wire_ratio(member, cf) >= wanted * 0.998
@@ -179,10 +179,10 @@ def test_each_member_of_a_ladder_has_rungs_of_its_own() -> None:
     steps = ladder(quantize(4), topkc, powersgd(4))
     rungs = steps.candidates((1.0, 1000.0))
     assert list(rungs) == sorted(set(rungs))
-    served = [steps.serving(ratio)[0].name for ratio in rungs]
+    served = [steps.member_at(ratio)[0].name for ratio in rungs]
     assert set(served) == {"quantize", "topkc", "powersgd"}
     at = served.index("powersgd")
-    assert steps.serving(rungs[at] * 0.99)[0].name == "topkc"  # asked for any other ratio, the first that reaches it
+    assert steps.member_at(rungs[at] * 0.99)[0].name == "topkc"  # asked for any other ratio, the first that reaches it
     assert steps.profile(rungs[at]).family == "powersgd"
 
 

@@ -411,7 +411,7 @@ def test_no_step_is_expected_to_be_shorter_than_what_it_computes() -> None:
     ladder = tuple(replace(c, coding_s=0.005, exchange_s=1.0 / c.wire_ratio) for c in LADDER)
     two_bits = GoodputEntry(5, 0.2, 1, 0.95, (0.165, 0.01, 0.17))
     state = GoodputState(ladder, "hold", 5, 5, Window(ladder[5].candidate), (two_bits,))
-    assert state.times.shortest_step_seconds(9, 40) >= 0.025 + 0.8 * 0.005
+    assert state.step_time_bounds.shortest_step_seconds(9, 40) >= 0.025 + 0.8 * 0.005
 
 
 @pytest.mark.parametrize(("behind", "least"), [(None, 0.8), (0.0, 0.95), (0.5, 0.9), (1.0, 0.85)])
@@ -422,7 +422,7 @@ def test_of_a_round_no_more_hides_than_may_travel(behind: float | None, least: f
     state = GoodputState(
         tuple(sends), "hold", 1, 1, Window(sends[1].candidate), (GoodputEntry(1, 0.2, 1, 0.95, (0.1, 0, 0.1)),)
     )
-    bound = state.times._shortest_by_probe(sends[0])
+    bound = state.step_time_bounds._shortest_by_probe(sends[0])
     assert bound == pytest.approx(least + (0.1 / 3 if behind is None else 0.0))
 
 
@@ -509,7 +509,7 @@ def test_what_a_trial_may_cost_goes_by_what_the_exchange_took() -> None:
     """Two bits at 14x, coding for half of the step: dense sends 14 times as much, and takes little longer for that."""
     known, unknown = (GoodputEntry(5, 0.16, 1, 0.95, saved) for saved in ((0.0, 0.08, 0.002), None))
     bound, guess = (
-        GoodputState(LADDER, "hold", 5, 5, Window(LADDER[5].candidate), (e,)).times.longest_step_seconds(0)
+        GoodputState(LADDER, "hold", 5, 5, Window(LADDER[5].candidate), (e,)).step_time_bounds.longest_step_seconds(0)
         for e in (known, unknown)
     )
     assert bound == pytest.approx(0.16 + 13 * 0.002)
@@ -521,9 +521,9 @@ def test_coding_that_grows_with_what_is_sent_is_not_taken_for_the_link() -> None
     light, heavy = GoodputEntry(7, 0.05, 1, 0.5, (0.0, 0.02, 0.001)), GoodputEntry(6, 0.08, 1, 0.9, (0.0, 0.05, 0.001))
     forecasts = (*LADDER[:6], replace(LADDER[6], family="topkc"), *LADDER[7:])
     state = GoodputState(forecasts, "hold", 7, 7, Window(LADDER[7].candidate), (light, heavy))
-    assert state.times.shortest_step_seconds(0, 40) <= 0.05
+    assert state.step_time_bounds.shortest_step_seconds(0, 40) <= 0.05
     blind = replace(state, entries=(replace(light, saved=None), replace(heavy, saved=None)))
-    assert blind.times.shortest_step_seconds(0, 40) > 0.5
+    assert blind.step_time_bounds.shortest_step_seconds(0, 40) > 0.5
 
 
 def test_a_gain_that_was_measured_changes_what_is_held() -> None:

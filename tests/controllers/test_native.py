@@ -222,7 +222,7 @@ def test_native_is_never_left_for_what_cannot_be_better(native: float, others: l
     after, _ = goodput._try_or_hold(state, Finding(""))
     chosen = after.position
     if chosen != 0:
-        bound = after.least_efficiency(chosen) / after.times.shortest_step_seconds(chosen, goodput.expire)
+        bound = after.least_efficiency(chosen) / after.step_time_bounds.shortest_step_seconds(chosen, goodput.expire)
         assert bound > state.goodput(measured[0])
 
 
@@ -313,7 +313,7 @@ def test_the_bound_of_an_exchange_by_other_steps_is_never_above_what_it_takes(
         entries.append(GoodputEntry(at, compute + coded + waited, 1, 1.0, saved))
     state = GoodputState(forecasts, "hold", entries[0].position, 0, Window(NATIVE), tuple(entries), moved=True)
     for forecast in forecasts:
-        assert state.times._shortest_exchange(forecast) <= exchange(forecast) * (1 + 1e-9) + 1e-12
+        assert state.step_time_bounds._shortest_exchange(forecast) <= exchange(forecast) * (1 + 1e-9) + 1e-12
 
 
 @pytest.mark.parametrize("at", range(130, 160))
@@ -347,14 +347,16 @@ def test_on_a_slower_link_larger_exchanges_are_risky_until_two_sizes_were_timed(
     before = GoodputState(forecasts, "hold", held, held, Window(forecasts[held].candidate), (entry,))
     after = before.after_link_change(factor * seconds)
 
-    risky = [at for at in range(len(forecasts)) if after.times.has_unbounded_time(at)]
-    assert not any(before.times.has_unbounded_time(at) for at in range(len(forecasts)))
+    risky = [at for at in range(len(forecasts)) if after.step_time_bounds.has_unbounded_time(at)]
+    assert not any(before.step_time_bounds.has_unbounded_time(at) for at in range(len(forecasts)))
     larger = [at for at, f in enumerate(forecasts) if exchange_fraction(f) > exchange_fraction(forecasts[held])]
     assert risky == (larger if factor > 1 else [])
     others = [at for at, f in enumerate(forecasts) if f.candidate.every == 1 and f.candidate.mode == "hook"][:2]
     two = (*(GoodputEntry(at, 0.1, 1, 1.0, (0.0, 0.0, 0.0)) for at in others if at != held), entry)
     if len({forecasts[one.position].wire_ratio for one in two if forecasts[one.position].candidate.every == 1}) > 1:
-        assert not any(replace(after, entries=two).times.has_unbounded_time(at) for at in range(len(forecasts)))
+        assert not any(
+            replace(after, entries=two).step_time_bounds.has_unbounded_time(at) for at in range(len(forecasts))
+        )
 
 
 def test_the_price_of_leaving_outer_steps_grows_with_what_dense_exchanges_take() -> None:
@@ -362,13 +364,18 @@ def test_the_price_of_leaving_outer_steps_grows_with_what_dense_exchanges_take()
     apart = next(forecast for forecast in site.forecasts if forecast.candidate.mode == "outer")
     native, hook = GoodputEntry(0, 1.1, 1, 1.0), GoodputEntry(2, 0.1, 1, 1.0, (0.0, 0.0, 0.0))
     state = GoodputState(site.forecasts, "hold", 0, 0, Window(NATIVE), (native, hook))
-    assert state.times.leaving_seconds(apart) == 2.0
-    assert replace(state, moved=True).times.leaving_seconds(apart) == pytest.approx(2.0 * 1.0 / site.dense)
-    assert state.times.leaving_seconds(site.forecasts[0]) == 0.0
-    assert replace(state, moved=True, entries=(native,)).times.leaving_seconds(apart) == 2.0  # no sign of the link yet
-    assert replace(state, moved=True, entries=(replace(native, seconds=0.1), hook)).times.leaving_seconds(apart) == 2.0
+    assert state.step_time_bounds.leaving_seconds(apart) == 2.0
+    assert replace(state, moved=True).step_time_bounds.leaving_seconds(apart) == pytest.approx(2.0 * 1.0 / site.dense)
+    assert state.step_time_bounds.leaving_seconds(site.forecasts[0]) == 0.0
+    assert (
+        replace(state, moved=True, entries=(native,)).step_time_bounds.leaving_seconds(apart) == 2.0
+    )  # no sign of the link yet
+    assert (
+        replace(state, moved=True, entries=(replace(native, seconds=0.1), hook)).step_time_bounds.leaving_seconds(apart)
+        == 2.0
+    )
     slow = replace(hook, saved=(0.0, 0.0, 7 * (site.forecasts[2].exchange_s or 0.0)))
-    assert replace(state, moved=True, entries=(slow,)).times.leaving_seconds(apart) == pytest.approx(14.0)
+    assert replace(state, moved=True, entries=(slow,)).step_time_bounds.leaving_seconds(apart) == pytest.approx(14.0)
 
 
 def test_float16_needs_gradients_that_are_far_from_too_large() -> None:
@@ -467,12 +474,12 @@ def test_exposed_is_what_the_forecast_and_the_link_say() -> None:
     forecasts = Site(0.1, 0.1, hides=0.0).forecasts
     native, hook = GoodputEntry(0, 0.1, 1, 1.0), GoodputEntry(1, 0.2, 1, 1.0, (0.1, 0.01, 0.1))
     state = GoodputState(forecasts, "hold", 0, 0, Window(NATIVE), (native,))
-    assert state.times.waiting_fraction(native) == pytest.approx(0.1)
-    assert state.times.waiting_fraction(native) > LEAST_WAITING_FRACTION
+    assert state.step_time_bounds.waiting_fraction(native) == pytest.approx(0.1)
+    assert state.step_time_bounds.waiting_fraction(native) > LEAST_WAITING_FRACTION
     assert (
-        replace(state, entries=(native, hook)).times.waiting_fraction(native) == 1.0
+        replace(state, entries=(native, hook)).step_time_bounds.waiting_fraction(native) == 1.0
     )  # the link is 20 times slower than forecast
-    assert replace(state, moved=True).times.waiting_fraction(native) == 1.0
+    assert replace(state, moved=True).step_time_bounds.waiting_fraction(native) == 1.0
 
 
 def warming(site: Site, rise: int, seed: int = 0) -> Callable[[int, Decision], Measurement]:

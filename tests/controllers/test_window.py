@@ -113,12 +113,14 @@ def test_doubt_is_the_standard_error_of_a_median() -> None:
     draw = random.Random(0)
     windows = [window(*(measured(draw.gauss(0.1, 0.005)) for _ in range(25))) for _ in range(400)]
     medians = [statistics.median(full.seconds) for full in windows]
-    assert statistics.fmean(full.doubt for full in windows) == pytest.approx(statistics.stdev(medians), rel=0.15)
+    assert statistics.fmean(full.standard_error_s for full in windows) == pytest.approx(
+        statistics.stdev(medians), rel=0.15
+    )
 
 
 def test_steps_that_are_alike_or_too_few_leave_no_doubt() -> None:
-    assert window(*(measured(0.1) for _ in range(5))).doubt == 0
-    assert window(measured(0.1), measured(0.2)).doubt == 0
+    assert window(*(measured(0.1) for _ in range(5))).standard_error_s == 0
+    assert window(measured(0.1), measured(0.2)).standard_error_s == 0
 
 
 def test_of_two_unclean_steps_the_faster_counts() -> None:

@@ -40,12 +40,12 @@ class Looks(TorchDispatchMode):
 
 
 def trained(
-    rank: int, world: int, base: Compressor, cf: float, by_streams: bool, largest: int = coalescing.LARGEST
+    rank: int, world: int, base: Compressor, cf: float, by_streams: bool, largest: int = coalescing.MAX_SEGMENT_ELEMENTS
 ) -> tuple[list[torch.Tensor], list[str], int]:
     """Weights after some steps, where data was looked at, and how often the host waited."""
     torch.manual_seed(3)
     model = torch.nn.Sequential(*(torch.nn.Linear(64, 64) for _ in range(4)))
-    coalescing.LARGEST, coalescing.TEMPORARIES = largest, largest * CODING_BYTES
+    coalescing.MAX_SEGMENT_ELEMENTS, coalescing.MAX_CODING_BYTES = largest, largest * CODING_BYTES
     ddp = DistributedDataParallel(model, bucket_cap_mb=0.02)
     optimizer = torch.optim.SGD(ddp.parameters(), lr=0.05)
     looks = Looks()
@@ -78,7 +78,9 @@ def test_the_hook_gives_the_same_bits_and_looks_at_nothing(base: Compressor, cf:
 
 def whole_and_in_parts(rank: int, world: int, by_streams: bool) -> list[list[torch.Tensor]]:
     # parts of a tensor each, and the first bucket is the whole model
-    return [trained(rank, world, topk, 10.0, by_streams, largest)[0] for largest in (coalescing.LARGEST, 64)]
+    return [
+        trained(rank, world, topk, 10.0, by_streams, largest)[0] for largest in (coalescing.MAX_SEGMENT_ELEMENTS, 64)
+    ]
 
 
 @pytest.mark.parametrize("by_streams", [False, True])

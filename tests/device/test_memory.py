@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from gravac import Compressor, dgc, powersgd, quantize, topk, topkc
-from gravac.engine.coalescing import LARGEST, TEMPORARIES
+from gravac.engine.coalescing import MAX_CODING_BYTES, MAX_SEGMENT_ELEMENTS
 from tests.device.steps import steps
 from tests.device.storages import Storages
 
@@ -40,9 +40,9 @@ def test_storages_are_counted_as_long_as_they_live_and_views_are_not() -> None:
 def taken(base: Compressor, cf: float, small: int = 1, **settings: Any) -> tuple[float, float]:
     """Bytes for each parameter, beside its gradient, between steps and at most in one; one bucket holds them all."""
     storages = Storages("npy")
-    shapes = {str(n): (256, LARGEST // small // 256) for n in range(MANY * small)}
+    shapes = {str(n): (256, MAX_SEGMENT_ELEMENTS // small // 256) for n in range(MANY * small)}
     steps(base, shapes, cf=cf, apart=False, storages=storages, **settings)
-    return storages.kept / (MANY * LARGEST) - 4, storages.peak / (MANY * LARGEST) - 4
+    return storages.kept / (MANY * MAX_SEGMENT_ELEMENTS) - 4, storages.peak / (MANY * MAX_SEGMENT_ELEMENTS) - 4
 
 
 @pytest.mark.parametrize(("small", "residual_dtype"), [(1, "float32"), (SMALL, "bfloat16")])
@@ -62,7 +62,7 @@ def test_one_bucket_of_a_whole_model_is_coded_in_bounded_memory(
     base: Compressor, cf: float, small: int, residual_dtype: str
 ) -> None:
     kept, most = taken(base, cf, small, residual_dtype=residual_dtype)
-    assert (most - kept) * MANY * LARGEST < TEMPORARIES
+    assert (most - kept) * MANY * MAX_SEGMENT_ELEMENTS < MAX_CODING_BYTES
     width = 4 if residual_dtype == "float32" else 2
     assert kept == pytest.approx(0 if base.name == "quantize" else width, abs=2)
 
@@ -70,11 +70,11 @@ def test_one_bucket_of_a_whole_model_is_coded_in_bounded_memory(
 def test_memories_of_a_compressor_are_there_once() -> None:
     kept, most = taken(dgc, 100)
     assert kept == pytest.approx(8, abs=0.01)
-    assert (most - kept) * MANY * LARGEST < TEMPORARIES
+    assert (most - kept) * MANY * MAX_SEGMENT_ELEMENTS < MAX_CODING_BYTES
 
 
 @pytest.mark.parametrize("small", [1, SMALL])
 def test_a_second_copy_of_residuals_is_kept_under_overflow_safety_alone(small: int) -> None:
     kept, most = taken(topk, 100, small, overflow_safety=True)
     assert kept == pytest.approx(8, abs=0.01)
-    assert (most - kept) * MANY * LARGEST < TEMPORARIES
+    assert (most - kept) * MANY * MAX_SEGMENT_ELEMENTS < MAX_CODING_BYTES

@@ -16,15 +16,15 @@ from gravac.engine import coalescing
 from gravac.engine.coalescing import (
     ALWAYS_ENOUGH,
     FEWEST_JOBS,
-    JOB_SECONDS,
-    LARGEST,
+    MAX_CODING_BYTES,
+    MAX_SEGMENT_ELEMENTS,
+    MIN_JOB_SECONDS,
     MOST_JOBS,
-    TEMPORARIES,
     ReadyGroup,
     Waiting,
     cut,
     elements,
-    enough,
+    elements_per_job,
 )
 
 
@@ -34,12 +34,15 @@ def group(*sizes: int) -> ReadyGroup:
 
 
 def test_a_small_model_goes_in_parts_and_a_large_one_does_not_wait() -> None:
-    assert enough(1050) == 1050 // FEWEST_JOBS
-    assert enough(1 << 26) == ALWAYS_ENOUGH
+    assert elements_per_job(1050) == 1050 // FEWEST_JOBS
+    assert elements_per_job(1 << 26) == ALWAYS_ENOUGH
 
 
 def test_on_a_slow_link_parts_are_smaller_down_to_a_bound() -> None:
-    sizes = [enough(10_000, seconds) for seconds in (0.0, JOB_SECONDS, 5 * JOB_SECONDS, 100 * JOB_SECONDS)]
+    sizes = [
+        elements_per_job(10_000, seconds)
+        for seconds in (0.0, MIN_JOB_SECONDS, 5 * MIN_JOB_SECONDS, 100 * MIN_JOB_SECONDS)
+    ]
     assert sizes == [-(-10_000 // parts) for parts in (FEWEST_JOBS, FEWEST_JOBS, 5, MOST_JOBS)]
 
 
@@ -53,7 +56,7 @@ def test_parts_are_the_group_in_order_each_of_few_elements_or_one_tensor(sizes: 
     whole, said = group(*sizes), list[str]()
     whole = ReadyGroup(whole.pieces, torch.zeros(sum(sizes)), lambda: said.append("done"), lambda _: None)
     with pytest.MonkeyPatch.context() as patched:
-        patched.setattr(coalescing, "LARGEST", 40)
+        patched.setattr(coalescing, "MAX_SEGMENT_ELEMENTS", 40)
         parts = cut(whole, lambda: said.append("joined"))
     assert [piece for part in parts for piece in part.pieces] == [*whole.pieces]
     assert all(elements([part]) <= 40 or len(part.pieces) == 1 for part in parts)
@@ -72,7 +75,7 @@ def test_what_goes_together_is_bounded_though_parts_wait_for_each_other(sizes: l
     waiting, gone = Waiting(), list[ReadyGroup]()
     waiting.enough_elements, waiting.max_elements = 10, most
     with pytest.MonkeyPatch.context() as patched:
-        patched.setattr(coalescing, "LARGEST", 40)
+        patched.setattr(coalescing, "MAX_SEGMENT_ELEMENTS", 40)
         for part in cut(group(*sizes), lambda: None):
             together = waiting.take(part, at_once=False)
             assert elements(together) <= most or len(together[-1].pieces) == 1
@@ -91,7 +94,7 @@ def test_more_goes_together_where_coding_takes_less() -> None:
     assert averager.coding_bytes(averager.plan(0, 16.0)) == low_rank < CODING_BYTES
     assert averager.coding_bytes(averager.plan(0, None)) == CODING_BYTES
     assert narrow.coding_bytes(narrow.plan(0, 16.0)) > low_rank  # a residual is rounded as it is kept
-    for on_cpu, most in ((False, TEMPORARIES // low_rank), (True, LARGEST + ALWAYS_ENOUGH)):
+    for on_cpu, most in ((False, MAX_CODING_BYTES // low_rank), (True, MAX_SEGMENT_ELEMENTS + ALWAYS_ENOUGH)):
         waiting.set_limits(low_rank, 1 << 24, on_cpu=on_cpu)
         assert waiting.max_elements == most
     assert ladder.profile(128.0).coding_bytes == powersgd.profile(128.0).coding_bytes  # that of what serves it

@@ -67,10 +67,10 @@ def test_without_16_bit_there_is_no_native_float16() -> None:
 
 def test_outer_steps_wait_for_what_compute_takes() -> None:
     forecasts, admission = admitted(every=(1, 100))
-    assert admission.waits
+    assert admission.lacks_compute_time
     assert {candidate.mode for candidate in forecasts} == {"native", "hook"}
     later, admission = admitted(0.1, every=(1, 100))
-    assert not admission.waits
+    assert not admission.lacks_compute_time
     assert [*later][: len(forecasts)] == [*forecasts]
     assert {candidate.mode for candidate in [*later][len(forecasts) :]} == {"outer"}
 

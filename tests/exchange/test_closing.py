@@ -37,7 +37,7 @@ class Peers:
     def launch(self, requests: list[Collective]) -> list[Collective]:
         return requests
 
-    def landed(self, pending: list[Collective]) -> bool:
+    def has_ended(self, pending: list[Collective]) -> bool:
         return self.answer.is_set()
 
     def finish(self, pending: list[Collective]) -> list[Any]:

@@ -39,7 +39,7 @@ class Wire:
         self.note(*(f"start {int(r.tensor[0])}" for r in requests if isinstance(r, AllReduce)))
         return requests
 
-    def landed(self, pending: list[Collective]) -> bool:
+    def has_ended(self, pending: list[Collective]) -> bool:
         return self.gate.is_set()
 
     def finish(self, pending: list[Collective]) -> list[Any]:

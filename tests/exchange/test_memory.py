@@ -106,7 +106,7 @@ tensors = st.sampled_from([torch.float32, torch.int32, torch.uint8, torch.bfloat
 @given(tensors, st.integers(0, 2))
 def test_an_echo_is_what_comes_where_all_hand_over_the_same(tensor: torch.Tensor, rank: int) -> None:
     for asked in (AllReduce(tensor), AllGather(tensor, tensor[0]), AllToAll(tensor), Broadcast(tensor, 1)):
-        got, want = memory.echo(asked, rank, 3), memory.answers([asked] * 3)[rank]
+        got, want = memory.result_for_equal_ranks(asked, rank, 3), memory.results_by_rank([asked] * 3)[rank]
         for one, other in zip(*((x if isinstance(x, tuple) else (x,)) for x in (got, want)), strict=True):
             assert one.dtype == other.dtype and torch.equal(one, other) and one.is_contiguous()
             assert all(one.data_ptr() != given.data_ptr() for given in tensors_of(asked)), "memory of its own"

@@ -123,7 +123,7 @@ def test_interrupt_leaves_no_process_namespace_or_file(
 
 
 def test_killed_worker_ends_the_run_with_its_name_and_no_process(tmp_path: Path) -> None:
-    settings = TrainingSettings(workers=2, link="100mbit", slowest=1e8, log_dir=tmp_path)
+    settings = TrainingSettings(workers=2, link="100mbit", lowest_rate_bps=1e8, log_dir=tmp_path)
     with (
         pytest.raises(RunFailed, match="dense-fp16: worker 1 was killed by signal 9"),
         TrainingRun([Leg("fp16", "dense-fp16", seconds=60)], settings, None) as run,
@@ -155,7 +155,7 @@ def test_a_worker_that_was_just_started_is_ended_too(tmp_path: Path, monkeypatch
         return worker
 
     monkeypatch.setattr(subprocess, "Popen", started_and_interrupted)
-    settings = TrainingSettings(workers=2, link="100mbit", slowest=1e8, log_dir=tmp_path)
+    settings = TrainingSettings(workers=2, link="100mbit", lowest_rate_bps=1e8, log_dir=tmp_path)
     with pytest.raises(KeyboardInterrupt), TrainingRun([Leg("fp16", "dense-fp16", seconds=60)], settings, None):
         pass
     assert [start_ticks(pid) for pid in pids] == [None]  # it was waited for

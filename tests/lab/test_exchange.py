@@ -80,7 +80,9 @@ def test_of_nothing_known_nothing_is_told() -> None:
 def test_methods_of_all_modes_report_their_bytes_split_and_decisions(tmp_path: Any) -> None:
     words = ("fp32", "adaptive", "adaptive(every=(1, 4))", "outer(every=4):quantize(2)")
     legs = [Leg(text, text, steps=30, every_steps=10) for text in words]
-    settings = TrainingSettings(workers=2, link="loopback", slowest=None, task="lstm", scale=0.05, log_dir=tmp_path)
+    settings = TrainingSettings(
+        workers=2, link="loopback", lowest_rate_bps=None, task="lstm", scale=0.05, log_dir=tmp_path
+    )
     with TrainingRun(legs, settings, None) as run:
         ends = [event for event in run.events() if event["event"] == "end"]
     dense, *ours, outer = ends

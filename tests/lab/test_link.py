@@ -59,7 +59,7 @@ def test_a_phase_holds_from_its_time_on(link: Link, seconds: float) -> None:
 def test_nothing_is_slower_than_the_slowest(link: Link) -> None:
     phases = [*link.phases, *(phase for _, phase in link.of_ranks)]
     rates = [rate for phase in phases for rate in (phase.down, phase.up) if rate is not None]
-    assert link.slowest == (min(rates) if rates else None)
+    assert link.lowest_rate_bps == (min(rates) if rates else None)
 
 
 @pytest.mark.parametrize(

@@ -258,7 +258,7 @@ def test_what_a_mesh_does_not_support_is_refused(changes: dict[str, Any], said: 
     "text", ["fp32", "fp16", "bf16", "topk@10", "quantize(4)", "adaptive(every=(1, 100))", "gravac:topk"]
 )
 def test_other_methods_are_not(text: str) -> None:
-    assert Method.parse(text).mesh_refusal is None
+    assert Method.parse(text).mesh_error_message is None
 
 
 @pytest.mark.parametrize("name", [name for name in TASKS if TASKS[name].blocks and name not in ("gpt2", "modernbert")])

@@ -44,9 +44,9 @@ def test_an_adaptive_method_is_a_controller_over_a_compressor_and_a_range() -> N
 def test_outer_steps_have_one_every_or_a_choice() -> None:
     chosen = Method.parse("outer(fragments=2, delay=1):ladder")
     assert (chosen.modes.every, chosen.modes.outer.delay, chosen.cf_range) == ((1, 100), 1, (2, 1000))
-    assert chosen.adaptive and chosen.has_local_steps and not chosen.can_be_factored
+    assert chosen.adaptive and chosen.has_local_steps and not chosen.has_constant_step_time
     fixed = Method.parse("outer(every=10):quantize(2)")
-    assert (fixed.cf, fixed.adaptive, fixed.can_be_factored) == (16, False, False)
+    assert (fixed.cf, fixed.adaptive, fixed.has_constant_step_time) == (16, False, False)
     assert Method.parse("outer(every=10):dense").cf == 1
     assert Method.parse("outer(every=10):quantize@2-16").adaptive, "the CF is a choice"
     assert Method.parse("outer(every=(5, 50)):ladder@2-64").cf_range == (2, 64)

@@ -209,7 +209,7 @@ def test_bytes_follow_the_decisions() -> None:
         DecisionPoint(step=60, compressor="topk@9", cf=9.0, changed=True, reason="more"),
     )
     run = made_up("gravac:topk", turns=turns, wire_bytes=200_000_000)
-    sent = curves.bytes_sent(run)
+    sent = curves.megabytes_sent(run)
     assert math.isnan(sent[0])
     assert sent[3] == pytest.approx(180.0)
     assert sent[-1] == pytest.approx(200.0)

@@ -47,7 +47,7 @@ def speedups(path: Path) -> None:
 
     figure = Figure(figsize=(7, 3.8), dpi=110, layout="constrained", facecolor="white")
     axes = figure.add_subplot()
-    rates = [parse_link(link).slowest / 1e6 for link in LIMITED]
+    rates = [parse_link(link).lowest_rate_bps / 1e6 for link in LIMITED]
     for number, task in enumerate(SCALES):
         adaptive = [speedup(task, link, DEFAULT) for link in LIMITED]
         rivals = [fastest_static(task, link).method for link in LIMITED]

@@ -18,7 +18,7 @@ from gravac.lab.tasks import make
 from gravac.lab.training.run import RunFailed, TrainingRun, TrainingSettings
 from gravac.lab.training.session import Leg
 from gravac.lab.tta.record import first_reached
-from gravac.lab.tta.runner import TARGET_FRACTION, TARGET_WIDTH, FinishedLeg, finished_legs, target_of
+from gravac.lab.tta.runner import TARGET_FRACTION, TARGET_HALF_WIDTH, FinishedLeg, finished_legs, target_of
 from tests.measure.resuming import Book, Progress
 
 AT = TARGET_FRACTION
@@ -80,7 +80,12 @@ def settings(training: Training, link: str, seed: int) -> TrainingSettings:
     """Return the settings of a session."""
     parsed = parse_link(link)
     return TrainingSettings(
-        workers=WORKERS, link=link, slowest=parsed.slowest, task=training.task, scale=training.scale, seed=seed
+        workers=WORKERS,
+        link=link,
+        lowest_rate_bps=parsed.lowest_rate_bps,
+        task=training.task,
+        scale=training.scale,
+        seed=seed,
     )
 
 
@@ -100,7 +105,7 @@ def ended(training: Training, link: str, seed: int, legs: Sequence[Leg]) -> Iter
 def target_row(training: Training, seed: int) -> dict[str, Any]:
     """Train native DDP over an unthrottled link; return the loss that others are to reach."""
     task = make(training.task, scale=training.scale, seed=seed)
-    steps = math.ceil((AT + TARGET_WIDTH) * training.steps)  # no later evaluation counts
+    steps = math.ceil((AT + TARGET_HALF_WIDTH) * training.steps)  # no later evaluation counts
     leg = Leg(NATIVE, NATIVE, steps=steps, every_steps=task.steps_per_evaluation)
     (native,) = ended(training, UNTHROTTLED, seed, [leg])
     target = target_of(native.curve, training.steps)

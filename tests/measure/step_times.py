@@ -45,7 +45,9 @@ def session(task: str, link: Link, methods: list[str], steps: int) -> dict[str, 
     legs = [Leg("fp32", "warm-up", steps=8), *(Leg(method, method, steps=steps) for method in methods)]
     came: dict[str, dict[str, float]] = {}
     with EmulatedNetwork(2, link) as network:
-        settings = TrainingSettings(workers=2, link=str(link), slowest=link.slowest, task=task, scale=TASKS[task])
+        settings = TrainingSettings(
+            workers=2, link=str(link), lowest_rate_bps=link.lowest_rate_bps, task=task, scale=TASKS[task]
+        )
         with TrainingRun(legs, settings, network) as run:
             for finished in finished_legs(run, legs):
                 if finished.leg.label != "warm-up":

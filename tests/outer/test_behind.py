@@ -174,8 +174,8 @@ def test_who_does_not_choose_gets_what_promises_more() -> None:
     quick = Forecast(Candidate("hook", "topk", 64.0), 30.0, 0.5, "topk", coding_s=0.0, exchange_s=0.001)
     with mock.patch("gravac.modes.outer.candidates.delays", delays):
         admission = Admission((slow, quick))
-        both = with_outer_candidates(admission, (10,), 0.2, "auto", keep_all=True).forecasts
-        one = with_outer_candidates(admission, (10,), 0.2, "auto", keep_all=True, chooses=False).forecasts
+        both = with_outer_candidates(admission, (10,), 0.2, "auto", keep_dominated=True).forecasts
+        one = with_outer_candidates(admission, (10,), 0.2, "auto", keep_dominated=True, chooses=False).forecasts
     assert [(it.candidate.cf, it.candidate.delay) for it in both] == [(8, 0), (8, 5), (64, 0), (64, 1)]
     assert [(it.candidate.cf, it.candidate.delay) for it in one] == [(8, 5), (64, 0)]
 
@@ -240,11 +240,11 @@ def test_more_is_tried_behind_steps_where_less_was_waited_for(hidden: bool) -> N
     entry = GoodputEntry(ran, 0.2, 0, 0.9, saved=(0.0 if hidden else 0.1, 0.0, 0.1))
     state = GoodputState((dense, *choices), SEARCH, ran, ran, Window(choices[ran - 1].candidate), (entry,), windows=1)
     if hidden:  # waiting for it takes no less, and at most all of the exchange more
-        assert state.times.shortest_step_seconds(1, 10) >= 0.2
-        assert state.times.longest_step_seconds(1) == pytest.approx(0.3)
+        assert state.step_time_bounds.shortest_step_seconds(1, 10) >= 0.2
+        assert state.step_time_bounds.longest_step_seconds(1) == pytest.approx(0.3)
     else:
-        assert state.times.shortest_step_seconds(2, 10) <= 0.1 + 1e-9
-        assert state.times.longest_step_seconds(2) == pytest.approx(0.2)
+        assert state.step_time_bounds.shortest_step_seconds(2, 10) <= 0.1 + 1e-9
+        assert state.step_time_bounds.longest_step_seconds(2) == pytest.approx(0.2)
 
 
 def test_goodput_takes_what_hides() -> None:
@@ -254,7 +254,7 @@ def test_goodput_takes_what_hides() -> None:
         Forecast(Candidate("hook", "quantize", 16.0), 15.0, 0.96, "quantize", coding_s=0.0, exchange_s=0.3),
     )
     with mock.patch("gravac.modes.outer.candidates.delays", delays):
-        forecasts = with_outer_candidates(Admission(bases), (1, 10, 100), 0.1, "auto", keep_all=False).forecasts
+        forecasts = with_outer_candidates(Admission(bases), (1, 10, 100), 0.1, "auto", keep_dominated=False).forecasts
     exchange_s = {forecast.candidate: forecast.exchange_s or 0.0 for forecast in forecasts}
     controller = Goodput()
     state, decision = controller.start(forecasts)
@@ -284,8 +284,8 @@ def test_less_is_tried_where_what_travels_slows_the_steps() -> None:
     dense = Forecast(Candidate("hook", "dense", 1.0), 1.0)
     window = Window(often.candidate)
     state = GoodputState((dense, often, seldom), SEARCH, 1, 1, window, (entry,), windows=1)
-    assert state.times.shortest_step_seconds(2, 10) == pytest.approx(0.1)
-    assert state.efficiency(2) / state.times.shortest_step_seconds(2, 10) > 1.1 * state.goodput(entry)
+    assert state.step_time_bounds.shortest_step_seconds(2, 10) == pytest.approx(0.1)
+    assert state.efficiency(2) / state.step_time_bounds.shortest_step_seconds(2, 10) > 1.1 * state.goodput(entry)
 
 
 @pytest.mark.parametrize(("promised", "tried"), [(1.05, False), (1.2, True)])

@@ -453,7 +453,7 @@ def test_activation_checkpointing(reentrant: bool, twice: bool, monkeypatch: pyt
     for _ in range(3):
         assert all(alike(found, mean(make, of_ones, 2), exact=False) for found in group.step(of_ones))
     assert group.steps == 3
-    assert group.sources[0]._next_sends_at_end is reentrant
+    assert group.sources[0]._next_step_sends_at_end is reentrant
 
 
 def test_a_gradient_that_comes_again_after_it_left_fails_that_step_alone(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -54,7 +54,7 @@ class Restless(ScheduledController):
 def in_parts(largest: int) -> Any:
     """Has groups compressed in parts of so many elements, each by itself."""
     together = largest * CODING_BYTES
-    return mock.patch.multiple(coalescing, LARGEST=largest, TEMPORARIES=together)
+    return mock.patch.multiple(coalescing, MAX_SEGMENT_ELEMENTS=largest, MAX_CODING_BYTES=together)
 
 
 def train(seed: int, base: Compressor, without: str | None = None, steps: int = 7) -> FakeDevice:

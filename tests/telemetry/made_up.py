@@ -22,7 +22,7 @@ SETTINGS: dict[str, str | int | float | bool] = {
 }
 
 CHARTED = {tag.removesuffix("$") for charts in page.LAYOUT.values() for _, tags in charts.values() for tag in tags}
-AGREED_IN_CHARTS = {name: 0.003 for name in AGREED_NAMES if page.STEPS.get(name) in CHARTED}
+AGREED_IN_CHARTS = {name: 0.003 for name in AGREED_NAMES if page.STEP_TAGS.get(name) in CHARTED}
 """A number that ranks agree on needs points, if there is a chart of it."""
 
 

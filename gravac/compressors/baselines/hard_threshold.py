@@ -20,7 +20,7 @@ import torch
 from pydantic import Field
 
 from gravac.compressors.profile import CostPoints
-from gravac.compressors.selection import largest, reaching
+from gravac.compressors.selection import indices_reaching, largest
 from gravac.compressors.sparse import Selection
 from gravac.compressors.topk import TopK
 
@@ -57,7 +57,7 @@ class HardThreshold(TopK):
 
     def select(self, x: torch.Tensor, k: int) -> Selection:
         """Return the coordinates of flat x that reach the threshold; if more than k do, the k largest."""
-        indices = reaching(x, self.threshold)
+        indices = indices_reaching(x, self.threshold)
         indices = indices[largest(x[indices], k)]
         return Selection(indices, x[indices])
 

@@ -64,7 +64,7 @@ class SIDCo(ThresholdK):
         fraction = k / magnitudes.numel()
         best_threshold, smallest_count_error = 0.0, math.inf
         for stages in range(max(1, math.floor(math.log(fraction) / math.log(STAGE_FRACTION))), MAX_STAGES + 1):
-            threshold = self._staged(magnitudes, fraction, stages)
+            threshold = self._staged_threshold(magnitudes, fraction, stages)
             count = int((magnitudes >= threshold).sum())
             count_error = abs(math.log(max(count, 0.5) / k))
             if count_error < smallest_count_error:
@@ -73,7 +73,7 @@ class SIDCo(ThresholdK):
                 break
         return best_threshold
 
-    def _staged(self, magnitudes: torch.Tensor, fraction: float, stages: int) -> float:
+    def _staged_threshold(self, magnitudes: torch.Tensor, fraction: float, stages: int) -> float:
         """Return the threshold, computed in ``stages`` stages, that ``fraction`` of flat magnitudes should reach."""
         threshold, remaining_fraction, survivors = 0.0, fraction, magnitudes
         for stage in range(stages):

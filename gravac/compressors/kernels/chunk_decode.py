@@ -17,9 +17,9 @@ from gravac.compressors.kernels.tiles import MAX_TENSORS, pick, tiling
 def _decode(
     denses: tl.tuple,
     values: tl.tensor,
-    order: tl.tensor,
+    chunk_indices: tl.tensor,
     numbers: tl.tensor,
-    selected: tl.tensor,
+    selected_count: tl.tensor,
     k: tl.tensor,
     width: tl.tensor,
     alpha: tl.tensor,
@@ -32,17 +32,19 @@ def _decode(
 ) -> None:
     tensor_index = tl.program_id(1)
     chunk_number = tl.program_id(0).to(tl.int64) * rows + tl.arange(0, rows)
-    tensor_order = order + tensor_index.to(tl.int64) * selected
+    chunk_indices_of_tensor = chunk_indices + tensor_index.to(tl.int64) * selected_count
     # all selected chunks except the last ascend: count those before this chunk by binary search
     preceding = tl.zeros_like(chunk_number)
     for halving in tl.static_range(halvings):
         probe = preceding + (1 << (halvings - 1 - halving))
-        precedes = tl.load(tensor_order + probe - 1, mask=probe < selected, other=0) < chunk_number
-        preceding = tl.where((probe < selected) & precedes, probe, preceding)
-    same_number = tl.load(tensor_order + preceding, mask=preceding < selected, other=-1) == chunk_number
-    matches = (preceding < selected) & same_number
-    is_last = tl.load(tensor_order + selected - 1) == chunk_number
-    slot = tl.where(is_last, selected - 1, preceding)
+        precedes = tl.load(chunk_indices_of_tensor + probe - 1, mask=probe < selected_count, other=0) < chunk_number
+        preceding = tl.where((probe < selected_count) & precedes, probe, preceding)
+    same_number = (
+        tl.load(chunk_indices_of_tensor + preceding, mask=preceding < selected_count, other=-1) == chunk_number
+    )
+    matches = (preceding < selected_count) & same_number
+    is_last = tl.load(chunk_indices_of_tensor + selected_count - 1) == chunk_number
+    slot = tl.where(is_last, selected_count - 1, preceding)
     dense = pick(denses, tensor_index, count)
     for start in range(0, chunk, columns):
         column = start + tl.arange(0, columns)
@@ -61,7 +63,7 @@ def _decode(
 def decode(
     denses: Sequence[torch.Tensor],
     values: torch.Tensor,
-    order: torch.Tensor,
+    chunk_indices: torch.Tensor,
     k: int,
     chunk: int,
     alpha: float | None = None,
@@ -74,8 +76,8 @@ def decode(
         denses: equally long tensors, each flat, ``[elements]``, contiguous: float32, float16 or bfloat16; changed.
         values: values of each tensor's selected chunks, as ``take`` returns them: a row per tensor, contiguous, any
             dtype. Only the first k values of a row are used.
-        order: indices of each tensor's selected chunks, in the order of the values: int64, a row per tensor. A row
-            ascends, except that its last index may be any.
+        chunk_indices: indices of each tensor's selected chunks, in the order of the values: int64, a row per tensor. A
+            row ascends, except that its last index may be any.
         k: number of values per tensor.
         chunk: elements per chunk.
         alpha: number by which values are multiplied before they are added; ``None``: values replace all numbers.
@@ -87,32 +89,32 @@ def decode(
         require_flat(denses[0].numel(), GRADIENTS, dense=dense)
     for start in range(0, len(denses), MAX_TENSORS):
         launch = slice(start, start + MAX_TENSORS)
-        _decode_op(denses[launch], values[launch], order[launch].contiguous(), k, chunk, alpha)
+        _decode_op(denses[launch], values[launch], chunk_indices[launch].contiguous(), k, chunk, alpha)
 
 
 @triton_op("gravac::chunk_decode", mutates_args=("denses",))
 def _decode_op(
     denses: Sequence[torch.Tensor],
     values: torch.Tensor,
-    order: torch.Tensor,
+    chunk_indices: torch.Tensor,
     k: int,
     chunk: int,
     alpha: float | None,
 ) -> None:
-    tiles, (count, selected) = tiling(chunk), order.shape
+    tiles, (count, selected_count) = tiling(chunk), chunk_indices.shape
     numbers = denses[0].numel()
     with on_device_of(values):
         wrap_triton(_decode)[(triton.cdiv(triton.cdiv(numbers, chunk), tiles["rows"]), count)](
             tuple(denses),
             values,
-            order,
+            chunk_indices,
             numbers,
-            selected,
+            selected_count,
             k,
             values.shape[1],
             1.0 if alpha is None else float(alpha),
             count=count,
-            halvings=(selected - 1).bit_length(),
+            halvings=(selected_count - 1).bit_length(),
             add=alpha is not None,
             chunk=chunk,
             **tiles,
@@ -124,7 +126,7 @@ def _decode_op(
 def _decodes_in_place(
     denses: Sequence[torch.Tensor],
     values: torch.Tensor,
-    order: torch.Tensor,
+    chunk_indices: torch.Tensor,
     k: int,
     chunk: int,
     alpha: float | None,

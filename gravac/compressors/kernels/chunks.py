@@ -38,7 +38,7 @@ MAX_WIRE_ENERGY = tl.constexpr(MAX_SENT_ENERGY)
 
 
 @triton.jit
-def energy_of(squares: tl.tensor, large: tl.tensor, small: tl.tensor) -> tl.tensor:
+def energy_of(squares: tl.tensor, large_squares: tl.tensor, small_squares: tl.tensor) -> tl.tensor:
     """Return the sum of squares of each chunk: float64, ``[rows]``; a row is a chunk.
 
     Each argument has partial sums of squares, which are added along the columns. The result is the total that neither
@@ -46,12 +46,12 @@ def energy_of(squares: tl.tensor, large: tl.tensor, small: tl.tensor) -> tl.tens
 
     Args:
         squares: partial sums of squares of the numbers themselves, ``[rows, columns]``, float32.
-        large: partial sums of squares of the numbers times ``DOWN``, ``[rows, columns]``, float32.
-        small: partial sums of squares of the numbers times ``UP``, ``[rows, columns]``, float32.
+        large_squares: partial sums of squares of the numbers times ``DOWN``, ``[rows, columns]``, float32.
+        small_squares: partial sums of squares of the numbers times ``UP``, ``[rows, columns]``, float32.
     """
     energy_unscaled = tl.sum(squares, axis=1)
-    energy_of_large = tl.sum(large, axis=1).to(tl.float64) * UNDO_DOWN
-    energy_of_small = tl.sum(small, axis=1).to(tl.float64) * UNDO_UP
+    energy_of_large = tl.sum(large_squares, axis=1).to(tl.float64) * UNDO_DOWN
+    energy_of_small = tl.sum(small_squares, axis=1).to(tl.float64) * UNDO_UP
     is_finite = energy_unscaled < float("inf")
     return tl.where(
         energy_unscaled < MIN_SAFE_ENERGY,
@@ -82,8 +82,8 @@ def _energies(
     gradient = pick(gradients, tensor_index, count) + first_chunk * chunk
     sums_start = tensor_index.to(tl.int64) * numbers + first_chunk * chunk
     squares = tl.zeros([rows, columns], tl.float32)
-    large = tl.zeros([rows, columns], tl.float32)
-    small = tl.zeros([rows, columns], tl.float32)
+    large_squares = tl.zeros([rows, columns], tl.float32)
+    small_squares = tl.zeros([rows, columns], tl.float32)
     for start in range(0, chunk, columns):
         column = start + tl.arange(0, columns)
         offset = row[:, None] * chunk + column[None, :]
@@ -95,9 +95,9 @@ def _energies(
         if sums_out is not None:
             tl.store(sums_out + sums_start + offset, x, mask=inside)
         squares += x * x
-        large += (x * DOWN) * (x * DOWN)
-        small += (x * UP) * (x * UP)
-    energy = energy_of(squares, large, small)
+        large_squares += (x * DOWN) * (x * DOWN)
+        small_squares += (x * UP) * (x * UP)
+    energy = energy_of(squares, large_squares, small_squares)
     chunk_offset = tensor_index.to(tl.int64) * chunks + first_chunk + row
     tl.store(energies + chunk_offset, energy, mask=row * chunk < remaining_numbers)
     if wire is not None:
@@ -110,36 +110,36 @@ def _energies(
 def _take(
     x: tl.tensor,
     energies: tl.tensor,
-    order: tl.tensor,
+    chunk_indices: tl.tensor,
     values: tl.tensor,
     numbers: tl.tensor,
     chunks: tl.tensor,
-    selected: tl.tensor,
+    selected_count: tl.tensor,
     k: tl.tensor,
     width: tl.tensor,
     world: tl.tensor,
-    form: tl.constexpr,
+    wire_format: tl.constexpr,
     chunk: tl.constexpr,
     rows: tl.constexpr,
     columns: tl.constexpr,
 ) -> None:
     tensor_index = tl.program_id(1).to(tl.int64)
     slot = tl.program_id(0).to(tl.int64) * rows + tl.arange(0, rows)
-    chunk_number = tl.load(order + tensor_index * selected + slot, mask=slot < selected, other=0)
+    chunk_number = tl.load(chunk_indices + tensor_index * selected_count + slot, mask=slot < selected_count, other=0)
     squares = tl.zeros([rows, columns], tl.float32)
-    large = tl.zeros([rows, columns], tl.float32)
-    small = tl.zeros([rows, columns], tl.float32)
+    large_squares = tl.zeros([rows, columns], tl.float32)
+    small_squares = tl.zeros([rows, columns], tl.float32)
     for start in range(0, chunk, columns):
         column = start + tl.arange(0, columns)
         source = chunk_number[:, None] * chunk + column[None, :]
         target = slot[:, None] * chunk + column[None, :]
-        inside = (slot < selected)[:, None] & (column < chunk)[None, :]
+        inside = (slot < selected_count)[:, None] & (column < chunk)[None, :]
         previous = tl.load(x + tensor_index * numbers + source, mask=inside & (source < numbers), other=0)
         divided = tl.div_rn(previous, tl.zeros_like(previous) + world)
-        if form == "bfloat16":
+        if wire_format == "bfloat16":
             narrow = narrowed(divided, up=False).to(tl.int16)
             sent = widened(narrow.to(tl.int32))
-        elif form == "float16":
+        elif wire_format == "float16":
             narrow = tl.minimum(tl.maximum(divided, -65504.0), 65504.0).to(tl.float16)
             sent = narrow.to(tl.float32)
         else:
@@ -149,9 +149,13 @@ def _take(
         rest = tl.where(target < k, previous - sent * world, previous)
         tl.store(x + tensor_index * numbers + source, rest, mask=inside & (source < numbers) & (target < k))
         squares += rest * rest
-        large += (rest * DOWN) * (rest * DOWN)
-        small += (rest * UP) * (rest * UP)
-    tl.store(energies + tensor_index * chunks + chunk_number, energy_of(squares, large, small), mask=slot < selected)
+        large_squares += (rest * DOWN) * (rest * DOWN)
+        small_squares += (rest * UP) * (rest * UP)
+    tl.store(
+        energies + tensor_index * chunks + chunk_number,
+        energy_of(squares, large_squares, small_squares),
+        mask=slot < selected_count,
+    )
 
 
 def energies(
@@ -262,7 +266,7 @@ def _outputs(
 def take(
     x: torch.Tensor,
     energies: torch.Tensor,
-    order: torch.Tensor,
+    chunk_indices: torch.Tensor,
     k: int,
     chunk: int,
     dtype: torch.dtype,
@@ -276,8 +280,8 @@ def take(
             subtracted.
         energies: sum of squares of each chunk of each tensor: float64, flat; updated for the chunks from which values
             are subtracted.
-        order: indices of each tensor's selected chunks, none twice, in the order in which they are sent: int64, a row
-            per tensor.
+        chunk_indices: indices of each tensor's selected chunks, none twice, in the order in which they are sent: int64,
+            a row per tensor.
         k: number of values per tensor; values beyond a tensor's end are zeros.
         chunk: elements per chunk.
         dtype: number format of the result: float32, float16 or bfloat16.
@@ -296,7 +300,7 @@ def take(
     if dtype not in GRADIENTS:
         raise ValueError(f"dtype: {dtype} cannot be sent; use one of {', '.join(map(str, GRADIENTS))}")
     values: torch.Tensor = _take_op(
-        x, energies, order.contiguous(), k, -(-k // multiple) * multiple, chunk, dtype, world
+        x, energies, chunk_indices.contiguous(), k, -(-k // multiple) * multiple, chunk, dtype, world
     )
     return values
 
@@ -305,29 +309,31 @@ def take(
 def _take_op(
     x: torch.Tensor,
     energies: torch.Tensor,
-    order: torch.Tensor,
+    chunk_indices: torch.Tensor,
     k: int,
     width: int,
     chunk: int,
     dtype: torch.dtype,
     world: int,
 ) -> torch.Tensor:
-    count, selected = order.shape
-    values = x.new_zeros(count, width, dtype=dtype) if width > k else x.new_empty(count, width, dtype=dtype)
+    tensor_count, selected_count = chunk_indices.shape
+    values = (
+        x.new_zeros(tensor_count, width, dtype=dtype) if width > k else x.new_empty(tensor_count, width, dtype=dtype)
+    )
     tiles = tiling(chunk)
     with on_device_of(x):
-        wrap_triton(_take)[(triton.cdiv(selected, tiles["rows"]), count)](
+        wrap_triton(_take)[(triton.cdiv(selected_count, tiles["rows"]), tensor_count)](
             x,
             energies,
-            order,
+            chunk_indices,
             values.view(torch.int16) if dtype == torch.bfloat16 else values,
-            x.numel() // count,
-            energies.numel() // count,
-            selected,
+            x.numel() // tensor_count,
+            energies.numel() // tensor_count,
+            selected_count,
             k,
             width,
             float(world),
-            form=str(dtype).removeprefix("torch."),
+            wire_format=str(dtype).removeprefix("torch."),
             chunk=chunk,
             **tiles,
             enable_fp_fusion=False,
@@ -339,7 +345,7 @@ def _take_op(
 def _values(
     x: torch.Tensor,
     energies: torch.Tensor,
-    order: torch.Tensor,
+    chunk_indices: torch.Tensor,
     k: int,
     width: int,
     chunk: int,
@@ -347,4 +353,4 @@ def _values(
     world: int,
 ) -> torch.Tensor:
     """Return memory for the values that ``take`` returns: ``[tensors, width]`` in ``dtype``."""
-    return x.new_empty(len(order), width, dtype=dtype)
+    return x.new_empty(len(chunk_indices), width, dtype=dtype)

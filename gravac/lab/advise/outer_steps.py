@@ -112,7 +112,13 @@ def outer_steps(
             forecast for forecast in forecasts if forecast.candidate.dense or forecast.wire_ratio > dense_wire_ratio
         )
         admission = with_outer_candidates(
-            Admission(admissible_forecasts), EVERY, compute_s, "auto", keep_all=False, chooses=False, world=workers
+            Admission(admissible_forecasts),
+            EVERY,
+            compute_s,
+            "auto",
+            keep_dominated=False,
+            chooses=False,
+            world=workers,
         )
         for forecast in admission.forecasts:
             candidate = forecast.candidate
@@ -166,4 +172,4 @@ def fixed_code(option: Option, dense: str, wrapping: Wrapping = IN_DDP) -> str:
         base_argument = f'base=dense(dtype="{"float32" if option.cf == 1 else dense}"), cf_range=(1, 2)'
     mode_argument = f"every={option.every}" if option.every > 1 else "native=False"
     arguments = f"{base_argument}, controller=Static(cf={option.cf:.6g}), {mode_argument}"
-    return f"AdaptiveCompressor({arguments}).attach({wrapping.model}, optimizer)"
+    return f"AdaptiveCompressor({arguments}).attach({wrapping.model_variable}, optimizer)"

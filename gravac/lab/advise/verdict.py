@@ -33,13 +33,13 @@ def each_step_verdict(
     )
     if fastest_option.speed_up <= MARGIN:
         return (
-            f"{wrapping.stay}: no compressed step is predicted to be more than 5 % faster than a step in 16 bit",
+            f"{wrapping.stay_text}: no compressed step is predicted to be more than 5 % faster than a step in 16 bit",
             f"{native_step_text}; the fastest compressed step is {fastest_option}, "
             f"{fastest_option.speed_up:.2f} times as fast",
         )
     if best_option.progress <= MARGIN:
         return (
-            f"{wrapping.stay}: no choice is expected to make more than 5 % more progress per second than 16 bit",
+            f"{wrapping.stay_text}: no choice is expected to make more than 5 % more progress per second than 16 bit",
             f"{native_step_text}; {fastest_option} makes steps {fastest_option.speed_up:.2f} times as fast, "
             "but each makes less progress; "
             f"the most progress per second is that of {best_option}, {best_option.progress:.2f} times that of 16 bit",
@@ -124,7 +124,7 @@ def expected_choice(
 def adaptive_code(choice: Option, wrapping: Wrapping = IN_DDP) -> str:
     """Return the line of code with which gravac chooses while training; allow outer steps if ``choice`` has them."""
     arguments = f"every=(1, {MAX_EVERY})" if choice.mode == "outer" else ""
-    return f"AdaptiveCompressor({arguments}).attach({wrapping.model}, optimizer)"
+    return f"AdaptiveCompressor({arguments}).attach({wrapping.model_variable}, optimizer)"
 
 
 def safest(choices: Sequence[Option]) -> Option:

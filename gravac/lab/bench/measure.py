@@ -105,7 +105,7 @@ def measure(bench: Bench, contender: Contender, gradients: Gradients) -> BenchRo
     return BenchRow(
         compressor=contender.name,
         cf=contender.cf,
-        achieved_cf=elements / sums.sent,
+        achieved_cf=elements / sums.sent_elements,
         wire_ratio=AllReduce.wire_bytes(4 * elements, bench.workers) / sums.wire_bytes,
         gain=1 - sums.error / sums.energy,
         vnmse=sums.mean_error / sums.mean_energy,
@@ -158,7 +158,7 @@ class _Sums:
     encode_s: list[float] = field(init=False)
     decode_s: list[float] = field(init=False)
     wire_bytes: int = 0
-    sent: float = 0.0
+    sent_elements: float = 0.0
     error: float = 0.0
     energy: float = 0.0
     mean_error: float = 0.0
@@ -176,10 +176,10 @@ def _measure_tensor(contender: Contender, shape: Shape, gradients: Sequence[torc
     ledgers = [Ledger(world) for _ in ranks]
     _run_step(ranks, buffers, shape, 0, ledgers)
     sums.wire_bytes += ledgers[0].wire_bytes
-    loss = ranks[0].loss(gradients[0], shape)
-    sums.sent += loss.sent
-    sums.error += loss.error
-    sums.energy += loss.energy
+    measured_compression = ranks[0].measured_compression(gradients[0], shape)
+    sums.sent_elements += measured_compression.sent
+    sums.error += measured_compression.error
+    sums.energy += measured_compression.energy
     mean = gradients[0].clone()
     for rank_gradient in gradients[1:]:
         mean.add_(rank_gradient)

@@ -30,7 +30,7 @@ Rounds = Generator[list[Collective], list[Any], None]
 
 
 @dataclass(frozen=True, slots=True)
-class Loss:
+class MeasuredCompression:
     """Compression error of one rank's gradient ``x`` of one tensor, and the number of elements sent.
 
     Attributes:
@@ -59,7 +59,7 @@ class Rank(Protocol):
     def commit(self) -> None:
         """End the step: keep the part of the gradient that was not sent as residual for the next step."""
 
-    def loss(self, x: torch.Tensor, shape: Shape) -> Loss:
+    def measured_compression(self, x: torch.Tensor, shape: Shape) -> MeasuredCompression:
         """Return compression error and sent elements of the first step; call right after that step.
 
         Args:
@@ -89,12 +89,12 @@ class GravacRank:
         """End the step; see ``Rank.commit``."""
         self._averager.commit()
 
-    def loss(self, x: torch.Tensor, shape: Shape) -> Loss:
+    def measured_compression(self, x: torch.Tensor, shape: Shape) -> MeasuredCompression:
         """Return error and sent elements measured in the step; the error is 0 for a dense compressor."""
         measurement = self._averager.measurement
         if not self._averager.base.compresses:
-            return Loss(0.0, float(energy(x)), x.numel() / self._cf)
-        return Loss(float(measurement.error), float(measurement.energy), measurement.sent)
+            return MeasuredCompression(0.0, float(energy(x)), x.numel() / self._cf)
+        return MeasuredCompression(float(measurement.error), float(measurement.energy), measurement.sent)
 
 
 class _TorchRank:
@@ -107,10 +107,10 @@ class _TorchRank:
     def commit(self) -> None:
         """Do nothing: ``average`` keeps the residual itself, if the method has error feedback."""
 
-    def loss(self, x: torch.Tensor, shape: Shape) -> Loss:
+    def measured_compression(self, x: torch.Tensor, shape: Shape) -> MeasuredCompression:
         """Return error and sent elements, computed from the flat gradient ``x`` and the tensor that was sent."""
         sent, elements = self._sent(x, shape)
-        return Loss(float(energy(x - sent)), float(energy(x)), elements)
+        return MeasuredCompression(float(energy(x - sent)), float(energy(x)), elements)
 
     def _sent(self, x: torch.Tensor, shape: Shape) -> tuple[torch.Tensor, float]:
         """Return the tensor that was sent for ``x``, decoded, ``(elements,)``, and the number of elements sent."""

@@ -103,7 +103,9 @@ def run_demo(demo: Demo, console: Console | None = None) -> Comparison:
     log_dir.mkdir(parents=True, exist_ok=True)
     _introduce(console, demo, reason)
     provenance = stamp()
-    settings = TrainingSettings(workers=demo.workers, link=format_rate(demo.rate), slowest=demo.rate, log_dir=log_dir)
+    settings = TrainingSettings(
+        workers=demo.workers, link=format_rate(demo.rate), lowest_rate_bps=demo.rate, log_dir=log_dir
+    )
     with ExitStack() as stack:
         network = None if paced else stack.enter_context(EmulatedNetwork(demo.workers, demo.rate))
         live = stack.enter_context(DemoLive(console, demo.seconds, list(METHODS), paced))

@@ -8,7 +8,7 @@ import math
 from collections.abc import Sequence
 
 from gravac.candidate import Mode
-from gravac.engine.coalescing import TEMPORARIES
+from gravac.engine.coalescing import MAX_CODING_BYTES
 from gravac.lab.mesh import Mesh
 from gravac.lab.shapes import Shape
 from gravac.modes.equalizing import CHUNK_BYTES
@@ -50,7 +50,7 @@ def memory_of_modes(shapes: Sequence[Shape] | None = None, mesh: Mesh | None = N
     rank_shapes = shapes if shapes is None or mesh is None else [mesh.shard_shape(shape) for shape in shapes]
     largest_bytes = 0 if rank_shapes is None else 4 * max(map(math.prod, rank_shapes))
     group_bytes = max(CHUNK_BYTES, largest_bytes)
-    rank_size = 1.0 if mesh is None else mesh.shard_size(shapes)
+    rank_size = 1.0 if mesh is None else mesh.shard_share(shapes)
     native = (Memory(mode="native", purpose="nothing", when="always"),) if mesh is None else ()
     return (
         *native,
@@ -59,7 +59,7 @@ def memory_of_modes(shapes: Sequence[Shape] | None = None, mesh: Mesh | None = N
             mode="hook",
             purpose="encode and decode, at most",
             when="while ranks exchange a step",
-            extra_bytes=TEMPORARIES,
+            extra_bytes=MAX_CODING_BYTES,
         ),
         Memory(mode="outer", purpose="the anchor", when="all the time", sizes=rank_size),
         Memory(mode="outer", purpose="residuals", when="since the first compressed round", sizes=rank_size),

@@ -37,8 +37,8 @@ def traffic_of_mesh(mesh: Mesh, shapes: Sequence[Shape] | None = None) -> tuple[
         mesh: mesh of the model in shards.
         shapes: parameter shapes of the model; ``None``: unknown, all shards count as equally large.
     """
-    shard_size = mesh.shard_size(shapes)
-    between_replicas = AllReduce.wire_bytes(10**9, mesh.replicas) / 1e9 * shard_size
+    shard_share = mesh.shard_share(shapes)
+    between_replicas = AllReduce.wire_bytes(10**9, mesh.replicas) / 1e9 * shard_share
     return (
         LinkTraffic(
             link="between replicas",
@@ -48,7 +48,7 @@ def traffic_of_mesh(mesh: Mesh, shapes: Sequence[Shape] | None = None) -> tuple[
         LinkTraffic(
             link="within a replica",
             carries="weights twice and gradients once, by torch, as without gravac",
-            sizes=3 * (mesh.shards - 1) * shard_size,
+            sizes=3 * (mesh.shards - 1) * shard_share,
         ),
     )
 

@@ -127,7 +127,7 @@ class Link:
         return text
 
     @property
-    def slowest(self) -> float | None:
+    def lowest_rate_bps(self) -> float | None:
         """Lowest rate of any rank, phase and direction, bits per second; ``None`` if no rate is limited."""
         return min(self._limited_rates(), default=None)
 

@@ -88,10 +88,10 @@ class EmulatedNetwork:
         self._name_stem = f"{owner_mark()}-{next(_network_numbers)}"
         self._has_impairments = bool(self.link.delay_ms or self.link.loss_percent)
         self._segment_bytes = LARGEST_SEGMENT
-        if self.link.slowest is not None:
+        if self.link.lowest_rate_bps is not None:
             # A segment with headers must fit the smallest token bucket. Then tbf need not cut segments, and no
             # segment gets stuck when rates fall.
-            self._segment_bytes = min(self._segment_bytes, int(_bucket_bytes(self.link.slowest) / 1.05))
+            self._segment_bytes = min(self._segment_bytes, int(_bucket_bytes(self.link.lowest_rate_bps) / 1.05))
 
     @property
     def hub(self) -> str:

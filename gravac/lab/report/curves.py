@@ -48,14 +48,14 @@ def metric_against_bytes(section: Section, looks: Looks) -> Figure | None:
     if not any(row.bytes_per_step for row in section.rows):
         return None
     figure, axes = single_axes(4.6)
-    _plot_curves(axes, section, looks, bytes_sent)
+    _plot_curves(axes, section, looks, megabytes_sent)
     axes.set_xscale("log")
     axes.set_xlabel("sent by one rank [MB]")
     label_log_axis(axes, "x")
     return add_title_and_legend(figure, axes, figure_title(section, "Metric against bytes sent"))
 
 
-def bytes_sent(run: TrainingRecord) -> list[float]:
+def megabytes_sent(run: TrainingRecord) -> list[float]:
     """Return the megabytes that a rank had sent at each point of a run's curve; an empty list if they are not known.
 
     The run's total is known; the bytes of each step are estimated in proportion to 1 / (CF x steps per exchange). A

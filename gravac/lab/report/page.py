@@ -225,7 +225,9 @@ def _figures(section: Section, name: str, looks: Looks, out: Path) -> Iterator[P
         encoded_picture = base64.b64encode(picture).decode("ascii")
         return PageFigure(file, encoded_picture, style.figure_title(section, caption), caption, changes, collapsed)
 
-    seeds = "Thin lines are runs of single seeds; other lines are medians over seeds, thickest for adaptive methods."
+    seeds_note = (
+        "Thin lines are runs of single seeds; other lines are medians over seeds, thickest for adaptive methods."
+    )
     methods_without_bytes = [row.method for row in section.rows if not row.bytes_per_step]
     not_drawn = (
         f" Not drawn, since their bytes are not known: {', '.join(methods_without_bytes)}."
@@ -239,11 +241,11 @@ def _figures(section: Section, name: str, looks: Looks, out: Path) -> Iterator[P
             "Logarithmic axis; shorter is better. The limit is the time without a slow link, which a method can "
             "beat only by chance.",
         ),
-        ("time", curves.metric_against_time(section, looks), seeds),
+        ("time", curves.metric_against_time(section, looks), seeds_note),
         (
             "steps",
             curves.metric_against_steps(section, looks),
-            f"Shows how much progress per step compression costs. {seeds}",
+            f"Shows how much progress per step compression costs. {seeds_note}",
         ),
         (
             "bytes",

@@ -87,11 +87,14 @@ def assign_looks(methods: Sequence[str], adaptive: Iterable[str]) -> dict[str, L
         if method in _DENSE_COLOURS:
             colour, dash = _DENSE_COLOURS[method], DASHES[DENSE.index(method)]
         elif method in adaptive_methods:
-            number = next(adaptive_numbers)
-            colour, dash = _ADAPTIVE_COLOURS[number % 4], DASHES[number // 4 % len(DASHES)]
+            style_index = next(adaptive_numbers)
+            colour, dash = _ADAPTIVE_COLOURS[style_index % 4], DASHES[style_index // 4 % len(DASHES)]
         else:
-            number = next(fixed_numbers)
-            colour, dash = _FIXED_COLOURS[number % 8], DASHES[(1 + number // 8) % len(DASHES) if number >= 8 else 0]
+            style_index = next(fixed_numbers)
+            colour, dash = (
+                _FIXED_COLOURS[style_index % 8],
+                DASHES[(1 + style_index // 8) % len(DASHES) if style_index >= 8 else 0],
+            )
         looks[method] = Look(colour, dash, MARKERS[position % len(MARKERS)], 2.8 if method in adaptive_methods else 1.4)
     return looks
 

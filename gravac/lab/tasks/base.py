@@ -57,14 +57,14 @@ class Metric:
             return mean
         return -10 * math.log10(mean) if mean > 0 else math.nan
 
-    def is_reached(self, reading: float, target: float) -> bool:
+    def is_reached(self, metric: float, target: float) -> bool:
         """True if a metric is equal to the target or better.
 
         Args:
-            reading: metric of a model, in ``unit``.
+            metric: metric of a model, in ``unit``.
             target: metric to reach, in ``unit``.
         """
-        return reading >= target if self.higher_is_better else reading <= target
+        return metric >= target if self.higher_is_better else metric <= target
 
 
 @dataclass(frozen=True)

@@ -54,8 +54,8 @@ def attach(
         ValueError: the method cannot limit its exchange to ``pace``, or cannot train a model in shards. Also if the
             method needs a package that is not installed, or needs ``choices`` and has none.
     """
-    if is_sharded(model) and method.mesh_refusal is not None:
-        raise ValueError(method.mesh_refusal)
+    if is_sharded(model) and method.mesh_error_message is not None:
+        raise ValueError(method.mesh_error_message)
     if method.torchft is not None:
         if pace is not None:
             raise ValueError(

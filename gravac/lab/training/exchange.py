@@ -25,7 +25,7 @@ from torch.nn.parallel import DistributedDataParallel
 from gravac import AdaptiveCompressor
 from gravac.candidate import DENSE, Candidate, Mode
 from gravac.collectives import AllReduce
-from gravac.lab.training.methods import TORCH_FORMATS, Method
+from gravac.lab.training.methods import TORCH_DENSE_METHODS, Method
 from gravac.modes.outer.round_state import RoundState
 from gravac.telemetry.records import DecisionRecord, ModeRecord, Record, StepRecord
 
@@ -117,13 +117,14 @@ class Exchange:
         """True if ``exposed_seconds`` can tell the time of waiting for the exchange from the time of computation."""
         return True
 
-    def exposed_seconds(self, backward: float) -> float:
+    def exposed_seconds(self, after_last_gradient_s: float) -> float:
         """Return the seconds for which the last step waited for the exchange; called once after each step.
 
         Args:
-            backward: seconds from the computation of the last gradient to the end of backward, in the last step.
+            after_last_gradient_s: seconds from the computation of the last gradient to the end of backward, in the last
+                step.
         """
-        return backward
+        return after_last_gradient_s
 
     def wire_bytes(self, steps: int, world: int) -> int:
         """Return the wire bytes that this rank has sent so far.
@@ -199,7 +200,7 @@ class TorchExchange(Exchange):
     @property
     def cf(self) -> float | None:
         """Compression factor: 1 for float32 (no hook), 2 for 16 bit; ``None`` for PowerSGD."""
-        return TORCH_FORMATS[self.method.torch_format][0] if self.method.torch_format else None
+        return TORCH_DENSE_METHODS[self.method.torch_format][0] if self.method.torch_format else None
 
     def wire_bytes(self, steps: int, world: int) -> int:
         """Return the wire bytes that this rank sent in its first ``steps`` steps, by the formula of ring all-reduce.
@@ -210,7 +211,9 @@ class TorchExchange(Exchange):
         """
         elements = sum(math.prod(shape) for shape in self._shapes)
         if self.method.torch_format:
-            return steps * AllReduce.wire_bytes(round(4 * elements / TORCH_FORMATS[self.method.torch_format][0]), world)
+            return steps * AllReduce.wire_bytes(
+                round(4 * elements / TORCH_DENSE_METHODS[self.method.torch_format][0]), world
+            )
         assert self.method.powersgd_rank is not None
         sent_elements = sum(_powersgd_elements(shape, self.method.powersgd_rank) for shape in self._shapes)
         dense_steps = min(steps, POWERSGD_DENSE_STEPS)
@@ -306,15 +309,17 @@ class GravacExchange(Exchange):
         """Return the number of exchanges so far; ``None`` for methods that exchange in every step."""
         return self._tally.exchange_count if self.method.has_local_steps else None
 
-    def exposed_seconds(self, backward: float) -> float:
+    def exposed_seconds(self, after_last_gradient_s: float) -> float:
         """Return the seconds for which the last step waited for the exchange; called once after each step.
 
-        The result is ``backward`` plus the seconds that gravac's hooks on forward and on the optimizer's step took.
+        The result is ``after_last_gradient_s`` plus the seconds that gravac's hooks on forward and on the optimizer's
+        step took.
 
         Args:
-            backward: seconds from the computation of the last gradient to the end of backward, in the last step.
+            after_last_gradient_s: seconds from the computation of the last gradient to the end of backward, in the last
+                step.
         """
-        return backward + self._stopwatch.read_and_reset()
+        return after_last_gradient_s + self._stopwatch.read_and_reset()
 
     def wire_bytes(self, steps: int, world: int) -> int:
         """Return the wire bytes that this rank has sent so far.

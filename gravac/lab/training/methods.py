@@ -61,7 +61,7 @@ DEFAULT_CF_RANGE = (10.0, 1000.0)
 DEFAULT_OUTER_EVERY = (1, 100)
 """Lowest and highest number of steps from one exchange to the next, for ``outer`` methods without ``every=``."""
 
-TORCH_FORMATS = {"fp32": (1.0, "float32"), "fp16": (2.0, "float16"), "bf16": (2.0, "bfloat16")}
+TORCH_DENSE_METHODS = {"fp32": (1.0, "float32"), "fp16": (2.0, "float16"), "bf16": (2.0, "bfloat16")}
 """``(compression factor, number format)`` of each dense method of torch, by the method's text."""
 
 MATCHED_PREFIX = "matched:"
@@ -214,7 +214,7 @@ class Method:
         return self.base is not None
 
     @property
-    def can_be_factored(self) -> bool:
+    def has_constant_step_time(self) -> bool:
         """True if time to accuracy on a link may be computed as steps to the target x seconds of a step on the link.
 
         This holds if the number of steps does not depend on the link, and all steps take about equally long. Methods
@@ -235,11 +235,11 @@ class Method:
         return f"method: {self.text!r} needs torchft; pip install 'gravac[torchft]'"
 
     @property
-    def mesh_refusal(self) -> str | None:
+    def mesh_error_message(self) -> str | None:
         """Error message if the method cannot train a model in shards on a mesh; ``None`` if the method can."""
         if self.torchft is not None or self.powersgd_rank is not None:
             return (
-                f"method: {self.text!r} cannot train a model in shards; on a mesh use {', '.join(TORCH_FORMATS)} "
+                f"method: {self.text!r} cannot train a model in shards; on a mesh use {', '.join(TORCH_DENSE_METHODS)} "
                 "(torch's own HSDP), a compressor at a CF such as quantize(4), or adaptive"
             )
         try:
@@ -256,7 +256,7 @@ class Method:
             ValueError: the text names no method, or has a wrong setting or CF.
         """
         text = text.strip()
-        if text in TORCH_FORMATS:
+        if text in TORCH_DENSE_METHODS:
             return cls(text, torch_format=text)
         if match := _POWERSGD.fullmatch(text):
             if int(match[1]) < 1:
@@ -288,9 +288,9 @@ class Method:
         except (ValueError, TypeError, SyntaxError) as error:
             raise ValueError(f"method: {text!r}: {error}") from None
         raise ValueError(
-            f"method: {text!r} cannot be read; use {', '.join(TORCH_FORMATS)}, torch-powersgd(4), a compressor at a "
-            "CF such as topk@10 or quantize(4), adaptive, adaptive(every=(1, 100)), a controller over a compressor "
-            "such as gravac:topk@10-1000, outer steps such as outer(every=10):quantize(2), torchft-diloco, "
+            f"method: {text!r} cannot be read; use {', '.join(TORCH_DENSE_METHODS)}, torch-powersgd(4), a compressor "
+            "at a CF such as topk@10 or quantize(4), adaptive, adaptive(every=(1, 100)), a controller over a "
+            "compressor such as gravac:topk@10-1000, outer steps such as outer(every=10):quantize(2), torchft-diloco, "
             "torchft-localsgd, or matched:outer:ladder"
         )
 
@@ -364,7 +364,7 @@ class Method:
         """
         modes = self.modes.arguments
         if self.torch_format:
-            cf, dtype = TORCH_FORMATS[self.torch_format]
+            cf, dtype = TORCH_DENSE_METHODS[self.torch_format]
             return {"base": dense(dtype=dtype), "cf_range": (1, 2), "controller": Static(cf=cf), **modes}
         if self.base is None:
             raise ValueError(
@@ -410,8 +410,8 @@ def compression_name(method: str, compressor_name: str, cf: float, mode: Mode = 
     """
     if mode == "native":
         return (
-            f"native {TORCH_FORMATS[method][1]}"
-            if method in TORCH_FORMATS
+            f"native {TORCH_DENSE_METHODS[method][1]}"
+            if method in TORCH_DENSE_METHODS
             else str(Candidate(mode, compressor_name, cf))
         )
     if compressor_name == DENSE:

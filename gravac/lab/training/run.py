@@ -30,7 +30,7 @@ from gravac.lab.links.schedule import Schedule
 from gravac.lab.mesh import Mesh
 from gravac.lab.training.session import Leg, SessionSpec
 
-PATIENCE_S = 120.0
+STUCK_AFTER_S = 120.0
 """Seconds without an event from rank 0 after which a session counts as stuck, and its workers are killed.
 
 On a link of limited rate, the time of ``10 x workers`` steps with dense exchange is added.
@@ -64,7 +64,7 @@ class TrainingSettings:
     Attributes:
         workers: number of worker processes, one per rank, 2 to 8.
         link: the link between workers as text, such as ``"100mbit"``, for logs and messages.
-        slowest: lowest rate that the link has at any time, in bits per second; ``None``: not limited.
+        lowest_rate_bps: lowest rate that the link has at any time, in bits per second; ``None``: not limited.
         task: name of a reference task (model, data, optimizer and metric), see ``gravac.lab.tasks``.
         scale: scale of the task's model, about proportional to its number of parameters; 1 suits two cores.
         data: folder of the task's data; empty if the task needs no folder.
@@ -75,7 +75,7 @@ class TrainingSettings:
 
     workers: int
     link: str
-    slowest: float | None
+    lowest_rate_bps: float | None
     task: str = "charlm"
     scale: float = 1.0
     data: str = ""
@@ -94,7 +94,8 @@ class TrainingRun:
         legs: legs to train, in order.
         settings: settings that all compared runs share.
         network: emulated links, one for each worker; on a mesh, one for each replica, whose workers share the link.
-            ``None``: the workers communicate over loopback, and gravac limits its exchange to ``settings.slowest``.
+            ``None``: the workers communicate over loopback, and gravac limits its exchange to
+            ``settings.lowest_rate_bps``.
     """
 
     def __init__(self, legs: Sequence[Leg], settings: TrainingSettings, network: EmulatedNetwork | None) -> None:
@@ -104,7 +105,7 @@ class TrainingRun:
         self._workers: list[subprocess.Popen[bytes]] = []
         self._stack = ExitStack()
         self._leg_index = 0
-        self._patience_s = PATIENCE_S
+        self._stuck_after_s = STUCK_AFTER_S
         self._schedule: Schedule | None = None
 
     def __enter__(self) -> TrainingRun:
@@ -154,7 +155,7 @@ class TrainingRun:
                         yield event
                 if all_ended and ended_legs == len(self._legs):
                     return
-                self._raise_if_failed(all_ended, time.monotonic() - latest_event_time > self._patience_s)
+                self._raise_if_failed(all_ended, time.monotonic() - latest_event_time > self._stuck_after_s)
                 time.sleep(POLL_SECONDS)
 
     def _start(self) -> None:
@@ -168,9 +169,9 @@ class TrainingRun:
             workers=settings.workers,
             folder=str(self._folder),
             log_dir=str(settings.log_dir) if settings.log_dir is not None else None,
-            interface=INTERFACE if network else None,
-            control=CONTROL if network else None,
-            pace=None if network else settings.slowest,
+            counted_interface=INTERFACE if network else None,
+            command_interface=CONTROL if network else None,
+            pace=None if network else settings.lowest_rate_bps,
             link=settings.link,
             legs=self._legs,
             mesh=None if settings.mesh is None else str(settings.mesh),
@@ -207,9 +208,9 @@ class TrainingRun:
             return
         if self._schedule:
             self._schedule.follow()
-        if self._settings.slowest is not None:
-            dense_step_s = 2 * 32 * event["parameters"] / self._settings.slowest
-            self._patience_s = PATIENCE_S + 10 * self._settings.workers * dense_step_s
+        if self._settings.lowest_rate_bps is not None:
+            dense_step_s = 2 * 32 * event["parameters"] / self._settings.lowest_rate_bps
+            self._stuck_after_s = STUCK_AFTER_S + 10 * self._settings.workers * dense_step_s
 
     def _raise_if_failed(self, all_ended: bool, stuck: bool) -> None:
         """Kill all workers and raise ``RunFailed`` if the session cannot continue; otherwise do nothing.
@@ -230,7 +231,7 @@ class TrainingRun:
             raise self._kill_and_describe(0, "ended without a result")
         if stuck:
             raise self._kill_and_describe(
-                0, f"has reported nothing for {self._patience_s:.0f} s; use a faster link or fewer workers"
+                0, f"has reported nothing for {self._stuck_after_s:.0f} s; use a faster link or fewer workers"
             )
 
     def _kill_and_describe(self, rank: int, reason: str) -> RunFailed:

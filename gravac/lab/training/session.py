@@ -67,8 +67,9 @@ class SessionSpec:
         workers: number of ranks.
         folder: folder for the file through which the ranks connect, and for rank 0's events, ``events.jsonl``.
         log_dir: folder of TensorBoard logs, with a subfolder for each leg, named by the leg's label; ``None``: no logs.
-        interface: name of the network interface whose sent bytes each rank counts; ``None`` without emulated links.
-        control: name of the network interface for rank 0's commands; ``None``: the gradients' interface.
+        counted_interface: name of the network interface whose sent bytes each rank counts; ``None`` without emulated
+            links.
+        command_interface: name of the network interface for rank 0's commands; ``None``: the gradients' interface.
         pace: bits per second to which gravac limits its exchange, to emulate a slow link; ``None``: not limited.
         link: the link as text, for the logs.
         legs: legs to train, in order.
@@ -82,8 +83,8 @@ class SessionSpec:
     workers: int
     folder: str
     log_dir: str | None
-    interface: str | None
-    control: str | None
+    counted_interface: str | None
+    command_interface: str | None
     pace: float | None
     link: str
     legs: tuple[Leg, ...]

@@ -12,7 +12,7 @@ from gravac.collectives import AllReduce
 from gravac.lab.mesh import Mesh
 from gravac.lab.tasks.base import Task
 from gravac.lab.training.exchange import Exchange, start_record, trained_shapes
-from gravac.lab.training.methods import TORCH_FORMATS, Method
+from gravac.lab.training.methods import TORCH_DENSE_METHODS, Method
 from gravac.telemetry.records import DecisionRecord
 
 
@@ -58,7 +58,7 @@ def reduce_dtype(method: Method) -> torch.dtype | None:
     """
     if method.torch_format is None:
         return None
-    dtype: torch.dtype = getattr(torch, TORCH_FORMATS[method.torch_format][1])
+    dtype: torch.dtype = getattr(torch, TORCH_DENSE_METHODS[method.torch_format][1])
     return dtype
 
 
@@ -75,7 +75,7 @@ class TorchShardedExchange(Exchange):
     def __init__(self, method: Method, module: torch.nn.Module) -> None:
         super().__init__(method, module)
         assert method.torch_format is not None
-        self._cf, _ = TORCH_FORMATS[method.torch_format]
+        self._cf, _ = TORCH_DENSE_METHODS[method.torch_format]
         self._elements, self._replicas = _exchanged_elements(module)
 
     @property

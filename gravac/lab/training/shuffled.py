@@ -210,7 +210,7 @@ class ShuffledController:
             measurement: not used, except that measurements are counted.
         """
         previous_candidate, following_candidate = (
-            self._candidate_at(state.candidates, self._position(observed_count))
+            self._candidate_at(state.candidates, self._choice_index(observed_count))
             for observed_count in (state.observed_count, state.observed_count + 1)
         )
         reason = (
@@ -232,9 +232,9 @@ class ShuffledController:
             forecasts: forecasts of the candidates that may run.
         """
         state = _ShuffledState(tuple(forecast.candidate for forecast in forecasts), dumped["at"])
-        return state, Decision(self._candidate_at(state.candidates, self._position(state.observed_count)))
+        return state, Decision(self._candidate_at(state.candidates, self._choice_index(state.observed_count)))
 
-    def _position(self, observed_count: int) -> int:
+    def _choice_index(self, observed_count: int) -> int:
         """Return the number, from 0, of the round for which the controller decides.
 
         Args:

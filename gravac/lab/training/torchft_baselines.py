@@ -108,11 +108,11 @@ class TorchftExchange(Exchange):
         """Return the number of exchanges so far."""
         return self._manager.step
 
-    def exposed_seconds(self, backward: float) -> float:
+    def exposed_seconds(self, after_last_gradient_s: float) -> float:
         """Return the seconds for which training waited for exchanges since the last call of this function.
 
         Args:
-            backward: not used.
+            after_last_gradient_s: not used.
         """
         waited_seconds, self._manager.waited_seconds = self._manager.waited_seconds, 0.0
         return waited_seconds

@@ -263,10 +263,10 @@ class _Training:
         Each rank evaluates a portion of the data, and an all-reduce adds the scores. On a mesh, the ranks of a replica
         evaluate the same portion together.
         """
-        portion, portions = self.rank, self.workers
+        portion_index, portion_count = self.rank, self.workers
         if self.mesh is not None:
-            portion, portions = self.mesh.replica_of(self.rank), self.mesh.replicas
-        score = self.task.validate(model, portion, portions)
+            portion_index, portion_count = self.mesh.replica_of(self.rank), self.mesh.replicas
+        score = self.task.validate(model, portion_index, portion_count)
         score_sums = torch.tensor([score.total, score.count], dtype=torch.float64)
         if self.workers > 1:
             dist.all_reduce(score_sums, group=self.control)
@@ -304,7 +304,7 @@ class _Training:
             steps_s=[round(times.seconds, 6) for times in counted_times],
             cpu_seconds=cpu_seconds,
             wire_bytes=exchange.wire_bytes(len(self.step_times), self.workers) if exchange else 0,
-            interface_bytes=self._bytes_of_a_rank(interface_bytes) if self.spec.interface else None,
+            interface_bytes=self._bytes_of_a_rank(interface_bytes) if self.spec.counted_interface else None,
             gain=exchange.mean_gain() if exchange else None,
             every=_mean_every(len(self.step_times), exchange),
             turns=decisions_as_json(exchange, self.end_seconds) if exchange else [],
@@ -348,15 +348,16 @@ class _StepCommands:
         """
         self._latest_evaluation = (steps, seconds)
 
-    def send(self, step: int, clock: float, duration: float) -> None:
+    def send(self, step: int, training_s: float, expected_step_s: float) -> None:
         """Choose the command for the time after a step, and start to broadcast the command; called before the step.
 
         Args:
             step: number of the step, from 0.
-            clock: seconds of training before the step.
-            duration: expected seconds of the step: the time that the previous step took, or 0 before the first step.
+            training_s: seconds of training before the step.
+            expected_step_s: expected seconds of the step: the time that the previous step took, or 0 before the first
+                step.
         """
-        leg, steps, seconds = self._leg, step + 1, clock + duration
+        leg, steps, seconds = self._leg, step + 1, training_s + expected_step_s
         evaluated_steps, evaluated_seconds = self._latest_evaluation
         command = CONTINUE
         if _is_reached(steps, leg.steps) or _is_reached(seconds, leg.seconds):
@@ -392,9 +393,9 @@ class _ResourceUse:
         return torch.tensor([cpu_seconds, sent_bytes], dtype=torch.float64)
 
 
-def _is_reached(amount: float, bound: float | None) -> bool:
+def _is_reached(number: float, limit: float | None) -> bool:
     """True if the amount is equal to the bound or above; False if the bound is ``None``."""
-    return bound is not None and amount >= bound
+    return limit is not None and number >= limit
 
 
 def _mean_every(steps: int, exchange: Exchange | None) -> float | None:
@@ -435,14 +436,14 @@ def _interface_bytes(spec: SessionSpec) -> int:
 
     The operating system counts the bytes, packet headers included.
     """
-    if spec.interface is None:
+    if spec.counted_interface is None:
         return 0
     for line in Path("/proc/net/dev").read_text().splitlines():
         name, _, counters = line.partition(":")
-        if name.strip() == spec.interface:
+        if name.strip() == spec.counted_interface:
             return int(counters.split()[8])
     raise RuntimeError(
-        f"interface {spec.interface!r} is not in /proc/net/dev; start the worker in its network namespace"
+        f"interface {spec.counted_interface!r} is not in /proc/net/dev; start the worker in its network namespace"
     )
 
 
@@ -454,11 +455,11 @@ def _mesh_of(spec: SessionSpec) -> Mesh | None:
 def _new_control_group(spec: SessionSpec) -> dist.ProcessGroup:
     """Return a new process group of all ranks for rank 0's commands.
 
-    The group uses the session's network interface for commands, ``SessionSpec.control``, if there is one.
+    The group uses the session's network interface for commands, ``SessionSpec.command_interface``, if there is one.
     """
     exchange_interface = os.environ.get(INTERFACE_VARIABLE)
-    if spec.control is not None:
-        os.environ[INTERFACE_VARIABLE] = spec.control  # gloo reads the variable whenever it makes a group
+    if spec.command_interface is not None:
+        os.environ[INTERFACE_VARIABLE] = spec.command_interface  # gloo reads the variable whenever it makes a group
     try:
         group: dist.ProcessGroup = dist.new_group(backend="gloo")
         return group

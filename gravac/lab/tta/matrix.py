@@ -170,7 +170,7 @@ class RunMatrix:
                     f"{sharded_tasks}"
                 )
         for text in self.methods:
-            if (refusal := Method.parse(text).mesh_refusal) is not None:
+            if (refusal := Method.parse(text).mesh_error_message) is not None:
                 raise ValueError(refusal)
 
     @property

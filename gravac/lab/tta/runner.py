@@ -32,13 +32,13 @@ from gravac.lab.tta.watcher import Watcher
 TARGET_FRACTION = 0.8
 """The target is the reference run's validation metric after this fraction of its steps."""
 
-TARGET_WIDTH = 0.06
+TARGET_HALF_WIDTH = 0.06
 """The target is a mean over the evaluations within this distance of ``TARGET_FRACTION``, as a fraction of the steps."""
 
 ALONE_STEPS = 15
 """Number of steps for which one worker trains alone, to measure its samples per second."""
 
-PROBE_STEPS = WARM_UP_STEPS + 8
+STEP_TIME_RUN_STEPS = WARM_UP_STEPS + 8
 """Number of steps of a short run that measures the seconds of a step on a link; each method has two such runs."""
 
 
@@ -178,15 +178,18 @@ class _MatrixRunner:
                 static_methods = [
                     method
                     for method in self.methods
-                    if method.can_be_factored and any(method in link_methods for link_methods in by_link.values())
+                    if method.has_constant_step_time
+                    and any(method in link_methods for link_methods in by_link.values())
                 ]
                 # unthrottled runs to the target give the number of steps, which is the same on all links
                 self._run_in_full(reference, parse_link(UNTHROTTLED), static_methods)
             for text, link_methods in by_link.items():
                 link = parse_link(text)
                 if self.matrix.factored:
-                    self._run_factored(reference, link, [method for method in link_methods if method.can_be_factored])
-                    link_methods = [method for method in link_methods if not method.can_be_factored]
+                    self._run_factored(
+                        reference, link, [method for method in link_methods if method.has_constant_step_time]
+                    )
+                    link_methods = [method for method in link_methods if not method.has_constant_step_time]
                 self._run_in_full(reference, link, link_methods)
 
     def _spread_methods(self, task: str, link: str) -> list[Method]:
@@ -227,7 +230,7 @@ class _MatrixRunner:
                     keys |= {
                         _RunKey(task, UNTHROTTLED, method.text, seed)
                         for method in link_methods
-                        if method.can_be_factored
+                        if method.has_constant_step_time
                     }
         return len(keys), sum(self._find_record(key.task, key.link, key.method, key.seed) is not None for key in keys)
 
@@ -347,7 +350,9 @@ class _MatrixRunner:
         factored_runs = (run for run in self.runs if self._is_of_cell(run, task, str(link)) and run.factored)
         timed_runs = {run.method: run for run in factored_runs if run.seed == seed or not self.matrix.times_each_seed}
         if any(method.text not in timed_runs for method, _ in missing_pairs):
-            legs = [Leg(method.text, f"{method.text} step time", steps=PROBE_STEPS) for method, _ in missing_pairs] * 2
+            legs = [
+                Leg(method.text, f"{method.text} step time", steps=STEP_TIME_RUN_STEPS) for method, _ in missing_pairs
+            ] * 2
             probes: dict[str, list[FinishedLeg]] = defaultdict(list)
             for finished_leg in self._run_in_sessions(task, link, seed, legs):
                 probes[finished_leg.leg.method].append(finished_leg)
@@ -381,7 +386,7 @@ class _MatrixRunner:
         settings = TrainingSettings(
             workers=matrix.workers,
             link=str(link),
-            slowest=link.slowest,
+            lowest_rate_bps=link.lowest_rate_bps,
             task=task,
             scale=matrix.scale,
             data=matrix.data,
@@ -399,7 +404,7 @@ class _MatrixRunner:
                 with ExitStack() as stack:
                     network = None if matrix.paced else stack.enter_context(EmulatedNetwork(hosts, link))
                     run = stack.enter_context(TrainingRun(remaining_legs, settings, network))
-                    watch = partial(self._watch, cell, remaining_legs)
+                    watch = partial(self._show_event, cell, remaining_legs)
                     for finished_leg in finished_legs(run, remaining_legs, watch):
                         yield replace(finished_leg, stamp=idle_stamp.with_current_time())
                         ended_count += 1
@@ -413,7 +418,7 @@ class _MatrixRunner:
                 self.watcher.show_failed_leg(cell, remaining_legs[ended_count], error)
                 remaining_legs = remaining_legs[ended_count + 1 :]
 
-    def _watch(self, cell: str, legs: Sequence[Leg], event: Event) -> None:
+    def _show_event(self, cell: str, legs: Sequence[Leg], event: Event) -> None:
         """Pass an event of rank 0 to the watcher, with the leg that the event belongs to.
 
         Args:
@@ -480,7 +485,7 @@ class _MatrixRunner:
             curve=curve,
             turns=tuple(DecisionPoint(**decision) for decision in end["turns"]),
             split=None if end["split"] is None else Split(**end["split"]),
-            paced=self.matrix.paced and link.slowest is not None,
+            paced=self.matrix.paced and link.lowest_rate_bps is not None,
             factored=False,
             stamp=finished_leg.stamp,
         )
@@ -536,7 +541,7 @@ def target_of(curve: Sequence[CurvePoint], budget: int) -> float:
         curve: validation metric at each evaluation of the reference run.
         budget: number of steps of the reference run.
     """
-    step, width = TARGET_FRACTION * budget, TARGET_WIDTH * budget
+    step, width = TARGET_FRACTION * budget, TARGET_HALF_WIDTH * budget
     near_metrics = [point.metric for point in curve if abs(point.step - step) <= width]
     if not near_metrics:
         near_metrics = [min(curve, key=lambda point: abs(point.step - step)).metric]

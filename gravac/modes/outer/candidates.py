@@ -80,7 +80,7 @@ def with_outer_candidates(
     every: Sequence[int],
     compute_s: float | None,
     delay: Delay,
-    keep_all: bool,
+    keep_dominated: bool,
     fragments: int = 1,
     chooses: bool = True,
     world: int = MEASURED_WORLD,
@@ -98,7 +98,7 @@ def with_outer_candidates(
         compute_s: seconds that a step takes without exchange; ``None``: not known.
         delay: steps that an exchange is in flight; ``"auto"`` makes two candidates, with and without a delay, between
             which a controller chooses.
-        keep_all: whether to keep also candidates that no controller would choose.
+        keep_dominated: whether to keep also candidates that no controller would choose.
         fragments: number of fragments that the model is exchanged in.
         chooses: whether the controller can choose between candidates that differ only in ``every`` and delay. If not,
             only the most promising of such candidates stays.
@@ -123,8 +123,8 @@ def with_outer_candidates(
                 outer_forecasts = [replace(outer_forecast, leaving_s=leaving_s) for outer_forecast in outer_forecasts]
             all_outer += outer_forecasts if chooses else [most_promising(outer_forecasts)]
     if not each_step_forecasts:
-        return admission._replace(forecasts=without_dominated(all_outer, keep_all))
-    remaining_forecasts = without_dominated((*each_step_forecasts, *all_outer), keep_all)
+        return admission._replace(forecasts=without_dominated(all_outer, keep_dominated))
+    remaining_forecasts = without_dominated((*each_step_forecasts, *all_outer), keep_dominated)
     return admission._replace(
         forecasts=(
             *each_step_forecasts,
@@ -208,7 +208,7 @@ def delays(
     return (0, min(longest_delay, max(1, math.ceil(steps))))
 
 
-def without_dominated(forecasts: Sequence[Forecast], keep_all: bool) -> tuple[Forecast, ...]:
+def without_dominated(forecasts: Sequence[Forecast], keep_dominated: bool) -> tuple[Forecast, ...]:
     """Return the first forecast, then the rest by ascending wire ratio, without candidates that no controller chooses.
 
     A compressed candidate is dropped if another candidate sends no more bytes and has at least the same efficiency.
@@ -217,13 +217,13 @@ def without_dominated(forecasts: Sequence[Forecast], keep_all: bool) -> tuple[Fo
 
     Args:
         forecasts: forecasts of all candidates.
-        keep_all: whether to drop no candidate.
+        keep_dominated: whether to drop no candidate.
     """
     first_forecast, *other_forecasts = forecasts
     remaining_forecasts = [
         forecast
         for forecast in other_forecasts
-        if keep_all or forecast.candidate.dense or not any(_dominates(other, forecast) for other in forecasts)
+        if keep_dominated or forecast.candidate.dense or not any(_dominates(other, forecast) for other in forecasts)
     ]
     return (
         first_forecast,

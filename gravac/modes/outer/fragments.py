@@ -23,7 +23,7 @@ from typing import Any
 
 import torch
 
-from gravac.averaging.norms import all_fit
+from gravac.averaging.norms import all_elements_finite
 from gravac.averaging.plan import Piece
 from gravac.averaging.tensors import flat, memory_shape
 from gravac.engine.engine import Engine
@@ -362,7 +362,7 @@ def divide_into_fragments(
 def _all_finite(squared_norm: torch.Tensor, buffers: Sequence[Piece]) -> torch.Tensor:
     """Return a 0-d bool tensor: whether a squared norm, and all numbers of buffers, are finite."""
     finite = torch.isfinite(squared_norm)
-    return finite & all_fit([piece.flat for piece in buffers]).to(finite.device) if buffers else finite
+    return finite & all_elements_finite([piece.flat for piece in buffers]).to(finite.device) if buffers else finite
 
 
 def _keeps_anchors_at_zero_gradient(outer: torch.optim.Optimizer) -> bool:

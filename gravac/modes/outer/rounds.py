@@ -20,7 +20,7 @@ from gravac.candidate import Candidate
 from gravac.engine.engine import Engine
 from gravac.engine.handle import Handle
 from gravac.engine.inputs import StepInputs
-from gravac.exchange.executor import both
+from gravac.exchange.executor import both_true
 from gravac.measurement import LocalMeasurement
 from gravac.modes.outer.candidates import Delay
 from gravac.modes.outer.fragments import Fragment, PendingFragment
@@ -272,7 +272,9 @@ class Rounds:
         waited_s, paused_s, steps_of_ranks = self._waited_s, self._paused_s, self._state.shares.steps
 
         def add_round(measurement: LocalMeasurement) -> None:
-            measurement.verdicts.append(functools.reduce(both, (pending.mean_finite for pending in sent_fragments)))
+            measurement.verdicts.append(
+                functools.reduce(both_true, (pending.mean_finite for pending in sent_fragments))
+            )
             measurement.backward_ended, measurement.overlaps = ended_at, overlaps
             measurement.waits_since = sent_fragments[-1].waits_since if overlaps else None
             measurement.idle, measurement.paused = waited_s, paused_s
