@@ -127,7 +127,7 @@ def commits_note(stamps: Iterable[Stamp | None], files: str, allow_mixed: bool =
                 f"{files}: has measurements of {len(count_of_commit)} commits: {codes}; measure all with one commit, "
                 "or allow several commits in one table with --mixed"
             )
-        return f"runs of {len(count_of_commit)} commits: {codes}"
+        return f"runs of {len(count_of_commit)} commits (in brackets: number of runs): {codes}"
     return "the commit of these runs was not recorded" if UNRECORDED in count_of_commit else ""
 
 
