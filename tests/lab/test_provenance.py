@@ -94,7 +94,9 @@ def test_one_commit_is_nothing_to_speak_of_and_none_is_said() -> None:
 def test_several_commits_are_refused_and_with_mixed_told(stamps: tuple[Stamp | None, ...]) -> None:
     with pytest.raises(SettingsError, match=r"a\.json: has measurements of 2 commits: .*0123456789.*--mixed"):
         commits_note(stamps, "a.json")
-    assert commits_note(stamps, "a.json", allow_mixed=True).startswith("runs of 2 commits (in brackets: number of runs): ")
+    assert commits_note(stamps, "a.json", allow_mixed=True).startswith(
+        "runs of 2 commits (in brackets: number of runs): "
+    )
 
 
 def test_runs_keep_their_stamp_in_a_file_and_older_files_have_none(tmp_path: Path) -> None:
