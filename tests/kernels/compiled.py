@@ -28,14 +28,14 @@ SEVERAL = 3
 TYPES: dict[str, Any] = {
     "gradient": "*bf16",
     "gradients": ("*bf16",) * SEVERAL,
-    "order": "*i64",
+    "chunk_indices": "*i64",
     **dict.fromkeys(("residuals", "denses"), ("*fp32",) * SEVERAL),
     **dict.fromkeys(("message", "messages"), "*u8"),
     **dict.fromkeys(("wire", "values"), "*i16"),
     **dict.fromkeys(("residual", "decoded", "unsent", "dense", "sums_out", "x"), "*fp32"),
     **dict.fromkeys(("sums", "energies"), "*fp64"),
     **dict.fromkeys(("numbers", "blocks", "shard_blocks", "stride", "rank_stride"), "i32"),
-    **dict.fromkeys(("chunks", "selected", "k", "width"), "i32"),
+    **dict.fromkeys(("chunks", "selected_count", "k", "width"), "i32"),
     **dict.fromkeys(("factor", "fraction", "alpha", "world"), "fp32"),
 }
 """Types of the kernels' arguments, by name; others are constants."""
@@ -69,7 +69,7 @@ def of_chunks(chunk: int) -> dict[str, str]:
     cut: dict[str, Any] = {"chunk": chunk, **tiles.tiling(chunk)}
     return {
         "chunk_energies": ptx(chunks._energies, {**cut, "count": SEVERAL}, 4),
-        "chunk_take": ptx(chunks._take, {**cut, "form": "bfloat16"}, 4),
+        "chunk_take": ptx(chunks._take, {**cut, "wire_format": "bfloat16"}, 4),
         "chunk_decode": ptx(chunk_decode._decode, {**cut, "count": SEVERAL, "halvings": 5, "add": True}, 4),
     }
 
