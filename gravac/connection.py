@@ -114,7 +114,7 @@ class ModelConnection:
         return None if self.adapter.ddp is None else self.adapter.ddp.no_sync()
 
     def stop_exchange(self) -> None:
-        """Let backwards of a model without DDP exchange nothing by gravac from now on; do nothing for DDP."""
+        """Stop gravac's exchange in all later backwards of a model without DDP; no effect on a model in DDP."""
         if self._source_without_ddp is not None:
             self._source_without_ddp.stop_exchange()
 

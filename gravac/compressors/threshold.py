@@ -63,7 +63,11 @@ class ThresholdK(TopK):
         raise NotImplementedError
 
     def select(self, x: torch.Tensor, k: int) -> Selection:
-        """Return the coordinates of flat x to send: the k largest, or those that reach the threshold, up to 2k."""
+        """Return the coordinates of flat x to send.
+
+        If ``keeps_k``: the k largest, found by the threshold on a CPU. Otherwise the coordinates that reach the
+        threshold, at most 2k of them.
+        """
         uses_threshold = x.device.type == "cpu" or not self.keeps_k
         if not uses_threshold or not 0 < k < x.numel() or not bool(x.any()):
             return super().select(x, k)

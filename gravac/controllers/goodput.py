@@ -22,18 +22,19 @@ efficiency: the efficiency is higher with a probability of 80 % (``Forecast.lowe
   compression costs progress, so the promised gain must be above that cost. A new search starts if step times change, or
   if an exchange hidden behind backward takes less than half as long as before. Other candidates are tried again if
   their measurements are old, or uncertain because the steps of their trial differed in time.
-- Cost: beyond a starting budget, trials cost at most the fraction ``explore`` of the run's time. They cost less if a
-  step waits little for the exchange. If a step hardly waits, no candidate that sends fewer bytes is tried.
+- Cost: beyond a starting budget, trials cost at most the fraction ``explore`` of the run's time. The controller lowers
+  this limit if steps wait little for the exchange. If a step hardly waits, no candidate that sends fewer bytes is
+  tried.
 
 For some compressors, the measured gain corrects the efficiency (``Forecast.efficiency_at``). If the user gave a probe,
 a function that returns the loss on fixed batches, a run also measures the progress of steps
 (``gravac.controllers.switchback``). It does so only if better decisions are expected to gain more than the measurement
 costs. The results correct the efficiencies.
 
-Of native steps (DDP exchanges by itself) only times are known. The controller assumes that native steps wait as long as
-their exchange was forecast to take, corrected by the measured speed of the link. gravac times several successive native
-steps together, as a stretch. While nothing changes, each stretch is twice as long as the previous stretch. Outer steps
-(ranks exchange once in several steps) have a cost at their end: the ranks must make their models equal again
+Of native steps (DDP exchanges by itself) only times are known. The controller assumes that a native step waits for its
+exchange for the forecast time, which is corrected by the measured speed of the link. gravac times several successive
+native steps together, as a stretch. While nothing changes, each stretch is twice as long as the previous stretch. Outer
+steps (ranks exchange once in several steps) have a cost at their end: the ranks must make their models equal again
 (``Forecast.leaving_s``). Outer steps are not tried before the learning rate has warmed up.
 """
 

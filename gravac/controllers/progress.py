@@ -46,7 +46,7 @@ READINGS_AT_END = 3
 with. A single reading depends on the last few training batches."""
 
 STEPS_BETWEEN_READINGS = 5
-"""Number of steps between two readings of the loss at an end of a stretch."""
+"""The loss is read several times at the start and at the end of a stretch; number of steps between two readings."""
 
 UNEVEN_PROGRESS_DEVIATION = 0.2
 """Standard deviation, between switchback trials, of the ratio of efficiencies that a trial measures. The reason: a run
@@ -144,7 +144,7 @@ class Trials:
 
     @property
     def reading_offsets(self) -> tuple[int, ...]:
-        """Numbers of steps after the first reading of a stretch at which the loss is read; ascending, from 0.
+        """Steps of a stretch at which the loss is read, counted from the stretch's first reading: ascending, from 0.
 
         A stretch is successive steps of the reference, the candidate that trials compare with.
         """

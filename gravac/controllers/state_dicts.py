@@ -123,7 +123,7 @@ def check_names(state_class: Any, dumped: Mapping[str, Any], extra_names: Collec
 
 
 def candidates_of(identities: Any, path: str = "controller_state/candidates") -> tuple[Candidate, ...]:
-    """Return the candidates of a list of identities, as ``identify`` returns, after a check.
+    """Check a list in which ``identify`` saved candidates in a checkpoint, and return these candidates.
 
     Args:
         identities: identities in a dumped state.

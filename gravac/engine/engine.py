@@ -339,7 +339,7 @@ class Engine:
         return handle
 
     def flush(self) -> None:
-        """Start to average all pieces handed over so far; called on all ranks at the same point."""
+        """Start to average all gradients that the source handed over so far; called on all ranks at the same point."""
         self._hand_over(None, None, is_last=True)
 
     def end(self, fill: Fill = lambda measurement: None) -> None:

@@ -107,11 +107,12 @@ def averaged_module(model: object, setting: str, shards_remedy: str) -> torch.nn
         model: the model that the framework trains. If it is a compiled DistributedDataParallel, the result has no
             wrapper of ``torch.compile``.
         setting: name and value of the framework's setting that chose the kind of training, for the message.
-        shards_remedy: settings of the framework for several replicas in shards, for the message.
+        shards_remedy: text for the message: which settings of the framework give a model in shards several replicas.
 
     Raises:
         TypeError: the framework uses neither DistributedDataParallel nor FSDP2.
-        SettingsError: the model is in shards (FSDP2) without replicas, or this torch lacks a private name.
+        SettingsError: the model is in shards (FSDP2) without replicas, or this version of torch lacks a private
+            attribute of FSDP2 that gravac needs.
     """
     inner = getattr(model, "_orig_mod", model)
     if not isinstance(inner, torch.nn.Module) or not is_sharded(inner):

@@ -13,8 +13,8 @@ same step on all ranks. Which event decides the change depends on the present mo
 - outer: the controller decided at the end of the last round (H steps, and the exchange that follows them). No exchange
   synchronizes the ranks within a round, so each rank counts its own steps. A step is counted when all optimizers have
   stepped after a synced backward. If a scaler skipped the optimizers, or weights are changed without an optimizer, the
-  step is counted when the next forward begins. Each round counts from 0, so a rank that lost a step by an exception
-  makes one more step in that round.
+  step is counted when the next forward begins. A step that an exception ended is not counted, so that the
+  rank makes one more step in that round. The next round counts from 0 again.
 
 The mode never changes within an optimizer's step, in which a closure may run forwards.
 """

@@ -112,7 +112,7 @@ class HookedSource(ABC):
         """Raise if hooks cannot be removed now.
 
         Args:
-            backward_runs: whether a backward that this source saw begin is under way.
+            backward_runs: whether a backward has begun and has not ended, as far as the hooks of this source saw.
 
         Raises:
             RuntimeError: no module is being watched, or a backward is running.

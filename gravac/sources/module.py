@@ -251,7 +251,7 @@ class ModuleSource(HookedSource):
             self._accumulate_depth -= 1
 
     def wait(self) -> None:
-        """Wait for the exchanges of the last backward; write the means to ``.grad``, and rank 0's buffers to buffers.
+        """Wait for the exchanges of the last backward; write means to ``.grad``, and rank 0's buffers to the module's.
 
         Raises:
             ExchangeError: a rank did not answer.

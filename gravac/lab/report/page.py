@@ -78,7 +78,7 @@ class PageSection:
     """A section of the page: the comparison of methods in one setup, with its figures.
 
     Attributes:
-        section: numbers of the section.
+        section: results that the section shows.
         name: HTML anchor of the section, and beginning of the file names of its figures.
         label: name of the task, with scale and number of workers if these differ between sections of the page.
         figures: figures in the order of the page.
@@ -211,7 +211,7 @@ def _figures(section: Section, name: str, looks: Looks, out: Path) -> Iterator[P
     Figures for which the records have no numbers are left out.
 
     Args:
-        section: numbers of the section.
+        section: results that the section shows.
         name: beginning of the files' names.
         looks: colour, line style and marker of each method.
         out: folder of the page.

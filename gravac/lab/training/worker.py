@@ -340,7 +340,7 @@ class _StepCommands:
         self._latest_evaluation = (0, 0.0)
 
     def note_evaluation(self, steps: int, seconds: float) -> None:
-        """Store the time of the latest evaluation, from which steps and seconds to the next evaluation count.
+        """Store when the latest evaluation took place. From then on, steps and seconds to the next one are counted.
 
         Args:
             steps: number of steps trained before the evaluation.
