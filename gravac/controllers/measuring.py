@@ -48,8 +48,24 @@ FIRST_TRIAL_DEVIATION_FACTOR = 3.0
 trial. The belief may be further off than its deviation says. After n trials, the factor is divided by √(n + 1), but
 never below 1."""
 
+LARGEST_WIDENED_DEVIATION = 0.4
+"""Largest standard deviation, of the logarithm of an efficiency, that ``FIRST_TRIAL_DEVIATION_FACTOR`` leads to. A
+belief of a larger deviation is not widened: that belief already admits almost any efficiency."""
+
+COST_WEIGHT = 2.0
+"""Factor by which ``expected_gain`` multiplies the cost of trials of a candidate that would not run without them. The
+cost is certain, but the gain is an expectation of beliefs. Trials of a candidate that runs anyway count at their cost,
+since they protect the run from a wrong belief. Before this factor, six runs of ``make measure-programs-links`` without
+a limit on the link made a trial of outer steps. After each of these trials, the run went back to native steps."""
+
 FIRST_TRIAL_FRACTION = 0.03
 """Fraction of a run's steps in which no switchback trial begins, since the loss falls too fast at first."""
+
+HIGHEST_EFFICIENCY = 1.0
+"""Highest efficiency that ``expected_gain`` counts on, unless trials already measured a higher one: a step of any
+candidate makes at most the progress of a dense step. None of the runs of ``make measure-progress`` showed more. Without
+this limit, a wide belief makes trials seem worth their cost even if the candidate's steps take longer than those of the
+best candidate."""
 
 SMALLEST_RATIO_DIVISOR = 0.3
 """Smallest divisor in an estimate of ``expected_gain``: standard deviation of the logarithm of a ratio of efficiencies
@@ -67,7 +83,7 @@ class TrialPlan(NamedTuple):
         candidate: index of the candidate in ``GoodputState.forecasts``.
         reference: index of the candidate that ``candidate`` would be compared with.
         length: number of successive steps of the reference before the candidate's steps, and again after them.
-        gain: expected gain in progress minus the cost, in steps of the best candidate; see ``expected_gain``.
+        gain: expected gain in progress minus the weighted cost, in steps of the best candidate; see ``expected_gain``.
     """
 
     candidate: int
@@ -133,9 +149,10 @@ def steps_of_trial(candidate: Candidate) -> int:
 def expected_gain(
     state: GoodputState, candidate: int, reference: int, length: int, total_steps: int | None, expire: int
 ) -> float:
-    """Return the gain expected of further switchback trials, minus their cost, in steps of the best candidate.
+    """Return the gain expected of further switchback trials, minus their cost, weighted as ``COST_WEIGHT`` says.
 
-    The gain is the progress that the rest of the run makes in addition, since the trials lead to better decisions.
+    Both are in steps of the best candidate. The gain is the progress that the rest of the run makes in addition, since
+    the trials lead to better decisions.
 
     Args:
         state: state of the search, with the results of trials so far.
@@ -147,8 +164,8 @@ def expected_gain(
             ``StepTimeBounds.shortest_step_seconds``.
 
     Returns:
-        Gain minus cost for the number of trials, from 1 to ``MOST_TRIALS_AHEAD``, with which that difference is
-        largest. 0 if trials cost more than they gain, or are not allowed.
+        Gain minus weighted cost for the number of trials, from 1 to ``MOST_TRIALS_AHEAD``, with which that difference
+        is largest. 0 if trials cost more than they gain, or are not allowed.
     """
     earlier_results = state.trial_results(candidate)
     if earlier_results is None and sum(learned.trials > 0 for learned in state.learned) >= MOST_CANDIDATES:
@@ -166,13 +183,19 @@ def expected_gain(
         return 0.0  # the bounds on the time of a candidate that has not run may be 0 or infinite
     ratio = belief.efficiency / reference_belief.efficiency
     advantage = math.log(ratio * reference_seconds / candidate_seconds)
+    highest_efficiency = max(HIGHEST_EFFICIENCY, belief.efficiency)
+    largest_advantage = math.log(
+        highest_efficiency / reference_belief.efficiency * reference_seconds / candidate_seconds
+    )
     deviation_factor = max(
         1.0, FIRST_TRIAL_DEVIATION_FACTOR / math.sqrt(1 if earlier_results is None else 1 + earlier_results.trials)
     )
-    deviation = deviation_factor * math.hypot(belief.deviation, reference_belief.deviation)
+    believed_deviation = math.hypot(belief.deviation, reference_belief.deviation)
+    deviation = max(believed_deviation, min(LARGEST_WIDENED_DEVIATION, deviation_factor * believed_deviation))
     is_preferred = belief.lower_bound / candidate_seconds > reference_belief.lower_bound / reference_seconds
     first_cost_steps, trial_cost_steps = trial_costs_steps(state, candidate, reference, length, expire)
     scatter = expected_scatter(earlier_results, length) / max(SMALLEST_RATIO_DIVISOR, ratio)
+    cost_weight = 1.0 if is_preferred else COST_WEIGHT
     steps_tried = sum(learned.steps for learned in state.learned)
     largest_gain = 0.0
     for trials in range(1, MOST_TRIALS_AHEAD + 1):
@@ -182,9 +205,10 @@ def expected_gain(
             or steps_tried + trials * trial_steps > LARGEST_STEP_FRACTION * run_steps
         ):
             break
-        gain = value_of_trials(advantage, deviation, scatter, trials, is_preferred)
+        gain = value_of_trials(advantage, deviation, scatter, trials, is_preferred, largest_advantage)
         largest_gain = max(
-            largest_gain, gain * (steps_to_come - trials * (trial_steps + SETTLING_STEPS + length)) - price
+            largest_gain,
+            gain * (steps_to_come - trials * (trial_steps + SETTLING_STEPS + length)) - cost_weight * price,
         )
     return largest_gain
 

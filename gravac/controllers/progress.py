@@ -427,7 +427,14 @@ def expected_scatter(results: Learned | None, length: int) -> float:
     return math.sqrt(results.trials / sum(error**-2 for _, error in results.estimates))
 
 
-def value_of_trials(advantage: float, deviation: float, scatter: float, trials: int, preferred: bool) -> float:
+def value_of_trials(
+    advantage: float,
+    deviation: float,
+    scatter: float,
+    trials: int,
+    preferred: bool,
+    largest_advantage: float = math.inf,
+) -> float:
     """Return the expected gain of a number of switchback trials, as a fraction of the progress to come.
 
     The trials help to decide between a candidate and another candidate, the reference. The gain is the goodput
@@ -440,19 +447,41 @@ def value_of_trials(advantage: float, deviation: float, scatter: float, trials: 
         scatter: standard deviation of that logarithm as a single trial measures it.
         trials: number of trials.
         preferred: whether the decision without trials is for the candidate, rather than for the reference.
+        largest_advantage: largest possible value of that logarithm; higher values count as this value.
 
     Example:
         >>> value_of_trials(0.1, 0.2, 0.3, trials=4, preferred=False) > value_of_trials(0.1, 0.2, 0.3, 1, False) > 0
         True
         >>> value_of_trials(0.1, 0.0, 0.3, trials=4, preferred=True)
         0.0
+        >>> value_of_trials(-1.0, 3.0, 0.3, trials=4, preferred=False, largest_advantage=-0.1)
+        0.0
     """
     noise = scatter / math.sqrt(trials)
     variance = deviation**2 + noise**2
-    if not variance or not deviation:
+    if not variance or not deviation or (largest_advantage <= 0 and not preferred):
         return 0.0
     deviation_of_mean = deviation**2 / math.sqrt(variance)  # of the posterior mean, as expected before the trials
     margin = _NORMAL.inv_cdf(SURE) * deviation * noise / math.sqrt(variance)  # from posterior mean to lower bound
-    standardized = (advantage - margin) / deviation_of_mean
-    gain_after = advantage * _NORMAL.cdf(standardized) + deviation_of_mean * _NORMAL.pdf(standardized)
-    return gain_after - (advantage if preferred else 0.0)
+    gain_if_chosen = _limited_mean_above(margin, advantage, deviation_of_mean, largest_advantage)
+    return gain_if_chosen - (
+        _limited_mean_above(-math.inf, advantage, deviation_of_mean, largest_advantage) if preferred else 0.0
+    )
+
+
+def _limited_mean_above(threshold: float, mean: float, deviation: float, limit: float) -> float:
+    """Return the expectation of a normal variable where it exceeds a threshold: values above ``limit`` count as that.
+
+    Values up to the threshold count as 0.
+
+    Args:
+        threshold: value up to which the variable counts as 0; may be negative infinity.
+        mean: mean of the variable.
+        deviation: standard deviation of the variable; above 0.
+        limit: largest value that the variable counts as; may be infinite.
+    """
+    low = (threshold - mean) / deviation
+    high = max(low, (limit - mean) / deviation)
+    below_limit = mean * (_NORMAL.cdf(high) - _NORMAL.cdf(low)) + deviation * (_NORMAL.pdf(low) - _NORMAL.pdf(high))
+    above_limit = 1 - _NORMAL.cdf(high)
+    return below_limit + (limit * above_limit if above_limit else 0.0)

@@ -204,6 +204,52 @@ def test_errors_grow_where_trials_differ() -> None:
     assert alike.error < apart.error
 
 
+@pytest.mark.parametrize("step_s", [0.08, 0.098])
+def test_a_very_uncertain_efficiency_is_no_reason_for_trials_if_steps_are_hardly_shorter(step_s: float) -> None:
+    """Its steps cannot make more progress than dense steps.
+
+    On nanoGPT without a limit on the link, the belief of 0.23 for top-k at 114x was so wide that trials were expected
+    to gain 3 800 of 5 040 steps, although steps of top-k took longer than native steps.
+    """
+    forecasts = (
+        Forecast(NATIVE, 1.0, 1.0, "native"),
+        Forecast(Candidate("hook", "topk", 114.0), 100.0, 0.23, "topk 114x", deviation=1.34),
+    )
+    seconds = {NATIVE: 0.084, forecasts[1].candidate: step_s}
+    played = play(World(forecasts, seconds, {NATIVE: 1.0, forecasts[1].candidate: 0.2}))
+    assert held(played) == NATIVE
+    assert not any(learned.trials for learned in played.state.learned)
+
+
+@given(
+    advantage=st.floats(-1, 1),
+    deviation=st.floats(0.01, 4),
+    scatter=st.floats(0.1, 1.0),
+    limits=st.tuples(st.floats(-1, 1), st.floats(-1, 1)).map(sorted),
+    trials=st.integers(1, 6),
+)
+def test_trials_gain_at_most_the_largest_advantage(
+    advantage: float, deviation: float, scatter: float, limits: list[float], trials: int
+) -> None:
+    low, high = (
+        value_of_trials(advantage, deviation, scatter, trials, preferred=False, largest_advantage=limit)
+        for limit in limits
+    )
+    assert -1e-9 <= low <= max(0.0, limits[0]) + 1e-9
+    assert low <= high + 1e-9
+    unlimited = value_of_trials(advantage, deviation, scatter, trials, preferred=False)
+    assert high <= unlimited + 1e-9
+
+
+@given(advantage=st.floats(-1, 1), deviation=st.floats(0.01, 1), scatter=st.floats(0.1, 1.0))
+def test_without_a_limit_the_mean_of_all_advantages_is_what_the_candidate_promises(
+    advantage: float, deviation: float, scatter: float
+) -> None:
+    """So the worth of trials differs by the promise between a decision for the candidate and one for the reference."""
+    preferred, other = (value_of_trials(advantage, deviation, scatter, 4, preferred) for preferred in (True, False))
+    assert other - preferred == pytest.approx(advantage, abs=1e-9)
+
+
 @given(advantage=st.floats(-1, 1), scatter=st.floats(0.1, 1.0))
 def test_what_is_known_is_not_worth_measuring(advantage: float, scatter: float) -> None:
     assert value_of_trials(advantage, 0.0, scatter, trials=4, preferred=advantage > 0) <= 0
