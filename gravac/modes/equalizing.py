@@ -33,6 +33,10 @@ rank needs a few times as many bytes of additional memory."""
 BLOCK_WORDS = 1 << 12
 """Number of 8-byte integers in a block. A tensor is cut into blocks; the checksum uses a weighted sum of each block."""
 
+MIXING_FACTOR = 0x2545F4914F6CDD1D
+"""Odd number by which a checksum multiplies each word, modulo 2^64, to mix the word's bits: the multiplier of the
+random number generator xorshift* (Vigna, 2016)."""
+
 
 def equalize_ranks(
     tensors: Sequence[torch.Tensor],
@@ -117,6 +121,13 @@ class _StateEntry:
     kind: str
     form: Any
     root: int
+
+    def __str__(self) -> str:
+        if self.kind == "number":
+            return f"the number {self.form}"
+        dtype, shape, device = self.form
+        action = "average" if self.is_moment else "copy"
+        return f"a tensor to {action} ({dtype} of shape {tuple(shape)}{f' on {device}' if device else ''})"
 
     @property
     def is_moment(self) -> bool:
@@ -257,9 +268,8 @@ def _agreed_entries(optimizers: Sequence[torch.optim.Optimizer], device: torch.d
                 entry = entries.setdefault((parameter_index, key), entry_of_rank)
                 if entry.kind != kind or (kind != "number" and entry.form != layout_or_number):
                     raise ValueError(
-                        f"optimizers: the state {key!r} of parameter {parameter_index} is a {kind} {layout_or_number} "
-                        f"on rank {rank}, but a {entry.kind} {entry.form} on rank {entry.root}; make the same "
-                        "optimizers on all ranks"
+                        f"optimizers: the state {key!r} of parameter {parameter_index} is {entry_of_rank} on rank "
+                        f"{rank}, but {entry} on rank {entry.root}; make the same optimizers on all ranks"
                     )
     return [entries[key] for key in sorted(entries)]
 
@@ -524,13 +534,31 @@ def _word_sum(tensor: torch.Tensor, weights: Sequence[torch.Tensor]) -> torch.Te
     for chunk in torch.split(_bytes_of(tensor), chunk_bytes):
         integers = chunk.new_zeros(-(-chunk.numel() // 8) * 8)
         integers[: chunk.numel()] = chunk
-        chunk_sums.append(_block_sums(integers.view(torch.int64), weights[0]))
+        words = integers.view(torch.int64)
+        _mix_bits(words)
+        chunk_sums.append(_block_sums(words, weights[0]))
     sums = torch.cat(chunk_sums)
     for level_weights in weights[1:]:
         if sums.numel() == 1:
             break
         sums = _block_sums(sums, level_weights)
     return sums.sum()
+
+
+def _mix_bits(words: torch.Tensor) -> None:
+    """Mix the bits of each word in place; different words stay different.
+
+    Two float64 numbers with few digits, such as 1 and 512, differ in their highest bits only. Modulo 2^64, such a
+    difference times the difference of two weights is 0 for one pair of weights in some hundred. If the two numbers then
+    change places, the weighted sum stays the same.
+
+    Args:
+        words: 8-byte words, int64, ``[words]``.
+    """
+    halves = words.view(torch.int32).view(-1, 2)
+    halves[:, 0] ^= halves[:, 1]
+    words *= MIXING_FACTOR
+    halves[:, 0] ^= halves[:, 1]
 
 
 def _block_sums(integers: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
