@@ -99,16 +99,18 @@ class AdaptiveCompressor(Closeable):
             each rank's step counts as one sample.
         steps_per_epoch: number of steps of an epoch, 1 or more; reasons of decisions then name the epoch, too, and
             ``Accordion`` counts in epochs. Default: ``None``.
-        probe: function that returns the mean loss on this rank's fixed batches, by the model's present weights. With a
-            probe, the run measures how much progress each candidate's steps make, and decides by these measurements
-            (``docs/explanation/beliefs.md``). The function is called without gradients, on all ranks between the same
-            two steps, and the ranks' losses are averaged. Set it on all ranks, or on none.
+        probe: function without arguments that returns the mean loss on this rank's fixed batches, by the model's
+            present weights, as a number or a tensor of one element. With a probe, the run measures how much progress
+            each candidate's steps make, and decides by these measurements (``docs/explanation/beliefs.md``). The
+            function is called without gradients, on all ranks between the same two steps, and the ranks' losses are
+            averaged. Set it on all ranks, or on none.
         total_steps: number of training steps of the run. With a probe, the controller measures only what can pay off
             in the steps that remain. ``None``, the default: the controller assumes that as many steps follow as were
             made.
         log_dir: folder for TensorBoard and JSONL logs, which rank 0 writes; ``attach`` checks that rank 0 can write
             there. ``None``, the default: nothing is written.
-        sinks: functions that are called with every record (of a step, a decision, ...) on rank 0; default: none.
+        sinks: functions, each of which is called with every record (of a step, a decision, ...) on rank 0; what they
+            return is not used. A sink with a method ``close()`` is closed with the run. Default: none.
         process_group: group of the ranks that average; ``None``: DDP's own at ``attach``, or the default group.
         pace: bits per second of a slower link that gravac emulates by sleeping, for experiments; ``None``, the default:
             the link as it is.
@@ -239,9 +241,10 @@ class AdaptiveCompressor(Closeable):
 
         Args:
             settings: settings of the run; ``settings.probe`` must be True if ``probe`` is given.
-            sinks: callables that take every record of the run, on rank 0.
+            sinks: functions, each of which is called with every record of the run, on rank 0; see ``Sink``.
             process_group: group of the ranks that average; ``None``: DDP's own at ``attach``, or the default group.
-            probe: function that returns the mean loss on this rank's fixed batches; ``None``: the run has no probe.
+            probe: function without arguments that returns the mean loss on this rank's fixed batches, see
+                ``ProbeLoss``; ``None``: the run has no probe.
 
         Raises:
             SettingsError: ``sinks`` are not callables, ``probe`` is not callable, or the controller cannot use a probe.
@@ -259,7 +262,7 @@ class AdaptiveCompressor(Closeable):
     ) -> None:
         """Check sinks and probe, and create the engine; called once, by the constructor or ``from_settings``."""
         if not isinstance(sinks, Sequence) or not all(map(callable, sinks)):
-            raise SettingsError(f"sinks: give a sequence of callables (got {short_repr(sinks)})")
+            raise SettingsError(f"sinks: give a sequence of functions of a record (got {short_repr(sinks)})")
         if probe is not None and not callable(probe):
             raise SettingsError(
                 f"probe: give a function that returns the loss on fixed batches (got {short_repr(probe)})"

@@ -110,7 +110,8 @@ def build(settings: RunSettings, emit: Callable[[Record], None], open_executor: 
     Args:
         settings: settings of the run.
         emit: function that is called with each record of the run, by the executor.
-        open_executor: function that creates the engine's executor; called when the first step begins, at the latest.
+        open_executor: function without arguments that creates an executor and gives it to ``Engine.use``; called when
+            the first step begins, at the latest.
     """
     averager = averager_of(settings.policy)
     admission = RunAdmission(settings, averager)

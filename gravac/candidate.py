@@ -35,7 +35,7 @@ class Candidate:
 
     Example:
         >>> str(Candidate("outer", "topk", 10.0, every=50, delay=25))
-        'topk 10x every 50 steps applied 25 steps later'
+        'topk 10x every 50 steps (applied 25 steps later)'
         >>> str(Candidate("native", "dense", 1.0)), str(Candidate("native", "dense", 2.0))
         ('native float32', 'native float16')
     """
@@ -70,10 +70,25 @@ class Candidate:
         delay_phrase = (f"applied {self.delay} step{'s' * (self.delay > 1)} later",) if self.delay else ()
         return every_phrase + delay_phrase
 
+    @property
+    def pace_suffix(self) -> str:
+        """Text with which a candidate's name ends within a sentence: how often ranks exchange, and the delay if any.
+
+        Begins with a space. Empty if ranks exchange in each step and apply the mean at once.
+
+        Example:
+            >>> Candidate("outer", "topk", 10.0, every=5, delay=1).pace_suffix
+            ' every 5 steps (applied 1 step later)'
+        """
+        phrases = self.pace_phrases
+        if self.delay:
+            phrases = (*phrases[:-1], f"({phrases[-1]})")
+        return "".join(f" {phrase}" for phrase in phrases)
+
     def __str__(self) -> str:
         if self.mode == "native":
             return f"native float{32 / self.cf:.0f}"
-        return " ".join((f"{self.compressor} {self.cf:g}x", *self.pace_phrases))
+        return f"{self.compressor} {self.cf:g}x{self.pace_suffix}"
 
 
 @dataclass(frozen=True, slots=True)

@@ -136,7 +136,12 @@ def tensors_of(collective: Collective) -> tuple[torch.Tensor, ...]:
 
 
 def map_tensors(collective: Collective, transform: Callable[[torch.Tensor], torch.Tensor]) -> Collective:
-    """Return the same collective with ``transform`` applied to each of its tensors, of any shapes."""
+    """Return the same collective with other tensors.
+
+    Args:
+        collective: the collective.
+        transform: function that gets each tensor of the collective, of any shape, and returns its replacement.
+    """
     if isinstance(collective, AllGather):
         return AllGather(*map(transform, collective.tensors))
     return replace(collective, tensor=transform(collective.tensor))

@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from gravac.sources.fsdp2_source import FSDP2Source
 
 Hook = Callable[[object, GradBucket], "torch.futures.Future[torch.Tensor]"]
-"""Communication hook of DDP: takes a state and a bucket, and returns a future of the averaged flat bucket."""
+"""Communication hook of DDP: takes a state and a bucket, and returns a future of the bucket's flat buffer, averaged."""
 
 
 class ModelConnection:
@@ -48,8 +48,9 @@ class ModelConnection:
 
     Args:
         opening: object that compares the ranks' settings and creates the executor; has the run's settings and engine.
-        probe: function that returns the mean loss on this rank's fixed batches; ``None``: the run has no probe.
-        hook: communication hook that DDP calls.
+        probe: function that returns the mean loss on this rank's fixed batches, see ``ProbeLoss``; ``None``: the run
+            has no probe.
+        hook: communication hook that DDP calls, see ``Hook``.
 
     Attributes:
         adapter: source that passes the gradients of DDP's buckets to the engine.
@@ -246,7 +247,7 @@ class ModelConnection:
         self._admission.native_cfs = ()
 
     def _loss_scale(self, scaler: torch.amp.GradScaler | None) -> Callable[[], Number] | None:
-        """Return a function that reads the scaler's present scale; ``None`` without a scaler."""
+        """Return a function without arguments that returns the scaler's present scale; ``None`` without a scaler."""
         return None if scaler is None else scale_of(scaler, as_tensor=not self._engine.schedule.host_looks)
 
     def _steer(

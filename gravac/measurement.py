@@ -239,7 +239,11 @@ class LocalMeasurement:
         self.previous, self.spent = None, None
 
     def _time(self, between: Callable[[Mark, Mark], float]) -> None:
-        """Set the step's seconds: of the whole step, of compute, of waiting for inputs, of waiting for the exchange."""
+        """Set the step's seconds: of the whole step, of compute, of waiting for inputs, of waiting for the exchange.
+
+        Args:
+            between: function that returns the seconds from an earlier moment to a later one, see ``Executor.between``.
+        """
         assert self.spent is not None
         if self.native_step_s is not None:  # the time of DDP's own exchange is not known
             self.seconds = self.compute = self.native_step_s

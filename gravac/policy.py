@@ -405,7 +405,10 @@ def find_policy(source: str | Path) -> Path:
     try:
         is_file = path.is_file()
     except OSError as error:  # for example, if the name is too long
-        raise SettingsError(f"policy: no file can have this path ({error.strerror}): {str(path)[:80]}") from None
+        raise SettingsError(
+            f"policy: no file can have the path {str(path)[:80]!r} ({error.strerror}); use one of "
+            f"{', '.join(policy_names())}, or the path of a TOML file"
+        ) from None
     if is_file:
         return path
     if path.suffix == ".toml":

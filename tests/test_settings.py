@@ -72,8 +72,8 @@ from gravac.settings import Settings, is_number
         ({"log_dir": ""}, "log_dir: give a folder, such as .*got ''"),
         ({"log_dir": "runs\0"}, "log_dir: give a folder, such as"),
         ({"history": 0}, "history: .*greater than or equal to 1.*got 0"),
-        ({"sinks": print}, "sinks: give a sequence of callables .got <built-in function print>"),
-        ({"sinks": [3]}, r"sinks: give a sequence of callables .got \[3\]"),
+        ({"sinks": print}, "sinks: give a sequence of functions of a record .got <built-in function print>"),
+        ({"sinks": [3]}, r"sinks: give a sequence of functions of a record .got \[3\]"),
         ({"steps_per_epoch": 1.5}, "steps_per_epoch: .*got 1.5"),
         ({"pace": -1}, "pace: .*got -1"),
         ({"base": dense}, "cf_range: dense in float32 reaches only CF 1"),
@@ -233,7 +233,7 @@ def test_a_policy_that_is_not_there_is_named() -> None:
         load_policy("gravca")
     with pytest.raises(SettingsError, match=r"there is no file .*nowhere.toml"):
         load_policy("nowhere.toml")
-    with pytest.raises(SettingsError, match="no file can have this path"):
+    with pytest.raises(SettingsError, match="no file can have the path"):
         load_policy("a" * 5000)
 
 

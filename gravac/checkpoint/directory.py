@@ -123,7 +123,7 @@ def _write(path: Path, temporary_name: str, write: Callable[[BinaryIO], None]) -
     Args:
         path: path of the complete file; its folder is created if it does not exist.
         temporary_name: name of the file until it is complete.
-        write: function that writes the content to the open file.
+        write: function that gets the file, open for writing bytes, and writes the content.
 
     Raises:
         RuntimeError: the file could not be written.

@@ -357,11 +357,12 @@ def validate_rank_state(state: Mapping[str, Any]) -> RankState:
     """
     fields = validate(RankState, state)
     if (fields.world is None) != (fields.rank is None) or (fields.world and (fields.rank or 0) >= fields.world):
-        raise misfit("rank", f"is {fields.rank} of {fields.world} ranks", "be 0 or more, and below the number of ranks")
+        expected = "be None, as world is" if fields.world is None else f"be from 0 to {fields.world - 1}"
+        raise misfit("rank", f"is {fields.rank}, while world (the number of ranks) is {fields.world}", expected)
     names = [name for group in fields.layout for name in group]
     if len(names) > len(set(names)):
         repeated_name = next(name for name in names if names.count(name) > 1)
-        raise misfit("layout", f"has {repeated_name!r} in two groups", "have each name in one group")
+        raise misfit("layout", f"has the parameter {repeated_name!r} more than once", "have each parameter once")
     for index, pending in enumerate(fields.pending):
         check_names(f"pending/{index}/numbers", pending.numbers, slots(pending.shadow))
     steps = [pending.step for pending in fields.pending]
@@ -476,7 +477,7 @@ def check_plain(state: Any, path: str) -> None:
     if isinstance(state, dict):
         for key, entry in state.items():
             if not isinstance(key, str):
-                raise misfit(f"{path}/{key}", f"has the key {describe(key)}", "have a text as key")
+                raise misfit(path, f"has the key {describe(key)}", "have only texts as keys")
             check_plain(entry, f"{path}/{key}")
     elif isinstance(state, (list, tuple)):
         for index, entry in enumerate(state):
@@ -513,7 +514,7 @@ def describe(entry: Any) -> str:
     if isinstance(entry, torch.Tensor):
         return f"{_dtype_name(entry.dtype)} of shape {shape_of(entry)}"
     if isinstance(entry, (dict, list, tuple)) and len(entry) > 4:
-        return f"a {type(entry).__name__} of {len(entry)}"
+        return f"a {type(entry).__name__} of {len(entry)} entries"
     try:
         text = repr(entry)
     except ValueError:  # an int with more digits than Python converts to text

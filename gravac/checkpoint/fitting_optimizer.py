@@ -46,10 +46,12 @@ def check_optimizer(path: str, state: Mapping[str, Any], optimizer: torch.optim.
     check_names(path, state, ("state", "param_groups"), subset=True)
     check_names(path, state, ("state", "param_groups"))
     entries, groups, own_groups = state["state"], state["param_groups"], optimizer.param_groups
-    if not isinstance(entries, dict) or not isinstance(groups, (list, tuple)) or len(groups) != len(own_groups):
+    if not isinstance(entries, dict):
+        raise misfit(f"{path}/state", f"is {describe(entries)}", "be a dict")
+    if not isinstance(groups, (list, tuple)) or len(groups) != len(own_groups):
         raise SettingsError(
-            f"{path}/param_groups: is {describe(groups)}; it should have {len(own_groups)} groups, and the entry "
-            "state beside it should be a dict; load the state of the same optimizer"
+            f"{path}/param_groups: is {describe(groups)}; it should be a list of {len(own_groups)} parameter groups; "
+            "load the state of the same optimizer"
         )
     parameters: dict[Any, tuple[torch.Tensor, int]] = {}
     for index, (group, own_group) in enumerate(zip(groups, own_groups, strict=True)):
@@ -118,7 +120,7 @@ def _check_memory(path: str, name: str, memory: Any, parameter: torch.Tensor | N
     """
     if not isinstance(memory, torch.Tensor):
         if name == "step" and not (is_number(memory) and memory >= 0):
-            raise misfit(path, f"is {describe(memory)}", "be a number of steps")
+            raise misfit(path, f"is {describe(memory)}", "be a number of steps, 0 or more")
         if name in PARAMETER_SHAPED and memory is not None:
             raise misfit(path, f"is {describe(memory)}", "be a tensor")
         if isinstance(memory, float) and math.isnan(memory):
@@ -133,7 +135,8 @@ def _check_memory(path: str, name: str, memory: Any, parameter: torch.Tensor | N
     if parameter is not None and name in PARAMETER_SHAPED and memory.shape != parameter.shape:
         raise misfit(path, f"has shape {shape_of(memory)}", f"have {shape_of(parameter)}")
     if name == "step" and (memory.numel() != 1 or float(memory) < 0):
-        raise misfit(path, f"is {describe(memory)}", "be a number of steps")
+        steps_text = f"{float(memory):g}" if memory.numel() == 1 else describe(memory)
+        raise misfit(path, f"is {steps_text}", "be one number of steps, 0 or more")
 
 
 def _check_setting(path: str, setting: Any, own_setting: Any) -> None:

@@ -94,6 +94,9 @@ class Ranks:
 
         Called on every rank, each with a function of its own.
 
+        Args:
+            action: function without arguments; its result is returned on this rank only.
+
         Raises:
             SettingsError: the function raised ``SettingsError`` on a rank; the message names that rank.
             RuntimeError: the function raised another exception on a rank; the message names that rank.
@@ -110,7 +113,7 @@ class Ranks:
         if not failures:
             return result
         rank, (is_settings_error, text) = next(iter(failures.items()))
-        further_text = f", and {len(failures) - 1} more" if len(failures) > 1 else ""
+        further_text = f"; further ranks that failed: {len(failures) - 1}" if len(failures) > 1 else ""
         location = f" (on rank {rank} of {self.world}{further_text})" if self.world > 1 else ""
         raise (SettingsError if is_settings_error else RuntimeError)(text + location) from failure
 

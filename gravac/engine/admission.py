@@ -27,7 +27,7 @@ NOT_TIMED: Mapping[float, float] = MappingProxyType({})
 """Default of the seconds of encode and decode by CF: empty, since nothing was timed."""
 
 Predict = Callable[[Compressor, float], Forecast]
-"""A function that returns the forecast of a compressor at a CF."""
+"""A function that gets a compressor and a CF, and returns the forecast of this compressor at this CF."""
 
 
 class Admission(NamedTuple):
@@ -132,7 +132,7 @@ def select(policy: Policy, predict: Predict) -> Admission:
 
     Args:
         policy: policy with controller, compressor and CF range.
-        predict: function that returns the forecast of a compressor at a CF.
+        predict: function that returns the forecast of a compressor at a CF, see ``Predict``.
     """
     dense, *sixteen_bit = (predict(number_format, number_format.cf) for number_format in policy.dense_formats)
     if not policy.base.compresses:

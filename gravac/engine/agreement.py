@@ -31,7 +31,7 @@ SUMMED_SLOTS = ("error", "energy")
 """Names of the numbers that are summed over ranks, as are errors at shadow CFs; all other numbers are averaged."""
 
 Observe = Callable[[LocalMeasurement, list[list[float]]], None]
-"""Function that is called with a rank's measurement, and with the sums of its vectors over the ranks."""
+"""Function that is called with a measurement, and with the sums over the ranks of its ``vectors()``, in order."""
 
 
 class Agreement:

@@ -53,7 +53,7 @@ class ReadyGroup:
     Attributes:
         pieces: the tensors, in the same order on all ranks.
         buffer: the flat tensor of which the pieces are consecutive views without gaps; ``None`` if there is none.
-        done: function that the executor calls when the tensors hold their mean over the ranks.
+        done: function without arguments that the executor calls when the tensors hold their mean over the ranks.
         fail: function that is called with the exception if the exchange failed.
         finite: whether all gradients of the group are finite on this rank; True if not known.
         next_elements: number of elements of the group's next segment; 0 if no segment follows.
@@ -131,7 +131,7 @@ def cut(group: ReadyGroup, join: Callable[[], None]) -> list[ReadyGroup]:
 
     Args:
         group: the group. Its ``done`` is called once, when all segments hold their mean.
-        join: function that makes the calling stream wait for all jobs that have ended, on any stream.
+        join: function without arguments that makes the calling stream wait for all jobs that have ended, on any stream.
 
     Returns:
         The segments, in order; only the group itself if it is small enough.

@@ -63,7 +63,7 @@ from gravac.measurement import LocalMeasurement
 T = TypeVar("T")
 
 Fill = Callable[[LocalMeasurement], None]
-"""Function that adds times that the engine's caller knows, such as the end of backward, to a step's measurement."""
+"""Function that gets a step's measurement, and adds times that the caller of ``Engine.end`` knows."""
 
 
 class Engine:
@@ -324,8 +324,9 @@ class Engine:
             buffer: the flat tensor of which the pieces are consecutive views without gaps, which saves a copy;
                 ``None``: there is none.
             is_last: whether these are the last gradients of this step.
-            then: function that is called when the pieces hold their mean. It is called on the stream that computed the
-                mean, so that no stream has to wait.
+            then: function that is called with ``None`` when the pieces hold their mean, or with the exception if the
+                exchange failed. The function is called on the stream that computed the mean, so that no stream has to
+                wait.
             finite: whether all pieces are finite on this rank; True if not known. If False on any rank, compressed
                 pieces become NaN on every rank, and no residual changes.
         """
@@ -346,8 +347,8 @@ class Engine:
         """End a step when all its gradients have been handed over: measure and decide. Does not wait for the exchange.
 
         Args:
-            fill: function that adds times known to the caller to the measurement. The executor calls this function when
-                all tensors hold their means.
+            fill: function that gets the step's measurement, and adds times known to the caller to the measurement. The
+                executor calls this function when all tensors hold their means.
         """
         self.flush()
         loss, probe = self.losses.take_mean(), self.probes.take_mean()
@@ -607,8 +608,8 @@ class Engine:
         """End a step, called by the executor: store new residuals, complete the measurement, let the ranks agree on it.
 
         Args:
-            fill: function that adds times that the engine's caller knows, such as the end of backward, to the
-                measurement.
+            fill: function that gets the step's measurement, and adds times that the engine's caller knows, such as the
+                end of backward.
             loss: mean of the training losses since the last step; nan if there are none.
             probe: mean of the losses on fixed batches since the last step; nan if there are none.
         """

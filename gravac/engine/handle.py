@@ -79,7 +79,7 @@ class Handle:
         self._future.result()
 
     def then(self, function: Then) -> None:
-        """Call a function when the handle is done; at once if it is done already.
+        """Call a function, see ``Then``, when the handle is done; at once if it is done already.
 
         The executor calls the function, which therefore must not wait. If the function raises, the exception is
         reported once, as a ``RuntimeWarning``, and training continues.

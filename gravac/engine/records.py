@@ -47,7 +47,7 @@ def decision_record(
 
 
 def with_cost(decision: Decision, forecasts: Sequence[Forecast], controller: Controller[Any]) -> Decision:
-    """Add the cost of a decision's candidate to the decision's reason: how many more steps it takes than dense.
+    """Add the cost of a decision's candidate to the decision's reason: how many more steps it needs than dense.
 
     Args:
         decision: decision that changes which candidates run.
@@ -62,7 +62,10 @@ def with_cost(decision: Decision, forecasts: Sequence[Forecast], controller: Con
     if forecast is None or getattr(controller, "states_cost", False):
         return decision
     cost = cost_at_equal_samples(forecast.efficiency, forecast.least_efficiency)
-    return replace(decision, reason=decision.reason + cost)
+    if not cost:
+        return decision
+    separator = "; " if decision.reason else ""
+    return replace(decision, reason=f"{decision.reason}{separator}{decision.candidate} needs {cost}")
 
 
 def holds_from(measured: Measurement, latency: int) -> int:

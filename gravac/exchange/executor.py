@@ -78,7 +78,7 @@ class Executor(Protocol):
         """Queue a function, to be called when all work that was queued earlier has ended.
 
         Args:
-            function: function to call.
+            function: function to call, without arguments.
             fail: function that is called with the exception if ``function``, or earlier queued work, failed.
         """
 

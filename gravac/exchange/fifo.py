@@ -331,7 +331,8 @@ class Fifo:
             return
         self._thread.join(JOIN_SECONDS)
         if self._thread.is_alive():
-            self.abandon(ExchangeError("the compressor was closed before its exchange ended: a rank did not answer"))
+            text = "the compressor was closed before its exchange ended: a rank did not answer; see other ranks' logs"
+            self.abandon(ExchangeError(text))
             self._thread.join(JOIN_SECONDS)
         if not self._thread.is_alive():
             for waiter in self._waiters:

@@ -68,7 +68,10 @@ class _Destroyed:
         """Do nothing: the group was destroyed."""
 
     def _get_backend(self, device: torch.device) -> None:
-        raise RuntimeError(f"no backend for {device.type}: this group was destroyed")
+        raise RuntimeError(
+            f"process group: gravac has destroyed this private group, which has no backend for {device.type} any more; "
+            "use a group of your own"
+        )
 
 
 def destroy_private(group: dist.ProcessGroup) -> None:

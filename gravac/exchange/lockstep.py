@@ -25,7 +25,7 @@ class _Work(NamedTuple):
     Attributes:
         fail: function that is called with the exception if the job or call, or an earlier one of any rank, failed.
         job: generator of collectives; ``None`` for a call.
-        call: function to call; ``None`` for a job.
+        call: function to call, without arguments; ``None`` for a job.
     """
 
     fail: Fail
@@ -73,7 +73,10 @@ class Lockstep:
             calls = [work.call for work in work_of_ranks if work.call is not None]
             jobs = [work.job for work in work_of_ranks if work.job is not None]
             if self.failure is None and calls and jobs:
-                raise RuntimeError("some ranks queued a call, but others a job; queue the same work on all ranks")
+                raise RuntimeError(
+                    f"simulated ranks: {len(calls)} queued a function next, but {len(jobs)} an exchange; queue the "
+                    "same work in the same order on all ranks"
+                )
             if self.failure is None:
                 try:
                     self._run(calls, jobs)
@@ -127,7 +130,7 @@ class LockstepExecutor:
         """Queue a function; ``Lockstep.run`` calls the functions that are first in the queues of all ranks.
 
         Args:
-            function: function to call.
+            function: function to call, without arguments.
             fail: function that is called with the exception if ``function``, or earlier queued work, failed.
         """
         self.queue.append(_Work(fail, call=function))
@@ -164,7 +167,8 @@ class LockstepExecutor:
         """
         if not started:
             raise RuntimeError(
-                "a rank waits for collectives that other ranks have not started; start them on all ranks first"
+                f"simulated rank {self.rank} of {self.world} waits for collectives that other ranks have not started; "
+                "start the collectives on all ranks before a rank waits"
             )
         return started
 

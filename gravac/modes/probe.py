@@ -7,7 +7,7 @@ from collections.abc import Callable
 import torch
 
 ProbeLoss = Callable[[], "torch.Tensor | float"]
-"""A user's function that returns the mean loss on this rank's fixed batches, with the model's current weights.
+"""A user's function without arguments that returns the mean loss on this rank's fixed batches, by the present weights.
 
 The loss is a number, or a tensor of one element, of any real dtype and on any device."""
 
@@ -16,7 +16,7 @@ class Probe:
     """Computes the loss on fixed batches, then restores random number generators, buffers and ``training`` flags.
 
     Args:
-        loss: user's function that returns the loss; called under ``torch.no_grad()``.
+        loss: user's function that returns the loss, see ``ProbeLoss``; called under ``torch.no_grad()``.
         module: the model that ``loss`` evaluates.
     """
 

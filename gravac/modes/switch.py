@@ -131,7 +131,8 @@ class Switch:
         policy: compressor, controller and other settings of the run.
         optimizers: all optimizers that train the module.
         scaler: gradient scaler of the loss; ``None`` if there is none.
-        probe: function that computes the loss on this rank's fixed batches; ``None`` if the run has no probe.
+        probe: function that returns the mean loss on this rank's fixed batches, see ``ProbeLoss``; ``None`` if the run
+            has no probe.
 
     Attributes:
         mode: mode of the present step; ``None`` before the first forward with gradients.
@@ -218,7 +219,7 @@ class Switch:
         if self._source.in_join and self._policy.every != (1, 1):
             raise RuntimeError(
                 f"every: {self._policy.every} allows outer steps, but in join() a rank that runs out of inputs would "
-                "miss their exchanges; use every=1, or train equally many steps on all ranks"
+                "miss their exchanges; use every=1, or train equally many steps on all ranks, without join()"
             )
         if self.mode is None:
             self._set_first_mode()

@@ -57,7 +57,8 @@ class _Bucket:
     Args:
         buffer: the bucket's flat buffer.
         names: names of the bucket's parameters.
-        wait_on_stream: function that makes the current CUDA stream wait for all exchanges that have ended.
+        wait_on_stream: function without arguments that makes the current CUDA stream wait for all exchanges that have
+            ended.
     """
 
     def __init__(self, buffer: torch.Tensor, names: Names, wait_on_stream: Callable[[], None]) -> None:
@@ -118,7 +119,8 @@ class DDPAdapter:
             compression, whatever the controller decided.
         layout: divides buckets into exchange groups: lists of the names of parameters that are exchanged together.
         names: parameters' names, by the parameters' ``id``.
-        loss_scale: function that returns the present loss scale; ``None`` without a ``GradScaler``.
+        loss_scale: function that returns the present loss scale, a float or a 0-d tensor; ``None`` without a
+            ``GradScaler``.
         optimizer: optimizer whose learning rate the controller gets; ``None``: the controller gets no learning rate.
         exchanging_forward_began: whether a forward outside of ``no_sync()`` has begun since DDP exchanged last. False
             with the schedules of ``torch.distributed.pipelining``, which run each forward in ``no_sync()``, and make

@@ -96,7 +96,12 @@ def has_hook(ddp: DistributedDataParallel) -> bool:
 
 
 def register_hook(ddp: DistributedDataParallel, hook: Callable[..., Any]) -> None:
-    """Register a communication hook, which copies and pickles of the module will not have."""
+    """Register a communication hook, which copies and pickles of the module will not have.
+
+    Args:
+        ddp: the DDP module.
+        hook: function that DDP calls with ``None`` and a bucket, and that returns a future of the bucket's flat buffer.
+    """
     if ddp.static_graph and getattr(ddp, "_static_graph_delay_allreduce_enqueued", False):
         # a copied module has this flag from its original, as if its own first backward with static_graph had run
         rebuild_reducer(ddp, forward_pending=False)
@@ -146,18 +151,19 @@ def shards_of_tensor_parallelism(module: torch.nn.Module) -> dict[str, torch.nn.
 
 
 def check_has_shards(ddp: DistributedDataParallel) -> None:
-    """Raise if DDP's first forward has taken the shards of tensor parallelism out of the module.
+    """Raise if DDP's first forward has replaced the shards of tensor parallelism by DTensors that are not parameters.
 
     Raises:
-        RuntimeError: the module lacks shards, so that gravac cannot know their names.
+        RuntimeError: the module lacks shards as parameters, so gravac cannot know their names.
     """
     present_ids = {id(parameter) for parameter in averaged_parameters(ddp).values()}
     averaged: Iterable[torch.nn.Parameter] = getattr(ddp, "_module_parameters", ())
     missing = [parameter for parameter in averaged if hasattr(parameter, SHARD) and id(parameter) not in present_ids]
     if missing:
         raise RuntimeError(
-            f"ddp: its first forward has taken {len(missing)} shards of tensor parallelism out of the module, so that "
-            "gravac cannot know their names; attach before the first forward"
+            f"ddp: its first forward has replaced {len(missing)} shards of tensor parallelism by DTensors that are not "
+            "parameters, so gravac cannot know the shards' names; create the model again, and attach before the first "
+            "forward"
         )
 
 
@@ -444,13 +450,22 @@ def check_outer_steps_possible(module: torch.nn.Module, optimizers: Iterable[tor
         if isinstance(optimizer, torch.optim.LBFGS):
             raise _no_outer_steps(f"{name} keeps its state in lists, which ranks cannot average", "another optimizer")
         if "ZeroRedundancyOptimizer" in ancestors:
-            raise _no_outer_steps(f"{name} exchanges parameters in each step", "the optimizer that it wraps")
+            raise _no_outer_steps(
+                f"{name} exchanges parameters in each step, but in outer steps ranks train several steps without an "
+                "exchange",
+                "the optimizer that it wraps",
+            )
     for path, child in module.named_modules():
         if isinstance(child, torch.nn.SyncBatchNorm):
-            raise _no_outer_steps(f"{path} is a SyncBatchNorm, which exchanges in each forward", "BatchNorm")
+            raise _no_outer_steps(
+                f"{path or 'the module'} is a SyncBatchNorm, which exchanges statistics in each forward, but in outer "
+                "steps ranks train several steps without an exchange",
+                "BatchNorm",
+            )
     if shards := shards_of_tensor_parallelism(module):
         raise _no_outer_steps(
-            f"DistributedDataParallel takes {next(iter(shards))}, a shard of tensor parallelism, out of the module",
+            f"the first forward of DistributedDataParallel replaces {next(iter(shards))}, a shard of tensor "
+            "parallelism, by a DTensor that is not a parameter, so the module lacks weights that ranks would average",
             "fully_shard on a mesh with a replicate dimension",
         )
     for path, parameter in module.named_parameters():
@@ -462,7 +477,8 @@ def check_outer_steps_possible(module: torch.nn.Module, optimizers: Iterable[tor
             )
     if isinstance(module, DistributedDataParallel) and getattr(module, "mixed_precision", None) is not None:
         raise _no_outer_steps(
-            "DistributedDataParallel(mixed_precision=...) changes parameters in each forward and backward",
+            "DistributedDataParallel(mixed_precision=...) replaces the weights by copies of lower precision in each "
+            "forward, and restores the weights only when it exchanges gradients, which outer steps do not",
             "torch.autocast",
         )
 

@@ -23,7 +23,7 @@ class SteeredDDP:
     Args:
         adapter: object that hands gradients from the hook to the engine.
         ddp: module that is trained.
-        hook: gravac's communication hook, which is registered already.
+        hook: gravac's communication hook, which is registered already, see ``register_hook``.
 
     Raises:
         SettingsError: this torch's DistributedDataParallel lacks a private name that this class needs.

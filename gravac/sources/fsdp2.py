@@ -543,6 +543,6 @@ def _refuse_fsdp1(module: torch.nn.Module) -> None:
     for path, child in module.named_modules():
         if any(kind.__name__ == "FullyShardedDataParallel" for kind in type(child).__mro__):
             raise TypeError(
-                f"module: {path or 'the whole module'} is in shards by FullyShardedDataParallel (FSDP1), which cuts "
-                "through matrices; use fully_shard (FSDP2)"
+                f"module: {path or 'the whole module'} is in shards by FullyShardedDataParallel (FSDP1), which cuts a "
+                "flat vector of parameters, but gravac compresses single tensors; use fully_shard (FSDP2)"
             )

@@ -30,7 +30,8 @@ class HookedSource(ABC):
 
     Attributes:
         is_stopped: whether this source exchanges nothing. Changed on all ranks between the same two steps.
-        loss_scale: function that returns the present loss scale; ``None`` without a ``GradScaler``.
+        loss_scale: function that returns the present loss scale, a float or a 0-d tensor; ``None`` without a
+            ``GradScaler``.
         optimizer: optimizer that applies the gradients; ``None`` if not known.
         decided_candidate: future of the candidate that the controller had chosen when the last step began; ``None``
             before the first step.
@@ -84,7 +85,10 @@ class HookedSource(ABC):
         self.decided_candidate = self._engine.begin(inputs)
 
     def _times_writer(self) -> Callable[[LocalMeasurement], None]:
-        """Return a function that writes the step's times into a measurement. Called when backward ends."""
+        """Return a function that gets the step's measurement, and writes the step's times into the measurement.
+
+        Called when backward ends.
+        """
         forward_began, optimizer_ended, backward_ended = (
             self._forward_began,
             self._optimizer_ended,

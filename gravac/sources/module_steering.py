@@ -75,8 +75,8 @@ class SteeredModule:
             RuntimeError: always.
         """
         raise RuntimeError(
-            "native: a module without DistributedDataParallel has no exchange of its own; wrap the module, or use "
-            "native=False"
+            "native: a module without DistributedDataParallel has no exchange of its own; wrap the module in "
+            "DistributedDataParallel, or use native=False"
         )
 
     def stop_exchange(self) -> None:

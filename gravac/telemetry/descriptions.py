@@ -44,16 +44,15 @@ def describe_candidate(forecast: Forecast) -> str:
 
 
 def _in_sentence(forecast: Forecast) -> str:
-    """Return a description of a candidate for use within a sentence: bytes in parentheses, no commas.
+    """Return a description of a candidate for use within a sentence: bytes and delay in parentheses, no commas.
 
     Example:
         >>> _in_sentence(Forecast(Candidate("outer", "topk", 10.0, every=5, delay=2), 0.5))
-        'topk 10x (2x more bytes) every 5 steps applied 2 steps later'
+        'topk 10x (2x more bytes) every 5 steps (applied 2 steps later)'
     """
     bytes_text = describe_bytes(forecast.wire_ratio)
-    return " ".join(
-        (_method_with_setting(forecast), *([f"({bytes_text})"] if bytes_text else []), *forecast.candidate.pace_phrases)
-    )
+    bytes_suffix = f" ({bytes_text})" if bytes_text else ""
+    return f"{_method_with_setting(forecast)}{bytes_suffix}{forecast.candidate.pace_suffix}"
 
 
 def _method_with_setting(forecast: Forecast) -> str:
@@ -275,7 +274,7 @@ def tag_name(candidate: Candidate) -> str:
         >>> tag_name(Candidate("outer", "quantize", 16.0, every=10, delay=5))
         'quantize_16x_every_10_steps_applied_5_steps_later'
     """
-    return re.sub(r"[^\w.]+", "_", str(candidate))
+    return re.sub(r"[^\w.]+", "_", str(candidate)).strip("_")
 
 
 def describe_progress(progress: ProgressRecord, forecasts: Sequence[Forecast]) -> str:

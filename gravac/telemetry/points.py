@@ -10,7 +10,7 @@ from gravac.telemetry.means import means, per_step
 from gravac.telemetry.records import StepRecord
 
 WritePoint = Callable[[dict[str, float], int], None]
-"""Function that takes finite numbers by tag, and the number of the training step of these numbers."""
+"""Function that takes a dict of finite numbers by tag, and the number of the training step of these numbers."""
 
 
 class Points:

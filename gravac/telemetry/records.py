@@ -227,4 +227,5 @@ Record = RunRecord | ForecastsRecord | StepRecord | DecisionRecord | ModeRecord 
 """Any record of a run."""
 
 Sink = Callable[[Record], None]
-"""A callable that takes a record. A sink with a ``close()`` method is closed with the run."""
+"""A function that is called with each record; what it returns is not used. A sink with a method ``close()``, without
+arguments, is closed with the run."""

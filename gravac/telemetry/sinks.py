@@ -21,7 +21,7 @@ class Sinks:
     parent process.
 
     Args:
-        sinks: the user's sinks.
+        sinks: the user's sinks, see ``Sink``.
         log_dir: folder for TensorBoard and JSONL files; ``None``: no such files are written. Only the rank that calls
             ``open`` writes to the folder.
     """

@@ -17,7 +17,7 @@ from gravac.telemetry.records import DecisionRecord, EndRecord, Record, RunRecor
 from gravac.telemetry.sink_guard import SinkGuard
 
 LogSettings = Callable[[dict[str, Any]], object]
-"""Function that takes a run's settings: values by dotted name."""
+"""Function that takes a run's settings, a dict of values by dotted name; what the function returns is not used."""
 
 
 class TrackerSink:
@@ -27,10 +27,10 @@ class TrackerSink:
     warning, and later records are dropped.
 
     Args:
-        log: function that is called with numbers by tag, and with the number of the training step of these numbers,
-            such as ``lambda values, step: run.log(values, step)``.
-        settings: function that is called with the run's settings, before the first step; ``None``: settings are not
-            logged.
+        log: function that is called with a dict of numbers by tag, and with the number of the training step of these
+            numbers, such as ``lambda values, step: run.log(values, step)``. What the function returns is not used.
+        settings: function that is called with the run's settings, a dict of values by dotted name, before the first
+            step; ``None``: settings are not logged.
         every: number of training steps per point (mean), 1 or more.
 
     Raises:

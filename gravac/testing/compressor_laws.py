@@ -44,6 +44,12 @@ SHAPES = ((48, 32), (7, 11, 3), (1, 1), (129, 1), (0, 4))
 Law = Callable[[Compressor], None]
 """Function that raises an ``AssertionError`` if a compressor breaks a law."""
 
+MEANS_DIFFER = "Reduced.mean differs between ranks; compute mean only from what all ranks have in common"
+"""Message of a law, after the case."""
+
+STATE_IN_CONTEXT = "keep state only in ctx.state, and draw random numbers from ctx.draws()"
+"""Remedy for a compressor whose results are not determined by gradient, seed, name and step."""
+
 
 def exchange(
     compressor: Compressor, xs: Sequence[torch.Tensor], cf: float, *, step: int = 0, seed: int = 0, name: str = "w"
@@ -102,8 +108,10 @@ def the_mean_is_the_mean_of_what_was_sent(compressor: Compressor) -> None:
         mean = as_dense(results[0].mean, xs[0]).double()
         largest_magnitude = float(sent.abs().max()) if sent.numel() else 0.0
         bound = (len(xs) + 2) * compressor.rounding * sent.abs().mean(0) + 2.0**-21 * largest_magnitude
-        assert bool(((mean - sent.mean(0)).abs() <= bound).all()), (
-            f"{case}: mean is not the mean of sent over the ranks"
+        error = (mean - sent.mean(0)).abs()
+        assert bool((error <= bound).all()), (
+            f"{case}: an element of Reduced.mean differs by {float(error.max()):.3g} from the mean of the ranks' "
+            "Reduced.sent; return as sent what this rank contributed to the mean"
         )
 
 
@@ -111,7 +119,7 @@ def all_ranks_get_the_same_bits(compressor: Compressor) -> None:
     """Check that ``Reduced.mean``, the averaged gradient, is bitwise equal on all ranks."""
     for case, xs, results in _run_cases(compressor):
         means = [as_dense(result.mean, x) for result, x in zip(results, xs, strict=True)]
-        assert all(torch.equal(mean, means[0]) for mean in means), f"{case}: the means on two ranks differ"
+        assert all(torch.equal(mean, means[0]) for mean in means), f"{case}: {MEANS_DIFFER}"
 
 
 def the_same_input_gives_the_same_bits(compressor: Compressor) -> None:
@@ -124,10 +132,10 @@ def the_same_input_gives_the_same_bits(compressor: Compressor) -> None:
     ):
         for x, first, second in zip(xs, results, repeated_results, strict=True):
             assert torch.equal(as_dense(first.mean, x), as_dense(second.mean, x)), (
-                f"{case}: a second run has another mean"
+                f"{case}: a second exchange of the same gradients returned another Reduced.mean; {STATE_IN_CONTEXT}"
             )
             assert torch.equal(as_dense(first.sent, x), as_dense(second.sent, x)), (
-                f"{case}: a second run sends something else"
+                f"{case}: a second exchange of the same gradients returned another Reduced.sent; {STATE_IN_CONTEXT}"
             )
 
 
@@ -139,7 +147,7 @@ def a_contractive_one_does_not_add_error(compressor: Compressor) -> None:
         error = sum(error_of(result, x) for result, x in zip(results, xs, strict=True))
         total_energy = sum(float(energy(x.reshape(-1))) for x in xs)
         assert error <= total_energy * (1 + 1e-6), (
-            f"{case}: the error {error} exceeds the energy {total_energy} of the gradients"
+            f"{case}: Σ‖x - sent‖² is {error:.6g}, but Σ‖x‖² only {total_energy:.6g}; set contractive = False"
         )
 
 
@@ -159,7 +167,8 @@ def an_unbiased_one_has_the_gradient_as_expectation(compressor: Compressor) -> N
         bias = float(energy(stacked.mean(0) - flat))
         variance = float((stacked - flat).square().sum(1).mean()) / len(sent_by_step)
         assert bias <= 3 * variance + 1e-12 * float(energy(flat)), (
-            f"{cf}x: sent is biased, squared bias {bias:.3g}, variance {variance:.3g}"
+            f"{cf}x: the squared distance of the gradient from the mean of Reduced.sent over {len(sent_by_step)} steps "
+            f"is {bias:.3g}, but at most about {3 * variance:.3g} if sent is unbiased; set unbiased = False"
         )
 
 
@@ -167,8 +176,8 @@ def zeros_stay_zeros(compressor: Compressor) -> None:
     """Check that ``Reduced.mean`` and ``Reduced.sent`` are zero if all gradients are zero."""
     for case, xs, results in _run_cases(compressor, lambda world, shape: [torch.zeros(shape)] * world):
         for x, result in zip(xs, results, strict=True):
-            assert not as_dense(result.mean, x).any(), f"{case}: the mean of zeros is not zero"
-            assert not as_dense(result.sent, x).any(), f"{case}: sent is not zero for a gradient of zeros"
+            assert not as_dense(result.mean, x).any(), f"{case}: Reduced.mean is not zero for gradients of zeros"
+            assert not as_dense(result.sent, x).any(), f"{case}: Reduced.sent is not zero for a gradient of zeros"
 
 
 def what_is_asked_of_the_wire_does_not_depend_on_data(compressor: Compressor) -> None:
@@ -190,7 +199,10 @@ def one_round_is_kept(compressor: Compressor) -> None:
             continue
         for rank, ledger in enumerate(ledgers(compressor, cf, world, shape)):
             rounds = sum(ledger.calls.values())
-            assert rounds == 1, f"rank {rank} of {world}, {shape}, {cf}x: {rounds} collectives in spite of one_round"
+            assert rounds == 1, (
+                f"rank {rank} of {world}, {shape}, {cf}x: the profile has one_round = True, but the compressor yielded "
+                f"{rounds} collectives; yield one, or set one_round = False"
+            )
 
 
 def its_profile_is_possible(compressor: Compressor) -> None:
@@ -228,7 +240,8 @@ def traffic_is_predicted(compressor: Compressor) -> None:
         for ledger in ledgers(compressor, cf, world, shape):
             slack_bytes = 16 * sum(ledger.calls.values()) * (world if "AllToAll" in ledger.calls else 1)
             assert predicted_bytes <= ledger.payload_bytes <= predicted_bytes + slack_bytes, (
-                f"{world} ranks, {shape}, {cf}x: {ledger.payload_bytes} payload bytes, but {predicted_bytes} predicted"
+                f"{world} ranks, {shape}, {cf}x: traffic() predicts {predicted_bytes} payload bytes, but a rank handed "
+                f"{ledger.payload_bytes} bytes to collectives"
             )
 
 
@@ -243,7 +256,8 @@ def errors_foresee_what_is_lost(compressor: Compressor) -> None:
         mean_error, standard_error = float(errors.mean()), float(errors.std()) / math.sqrt(len(results))
         bound = 0.03 * float(energy(x.reshape(-1))) + 4 * standard_error
         assert abs(mean_error - float(expected)) <= bound, (
-            f"{cf}x: predicted error {float(expected):.4g}, measured {mean_error:.4g}"
+            f"{cf}x: errors() predicts that ‖x - sent‖² is {float(expected):.4g}, but the mean over {len(results)} "
+            f"steps is {mean_error:.4g}"
         )
 
 
@@ -281,10 +295,14 @@ def together_each_comes_out_as_alone(compressor: Compressor) -> None:
                     float((batch_results[i] - single_results[i]).abs().max()),
                     1e-3 * world * float(xs[0].abs().max()),
                 )
-                assert error <= bound, f"{world} ranks, {cf}x: in a batch, {quantity} differs by {error:.3g}"
+                assert error <= bound, (
+                    f"{world} ranks, {cf}x: Reduced.{quantity} of rounds_together differs by {error:.3g} from that of "
+                    f"rounds, more than {bound:.3g}"
+                )
             for (_, rank, i), state in states.items():
                 assert state.keys() == states["alone", rank, i].keys(), (
-                    f"{cf}x: the state in a batch has other keys, {[*state]}"
+                    f"{cf}x: ctx.state has the keys {[*state]} after rounds_together, but "
+                    f"{[*states['alone', rank, i]]} after rounds"
                 )
 
 
@@ -295,7 +313,9 @@ def cf_is_what_was_asked_for(compressor: Compressor) -> None:
     (x,) = gradients(1, (256, 256))
     for cf in cfs_of(compressor):
         achieved_cf = exchange(compressor, [x], cf)[0].cf
-        assert abs(achieved_cf / cf - 1) < 0.02, f"requested CF {cf:g}, achieved CF {achieved_cf:.2f}"
+        assert abs(achieved_cf / cf - 1) < 0.02, (
+            f"requested CF {cf:g}, but Reduced.cf is {achieved_cf:.2f}; set exact_cf = False"
+        )
 
 
 def a_non_finite_gradient_reaches_every_rank(compressor: Compressor) -> None:
@@ -319,15 +339,18 @@ def a_non_finite_gradient_reaches_every_rank(compressor: Compressor) -> None:
                 nan_everywhere = overflow_safe or compressor.compresses
                 has_reached = out.isnan().all() if nan_everywhere else ~out.reshape(-1)[77].isfinite()
                 assert bool(has_reached), (
-                    f"{bad_number} on one rank did not reach every rank, overflow safety {overflow_safe}"
+                    f"{cf}x: {bad_number} in one rank's gradient did not make every rank's mean "
+                    f"{'NaN' if nan_everywhere else 'not finite'} (overflow safety: {overflow_safe})"
                 )
         for averager, previous_of_rank in zip(ranks, previous_residuals, strict=True):
             for name, residual in averager.feedback.residual.items():
                 assert torch.allclose(residual, previous_of_rank[name], atol=1e-6), (
-                    f"{bad_number} on one rank changed a residual"
+                    f"{cf}x: {bad_number} in one rank's gradient changed the residual of {name}"
                 )
         for out in average(ranks, gradients(3, (40, 40), seed=2), cf, step=2):
-            assert bool(out.isfinite().all()), f"{bad_number} on one rank made the next step's mean not finite"
+            assert bool(out.isfinite().all()), (
+                f"{cf}x: {bad_number} in one rank's gradient made the next step's mean not finite"
+            )
 
 
 def what_is_sent_scales_with_the_gradient(compressor: Compressor) -> None:
@@ -355,20 +378,23 @@ def what_is_sent_scales_with_the_gradient(compressor: Compressor) -> None:
                 unscaled_results, two_steps(world, cf, power), strict=True
             ):
                 equal_means = (torch.allclose(mean, means[0], rtol=0, atol=0, equal_nan=True) for mean in means)
-                assert all(equal_means), f"{case}: the means on two ranks differ"
+                assert all(equal_means), f"{case}: {MEANS_DIFFER}"
                 if not smallest_magnitude <= 2.0**power <= largest_magnitude:
                     continue
                 tolerance = 1e-5 if power == -100 else 0.0  # some elements, and most residuals, are subnormal
                 error = float((means[0] - expected_means[0]).abs().max())
                 assert error <= tolerance, (
-                    f"{case}: the mean differs by {error:.3g} times 2^{power} from the scaled mean"
+                    f"{case}: the mean of gradients times 2^{power} differs by {error:.3g} times 2^{power} from "
+                    f"2^{power} times the mean of the gradients"
                 )
                 gains_equal = (
                     scaled_gain is not None
                     and expected_gain is not None
                     and abs(scaled_gain - expected_gain) <= 1e-5 * (1 + abs(expected_gain))
                 )
-                assert gains_equal, f"{case}: gain {scaled_gain}, but {expected_gain} with unscaled gradients"
+                assert gains_equal, (
+                    f"{case}: the gain is {scaled_gain} with gradients times 2^{power}, but {expected_gain} without"
+                )
 
 
 def nothing_is_lost(compressor: Compressor) -> None:
@@ -394,7 +420,8 @@ def nothing_is_lost(compressor: Compressor) -> None:
         error = (applied_sum + torch.stack(residuals).mean(0) - gradient_sum).abs()
         bound = 16 * max(compressor.rounding, 2.0**-24) * magnitude_sum + 1e-6
         assert bool((error <= bound).all()), (
-            f"{cf}x, {dtype}: means and residuals differ by {float(error.max()):.3g} from the gradients"
+            f"{cf}x, {dtype}: the sum of means plus the mean residual differs by {float(error.max()):.3g} from the sum "
+            "of mean gradients"
         )
 
 
@@ -407,7 +434,8 @@ def gradients_of_any_dtype_work(compressor: Compressor) -> None:
         assert means[0].dtype == dtype, f"the mean of {dtype} gradients has dtype {means[0].dtype}"
         tolerance = 4 * torch.finfo(dtype).eps + 4 * compressor.rounding
         assert torch.allclose(means[0].double(), float32_means[0].double(), rtol=tolerance, atol=tolerance), (
-            f"{dtype}, {cf}x: the mean differs from the mean of float32 gradients"
+            f"{dtype}, {cf}x: the mean differs from the mean of the same gradients in float32 by more than "
+            f"{tolerance:.3g} (relative plus absolute)"
         )
 
 

@@ -76,7 +76,8 @@ def drive(
     Args:
         controller: controller to drive.
         forecasts: forecasts of the candidates that the controller may select; the first candidate is dense.
-        measure: function that returns the measurement of a step.
+        measure: function that gets the number of earlier training steps and the decision that applies in the step, and
+            returns the measurement of the step.
         steps: number of measurements. Each is of one training step, of successive native steps, or of a round (outer
             steps up to an exchange).
         reload: whether the state is dumped to JSON and restored after every step.
@@ -220,7 +221,10 @@ def the_same_measurements_give_the_same_decisions(controller: Controller[Any]) -
     second_drive = drive(controller, forecasts, turbulent)
     for i, (step, expected) in enumerate(zip(second_drive, expected_decisions, strict=True)):
         next(other_drive)
-        assert step.decision == expected, f"step {i}: decided {expected}, in an equal second run {step.decision}"
+        assert step.decision == expected, (
+            f"step {i}: decided {expected}, but {step.decision} in an equal second run; keep all that the controller "
+            "remembers in the state"
+        )
 
 
 def observing_leaves_the_state_alone(controller: Controller[Any]) -> None:
@@ -230,10 +234,13 @@ def observing_leaves_the_state_alone(controller: Controller[Any]) -> None:
     for i, step in enumerate(drive(controller, forecasts, turbulent)):
         if previous_state_and_dump is not None:
             state, state_dump = previous_state_and_dump
-            assert controller.dump(state) == state_dump, f"step {i}: observe changed the state that it was called with"
+            assert controller.dump(state) == state_dump, (
+                f"step {i}: observe changed its argument state; return a new state"
+            )
             repeated = controller.observe(state, step.measured)[1]
             assert repeated == step.decision, (
-                f"step {i}: decided {step.decision}, in a second call with the same state {repeated}"
+                f"step {i}: decided {step.decision}, but {repeated} in a second call of observe with the same state; "
+                "keep all that the controller remembers in the state"
             )
         previous_state_and_dump = step.state, controller.dump(step.state)
 
@@ -275,7 +282,10 @@ def a_change_is_told_with_its_reason(controller: Controller[Any]) -> None:
         for i, (previous, decision) in enumerate(decisions):
             needs_reason = decision.runs != previous.runs or decision.summary is not None
             assert bool(decision.reason) == needs_reason, (
-                f"step {i}: reason {decision.reason!r}, but a reason is needed: {needs_reason}"
+                f"step {i}: the decision changes a running candidate, or has a summary, but has no reason"
+                if needs_reason
+                else f"step {i}: the decision changes no candidate and has no summary, but has the reason "
+                f"{decision.reason!r}; leave the reason empty"
             )
 
 
@@ -299,7 +309,8 @@ def the_state_dumps_as_plain_values(controller: Controller[Any]) -> None:
         for i, step in enumerate(drive(controller, forecasts, measure)):
             state_dump = controller.dump(step.state)
             assert json.loads(json.dumps(state_dump, allow_nan=False)) == state_dump, (
-                f"step {i}: the dump {state_dump} changes in JSON; use lists and strings as keys"
+                f"step {i}: the dump {state_dump} changes when it is written to JSON and read back; use lists in place "
+                "of tuples, and texts as keys"
             )
 
 
@@ -335,7 +346,7 @@ def a_state_restores_with_other_candidates(controller: Controller[Any]) -> None:
                 for j in range(40):
                     for candidate in (decision.candidate, *(candidate for _, candidate in decision.tensors)):
                         assert candidate in allowed_candidates, (
-                            f"dumped at step {i}: decided {candidate}, which restore did not get"
+                            f"dumped at step {i}: decided {candidate}, which is not among the forecasts of restore"
                         )
                     cfs = {candidate.cf for candidate in allowed_candidates if not candidate.dense}
                     assert cfs.issuperset(decision.shadow), (

@@ -144,7 +144,7 @@ def test_spoilt_states_are_refused_in_words_or_train_on(kind: str, seed: int) ->
         ("step", -5, "step: is -5; it should be greater than or equal to 0"),
         ("loss_scale", 0.0, "loss_scale: is 0.0; it should be greater than or equal to"),
         ("loss_scale", torch.inf, "loss_scale: is inf; it should be less than or equal to"),
-        ("rank", 1, "rank: is 1 of 1 ranks"),
+        ("rank", 1, r"rank: is 1, while world \(the number of ranks\) is 1; it should be from 0 to 0;"),
         ("factors", {"cf": 10.0}, "factors/cfs: the entry is missing"),
         ("more", 1, "more: this run expects no such entry"),
         ("outer", {}, "outer: the state was saved in outer steps, which every=1 excludes; set every"),

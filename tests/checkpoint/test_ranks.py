@@ -139,7 +139,7 @@ def test_a_machine_with_a_directory_of_its_own_has_all_it_needs(tmp_path: Path) 
         assert same
         assert moved.startswith("SettingsError: directory: ")
         assert "rank0.pt with the state of rank 0 of 2 is missing; if each machine has a directory of its own" in moved
-        assert moved.endswith("(on rank 0 of 2, and 1 more)")
+        assert moved.endswith("(on rank 0 of 2; further ranks that failed: 1)")
         assert "machine2/directory holds no checkpoint (gravac.json is missing)" in unknown
         assert unknown.endswith("(on rank 1 of 2)")
 

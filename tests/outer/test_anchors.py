@@ -106,7 +106,7 @@ def test_a_run_with_rounded_anchors_goes_on_bit_for_bit() -> None:
 def test_a_format_that_loses_too_much_is_refused() -> None:
     with pytest.raises(SettingsError, match=r"anchor_dtype.*'float32' or 'bfloat16'.*float16"):
         Ranks(1, anchor_dtype="float16")
-    with pytest.raises(SettingsError, match=r"anchor_dtype: bfloat16, but 0.weight is in torch.float64; use float32"):
+    with pytest.raises(SettingsError, match=r"parameter 0.weight is in torch.float64; use anchor_dtype='float32', or"):
         Ranks(1, anchor_dtype="bfloat16", make=lambda: network().double())
 
 

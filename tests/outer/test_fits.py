@@ -355,7 +355,7 @@ def transpose(trained: Ranks) -> None:
         (rebind, "module: parameter 2.weight requires a gradient, .* was another tensor"),
         (widen, "module: parameter late.weight requires a gradient"),
         (train_something_else, r"optimizer: it trains a tensor of shape \(3,\) that is not a parameter of the module"),
-        (move, r"module: parameter 2.weight is torch.float64 .*, but was torch.float32 .*move the module before"),
+        (move, r"module: parameter 2.weight is torch.float64 .*, but was torch.float32 .*or move the module before"),
         (transpose, r"module: parameter 2.weight .* strides \(1, 40\), .* was .* strides \(32, 1\)"),
     ],
 )

@@ -122,7 +122,7 @@ def test_spoilt_states_are_refused_in_words_or_train_on(kind: str, seed: int) ->
             True,
             "outer/inner/0/state/0/max_exp_avg_sq: the entry is missing",
         ),
-        (("optimizer", "param_groups"), [], "outer/optimizer/param_groups: .*; it should have 1 groups"),
+        (("optimizer", "param_groups"), [], "outer/optimizer/param_groups: .*; it should be a list of 1 param"),
         (("buffers", "anchors"), {"x": torch.ones(2)}, "outer/buffers/anchors/x: this run expects no such entry"),
     ],
 )

@@ -272,7 +272,7 @@ def test_a_state_of_something_else_is_refused() -> None:
     with pytest.raises(SettingsError, match="outer: the state is of ranks that do not train apart"):
         Ranks(1, every=2, **FOUR_BITS).outer[0].load_state_dict({k: v for k, v in state.items() if k != "outer"})
     with pytest.raises(
-        SettingsError, match=r"fragments: the state has 1 fragments with 6 parameters, but this run has 2 with 6"
+        SettingsError, match=r"fragments: the state has 1 fragments with 6 parameters, and this run has 2 with 6"
     ):
         Ranks(1, every=2, fragments=2, **FOUR_BITS).outer[0].load_state_dict(state)
     with pytest.raises(SettingsError, match="base"):

@@ -132,7 +132,7 @@ def test_at_another_number_of_ranks_what_was_measured_stays_of_candidates_that_t
     gone = [candidate for candidate in candidates(then) if candidate not in there]
     told = restored[0].history[len(history) :]
     assert len(told) == bool(gone)
-    assert all("restored without" in record.reason for record in told)
+    assert all("this run lacks" in record.reason for record in told)
     assert all(one == restored[0] for one in restored)
     assert equal(again.train(10).anchors)
 
@@ -144,7 +144,7 @@ def test_a_search_that_starts_anew_as_nothing_measured_can_be_chosen_any_more_sa
     ran = str(then.running)
     again, (restored, other) = taken_up(states, every=(1, 5))
     (record,) = restored.history[len(first.outer[0].history) :]
-    assert "restored without" in record.reason
+    assert "this run lacks" in record.reason
     assert "no measurement is left: start at" in record.reason
     assert ran not in map(str, candidates(restored.state))
     assert record.changed

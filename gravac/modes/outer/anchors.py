@@ -55,7 +55,8 @@ class AnchorStorage:
         if self.bfloat16:
             if parameter.dtype not in (torch.float32, torch.bfloat16):
                 raise SettingsError(
-                    f"anchor_dtype: bfloat16, but {name} is in {parameter.dtype}; use float32, or train in bfloat16"
+                    f"anchor_dtype: 'bfloat16', but parameter {name} is in {parameter.dtype}; use "
+                    "anchor_dtype='float32', or train in float32 or bfloat16"
                 )
             dtype = torch.bfloat16
         anchor = parameter.detach().to("cpu" if self.offload else parameter.device, dtype, copy=True)

@@ -17,6 +17,7 @@ from gravac.checkpoint.fitting import (
     check_names,
     check_tensors,
     copy_state,
+    misfit,
     validate,
 )
 from gravac.checkpoint.fitting_optimizer import check_optimizer
@@ -45,9 +46,9 @@ def check_outer(dumped: Any, current: RoundState, world: int | None) -> None:
     current_names = [[*fragment.anchors] for fragment in current.fragments]
     if saved_names != current_names:
         raise SettingsError(
-            f"fragments: the state has {len(saved_names)} fragments with {sum(map(len, saved_names))} parameters, but "
-            f"this run has {len(current_names)} with {sum(map(len, current_names))}, or names of parameters differ; "
-            "use the same model and number of fragments"
+            f"outer/fragments: the state has {len(saved_names)} fragments with {sum(map(len, saved_names))} "
+            f"parameters, and this run has {len(current_names)} with {sum(map(len, current_names))}; both numbers, and "
+            "the parameters' names, must be the same: use the same model and number of fragments"
         )
     for index, (saved_fragment, fragment) in enumerate(zip(state.fragments, current.fragments, strict=True)):
         path = f"outer/fragments/{index}"
@@ -67,9 +68,10 @@ def check_outer(dumped: Any, current: RoundState, world: int | None) -> None:
     for index, (saved_state, optimizer) in enumerate(zip(state.inner, current.inner, strict=True)):
         check_optimizer(f"outer/inner/{index}", saved_state, optimizer)
     if (state.every > 0) != (state.phase == "decided"):
-        raise SettingsError(
-            f"outer/every: {state.every} steps, which a round in phase {state.phase!r} cannot have; load the state as "
-            "it was saved"
+        raise misfit(
+            "outer/every",
+            f"is {state.every}, while outer/phase is {state.phase!r}",
+            "be 1 or more" if state.phase == "decided" else "be 0, since that phase comes before the decision",
         )
     if state.shares is not None and world is not None:
         _check_shares(state.shares, world)

@@ -185,8 +185,8 @@ class Refusals:
         else:
             causing_rank = f"rank {1 - rank}" if world == 2 else "another rank"
             cause = (
-                f"rank {rank} sent finite numbers, keeps its own weights, and sends what it learned in the next round; "
-                f"the cause is {causing_rank}, whose own warning names the tensors, or a sum that overflowed"
+                f"rank {rank} sent finite numbers and keeps its own weights, whose changes it sends again in the next "
+                f"round; the cause is {causing_rank}, whose own warning names the tensors, or a sum that overflowed"
             )
         self._warnings.append(f"gravac: {location}: the mean over the ranks is not finite and is not applied; {cause}")
 

@@ -46,8 +46,8 @@ class Rounds:
             the exchange; ``"auto"``: the controller decides the number, and training waits after that many steps.
         mixing: fraction of its own weights that a rank keeps when it applies anchors, if it trained while the exchange
             was in flight; ``None``: the rank keeps what it learned meanwhile.
-        check_parameters: function called before a fragment is sent; raises if the trained parameters are not those
-            that ranks exchange.
+        check_parameters: function without arguments, called before a fragment is sent; raises ``ValueError`` if the
+            trained parameters are not those that ranks exchange.
 
     Attributes:
         has_stepped: whether a step was made since this object was created.

@@ -74,8 +74,8 @@ class ParameterCheck:
                 if layout != layout_before:
                     raise ValueError(
                         f"module: parameter {canonical_name(name)} is {_layout_text(layout)}, but was "
-                        f"{_layout_text(layout_before)} when this compressor was attached; move the module before "
-                        "attach"
+                        f"{_layout_text(layout_before)} when this compressor was attached; convert or move the module "
+                        "before attach"
                     )
             elif parameter.requires_grad and id(parameter) not in self._ignored_ids:
                 raise ValueError(
