@@ -56,7 +56,7 @@ COST_WEIGHT = 2.0
 """Factor by which ``expected_gain`` multiplies the cost of trials of a candidate that would not run without them. The
 cost is certain, but the gain is an expectation of beliefs. Trials of a candidate that runs anyway count at their cost,
 since they protect the run from a wrong belief. Before this factor, six runs of ``make measure-programs-links`` without
-a limit on the link made a trial of outer steps. After each of these trials, the run averaged gradients in each step again."""
+a limit on the link made a trial of outer steps. After the trial, each run averaged gradients in each step again."""
 
 FIRST_TRIAL_FRACTION = 0.03
 """Fraction of a run's steps in which no switchback trial begins, since the loss falls too fast at first."""
