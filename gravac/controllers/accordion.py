@@ -129,7 +129,12 @@ class Accordion(Settings):
         """Return the state before the first step, and the decision for that step: all tensors run at the low CF."""
         low, high = _low_and_high(forecasts)
         state = AccordionState(low, high, Window(low))
-        reason = f"accordion: {low} in critical regimes, {high} otherwise; epochs of {self._steps_per_epoch} steps"
+        reason = (
+            f"accordion: start at {low}; each tensor whose gradient norm changes by less than {100 * self.eta:.3g} % "
+            f"{self._epochs_text} changes to {high}"
+        )
+        if low == high:
+            reason = f"accordion: no candidate sends fewer bytes than {low}: keep {low}"
         return state, replace(self._decision_for(state), reason=reason)
 
     def observe(self, state: AccordionState, measurement: Measurement) -> tuple[AccordionState, Decision]:
@@ -149,7 +154,7 @@ class Accordion(Settings):
             # the rate is a mean over ranks: a difference within rounding is no fall
             if previous_rate is not None and rate < previous_rate and not math.isclose(rate, previous_rate):
                 updated_state = replace(updated_state, calm=())
-                cause_text = f"the learning rate fell to {rate:g}: "
+                cause_text = f"the learning rate fell from {previous_rate:g} to {rate:g}: "
             updated_state = replace(updated_state, learning_rate=rate)
         has_changed = updated_state.runs != state.runs
         if not has_changed and updated_state.window.steps < self.window:
@@ -158,9 +163,7 @@ class Accordion(Settings):
         updated_state = replace(
             updated_state, window=Window(updated_state.runs[0], settling=SETTLING if has_changed else 0)
         )
-        tensor_count = len(updated_state.norms)
-        critical_count = tensor_count - len(updated_state.calm)
-        reason = f"accordion: {cause_text}{critical_count} of {tensor_count} tensors are in a critical regime"
+        reason = f"accordion: {cause_text}{_describe_regimes(updated_state)}"
         return updated_state, replace(self._decision_for(updated_state), reason=reason, summary=summary)
 
     def dump(self, state: AccordionState) -> dict[str, Any]:
@@ -188,6 +191,13 @@ class Accordion(Settings):
     def _steps_per_epoch(self) -> int:
         """Number of steps of an epoch."""
         return self.epoch or DEFAULT_EPOCH_STEPS
+
+    @property
+    def _epochs_text(self) -> str:
+        """Text that states the time from one comparison of norms to the next: a number of epochs, and their steps."""
+        if self.every == 1:
+            return f"from one epoch ({self._steps_per_epoch} steps) to the next"
+        return f"within {self.every} epochs ({self._steps_per_epoch} steps each)"
 
     def _sums(self, step: int) -> Sums:
         """Return the value of ``Decision.sums`` for a step, which is counted from 0.
@@ -220,6 +230,21 @@ class Accordion(Settings):
         """Return the decision that takes effect ``latency`` steps after the last measurement."""
         candidate, tensors = state.runs
         return Decision(candidate, tensors=tensors, sums=self._sums(state.step + self.latency))
+
+
+def _describe_regimes(state: AccordionState) -> str:
+    """Return a text that says how many tensors are in a critical regime, and which candidates run."""
+    tensor_count = len(state.norms)
+    if not tensor_count:
+        return f"{state.low} for all tensors, since no gradient norms of an epoch are known yet"
+    critical_count = tensor_count - len(state.calm)
+    verb = "is" if critical_count == 1 else "are"
+    regimes_text = f"{critical_count} of {tensor_count} tensors {verb} in a critical regime"
+    if state.low == state.high or not state.calm:
+        return f"{regimes_text}: run {state.low}"
+    if not critical_count:
+        return f"{regimes_text}: run {state.high}"
+    return f"{regimes_text} and {'runs' if critical_count == 1 else 'run'} {state.low}; the others run {state.high}"
 
 
 def _low_and_high(forecasts: Sequence[Forecast]) -> tuple[Candidate, Candidate]:

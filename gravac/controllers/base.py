@@ -260,9 +260,9 @@ BELIEVED = "estimated from other programs"
 
 
 def cost_at_equal_samples(efficiency: float, lower_bound: float, source: str = BELIEVED) -> str:
-    """Return a text that says how many more training steps a candidate takes for the same loss than dense averaging.
+    """Return a text that says how many more training steps a candidate needs for the same loss than dense averaging.
 
-    The text begins with a comma. The text is empty if ``efficiency`` and ``lower_bound`` are both 1.
+    The text is empty if ``efficiency`` and ``lower_bound`` are both 1.
 
     Args:
         efficiency: median of the belief about the candidate's statistical efficiency: progress of a step / progress of
@@ -273,11 +273,11 @@ def cost_at_equal_samples(efficiency: float, lower_bound: float, source: str = B
     Example:
         >>> cost, source = cost_at_equal_samples(0.96, 0.92).split(" (")
         >>> cost
-        ', about 4 % more steps than dense for the same loss'
+        'about 4 % more steps than dense for the same loss'
         >>> source
         'estimated from other programs; to be safe, the controller assumes 9 % more steps)'
         >>> cost_at_equal_samples(1.0, 0.98, "4 trials")
-        ', about as many steps as dense for the same loss (4 trials; to be safe, the controller assumes 2 % more steps)'
+        'about as many steps as dense for the same loss (4 trials; to be safe, the controller assumes 2 % more steps)'
         >>> cost_at_equal_samples(1.0, 1.0)
         ''
     """
@@ -287,7 +287,7 @@ def cost_at_equal_samples(efficiency: float, lower_bound: float, source: str = B
     differs = f"{percent_at_bound:.0f}" != f"{extra_percent:.0f}"
     steps = f"{extra_percent:.0f} % more steps than" if extra_percent >= 0.5 else "as many steps as"
     safety = f"; to be safe, the controller assumes {percent_at_bound:.0f} % more steps" if differs else ""
-    return f", about {steps} dense for the same loss ({source}{safety})"
+    return f"about {steps} dense for the same loss ({source}{safety})"
 
 
 def adapt_to_latency(controller: Controller[StateT], latency: int) -> Controller[StateT]:

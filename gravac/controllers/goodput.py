@@ -59,16 +59,19 @@ from gravac.controllers.early_end import (
 )
 from gravac.controllers.goodput_reasons import (
     Finding,
-    cost_text,
+    exchange_text,
+    given_up_text,
     milliseconds,
     missing_text,
     step_text,
     switch_text,
+    took_text,
     trial_text,
 )
 from gravac.controllers.goodput_saved import check_saved, with_current_positions
 from gravac.controllers.goodput_start import added_seconds, first_position
 from gravac.controllers.goodput_state import (
+    FAR_SLOWER_RATIO,
     FEW_STEPS,
     HOLD,
     PROGRESS,
@@ -223,20 +226,20 @@ class Goodput(Settings):
         state = GoodputState(
             forecasts=tuple(forecasts), phase=SEARCH, position=position, best=position, window=Window(first_candidate)
         )
+        threshold_text = f"an expected efficiency of at least {self.near * forecasts[0].efficiency:.3g}"
         reason = (
-            f"start at {first_candidate}: its expected efficiency of {forecasts[position].efficiency:.2f} is near "
-            "that of dense, and no other such candidate sends fewer bytes"
+            f"start at {first_candidate}: of the candidates with {threshold_text}, {first_candidate} sends the fewest "
+            f"bytes (its efficiency is {forecasts[position].efficiency:.2f})"
         )
         if (step_s := forecasts[position].step_s) is not None:
             reason = (
-                f"start at {first_candidate}: gravac expects the most progress per second, with {1000 * step_s:.3g} "
-                "ms a step"
+                f"start at {first_candidate}: of all candidates, gravac expects the most progress per second from "
+                f"{first_candidate}, with {milliseconds(step_s)} a step"
             )
         elif (added_s := added_seconds(forecasts[position])) is not None:
-            added_text = f"{1000 * added_s:.3g} ms a step"
             reason = (
-                f"start at {first_candidate}: its efficiency is near that of dense, and gravac expects it to need the "
-                f"least time for coding and exchange, {added_text}"
+                f"start at {first_candidate}: of the candidates with {threshold_text}, gravac expects "
+                f"{first_candidate} to need the least time for coding and exchange, {milliseconds(added_s)} a step"
             )
         if len(forecasts) == 1:
             reason = "no candidate sends fewer bytes than dense: keep dense for the whole run"
@@ -342,7 +345,7 @@ class Goodput(Settings):
             running = forecasts[remapped["position"]].candidate
             state = state_from_plain(GoodputState, remapped, running, forecasts=forecasts)
             still_runs = dumped_candidates[dumped["position"]] in candidates
-            reason = "" if still_runs else f"; {state.running} is the best of the measured candidates"
+            reason = "" if still_runs else f"; run {state.running}, the best of the measured candidates"
             reason = missing_text(missing_names) + reason if missing_names else ""
             return state, Decision(state.running, reason=reason, watch=state.watch)
         running = forecasts[dumped["position"]].candidate
@@ -375,26 +378,41 @@ class Goodput(Settings):
         if entry_before_trial is not None and (
             pause_is_over or self._link_became_faster(state, entry_before_trial, seconds)
         ):
-            took_text = f"{forecast.candidate} took {milliseconds(seconds)} a step"
-            reason = f"{took_text} instead of {milliseconds(entry_before_trial.seconds)}: the link became faster"
+            earlier_text = milliseconds(entry_before_trial.seconds)
+            reason = f"{forecast.candidate} took {milliseconds(seconds)} a step instead of {earlier_text}"
+            if pause_is_over:
+                reason += ": the earlier slow steps were a pause, not a slow link"
+            else:
+                reason += f", and {exchange_text(state)}" if state.exchange_became_faster else ""
+                reason += ": the link became faster"
             state = replace(state.after_link_change(min(seconds, entry_before_trial.seconds)), best=state.position)
             return self._search_again(state, reason)
         is_expired = entry_before_trial is None or state.windows - entry_before_trial.window >= self.expire
         weight = 1.0 if entry_before_trial is None or is_expired else 1 / (entry_before_trial.times + 1)
-        too_slow_for_link = given_up and best is not None and seconds > explained_seconds(state)
+        explained_s = explained_seconds(state)
+        too_slow_for_link = given_up and best is not None and seconds > explained_s
+        too_slow_text = (
+            f"{forecast.candidate} took {milliseconds(seconds)} a step, more than {FAR_SLOWER_RATIO:g} times the upper "
+            f"bound of {milliseconds(explained_s / FAR_SLOWER_RATIO)} from earlier measurements"
+        )
+        early_end_text = ""
+        if given_up and best is not None:
+            limit_s = state.least_efficiency(state.position) / state.goodput(best)
+            early_end_text = f": {given_up_text(limit_s, str(state.forecasts[best.position].candidate))}"
         state = state.enter_measurement(seconds, weight)
-        took_text = f"{forecast.candidate} took {milliseconds(seconds)} a step{cost_text(state, state.position)}"
+        finding_text = took_text(state, state.position, seconds)
         if too_slow_for_link and state.sends_less(state.position, than=state.best):
             # the best candidate sends more bytes, so the slower link slows it even more
-            return self._try_or_hold(state.after_slow_trial(seconds), Finding(f"{took_text}: the link became slower"))
+            return self._try_or_hold(
+                state.after_slow_trial(seconds), Finding(f"{too_slow_text}: the link became slower")
+            )
         if too_slow_for_link:
             state = replace(state, phase=HOLD, position=state.best)
             return (
                 state,
-                f"{took_text}: given up early, since the link may have become slower; time {state.running} again",
+                f"{too_slow_text}: given up early; time {state.running} again, since the link may have become slower",
             )
-        finding = Finding(f"{took_text}: given up early") if given_up else Finding(took_text, repeated=True)
-        return self._try_or_hold(state, finding)
+        return self._try_or_hold(state, Finding(finding_text + early_end_text, repeated=not given_up))
 
     def _link_became_faster(self, state: GoodputState, earlier: GoodputEntry, seconds: float) -> bool:
         """True if a candidate that is tried again is so much faster than before that the link must have become faster.
@@ -424,16 +442,16 @@ class Goodput(Settings):
         entry = state.entry(state.position)
         if entry is None:
             state = state.enter_measurement(seconds)
-            takes_text = f"{state.running} takes {milliseconds(seconds)} a step{cost_text(state, state.position)}"
-            return self._try_or_hold(state, Finding(takes_text, repeated=True))
+            finding_text = took_text(state, state.position, seconds, "takes")
+            return self._try_or_hold(state, Finding(finding_text, repeated=True))
         difference, has_faster_exchange = abs(seconds - entry.seconds) / entry.seconds, state.exchange_became_faster
         takes_text = f"{state.running} takes {milliseconds(seconds)} a step"
         if difference > self.change or has_faster_exchange:
             state = replace(state, off=state.off + 1)
             takes_text += f" instead of {milliseconds(entry.seconds)}" if difference > self.change else ""
-            takes_text += ", and its exchange takes less than half as long as before" if has_faster_exchange else ""
+            takes_text += f", and {exchange_text(state)}" if has_faster_exchange else ""
             if state.off < 2 and difference <= 2 * self.change:
-                return state, f"{takes_text}: wait for another window"
+                return state, f"{takes_text}: wait for a second such window"
             if state.running.mode == "native" and seconds < entry.seconds:
                 state = replace(state.after_drift(seconds, at_once=True), off=0)
                 return self._try_or_hold(state, Finding(f"{takes_text}: the link or the machine became faster"))
@@ -441,14 +459,14 @@ class Goodput(Settings):
                 faster_state = state.after_link_change(min(seconds, entry.seconds))
                 return self._search_again(faster_state, f"{takes_text}: the link became faster")
             if state.link_is_unchanged(self.change):
+                takes_text += f", and {exchange_text(state)}: the link is as fast as before"
                 state = replace(state.after_drift(seconds, at_once=True), off=0)
-                return self._try_or_hold(state, Finding(f"{takes_text}: the machine changed"))
+                return self._try_or_hold(state, Finding(takes_text))
             return self._search_again(
                 state.after_link_change(seconds), f"{takes_text}: the link or the machine changed"
             )
         state = replace(state.without_suspect(), off=0).after_drift(seconds)
-        takes_text += cost_text(state, state.position)
-        return self._try_or_hold(state, Finding(takes_text, repeated=True))
+        return self._try_or_hold(state, Finding(took_text(state, state.position, seconds, "takes"), repeated=True))
 
     def _search_again(self, state: GoodputState, reason: str) -> tuple[GoodputState, str]:
         """Start a new search after the link changed, at the candidate of efficiency near dense that sends fewest bytes.
@@ -523,7 +541,8 @@ class Goodput(Settings):
                 # if dense is best so far, try native steps before candidates that compress, and float32 before float16
                 trial_position = min(native_positions, key=lambda position: state.forecasts[position].candidate.cf)
             state = replace(state, phase=SEARCH, position=trial_position)
-            incumbent_text = "" if best.position == previous_position else str(state.forecasts[best.position].candidate)
+            incumbent_text = str(state.forecasts[best.position].candidate)
+            incumbent_text += "" if best.position == previous_position else ", the best so far"
             ratio = goodput_bounds[trial_position] / goodput
             return state, f"{finding.text}; try {trial_text(state, trial_position, ratio, incumbent_text, self.expire)}"
         if self._may_time_again(state, best):
@@ -537,7 +556,7 @@ class Goodput(Settings):
         if incumbent is None or incumbent.position == previous_position:
             conclusion = f"keep {step_text(state, best)}"
         else:
-            conclusion = f"switched to {switch_text(state, best, incumbent)}"
+            conclusion = f"switched {switch_text(state, best, incumbent)}"
         return state, conclusion if finding.repeated else f"{finding.text}; {conclusion}"
 
     def _may_try(self, state: GoodputState, best: GoodputEntry, position: int, goodput_bound: float) -> bool:

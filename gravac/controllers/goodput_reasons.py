@@ -8,6 +8,7 @@ name by the candidate's method and bytes.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import NamedTuple
 
@@ -29,31 +30,84 @@ class Finding(NamedTuple):
     repeated: bool = False
 
 
+LONGEST_MILLISECONDS = 10_000.0
+"""Time in milliseconds from which texts state a time in seconds."""
+
+SHORTEST_MILLISECONDS = 0.001
+"""Time in milliseconds below which texts only say that a time is shorter."""
+
+
 def missing_text(missing: Sequence[str]) -> str:
     """Return a text that names up to three candidates of a checkpoint that are missing in this run.
 
     Args:
         missing: names of the missing candidates; empty: none of the checkpoint's candidates is missing.
     """
+    if not missing:
+        return "this run has candidates that the checkpoint lacks"
     unnamed_count = len(missing) - 3
     names = ", ".join(missing[:3]) + (f" and {unnamed_count} more" if unnamed_count > 0 else "")
-    return f"restored without {names}, which this run cannot use" if names else "restored with further candidates"
+    noun = "candidate" if len(missing) == 1 else "candidates"
+    return f"this run lacks the checkpoint's {noun} {names}, whose measurements are dropped"
 
 
 def milliseconds(seconds: float) -> str:
-    """Return a text that states a time in milliseconds; ``seconds`` is the time in seconds.
+    """Return a text that states a time, in milliseconds if it is shorter than 10 seconds.
+
+    Args:
+        seconds: the time, in seconds.
 
     Example:
-        >>> milliseconds(0.20123)
-        '201.2 ms'
+        >>> milliseconds(0.20123), milliseconds(1.2345), milliseconds(12.3), milliseconds(1e-9)
+        ('201.2 ms', '1234 ms', '12.3 s', 'less than 0.001 ms')
     """
-    return f"{1000 * seconds:.4g} ms"
+    time_ms = 1000 * seconds
+    if time_ms >= LONGEST_MILLISECONDS:
+        return f"{seconds:.1f} s"
+    if 0 < time_ms < SHORTEST_MILLISECONDS:
+        return f"less than {SHORTEST_MILLISECONDS:g} ms"
+    return f"{time_ms:.0f} ms" if time_ms >= 1000 else f"{time_ms:.4g} ms"
+
+
+def took_text(state: GoodputState, position: int, seconds: float, verb: str = "took") -> str:
+    """Return a sentence about a candidate: the time of a step, and how many more steps than dense are needed.
+
+    Args:
+        state: state of the search.
+        position: index of the candidate in ``state.forecasts``.
+        seconds: time of a step, in seconds.
+        verb: ``"took"`` for the steps of a trial, ``"takes"`` for steps of the chosen candidate.
+    """
+    cost = cost_text(state, position)
+    needs = f" and needs {cost}" if cost else ""
+    return f"{state.forecasts[position].candidate} {verb} {milliseconds(seconds)} a step{needs}"
+
+
+def exchange_text(state: GoodputState) -> str:
+    """Return a text that compares the exchange of the running candidate with its earlier measurement.
+
+    Empty if one of the two times is not known.
+    """
+    entry, medians = state.entry(state.position), state.window.median_times
+    if entry is None or entry.saved is None or medians is None:
+        return ""
+    return f"its exchange takes {milliseconds(medians[2])} (before: {milliseconds(entry.saved[2])})"
+
+
+def given_up_text(limit_s: float, incumbent: str) -> str:
+    """Return a text that says why a trial ended early.
+
+    Args:
+        limit_s: longest step time with which the tried candidate would be the best, in seconds.
+        incumbent: name of the best candidate so far.
+    """
+    return f"given up early, since only a step of less than {milliseconds(limit_s)} would be better than {incumbent}"
 
 
 def step_text(state: GoodputState, entry: GoodputEntry) -> str:
     """Return a text that states a measured candidate, its step time, and how many more steps than dense are needed."""
-    candidate = state.forecasts[entry.position].candidate
-    return f"{candidate}: {milliseconds(entry.seconds)} a step{cost_text(state, entry.position)}"
+    candidate, cost = state.forecasts[entry.position].candidate, cost_text(state, entry.position)
+    return f"{candidate}: {milliseconds(entry.seconds)} a step" + (f", {cost}" if cost else "")
 
 
 def switch_text(state: GoodputState, best: GoodputEntry, previous_best: GoodputEntry) -> str:
@@ -64,12 +118,14 @@ def switch_text(state: GoodputState, best: GoodputEntry, previous_best: GoodputE
         best: measurement of the new best candidate.
         previous_best: measurement of the candidate that it replaces.
     """
-    instead_text = f"instead of {milliseconds(previous_best.seconds)}"
     candidate, previous_candidate = (state.forecasts[entry.position].candidate for entry in (best, previous_best))
-    took_text, cost_suffix = f"{candidate}: {milliseconds(best.seconds)} a step", cost_text(state, best.position)
+    cost, previous_cost = (cost_text(state, entry.position) for entry in (best, previous_best))
+    cost = f", {cost}" if cost else ""
+    switch, previous_time = f"from {previous_candidate} to {candidate}", milliseconds(previous_best.seconds)
+    step = f"{milliseconds(best.seconds)} a step"
     if best.seconds < previous_best.seconds:
-        return f"{took_text} {instead_text}{cost_suffix}"
-    return f"{took_text}{cost_suffix}, {instead_text} at {previous_candidate}{cost_text(state, previous_best.position)}"
+        return f"{switch}: {step} instead of {previous_time}{cost}"
+    return f"{switch}: {step}{cost}, instead of {previous_time}" + (f" with {previous_cost}" if previous_cost else "")
 
 
 def trial_text(state: GoodputState, position: int, ratio: float, incumbent: str, expire: int) -> str:
@@ -78,17 +134,31 @@ def trial_text(state: GoodputState, position: int, ratio: float, incumbent: str,
     Args:
         state: state of the search.
         position: index, in ``state.forecasts``, of the candidate to be tried.
-        ratio: upper bound of that candidate's goodput / goodput of the best candidate so far.
-        incumbent: name of the best candidate so far; empty if the reason has just named that candidate.
-        expire: age in windows from which the text calls the last measurement of the candidate old.
+        ratio: upper bound of that candidate's goodput / goodput of the best candidate so far; above 1.
+        incumbent: name of the best candidate so far, with an explanation if the reason has not named it before.
+        expire: age in windows from which the text states the age of the candidate's last measurement.
     """
     entry, again = state.entry(position), ""
     if entry is not None:
-        is_old = state.windows - entry.window >= expire
-        again = " again, since it was last timed long ago" if is_old else " again"
-    than = f" of {incumbent}, the best so far" if incumbent else ""
-    cost = cost_text(state, position).replace(",", ", with", 1)
-    return f"{state.forecasts[position].candidate}{again}: up to {ratio:.2f} times the progress per second{than}{cost}"
+        age = state.windows - entry.window
+        timed_text = f"last timed {age} windows ago" if age >= expire else "measured so far"
+        again = f" again ({timed_text}: {milliseconds(entry.seconds)} a step)"
+    cost = cost_text(state, position)
+    cost = f", with {cost}" if cost else ""
+    candidate = state.forecasts[position].candidate
+    return f"{candidate}{again}{cost}: at most {times_text(ratio)} the progress per second of {incumbent}"
+
+
+def times_text(ratio: float) -> str:
+    """Return a text that states an upper bound of a ratio above 1.
+
+    Example:
+        >>> times_text(1.3), times_text(1.0004), times_text(1e9)
+        ('1.30 times', '1.001 times', '1e+09 times')
+    """
+    if ratio >= 1000:
+        return f"{ratio:.3g} times"
+    return f"{ratio:.2f} times" if ratio >= 1.005 else f"{math.ceil(1000 * ratio) / 1000:.3f} times"
 
 
 def trials_made(number: int) -> str:
@@ -102,10 +172,10 @@ def trials_made(number: int) -> str:
 
 
 def cost_text(state: GoodputState, position: int) -> str:
-    """Return a text that says how many more steps a candidate takes to the same loss than dense averaging.
+    """Return a text that says how many more steps a candidate needs to the same loss than dense averaging.
 
-    The text begins with a comma, and says whether trials measured that number or gravac assumes it (``BELIEVED``).
-    The text is empty for a candidate that certainly takes as many steps as dense.
+    The text says whether trials measured that number or gravac assumes it (``BELIEVED``). The text is empty for a
+    candidate that certainly needs as many steps as dense.
     """
     results = state.trial_results(position)
     source = f"measured by {trials_made(results.trials)}" if results and results.trials else BELIEVED

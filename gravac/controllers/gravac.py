@@ -138,7 +138,7 @@ class GraVAC(Settings):
         position = state.lowest if state.compresses else state.fallback
         candidate = candidates[position]
         reason = (
-            f"warm-up at {candidate}"
+            f"start at {candidate}, the lowest CF, to measure its gain after a warm-up of {self.warmup} steps"
             if state.compresses
             else f"no candidate sends fewer bytes than {candidate}: keep {candidate}"
         )
@@ -239,10 +239,11 @@ class GraVAC(Settings):
         candidates = _in_hook(forecasts)
         if dumped["candidates"] != identify(candidates) or dumped["algorithm"] != self._algorithm:
             fresh_state, decision = self.start(forecasts)
+            has_other_candidates = dumped["candidates"] != identify(candidates)
+            difference_text = "other candidates" if has_other_candidates else "another value of paper_literal"
             return fresh_state, replace(
                 decision,
-                reason="the checkpoint has other candidates or another algorithm, so the search starts again: "
-                f"{decision.reason}",
+                reason=f"the checkpoint has {difference_text}, so the search starts again: {decision.reason}",
             )
         if self.paper_literal:
             literal_state = state_from_plain(LiteralState, dumped, candidates[dumped["running"]], candidates=candidates)
@@ -305,8 +306,10 @@ class GraVAC(Settings):
             at_dense = state.rest_at_dense(self.dwell)
             reason = f"gain {gain:.3g} at {lowest}, the lowest CF, is below ε {threshold:.3g}"
             return at_dense, f"{reason}: switched to {at_dense.running}"
-        reason = f"gain {gain:.3g} at {lowest}"
-        if self.epsilon_mode == "calibrated":
+        reason = f"gain {gain:.3g} at {lowest}, the lowest CF,"
+        if self.epsilon_mode == "absolute":
+            reason += f" is at least ε {threshold:.3g}"
+        else:
             reason += f" sets ε, the lowest gain allowed, to {threshold:.3g} ({self.epsilon:g} of that gain)"
         return self._try_or_end_search(self._enter_measurement(state), reason)
 
@@ -326,7 +329,10 @@ class GraVAC(Settings):
         state = self._enter_measurement(state)
         reason = f"gain {gain:.3g} at {candidate} is at least ε {state.threshold:.3g}"
         if not candidate.dense and floor_gain and abs(floor_gain - gain) / floor_gain <= self.omega:
-            reason += f", and within ω of the gain at {state.candidates[state.floor]}: θ_min rises to {candidate}"
+            reason += (
+                f", and within {100 * self.omega:g} % (ω) of the gain {floor_gain:.3g} at "
+                f"{state.candidates[state.floor]}: θ_min, the lowest CF in use, rises to that of {candidate}"
+            )
             state = replace(state, floor=state.position)
         return self._try_or_end_search(state, reason)
 
@@ -400,11 +406,21 @@ class GraVAC(Settings):
         if saturated_pair is not None:
             selected_entry = saturated_pair[0]
             lower, higher = (state.candidates[entry.position] for entry in saturated_pair)
-            reason += f"; compression throughput saturates between {lower} and {higher}: run {lower}"
+            reason += (
+                f"; the two best compression throughputs differ by at most {100 * self.omega:g} % (ω), "
+                f"{saturated_pair[0].t_compression:.4g} samples/s at {lower} and {saturated_pair[1].t_compression:.4g} "
+                f"samples/s at {higher}: run {lower}"
+            )
         else:
             selected_entry = max(state.entries, key=lambda entry: (entry.t_compression, -entry.position))
             candidate = state.candidates[selected_entry.position]
-            reason += f"; best compression throughput {selected_entry.t_compression:.3g} samples/s at {candidate}"
+            throughput = selected_entry.t_compression
+            reason += f"; run {candidate}, the best compression throughput: {throughput:.4g} samples/s"
+            other_entries = [entry for entry in state.entries if entry.position != selected_entry.position]
+            if other_entries:
+                second_entry = max(other_entries, key=lambda entry: entry.t_compression)
+                second_candidate = state.candidates[second_entry.position]
+                reason += f" (second best: {second_entry.t_compression:.4g} samples/s at {second_candidate})"
         floor = max(state.lowest, min(state.floor, selected_entry.position))
         rest_until = state.windows + state.dwell
         chosen_state = replace(
@@ -437,12 +453,13 @@ class GraVAC(Settings):
         gain_moved = state.reference is None or abs(gain - state.reference) > self.band * abs(state.reference)
         if may_search and (gain_moved or candidate.dense):
             if state.reference is None:
-                reason = "the CF was lowered earlier"
+                reason = f"{candidate} runs because a gain fell below ε, and no search has chosen it"
             elif candidate.dense:
                 reason = f"the gain of {candidate} is always 1 and cannot show a change"
             else:
                 reason = (
-                    f"gain {gain:.3g} moved too far from {state.reference:.3g}, the gain when {candidate} was chosen"
+                    f"gain {gain:.3g} differs by more than {100 * self.band:.3g} % from {state.reference:.3g}, the "
+                    f"gain when {candidate} was chosen"
                 )
             return self._search_again(state, reason, 2 * state.dwell)
         return state, f"keep {candidate}: gain {gain:.3g} is at least ε {state.threshold:.3g}"
@@ -474,7 +491,10 @@ class GraVAC(Settings):
         off_count = state.off + 1 if abs(current_speed - state.speed) > self.change * state.speed else 0
         state = replace(state, off=off_count)
         if off_count > 1:
-            return state, f"{current_speed:.4g} samples/s at {state.running} instead of {state.speed:.4g}"
+            return state, (
+                f"{current_speed:.4g} samples/s at {state.running} instead of {state.speed:.4g} samples/s in its first "
+                "window"
+            )
         if current_rate is not None and state.rate and current_rate < (1 - self.fall) * state.rate:
             return state, f"the learning rate fell from {state.rate:.3g} to {current_rate:.3g}"
         return replace(state, rate=state.rate or current_rate), ""
@@ -491,8 +511,13 @@ class GraVAC(Settings):
         """
         lowest = state.candidates[state.floor]
         shadow_gain = state.window.shadow_gain(lowest.cf)
-        if shadow_gain is None or state.windows < state.rest_until:
-            return state, f"keep {state.running} at least until window {state.rest_until}"
+        if state.windows < state.rest_until:
+            return state, (
+                f"keep {state.running} at least until window {state.rest_until} (now: window {state.windows}), since a "
+                f"gain was below ε {state.threshold:.3g}"
+            )
+        if shadow_gain is None:
+            return state, f"keep {state.running}: the gain at {lowest} was not computed in this window"
         if shadow_gain < state.threshold:
             if state.running.cf in state.native:
                 state = state.rest_at_dense(self.dwell)
@@ -505,7 +530,8 @@ class GraVAC(Settings):
         compressing_state = replace(state, phase=EXPLOIT, position=state.floor, reference=None, rest_until=rest_until)
         return (
             compressing_state,
-            f"gain {shadow_gain:.3g} at {lowest}, computed without sending, reaches ε: back to {lowest}",
+            f"gain {shadow_gain:.3g} at {lowest}, computed without sending, reaches ε {state.threshold:.3g}: back to "
+            f"{lowest}",
         )
 
 
@@ -527,4 +553,4 @@ def _native_cfs(forecasts: Sequence[Forecast]) -> tuple[float, ...]:
 
 def _with_native_note(state: GravacState, reason: str) -> str:
     """Return the reason of a decision, with a note appended if DDP exchanges by itself in the next steps."""
-    return f"{reason}; DDP exchanges by itself: {state.runs}" if state.by_itself else reason
+    return f"{reason}; DDP exchanges by itself from now on: {state.runs}" if state.by_itself else reason

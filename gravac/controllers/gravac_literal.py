@@ -101,7 +101,7 @@ def start(candidates: Sequence[Candidate]) -> tuple[LiteralState, Decision]:
         candidates=tuple(candidates), running=0, theta_min=lowest, theta_s=2.0, window=Window(candidates[0])
     )
     return state, replace(
-        decide(state), reason=f"start at {candidates[0]}: Algorithm 1 of the GraVAC paper, as printed"
+        decide(state), reason=f"start at {candidates[0]}, as Algorithm 1 of the GraVAC paper does until gains are known"
     )
 
 
@@ -128,7 +128,10 @@ def observe(settings: LiteralSettings, state: LiteralState, measured: Measuremen
     if state.steps % settings.window == 0:
         summary = state.window.summary("literal")
         state = _check(settings, state)
-        reason += f"; from the next window on, θ_min is {state.theta_min:g} and θ_s is {state.theta_s:g}"
+        reason += (
+            f"; from the next window on, the lowest CF in use (θ_min) is {state.theta_min:g}, and the CF that is tried "
+            f"is {state.theta_s:g} (θ_s) times as high"
+        )
     if running == state.running and summary is None:
         return state, decide(state)
     state = replace(state, running=running, window=Window(state.candidates[running], settling=0))
@@ -177,12 +180,14 @@ def _branch(settings: LiteralSettings, state: LiteralState) -> tuple[int, str]:
     if state.delta_c is not None and state.delta_c >= settings.epsilon:
         return (
             state.candidate,
-            f"gain δ_c {state.delta_c:.3g} reaches ε {settings.epsilon:g}: run {state.candidates[state.candidate]}",
+            f"gain {state.delta_c:.3g} at the CF that is tried (δ_c) reaches ε {settings.epsilon:g}: run "
+            f"{state.candidates[state.candidate]}",
         )
     if state.delta_min is not None and state.delta_min >= settings.epsilon:
         return (
             state.floor,
-            f"gain δ_min {state.delta_min:.3g} reaches ε {settings.epsilon:g}: run {state.candidates[state.floor]}",
+            f"gain {state.delta_min:.3g} at the lowest CF in use (δ_min) reaches ε {settings.epsilon:g}: run "
+            f"{state.candidates[state.floor]}",
         )
     return 0, f"no gain reaches ε {settings.epsilon:g}: run {state.candidates[0]}"
 

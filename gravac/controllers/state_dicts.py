@@ -74,7 +74,7 @@ def name_of(identity: Sequence[Any]) -> str:
 
     Example:
         >>> name_of(["outer", "topk", 10.0, 50, 25])
-        'topk 10x every 50 steps applied 25 steps later'
+        'topk 10x every 50 steps (applied 25 steps later)'
     """
     return str(candidate_of(identity))
 

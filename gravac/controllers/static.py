@@ -48,7 +48,7 @@ class Static(Settings):
         """
         dense, *other_candidates = (forecast.candidate for forecast in forecasts)
         candidate = dense if self.cf in (1.0, dense.cf) or not other_candidates else other_candidates[0]
-        return Window(candidate), Decision(candidate, reason=f"static: {candidate}")
+        return Window(candidate), Decision(candidate, reason=f"static: {candidate} for the whole run")
 
     def observe(self, state: StaticState, measurement: Measurement) -> tuple[StaticState, Decision]:
         """Return the state after a measurement, and the decision to keep the candidate.

@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 
 from gravac.candidate import Candidate
 from gravac.controllers.base import Decision, Measurement, Progress, Summary
-from gravac.controllers.goodput_reasons import trials_made
+from gravac.controllers.goodput_reasons import milliseconds, trials_made
 from gravac.controllers.goodput_state import FAR_SLOWER_RATIO, FEW_STEPS, HOLD, PROGRESS, GoodputState
 from gravac.controllers.measuring import expected_gain, progress_of, trial_costs_steps, with_trial_results
 from gravac.controllers.progress import CANDIDATE, SETTLING_STEPS, Trials
@@ -69,8 +69,8 @@ class Switchback:
         state = replace(state, phase=PROGRESS, trials=trials, position=trials.reference)
         state = replace(state, window=state.window.following(reference))
         reason = (
-            f"{reason}; compare the progress of steps of {candidate} with that of steps of {reference}, by switchback "
-            "trials"
+            f"{reason}; start switchback trials, which compare the progress of a step of {candidate} with that of a "
+            f"step of {reference}"
         )
         watch = READING_STRETCH_STEPS if is_settled else trials.remaining_steps
         return state, Decision(reference, (), reason, summary, watch=watch, probe=is_settled)
@@ -97,14 +97,16 @@ class Switchback:
         )
         state = replace(state, trials=trials)
         if trials.slow >= FEW_STEPS or trials.gave_up_waiting:
-            cause = "steps take far longer than before" if trials.slow >= FEW_STEPS else "the probe gave no finite loss"
+            cause = "the probe gave no finite loss"
+            if trials.slow >= FEW_STEPS:
+                cause = f"{trials.slow} steps in succession took more than {FAR_SLOWER_RATIO:g} times as long as before"
             return self._abort(state, trials, f"{cause}: end the switchback trials of {candidate}")
         if trials.stage == CANDIDATE:
             if _too_slow(state, trials):
                 seconds = state.window.samples / (state.window.t_system or math.inf)
                 cause = (
-                    f"{candidate} takes {1000 * seconds:.4g} ms a step, which is too slow whatever progress a step "
-                    "makes"
+                    f"{candidate} takes {milliseconds(seconds)} a step, too long to be better than {reference}, "
+                    f"whatever progress a step makes: end the switchback trials of {candidate}"
                 )
                 return self._abort(state.enter_measurement(seconds), trials, cause)
             return (state, _continue(trials, candidate)) if trials.remaining_steps else _end_stretch(state, trials)
@@ -140,10 +142,11 @@ class Switchback:
             ):
                 return replace(state, trials=None, phase=HOLD), TrialsEnd(reason, progress)
         else:
-            state, reason = replace(state, booked=state.booked + first_cost_steps), "the loss was read"
+            state = replace(state, booked=state.booked + first_cost_steps)
+            reason = f"the loss was read in steps of {reference}"
         trials, summary = trials.start_candidate(), state.window.summary(PROGRESS)
         state = replace(state, trials=trials, position=trials.candidate, window=state.window.following(candidate))
-        reason = f"{reason}; {trials.steps} steps of {candidate} follow, to be compared with {reference}"
+        reason = f"{reason}; now {trials.steps} steps of {candidate}" + (" for another trial" if progress else "")
         return state, Decision(candidate, (), reason, summary, watch=trials.remaining_steps, progress=progress)
 
     def _abort(self, state: GoodputState, trials: Trials, reason: str) -> tuple[GoodputState, TrialsEnd]:
@@ -215,7 +218,7 @@ def _end_stretch(state: GoodputState, trials: Trials) -> tuple[GoodputState, Dec
         state, trials=trials.start_settling(), position=trials.reference, window=window.following(reference)
     )
     ran_text = f"{trials.candidate_steps[-1]} steps of {candidate} ran"
-    reason = f"{ran_text}; now {SETTLING_STEPS} steps of {reference}, after which the loss is read"
+    reason = f"{ran_text}; now {SETTLING_STEPS} steps of {reference}, before the loss is read again"
     return state, Decision(reference, (), reason, summary, watch=SETTLING_STEPS)
 
 

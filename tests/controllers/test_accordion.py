@@ -109,7 +109,7 @@ def test_what_changed_by_half_stays_critical_and_the_rest_is_compressed() -> Non
     assert by_epoch(played)[2] == {"a"}
     decisions = [step.decision for step in played]
     told = [now for before, now in itertools.pairwise(decisions) if now.runs != before.runs]
-    assert told[0].reason == "accordion: 2 of 3 tensors are in a critical regime"
+    assert told[0].reason == f"accordion: 2 of 3 tensors are in a critical regime and run {LOW}; the others run {HIGH}"
     assert told[0].summary is not None
     assert told[0].summary.phase == "critical"
 
@@ -122,7 +122,7 @@ def test_calm_tensors_become_critical_again() -> None:
 def test_a_lower_learning_rate_makes_all_critical_until_the_next_look() -> None:
     played = play(Accordion(epoch=EPOCH, every=2), [(1, 1, 1)] * 7, [1, 1, 1, 1, 0.1, 0.1, 0.1])
     assert by_epoch(played) == [set(), set(), set(), set(NAMES), set(), set(NAMES), set(NAMES)]
-    assert "accordion: the learning rate fell to 0.1: 3 of 3 tensors are in a critical regime" in [
+    assert f"accordion: the learning rate fell from 1 to 0.1: 3 of 3 tensors are in a critical regime: run {LOW}" in [
         s.decision.reason for s in played
     ]
 

@@ -107,7 +107,7 @@ def test_saturation_chooses_the_lower_cf_and_ends_the_search(at_20: float, at_40
     seconds = by_cf({10: 0.2, 20: at_20, 40: at_40, 160: 0.001, 1000: 0.001})
     played = play(ABSOLUTE, Script(gain, seconds), 200)
     assert played.path == [10, 20, 40, 20]
-    assert "saturates between topk 20x and topk 40x: run topk 20x" in played.reasons[2]
+    assert "samples/s at topk 40x: run topk 20x" in played.reasons[2]
 
 
 def test_throughputs_further_apart_than_omega_do_not_saturate() -> None:
@@ -121,7 +121,7 @@ def test_without_saturation_the_best_throughput_is_chosen() -> None:
     seconds = by_cf({10: 0.2, 20: 0.12, 40: 0.08, 160: 0.1, 1000: 0.15})
     played = play(ABSOLUTE, Script(GOOD, seconds), 200)
     assert played.path == [10, 20, 40, 160, 1000, 40]
-    assert "best compression throughput 106 samples/s at topk 40x" in played.reasons[4]
+    assert "run topk 40x, the best compression throughput: 106.2 samples/s (second best: " in played.reasons[4]
 
 
 def test_throughput_is_weighed_by_gain() -> None:
@@ -135,7 +135,8 @@ def test_theta_min_rises_to_the_candidate_just_evaluated_and_not_past_it() -> No
     played = play(ABSOLUTE, Script(gain, FASTER), 200)
     floors = [played.steps[at].state.floor for at, s in enumerate(played.steps) if s.decision.summary]
     assert floors[:4] == [1, 2, 2, 2]
-    assert "within ω of the gain at topk 10x: θ_min rises" in played.reasons[1]
+    rise = "within 1 % (ω) of the gain 0.9 at topk 10x: θ_min, the lowest CF in use, rises to that of topk 20x"
+    assert rise in played.reasons[1]
 
 
 def test_theta_min_is_never_above_what_is_chosen() -> None:
@@ -211,7 +212,7 @@ def test_after_scaling_down_the_search_starts_again_when_the_dwell_is_over() -> 
     fallen = by_cf({10: 0.8, 20: 0.4, 40: 0.35, 160: 0.3, 1000: 0.2})
     played = play(ABSOLUTE(dwell=20), Script(until(60, GOOD, fallen), FASTER, optimism=2), 400)
     assert played.path == [10, 20, 40, 160, 1000, 10, 20, 10]
-    assert any("the CF was lowered earlier: search again from topk 10x" in reason for reason in played.reasons)
+    assert any("no search has chosen it: search again from topk 10x" in reason for reason in played.reasons)
 
 
 def test_dense_lasts_for_the_dwell_and_twice_as_long_each_time() -> None:
@@ -239,7 +240,7 @@ def test_it_comes_back_from_dense_to_theta_min_and_searches_again_after_a_dwell(
     gain = until(60, GOOD, until(120, FALLEN, GOOD))
     played = play(ABSOLUTE(dwell=3), Script(gain, FASTER), 900)
     assert played.path == [10, 20, 40, 160, 1000, 10, 1, 10, 20, 40, 160, 1000]
-    assert any("reaches ε: back to topk 10x" in reason for reason in played.reasons)
+    assert any("reaches ε 0.5: back to topk 10x" in reason for reason in played.reasons)
 
 
 def test_a_gain_inside_its_band_holds() -> None:
@@ -253,7 +254,7 @@ def test_a_gain_that_leaves_its_band_starts_a_new_search(factor: float) -> None:
     moved = by_cf({cf: factor * GOOD(cf, 0) for cf in (10, 20, 40, 160, 1000)})
     played = play(ABSOLUTE, Script(until(100, GOOD, moved), FASTER), 250)
     assert played.path == [10, 20, 40, 160, 1000, 10, 20, 40, 160, 1000]
-    cause = "moved too far from 0.75, the gain when topk 1000x was chosen: search again from topk 10x"
+    cause = "differs by more than 30 % from 0.75, the gain when topk 1000x was chosen: search again from topk 10x"
     assert any(cause in reason for reason in played.reasons)
 
 
@@ -463,4 +464,4 @@ def test_a_checkpoint_of_the_other_algorithm_is_a_start() -> None:
         state, _ = made.start(given)
         restored, decision = loads.restore(made.dump(state), given)
         assert restored == loads.start(given)[0]
-        assert decision.reason.startswith("the checkpoint has other candidates")
+        assert decision.reason.startswith("the checkpoint has another value of paper_literal")

@@ -20,7 +20,7 @@ def test_the_reason_of_a_lossy_choice_states_its_cost(controller: object) -> Non
         "about 25 % more steps than dense for the same loss (estimated from other programs; "
         "to be safe, the controller assumes 36 % more steps)"
     )
-    assert decision.reason == f"why, {cost}"
+    assert decision.reason == f"why; topk 10x needs {cost}"
 
 
 def test_dense_costs_nothing_and_goodput_states_the_cost_itself() -> None:

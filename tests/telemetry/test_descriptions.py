@@ -87,6 +87,15 @@ def test_what_a_record_does_not_know_is_left_out() -> None:
     assert describe_reason("hold", []) == "hold"
 
 
+def test_a_reason_names_the_pace_of_outer_steps_so_that_the_sentence_stays_whole() -> None:
+    outer = Candidate("outer", "ladder", 32.0, every=20, delay=5)
+    reason = f"{outer} took 70.6 ms a step; back to ladder 32x: 60 ms a step"
+    assert describe_reason(reason, [RANK, Forecast(outer, 302.0, method="low rank 16")]) == (
+        "low rank 16 (302x fewer bytes) every 20 steps (applied 5 steps later) took 70.6 ms a step; back to low "
+        "rank 16 (15x fewer bytes): 60 ms a step"
+    )
+
+
 def test_the_mode_is_named_where_it_changes() -> None:
     native = Forecast(Candidate("native", "dense", 1.0), 1.0)
     rank = Forecast(Candidate("hook", "ladder", 32.0), 15.1, method="low rank 16")

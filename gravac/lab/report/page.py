@@ -294,6 +294,6 @@ def _changes(run: TrainingRecord) -> list[CandidateChange]:
     for change in plots.changed_decisions(run):
         candidate = Candidate(change.mode or "hook", change.compressor, change.cf, change.every, change.delay)
         reason = describe_reason(change.reason, forecasts)
-        method_text = " ".join((method(change), *candidate.pace_phrases))
+        method_text = method(change) + candidate.pace_suffix
         changes.append(CandidateChange(change.step, change.seconds, method_text, change.cf, change.gain, reason))
     return changes

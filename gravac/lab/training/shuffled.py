@@ -26,8 +26,8 @@ at most this many rounds, and shuffles the blocks. With a maximum of 1, almost e
 """
 
 
-REASON = "a choice of the adaptive run, at a random time"
-"""Text that every decision of ``ShuffledController`` gives as its reason."""
+REASON = "which the adaptive run chose at another time"
+"""Text with which the reason of every decision of ``ShuffledController`` ends."""
 
 
 class RunChoice(NamedTuple):
@@ -216,7 +216,7 @@ class ShuffledController:
         reason = (
             ""
             if following_candidate == previous_candidate
-            else f"{previous_candidate} to {following_candidate}, {REASON}"
+            else f"switched from {previous_candidate} to {following_candidate}, {REASON}"
         )
         return replace(state, observed_count=state.observed_count + 1), Decision(following_candidate, reason=reason)
 
