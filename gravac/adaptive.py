@@ -364,7 +364,7 @@ class AdaptiveCompressor(Closeable):
             yield
 
     def synchronize(self) -> None:
-        """Exchange what the ranks trained since their last exchange in outer steps. Called on every rank, at the end.
+        """Exchange what ranks trained in outer steps since the last exchange; called on every rank after the last step.
 
         In outer steps, ranks exchange once in ``every`` steps, so the last steps of a run may not be exchanged yet. The
         method does nothing in the modes native and hook.

@@ -140,22 +140,22 @@ class Policy(Settings):
 
     @field_validator("base", mode="before")
     @classmethod
-    def _compressor(cls, setting: Any) -> Any:
+    def _parse_compressor(cls, setting: Any) -> Any:
         return _resolve(setting, COMPRESSORS, lambda base: isinstance(base, Compressor), "compressor")
 
     @field_validator("controller", mode="before")
     @classmethod
-    def _controller(cls, setting: Any) -> Any:
+    def _parse_controller(cls, setting: Any) -> Any:
         return _resolve(setting, CONTROLLERS, lambda controller: hasattr(controller, "observe"), "controller")
 
     @field_validator("dense", mode="before")
     @classmethod
-    def _dense(cls, setting: Any) -> Any:
+    def _parse_dense(cls, setting: Any) -> Any:
         return dense(dtype=setting) if isinstance(setting, str) else setting
 
     @field_validator("cf_range", mode="before")
     @classmethod
-    def _range(cls, setting: Any) -> tuple[float, float]:
+    def _parse_cf_range(cls, setting: Any) -> tuple[float, float]:
         is_unordered = isinstance(setting, (set, frozenset, Mapping))
         bounds = tuple(setting) if isinstance(setting, Iterable) and not is_unordered else ()
         if len(bounds) != 2 or not all(map(is_number, bounds)):
@@ -174,7 +174,7 @@ class Policy(Settings):
 
     @field_validator("every", mode="before")
     @classmethod
-    def _every(cls, setting: Any) -> tuple[int, int]:
+    def _parse_every(cls, setting: Any) -> tuple[int, int]:
         bounds = (setting, setting) if isinstance(setting, int) else setting
         try:
             low, high = bounds
@@ -189,7 +189,7 @@ class Policy(Settings):
 
     @field_validator("error_feedback")
     @classmethod
-    def _feedback(cls, strength: float | None, info: ValidationInfo) -> float | None:
+    def _check_feedback(cls, strength: float | None, info: ValidationInfo) -> float | None:
         base = info.data.get("base")
         if strength and isinstance(base, Compressor) and not base.contractive:
             raise ValueError(f"{base.name} is not contractive, so residuals would only grow; use error_feedback=0")

@@ -282,7 +282,7 @@ def _pack_codes(grid: torch.Tensor, bits: int, kind: Kind) -> torch.Tensor:
     if bits == 2:
         points = grid.numpy()
         codes, *reaches_higher_points = (
-            np.greater_equal(points, point).view(np.uint8) for point in points_between(bits, kind)
+            np.greater_equal(points, grid_point).view(np.uint8) for grid_point in points_between(bits, kind)
         )
         for reaches_point in reaches_higher_points:
             codes += reaches_point

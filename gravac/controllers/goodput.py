@@ -578,11 +578,11 @@ class Goodput(Settings):
         ):
             return False
         price_s = _price_of_trial(state, best, position, state.step_time_bounds.longest_step_seconds(position))
-        budget_fraction = min(1.0, state.largest_gain(best) / FULL_BUDGET_FRACTION)
+        spendable_fraction = min(1.0, state.largest_gain(best) / FULL_BUDGET_FRACTION)
         if best_mode == "native" and mode == "hook":
-            budget_fraction **= 2
+            spendable_fraction **= 2
         budget_s = self.explore * state.elapsed + STARTING_BUDGET_STEPS * best.seconds
-        if price_s > budget_fraction * budget_s - state.spent:
+        if price_s > spendable_fraction * budget_s - state.spent:
             return False
         if mode != "outer" or best_mode == "outer":
             return True

@@ -28,10 +28,11 @@ def check_saved(dumped: dict[str, Any]) -> None:
         position for candidate_and_reference in compared_positions for position in candidate_and_reference
     ]
     check_positions(positions, len(candidates))
-    if any(entry.window > state.windows for entry in state.entries):
+    latest_window = max((entry.window for entry in state.entries), default=0)
+    if latest_window > state.windows:
         raise SettingsError(
-            f"controller_state/entries: an entry is of a window after {state.windows}, the newest window; "
-            f"{STATE_REMEDY}"
+            f"controller_state/entries: an entry has window {latest_window}, but the state has only {state.windows} "
+            f"windows; {STATE_REMEDY}"
         )
 
 

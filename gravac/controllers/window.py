@@ -16,7 +16,7 @@ SETTLING = 3
 still change."""
 
 MEDIAN_ERROR = 1.2533 * 1.4826
-"""Ratio for n normally distributed numbers: standard error of their median x √n / their median absolute deviation."""
+"""Standard error of the median of n normal random numbers, times √n, divided by their median absolute deviation."""
 
 GAP_MEDIANS = 5.0
 """Ratio of a step's time to the median step time above which the step is left out of throughput, as a gap: an

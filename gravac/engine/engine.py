@@ -448,7 +448,8 @@ class Engine:
 
         Args:
             what: description of what the job exchanges, for error messages.
-            job: generator that yields collectives, the same on every rank; it may read tensors' numbers.
+            job: generator that yields collectives, the same on every rank; it may read tensors' values, for which
+                the host waits.
         """
         return JobResult(self.executor, what, job, self.device)
 

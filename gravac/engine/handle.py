@@ -155,7 +155,8 @@ class JobResult(Generic[T]):
     Args:
         executor: object that runs the job.
         what: what the job exchanges, for error messages.
-        job: generator of collectives, the same on every rank; it may look at tensors' numbers.
+        job: generator of collectives, the same on every rank; it may read tensors' values, for which
+            the host waits.
         device: device of the job's tensors.
     """
 

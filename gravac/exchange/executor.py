@@ -126,7 +126,7 @@ class Executor(Protocol):
         """
 
     def wait_for_previous_step(self) -> None:
-        """Make the host wait until the GPU has done the work of the step before; called before each step.
+        """Make the host wait until the GPU has done the work of the step before the last; called before each step.
 
         Not called if ``host_looks`` is True, because the host then waits anyway when it reads values of tensors.
         """

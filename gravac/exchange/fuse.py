@@ -280,7 +280,7 @@ class _Broadcasts:
         return sorted(results, key=lambda result: result[0])
 
     def _widest_first(self) -> list[tuple[int, Broadcast]]:
-        """Return the members in the order of their bytes: the widest dtype first, so that each tensor is aligned."""
+        """Return the members, those with the widest dtype first, so that each tensor is aligned in the joined bytes."""
         return sorted(self.members, key=lambda member: -member[1].tensor.element_size())
 
 

@@ -53,13 +53,13 @@ class PendingSums(NamedTuple):
     Attributes:
         sums: pinned host tensors, float64, to which the sums are copied; one for each vector.
         arrival: event that the GPU reaches when all sums have been copied.
-        number: number of the call of ``agree`` that started the sums, counted from 1.
+        call_number: number of the call of ``agree`` that started the sums, counted from 1.
         vectors: this rank's vectors, kept in memory because the GPU may not have read them yet.
     """
 
     sums: list[torch.Tensor]
     arrival: Event
-    number: int
+    call_number: int
     vectors: Sequence[Sequence[Number]]
 
 
@@ -192,7 +192,7 @@ class StreamExecutor:
         The host waits only if the sums were started after the last call of ``wait_for_previous_step``, as in a run that
         was restored from a checkpoint.
         """
-        if started.number > self._agreements_past:
+        if started.call_number > self._agreements_past:
             self.host_waits += 1
             self._wait(started.arrival)
         return [vector.tolist() for vector in started.sums]
@@ -231,10 +231,10 @@ class StreamExecutor:
         return [*numbers]
 
     def wait_for_previous_step(self) -> None:
-        """Make the host wait for the GPU work of the step before. Called before each step.
+        """Make the host wait for the GPU work of the step before the last. Called before each step.
 
-        That is the work that was queued before this method's previous call, and all sums that ``agree`` has started.
-        The wait is short, since the GPU has had a whole step to do this work.
+        The host waits for the work that the current stream had queued at the last call of this method or of ``agree``,
+        and for all sums that ``agree`` has started. The wait is short, since the GPU has had a whole step to finish.
         """
         if self._previous_step_event is not None:
             self.host_waits += 1

@@ -534,9 +534,9 @@ def _word_sum(tensor: torch.Tensor, weights: Sequence[torch.Tensor]) -> torch.Te
     for chunk in torch.split(_bytes_of(tensor), chunk_bytes):
         integers = chunk.new_zeros(-(-chunk.numel() // 8) * 8)
         integers[: chunk.numel()] = chunk
-        words = integers.view(torch.int64)
-        _mix_bits(words)
-        chunk_sums.append(_block_sums(words, weights[0]))
+        integers_64 = integers.view(torch.int64)
+        _mix_bits(integers_64)
+        chunk_sums.append(_block_sums(integers_64, weights[0]))
     sums = torch.cat(chunk_sums)
     for level_weights in weights[1:]:
         if sums.numel() == 1:
@@ -545,7 +545,7 @@ def _word_sum(tensor: torch.Tensor, weights: Sequence[torch.Tensor]) -> torch.Te
     return sums.sum()
 
 
-def _mix_bits(words: torch.Tensor) -> None:
+def _mix_bits(integers: torch.Tensor) -> None:
     """Mix the bits of each word in place; different words stay different.
 
     Two float64 numbers with few digits, such as 1 and 512, differ in their highest bits only. Modulo 2^64, such a
@@ -553,11 +553,11 @@ def _mix_bits(words: torch.Tensor) -> None:
     change places, the weighted sum stays the same.
 
     Args:
-        words: 8-byte words, int64, ``[words]``.
+        integers: 8-byte words of a tensor, int64, ``[words]``.
     """
-    halves = words.view(torch.int32).view(-1, 2)
+    halves = integers.view(torch.int32).view(-1, 2)
     halves[:, 0] ^= halves[:, 1]
-    words *= MIXING_FACTOR
+    integers *= MIXING_FACTOR
     halves[:, 0] ^= halves[:, 1]
 
 

@@ -147,8 +147,8 @@ def read_jsonl(path: str | Path, check: Check = lambda record: None) -> list[Rec
         check: function that is called with each record, and raises a ``ValueError`` to reject the record.
 
     Raises:
-        ValueError: a line that no crash cut short is not a record, has forbidden content, or begins a run of another
-            version; the message has file, line, field and content.
+        ValueError: a line that no crash cut short is not a record, has a field with a forbidden value, is rejected by
+            ``check``, or begins a run of another version. The message has file, line and what is wrong.
     """
     return list(_read_records(Path(path), check))
 

@@ -57,8 +57,7 @@ class StepRecord(AgreedNumbers):
         step: number of the training step, counted from 0; if the record stands for several steps, number of the first.
         compressor: name of the compressor that ran.
         cf: compression factor (CF) that was requested (1 is dense float32, 2 is 16 bit).
-        achieved_cf: elements of the compressed tensors / elements of these that were sent; 1 if no tensor was
-            compressed.
+        achieved_cf: dense elements / sent elements of the compressed tensors; 1 if no tensor was compressed.
         gain: ``1 - Σ‖g_ef - sent‖² / Σ‖g_ef‖²`` of this step, over the model and the ranks; ``None`` if not finite.
             ``g_ef`` is the gradient plus the residual.
         wire_ratio: wire bytes of a dense float32 all-reduce of the model / wire bytes that were sent.

@@ -153,7 +153,7 @@ class TensorBoardSink:
         )
 
     def _write_end(self, end: EndRecord) -> None:
-        """Write the last point, the table of candidate changes, and settings and totals as hyperparameters."""
+        """Write the curves' last point, the table of candidate changes, and settings and totals as hyperparameters."""
         self._finish()
         metrics = {page.END + name: total for name, total in end.metrics.items() if math.isfinite(total)}
         settings = (
@@ -162,7 +162,7 @@ class TensorBoardSink:
         self._writer.add_hparams(settings, metrics, run_name=".", global_step=end.steps)
 
     def _finish(self) -> None:
-        """Write the last point and the table of candidate changes; a second call writes nothing."""
+        """Write the curves' last point and the table of candidate changes; a second call writes nothing."""
         self._points.flush()
         if self._decision_count and self._newest_step is not None:
             text = descriptions.tabulate_changes(self._changes, self._decision_count, self._forecasts)

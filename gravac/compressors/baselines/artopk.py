@@ -58,7 +58,7 @@ class ARTopK(Compressor):
     def traffic(self, shape: tuple[int, ...], cf: float, dtype: torch.dtype, world: int = 2) -> tuple[Traffic, ...]:
         """Return the predicted traffic in bytes: a broadcast of indices, and an all-reduce of values.
 
-        With ``"var"``, an all-gather of one number per rank precedes these.
+        If ``choose`` is ``"var"``, an all-gather of one number per rank precedes the broadcast.
         """
         elements = torch.Size(shape).numel()
         k = k_for(elements, cf)

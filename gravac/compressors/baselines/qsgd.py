@@ -60,7 +60,7 @@ class QSGD(Compressor):
         return int(2 ** (self.bits - 1) - 1)
 
     def traffic(self, shape: tuple[int, ...], cf: float, dtype: torch.dtype, world: int = 2) -> tuple[Traffic, ...]:
-        """Return the predicted traffic, in bytes: an all-gather of packed codes and of a norm per bucket."""
+        """Return the predicted traffic, in bytes: an all-gather of packed codes and norms, one norm per QSGD bucket."""
         elements = torch.Size(shape).numel()
         norm_bytes = block_count(elements, self.bucket) * working(dtype).itemsize
         return (Traffic(AllGather, packed_bytes(elements, self.bits) + norm_bytes),)

@@ -57,8 +57,8 @@ class PendingFragment:
             tensor if the host must not wait for the device.
         mean_finite: once ``has_arrived``, whether all means are finite, and therefore applied: the same on all ranks; a
             0-d bool tensor if the host must not wait for the device.
-        flags_on_host: ``[mean_finite, local_finite]``, ``[2]``, bool, in host memory, to be read two rounds later;
-            ``None`` before the means have arrived, or if both are ``bool`` already.
+        finite_flags_on_host: ``[mean_finite, local_finite]``, ``[2]``, bool, in host memory, to be read two rounds
+            later; ``None`` before the means have arrived, or if both are ``bool`` already.
         reset_text: text that says which tensors this rank reset after it sent numbers that are not finite; or empty.
         waits_since: time since which training waits for the exchange; ``None`` if training does not wait.
     """
@@ -79,7 +79,7 @@ class PendingFragment:
         self.local_squared_norm = self.mean_squared_norm = _squared_norm(self.flat)
         self.local_finite: Verdict = True
         self.mean_finite: Verdict = True
-        self.flags_on_host: torch.Tensor | None = None
+        self.finite_flags_on_host: torch.Tensor | None = None
         self.reset_text = ""
         self._buffers: tuple[Piece, ...] = ()
         self._engine: Engine | None = None
@@ -123,7 +123,7 @@ class PendingFragment:
             self.mean_finite = executor.everywhere(finite)  # ranks with other shards of the model have other means
             if isinstance(self.mean_finite, torch.Tensor):
                 local_finite = torch.as_tensor(self.local_finite)
-                self.flags_on_host = executor.to_host(torch.stack([self.mean_finite, local_finite]))
+                self.finite_flags_on_host = executor.to_host(torch.stack([self.mean_finite, local_finite]))
 
     def free_means(self) -> None:
         """Free the memory of the means, which have been applied; keep their norm."""

@@ -333,8 +333,8 @@ class Rounds:
         """Read, on the host, whether the means of rounds up to ``newest_round`` were finite, if not read yet."""
         while self._unread_fragments and self._unread_fragments[0][1].round_number <= newest_round:
             position, pending = self._unread_fragments.pop(0)
-            assert pending.flags_on_host is not None
-            mean_finite, local_finite = map(bool, pending.flags_on_host.tolist())
+            assert pending.finite_flags_on_host is not None
+            mean_finite, local_finite = map(bool, pending.finite_flags_on_host.tolist())
             if not local_finite:
                 self._state.refusals.reset_rank(pending, self._state.ended)
             self._record_result(position, pending, mean_finite)

@@ -62,7 +62,7 @@ class ParameterCheck:
         self._exchanged_by_id = {id(parameter): (parameter, _layout(parameter)) for parameter in parameters.values()}
 
     def check(self) -> None:
-        """Raise if parameters were added or changed since ranks began to exchange.
+        """Raise if this rank would train a parameter without exchanging it, or if a parameter was moved or converted.
 
         Raises:
             ValueError: a parameter to train is not exchanged, or an exchanged parameter was moved to another device,
@@ -136,7 +136,7 @@ def same_on_all_ranks(module: torch.nn.Module, settings: OuterSettings) -> dict[
 
 
 def make_outer_optimizer(settings: OuterSettings, anchors: Iterable[torch.nn.Parameter]) -> torch.optim.Optimizer:
-    """Return a new outer optimizer, as the settings say, that trains anchors of any shapes."""
+    """Return a new optimizer of ``anchors``, of any shapes: ``settings.optimizer``, by default ``OuterSGD``."""
     optimizer_class = OuterSGD if settings.optimizer is None else settings.optimizer
     optimizer: torch.optim.Optimizer = optimizer_class(anchors)
     return optimizer
